@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lab's command: `python3 -m lab up|down|shell|status|images`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from lab.world import World, down, prepare, ssh_command, status, up
+
+
+def main() -> None:
+    """Parse the command line and act."""
+    parser = argparse.ArgumentParser(prog="lab", description="A simulated XR7620 in local containers.")
+    parser.add_argument("--name", default=os.environ.get("VLLM_EDGE_LAB_NAME", "vllm-edge-lab"), help="name of the lab")
+    parser.add_argument(
+        "--ssh-port",
+        type=int,
+        default=int(os.environ.get("VLLM_EDGE_LAB_SSH_PORT", "22022")),
+        help="loopback port of its ssh",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("images", help="build images and artefacts only")
+    commands.add_parser("up", help="bring the lab up")
+    remove = commands.add_parser("down", help="remove the lab")
+    remove.add_argument("--keep-images", action="store_true", help="keep images and cache for the next time")
+    shell = commands.add_parser("shell", help="a shell on the host, or one command there")
+    shell.add_argument("words", nargs=argparse.REMAINDER, help="command to run")
+    commands.add_parser("status", help="what of the lab is there")
+    options = parser.parse_args()
+    world = World(options.name, options.ssh_port)
+    if options.command == "images":
+        prepare()
+    elif options.command == "up":
+        up(world)
+    elif options.command == "down":
+        down(world, options.keep_images)
+    elif options.command == "status":
+        status(world)
+    else:
+        words = ssh_command(world)
+        os.execvp(words[0], [*words, *(["-t"] if not options.words else []), *options.words])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bring a simulated XR7620 up and take it down again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.docker import (
+    LABEL,
+    answers,
+    can_raise_limits,
+    cgroup_arguments,
+    docker,
+    docker_command,
+    docker_output,
+    ensure_engine,
+    stop_engine_started_by_lab,
+)
+from lab.images import apt_repositories, engine_image, host_image, models, remove_images, vendors_image
+from lab.shell import REPOSITORY, as_root, cache_directory, output, run, stage
+
+ENGINE_REPOSITORY = "vllm/vllm-openai"
+ENGINE_TAG = "v0.32.0"
+
+
+@dataclass(frozen=True)
+class World:
+    """One simulated host with its vendors, by name."""
+
+    name: str
+    ssh_port: int
+
+    @property
+    def host(self) -> str:
+        """Container name of the host."""
+        return f"{self.name}-host"
+
+    @property
+    def vendors(self) -> str:
+        """Container name of the vendors."""
+        return f"{self.name}-vendors"
+
+    @property
+    def generated(self) -> Path:
+        """Directory of what the inventory needs to know of this lab: keys, known hosts, variables."""
+        return REPOSITORY / "inventories" / "lab" / "generated" / self.name
+
+
+def prepare() -> dict[str, str]:
+    """Build every image and artefact; returns their names. What is there already is kept."""
+    with stage("Docker Engine"):
+        ensure_engine()
+    engine = engine_image()
+    return {
+        "host": host_image(),
+        "vendors": vendors_image(),
+        "engine": engine,
+        "apt": str(apt_repositories()),
+        "hub": str(models(engine)),
+    }
+
+
+def container_state(name: str) -> str:
+    """State of a container, `absent` when there is none."""
+    done = docker("inspect", "--format", "{{.State.Status}}", name, check=False)
+    return done.stdout.strip() if done.returncode == 0 else "absent"
+
+
+def up(world: World) -> None:
+    """Bring the lab up, or leave it as it is where it already runs."""
+    names = prepare()
+    if docker("network", "inspect", world.name, check=False).returncode != 0:
+        docker("network", "create", f"--label={LABEL}={world.name}", world.name)
+    start_vendors(world, names)
+    publish_engine_image(world, names["engine"])
+    start_host(world, names["host"])
+    write_variables(world, names)
+
+
+def start_vendors(world: World, names: dict[str, str]) -> None:
+    """Start the vendors' container; one with other contents is replaced."""
+    wanted = f"{names['vendors']} {names['apt']} {names['hub']}"
+    done = docker(
+        "inspect",
+        "--format",
+        '{{.State.Status}} {{index .Config.Labels "vllm-edge-lab.inputs"}}',
+        world.vendors,
+        check=False,
+    )
+    if done.stdout.strip() == f"running {wanted}":
+        return
+    registry = cache_directory() / "registry"
+    registry.mkdir(exist_ok=True)
+    with stage("vendors: apt repositories, model hub, image registry"):
+        docker("rm", "--force", "--volumes", world.vendors, check=False)
+        docker(
+            "run", "--detach", f"--name={world.vendors}", f"--label={LABEL}={world.name}", f"--label={LABEL}.inputs={wanted}",
+            f"--network={world.name}", "--network-alias=vendors.lab", "--network-alias=hub.lab", "--network-alias=registry.lab",
+            "--publish=127.0.0.1::5000",
+            f"--volume={names['apt']}:/srv/apt:ro", f"--volume={names['hub']}:/srv/hub:ro", f"--volume={registry}:/srv/registry",
+            names["vendors"],
+        )  # fmt: skip
+
+
+def publish_engine_image(world: World, image: str) -> None:
+    """Push the engine's base image to the lab's registry, unless this very image is there."""
+    pushed = cache_directory() / "registry" / "pushed"
+    identity = docker_output("image", "inspect", "--format", "{{.Id}}", image)
+    if pushed.exists() and pushed.read_text() == identity:
+        return
+    port = docker_output("port", world.vendors, "5000/tcp").rsplit(":", 1)[1]
+    wait_for_port(int(port), 30)
+    target = f"127.0.0.1:{port}/{ENGINE_REPOSITORY}:{ENGINE_TAG}"
+    with stage(f"push {ENGINE_REPOSITORY}:{ENGINE_TAG} to the lab's registry"):
+        docker("tag", image, target)
+        docker("push", target)
+        docker("image", "rm", target)
+    pushed.write_text(identity)
+
+
+def start_host(world: World, image: str) -> None:
+    """Boot the host and wait until it answers over ssh with the known host key."""
+    if container_state(world.host) == "running":
+        return
+    with stage("boot the host"):
+        keys(world)
+        docker("rm", "--force", "--volumes", world.host, check=False)
+        docker(
+            "create", f"--name={world.host}", f"--label={LABEL}={world.name}", "--hostname=xr7620-lab", "--stop-signal=SIGRTMIN+3",
+            f"--network={world.name}", f"--publish=127.0.0.1:{world.ssh_port}:22",
+            "--cap-add=ALL", *([] if can_raise_limits() else ["--cap-drop=SYS_RESOURCE"]),
+            "--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined", "--security-opt=systempaths=unconfined",
+            "--device-cgroup-rule=a *:* rwm", "--tmpfs=/run", "--tmpfs=/run/lock", "--tmpfs=/var/lib/lab-gpu:mode=0755", "--shm-size=1g",
+            *cgroup_arguments(), f"--volume={world.name}-docker:/var/lib/docker", f"--volume={world.name}-data:/data", image,
+        )  # fmt: skip
+        copy_in(world, world.generated / "ssh_host_ed25519_key", "/etc/ssh/ssh_host_ed25519_key", "root:root")
+        copy_in(world, world.generated / "id_ed25519.pub", "/home/ops/.ssh/authorized_keys", "1000:1000")
+        docker("start", world.host)
+        wait_for_ssh(world, 60)
+
+
+def copy_in(world: World, source: Path, target: str, owner: str) -> None:
+    """Copy a file with mode 0600 into the host's container, which need not run."""
+    user, group = {"root:root": (0, 0), "1000:1000": (1000, 1000)}[owner]
+    archive = subprocess.run(
+        ["tar", "--create", f"--owner={user}", f"--group={group}", "--mode=0600", "--numeric-owner",
+         f"--transform=s|.*|{Path(target).name}|", "--directory", str(source.parent), source.name],
+        check=True, stdout=subprocess.PIPE,
+    ).stdout  # fmt: skip
+    subprocess.run(
+        [*docker_command(), "cp", "-", f"{world.host}:{Path(target).parent}"],
+        check=True,
+        input=archive,
+        stdout=subprocess.PIPE,
+    )
+
+
+def keys(world: World) -> None:
+    """A fresh key pair for the operator and one for the host, and the host's line for known_hosts."""
+    shutil.rmtree(world.generated, ignore_errors=True)
+    world.generated.mkdir(parents=True)
+    for name in ("id_ed25519", "ssh_host_ed25519_key"):
+        run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", world.name, "-f", world.generated / name], quiet=True)
+    public = (world.generated / "ssh_host_ed25519_key.pub").read_text().split()
+    (world.generated / "known_hosts").write_text(f"[127.0.0.1]:{world.ssh_port} {public[0]} {public[1]}\n")
+
+
+def wait_for_port(port: int, timeout_s: float) -> None:
+    """Wait until something accepts connections on a loopback port."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"lab: nothing answers on 127.0.0.1:{port} after {timeout_s:.0f} s") from None
+            time.sleep(0.2)
+
+
+def ssh_command(world: World) -> list[str]:
+    """`ssh` to the host, as Ansible does it."""
+    return [
+        "ssh", "-i", str(world.generated / "id_ed25519"), "-p", str(world.ssh_port), "-o", "IdentitiesOnly=yes",
+        "-o", f"UserKnownHostsFile={world.generated / 'known_hosts'}", "-o", "StrictHostKeyChecking=yes", "ops@127.0.0.1",
+    ]  # fmt: skip
+
+
+def wait_for_ssh(world: World, timeout_s: float) -> None:
+    """Wait until the operator can log in and systemd has finished booting."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        done = run([*ssh_command(world), "systemctl", "is-system-running", "--wait"], check=False, quiet=True)
+        if done.returncode != 255 and done.stdout.split()[-1:] in (["running"], ["degraded"]):
+            return
+        if time.monotonic() > deadline:
+            raise SystemExit(f"lab: {world.host} does not answer over ssh after {timeout_s:.0f} s:\n{done.stdout}")
+        time.sleep(0.3)
+
+
+def write_variables(world: World, names: dict[str, str]) -> None:
+    """What only this lab knows and the inventory needs: port, keys, fingerprints of the generated vendor keys."""
+    fingerprints = json.loads((Path(names["apt"]) / "fingerprints.json").read_text())
+    variables = {
+        "ansible_port": world.ssh_port,
+        "ansible_ssh_private_key_file": str(world.generated / "id_ed25519"),
+        "ansible_ssh_common_args": f"-o UserKnownHostsFile={world.generated / 'known_hosts'} -o IdentitiesOnly=yes",
+        "lab_fingerprints": fingerprints,
+    }
+    (world.generated / "vars.json").write_text(json.dumps(variables, indent=2) + "\n")
+
+
+def down(world: World, keep_images: bool) -> None:
+    """Remove the lab; without `keep_images` also its images, its cache and an Engine that it started."""
+    if not answers():
+        ensure_engine()
+    docker("rm", "--force", "--volumes", world.host, world.vendors, check=False)
+    docker("volume", "rm", f"{world.name}-docker", f"{world.name}-data", check=False)
+    docker("network", "rm", world.name, check=False)
+    shutil.rmtree(world.generated, ignore_errors=True)
+    if keep_images:
+        return
+    remove_images()
+    stop_engine_started_by_lab()
+    # The registry's files belong to root, as its container does.
+    run([*as_root(), "rm", "-rf", cache_directory()])
+
+
+def status(world: World) -> None:
+    """Print what of the lab is there."""
+    for name in (world.host, world.vendors):
+        print(f"{name}: {container_state(name)}")
+    if container_state(world.host) == "running":
+        print(f"ssh: {' '.join(ssh_command(world))}")
+        print(f"boot: {output([*docker_command(), 'inspect', '--format', '{{.State.StartedAt}}', world.host])}")
