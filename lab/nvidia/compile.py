@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles the C parts and checks that they run on the oldest system of the lab.
+
+The compiler is the controller's, which may be newer than the containers that load the result. What a program needs of
+the C library is decided by the versions of the symbols it binds, so that is looked at, and a build that needs more
+than Debian 12 offers is refused instead of failing later inside a container.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "nvml"
+OLDEST_GLIBC = (2, 36)
+"""Debian 12's. Ubuntu 24.04 has 2.39, whose headers bind strtol and scanf to 2.38 under _GNU_SOURCE: hence -std=c11."""
+
+FLAGS = ["-std=c11", "-O2", "-fPIC", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=0", "-fno-stack-protector"]
+
+
+def run(*argv: str | Path) -> str:
+    result = subprocess.run([str(arg) for arg in argv], capture_output=True, text=True)
+    if result.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, argv))} ended with {result.returncode}:\n{result.stderr.strip()}")
+    return result.stdout
+
+
+def needed_glibc(binary: Path) -> tuple[int, ...]:
+    """The newest GLIBC_x.y symbol version that the binary binds."""
+    versions = re.findall(r"Name: GLIBC_([0-9.]+)", run("readelf", "--version-info", "--wide", binary))
+    return max(tuple(int(part) for part in version.split(".")) for version in versions)
+
+
+def check_glibc(binary: Path) -> None:
+    needed = needed_glibc(binary)
+    if needed > OLDEST_GLIBC:
+        raise RuntimeError(
+            f"{binary.name} needs glibc {'.'.join(map(str, needed))}, Debian 12 has {'.'.join(map(str, OLDEST_GLIBC))}: "
+            "a newer header bound a newer symbol; readelf --dyn-syms shows which"
+        )
+
+
+def nvml_library(output: Path, version: str) -> Path:
+    """libnvidia-ml.so.<version>; its soname makes an already loaded copy answer for libnvidia-ml.so.1."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    run(
+        "gcc", *FLAGS, "-fvisibility=hidden", "-shared", "-Wl,-soname,libnvidia-ml.so.1",
+        f'-DDRIVER_VERSION="{version}"', "-o", output, SOURCES / "nvml.c",
+    )  # fmt: skip
+    check_glibc(output)
+    return output
+
+
+def nvidia_smi(output: Path) -> Path:
+    """nvidia-smi: opens libnvidia-ml.so.1 when it runs, as the real one does."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    run("gcc", *FLAGS, "-o", output, SOURCES / "nvidia-smi.c", "-ldl")
+    check_glibc(output)
+    return output
+
+
+def cuda_library(output: Path, version: str) -> Path:
+    """libcuda.so.<version>: the loader finds it, it computes nothing."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    run(
+        "gcc", *FLAGS, "-fvisibility=hidden", "-shared", "-Wl,-soname,libcuda.so.1",
+        f'-DDRIVER_VERSION="{version}"', "-o", output, SOURCES / "cuda.c",
+    )  # fmt: skip
+    return output

@@ -1,0 +1,2 @@
+#!/bin/sh
+mkdir -p "$1/var/lib/lab-gpu/gpus"

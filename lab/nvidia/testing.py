@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated GPUs for test suites, without a container: a library, boards in a directory, claims, faults.
+
+The unmodified nvidia-ml-py asks the loader for "libnvidia-ml.so.1". Two ways to answer:
+
+  in this process    preload(library) once, before the first nvmlInit(). The loader answers a later request for the
+                     name with the library that is already loaded under this soname. The root is read at each
+                     nvmlInit() from LAB_GPU_ROOT, so monkeypatch.setenv("LAB_GPU_ROOT", str(lab.path)) chooses it.
+                     One process has one library, hence one library version; change the module's instead.
+  in a subprocess    subprocess.run(..., env=lab.environment(library)): LD_LIBRARY_PATH and LAB_GPU_ROOT. The loader
+                     reads LD_LIBRARY_PATH at start only, so setting it in os.environ of a running process is no use.
+
+    library = build_library(tmp_path_factory.mktemp("nvml"))
+    lab = create_root(tmp_path / "gpus")
+    monkeypatch.setenv("LAB_GPU_ROOT", str(lab.path))
+    preload(library)
+    with lab.claim(0, 16000) as pid:        # a real process holds 16,000 MiB on GPU 0
+        ...
+    lab.set_fault(2, "gpu-lost"); lab.set_fault(1, "orphan", 300); lab.set_module("570.1"); lab.set_module(None)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+if __package__:
+    from . import compile as compiler
+    from . import hardware
+else:  # loaded by path
+    sys.path.insert(0, str(Path(__file__).parent))
+    import compile as compiler  # type: ignore[no-redef]
+    import hardware  # type: ignore[no-redef]
+
+DRIVER_VERSION = hardware.DRIVER_VERSION
+UUIDS = tuple(board.uuid for board in hardware.BOARDS)
+
+HOLD = """
+import fcntl, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o644)
+fcntl.flock(fd, fcntl.LOCK_EX)
+os.ftruncate(fd, 0)
+os.write(fd, sys.argv[2].encode())
+print("held", flush=True)
+sys.stdin.read()
+"""
+"""What an engine's process does for its memory: lock a file of its own, say how much, keep it until it ends."""
+
+
+def build_library(directory: Path, version: str = DRIVER_VERSION) -> Path:
+    """Compile the library into directory (0.5 s); returns the path of libnvidia-ml.so.1."""
+    return compiler.nvml_library(directory / "libnvidia-ml.so.1", version)
+
+
+def preload(library: Path) -> ctypes.CDLL:
+    """Make this process's nvidia-ml-py use the library. Refuses when another one is loaded already."""
+    with open("/proc/self/maps") as maps:
+        loaded = {line.split()[-1] for line in maps if "libnvidia-ml.so" in line}
+    if loaded - {str(library.resolve())}:
+        raise RuntimeError(f"{', '.join(loaded)} is loaded in this process already; use a subprocess for another library")
+    return ctypes.CDLL(str(library.resolve()), mode=ctypes.RTLD_GLOBAL)
+
+
+@dataclass(frozen=True)
+class LabRoot:
+    """Boards in a directory. A GPU is named by its index or its UUID."""
+
+    path: Path
+
+    def uuid(self, gpu: int | str) -> str:
+        return UUIDS[gpu] if isinstance(gpu, int) else gpu
+
+    def gpu(self, gpu: int | str) -> Path:
+        return self.path / "gpus" / self.uuid(gpu)
+
+    def environment(self, library: Path) -> dict[str, str]:
+        """The environment of a subprocess that is to see these boards through the library."""
+        return {**os.environ, "LAB_GPU_ROOT": str(self.path), "LD_LIBRARY_PATH": str(library.parent)}
+
+    def set_module(self, version: str | None) -> None:
+        """The loaded kernel module's version, None for not loaded."""
+        if version is None:
+            (self.path / "module").unlink(missing_ok=True)
+        else:
+            (self.path / "module").write_text(f"{version}\n")
+
+    def set_fault(self, gpu: int | str, name: str, value: object = "") -> None:
+        (self.gpu(gpu) / "faults" / name).write_text(f"{value}\n")
+
+    def clear_fault(self, gpu: int | str, name: str) -> None:
+        (self.gpu(gpu) / "faults" / name).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def claim(self, gpu: int | str, mib: int, name: str | None = None) -> Iterator[int]:
+        """A process that holds mib MiB on the GPU for the length of the with block; gives its pid."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(self.gpu(gpu) / "claims" / (name or f"claim-{os.urandom(4).hex()}")), str(mib)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            if process.stdout.readline() != "held\n":
+                raise RuntimeError("the process that was to hold the claim ended")
+            yield process.pid
+        finally:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
+def create_root(path: Path, gpus: int = 4, version: str | None = DRIVER_VERSION) -> LabRoot:
+    """A directory with so many of the reference's GPUs and the driver's module loaded (None: not loaded)."""
+    hardware.install_boards(path, hardware.BOARDS[:gpus])
+    root = LabRoot(path)
+    root.set_module(version)
+    return root
