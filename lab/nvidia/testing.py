@@ -24,22 +24,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-if __package__:
-    from . import compile as compiler
-    from . import hardware
-else:  # loaded by path
-    sys.path.insert(0, str(Path(__file__).parent))
-    import compile as compiler  # type: ignore[no-redef]
-    import hardware  # type: ignore[no-redef]
+from lab.nvidia import compile as compiler
+from lab.nvidia.versions import DRIVER_VERSION
 
-DRIVER_VERSION = hardware.DRIVER_VERSION
-UUIDS = tuple(board.uuid for board in hardware.BOARDS)
+HARDWARE = Path(__file__).with_name("hardware.sh")
+UUIDS = tuple(re.findall(r"^[0-9] (GPU-[0-9a-f-]+)", HARDWARE.read_text(), re.MULTILINE))
+"""The reference's GPUs by index."""
 
 HOLD = """
 import fcntl, os, sys
@@ -56,6 +54,11 @@ sys.stdin.read()
 def build_library(directory: Path, version: str = DRIVER_VERSION) -> Path:
     """Compile the library into directory (0.5 s); returns the path of libnvidia-ml.so.1."""
     return compiler.nvml_library(directory / "libnvidia-ml.so.1", version)
+
+
+def build_smi(directory: Path) -> Path:
+    """Compile nvidia-smi into directory; run it with the environment of a LabRoot."""
+    return compiler.nvidia_smi(directory / "nvidia-smi")
 
 
 def preload(library: Path) -> ctypes.CDLL:
@@ -120,7 +123,9 @@ class LabRoot:
 
 def create_root(path: Path, gpus: int = 4, version: str | None = DRIVER_VERSION) -> LabRoot:
     """A directory with so many of the reference's GPUs and the driver's module loaded (None: not loaded)."""
-    hardware.install_boards(path, hardware.BOARDS[:gpus])
+    subprocess.run(["sh", HARDWARE], check=True, env={**os.environ, "LAB_GPU_ROOT": str(path)})
+    for uuid in UUIDS[gpus:]:
+        shutil.rmtree(path / "gpus" / uuid)
     root = LabRoot(path)
     root.set_module(version)
     return root

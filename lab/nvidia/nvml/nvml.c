@@ -72,7 +72,7 @@ static const struct { nvmlReturn_t code; const char *name; const char *text; } E
     {GPU_IS_LOST, "GPU_IS_LOST", "GPU is lost"},
     {RESET_REQUIRED, "RESET_REQUIRED", "GPU requires reset"},
     {OPERATING_SYSTEM, "OPERATING_SYSTEM", "The operating system has blocked the request."},
-    {LIB_RM_VERSION_MISMATCH, "LIB_RM_VERSION_MISMATCH", "RM has detected an NVML/RM version mismatch."},
+    {LIB_RM_VERSION_MISMATCH, "LIB_RM_VERSION_MISMATCH", "Driver/library version mismatch"},
     {IN_USE, "IN_USE", "In use by another client"},
     {MEMORY, "MEMORY", "Insufficient Memory"},
     {NO_DATA, "NO_DATA", "No data"},
@@ -396,7 +396,7 @@ EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *out, unsigned size) {
 EXPORT nvmlReturn_t nvmlSystemGetNVMLVersion(char *out, unsigned size) {
     char text[80];
     snprintf(text, sizeof text, "%d.%s", CUDA_VERSION / 1000, DRIVER_VERSION);
-    return refcount ? give(out, size, text) : UNINITIALIZED;
+    return give(out, size, text); /* the library's own: it answers before init, too */
 }
 EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *out) {
     if (!out) return INVALID_ARGUMENT;
