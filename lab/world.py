@@ -23,7 +23,7 @@ from lab.docker import (
     stop_engine_started_by_lab,
 )
 from lab.images import apt_repositories, engine_image, host_image, models, remove_images, vendors_image
-from lab.shell import REPOSITORY, as_root, cache_directory, output, run, stage
+from lab.shell import LAB, as_root, cache_directory, output, run, stage
 
 ENGINE_REPOSITORY = "vllm/vllm-openai"
 ENGINE_TAG = "v0.32.0"
@@ -49,7 +49,7 @@ class World:
     @property
     def generated(self) -> Path:
         """Directory of what the inventory needs to know of this lab: keys, known hosts, variables."""
-        return REPOSITORY / "inventories" / "lab" / "generated" / self.name
+        return LAB / "generated" / self.name
 
 
 def prepare() -> dict[str, str]:

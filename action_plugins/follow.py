@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run a long module in the background of the host and show on the terminal how far it is."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+DOCUMENTATION = r"""
+name: follow
+short_description: Run a long module and show its progress live
+description:
+  - Starts a module in the background of the host, asks for its result, and meanwhile prints one line at least every O(interval_s) seconds.
+  - A line holds the label, what the progress command printed last, and the seconds since the start.
+  - In check mode the module runs in the foreground, as it would by itself.
+options:
+  module:
+    description: Fully qualified name of the module.
+    type: str
+    required: true
+  args:
+    description: Arguments of the module.
+    type: dict
+    default: {}
+  label:
+    description: What is going on, one or two words.
+    type: str
+    required: true
+  progress:
+    description: Command, as a list, whose standard output says how far it is. Lines are joined.
+    type: list
+    elements: str
+    default: []
+  interval_s:
+    description: Seconds between two lines.
+    type: int
+    default: 10
+  timeout_s:
+    description: Seconds after which the module is ended and the task fails.
+    type: int
+    default: 3600
+"""
+
+POLL_S = 1.0
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """The action behind C(follow)."""
+
+    TRANSFERS_FILES = False
+    _supports_check_mode = True
+    _supports_async = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Run the module; returns its result, whatever it is."""
+        super().run(tmp, task_vars)
+        variables = task_vars or {}
+        _spec, options = self.validate_argument_spec(
+            argument_spec={
+                "module": {"type": "str", "required": True},
+                "args": {"type": "dict", "default": {}},
+                "label": {"type": "str", "required": True},
+                "progress": {"type": "list", "elements": "str", "default": []},
+                "interval_s": {"type": "int", "default": 10},
+                "timeout_s": {"type": "int", "default": 3600},
+            }
+        )
+        name, arguments = resolve(options["module"], options["args"])
+        if self._task.check_mode:
+            return dict(self._execute_module(module_name=name, module_args=arguments, task_vars=variables))
+
+        self._task.async_val = options["timeout_s"]
+        job = self._execute_module(module_name=name, module_args=arguments, task_vars=variables, wrap_async=True)
+        self._task.async_val = 0
+        if "ansible_job_id" not in job:
+            return dict(job)
+        return self._follow(job["ansible_job_id"], options, variables)
+
+    def _follow(self, job_id: str, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Ask for the job's result until it is there; print the progress meanwhile."""
+        began = shown = time.monotonic()
+        while True:
+            time.sleep(POLL_S)
+            status = self._execute_module(
+                module_name="ansible.builtin.async_status", module_args={"jid": job_id}, task_vars=variables
+            )
+            now = time.monotonic()
+            if status.get("finished"):
+                break
+            if now - began > options["timeout_s"]:
+                raise AnsibleActionFail(f"{options['label']}: not finished after {options['timeout_s']} s")
+            if now - shown >= options["interval_s"]:
+                shown = now
+                self._show(options, now - began, variables)
+        self._execute_module(
+            module_name="ansible.builtin.async_status",
+            module_args={"jid": job_id, "mode": "cleanup"},
+            task_vars=variables,
+        )
+        result = dict(status)
+        result["seconds"] = round(now - began, 1)
+        for key in ("ansible_job_id", "results_file", "started", "finished"):
+            result.pop(key, None)
+        return result
+
+    def _show(self, options: dict[str, Any], seconds: float, variables: dict[str, Any]) -> None:
+        """Print one line of progress."""
+        text = ""
+        if options["progress"]:
+            answer = self._execute_module(
+                module_name="ansible.builtin.command",
+                module_args={"argv": options["progress"]},
+                task_vars=variables,
+            )
+            text = " | ".join(line.strip() for line in answer.get("stdout", "").splitlines() if line.strip())
+        host = variables.get("inventory_hostname", "")
+        Display().display(f"  {host}  {options['label']}  {seconds:4.0f} s  {text[:160]}".rstrip())
+
+
+def resolve(module: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Name and arguments of the module that runs on the host: `shell` is `command` there."""
+    if module in ("shell", "ansible.builtin.shell"):
+        words = {key: value for key, value in arguments.items() if key != "cmd"}
+        return "ansible.builtin.command", {**words, "_raw_params": arguments["cmd"], "_uses_shell": True}
+    return module, arguments
