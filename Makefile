@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make lab` does the main job on a simulated host, `make test` passes every test; both install what they need.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := $(CURDIR)/.venv
+export PATH := $(VENV)/bin:$(PATH)
+export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
+export PYTHONDONTWRITEBYTECODE := 1
+
+
+.PHONY: help
+help: ## What can be made
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.PHONY: lab
+lab: bootstrap $(VENV)/.stamp collections ## Bring the simulated XR7620 up and run site.yml against it
+	@tools/timed "lab up" python -m lab up
+	@tools/timed "site.yml" ansible-playbook -i inventories/lab site.yml
+
+.PHONY: lab-shell
+lab-shell: ## A shell on the simulated host
+	@python -m lab shell
+
+.PHONY: lab-down
+lab-down: $(VENV)/.stamp ## Remove the lab, its images and its cache
+	@python -m lab down
+
+.PHONY: test
+test: lint unit molecule ## Every test
+
+.PHONY: lint
+lint: bootstrap-python $(VENV)/.stamp collections ## Linters and type checker
+	@tools/timed "ruff" bash -c 'ruff check . && ruff format --check .'
+	@tools/timed "mypy" mypy
+	@tools/timed "yamllint" yamllint --strict .
+	@tools/timed "ansible-lint" ansible-lint --offline
+
+.PHONY: unit
+unit: bootstrap-python $(VENV)/.stamp collections ## Unit tests; no Docker Engine needed
+	@tools/timed "unit tests" pytest tests/unit
+
+.PHONY: integration
+integration: bootstrap $(VENV)/.stamp ## The host's program against real containers
+	@tools/timed "lab images" python -m lab images
+	@tools/timed "integration tests" pytest tests/integration
+
+.PHONY: molecule
+molecule: integration collections ## site.yml on a simulated host of its own: check, converge, idempotence, verify, heal, faults
+	@tools/timed "molecule" molecule test --scenario-name default
+
+.PHONY: bootstrap
+bootstrap: ## Install the Debian packages that the lab needs
+	@PYTHON=$(PYTHON) tools/bootstrap all
+
+.PHONY: bootstrap-python
+bootstrap-python:
+	@PYTHON=$(PYTHON) tools/bootstrap python
+
+$(VENV)/.stamp: requirements-dev.txt
+	@echo "==> Python environment in .venv"
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements-dev.txt
+	@touch $@
+
+ANSIBLE_WHEEL := ansible==12.3.0
+.PHONY: collections
+collections: collections/.stamp ## Collections of requirements.yml, out of the ansible wheel
+collections/.stamp: requirements.yml $(VENV)/.stamp
+	@echo "==> collections of requirements.yml, out of $(ANSIBLE_WHEEL)"
+	@rm -rf collections .cache/ansible
+	@mkdir -p collections .cache/ansible
+	@python -m pip download --quiet --disable-pip-version-check --no-deps --dest .cache/ansible $(ANSIBLE_WHEEL)
+	@python tools/collections_from_wheel.py .cache/ansible/ansible-*.whl requirements.yml collections
+	@rm -rf .cache/ansible
+	@touch $@
+
+.PHONY: lock
+lock: ## Lock the Python packages anew
+	@uv pip compile --quiet --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_36 --no-annotate --no-header --group dev -o requirements-dev.txt
