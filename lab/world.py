@@ -162,13 +162,24 @@ def copy_in(world: World, source: Path, target: str, owner: str) -> None:
 
 
 def keys(world: World) -> None:
-    """A fresh key pair for the operator and one for the host, and the host's line for known_hosts."""
+    """A fresh key pair for the operator and one for the host, and the client's configuration with the known host key."""
     shutil.rmtree(world.generated, ignore_errors=True)
     world.generated.mkdir(parents=True)
     for name in ("id_ed25519", "ssh_host_ed25519_key"):
         run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", world.name, "-f", world.generated / name], quiet=True)
     public = (world.generated / "ssh_host_ed25519_key.pub").read_text().split()
     (world.generated / "known_hosts").write_text(f"[127.0.0.1]:{world.ssh_port} {public[0]} {public[1]}\n")
+    settings = {
+        "HostName": "127.0.0.1",
+        "Port": world.ssh_port,
+        "User": "ops",
+        "IdentityFile": world.generated / "id_ed25519",
+        "IdentitiesOnly": "yes",
+        "UserKnownHostsFile": world.generated / "known_hosts",
+        "StrictHostKeyChecking": "yes",
+    }
+    lines = [f"Host {world.host}", *[f"  {key} {value}" for key, value in settings.items()]]
+    (world.generated / "ssh_config").write_text("\n".join(lines) + "\n")
 
 
 def wait_for_port(port: int, timeout_s: float) -> None:
@@ -186,10 +197,7 @@ def wait_for_port(port: int, timeout_s: float) -> None:
 
 def ssh_command(world: World) -> list[str]:
     """`ssh` to the host, as Ansible does it."""
-    return [
-        "ssh", "-i", str(world.generated / "id_ed25519"), "-p", str(world.ssh_port), "-o", "IdentitiesOnly=yes",
-        "-o", f"UserKnownHostsFile={world.generated / 'known_hosts'}", "-o", "StrictHostKeyChecking=yes", "ops@127.0.0.1",
-    ]  # fmt: skip
+    return ["ssh", "-F", str(world.generated / "ssh_config"), world.host]
 
 
 def wait_for_ssh(world: World, timeout_s: float) -> None:
@@ -210,7 +218,7 @@ def write_variables(world: World, names: dict[str, str]) -> None:
     variables = {
         "ansible_port": world.ssh_port,
         "ansible_ssh_private_key_file": str(world.generated / "id_ed25519"),
-        "ansible_ssh_common_args": f"-o UserKnownHostsFile={world.generated / 'known_hosts'} -o IdentitiesOnly=yes",
+        "ansible_ssh_common_args": f"-F {world.generated / 'ssh_config'} -o UserKnownHostsFile={world.generated / 'known_hosts'}",
         "lab_fingerprints": fingerprints,
     }
     (world.generated / "vars.json").write_text(json.dumps(variables, indent=2) + "\n")
