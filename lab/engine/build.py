@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Build the lab's stand-in for the image `vllm/vllm-openai`.
+
+The image holds vLLM's real CPU build under the entry point and layout of the official image; the only simulated part
+is the package `vllm_edge_lab`, which gives it GPUs whose memory can run out. It is made without a registry and without
+BuildKit: Debian by mmdebstrap, wheels downloaded here (this machine's pip configuration knows the index, the proxy and
+the CA bundle; a container would not) and bind-mounted into the one container whose result is committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+REQUIREMENTS = HERE / "requirements.txt"
+SUITE = "bookworm"
+PYTHON = "3.11"
+DEBIAN_PACKAGES = ("python3", "python3-dev", "libnuma1", "util-linux", "g++", "ca-certificates")
+DEFAULT_MIRROR = "http://deb.debian.org/debian"
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+VERSION = "0.32.0"
+# By this label the lab finds its images when it is taken down.
+LABEL = "vllm-edge-lab"
+LABEL_INPUTS = f"{LABEL}.inputs"
+# Newest first, so that pip prefers the newest build; 2.36 is the glibc of Debian 12.
+GLIBC_NEWEST = 36
+LEGACY_PLATFORMS = ("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64")
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One line of requirements.txt: an exact version and the only file that may stand for it."""
+
+    name: str
+    version: str
+    sha256: str
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.name}=={self.version} --hash=sha256:{self.sha256}"
+
+
+PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+) --hash=sha256:(?P<sha256>[0-9a-f]{64})$")
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def parse_requirements(text: str) -> list[Pin]:
+    pins = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        match = PIN.match(line)
+        if match is None:
+            raise ValueError(
+                f"{REQUIREMENTS.name}:{number}: {line!r} is not NAME==VERSION --hash=sha256:HEX. "
+                "Every wheel of the image is pinned by its hash; run build.py --lock after changing a version."
+            )
+        pins.append(Pin(**match.groupdict()))
+    return pins
+
+
+def wheel_key(filename: str) -> tuple[str, str]:
+    """Distribution and version as a wheel's file name spells them."""
+    name, version = filename.split("-")[:2]
+    return canonical(name), version
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def find_wheels(pins: Iterable[Pin], folder: Path) -> tuple[dict[str, Path], list[Pin]]:
+    """The wheels already in the cache whose hash is the pinned one, and the pins still to be downloaded."""
+    present = {wheel_key(path.name): path for path in folder.glob("*.whl")}
+    found: dict[str, Path] = {}
+    missing: list[Pin] = []
+    for pin in pins:
+        path = present.get((canonical(pin.name), pin.version))
+        if path is not None and sha256_of(path) == pin.sha256:
+            found[pin.name] = path
+        else:
+            missing.append(pin)
+    return found, missing
+
+
+def platform_flags() -> list[str]:
+    names = [f"manylinux_2_{minor}_x86_64" for minor in range(GLIBC_NEWEST, 4, -1)] + list(LEGACY_PLATFORMS)
+    return [flag for name in names for flag in ("--platform", name)]
+
+
+def pip_download(pins: Sequence[Pin], folder: Path, extra: Sequence[str]) -> bool:
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as handle:
+        handle.write("\n".join(pin.requirement for pin in pins) + "\n")
+        handle.flush()
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        command += ["--require-hashes", "--dest", str(folder), "--python-version", PYTHON, "--implementation", "cp"]
+        command += ["--abi", "cp311", "--abi", "abi3", "--abi", "none", *platform_flags(), *extra, "-r", handle.name]
+        return subprocess.run(command, check=False).returncode == 0
+
+
+def fetch_wheels(pins: Sequence[Pin], folder: Path) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    found, missing = find_wheels(pins, folder)
+    torch = [pin for pin in missing if pin.name == "torch"]
+    others = [pin for pin in missing if pin.name != "torch"]
+    if missing:
+        say(f"downloading {len(missing)} of {len(pins)} wheels into {folder}")
+    if others and not pip_download(others, folder, []):
+        raise SystemExit("pip could not download the wheels above; check this machine's pip configuration (pip config list)")
+    # torch's CPU build is not on PyPI. Where pip is configured to find it elsewhere, PyTorch's own index is not asked.
+    if torch and not (
+        pip_download(torch, folder, []) or pip_download(torch, folder, ["--extra-index-url", TORCH_CPU_INDEX])
+    ):
+        raise SystemExit(f"torch=={torch[0].version} is neither on the configured index nor on {TORCH_CPU_INDEX}")
+    found, missing = find_wheels(pins, folder)
+    if missing:
+        raise SystemExit("after the download these are still missing or differ from their hash: "
+                         + ", ".join(f"{pin.name}=={pin.version}" for pin in missing))
+    return sorted(found.values())
+
+
+def lock(folder: Path) -> None:
+    """Rewrite requirements.txt with the versions it names and the hashes of the wheels in the cache."""
+    present = {wheel_key(path.name): path for path in folder.glob("*.whl")}
+    lines = []
+    for line in REQUIREMENTS.read_text().splitlines():
+        if not line.strip() or line.startswith("#"):
+            lines.append(line)
+            continue
+        name, _, rest = line.partition("==")
+        version = rest.split()[0]
+        path = present.get((canonical(name), version))
+        if path is None:
+            raise SystemExit(f"no wheel of {name}=={version} in {folder}: pip download it there first")
+        lines.append(Pin(name, version, sha256_of(path)).requirement)
+    REQUIREMENTS.write_text("\n".join(lines) + "\n")
+
+
+def hash_of(files: Iterable[Path], *extra: str) -> str:
+    digest = hashlib.sha256("\n".join(extra).encode())
+    for path in sorted(files):
+        digest.update(f"{path.relative_to(HERE)}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def runtime_inputs(mirror: str) -> str:
+    return hash_of([REQUIREMENTS, HERE / "install.sh", HERE / "rename_distribution.py"], mirror, *DEBIAN_PACKAGES)
+
+
+def image_inputs(mirror: str) -> str:
+    package = (HERE / "vllm_edge_lab").glob("*.py")
+    return hash_of([HERE / "vllm", HERE / "build.py", *package], runtime_inputs(mirror))
+
+
+def docker(*arguments: str) -> str:
+    result = subprocess.run(["docker", *arguments], check=False, stdout=subprocess.PIPE, text=True)
+    if result.returncode != 0:
+        raise SystemExit(f"docker {' '.join(arguments[:2])} failed with exit code {result.returncode}")
+    return result.stdout.strip()
+
+
+def label_of(image: str) -> str:
+    """The inputs an image was made from; empty where there is no such image."""
+    command = ["docker", "image", "inspect", "--format", f'{{{{index .Config.Labels "{LABEL_INPUTS}"}}}}', image]
+    return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
+
+
+def committed(base: str, step: str, mounts: Sequence[str], changes: Sequence[str], tag: str) -> None:
+    """Run one step of install.sh in a container without network and name the result."""
+    name = f"vllm-edge-lab-engine-{step}-{os.getpid()}"
+    command = ["--entrypoint", "/bin/sh", base, "/lab-engine/install.sh", step]
+    try:
+        docker("run", "--name", name, "--user", "0", "--network", "none", *mounts, *command)
+        docker("commit", *(part for change in changes for part in ("--change", change)), name, tag)
+    finally:
+        subprocess.run(["docker", "rm", "--force", "--volumes", name], check=False, capture_output=True)
+
+
+def root_filesystem(cache: Path, mirror: str) -> Path:
+    key = hashlib.sha256(repr((SUITE, mirror, DEBIAN_PACKAGES, "v1")).encode()).hexdigest()[:12]
+    target = cache / "rootfs" / f"engine-{SUITE}-{key}.tar"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if shutil.which("mmdebstrap") is None:
+        raise SystemExit("mmdebstrap is not installed: apt-get install mmdebstrap debian-archive-keyring")
+    say(f"making Debian {SUITE} from {mirror}")
+    partial = target.with_suffix(".partial.tar")
+    command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(DEBIAN_PACKAGES)}"]
+    command += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale", "info")]
+    command += ["--aptopt=Acquire::Languages none", "--components=main", SUITE, str(partial), mirror]
+    command += [f"deb {mirror} {SUITE}-updates main"]
+    subprocess.run(command, check=True)
+    partial.rename(target)
+    return target
+
+
+def image_changes(inputs: str, base: str) -> list[str]:
+    environment = {
+        "LANG": "C.UTF-8",
+        "VLLM_TARGET_DEVICE": "cpu",
+        # Tensor parallelism on one NUMA node needs it.
+        "VLLM_CPU_SIM_MULTI_NUMA": "1",
+        # No inductor compilation: seconds instead of a minute, and nothing the lab shows depends on it.
+        "VLLM_CPU_CI_ENV": "1",
+        "OMP_NUM_THREADS": "1",
+        # The reference's totals were measured with CUDA graphs outside the fraction; see vllm_edge_lab/physics.py.
+        "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "0",
+    }
+    labels = {
+        LABEL_INPUTS: inputs,
+        "org.opencontainers.image.title": "vllm-openai (lab)",
+        "org.opencontainers.image.version": VERSION,
+        "org.opencontainers.image.licenses": "Apache-2.0",
+        "org.opencontainers.image.description": "vLLM's CPU build in the layout of vllm/vllm-openai, with simulated GPUs",
+        "org.opencontainers.image.source": "https://github.com/vllm-project/vllm",
+        "org.opencontainers.image.base.name": base,
+    }
+    changes = [f"ENV {name}={value}" for name, value in environment.items()]
+    changes += [f'LABEL {name}="{value}"' for name, value in labels.items()]
+    return [*changes, "WORKDIR /vllm-workspace", 'ENTRYPOINT ["vllm","serve"]', "CMD []"]
+
+
+def build(tag: str, cache: Path, mirror: str, force: bool) -> None:
+    inputs = image_inputs(mirror)
+    if not force and label_of(tag) == inputs:
+        say(f"{tag} is up to date")
+        return
+    started = time.monotonic()
+    source = ["--volume", f"{HERE}:/lab-engine:ro"]
+    runtime = f"vllm-edge-lab/engine-runtime:{runtime_inputs(mirror)[:12]}"
+    if force or label_of(runtime) != runtime_inputs(mirror):
+        wheels = cache / "wheels" / "engine"
+        fetch_wheels(parse_requirements(REQUIREMENTS.read_text()), wheels)
+        rootfs = root_filesystem(cache, mirror)
+        say("installing the wheels into the image")
+        base = docker("import", "--change", f"LABEL {LABEL}=image", str(rootfs), f"{runtime.partition(':')[0]}:debian")
+        label = f'LABEL {LABEL_INPUTS}="{runtime_inputs(mirror)}"'
+        committed(base, "runtime", ["--volume", f"{wheels}:/wheels:ro", *source], [label], runtime)
+    committed(runtime, "lab", source, image_changes(inputs, f"debian:{SUITE}"), tag)
+    size = int(docker("image", "inspect", "--format", "{{.Size}}", tag))
+    say(f"{tag}: {size / 2**20:.0f} MiB in {time.monotonic() - started:.0f} s")
+
+
+def say(text: str) -> None:
+    print(f"[engine image] {text}", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    default_cache = os.environ.get("VLLM_EDGE_LAB_CACHE", str(Path.home() / ".cache" / "vllm-edge-lab"))
+    parser = argparse.ArgumentParser(description="Build the lab's vllm/vllm-openai image.")
+    parser.add_argument("--tag", default=f"vllm-edge-lab/vllm-openai:v{VERSION}", help="name of the image")
+    parser.add_argument("--cache", type=Path, default=Path(default_cache), help="directory for wheels and root filesystems")
+    parser.add_argument("--mirror", default=DEFAULT_MIRROR, help="Debian mirror")
+    parser.add_argument("--force", action="store_true", help="build although the image's inputs have not changed")
+    parser.add_argument("--lock", action="store_true", help="rewrite requirements.txt from the cached wheels and stop")
+    arguments = parser.parse_args(argv)
+    if arguments.lock:
+        lock(arguments.cache / "wheels" / "engine")
+        return
+    build(arguments.tag, arguments.cache, arguments.mirror, arguments.force)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Runs inside the containers that become the image: /wheels and /lab-engine are read-only mounts of the controller.
+# Two steps, two layers: a change to the lab's few lines must not cost a new layer of 1.5 GB.
+set -eu
+site=/usr/local/lib/python3.11/dist-packages
+
+runtime() {
+  # The official image lets pip write into the system's Python; Debian forbids it by this file.
+  rm -f /usr/lib/python3.11/EXTERNALLY-MANAGED
+  PYTHONPATH="$(echo /wheels/pip-*.whl)" python3 -m pip install --quiet --root-user-action=ignore --no-index --no-deps \
+    --no-cache-dir --require-hashes --find-links /wheels -r /lab-engine/requirements.txt
+  # Debugging symbols are two thirds of vLLM's extension modules.
+  find "$site/vllm" -name '_C*.so' -exec strip --strip-debug {} +
+  python3 /lab-engine/rename_distribution.py "$site"
+  # The entry point of the image finds the lab's wrapper; the real command stays beside it.
+  mv /usr/local/bin/vllm /usr/local/bin/vllm.real
+  mkdir -p /vllm-workspace
+  rm -rf /root/.cache /tmp/* /var/cache/apt/* /var/lib/apt/lists/*
+}
+
+lab() {
+  install -m 0755 /lab-engine/vllm /usr/local/bin/vllm
+  mkdir -p "$site/vllm_edge_lab" "$site/vllm_edge_lab-1.0.dist-info"
+  install -m 0644 /lab-engine/vllm_edge_lab/*.py "$site/vllm_edge_lab/"
+  printf 'Metadata-Version: 2.1\nName: vllm-edge-lab\nVersion: 1.0\n' > "$site/vllm_edge_lab-1.0.dist-info/METADATA"
+  printf '[vllm.general_plugins]\nvllm_edge_lab = vllm_edge_lab.plugin:register\n' \
+    > "$site/vllm_edge_lab-1.0.dist-info/entry_points.txt"
+  python3 -m compileall -q "$site/vllm_edge_lab"
+}
+
+"$1"

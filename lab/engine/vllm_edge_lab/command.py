@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the lab changes of a `vllm serve` before it runs it: as little as the CPU build needs.
+
+* `--quantization` is dropped: the tiny checkpoint is not quantized, whatever the one it stands for is.
+* `--max-num-seqs` and `--max-num-batched-tokens` get the L4's defaults (256, 2048) where they are not given; the CPU
+  build has others.
+* The worker becomes the lab's. Compiled kernels are kept with vLLM's own cache, so that a second start is quicker.
+* The fault `engine-dies-on-first-completion` takes the C++ compiler away: the first request compiles the sampler's
+  kernel, and without a compiler that kills the engine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
+
+from vllm_edge_lab import gpus
+
+REAL = "/usr/local/bin/vllm.real"
+WORKER = "vllm_edge_lab.worker.LabWorker"
+# Options of the real command that the CPU build or the tiny text-only checkpoint cannot take, with their values.
+DROPPED = ("--quantization", "-q")
+DEFAULTS = (("--max-num-seqs", "256"), ("--max-num-batched-tokens", "2048"))
+NO_GPU = (
+    "RuntimeError: Failed to infer device type, please set the environment variable `VLLM_LOGGING_LEVEL=DEBUG` to turn "
+    "on verbose logging to help debug the issue."
+)
+
+
+def spelled(option: str) -> str:
+    """vLLM takes underscores for dashes."""
+    name, equals, value = option.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else option
+
+
+def value_of(arguments: Sequence[str], name: str) -> str | None:
+    for position, argument in enumerate(arguments):
+        option, equals, value = spelled(argument).partition("=")
+        if option == name:
+            return value if equals else next(iter(arguments[position + 1 :]), None)
+    return None
+
+
+def without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+    kept: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        option, equals, _ = spelled(argument).partition("=")
+        if option not in names:
+            kept.append(argument)
+        elif not equals:
+            next(rest, None)
+    return kept
+
+
+def rewrite(arguments: Sequence[str]) -> list[str]:
+    """The real command's arguments for those of the unit."""
+    result = without(arguments, DROPPED)
+    if value_of(arguments, "--config") is None:
+        for name, value in DEFAULTS:
+            if value_of(arguments, name) is None:
+                result += [name, value]
+    return [*result, "--worker-cls", WORKER]
+
+
+def prepare_environment(environment: MutableMapping[str, str], first_completion_kills: bool) -> None:
+    home = environment.get("VLLM_CACHE_ROOT") or os.path.join(environment.get("HOME", "/tmp"), ".cache", "vllm")
+    # The derived image may have its own; nothing of the lab's choice may win over the unit's.
+    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(home, "torchinductor"))
+    if first_completion_kills:
+        environment["CXX"] = "/bin/false"
+        # A kernel that an earlier start has compiled would hide the fault.
+        environment["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="torchinductor-")
+
+
+def is_serve(arguments: Sequence[str]) -> bool:
+    return arguments[:1] == ["serve"] and not any(word.split("=")[0] in ("--help", "-h") for word in arguments)
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    if is_serve(arguments):
+        visible = gpus.visible_gpus()
+        if not Path(gpus.lab_root()).is_dir():
+            sys.exit(
+                "This image belongs to the lab of vllm-edge: its GPUs are simulated, and it serves only where the lab "
+                f"has put them ({gpus.lab_root()} is missing). On a real host use the image vllm/vllm-openai."
+            )
+        if not visible:
+            sys.exit(NO_GPU)
+        kills = any(gpus.fault(gpu, "engine-dies-on-first-completion") is not None for gpu in visible)
+        prepare_environment(os.environ, kills)
+        arguments = ["serve", *rewrite(arguments[1:])]
+    os.execv(REAL, [REAL, *arguments])

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory a real Gemma 4 takes from each L4, by published figures and the reference host's measurements.
+
+Weights are vLLM's "Model loading took" per GPU as published for 0.19 (bytes of the checkpoint over the ranks, plus what
+every rank repeats: vision and audio towers, RoPE caches, norms). What a profiling run adds is calibrated on two runs of
+the reference host (NVFP4 over two GPUs with 256 sequences, bf16 over four with 8). What lies outside the fraction
+`gpu_memory_utilization` (CUDA context, NCCL, CUDA graphs) is what nvidia-smi showed there beyond fraction x total.
+
+These totals were measured with a vLLM that leaves CUDA graphs outside the fraction. Newer versions do so only with
+VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0, which the image sets for that reason; set to 1 the graphs come out of the
+KV cache here too, as they would on a GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+MIB = 2**20
+GIB = 2**30
+NOISE_MIB = 100
+# The allocator's rounding on top of the tensors' bytes: published loads lie 0.05 to 0.2 GiB above the sum.
+LOAD_SLACK_GIB = 0.055
+PROFILE_BASE_GIB = 0.27
+# 256 rows of 262,144 float32 logits and the sampler's copies of them.
+PROFILE_LOGITS_GIB_PER_256_SEQS = 0.875
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What decides the KV cache: layers that own one, in order (`s` sliding, `F` full), and their heads."""
+
+    kv_layers: str
+    kv_heads_sliding: int
+    kv_heads_full: int
+    sliding_window: int
+    head_dim_sliding: int = 256
+    head_dim_full: int = 512
+
+
+@dataclass(frozen=True)
+class Model:
+    """One published checkpoint."""
+
+    family: str
+    precision: str
+    # GiB per GPU by tensor_parallel_size.
+    load_gib: dict[int, float]
+    # What `--kv-cache-dtype auto` means for it: a quantized checkpoint may carry its own KV cache scheme.
+    auto_kv_dtype: str = "bfloat16"
+
+
+ARCHITECTURES = {
+    "31B": Architecture("sssssF" * 10, 16, 4, 1024),
+    "26B-A4B": Architecture("sssssF" * 5, 8, 2, 1024),
+    "E4B": Architecture("sssssF" * 4, 2, 2, 512),
+    "E2B": Architecture("ssssF" * 3, 1, 1, 512),
+}
+
+MODELS = {
+    "google/gemma-4-31B-it": Model("31B", "bf16", {1: 58.83, 2: 30.14, 4: 15.80}),
+    "RedHatAI/gemma-4-31B-it-FP8-dynamic": Model("31B", "fp8", {1: 31.45, 2: 16.45, 4: 8.95}),
+    "nvidia/Gemma-4-31B-IT-NVFP4": Model("31B", "nvfp4", {1: 30.97, 2: 16.21, 4: 8.83}, auto_kv_dtype="fp8"),
+    "google/gemma-4-31B-it-qat-w4a16-ct": Model("31B", "w4a16", {1: 19.47, 2: 10.46, 4: 5.96}),
+    "google/gemma-4-26B-A4B-it": Model("26B-A4B", "bf16", {1: 48.47, 2: 24.97, 4: 13.23}),
+    "RedHatAI/gemma-4-26B-A4B-it-FP8-dynamic": Model("26B-A4B", "fp8", {1: 25.65, 2: 13.56, 4: 7.52}),
+    "nvidia/Gemma-4-26B-A4B-NVFP4": Model("26B-A4B", "nvfp4", {1: 17.18, 2: 9.32, 4: 5.40}, auto_kv_dtype="fp8"),
+    "google/gemma-4-E4B-it": Model("E4B", "bf16", {1: 15.12, 2: 8.17, 4: 4.76}),
+    "google/gemma-4-E2B-it": Model("E2B", "bf16", {1: 9.76, 2: 5.49, 4: 3.36}),
+}
+
+# CUDA context and NCCL buffers, by tensor_parallel_size. There when vLLM takes its first look at the free memory.
+CONTEXT_MIB = {1: 190, 2: 105, 4: 391}
+# CUDA graphs of the default capture sizes, by family and tensor_parallel_size; 31B over four GPUs ran eager only and
+# is taken to need what it needs over two.
+GRAPHS_MIB = {
+    ("31B", 2): 1505,
+    ("31B", 4): 1505,
+    ("E4B", 1): 25,
+    ("E2B", 1): 105,
+}
+GRAPHS_MIB_ELSEWHERE = 400
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes one engine takes from one GPU, by what they are for, and what is left for its KV cache."""
+
+    context: int
+    weights: int
+    profile: int
+    kv_cache: int
+    graphs: int
+
+    @property
+    def total(self) -> int:
+        return self.context + self.weights + self.profile + self.kv_cache + self.graphs
+
+
+class UnknownModel(ValueError):
+    """A checkpoint, or a way to split it, that no published figure covers."""
+
+
+def model_of(repository: str) -> Model:
+    try:
+        return MODELS[repository]
+    except KeyError:
+        raise UnknownModel(
+            f"the lab knows no published memory figures for the checkpoint {repository!r}; it knows: {', '.join(MODELS)}"
+        ) from None
+
+
+def weights_bytes(repository: str, tensor_parallel_size: int) -> int:
+    load = model_of(repository).load_gib
+    if tensor_parallel_size not in load:
+        raise UnknownModel(
+            f"the lab knows no published load of {repository} over {tensor_parallel_size} GPUs; it knows: "
+            + ", ".join(str(size) for size in load)
+        )
+    return int((load[tensor_parallel_size] + LOAD_SLACK_GIB) * GIB)
+
+
+def profile_bytes(max_num_seqs: int, max_num_batched_tokens: int) -> int:
+    rows = min(max_num_seqs, max_num_batched_tokens)
+    return int((PROFILE_BASE_GIB + PROFILE_LOGITS_GIB_PER_256_SEQS * rows / 256) * GIB)
+
+
+def noise_mib(repository: str, gpu_uuid: str) -> int:
+    """What nobody models, always the same for one model on one card."""
+    seed = hashlib.sha256(f"{repository}\n{gpu_uuid}".encode()).digest()
+    return int.from_bytes(seed[:4], "big") % (2 * NOISE_MIB + 1) - NOISE_MIB
+
+
+def context_bytes(repository: str, tensor_parallel_size: int, gpu_uuid: str) -> int:
+    """Context and NCCL, with the noise: never less than half of the nominal value."""
+    nominal = CONTEXT_MIB.get(tensor_parallel_size, 391)
+    return max(nominal + noise_mib(repository, gpu_uuid), nominal // 2) * MIB
+
+
+def graphs_bytes(repository: str, tensor_parallel_size: int, enforce_eager: bool) -> int:
+    if enforce_eager:
+        return 0
+    return GRAPHS_MIB.get((model_of(repository).family, tensor_parallel_size), GRAPHS_MIB_ELSEWHERE) * MIB
+
+
+def requested_bytes(cuda_total: int, gpu_memory_utilization: float) -> int:
+    """vLLM's request_memory."""
+    return math.ceil(cuda_total * gpu_memory_utilization)
+
+
+def need(
+    repository: str,
+    *,
+    gpu_uuid: str,
+    cuda_total: int,
+    tensor_parallel_size: int,
+    gpu_memory_utilization: float,
+    kv_cache_memory_bytes: int | None,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    enforce_eager: bool,
+    graphs_in_fraction: bool,
+) -> Need:
+    """What the engine will hold on this GPU once it serves. A negative KV cache is what vLLM finds out for itself."""
+    weights = weights_bytes(repository, tensor_parallel_size)
+    profile = profile_bytes(max_num_seqs, max_num_batched_tokens)
+    graphs = graphs_bytes(repository, tensor_parallel_size, enforce_eager)
+    if kv_cache_memory_bytes is not None:
+        kv_cache = kv_cache_memory_bytes
+    else:
+        kv_cache = requested_bytes(cuda_total, gpu_memory_utilization) - weights - profile
+        if graphs_in_fraction:
+            kv_cache -= graphs
+    context = context_bytes(repository, tensor_parallel_size, gpu_uuid)
+    return Need(context=context, weights=weights, profile=profile, kv_cache=kv_cache, graphs=graphs)
+
+
+def kv_dtype(repository: str, kv_cache_dtype: str) -> str:
+    return model_of(repository).auto_kv_dtype if kv_cache_dtype == "auto" else kv_cache_dtype
