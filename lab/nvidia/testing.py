@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.nvidia import compile as compiler
+from lab.nvidia import compiler
 from lab.nvidia.versions import DRIVER_VERSION
 
 HARDWARE = Path(__file__).with_name("hardware.sh")

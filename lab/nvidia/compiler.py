@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "nvml"
+DRIVER = Path(__file__).parent / "driver"
 OLDEST_GLIBC = (2, 36)
 """Debian 12's. Ubuntu 24.04 has 2.39, whose headers bind strtol and scanf to 2.38 under _GNU_SOURCE: hence -std=c11."""
 
@@ -41,30 +42,44 @@ def check_glibc(binary: Path) -> None:
         )
 
 
-def nvml_library(output: Path, version: str) -> Path:
-    """libnvidia-ml.so.<version>; its soname makes an already loaded copy answer for libnvidia-ml.so.1."""
+def _compile(output: Path, source: Path, *flags: str) -> Path:
     output.parent.mkdir(parents=True, exist_ok=True)
-    run(
-        "gcc", *FLAGS, "-fvisibility=hidden", "-shared", "-Wl,-soname,libnvidia-ml.so.1",
-        f'-DDRIVER_VERSION="{version}"', "-o", output, SOURCES / "nvml.c",
+    run("gcc", *FLAGS, *flags, "-o", output, source)
+    return output
+
+
+def nvml_library(output: Path, version: str, cuda_version: int = 13000) -> Path:
+    """libnvidia-ml.so.<version>; its soname makes an already loaded copy answer for libnvidia-ml.so.1."""
+    _compile(
+        output, SOURCES / "nvml.c", "-fvisibility=hidden", "-shared", "-Wl,-soname,libnvidia-ml.so.1",
+        f'-DDRIVER_VERSION="{version}"', f"-DCUDA_VERSION={cuda_version}",
     )  # fmt: skip
     check_glibc(output)
     return output
+
+
+def cuda_library(output: Path, version: str, cuda_version: int = 13000) -> Path:
+    """libcuda.so.<version>: the loader finds it, it computes nothing."""
+    return _compile(
+        output, SOURCES / "cuda.c", "-fvisibility=hidden", "-shared", "-Wl,-soname,libcuda.so.1",
+        f'-DDRIVER_VERSION="{version}"', f"-DCUDA_VERSION={cuda_version}",
+    )  # fmt: skip
 
 
 def nvidia_smi(output: Path) -> Path:
     """nvidia-smi: opens libnvidia-ml.so.1 when it runs, as the real one does."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    run("gcc", *FLAGS, "-o", output, SOURCES / "nvidia-smi.c", "-ldl")
+    _compile(output, SOURCES / "nvidia-smi.c", "-ldl")
     check_glibc(output)
     return output
 
 
-def cuda_library(output: Path, version: str) -> Path:
-    """libcuda.so.<version>: the loader finds it, it computes nothing."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    run(
-        "gcc", *FLAGS, "-fvisibility=hidden", "-shared", "-Wl,-soname,libcuda.so.1",
-        f'-DDRIVER_VERSION="{version}"', "-o", output, SOURCES / "cuda.c",
-    )  # fmt: skip
+def persistence_daemon(output: Path) -> Path:
+    _compile(output, DRIVER / "nvidia-persistenced.c")
+    check_glibc(output)
     return output
+
+
+def kernel_module(output: Path, name: str, depends: str, version: str) -> Path:
+    """A relocatable object with the section that modinfo and depmod read."""
+    defines = (f'-DDRIVER_VERSION="{version}"', f'-DMODULE_NAME="{name}"', f'-DMODULE_DEPENDS="{depends}"')
+    return _compile(output, DRIVER / "module.c", "-c", *defines)
