@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lab's model hub, asked by the real huggingface_hub client."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import json
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+SERVER = Path(__file__).resolve().parents[4] / "lab" / "hub" / "server.py"
+REPOSITORY = "google/gemma-4-E2B-it"
+WEIGHTS = bytes(range(256)) * 8192
+CONFIG = b'{"model_type": "gemma4_text"}\n'
+
+
+def load_server() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("lab_hub_server", SERVER)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by name.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+server = load_server()
+
+
+class World:
+    def __init__(self, root: Path, hub: Any) -> None:
+        self.root, self.hub = root, hub
+        self.url = f"http://127.0.0.1:{hub.server_address[1]}"
+        self.api = HfApi(endpoint=self.url, token=False)
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.hub.log.getvalue().splitlines()]
+
+    def get(self, path: str, **headers: str) -> tuple[int, Any, bytes]:
+        request = urllib.request.Request(self.url + path, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.status, answer.headers, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.headers, error.read()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf-home"))
+    root = tmp_path / "hub"
+    model = root / REPOSITORY
+    (model / "extra").mkdir(parents=True)
+    (model / "config.json").write_bytes(CONFIG)
+    (model / "model.safetensors").write_bytes(WEIGHTS)
+    (model / "extra" / "notes.txt").write_text("second level\n")
+    with server.Hub(root, 0, "127.0.0.1") as hub:
+        hub.log = io.StringIO()
+        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield World(root, hub)
+        hub.shutdown()
+        thread.join()
+
+
+def test_main_is_a_commit_that_follows_from_the_content(world: World) -> None:
+    before = world.api.model_info(REPOSITORY).sha
+    assert before is not None and len(before) == 40
+    assert world.api.model_info(REPOSITORY, revision=before).sha == before
+    (world.root / REPOSITORY / "config.json").write_text("{}\n")
+    after = world.api.model_info(REPOSITORY).sha
+    assert after != before
+    with pytest.raises(RevisionNotFoundError):
+        world.api.model_info(REPOSITORY, revision=before)
+
+
+def test_metadata_names_sizes_and_hashes(world: World) -> None:
+    siblings = {file.rfilename: file for file in world.api.model_info(REPOSITORY, files_metadata=True).siblings or []}
+    assert set(siblings) == {"config.json", "model.safetensors", "extra/notes.txt"}
+    weights, config = siblings["model.safetensors"], siblings["config.json"]
+    assert weights.size == len(WEIGHTS)
+    assert weights.lfs is not None and weights.lfs.sha256 == hashlib.sha256(WEIGHTS).hexdigest()
+    assert config.lfs is None
+    assert config.blob_id == hashlib.sha1(b"blob %d\0" % len(CONFIG) + CONFIG).hexdigest()
+    plain = world.api.model_info(REPOSITORY).siblings or []
+    assert all(file.size is None for file in plain)
+
+
+def test_tree_lists_folders_and_pages_nothing_away(world: World) -> None:
+    flat = {entry.path: type(entry).__name__ for entry in world.api.list_repo_tree(REPOSITORY)}
+    assert flat == {"config.json": "RepoFile", "model.safetensors": "RepoFile", "extra": "RepoFolder"}
+    deep = [entry.path for entry in world.api.list_repo_tree(REPOSITORY, recursive=True)]
+    assert "extra/notes.txt" in deep
+    assert [entry.path for entry in world.api.list_repo_tree(REPOSITORY, path_in_repo="extra")] == ["extra/notes.txt"]
+    assert [info.path for info in world.api.get_paths_info(REPOSITORY, ["config.json"])] == ["config.json"]
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_snapshot_download_brings_every_byte(world: World, tmp_path: Path, pinned: bool) -> None:
+    commit = world.api.model_info(REPOSITORY).sha
+    target = tmp_path / "weights"
+    snapshot_download(
+        REPOSITORY, revision=commit if pinned else "main", local_dir=target, endpoint=world.url, token=False
+    )
+    assert (target / "model.safetensors").read_bytes() == WEIGHTS
+    assert (target / "config.json").read_bytes() == CONFIG
+    assert (target / "extra" / "notes.txt").read_text() == "second level\n"
+    metadata = (target / ".cache" / "huggingface" / "download" / "model.safetensors.metadata").read_text().splitlines()
+    assert metadata[:2] == [commit, hashlib.sha256(WEIGHTS).hexdigest()]
+
+
+def test_a_second_download_moves_no_file(world: World, tmp_path: Path) -> None:
+    for _ in range(2):
+        snapshot_download(REPOSITORY, local_dir=tmp_path / "weights", endpoint=world.url, token=False)
+    downloads = [
+        request for request in world.requests if request["method"] == "GET" and "/resolve/" in request["path"]
+    ]
+    assert len(downloads) == 3
+
+
+def test_an_interrupted_download_is_resumed_where_it_stopped(world: World, tmp_path: Path) -> None:
+    commit = world.api.model_info(REPOSITORY).sha
+    path = f"/{REPOSITORY}/resolve/{commit}/model.safetensors"
+    status, headers, body = world.get(path, Range="bytes=1000-")
+    assert (status, body) == (206, WEIGHTS[1000:])
+    assert headers["Content-Range"] == f"bytes 1000-{len(WEIGHTS) - 1}/{len(WEIGHTS)}"
+    assert world.get(path, Range="bytes=0-9")[2] == WEIGHTS[:10]
+    assert world.get(path, Range="bytes=-10")[2] == WEIGHTS[-10:]
+    assert world.get(path, Range=f"bytes={len(WEIGHTS)}-")[0] == 416
+
+
+def test_resolve_says_what_the_client_verifies_by(world: World) -> None:
+    commit = world.api.model_info(REPOSITORY).sha
+    _, headers, _ = world.get(f"/{REPOSITORY}/resolve/main/model.safetensors")
+    digest = hashlib.sha256(WEIGHTS).hexdigest()
+    assert headers["X-Repo-Commit"] == commit
+    assert headers["ETag"] == headers["X-Linked-ETag"] == f'"{digest}"'
+    assert headers["X-Linked-Size"] == headers["Content-Length"] == str(len(WEIGHTS))
+    assert headers["Accept-Ranges"] == "bytes"
+
+
+def test_errors_are_told_apart(world: World, tmp_path: Path) -> None:
+    with pytest.raises(RepositoryNotFoundError):
+        world.api.model_info("google/gemma-5")
+    with pytest.raises(RevisionNotFoundError):
+        world.api.model_info(REPOSITORY, revision="0" * 40)
+    with pytest.raises(RemoteEntryNotFoundError):
+        hf_hub_download(REPOSITORY, "absent.json", local_dir=tmp_path, endpoint=world.url, token=False)
+    assert world.get(f"/{REPOSITORY}/resolve/main/../../../../etc/passwd")[0] == 404
+
+
+def test_a_gated_repository_opens_to_its_token_only(world: World, tmp_path: Path) -> None:
+    (world.root / "gated.json").write_text(json.dumps({REPOSITORY: "hf_right"}))
+    assert world.api.model_info(REPOSITORY).gated == "manual"
+
+    def download(token: Any) -> str:
+        return hf_hub_download(REPOSITORY, "config.json", local_dir=tmp_path, endpoint=world.url, token=token)
+
+    for token in (False, "hf_wrong"):
+        with pytest.raises(GatedRepoError):
+            download(token)
+    statuses = [request["status"] for request in world.requests if "/resolve/" in request["path"]]
+    assert statuses == [401, 403]
+    assert Path(download("hf_right")).read_bytes() == CONFIG
+
+
+def test_the_log_counts_the_bytes_that_went_out(world: World) -> None:
+    world.get(f"/{REPOSITORY}/resolve/main/config.json", Range="bytes=2-5")
+    # The line is written after the answer has reached us.
+    for _ in range(100):
+        if world.requests:
+            break
+        threading.Event().wait(0.02)
+    assert world.requests[-1] | {"time": "", "client": ""} == {
+        "time": "",
+        "client": "",
+        "method": "GET",
+        "path": f"/{REPOSITORY}/resolve/main/config.json",
+        "status": 206,
+        "bytes": 4,
+        "range": "bytes=2-5",
+    }
