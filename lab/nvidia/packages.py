@@ -175,7 +175,8 @@ def pin(pinned: str, version: str) -> Package:
         f"nvidia-driver-pinning-{pinned}", version, f"Pin the NVIDIA driver to {pinned}",
         {"Provides": "nvidia-driver-pinning", "Conflicts": "nvidia-driver-pinning", "Replaces": "nvidia-driver-pinning"},
         {
-            f"etc/apt/preferences.d/nvidia-driver-pinning-{pinned}": (
+            # One name for all: apt overlooks a file whose name ends like "-580.173.02", taking ".02" for its kind.
+            "etc/apt/preferences.d/nvidia-driver-pinning": (
                 "Package: nvidia-* libnvidia-* libcuda1 cuda-drivers*\n"
                 f"Pin: version {pattern}\n"
                 "Pin-Priority: 1000\n"
