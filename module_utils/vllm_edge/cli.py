@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm-edge`: the host's program. This file only dispatches; each subcommand lives in a module of its own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .host_paths import ETC, STATE, HostPaths, host_paths
+
+Options = argparse.Namespace
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand: its options and what it does. `run` imports what it needs, so that `--help` needs nothing."""
+
+    name: str
+    summary: str
+    options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[Options, HostPaths], int]
+
+
+def _engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("engine", help="name of the engine, as in vllm-<engine>.service")
+
+
+def _format(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="for people or for programs")
+
+
+def _run_engine_options(parser: argparse.ArgumentParser) -> None:
+    _engine(parser)
+    parser.add_argument(
+        "--docker-wait",
+        type=float,
+        default=900.0,
+        metavar="SECONDS",
+        help="how long to wait for the Docker Engine before giving up (default: %(default)g)",
+    )
+
+
+def _run_engine(options: Options, paths: HostPaths) -> int:
+    from .supervisor import run_engine
+
+    return run_engine(options.engine, paths, docker_wait_s=options.docker_wait)
+
+
+def _canary_options(parser: argparse.ArgumentParser) -> None:
+    _engine(parser)
+    _format(parser)
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="patience with one request; the first one may compile kernels (default: %(default)g)",
+    )
+
+
+def _canary(options: Options, paths: HostPaths) -> int:
+    from .canary import run_canary
+
+    return run_canary(options.engine, paths, output=options.format, timeout_s=options.timeout)
+
+
+def _status(options: Options, paths: HostPaths) -> int:
+    from .status import run_status
+
+    return run_status(paths, output=options.format)
+
+
+def _explain_options(parser: argparse.ArgumentParser) -> None:
+    _engine(parser)
+    _format(parser)
+
+
+def _explain(options: Options, paths: HostPaths) -> int:
+    from .status import run_explain
+
+    return run_explain(options.engine, paths, output=options.format)
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("status", "engines, active profile and GPUs of this host", _format, _status),
+    Command("explain", "why an engine failed last, and what to do", _explain_options, _explain),
+    Command("canary", "one real chat completion for each served name of an engine", _canary_options, _canary),
+    Command(
+        "run-engine",
+        "supervise one engine's container (what vllm-<engine>.service runs)",
+        _run_engine_options,
+        _run_engine,
+    ),
+)
+
+
+def build_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="vllm-edge", description="The serving host's own program.")
+    parser.add_argument("--etc", metavar="DIR", help=f"configuration tree (default: $VLLM_EDGE_ETC or {ETC})")
+    parser.add_argument("--state", metavar="DIR", help=f"state tree (default: $VLLM_EDGE_STATE or {STATE})")
+    subparsers = parser.add_subparsers(title="commands", metavar="<command>", required=True)
+    for command in commands:
+        sub = subparsers.add_parser(command.name, help=command.summary, description=command.summary)
+        command.options(sub)
+        sub.set_defaults(run=command.run)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = build_parser().parse_args(arguments)
+    run: Callable[[Options, HostPaths], int] = options.run
+    try:
+        return run(options, host_paths(options.etc, options.state))
+    except BrokenPipeError:
+        sys.stderr.close()  # `vllm-edge status | head`: the reader has had enough
+        return 0

@@ -1,0 +1,539 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why an engine died, and what to do: a table of known signatures over the container's last lines and Docker's facts.
+
+The most specific signature stands first and wins; facts of the kernel and of Docker (killed for memory, removed,
+Docker itself gone) stand above all lines, because a log that was cut off tells of something else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One cause, in words. `heals` says whether another attempt can succeed without anybody's doing."""
+
+    cause: str
+    reason: str
+    remedy: str
+    heals: bool = True
+
+    def sentence(self) -> str:
+        return f"{self.reason}. {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Death:
+    """What is known about an end that nobody asked for."""
+
+    lines: Sequence[str] = ()
+    exit_code: int | None = None
+    oom_killed: bool = False
+    docker_message: str = ""
+    was_serving: bool = False
+    removed: bool = False
+    docker_away: bool = False
+    live_restore: bool | None = None
+    outside_signal: str | None = None
+
+
+Words = Callable[[Mapping[str, str]], str]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A line that tells why. Texts may name the groups of the pattern, as {name}."""
+
+    cause: str
+    pattern: re.Pattern[str]
+    reason: str
+    remedy: str | Words
+    heals: bool = True
+
+
+def _kv_remedy(groups: Mapping[str, str]) -> str:
+    longest = groups.get("estimated")
+    if longest:
+        return f"Set max_model_len of the engine to {longest} or less, or give it more KV cache memory"
+    return "Lower max_model_len, or give the engine more KV cache memory"
+
+
+def _rx(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+SIGNATURES: tuple[Signature, ...] = (
+    # -- memory, in the order vLLM meets it; the refusals of the KV cache are the most exact and come first
+    Signature(
+        "kv_below_max_model_len",
+        _rx(
+            r"To serve at least one request with the model(?:'?s|s's) max seq len \((?P<length>\d+)\)"
+            r"(?:.*?\((?P<needed>[\d.]+) Gi?B KV)?(?:.*?memory \((?P<free>[\d.]+) Gi?B\))?"
+            r"(?:.*?estimated maximum model length is (?P<estimated>\d+))?"
+        ),
+        "the KV cache cannot hold one request of max_model_len {length} ({needed} GiB needed, {free} GiB there)",
+        _kv_remedy,
+        heals=False,
+    ),
+    Signature(
+        "no_kv",
+        _rx(r"No available memory for the cache blocks"),
+        "after weights and activations no GPU memory is left for the KV cache",
+        "Lower max_num_seqs or max_model_len, raise tensor_parallel_size, or choose a smaller precision",
+        heals=False,
+    ),
+    Signature(
+        "not_free",
+        _rx(
+            r"Free memory on device \S+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\).*?less than desired GPU memory "
+            r"utilization \((?P<share>[\d.]+), (?P<wanted>[\d.]+) GiB\)"
+        ),
+        "the GPU has {free} of {total} GiB free, {wanted} GiB are wanted (gpu_memory_utilization {share})",
+        "Something else holds memory there: `vllm-edge status` and `nvidia-smi` name it; an engine that has just "
+        "stopped gives it back within seconds",
+    ),
+    Signature(
+        "not_free",
+        _rx(r"Free memory on device .* is less than desired GPU memory utilization"),
+        "less GPU memory is free than gpu_memory_utilization asks for",
+        "Something else holds memory there: `vllm-edge status` and `nvidia-smi` name it",
+    ),
+    Signature(
+        "oom_warmup",
+        _rx(r"CUDA out of memory occurred when warming up sampler with (?P<requests>\d+) dummy requests"),
+        "GPU memory ran out while warming up the sampler with {requests} requests",
+        "Lower max_num_seqs of the engine (8 is enough for agents that work one after another)",
+        heals=False,
+    ),
+    Signature(
+        "oom_weights",
+        _rx(r"Failed to load model - not enough GPU memory"),
+        "the weights do not fit into GPU memory",
+        "Raise tensor_parallel_size, choose a smaller precision, and look with `nvidia-smi` whether something else "
+        "holds memory",
+    ),
+    Signature(
+        "oom_gpu",
+        _rx(r"(?:torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory)(?:.*?Tried to allocate (?P<size>[\d.]+ \w+))?"),
+        "GPU memory ran out (tried to allocate {size})",
+        "Lower max_num_seqs or gpu_memory_utilization; look with `nvidia-smi` whether something else holds memory",
+    ),
+    Signature(
+        "not_free_cpu",
+        _rx(r"Available memory on node .* is less than desired CPU memory utilization"),
+        "less memory of the machine is free than the engine reserves for its KV cache",
+        "Set kv_cache_memory_bytes of the engine, or free memory on the host",
+    ),
+    # -- Docker refuses to create or to start
+    Signature(
+        "cdi_unresolvable",
+        _rx(r"unresolvable CDI devices? (?P<device>\S+)"),
+        "Docker knows no CDI device {device}",
+        "The CDI specification is stale or the GPU is gone: compare `nvidia-ctk cdi list` with `nvidia-smi -L`, then "
+        "`systemctl restart nvidia-cdi-refresh.service`",
+    ),
+    Signature(
+        "cdi_disabled",
+        _rx(
+            r'could not select device driver "cdi"|error gathering device information while adding custom device '
+            r'"nvidia\.com/|CDI device injection (?:is )?(?:not enabled|disabled)'
+        ),
+        "the Docker Engine does not resolve CDI devices",
+        'Docker 25 or newer with {{"features": {{"cdi": true}}}} in /etc/docker/daemon.json is needed; '
+        "run the host stage again",
+    ),
+    Signature(
+        "image_missing",
+        _rx(r"No such image: (?P<image>\S+)|Unable to find image '(?P<image2>[^']+)' locally"),
+        "the image {image}{image2} is not on this host",
+        "Run the image stage (`ansible-playbook site.yml`); units never pull",
+        heals=False,
+    ),
+    Signature(
+        "port_taken",
+        _rx(
+            r"(?:Bind for (?P<address>\S+) failed: port is already allocated)|"
+            r"(?:listen tcp\d? (?P<address2>\S+): bind: address already in use)|address already in use"
+        ),
+        "the port {address}{address2} is taken by something else",
+        "`ss -ltnp` names it; stop it or give the engine another port",
+    ),
+    Signature(
+        "name_taken",
+        _rx(r'Conflict\. The container name "/?(?P<name>[^"]+)" is already in use'),
+        "a container named {name} appeared while this one was being created",
+        "Look with `docker ps -a`; this name belongs to the engine",
+    ),
+    Signature(
+        "network_missing",
+        _rx(r"network (?P<network>\S+) not found"),
+        "the Docker network {network} does not exist",
+        "Run the host stage again (`ansible-playbook site.yml`): it makes the network",
+        heals=False,
+    ),
+    Signature(
+        "mount_missing",
+        _rx(r"bind source path does not exist: (?P<path>\S+)"),
+        "the directory {path}, which the engine mounts, does not exist",
+        "Run the weights stage, or mount the file system that holds it",
+        heals=False,
+    ),
+    Signature(
+        "docker_argument",
+        _rx(
+            r"docker create: (?P<text>unknown (?:shorthand )?flag: \S+|invalid argument .*|invalid reference format.*)"
+        ),
+        "`docker create` does not understand its arguments: {text}",
+        "Correct the file docker-create of the engine by its source: run the engine stage again",
+        heals=False,
+    ),
+    Signature(
+        "docker_out_of_space",
+        _rx(r"docker (?:create|start): .*no space left on device"),
+        "Docker's disk is full",
+        "Free space under /var/lib/docker (`docker system df`)",
+    ),
+    # -- the driver under the container
+    Signature(
+        "driver_mismatch",
+        _rx(r"[Dd]river/library version mismatch|NVMLError_LibRmVersionMismatch"),
+        "the loaded kernel module and the driver's libraries have different versions (upgraded, not rebooted)",
+        "Reboot the host, or run the driver stage with allow_reboot=true",
+        heals=False,
+    ),
+    Signature(
+        "gpu_lost",
+        _rx(r"GPU is lost|NVMLError_GpuIsLost|has fallen off the bus"),
+        "a GPU fell off the bus",
+        "Look for Xid lines in `journalctl -k`; a lost GPU needs a reboot, and maybe a visit",
+    ),
+    Signature(
+        "nvml",
+        _rx(r"Failed to initialize NVML: (?P<text>[\w /]+)|NVMLError_(?P<text2>\w+)"),
+        "NVML does not open inside the container ({text}{text2})",
+        "The container lost its devices (`systemctl daemon-reload` does this without CDI) or the driver is gone: "
+        "compare `nvidia-smi` on the host; a new container heals the first",
+    ),
+    Signature(
+        "driver_too_old",
+        _rx(
+            r"CUDA driver version is insufficient|Error 80[34]: |"
+            r"(?P<text>forward compatibility was attempted on non supported HW|system has unsupported display driver)"
+        ),
+        "the image's CUDA is newer than the host's driver allows",
+        "Upgrade the driver branch, or choose an older engine version from the compatibility matrix",
+        heals=False,
+    ),
+    Signature(
+        "no_gpu",
+        _rx(r"No CUDA GPUs are available|Failed to infer device type|libcuda\.so\.1: cannot open shared object"),
+        "the container sees no GPU",
+        "Check `--device=nvidia.com/gpu=...` in docker-create and `nvidia-ctk cdi list`",
+    ),
+    Signature(
+        "too_few_gpus",
+        _rx(r"World size \((?P<world>\d+)\) is larger than the number of available GPUs \((?P<gpus>\d+)\)"),
+        "tensor_parallel_size asks for {world} GPUs, the container has {gpus}",
+        "Give the engine as many gpus as its tensor_parallel_size",
+        heals=False,
+    ),
+    Signature(
+        "gpu_error",
+        _rx(
+            r"CUDA error: (?P<text>an illegal memory access|device-side assert|uncorrectable ECC error|"
+            r"unspecified launch failure)"
+        ),
+        "the GPU reported an error: {text}",
+        "Look for Xid lines in `journalctl -k`; if it repeats on one card, test that card",
+    ),
+    Signature(
+        "nccl",
+        _rx(r"(?P<text>ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError)"),
+        "the GPUs of the engine cannot talk to each other ({text})",
+        "Set NCCL_DEBUG=INFO for the engine; on hosts without NVLink try NCCL_P2P_DISABLE=1 and "
+        "disable_custom_all_reduce",
+    ),
+    # -- shared memory before the generic "No space left"
+    Signature(
+        "shm_too_small",
+        _rx(
+            r"unable to (?:write to|allocate shared memory|mmap).*(?:torch_|/dev/shm|shared memory).*|"
+            r"Bus error|creating shared memory segment \S*/dev/shm|(?:/dev/shm|psm_\w+).*No space left on device|"
+            r"insufficient shared memory|No space left on device.*/dev/shm"
+        ),
+        "/dev/shm of the container is too small",
+        "Raise shm_size of the engine (2g for one GPU, 4g for four)",
+        heals=False,
+    ),
+    Signature(
+        "shm_too_small",
+        _rx(r"died (?:unexpectedly )?(?:\(exit code: -7\)|with exit code -7)"),
+        "a worker got SIGBUS: /dev/shm of the container is too small",
+        "Raise shm_size of the engine (2g for one GPU, 4g for four)",
+        heals=False,
+    ),
+    # -- arguments and files
+    Signature(
+        "unknown_argument",
+        _rx(r"error: unrecognized arguments?: (?P<text>.+)"),
+        "this vLLM does not know the argument {text}",
+        "Correct extra_args of the engine, or choose a version that knows it (`vllm serve --help` in the image)",
+        heals=False,
+    ),
+    Signature(
+        "bad_argument",
+        _rx(r"error: argument (?P<name>[-\w/]+): (?P<text>.+)"),
+        "vLLM refuses the argument {name}: {text}",
+        "Correct the engine's settings",
+        heals=False,
+    ),
+    Signature(
+        "max_model_len_too_long",
+        _rx(
+            r"User-specified max_model_len \((?P<length>\d+)\) is greater than the derived max_model_len"
+            r"(?:.*?=(?P<most>\d+))?"
+        ),
+        "max_model_len {length} is longer than the model's own limit {most}",
+        "Set max_model_len of the engine to the model's limit or less",
+        heals=False,
+    ),
+    Signature(
+        "bad_shape",
+        _rx(r"(?P<text>Total number of attention heads \(\d+\) must be divisible by tensor parallel size \(\d+\))"),
+        "{text}",
+        "Choose a tensor_parallel_size that divides it",
+        heals=False,
+    ),
+    Signature(
+        "weights_damaged",
+        _rx(
+            r"(?P<text>SafetensorError\S*.*|HeaderTooLarge|HeaderTooSmall|InvalidHeader\w*|MetadataIncompleteBuffer|"
+            r"Error while deserializing header.*)"
+        ),
+        "a weights file is damaged or cut short: {text}",
+        "Run the weights stage with a full verification: it fetches what does not match its hash again",
+        heals=False,
+    ),
+    Signature(
+        "hub_offline",
+        _rx(r"OfflineModeIsEnabled|LocalEntryNotFoundError|outgoing traffic has been disabled|HF_HUB_OFFLINE"),
+        "vLLM wanted something from the model hub, and engines run offline",
+        "Give the engine the directory of its weights, complete with tokenizer and configuration: run the weights "
+        "stage",
+        heals=False,
+    ),
+    Signature(
+        "weights_missing",
+        _rx(
+            r"Cannot find any model weights|No such file or directory: '?(?P<path>\S+?\.(?:safetensors|json|model))'?|"
+            r"Invalid repository ID or local directory specified: '?(?P<path2>[^'\s]+)'?|"
+            r"(?P<path3>\S+) is not a local folder and is not a valid model identifier|"
+            r"(?P<path4>\S+) does not appear to have a file named|Repo id must be in the form"
+        ),
+        "files of the model are missing: {path}{path2}{path3}{path4}",
+        "Run the weights stage; see that the directory is mounted and readable for the user vllm-edge",
+        heals=False,
+    ),
+    Signature(
+        "transformers_too_old",
+        _rx(r"model type `(?P<type>[^`]+)` but Transformers does not recognize this architecture"),
+        "the image's transformers does not know the architecture {type}",
+        "Run the image stage with a transformers requirement that knows it (Gemma 4: 5.5.0 or newer)",
+        heals=False,
+    ),
+    Signature(
+        "config_damaged",
+        _rx(
+            r"Unrecognized model in|is not a valid JSON file|JSONDecodeError|Can't load tokenizer|"
+            r"Couldn't instantiate the backend tokenizer|Error parsing .*config\.json"
+        ),
+        "a configuration or tokenizer file of the model cannot be read",
+        "Verify the weights directory in full and fetch it again",
+        heals=False,
+    ),
+    Signature(
+        "compiler_missing",
+        _rx(r"Failed to find C compiler|No such file or directory: '(?:g\+\+|gcc|cc|c\+\+)'|fatal error: Python\.h"),
+        "the engine needed a C compiler, or Python's headers, to build a kernel",
+        "Add g++ and the Python headers to the image",
+        heals=False,
+    ),
+    Signature(
+        "not_permitted",
+        _rx(r"PermissionError: \[Errno 13\] Permission denied: '(?P<path>[^']+)'"),
+        "the engine's user may not use {path}",
+        "Weights belong to root:vllm-edge with 0640/0750, caches to vllm-edge: run the weights and engine stages",
+        heals=False,
+    ),
+    Signature(
+        "read_only",
+        _rx(r"OSError: \[Errno 30\] Read-only file system: '(?P<path>[^']+)'"),
+        "the engine wants to write {path}, and its root is read-only",
+        "Mount a cache or a tmpfs there in docker-create",
+        heals=False,
+    ),
+    Signature(
+        "disk_full",
+        _rx(r"No space left on device"),
+        "a file system the engine writes to is full",
+        "Look at `df -h /data /tmp` and at the engine's shm_size",
+    ),
+    Signature(
+        "entrypoint_missing",
+        _rx(r'exec: "(?P<name>[^"]+)": (?:executable file not found|stat |permission denied)'),
+        "the image has no program {name}",
+        "The image is not a vLLM image: run the image stage",
+        heals=False,
+    ),
+)
+
+ENGINE_DEAD = re.compile(
+    r"EngineDeadError|EngineCore encountered (?:a fatal error|an issue)|Engine core process .*died unexpectedly|"
+    r"Worker proc .*died unexpectedly|Process \S+ \(PID: \d+\) died with exit code"
+)
+_EXCEPTION = re.compile(r"(?P<text>\b[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b: .+)$")
+_CORE_FAILED = re.compile(r"Engine core initialization failed|WorkerProc initialization failed")
+_SIGNALS = {132: "SIGILL", 134: "SIGABRT", 135: "SIGBUS", 136: "SIGFPE", 137: "SIGKILL", 139: "SIGSEGV", 143: "SIGTERM"}
+
+
+def _filled(signature: Signature, match: re.Match[str]) -> Explanation:
+    groups = {key: (value or "").strip() for key, value in match.groupdict().items()}
+    reason = signature.reason.format(**groups)
+    # Older versions leave some of the numbers out of their sentence.
+    reason = reason.replace(" ( GiB needed,  GiB there)", "").replace(" (tried to allocate )", "").replace(" ()", "")
+    remedy = signature.remedy(groups) if callable(signature.remedy) else signature.remedy.format(**groups)
+    return Explanation(signature.cause, " ".join(reason.split()).rstrip(":"), remedy, signature.heals)
+
+
+def match_lines(lines: Sequence[str]) -> Explanation | None:
+    """The most specific known cause among the lines; for one signature the last line that carries it."""
+    for signature in SIGNATURES:
+        for line in reversed(lines):
+            match = signature.pattern.search(line)
+            if match:
+                return _filled(signature, match)
+    return None
+
+
+def last_exception(lines: Sequence[str]) -> str | None:
+    """The last exception a traceback ends with, but not vLLM's summary, which only points above itself."""
+    for line in reversed(lines):
+        match = _EXCEPTION.search(line)
+        if match and not _CORE_FAILED.search(line) and not ENGINE_DEAD.search(line):
+            return match["text"].strip()
+    return None
+
+
+def _ended(death: Death) -> str:
+    if death.exit_code is None:
+        return "the engine's container ended"
+    name = _SIGNALS.get(death.exit_code)
+    return f"the engine's container ended with status {death.exit_code}" + (f" ({name})" if name else "")
+
+
+def explain(death: Death) -> Explanation:
+    """One cause for one death. Total: an unknown one is told with what is known."""
+    if death.oom_killed:
+        return Explanation(
+            "oom_killed",
+            "the kernel killed a process of the engine because the host's memory, or the container's limit, ran out",
+            "Look with `journalctl -k | grep -i oom`; free host memory, or raise the container's --memory",
+        )
+    if death.removed:
+        return Explanation(
+            "removed",
+            "somebody removed the engine's container with Docker (docker rm)",
+            "Use `systemctl stop`, which knows the engine; systemd starts it again now",
+        )
+    known = match_lines([*death.lines, *([death.docker_message] if death.docker_message else [])])
+    if known is not None:
+        return known
+    if death.docker_message and death.exit_code is None:
+        return Explanation(
+            "docker_refused", f"Docker refused: {death.docker_message}", "Look with `journalctl -u docker.service`"
+        )
+    if death.docker_away:
+        return _explain_docker_away(death)
+    if death.outside_signal is not None and death.exit_code in (0, 2, 130, 137, 143):
+        return Explanation(
+            "stopped_outside",
+            f"somebody stopped the engine's container with Docker ({death.outside_signal}), past systemd",
+            "Use `systemctl stop`, which knows the engine; systemd starts it again now",
+        )
+    return _explain_exit(death)
+
+
+def _explain_docker_away(death: Death) -> Explanation:
+    if death.live_restore:
+        return Explanation(
+            "died_while_docker_away",
+            "the engine ended while the Docker Engine was away, so its exit status is not known",
+            "It is started again as soon as Docker is back",
+        )
+    return Explanation(
+        "docker_stopped",
+        "the Docker Engine stopped and took the engine's container with it",
+        "It is started again as soon as Docker is back; with live-restore in /etc/docker/daemon.json engines outlive "
+        "a restart of Docker",
+    )
+
+
+def _explain_exit(death: Death) -> Explanation:
+    dead = any(ENGINE_DEAD.search(line) for line in death.lines)
+    error = last_exception(death.lines)
+    said = f": {error}" if error else ""
+    if dead and death.was_serving:
+        return Explanation(
+            "engine_died_serving",
+            f"vLLM's engine process died while serving a request{said}",
+            "The traceback above its end names the place; if the first completion after a start kills it, the image "
+            "lacks something it compiles with (g++, Python's headers), or a kernel does not fit the GPU",
+        )
+    if dead:
+        return Explanation(
+            "engine_died",
+            f"vLLM's engine process died while starting{said}",
+            "The traceback in the journal names the place",
+        )
+    if death.exit_code == 137:
+        return Explanation(
+            "sigkill",
+            f"{_ended(death)}: killed from outside, by `docker kill`, `docker rm -f` or the host's kernel",
+            "Look with `journalctl -k | grep -i -e oom -e killed` and in the shell histories of the operators",
+        )
+    if death.exit_code == 135:
+        return Explanation(
+            "shm_too_small",
+            f"{_ended(death)}: most often /dev/shm of the container is too small",
+            "Raise shm_size of the engine (2g for one GPU, 4g for four)",
+        )
+    if death.exit_code in (0, 143):
+        return Explanation(
+            "ended_by_itself",
+            f"{_ended(death)}, although nobody asked it to",
+            "Look at its last lines in the journal",
+        )
+    return Explanation(
+        "unknown", f"{_ended(death)}{said}", "Its last lines in the journal tell more than is known here"
+    )
+
+
+def explain_stall(seconds: float, phase_words: str) -> Explanation:
+    """The engine runs, but its log stands still while it should load."""
+    return Explanation(
+        "stalled",
+        f"the engine's log did not advance for {seconds:.0f} s ({phase_words}); it was ended",
+        "Where a phase takes that long on this host, raise stall_timeout_s; with several GPUs think of a hanging NCCL",
+    )
+
+
+def explain_hang(seconds: float, answer: str) -> Explanation:
+    """The engine served, and does not answer any more."""
+    return Explanation(
+        "hung",
+        f"the engine has not answered /health for {seconds:.0f} s ({answer}); systemd's watchdog ended it",
+        "systemd starts it again; when it repeats, look at the last requests and at `journalctl -k` for Xid lines",
+    )

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One question to an engine's HTTP server, with the standard library's client."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An HTTP answer, or why there was none."""
+
+    status: int | None
+    body: bytes = b""
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 200
+
+    def words(self) -> str:
+        return f"HTTP {self.status}" if self.status is not None else self.error
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def explain_oserror(error: Exception, timeout_s: float) -> str:
+    """Why a request failed, in words of the operator's world."""
+    if isinstance(error, TimeoutError):
+        return f"no answer within {timeout_s:g} s"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused: nothing listens on the port"
+    if isinstance(error, http.client.RemoteDisconnected | ConnectionResetError):
+        return "connection closed without an answer: the port is published, but nothing listens behind it yet"
+    return f"{type(error).__name__}: {error}"
+
+
+def request(
+    url: str, path: str, timeout_s: float, *, method: str = "GET", payload: object = None, limit: int = 4_000_000
+) -> Answer:
+    """GET or POST; never raises, since no answer is an answer here."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=timeout_s)
+    headers = {"Connection": "close", "User-Agent": "vllm-edge"}
+    body: bytes | None = None
+    if payload is not None:
+        body = json.dumps(payload).encode()
+        headers["Content-Type"] = "application/json"
+    try:
+        connection.request(method, path, body=body, headers=headers)
+        answer = connection.getresponse()
+        return Answer(answer.status, answer.read(limit))
+    except (OSError, http.client.HTTPException) as error:
+        return Answer(None, error=explain_oserror(error, timeout_s))
+    finally:
+        connection.close()
+
+
+def get_health(url: str, timeout_s: float) -> Answer:
+    """vLLM's /health: 200 while the engine's processes live."""
+    return request(url, "/health", timeout_s, limit=65_536)

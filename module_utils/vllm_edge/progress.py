@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far an engine is, read from the lines vLLM prints while it starts (0.19 to 0.33)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """The life of an engine, in order; the value is what state files and `vllm-edge status` carry."""
+
+    WAITING_FOR_DOCKER = "waiting-for-docker"
+    CLEARING = "clearing"
+    STARTING = "starting-container"
+    LOADING = "loading-weights"
+    COMPILING = "compiling"
+    KV_CACHE = "kv-cache"
+    CAPTURING = "capturing-graphs"
+    HEALTH = "waiting-for-health"
+    SERVING = "serving"
+    UNHEALTHY = "not-answering"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+WORDS: dict[Phase, str] = {
+    Phase.WAITING_FOR_DOCKER: "waiting for the Docker Engine",
+    Phase.CLEARING: "removing the previous container",
+    Phase.STARTING: "starting container",
+    Phase.LOADING: "loading weights",
+    Phase.COMPILING: "compiling",
+    Phase.KV_CACHE: "KV cache",
+    Phase.CAPTURING: "capturing graphs",
+    Phase.HEALTH: "waiting for /health",
+    Phase.SERVING: "serving",
+    Phase.UNHEALTHY: "not answering /health",
+    Phase.STOPPING: "stopping",
+    Phase.STOPPED: "stopped",
+    Phase.FAILED: "failed",
+}
+
+ORDER = list(Phase)
+
+# Phases in which a container runs that has never answered.
+STARTING_PHASES = frozenset(
+    {Phase.STARTING, Phase.LOADING, Phase.COMPILING, Phase.KV_CACHE, Phase.CAPTURING, Phase.HEALTH}
+)
+
+_PHASE_LINES: tuple[tuple[re.Pattern[str], Phase], ...] = (
+    (re.compile(r"Capturing CUDA graphs?\b[^:]*(?:\([^)]*\))?:?\s*(?P<percent>\d+)%"), Phase.CAPTURING),
+    (re.compile(r"Capturing (?:\w+ )*(?:CUDA|cuda) ?graphs?"), Phase.CAPTURING),
+    (re.compile(r"Loading \w+ checkpoint shards:\s*(?P<percent>\d+)%"), Phase.LOADING),
+    (re.compile(r"Starting to load model |Loading weights took|Model loading took"), Phase.LOADING),
+    (re.compile(r"torch\.compile|Dynamo bytecode transform|[Cc]ompiling a graph"), Phase.COMPILING),
+    (re.compile(r"Available KV cache memory:|KV cache size:|Maximum concurrency for"), Phase.KV_CACHE),
+    (
+        re.compile(
+            r"Graph capturing finished|init engine \(|Starting vLLM (?:API )?server|"
+            r"Waiting for application startup|Application startup complete"
+        ),
+        Phase.HEALTH,
+    ),
+)
+
+# Lines that an engine repeats while it hangs; they are no sign of life.
+_NO_PROGRESS = re.compile(r"No available shared memory broadcast block|Waiting for \d+ (?:local|remote)")
+
+_FACTS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("model_gib", re.compile(r"Model loading took (?P<value>[\d.]+) GiB")),
+    ("kv_cache_gib", re.compile(r"Available KV cache memory: (?P<value>-?[\d.]+) GiB")),
+    ("kv_cache_tokens", re.compile(r"KV cache size: (?P<value>[\d,]+) tokens")),
+    ("max_concurrency", re.compile(r"Maximum concurrency for [\d,]+ tokens per request: (?P<value>[\d.]+)x")),
+)
+
+
+def is_progress(line: str) -> bool:
+    """Whether a line shows that the engine moves on."""
+    return line.strip() != "" and not _NO_PROGRESS.search(line)
+
+
+def phase_of(line: str) -> tuple[Phase, int | None] | None:
+    """The phase a line tells of, and its percentage where it has one."""
+    for pattern, phase in _PHASE_LINES:
+        match = pattern.search(line)
+        if match:
+            percent = match.groupdict().get("percent")
+            return phase, (int(percent) if percent is not None else None)
+    return None
+
+
+def facts_of(line: str) -> dict[str, float | int]:
+    """Measured numbers a line tells of: vLLM's own account of its memory."""
+    found: dict[str, float | int] = {}
+    for key, pattern in _FACTS:
+        match = pattern.search(line)
+        if match:
+            text = match["value"].replace(",", "")
+            found[key] = int(text) if key == "kv_cache_tokens" else float(text)
+    return found
+
+
+@dataclass
+class Progress:
+    """The furthest phase seen. Workers of one engine log in any order: it never goes back."""
+
+    phase: Phase = Phase.STARTING
+    percent: int | None = None
+    facts: dict[str, float | int] = field(default_factory=dict)
+
+    def feed(self, line: str) -> bool:
+        """True when the phase moved on."""
+        self.facts.update(facts_of(line))
+        told = phase_of(line)
+        if told is None:
+            return False
+        phase, percent = told
+        if phase is self.phase:
+            if percent is not None:
+                self.percent = percent
+            return False
+        if ORDER.index(phase) < ORDER.index(self.phase):
+            return False
+        self.phase, self.percent = phase, percent
+        return True
+
+    def words(self) -> str:
+        text = WORDS[self.phase]
+        return text if self.percent is None else f"{text}, {self.percent} %"

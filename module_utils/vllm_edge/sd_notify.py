@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""systemd's notification protocol: readiness, status text, watchdog and longer timeouts, without libsystemd."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+
+STATUS_LIMIT = 480
+
+
+def watchdog_seconds(environ: Mapping[str, str], pid: int) -> float | None:
+    """The unit's WatchdogSec in seconds, or None where systemd does not watch this process."""
+    usec = environ.get("WATCHDOG_USEC", "")
+    watched = environ.get("WATCHDOG_PID", "")
+    if not usec.isdigit() or int(usec) == 0:
+        return None
+    if watched and watched != str(pid):
+        return None
+    return int(usec) / 1_000_000
+
+
+def one_line(text: str, limit: int = STATUS_LIMIT) -> str:
+    """A field of the protocol ends at a newline: fold white space, and shorten what nobody reads to the end."""
+    folded = " ".join(text.split())
+    return folded if len(folded) <= limit else folded[: limit - 3] + "..."
+
+
+class Notifier:
+    """Sends datagrams to NOTIFY_SOCKET; silent where there is none, so that the program also runs by hand."""
+
+    def __init__(self, address: str | None) -> None:
+        self._address = address or None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Notifier:
+        return cls((os.environ if environ is None else environ).get("NOTIFY_SOCKET"))
+
+    def send(
+        self,
+        *,
+        ready: bool = False,
+        stopping: bool = False,
+        watchdog: bool = False,
+        status: str | None = None,
+        extend_s: float | None = None,
+    ) -> bool:
+        """True when systemd took the message. A lost message is no reason to end an engine: the next one follows."""
+        fields: list[str] = []
+        if ready:
+            fields.append("READY=1")
+        if stopping:
+            fields.append("STOPPING=1")
+        if watchdog:
+            fields.append("WATCHDOG=1")
+        if status is not None:
+            fields.append(f"STATUS={one_line(status)}")
+        if extend_s is not None:
+            fields.append(f"EXTEND_TIMEOUT_USEC={int(extend_s * 1_000_000)}")
+        if not fields or self._address is None:
+            return False
+        # "@" stands for the NUL of Linux' abstract socket names.
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+                sock.settimeout(2)
+                sock.sendto("\n".join(fields).encode(), address)
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,720 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm-edge run-engine`: one engine's container under systemd (Type=notify), from its creation to its end.
+
+One thread decides (`Supervision`), helpers only tell it what they see: the container's log, `docker wait`, the
+process itself (a pidfd, which also speaks while Docker is away) and /health. A signal is an event like the others.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TextIO
+
+from .containers import Container, Docker, DockerAway, DockerRefused, docker_unit_active, stamp_seconds
+from .engine_config import Engine, EngineConfig, EngineConfigError, load_engine
+from .engine_state import TAIL_LINES, EngineState, Failure, read_state, stamp, write_state
+from .explain import Death, Explanation, explain, explain_hang
+from .health import Answer, get_health
+from .host_paths import HostPaths
+from .progress import WORDS, Phase
+from .sd_notify import Notifier, watchdog_seconds
+from .supervision import (
+    EXTEND_BY_S,
+    Decision,
+    Existing,
+    Found,
+    Reaction,
+    Supervision,
+    decide_existing,
+    had_been_ready,
+    needs_look,
+)
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+# sysexits' EX_CONFIG: another attempt cannot succeed. The unit names it in RestartPreventExitStatus.
+EXIT_CONFIG = 78
+
+DOCKER_WAIT_S = 900.0
+REMOVE_WAIT_S = 120.0
+PING_S = 3.0
+TICK_S = 1.0
+
+# Our own question, every few seconds, would fill the journal.
+_OWN_PROBE = re.compile(r'"GET /health HTTP/1\.[01]" 200')
+_LEVEL = re.compile(r"^(?:\x1b\[[\d;]*m)*(?:\([^)]*\)\s*)*(?:\x1b\[[\d;]*m)*(CRITICAL|ERROR|WARNING)\b")
+_PRIORITY = {"CRITICAL": 2, "ERROR": 3, "WARNING": 4}
+
+
+# -- events
+
+
+@dataclass(frozen=True)
+class LogLine:
+    line: str
+
+
+@dataclass(frozen=True)
+class HealthSeen:
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class DockerSeen:
+    away: bool
+
+
+@dataclass(frozen=True)
+class Died:
+    """The container's process is gone; `how` is who noticed."""
+
+    how: str
+
+
+@dataclass(frozen=True)
+class Signalled:
+    number: int
+
+
+Event = LogLine | HealthSeen | DockerSeen | Died | Signalled
+
+
+class Journal:
+    """Lines to stdout, with syslog's priority prefix when systemd's journal reads them."""
+
+    def __init__(self, stream: TextIO, prefixed: bool) -> None:
+        self._stream = stream
+        self._prefixed = prefixed
+        self._lock = threading.Lock()
+
+    def write(self, text: str, priority: int = 6) -> None:
+        with self._lock:
+            for line in text.splitlines():
+                prefix = f"<{priority}>" if self._prefixed else ""
+                try:
+                    self._stream.write(f"{prefix}{line}\n")
+                    self._stream.flush()
+                except (OSError, ValueError):
+                    return  # a reader that is gone must not end an engine
+
+    def engine_line(self, line: str) -> None:
+        level = _LEVEL.match(line)
+        self.write(line, _PRIORITY[level.group(1)] if level else 6)
+
+
+class Stopped(Exception):
+    """A signal asked us to stop while we were getting ready."""
+
+
+class Launch(Exception):
+    """The container could not be brought up; carries the explanation."""
+
+    def __init__(self, explanation: Explanation) -> None:
+        super().__init__(explanation.reason)
+        self.explanation = explanation
+
+
+def health_interval(watchdog_s: float | None) -> float:
+    """A third of WatchdogSec: one lost answer does not kill an engine, two in a row may."""
+    return 10.0 if watchdog_s is None else min(10.0, max(0.2, watchdog_s / 3))
+
+
+class Supervisor:
+    """Wiring between the pure `Supervision` and the world."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        paths: HostPaths,
+        docker: Docker,
+        notifier: Notifier,
+        journal: Journal,
+        *,
+        watchdog_s: float | None = None,
+        docker_wait_s: float = DOCKER_WAIT_S,
+        unit_active: Callable[[], bool | None] = docker_unit_active,
+        health: Callable[[str, float], Answer] = get_health,
+    ) -> None:
+        self.engine = engine
+        self.config: EngineConfig = engine.config
+        self.docker = docker
+        self.notifier = notifier
+        self.journal = journal
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._state_path = paths.engine_state(engine.config.engine)
+        self._previous = read_state(self._state_path)
+        self._state = EngineState(
+            engine=self.config.engine,
+            phase=Phase.WAITING_FOR_DOCKER,
+            since=stamp(),
+            input_hash=self.config.input_hash,
+            generation=self.config.generation,
+            last_failure=self._previous.last_failure if self._previous else None,
+        )
+        self._watchdog_s = watchdog_s
+        self._docker_wait_s = docker_wait_s
+        self._unit_active = unit_active
+        self._health = health
+        self._closing = threading.Event()
+        self._docker_away = threading.Event()
+        self._container: Container | None = None
+        self._live_restore: bool | None = None
+        self._follower: threading.Thread | None = None
+        self._last_stamp: str | None = None
+        self._signal: int | None = None
+        self._record_failed = False
+
+    # -- signals
+
+    def install_signals(self) -> None:
+        """SIGTERM and SIGINT stop; SIGABRT is systemd's watchdog: the time to say why and to end the container."""
+
+        def tell(number: int, _frame: object) -> None:
+            self._signal = self._signal or number
+            self.events.put(Signalled(number))
+
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGABRT):
+            signal.signal(number, tell)
+
+    # -- small helpers
+
+    def _record(self, **changes: object) -> None:
+        self._state = replace(self._state, **changes)  # type: ignore[arg-type]
+        try:
+            write_state(self._state_path, self._state)
+        except OSError as error:
+            if not self._record_failed:
+                self.journal.write(f"cannot write {self._state_path}: {error}; the engine runs on without it", 4)
+            self._record_failed = True
+
+    def _enter(self, phase: Phase, status: str | None = None) -> None:
+        self.notifier.send(status=status or WORDS[phase], extend_s=EXTEND_BY_S)
+        if self._state.phase != phase:
+            self._record(phase=phase, since=stamp())
+
+    def _pause(self, seconds: float) -> None:
+        """Waits, but not for longer than a signal needs to arrive. Only for the time before the container runs."""
+        deadline = time.monotonic() + seconds
+        while self._signal is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            try:
+                self.events.get(timeout=min(left, TICK_S))
+            except queue.Empty:
+                continue
+        raise Stopped
+
+    def _reachable(self, timeout_s: float = PING_S) -> str | None:
+        """None when Docker answers, else why not."""
+        active = self._unit_active()
+        if active is False:
+            return "docker.service is not running"
+        try:
+            self.docker.ping(timeout_s)
+        except (DockerAway, DockerRefused) as error:
+            return str(error)
+        return None
+
+    # -- bringing the container up
+
+    def _wait_for_docker(self) -> None:
+        begin = time.monotonic()
+        while True:
+            if self._signal is not None:
+                raise Stopped
+            why = self._reachable()
+            if why is None:
+                return
+            waited = time.monotonic() - begin
+            if waited >= self._docker_wait_s:
+                raise Launch(
+                    Explanation(
+                        "docker_away",
+                        f"the Docker Engine did not answer for {waited:.0f} s ({why})",
+                        "`systemctl status docker.service docker.socket` tells why; systemd tries again",
+                    )
+                )
+            self._enter(Phase.WAITING_FOR_DOCKER, f"waiting for the Docker Engine, {waited:.0f} s: {why}")
+            self._pause(1.0)
+
+    def _look(self, container: Container) -> Found:
+        """Is a running container of ours worth keeping?"""
+        lines: list[str] = []
+        newest: str | None = None
+        for record in self.docker.logs(container.id, after=None, follow=False, tail=2000):
+            lines.append(record.line)
+            newest = record.at
+        answer = self._health(self.config.url, self.config.health_timeout_s)
+        seconds = stamp_seconds(newest or container.started_at)
+        age = None if seconds is None else max(0.0, time.time() - seconds)
+        return Found(answer, had_been_ready(container, self._previous, lines), age)
+
+    def _report_corpse(self, container: Container) -> None:
+        """A container that died while nobody watched (supervisor killed, host crashed) gets its explanation now."""
+        finished = stamp_seconds(container.finished_at)
+        last = self._state.last_failure
+        told = last is not None and finished is not None and last.time >= stamp(datetime.fromtimestamp(finished, UTC))
+        asked = self._previous is not None and self._previous.phase == Phase.STOPPED
+        if told or asked or finished is None or container.exit_code is None:
+            return
+        records = self.docker.logs(container.id, after=None, follow=False, tail=400)
+        lines = [record.line for record in records]
+        death = Death(lines=lines, exit_code=container.exit_code, oom_killed=container.oom_killed)
+        why = explain(death)
+        self.journal.write(f"the previous container ended unwatched: {why.sentence()}", 4)
+        self._record(
+            last_failure=Failure(
+                time=stamp(datetime.fromtimestamp(finished, UTC)),
+                exit_code=container.exit_code,
+                cause=why.cause,
+                reason=why.reason,
+                remedy=why.remedy,
+                phase=self._previous.phase if self._previous else "",
+                log_tail=lines[-TAIL_LINES:],
+            )
+        )
+
+    def _remove(self, container_id: str) -> None:
+        """Until it is really gone: `docker rm` returns early while another removal is in progress."""
+        deadline = time.monotonic() + REMOVE_WAIT_S
+        problem = ""
+        while time.monotonic() < deadline:
+            try:
+                if self.docker.find(container_id) is None:
+                    return
+                self.docker.remove(container_id)
+            except DockerRefused as error:
+                problem = str(error)
+            else:
+                if self.docker.find(container_id) is None:
+                    return
+            self.notifier.send(extend_s=EXTEND_BY_S)
+            time.sleep(0.3)
+        raise Launch(
+            Explanation(
+                "not_removable",
+                f"a container could not be removed within {REMOVE_WAIT_S:.0f} s ({problem or 'still there'})",
+                "A process that cannot be killed holds it, often inside the driver: look for state D in "
+                "`ps -eo pid,stat,wchan,cmd` and at `journalctl -k`",
+            )
+        )
+
+    def _clear(self, container: Container, decision: Decision) -> None:
+        self._enter(Phase.CLEARING, f"removing the previous container: {decision.why}")
+        self.journal.write(f"removing container {container.name} ({container.id[:12]}): {decision.why}")
+        if decision.what is Existing.STOP_AND_REMOVE:
+            self.notifier.send(extend_s=self.config.stop_timeout_s + EXTEND_BY_S)
+            self.docker.stop(container.id, self.config.stop_timeout_s)
+        self._remove(container.id)
+
+    def _prepare(self) -> tuple[Container, Existing]:
+        """The container that is to be supervised, running."""
+        config = self.config
+        present = self.docker.find(config.container)
+        found = self._look(present) if present is not None and needs_look(present, config) else None
+        decision = decide_existing(present, config, found)
+        if decision.what is Existing.REFUSE:
+            raise Launch(Explanation("name_foreign", decision.why, "Nothing was changed", heals=False))
+        if present is not None and decision.what in (Existing.ATTACH_SERVING, Existing.ATTACH_LOADING):
+            self.journal.write(f"attaching to container {present.name} ({present.id[:12]}): {decision.why}")
+            return present, decision.what
+        if present is not None:
+            if not present.running:
+                self._report_corpse(present)
+            self._clear(present, decision)
+        if self._signal is not None:
+            raise Stopped
+        self._enter(Phase.STARTING)
+        container_id = self.docker.create(self.engine.create.arguments)
+        try:
+            self.docker.start(container_id)
+        except DockerRefused:
+            self._remove(container_id)
+            raise
+        started = self.docker.find(container_id)
+        if started is None:
+            raise Launch(explain(Death(removed=True)))
+        return started, Existing.CREATE
+
+    def _launch(self) -> tuple[Container, Existing]:
+        """Docker may go away at any point of the preparation; everything in it can be begun again."""
+        deadline = time.monotonic() + self._docker_wait_s
+        while True:
+            self._wait_for_docker()
+            try:
+                self._live_restore = self.docker.live_restore()
+                return self._prepare()
+            except DockerRefused as error:
+                raise Launch(explain(Death(docker_message=str(error)))) from error
+            except DockerAway as error:
+                if time.monotonic() >= deadline:
+                    raise Launch(explain(Death(docker_message=str(error)))) from error
+                self.journal.write(f"the Docker Engine went away: {error}", 4)
+                self._pause(1.0)
+
+    # -- helpers in threads: they see, they do not decide
+
+    def _thread(self, target: Callable[..., None], *arguments: object) -> threading.Thread:
+        thread = threading.Thread(target=target, args=arguments, name=target.__name__, daemon=True)
+        thread.start()
+        return thread
+
+    def _until_docker_is_back(self) -> None:
+        while not self._closing.is_set() and self._reachable() is not None:
+            self._closing.wait(1.0)
+
+    def _follow_log(self, container_id: str) -> None:
+        """Across restarts of Docker: each connection continues after the last time stamp."""
+        while not self._closing.is_set():
+            try:
+                for record in self.docker.logs(container_id, after=self._last_stamp, follow=True, tail=None):
+                    self._last_stamp = record.at
+                    if _OWN_PROBE.search(record.line):
+                        continue
+                    self.journal.engine_line(record.line)
+                    self.events.put(LogLine(record.line))
+                found = self.docker.find(container_id)
+                if found is None or not found.running:
+                    return
+            except DockerRefused:
+                return
+            except DockerAway:
+                pass
+            self._closing.wait(0.5)
+            self._until_docker_is_back()
+
+    def _wait_for_end(self, container_id: str) -> None:
+        while not self._closing.is_set():
+            try:
+                found = self.docker.find(container_id)
+                if found is None or not found.running:
+                    break
+                if self._docker_away.is_set():
+                    self._docker_away.clear()
+                    self.events.put(DockerSeen(away=False))
+                self.docker.wait(container_id)
+                found = self.docker.find(container_id)
+                if found is None or not found.running:
+                    break
+            except DockerRefused:
+                break
+            except DockerAway:
+                if not self._docker_away.is_set():
+                    self._docker_away.set()
+                    self.events.put(DockerSeen(away=True))
+                self._closing.wait(0.5)
+                self._until_docker_is_back()
+        self.events.put(Died("docker"))
+
+    def _watch_process(self, pid: int) -> None:
+        """The kernel tells of the end of the container's first process, whether Docker is there or not."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self.events.put(Died("process"))
+            return
+        except OSError:
+            return  # Docker lives in another PID namespace, or an old kernel: `docker wait` alone must do
+        try:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll()
+        finally:
+            os.close(descriptor)
+        self.events.put(Died("process"))
+
+    def _probe(self, direct: Iterable[str]) -> None:
+        interval = health_interval(self._watchdog_s)
+        served = False
+        while not self._closing.is_set():
+            begin = time.monotonic()
+            answer = self._ask_health(direct)
+            served = served or answer.ok
+            self.events.put(HealthSeen(answer))
+            # Loading: often, so that READY is not late. Missing answers: often, so that one lost is made up for.
+            pause = interval if served and answer.ok else min(1.0, interval)
+            self._closing.wait(max(0.05, pause - (time.monotonic() - begin)))
+
+    def _ask_health(self, direct: Iterable[str]) -> Answer:
+        answer = self._health(self.config.url, self.config.health_timeout_s)
+        if answer.ok or not self._docker_away.is_set():
+            return answer
+        # Docker's proxy on the loopback ends with Docker; with live-restore the engine itself serves on, and must
+        # not be killed for its port.
+        for address in direct:
+            inner = self._health(f"http://{address}", self.config.health_timeout_s)
+            if inner.ok:
+                return inner
+        return answer
+
+    # -- the life of the container
+
+    def _begin(self, container: Container, how: Existing) -> Supervision:
+        self._container = container
+        now = time.monotonic()
+        begun = stamp_seconds(container.started_at)
+        age = 0.0 if begun is None or how is Existing.CREATE else max(0.0, time.time() - begun)
+        known = self._previous if self._previous and self._previous.container_id == container.id else None
+        life = Supervision(
+            self.config,
+            started=now - age,
+            was_ready=how is Existing.ATTACH_SERVING,
+            load_seconds=known.load_seconds if known else None,
+        )
+        if how is not Existing.CREATE:
+            # What was printed before was in the journal already; it still tells how far the engine is.
+            for record in self.docker.logs(container.id, after=None, follow=False, tail=2000):
+                self._last_stamp = record.at
+                life.on_log(record.line, now)
+            if known:
+                life.progress.facts = {**known.log_facts, **life.progress.facts}
+        life.last_log = now
+        self._record(
+            phase=life.phase,
+            since=stamp(),
+            container_id=container.id,
+            started_at=container.started_at or stamp(),
+            ready_at=known.ready_at if known else None,
+            load_seconds=life.load_seconds,
+            log_facts=life.progress.facts,
+        )
+        self._follower = self._thread(self._follow_log, container.id)
+        self._thread(self._wait_for_end, container.id)
+        if container.pid > 0:
+            self._thread(self._watch_process, container.pid)
+        self._thread(self._probe, container.direct)
+        return life
+
+    def _apply(self, life: Supervision, reaction: Reaction) -> None:
+        if reaction.say:
+            self.journal.write(reaction.say, 5)
+        if reaction.ready:
+            self._record(
+                phase=life.phase,
+                since=stamp(),
+                ready_at=self._state.ready_at or stamp(),
+                load_seconds=life.load_seconds,
+                log_facts=life.progress.facts,
+            )
+            self.journal.write(f"{self.config.unit}: {life.status_text(time.monotonic())}")
+        elif reaction.phase_changed:
+            self._record(phase=life.phase, since=stamp(), log_facts=life.progress.facts)
+        self.notifier.send(
+            ready=reaction.ready, watchdog=reaction.watchdog, status=reaction.status, extend_s=reaction.extend_s
+        )
+
+    def _supervise(self, life: Supervision) -> int:
+        tick_at = 0.0
+        while True:
+            now = time.monotonic()
+            if now >= tick_at:
+                tick_at = now + TICK_S
+                reaction = life.on_tick(now)
+                if reaction.give_up is not None:
+                    return self._fail(life, reaction.give_up, None)
+                self._apply(life, reaction)
+            try:
+                event = self.events.get(timeout=max(0.01, tick_at - now))
+            except queue.Empty:
+                continue
+            now = time.monotonic()
+            match event:
+                case Signalled(number):
+                    if number == signal.SIGABRT:
+                        seconds = life.unanswered_s(now)
+                        return self._fail(life, explain_hang(seconds, life.unhealthy_answer or "no answer"), None)
+                    return self._stop(life)
+                case Died():
+                    return self._bury(life)
+                case LogLine(line):
+                    self._apply(life, life.on_log(line, now))
+                case HealthSeen(answer):
+                    self._apply(life, life.on_health(answer, now, datetime.now().strftime("%H:%M:%S")))
+                case DockerSeen(away):
+                    self._apply(life, life.on_docker(away, now))
+
+    # -- ends
+
+    def _drain(self, life: Supervision, wait_s: float) -> None:
+        """The last lines are the ones that explain: give the log a moment to arrive."""
+        if self._follower is not None:
+            self._follower.join(wait_s)
+        while True:
+            try:
+                event = self.events.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(event, LogLine):
+                life.scan.append(event.line)
+                life.tail.append(event.line)
+
+    def _last_facts(self) -> tuple[Container | None, bool]:
+        """What Docker says of the dead container, and whether Docker is away."""
+        assert self._container is not None
+        deadline = time.monotonic() + 0.7
+        found: Container | None = None
+        while True:
+            if self._reachable(0.5) is not None:
+                return None, True
+            try:
+                found = self.docker.find(self._container.id)
+            except DockerAway:
+                return None, True
+            except DockerRefused:
+                return None, False
+            if found is None or not found.running or time.monotonic() >= deadline:
+                return found, False
+            time.sleep(0.05)
+
+    def _bury(self, life: Supervision) -> int:
+        """The container died by itself."""
+        assert self._container is not None
+        self._drain(life, 0.0 if self._docker_away.is_set() else 0.5)
+        if self._signal is not None and self._signal != signal.SIGABRT:
+            return self._stop(life)
+        found, away = self._last_facts()
+        outside: str | None = None
+        if found is not None:
+            try:
+                outside = self.docker.killed_from_outside(self._container.id, since_s=120)
+            except (DockerAway, DockerRefused):
+                outside = None
+        death = Death(
+            lines=list(life.scan),
+            exit_code=found.exit_code if found else None,
+            oom_killed=bool(found and found.oom_killed),
+            docker_message=found.error if found else "",
+            was_serving=life.ready,
+            removed=found is None and not away,
+            docker_away=away,
+            live_restore=self._live_restore,
+            outside_signal=outside,
+        )
+        return self._fail(life, explain(death), death.exit_code, dead=True)
+
+    def _fail(self, life: Supervision | None, why: Explanation, exit_code: int | None, *, dead: bool = False) -> int:
+        """Says why, keeps it, and leaves no engine running that nobody watches."""
+        phase = self._state.phase
+        self.journal.write(why.sentence(), 3)
+        self.notifier.send(status=why.sentence(), extend_s=EXTEND_BY_S)
+        self._closing.set()
+        tail = list(life.tail) if life is not None else []
+        failure = Failure(stamp(), exit_code, why.cause, why.reason, why.remedy, phase, tail)
+        self._record(phase=Phase.FAILED, since=stamp(), last_failure=failure)
+        if life is not None and not dead:
+            self._end_container(0)
+        return EXIT_FAILED if why.heals else EXIT_CONFIG
+
+    def _end_container(self, timeout_s: float) -> bool:
+        """Ends the container's processes; True when they are gone. Without Docker, by the process itself."""
+        container = self._container
+        if container is None:
+            return True
+        try:
+            if self._reachable() is None:
+                self.docker.stop(container.id, timeout_s)
+                return True
+        except DockerRefused as error:
+            self.journal.write(str(error), 4)
+            return False
+        except DockerAway:
+            pass
+        return self._end_process(container.pid, timeout_s)
+
+    def _end_process(self, pid: int, timeout_s: float) -> bool:
+        if pid <= 0:
+            return False
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            return False
+        try:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            for number, patience in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, 10.0)):
+                signal.pidfd_send_signal(descriptor, number)
+                if poll.poll(patience * 1000):
+                    return True
+        except ProcessLookupError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def _stop(self, life: Supervision) -> int:
+        """systemd asked. The container ends first, then it is removed, then we."""
+        patience = self.config.stop_timeout_s
+        self.notifier.send(stopping=True, status=WORDS[Phase.STOPPING], extend_s=patience + EXTEND_BY_S)
+        self._record(phase=Phase.STOPPING, since=stamp())
+        self.journal.write(f"stopping container {self.config.container}, {patience:g} s to end by itself")
+        self._end_container(patience)
+        self._drain(life, 0.5)
+        self._closing.set()
+        assert self._container is not None
+        try:
+            if self._reachable() is None:
+                self._remove(self._container.id)
+            else:
+                self.journal.write("the Docker Engine is away: the next start removes the ended container", 4)
+        except (DockerAway, DockerRefused, Launch) as error:
+            self.journal.write(f"the ended container was not removed: {error}; the next start removes it", 4)
+        return self._stopped()
+
+    def _stopped(self) -> int:
+        self._record(phase=Phase.STOPPED, since=stamp())
+        self.notifier.send(status=WORDS[Phase.STOPPED])
+        return EXIT_OK
+
+    def run(self) -> int:
+        """The exit status of the unit's main process."""
+        self._record()
+        try:
+            container, how = self._launch()
+        except Stopped:
+            self.notifier.send(stopping=True, status=WORDS[Phase.STOPPING])
+            return self._stopped()
+        except Launch as launch:
+            return self._fail(None, launch.explanation, None)
+        life = self._begin(container, how)
+        try:
+            return self._supervise(life)
+        finally:
+            self._closing.set()
+
+
+def run_engine(name: str, paths: HostPaths, *, docker_wait_s: float = DOCKER_WAIT_S) -> int:
+    """Entry of `vllm-edge run-engine`."""
+    from .containers import DockerEngine
+
+    notifier = Notifier.from_environment()
+    journal = Journal(sys.stdout, prefixed=not sys.stdout.isatty())
+    try:
+        engine = load_engine(name, paths)
+    except EngineConfigError as error:
+        journal.write(str(error), 3)
+        notifier.send(status=str(error))
+        return EXIT_CONFIG
+    supervisor = Supervisor(
+        engine,
+        paths,
+        DockerEngine(),
+        notifier,
+        journal,
+        watchdog_s=watchdog_seconds(os.environ, os.getpid()),
+        docker_wait_s=docker_wait_s,
+    )
+    supervisor.install_signals()
+    return supervisor.run()

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs inside a container in vLLM's place: its HTTP routes and its log lines, and one way to go wrong per mode.
+
+Modes: good, slow (loads for --load seconds, a line each half second), silent (never prints nor answers),
+crash (dies while loading, with --say as its last words), hang (stops answering after --hang-after seconds),
+die-on-completion, ignore-term.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--mode", default="good")
+parser.add_argument("--load", type=float, default=0.5)
+parser.add_argument("--say", default="")
+parser.add_argument("--exit", type=int, default=1)
+parser.add_argument("--hang-after", type=float, default=2.0)
+parser.add_argument("--name", default="sentry")
+options = parser.parse_args()
+
+hanging = threading.Event()
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+class Handler(BaseHTTPRequestHandler):
+    def answer(self, status: int, data: object) -> None:
+        body = json.dumps(data).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, template: str, *values: object) -> None:
+        say(f'INFO:     {self.client_address[0]}:{self.client_address[1]} - "{self.requestline}" {values[1]} OK')
+
+    def do_GET(self) -> None:
+        while hanging.is_set():
+            time.sleep(0.2)
+        if self.path == "/health":
+            self.answer(200, {})
+        elif self.path == "/v1/models":
+            self.answer(200, {"object": "list", "data": [{"id": options.name, "object": "model"}]})
+        else:
+            self.answer(404, {"error": {"message": "Not Found"}})
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if options.mode == "die-on-completion":
+            say("(EngineCore pid=77) ERROR 11-21 03:00:00 [core.py:1512] EngineCore encountered a fatal error.")
+            say("(EngineCore pid=77) ERROR 11-21 03:00:00 [core.py:1512] ZeroDivisionError: division by zero")
+            say("(APIServer pid=1) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
+            os._exit(1)
+        message = {"role": "assistant", "content": f"{asked['model']} is ready."}
+        self.answer(200, {"choices": [{"message": message}], "usage": {"completion_tokens": 4}})
+
+
+if options.mode != "ignore-term":
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+if options.mode == "silent":
+    time.sleep(3600)
+say("INFO 11-21 03:00:00 [gpu_model_runner.py:4735] Starting to load model /models/tiny...")
+steps = max(1, int(options.load / 0.5))
+for step in range(steps):
+    say(f"Loading safetensors checkpoint shards:  {100 * step // steps}% Completed | {step}/{steps} [00:00<00:01]")
+    time.sleep(options.load / steps)
+if options.mode == "crash":
+    say(options.say)
+    sys.exit(options.exit)
+say("INFO 11-21 03:00:00 [gpu_model_runner.py:4821] Model loading took 9.9 GiB memory and 1.5 seconds")
+say("INFO 11-21 03:00:00 [gpu_worker.py:773] Available KV cache memory: 5.25 GiB")
+say(
+    "INFO 11-21 03:00:00 [kv_cache_utils.py:1] GPU KV cache size: 71,234 tokens, Maximum concurrency for 4,096 tokens "
+    "per request: 17.39x"
+)
+server = ThreadingHTTPServer(("0.0.0.0", 8000), Handler)
+say("INFO:     Application startup complete.")
+if options.mode == "hang":
+    threading.Timer(options.hang_after, hanging.set).start()
+server.serve_forever()

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm-edge run-engine` against real containers."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+
+import pytest
+from conftest import IMAGE, Host, docker
+
+pytestmark = pytest.mark.docker
+
+KV_REFUSAL = (
+    "ValueError: To serve at least one request with the model's max seq len (131072), (3.12 GiB KV cache is needed, "
+    "which is larger than the available KV cache memory (1.50 GiB). Based on the available memory, the estimated "
+    "maximum model length is 61440. Try increasing `gpu_memory_utilization` or decreasing `max_model_len`."
+)
+
+
+def test_ready_only_after_health_and_a_clean_stop(host: Host) -> None:
+    host.configure("--mode=slow", "--load=2.5")
+    run = host.start(watchdog_s=1.5)
+    run.until(lambda: host.running(), 10)
+    time.sleep(1)
+    assert not run.has("READY"), "ready while it still loads"
+    run.until_ready()
+    assert any(re.match(r"loading weights, \d+ %, \d+ s", text) for text in run.statuses())
+    assert run.has("EXTEND_TIMEOUT_USEC")
+    ready = next(m for m in run.messages if "READY" in m.fields)
+    assert ready.fields["STATUS"].startswith("serving sentry at http://127.0.0.1:")
+    state = host.state()
+    assert state["phase"] == "serving" and state["last_failure"] is None
+    assert isinstance(state["load_seconds"], float) and state["load_seconds"] >= 2.5
+    assert state["log_facts"] == {
+        "model_gib": 9.9,
+        "kv_cache_gib": 5.25,
+        "kv_cache_tokens": 71234,
+        "max_concurrency": 17.39,
+    }
+    before = sum("WATCHDOG" in m.fields for m in run.messages)
+    time.sleep(2.0)
+    assert sum("WATCHDOG" in m.fields for m in run.messages) >= before + 2, "the watchdog is not fed"
+    assert "Application startup complete" in run.text
+    assert "GET /health" not in run.text, "our own probes fill the journal"
+
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ends(8) == 0
+    assert run.has("STOPPING", "1")
+    assert host.container_id() == ""
+    assert host.state()["phase"] == "stopped"
+    assert host.state()["last_failure"] is None
+
+
+def test_a_crash_while_loading_ends_at_once_and_is_explained(host: Host) -> None:
+    host.configure("--mode=crash", "--load=1", f"--say={KV_REFUSAL}")
+    run = host.start()
+    code = run.ends(15)
+    at = time.time()
+    finished = docker("inspect", "--format={{.State.FinishedAt}}", host.container)
+    died = docker_time(finished)
+    assert at - died < 1.5, "the supervisor outlived its container"
+    assert code == 78, "an engine that can never fit must not be started again and again"
+    assert "set max_model_len of the engine to 61440 or less" in run.text.lower()
+    assert any(line.startswith("<3>") for line in run.lines)
+    failure = host.failure()
+    assert failure["cause"] == "kv_below_max_model_len"
+    assert failure["exit_code"] == 1
+    assert failure["phase"] == "loading-weights"
+    assert any("estimated maximum model length is 61440" in line for line in failure["log_tail"])  # type: ignore[attr-defined]
+    assert not run.has("READY")
+    assert "61440" in run.statuses()[-1]
+
+    told = host.program("explain", host.engine)
+    assert told.returncode == 0 and "61440" in told.stdout
+    # The next start takes the dead container's place, and the failure stays known after it.
+    host.configure("--mode=good")
+    again = host.start()
+    again.until_ready()
+    assert host.failure()["cause"] == "kv_below_max_model_len"
+
+
+def docker_time(text: str) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(text[:26].rstrip("Z") + "+00:00").timestamp()
+
+
+def test_the_first_completion_kills_the_engine(host: Host) -> None:
+    host.configure("--mode=die-on-completion")
+    run = host.start()
+    run.until_ready()
+    asked = host.program("canary", host.engine, "--format", "json", "--timeout", "5")
+    at = time.monotonic()
+    assert asked.returncode == 1
+    (result,) = json.loads(asked.stdout)["results"]
+    assert result["ok"] is False and "connection closed" in result["error"]
+    assert run.ends(3) == 1
+    assert time.monotonic() - at < 1.5
+    failure = host.failure()
+    assert failure["cause"] == "engine_died_serving"
+    assert "division by zero" in str(failure["reason"])
+
+
+def test_a_hung_engine_starves_the_watchdog_and_is_replaced(host: Host) -> None:
+    host.configure("--mode=hang", "--hang-after=1")
+    run = host.start(watchdog_s=0.9)
+    run.until_ready()
+    run.until(lambda: run.has("STATUS", "not answering /health since"), 6)
+    hung = time.monotonic()
+    time.sleep(2)
+    assert not [m for m in run.messages if "WATCHDOG" in m.fields and m.at > hung], "a hung engine was called alive"
+    assert run.process.poll() is None, "ending a hung engine is the watchdog's to decide"
+    assert host.state()["phase"] == "not-answering"
+    # What systemd does when WatchdogSec has passed:
+    run.process.send_signal(signal.SIGABRT)
+    assert run.ends(5) == 1
+    assert not host.running(), "a hung container was left alone"
+    assert host.failure()["cause"] == "hung"
+    first = host.container_id()
+    again = host.start(watchdog_s=5)
+    again.until_ready()
+    assert host.container_id() != first
+
+
+def test_a_hung_container_is_replaced_when_the_supervisor_was_killed(host: Host) -> None:
+    host.configure("--mode=hang", "--hang-after=1")
+    run = host.start(watchdog_s=0.9)
+    run.until_ready()
+    run.until(lambda: run.has("STATUS", "not answering"), 6)
+    first = host.container_id()
+    run.process.kill()
+    run.process.wait(5)
+    again = host.start()
+    again.until_ready()
+    assert host.container_id() != first
+    assert "has served before and does not answer" in again.text
+
+
+def test_a_killed_supervisor_finds_its_container_again(host: Host) -> None:
+    host.configure("--mode=good")
+    run = host.start()
+    run.until_ready()
+    first, loaded = host.container_id(), host.state()["load_seconds"]
+    run.process.kill()
+    run.process.wait(5)
+    assert host.running()
+    again = host.start()
+    again.until_ready(5)
+    assert host.container_id() == first, "a healthy engine was bounced"
+    assert host.state()["load_seconds"] == loaded
+    assert "Application startup complete" not in again.text, "old lines were printed a second time"
+    again.process.send_signal(signal.SIGTERM)
+    assert again.ends(8) == 0
+    assert host.container_id() == ""
+
+
+def test_a_loading_container_is_kept(host: Host) -> None:
+    host.configure("--mode=slow", "--load=4")
+    run = host.start()
+    run.until(lambda: "Loading safetensors" in run.text, 10)
+    first = host.container_id()
+    run.process.kill()
+    run.process.wait(5)
+    again = host.start()
+    again.until_ready()
+    assert host.container_id() == first
+    load_seconds = host.state()["load_seconds"]
+    assert isinstance(load_seconds, float) and load_seconds >= 4, "the time before the attachment counts"
+
+
+def test_other_inputs_make_another_container(host: Host) -> None:
+    host.configure("--mode=good")
+    run = host.start()
+    run.until_ready()
+    first = host.container_id()
+    run.process.kill()
+    run.process.wait(5)
+    host.configure("--mode=good", input_hash="b" * 64)
+    again = host.start()
+    again.until_ready()
+    assert host.container_id() != first
+    assert "made from other inputs" in again.text
+
+
+def test_a_foreign_container_of_our_name_is_left_alone(host: Host) -> None:
+    foreign = docker("run", "--detach", f"--name={host.container}", "--entrypoint=sleep", IMAGE, "60")
+    host.configure("--mode=good")
+    run = host.start()
+    assert run.ends(10) == 78
+    assert "has no label vllm-edge.engine, so it is not ours" in run.text
+    assert host.container_id() == foreign
+    assert host.running()
+    assert host.failure()["cause"] == "name_foreign"
+
+
+def test_sigterm_while_loading(host: Host) -> None:
+    host.configure("--mode=slow", "--load=60")
+    run = host.start()
+    run.until(lambda: run.has("STATUS", "loading weights"), 10)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ends(6) == 0
+    assert host.container_id() == ""
+    assert not run.has("READY")
+
+
+def test_an_engine_that_ignores_sigterm_is_killed_in_time(host: Host) -> None:
+    host.configure("--mode=ignore-term")
+    run = host.start()
+    run.until_ready()
+    begin = time.monotonic()
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ends(10) == 0
+    assert 2 <= time.monotonic() - begin < 7
+    assert host.container_id() == ""
+
+
+def test_removed_behind_our_back(host: Host) -> None:
+    host.configure("--mode=good")
+    run = host.start()
+    run.until_ready()
+    begin = time.monotonic()
+    docker("rm", "--force", host.container)
+    assert run.ends(5) == 1
+    assert time.monotonic() - begin < 2.5
+    assert host.failure()["cause"] in ("removed", "stopped_outside")
+
+
+def test_stopped_behind_our_back(host: Host) -> None:
+    host.configure("--mode=good")
+    run = host.start()
+    run.until_ready()
+    docker("stop", host.container)
+    assert run.ends(2) == 1
+    failure = host.failure()
+    assert failure["cause"] == "stopped_outside"
+    assert "systemctl stop" in str(failure["remedy"])
+
+
+def test_a_log_that_stands_still_is_given_up(host: Host) -> None:
+    host.configure("--mode=silent", stall_timeout_s=1.5)
+    run = host.start()
+    assert run.ends(8) == 1
+    assert host.failure()["cause"] == "stalled"
+    assert not host.running()
+
+
+def test_refusals_of_docker(host: Host) -> None:
+    host.configure(image="vllm-edge.invalid/none:1")
+    run = host.start()
+    assert run.ends(10) == 78
+    assert host.failure()["cause"] == "image_missing"
+
+    host.configure("--mode=good", options=("--device=nvidia.com/gpu=GPU-00000000-0000-0000-0000-000000000000",))
+    run = host.start()
+    assert run.ends(10) == 1
+    assert host.failure()["cause"] in ("cdi_disabled", "cdi_unresolvable")
+    assert host.container_id() == "", "a container that never ran was left behind"
+
+
+def test_the_port_is_taken(host: Host) -> None:
+    other = f"{host.container}-other"
+    docker(
+        "run", "--detach", f"--name={other}", f"--publish=127.0.0.1:{host.port}:1", "--entrypoint=sleep", IMAGE, "60"
+    )
+    try:
+        host.configure("--mode=good")
+        run = host.start()
+        assert run.ends(10) == 1
+        failure = host.failure()
+        assert failure["cause"] == "port_taken"
+        assert str(host.port) in str(failure["reason"])
+    finally:
+        docker("rm", "--force", other)
+
+
+def test_waiting_for_docker_can_be_stopped(host: Host) -> None:
+    host.configure("--mode=good")
+    run = host.start(DOCKER_HOST=f"unix://{host.root}/no-docker.sock")
+    run.until(lambda: run.has("STATUS", "waiting for the Docker Engine"), 5)
+    assert run.has("EXTEND_TIMEOUT_USEC")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ends(3) == 0
+    assert host.state()["phase"] == "stopped"
+
+
+def test_canary_and_status_of_a_serving_engine(host: Host) -> None:
+    host.configure("--mode=good")
+    run = host.start()
+    run.until_ready()
+    asked = host.program("canary", host.engine, "--format", "json")
+    assert asked.returncode == 0, asked.stderr
+    (result,) = json.loads(asked.stdout)["results"]
+    assert result["served_name"] == "sentry"
+    assert result["completion"] == "sentry is ready." and result["tokens"] == 4
+    shown = host.program("status", "--format", "json")
+    (engine,) = json.loads(shown.stdout)["engines"]
+    assert engine["container_state"] == "running"
+    assert engine["running_input_hash"] == "a" * 64
+    assert engine["phase"] == "serving"
+    text = host.program("status").stdout
+    assert host.engine in text and max(map(len, text.splitlines())) <= 100
