@@ -1,0 +1,426 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What NVML says about this host's GPUs, typed; its errors as sentences with a remedy.
+
+Memory is in whole MiB, rounded down as nvidia-smi shows it. NVML has two memory calls, and they mean different things
+by "used":
+
+  v2    total = reserved + used + free: "used" is what was allocated. nvidia-smi shows this one.
+  v1    total = used + free: "used" includes what the driver reserves for itself (about 470 MiB on an L4), and how much
+        that is, v1 does not say.
+
+A reading says which of the two answered. A v2 answer whose figures add up as v1 does (early R525 drivers) is corrected
+by the reserved memory that it names. Where only v1 answers, `reserved_mib` is None: it is not known, and not 0.
+
+pynvml is imported when a session opens, not with this file: modules import this file under the system's Python,
+which has no pynvml, to find out that they have to go elsewhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+MIB = 1024 * 1024
+
+MemoryVersion = Literal["v1", "v2"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What an NVML error means for an operator. `{gpu}` in the texts becomes the card's name."""
+
+    sentence: str
+    remedy: str
+
+
+ERRORS: dict[str, Remedy] = {
+    "UNINITIALIZED": Remedy(
+        "NVML was asked for {gpu} before it was initialized or after it was shut down.",
+        "This is a mistake of the program that asked; please report it with the command that was run.",
+    ),
+    "INVALID_ARGUMENT": Remedy(
+        "NVML does not accept the handle of {gpu}: the set of GPUs changed while it was being read.",
+        "Run again. If it comes back, look for Xid messages in 'journalctl -k' and reseat or replace the card.",
+    ),
+    "NOT_SUPPORTED": Remedy(
+        "{gpu} does not support this query (unified memory, MIG or a virtual GPU).",
+        "VRAM budgets need a GPU with memory of its own, such as the L4; leave this card out of the profile.",
+    ),
+    "NO_PERMISSION": Remedy(
+        "This user may not ask NVML about {gpu}.",
+        "Run as root (become: true); in a container, give it the GPU's device.",
+    ),
+    "NOT_FOUND": Remedy(
+        "NVML does not find {gpu}.",
+        "Compare 'nvidia-smi -L' with gpu_uuids in the inventory; an exchanged card needs its new UUID there.",
+    ),
+    "INSUFFICIENT_SIZE": Remedy(
+        "The list of processes on {gpu} grew faster than it could be read.",
+        "Run again when the engines have finished starting.",
+    ),
+    "INSUFFICIENT_POWER": Remedy(
+        "{gpu} does not get enough power.",
+        "Connect the card's power cable and check the power supplies in the server's management controller.",
+    ),
+    "DRIVER_NOT_LOADED": Remedy(
+        "The NVIDIA kernel module is not loaded.",
+        "Run the host stage of site.yml. If the driver is installed already: 'modprobe nvidia', or reboot; "
+        "'dmesg | grep -i nvidia' says why it does not load (Secure Boot, nouveau, another kernel).",
+    ),
+    "TIMEOUT": Remedy(
+        "{gpu} did not answer NVML in time.",
+        "With persistence mode off a first query can take long: enable nvidia-persistenced and run again. "
+        "If it stays, look for Xid messages in 'journalctl -k'.",
+    ),
+    "IRQ_ISSUE": Remedy(
+        "The kernel has an interrupt problem with {gpu}.",
+        "Look for the cause in 'journalctl -k'; a reboot usually clears it, a firmware update keeps it away.",
+    ),
+    "LIBRARY_NOT_FOUND": Remedy(
+        "libnvidia-ml.so.1 is not installed: there is no NVIDIA driver on this host, or not its libraries.",
+        "Run the host stage of site.yml, which installs it; 'ldconfig -p | grep nvidia-ml' shows whether it is there.",
+    ),
+    "FUNCTION_NOT_FOUND": Remedy(
+        "The installed NVML lacks a function that is needed for {gpu}.",
+        "Install a newer driver branch: group_vars/all/versions.yml names the oldest one that is supported.",
+    ),
+    "CORRUPTED_INFOROM": Remedy(
+        "The infoROM of {gpu} is corrupted.",
+        "The card's own record is damaged: have it replaced; until then leave it out of the profile.",
+    ),
+    "GPU_IS_LOST": Remedy(
+        "The GPU is lost: {gpu} has fallen off the bus.",
+        "Its engines cannot go on. Look for Xid 79 in 'journalctl -k', check seating, power and temperature, and "
+        "reboot; if the card stays away, take it out of gpu_uuids and choose a profile that does not need it.",
+    ),
+    "RESET_REQUIRED": Remedy(
+        "{gpu} must be reset before it can be used.",
+        "Stop the engines on it, then 'nvidia-smi --gpu-reset -i <uuid>' or reboot.",
+    ),
+    "OPERATING_SYSTEM": Remedy(
+        "The operating system blocked NVML's request for {gpu}.",
+        "Check the device nodes (/dev/nvidia*), the device cgroup and AppArmor or SELinux denials in 'journalctl -k'.",
+    ),
+    "LIB_RM_VERSION_MISMATCH": Remedy(
+        "The driver's libraries and the loaded kernel module are of different versions: the driver was upgraded "
+        "underneath running processes, and the old module is still loaded.",
+        "Reboot the server (or stop everything that uses a GPU and reload the nvidia modules). The host stage does it "
+        "by itself where allow_reboot is true.",
+    ),
+    "IN_USE": Remedy("Another program holds {gpu} exclusively.", "Find it with 'fuser -v /dev/nvidia*' and stop it."),
+    "MEMORY": Remedy(
+        "NVML got no memory from the system while it asked about {gpu}.",
+        "The host is out of RAM: look with 'free -m' and in 'journalctl -k' for the OOM killer.",
+    ),
+    "ARGUMENT_VERSION_MISMATCH": Remedy(
+        "The installed NVML does not know the version of a structure that was used for {gpu}.",
+        "Install a newer driver branch: group_vars/all/versions.yml names the oldest one that is supported.",
+    ),
+    "NOT_READY": Remedy("{gpu} is not ready yet.", "The driver is still initializing it; run again in a minute."),
+    "GPU_NOT_FOUND": Remedy(
+        "The driver is loaded but finds no GPU.",
+        "Check 'lspci -d 10de:'; a card that is missing there is not seated or not powered.",
+    ),
+    "INVALID_STATE": Remedy("{gpu} is in a state that does not allow this query.", "Reset the card or reboot."),
+    "UNKNOWN": Remedy(
+        "The driver reports an unknown internal error for {gpu}.",
+        "Look for Xid messages in 'journalctl -k'; a reboot usually clears it.",
+    ),
+}
+
+ABSENT = frozenset({"DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND"})
+"""Errors that mean "no driver yet": a prediction on a bare host cannot go on from here, and is not wrong."""
+
+
+class NvmlFailure(Exception):
+    """An NVML error as an operator needs it: a stable code, the card where one is known, a sentence, a remedy."""
+
+    def __init__(self, code: str, gpu: str | None = None, *, card: str | None = None, index: int | None = None) -> None:
+        """`gpu` is the UUID; `card` how to call it in the sentence, where there is more to say than the UUID."""
+        known = ERRORS.get(code, Remedy("NVML answered " + code + " for {gpu}.", ERRORS["UNKNOWN"].remedy))
+        self.code = code
+        self.gpu = gpu
+        self.index = index
+        name = card or gpu or ("the host" if index is None else f"the GPU at NVML index {index}")
+        self.sentence = known.sentence.format(gpu=name)
+        self.remedy = known.remedy
+        super().__init__(f"{self.sentence} {self.remedy}")
+
+    @property
+    def driver_absent(self) -> bool:
+        return self.code in ABSENT
+
+    def as_dict(self) -> dict[str, str | None]:
+        return {"code": self.code, "gpu": self.gpu, "sentence": self.sentence, "remedy": self.remedy}
+
+
+@dataclass(frozen=True)
+class ProcessReading:
+    pid: int
+    used_mib: int | None
+    """None where NVML does not say (virtual GPUs, WSL): unknown, not 0."""
+
+
+@dataclass(frozen=True)
+class GpuIdentity:
+    index: int
+    """By PCI bus order, whatever order NVML counts in."""
+    uuid: str
+    name: str
+    pci_bus_id: str
+
+    @property
+    def card(self) -> str:
+        return f"{self.uuid} ({self.name} at {self.pci_bus_id})"
+
+
+@dataclass(frozen=True)
+class MemoryReading:
+    total_mib: int
+    reserved_mib: int | None
+    used_mib: int
+    free_mib: int
+    version: MemoryVersion
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    index: int
+    uuid: str
+    name: str
+    pci_bus_id: str
+    total_mib: int
+    reserved_mib: int | None
+    """None where only v1 answered."""
+    used_mib: int
+    """Without the driver's reserve, unless reserved_mib is None: then it is in here."""
+    free_mib: int
+    memory_version: MemoryVersion
+    processes: tuple[ProcessReading, ...] | None
+    """None where the GPU has no list of processes to give."""
+    compute_capability: str | None
+
+    @property
+    def used_includes_reserved(self) -> bool:
+        return self.reserved_mib is None
+
+
+@dataclass(frozen=True)
+class HostReading:
+    driver_version: str
+    gpus: tuple[GpuReading, ...]
+
+
+def interpret_memory(total: int, used: int, free: int, reserved: int | None) -> MemoryReading | None:
+    """Bytes to a reading, by what the figures add up to. None: they add up to nothing that is known.
+
+    `reserved` is None for the v1 call. One MiB of slack: some drivers round the parts.
+    """
+
+    def reading(used_bytes: int, version: MemoryVersion) -> MemoryReading:
+        kept = None if reserved is None else reserved // MIB
+        return MemoryReading(total // MIB, kept, max(0, used_bytes) // MIB, free // MIB, version)
+
+    if reserved is None:
+        return reading(used, "v1")
+    if abs(total - (reserved + used + free)) <= MIB:
+        return reading(used, "v2")
+    if abs(total - (used + free)) <= MIB:
+        return reading(used - reserved, "v2")
+    return None
+
+
+def bus_order(pci_bus_id: str) -> tuple[int, ...]:
+    """'00000000:17:00.0' as numbers, so that domains written with four and with eight digits compare."""
+    return tuple(int(part, 16) for part in pci_bus_id.replace(".", ":").split(":"))
+
+
+def merge_processes(lists: Sequence[Sequence[ProcessReading]]) -> tuple[ProcessReading, ...]:
+    """One entry per pid: a process that computes and draws is in both of NVML's lists, with the same memory."""
+    found: dict[int, ProcessReading] = {}
+    for process in (process for group in lists for process in group):
+        before = found.get(process.pid)
+        if before is None or before.used_mib is None or (process.used_mib or 0) > before.used_mib:
+            found[process.pid] = process
+    return tuple(found[pid] for pid in sorted(found))
+
+
+def pynvml_missing() -> bool:
+    """Whether this interpreter lacks nvidia-ml-py (the module can then be respawned under one that has it)."""
+    return importlib.util.find_spec("pynvml") is None
+
+
+Place = Literal["here", "respawn", "nowhere"]
+
+
+def where_to_run(python: str, *, respawned: bool) -> tuple[Place, str]:
+    """Where a module that needs pynvml can run: here, under `python`, or nowhere yet, with the reason."""
+    if not pynvml_missing():
+        return "here", ""
+    if respawned:
+        return "nowhere", f"nvidia-ml-py is not installed in the environment of {python}"
+    if not os.access(python, os.X_OK):
+        return "nowhere", f"there is no interpreter {python}, which has nvidia-ml-py"
+    return "respawn", ""
+
+
+RUNTIME_REMEDY = "Run the host stage of site.yml first: its role vllm_edge_host installs that environment."
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+class NvmlSession:
+    """An open NVML. Handles are taken once, so a card that is lost between two samples can be named."""
+
+    def __init__(self, pynvml: Any) -> None:
+        self._pynvml = pynvml
+        self._codes: dict[int, str] = {
+            value: name.removeprefix("NVML_ERROR_")
+            for name, value in vars(pynvml).items()
+            if name.startswith("NVML_ERROR_") and isinstance(value, int)
+        }
+        self.driver_version = _text(self._ask(pynvml.nvmlSystemGetDriverVersion))
+        self.lost: tuple[NvmlFailure, ...] = ()
+        self._handles: dict[str, Any] = {}
+        self.identities: tuple[GpuIdentity, ...] = self._identify()
+
+    def _code(self, error: Any) -> str:
+        return self._codes.get(error.value, f"error {error.value}")
+
+    def _ask(
+        self, call: Callable[..., T], *arguments: Any, gpu: GpuIdentity | None = None, index: int | None = None
+    ) -> T:
+        try:
+            return call(*arguments)
+        except self._pynvml.NVMLError as error:
+            raise NvmlFailure(
+                self._code(error), gpu.uuid if gpu else None, card=gpu.card if gpu else None, index=index
+            ) from error
+
+    def _identify(self) -> tuple[GpuIdentity, ...]:
+        """Every GPU that answers; the ones that do not are kept in `lost`, for the caller to judge."""
+        nvml = self._pynvml
+        lost: list[NvmlFailure] = []
+        found: list[tuple[tuple[int, ...], str, str, str]] = []
+        for index in range(self._ask(nvml.nvmlDeviceGetCount)):
+            try:
+                handle = self._ask(nvml.nvmlDeviceGetHandleByIndex, index, index=index)
+                uuid = _text(self._ask(nvml.nvmlDeviceGetUUID, handle, index=index))
+                name = _text(self._ask(nvml.nvmlDeviceGetName, handle, index=index))
+                bus = _text(self._ask(nvml.nvmlDeviceGetPciInfo, handle, index=index).busId)
+            except NvmlFailure as failure:
+                lost.append(failure)
+                continue
+            self._handles[uuid] = handle
+            found.append((bus_order(bus), uuid, name, bus))
+        self.lost = tuple(lost)
+        return tuple(GpuIdentity(at, uuid, name, bus) for at, (_, uuid, name, bus) in enumerate(sorted(found)))
+
+    def _memory(self, gpu: GpuIdentity) -> MemoryReading:
+        nvml = self._pynvml
+        handle = self._handles[gpu.uuid]
+        try:
+            raw = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+        except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_ArgumentVersionMismatch):
+            raw = None
+        except nvml.NVMLError as error:
+            raise NvmlFailure(self._code(error), gpu.uuid, card=gpu.card) from error
+        if raw is not None:
+            reading = interpret_memory(raw.total, raw.used, raw.free, raw.reserved)
+            if reading is not None:
+                return reading
+        raw = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle, gpu=gpu)
+        reading = interpret_memory(raw.total, raw.used, raw.free, None)
+        assert reading is not None  # v1 has nothing that could contradict itself
+        return reading
+
+    def _process_list(self, call: Callable[[Any], Any], gpu: GpuIdentity) -> tuple[ProcessReading, ...] | None:
+        try:
+            raw = self._ask(call, self._handles[gpu.uuid], gpu=gpu)
+        except NvmlFailure as failure:
+            if failure.code in ("NOT_SUPPORTED", "FUNCTION_NOT_FOUND"):
+                return None
+            raise
+        return tuple(
+            ProcessReading(int(entry.pid), None if entry.usedGpuMemory is None else int(entry.usedGpuMemory) // MIB)
+            for entry in raw
+        )
+
+    def _processes(self, gpu: GpuIdentity) -> tuple[ProcessReading, ...] | None:
+        nvml = self._pynvml
+        compute = self._process_list(nvml.nvmlDeviceGetComputeRunningProcesses, gpu)
+        if compute is None:
+            return None
+        # A desktop's X server holds memory, too, and is in the other list only.
+        graphics = self._process_list(nvml.nvmlDeviceGetGraphicsRunningProcesses, gpu)
+        return merge_processes([compute, graphics or ()])
+
+    def _capability(self, gpu: GpuIdentity) -> str | None:
+        try:
+            major, minor = self._ask(self._pynvml.nvmlDeviceGetCudaComputeCapability, self._handles[gpu.uuid], gpu=gpu)
+        except NvmlFailure as failure:
+            if failure.code in ("NOT_SUPPORTED", "FUNCTION_NOT_FOUND"):
+                return None
+            raise
+        return f"{major}.{minor}"
+
+    def read(self) -> HostReading:
+        """One sample of every GPU. A GPU that does not answer raises NvmlFailure with its name."""
+        if self.lost:
+            raise self.lost[0]
+        return HostReading(self.driver_version, tuple(self._read_gpu(gpu) for gpu in self.identities))
+
+    def _read_gpu(self, gpu: GpuIdentity) -> GpuReading:
+        memory = self._memory(gpu)
+        return GpuReading(
+            index=gpu.index,
+            uuid=gpu.uuid,
+            name=gpu.name,
+            pci_bus_id=gpu.pci_bus_id,
+            total_mib=memory.total_mib,
+            reserved_mib=memory.reserved_mib,
+            used_mib=memory.used_mib,
+            free_mib=memory.free_mib,
+            memory_version=memory.version,
+            processes=self._processes(gpu),
+            compute_capability=self._capability(gpu),
+        )
+
+
+@contextmanager
+def open_nvml() -> Iterator[NvmlSession]:
+    """NVML for the length of a with block. Raises NvmlFailure, ImportError where nvidia-ml-py is not installed."""
+    pynvml: Any = importlib.import_module("pynvml")
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        names = {value: name for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
+        raise NvmlFailure(names.get(error.value, f"error {error.value}").removeprefix("NVML_ERROR_")) from error
+    try:
+        yield NvmlSession(pynvml)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def name_lost(failure: NvmlFailure, expected: Sequence[GpuIdentity], seen: Sequence[str]) -> NvmlFailure:
+    """The same failure with the card's name, where the list of cards this host should have leaves only one.
+
+    A GPU that was lost before NVML was opened has no handle and hence no UUID: NVML only says that some index is gone.
+    """
+    if failure.gpu is not None or failure.index is None:
+        return failure
+    missing = [gpu for gpu in expected if gpu.uuid not in seen]
+    if len(missing) == 1:
+        return NvmlFailure(failure.code, missing[0].uuid, card=f"{missing[0].card}, slot {missing[0].index}")
+    if missing:
+        cards = " or ".join(f"slot {gpu.index}, {gpu.card}" for gpu in missing)
+        return NvmlFailure(failure.code, None, card=f"one of {cards}", index=failure.index)
+    return failure
