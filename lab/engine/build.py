@@ -123,7 +123,7 @@ def fetch_wheels(pins: Sequence[Pin], folder: Path) -> list[Path]:
     if missing:
         say(f"downloading {len(missing)} of {len(pins)} wheels into {folder}")
     if others and not pip_download(others, folder, []):
-        raise SystemExit("pip could not download the wheels above; check this machine's pip configuration (pip config list)")
+        raise SystemExit("pip could not download the wheels; check this machine's pip configuration: pip config list")
     # torch's CPU build is not on PyPI. Where pip is configured to find it elsewhere, PyTorch's own index is not asked.
     if torch and not (
         pip_download(torch, folder, []) or pip_download(torch, folder, ["--extra-index-url", TORCH_CPU_INDEX])
@@ -131,8 +131,8 @@ def fetch_wheels(pins: Sequence[Pin], folder: Path) -> list[Path]:
         raise SystemExit(f"torch=={torch[0].version} is neither on the configured index nor on {TORCH_CPU_INDEX}")
     found, missing = find_wheels(pins, folder)
     if missing:
-        raise SystemExit("after the download these are still missing or differ from their hash: "
-                         + ", ".join(f"{pin.name}=={pin.version}" for pin in missing))
+        names = ", ".join(f"{pin.name}=={pin.version}" for pin in missing)
+        raise SystemExit(f"after the download these are still missing or differ from their hash: {names}")
     return sorted(found.values())
 
 
@@ -230,7 +230,7 @@ def image_changes(inputs: str, base: str) -> list[str]:
         "org.opencontainers.image.title": "vllm-openai (lab)",
         "org.opencontainers.image.version": VERSION,
         "org.opencontainers.image.licenses": "Apache-2.0",
-        "org.opencontainers.image.description": "vLLM's CPU build in the layout of vllm/vllm-openai, with simulated GPUs",
+        "org.opencontainers.image.description": "vLLM's CPU build laid out as vllm/vllm-openai, over simulated GPUs",
         "org.opencontainers.image.source": "https://github.com/vllm-project/vllm",
         "org.opencontainers.image.base.name": base,
     }
@@ -268,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     default_cache = os.environ.get("VLLM_EDGE_LAB_CACHE", str(Path.home() / ".cache" / "vllm-edge-lab"))
     parser = argparse.ArgumentParser(description="Build the lab's vllm/vllm-openai image.")
     parser.add_argument("--tag", default=f"vllm-edge-lab/vllm-openai:v{VERSION}", help="name of the image")
-    parser.add_argument("--cache", type=Path, default=Path(default_cache), help="directory for wheels and root filesystems")
+    parser.add_argument("--cache", type=Path, default=Path(default_cache), help="directory for wheels and root files")
     parser.add_argument("--mirror", default=DEFAULT_MIRROR, help="Debian mirror")
     parser.add_argument("--force", action="store_true", help="build although the image's inputs have not changed")
     parser.add_argument("--lock", action="store_true", help="rewrite requirements.txt from the cached wheels and stop")

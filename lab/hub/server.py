@@ -246,8 +246,8 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 raise Refused(HTTPStatus.NOT_FOUND, "RepoNotFound", "Repository not found")
         except Refused as refused:
-            headers = {"X-Error-Code": refused.code, "X-Error-Message": refused.message}
-            self.send_json({"error": refused.message}, refused.status, headers)
+            error = {"error": refused.message}
+            self.send_json(error, refused.status, X_Error_Code=refused.code, X_Error_Message=refused.message)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
@@ -297,9 +297,10 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
 
-    def send_json(self, content: Any, status: HTTPStatus = HTTPStatus.OK, headers: dict[str, str] | None = None) -> None:
+    def send_json(self, content: Any, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> None:
         data = json.dumps(content).encode()
-        self.send_head(status, len(data), "application/json; charset=utf-8", headers or {})
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.send_head(status, len(data), "application/json; charset=utf-8", named)
         if self.command != "HEAD":
             self.wfile.write(data)
             self.sent = len(data)

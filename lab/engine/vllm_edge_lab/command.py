@@ -5,8 +5,8 @@
 * `--max-num-seqs` and `--max-num-batched-tokens` get the L4's defaults (256, 2048) where they are not given; the CPU
   build has others.
 * The worker becomes the lab's. Compiled kernels are kept with vLLM's own cache, so that a second start is quicker.
-* The fault `engine-dies-on-first-completion` takes the C++ compiler away: the first request compiles the sampler's
-  kernel, and without a compiler that kills the engine.
+* The fault `engine-dies-on-first-completion` takes the C++ compiler away: the first request then compiles one of the
+  sampler's kernels, and without a compiler that kills the engine.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from vllm_edge_lab import gpus
 
 REAL = "/usr/local/bin/vllm.real"
+NO_COMPILER = "/bin/false"
 WORKER = "vllm_edge_lab.worker.LabWorker"
 # Options of the real command that the CPU build or the tiny text-only checkpoint cannot take, with their values.
 DROPPED = ("--quantization", "-q")
@@ -68,10 +69,10 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
 
 def prepare_environment(environment: MutableMapping[str, str], first_completion_kills: bool) -> None:
     home = environment.get("VLLM_CACHE_ROOT") or os.path.join(environment.get("HOME", "/tmp"), ".cache", "vllm")
-    # The derived image may have its own; nothing of the lab's choice may win over the unit's.
+    # Nothing of the lab's choice may win over the unit's.
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(home, "torchinductor"))
     if first_completion_kills:
-        environment["CXX"] = "/bin/false"
+        environment["CXX"] = NO_COMPILER
         # A kernel that an earlier start has compiled would hide the fault.
         environment["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="torchinductor-")
 

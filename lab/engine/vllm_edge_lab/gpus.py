@@ -8,6 +8,7 @@ that start together cannot both take the last gibibyte.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -95,7 +96,7 @@ def number(text: str | None) -> int:
 
 
 def is_held(path: Path) -> bool:
-    """Whether some process holds the claim. Asked by trying: /proc/locks in a container shows its own processes only."""
+    """Whether some process holds the claim. Asked by trying: a container's /proc/locks shows its own only."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -174,7 +175,8 @@ class Claim:
         for path in (self.gpu.path / "claims").iterdir():
             # Another user's dead claim stays: the directory is sticky.
             if not is_held(path):
-                path.unlink(missing_ok=True) if os.access(path, os.W_OK) else None
+                with contextlib.suppress(PermissionError):
+                    path.unlink(missing_ok=True)
 
     def _write(self, held: int) -> None:
         # Fixed width in one write: no reader ever sees a part of a number.

@@ -107,7 +107,8 @@ def model_of(repository: str) -> Model:
         return MODELS[repository]
     except KeyError:
         raise UnknownModel(
-            f"the lab knows no published memory figures for the checkpoint {repository!r}; it knows: {', '.join(MODELS)}"
+            f"the lab knows no published memory figures for the checkpoint {repository!r}; it knows "
+            + ", ".join(MODELS)
         ) from None
 
 

@@ -17,10 +17,11 @@ import torch
 from vllm import envs
 from vllm.logger import init_logger
 from vllm.utils.mem_utils import MemorySnapshot, format_gib
+from vllm.v1.sample.ops.logprobs import batched_count_greater_than
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.utils import request_memory
 
-from vllm_edge_lab import gpus, physics
+from vllm_edge_lab import command, gpus, physics
 from vllm_edge_lab.log import drop_lines_of_the_tiny_model
 
 logger = init_logger("vllm.v1.worker.gpu_worker")
@@ -63,8 +64,8 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
         self.gpu = visible[self.local_rank]
         if gpus.fault(self.gpu, "gpu-lost") is not None:
             raise RuntimeError(
-                "CUDA error: unknown error\nCUDA kernel errors might be asynchronously reported at some other API call, "
-                "so the stacktrace below might be incorrect."
+                "CUDA error: unknown error\nCUDA kernel errors might be asynchronously reported at some other API "
+                "call, so the stacktrace below might be incorrect."
             )
         self.repository = stands_for(self.model_config.model)
         parallel = self.parallel_config.tensor_parallel_size * self.parallel_config.pipeline_parallel_size
@@ -173,6 +174,12 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
         extra = gpus.number(gpus.fault(self.gpu, "engine-extra-mib"))
         self._allocate(min(extra * physics.MIB, max(self.claim.free, 0)))
         return result
+
+    def execute_model(self, *arguments: Any, **options: Any) -> Any:
+        if os.environ.get("CXX") == command.NO_COMPILER:
+            # The first request of a real engine compiles kernels; here only some kinds of request do (logprobs).
+            batched_count_greater_than(torch.zeros(1, 4), torch.zeros(1, 1))
+        return super().execute_model(*arguments, **options)
 
     def _report_usage(self) -> None:
         if self.cache_config.kv_cache_memory_bytes or self.rank != 0:
