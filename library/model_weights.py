@@ -59,11 +59,11 @@ options:
     type: path
   verify:
     description:
-      - V(quick) compares size, mtime and inode with the record and hashes what differs.
+      - V(size) compares size, mtime and inode with the record and hashes what differs.
       - V(full) hashes every file.
     type: str
-    choices: [quick, full]
-    default: quick
+    choices: [size, full]
+    default: size
   reserve_mib:
     description: Space in MiB that must stay free after the download.
     type: int
@@ -203,7 +203,7 @@ def argument_spec() -> dict[str, Any]:
         "endpoint": {"type": "str", "default": "https://huggingface.co"},
         "token": {"type": "str", "no_log": True},
         "source_directory": {"type": "path"},
-        "verify": {"type": "str", "choices": ["quick", "full"], "default": "quick"},
+        "verify": {"type": "str", "choices": ["size", "full"], "default": "size"},
         "reserve_mib": {"type": "int", "default": 2048},
         "workers": {"type": "int", "default": 4},
         "owner": {"type": "str", "default": "root"},
@@ -283,7 +283,7 @@ class ModelWeights:
                 "vllm_edge_host "
                 "installs it; run the host stage first."
             )
-        return weights.HubSource(self.params["endpoint"], self.params["token"], self.hub_home)
+        return weights.HubSource(self.params["endpoint"], self.params["token"] or None, self.hub_home)
 
     def plan(self) -> Plan:
         """Looks at record, directory and, only where these do not suffice, at the source."""

@@ -83,7 +83,7 @@ options:
         type: str
         required: true
   gaps:
-    description: Places in the release history where version numbers were skipped, to name a requirement that means none.
+    description: Places in the release history where version numbers were skipped, to name what means no release.
     type: list
     elements: dict
     default: []

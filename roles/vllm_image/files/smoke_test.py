@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs inside an image, from standard input, with one JSON argument: prints as JSON what works and what does not."""
+
+import glob
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import traceback
+
+asked = json.loads(sys.argv[1])
+failures = []
+versions = {}
+
+
+def last_line():
+    return traceback.format_exc().strip().splitlines()[-1]
+
+
+def canonical(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+packages = {}
+for distribution in importlib.metadata.distributions():
+    name = distribution.metadata["Name"]
+    if name:
+        packages.setdefault(canonical(name), distribution.version)
+
+movable = {canonical(name) for name in asked["movable"]}
+for name, version in sorted(asked["packages"].items()):
+    if name not in movable and packages.get(name) != version:
+        failures.append(f"{name} was {version} in the base image and is {packages.get(name, 'absent')}: the layer changed it")
+
+for name in ("torch", "transformers", "vllm"):
+    versions[name] = packages.get(name, "")
+    if not versions[name]:
+        failures.append(f"{name} is not installed")
+
+try:
+    from transformers import AutoConfig
+
+    for model_type in asked["model_types"]:
+        try:
+            AutoConfig.for_model(model_type)
+        except Exception:
+            failures.append(f"transformers {versions['transformers']} does not know the model type {model_type}: {last_line()}")
+except Exception:
+    failures.append(f"transformers cannot be imported: {last_line()}")
+
+try:
+    import vllm
+
+    if vllm.__version__.split("+")[0] != versions["vllm"].split("+")[0]:
+        failures.append(f"vllm calls itself {vllm.__version__}, and its metadata {versions['vllm']}")
+    # Where a transformers that does not fit shows first.
+    import vllm.transformers_utils.config
+except Exception:
+    failures.append(f"vllm cannot be imported: {last_line()}")
+
+libraries = []
+paths = []
+roots = {}
+for name in ("torch", "vllm"):
+    # find_spec does not import: a broken library is to be named, not to end the test.
+    spec = importlib.util.find_spec(name)
+    roots[name] = spec.submodule_search_locations[0] if spec and spec.submodule_search_locations else ""
+if roots["torch"]:
+    libraries += glob.glob(os.path.join(roots["torch"], "lib", "*.so*"))
+    paths.append(os.path.join(roots["torch"], "lib"))
+    # In a process the loader has torch's and NVIDIA's libraries by the time it comes to vLLM's.
+    paths += sorted(glob.glob(os.path.join(os.path.dirname(roots["torch"]), "nvidia", "*", "lib")))
+if roots["vllm"]:
+    own = glob.glob(os.path.join(roots["vllm"], "_C*.so"))
+    if not own:
+        failures.append(f"{roots['vllm']} has no compiled library _C*.so")
+    libraries += own
+environment = {**os.environ, "LD_LIBRARY_PATH": ":".join([*paths, os.environ.get("LD_LIBRARY_PATH", "")]).strip(":")}
+absent = {}
+for library in sorted(set(libraries)):
+    done = subprocess.run(["ldd", library], env=environment, capture_output=True, text=True, check=False)
+    for line in done.stdout.splitlines():
+        if "not found" in line:
+            absent.setdefault(line.split()[0], os.path.basename(library))
+for name, library in sorted(absent.items()):
+    if name not in asked["driver_libraries"]:
+        failures.append(f"{name}, which {library} needs, is not found")
+
+print(json.dumps({"failures": failures, "versions": versions, "libraries": len(set(libraries))}))
