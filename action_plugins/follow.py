@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import time
 from typing import Any
 
@@ -46,6 +47,7 @@ options:
 """
 
 POLL_S = 1.0
+STATUS_MODULE = "ansible.legacy.async_status"
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -78,29 +80,25 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         self._task.async_val = 0
         if "ansible_job_id" not in job:
             return dict(job)
-        return self._follow(job["ansible_job_id"], options, variables)
+        return self._follow(job, options, variables)
 
-    def _follow(self, job_id: str, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+    def _follow(self, job: dict[str, Any], options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Ask for the job's result until it is there; print the progress meanwhile."""
+        # What the action plugin `async_status` would fill in; the module refuses to look without it.
+        asked = {"jid": job["ansible_job_id"], "_async_dir": posixpath.dirname(job["results_file"])}
         began = shown = time.monotonic()
         while True:
             time.sleep(POLL_S)
-            status = self._execute_module(
-                module_name="ansible.builtin.async_status", module_args={"jid": job_id}, task_vars=variables
-            )
+            status = self._execute_module(module_name=STATUS_MODULE, module_args=asked, task_vars=variables)
             now = time.monotonic()
-            if status.get("finished"):
+            if status.get("finished", True):  # an answer without the key is a failure to ask
                 break
             if now - began > options["timeout_s"]:
                 raise AnsibleActionFail(f"{options['label']}: not finished after {options['timeout_s']} s")
             if now - shown >= options["interval_s"]:
                 shown = now
                 self._show(options, now - began, variables)
-        self._execute_module(
-            module_name="ansible.builtin.async_status",
-            module_args={"jid": job_id, "mode": "cleanup"},
-            task_vars=variables,
-        )
+        self._execute_module(module_name=STATUS_MODULE, module_args={**asked, "mode": "cleanup"}, task_vars=variables)
         result = dict(status)
         result["seconds"] = round(now - began, 1)
         for key in ("ansible_job_id", "results_file", "started", "finished"):
