@@ -261,6 +261,13 @@ def clashes(sources: list[Source], uri: str, suites: list[str], architecture: st
     ]
 
 
+def apt_complaint(text: str) -> str:
+    """What apt says is wrong, without what follows from it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line[3:] for line in lines if line.startswith("E: ") and "Some index files failed" not in line]
+    return " ".join(errors or lines)
+
+
 def read_bytes(path: str) -> bytes | None:
     try:
         with open(path, "rb") as file:
@@ -326,7 +333,8 @@ class Repository:
         if response is None or info["status"] not in (200, None):
             self.fail(
                 f"The key of the repository {self.name} could not be downloaded from {params['key_url']}: "
-                f"{info['msg']}. Check the address and the host's way out (proxy, CA bundle), or give the key as a local file."
+                f"{info['msg']}. Check the address and the host's way out (proxy, CA bundle), or give the key as a "
+                f"local file."
             )
         return bytes(response.read())
 
@@ -346,8 +354,8 @@ class Repository:
             self.fail(
                 f"The key of the repository {self.name} is not the expected one: {self.key_source} has "
                 f"{', '.join(found)}, {origin} {', '.join(expected)}. Nothing was changed. Whoever holds that key "
-                f"decides what is installed as root: ask the vendor for the fingerprint, and only where the new one is right "
-                f"set {variable}."
+                f"decides what is installed as root: ask the vendor for the fingerprint, and only where the new one is "
+                f"right set {variable}."
             )
         return found
 
@@ -410,7 +418,7 @@ class Repository:
             if code == 0:
                 return ""
             if "Could not get lock" not in err or time.monotonic() > deadline:
-                return str(err.strip() or out.strip())
+                return apt_complaint(err or out)
             time.sleep(2)
 
     # -- the whole
@@ -508,7 +516,7 @@ class Repository:
                 for path in changed:
                     self.write(path, before[path])
                 self.fail(
-                    f"apt could not read the repository {self.name} at {params['uri']}, so it was not added: {problem} "
+                    f"apt could not read the repository {self.name} at {params['uri']}, and what was there before is in place again: {problem} "
                     f"-- check the address, the host's way out, and that {self.key_source} is the key that signs it."
                 )
         self.write_record(record, found)

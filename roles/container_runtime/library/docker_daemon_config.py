@@ -90,6 +90,12 @@ def parse_config(text: str) -> dict[str, Any]:
     return config
 
 
+def render(config: dict[str, Any], like: str) -> str:
+    """The file's new text, indented as the old one, so that a diff shows what changed and nothing else."""
+    indented = re.search(r"^([ \t]+)\S", like, re.MULTILINE)
+    return json.dumps(config, indent=indented[1] if indented else 2, ensure_ascii=False) + "\n"
+
+
 def merge(current: Any, wanted: Any) -> Any:
     """Current settings with the wanted ones in them."""
     if isinstance(current, dict) and isinstance(wanted, dict):
@@ -217,7 +223,7 @@ class Daemon:
                 f"Nothing was changed."
             )
         after = with_cdi(merge(before, params["settings"]), version)
-        text = json.dumps(after, indent=2) + "\n" if after != before else old
+        text = render(after, old or "") if after != before else old
 
         info = self.info()
         containers = self.containers() if info else []

@@ -1,0 +1,129 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: GPUs seen from a throwaway container that has an engine's flags."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: container_gpu_probe
+short_description: Opens NVML in a throwaway container
+description:
+  - Runs an image with given flags and GPUs, and python3 with O(program) in place of its entry point.
+  - Fails with a sentence where the container cannot be started, NVML does not open in it, or it sees other GPUs
+    than it was given.
+  - Leaves nothing behind. In check mode a failure is returned as RV(problem).
+attributes:
+  check_mode: {support: full, description: Runs as well, since it changes nothing.}
+options:
+  image: {description: Name or id of the image. It is not pulled., type: str, required: true}
+  gpus: {description: UUIDs of the GPUs that the container gets., type: list, elements: str, required: true}
+  flags: {description: Options of C(docker run)., type: list, elements: str, required: true}
+  program: {description: Python program that prints what it sees as a line of JSON., type: str, required: true}
+  timeout: {description: Seconds that the container may take., type: int, default: 120}
+author:
+  - vllm-edge (@vllm-edge)
+"""
+
+EXAMPLES = r"""
+- name: See one GPU
+  container_gpu_probe:
+    image: vllm-edge/vllm-openai
+    gpus: [GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000]
+    flags: [--read-only, --cap-drop=ALL]
+    program: "{{ lookup('ansible.builtin.file', 'probe.py') }}"
+"""
+
+RETURN = r"""
+problem: {description: What the container could not do; empty where all is well., returned: success, type: str}
+driver: {description: Driver version as the container sees it., returned: success, type: str}
+seconds: {description: How long it took., returned: success, type: float}
+"""
+
+import json
+import time
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+REFRESH = '"systemctl restart nvidia-cdi-refresh.service"'
+
+
+def answer_of(out: str) -> dict[str, Any]:
+    """The line of JSON that the program printed last; empty where it printed none."""
+    for line in reversed(out.splitlines()):
+        if line.startswith("{"):
+            try:
+                answer = json.loads(line)
+            except ValueError:
+                return {}
+            return answer if isinstance(answer, dict) else {}
+    return {}
+
+
+def judge(code: int, out: str, err: str, gpus: list[str], image: str, timeout: int) -> str:
+    """What is wrong, with a remedy; empty where the container sees exactly its GPUs."""
+    answer = answer_of(out)
+    said = " ".join(err.split())
+    if code == 0 and sorted(answer.get("uuids", [])) == sorted(gpus):
+        return ""
+    if code == 0 and "uuids" in answer:
+        return (
+            f"it was given {', '.join(sorted(gpus))} and sees {', '.join(answer['uuids']) or 'none'}. Something else "
+            f"than CDI hands out GPUs: look for a default-runtime in /etc/docker/daemon.json."
+        )
+    if answer.get("error"):
+        return (
+            f"{answer['error']}. Where nvidia-smi works on the host, the CDI specification is stale or a device node "
+            f"is closed to the engine's user: run {REFRESH} and look at ls -l /dev/nvidia*."
+        )
+    if "unresolvable CDI devices" in err:
+        return (
+            f"Docker does not know a GPU by its UUID ({said}). Compare nvidia-ctk cdi list with nvidia-smi -L and run "
+            f"{REFRESH}."
+        )
+    if "could not select device driver" in err:
+        return (
+            f"Docker's CDI is off ({said}). docker info names the CDI directories once it is on; that takes a restart."
+        )
+    if "No such image" in err or "Unable to find image" in err:
+        return f"the image {image} is not on the host. The image stage brings it."
+    if code == 124:
+        return f"it did not end within {timeout} s. An NVML call that hangs is a lost GPU: dmesg | grep -i xid tells."
+    return f"docker run ended with {code}: {said or out.strip() or 'no message'}. journalctl -u docker says more."
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "image": {"type": "str", "required": True},
+            "gpus": {"type": "list", "elements": "str", "required": True},
+            "flags": {"type": "list", "elements": "str", "required": True},
+            "program": {"type": "str", "required": True},
+            "timeout": {"type": "int", "default": 120},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    docker = module.get_bin_path("docker")
+    devices = [f"--device=nvidia.com/gpu={uuid}" for uuid in params["gpus"]]
+    started = time.monotonic()
+    code, out, err = 127, "", "Docker is not installed"
+    if docker:
+        # A name lets the container be removed where docker run had to be killed, which leaves it running.
+        name = f"vllm-edge-probe-{module.tmpdir.rsplit('/', 1)[-1].lstrip('.')}"
+        command = ["timeout", str(params["timeout"]), docker, "run", "--rm", "--pull=never", f"--name={name}"]
+        command += [*params["flags"], *devices, "--entrypoint=python3", params["image"], "-c", params["program"]]
+        code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
+        if code == 124:
+            module.run_command([docker, "rm", "--force", name])
+    problem = judge(code, out, err, params["gpus"], params["image"], params["timeout"])
+    result = {"changed": False, "problem": problem, "seconds": round(time.monotonic() - started, 1)}
+    if problem and not module.check_mode:
+        module.fail_json(
+            msg=f"A container of {params['image']} with the engine's flags cannot use its GPUs: {problem}", **result
+        )
+    module.exit_json(driver=answer_of(out).get("driver", ""), **result)
+
+
+if __name__ == "__main__":
+    main()
