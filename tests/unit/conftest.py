@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For unit tests: modules run through the real AnsibleModule, simulated GPUs under the real nvidia-ml-py."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from ansible.module_utils.common import warnings as module_warnings
+from ansible.module_utils.testing import patch_module_args
+
+from lab.nvidia import testing
+
+ROOT = Path(__file__).resolve().parents[2]
+Result = dict[str, Any]
+
+
+def load_module(name: str) -> ModuleType:
+    """A module of library/, imported from its file."""
+    spec = importlib.util.spec_from_file_location(f"library_{name}", ROOT / "library" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(name="load_module")
+def load_module_fixture() -> Callable[[str], ModuleType]:
+    return load_module
+
+
+@pytest.fixture
+def run_module(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """run_module(name, args, check=False, replace={}) -> what the module printed, with its exit status as `rc`.
+
+    `warnings` is a list of texts, empty when there were none.
+
+    `replace` sets names of the module (its `time`, for one) for this run.
+    """
+
+    def run(
+        name: str, args: Mapping[str, Any], *, check: bool = False, replace: Mapping[str, Any] | None = None
+    ) -> Result:
+        module = load_module(name)
+        for key, value in (replace or {}).items():
+            setattr(module, key, value)
+        capsys.readouterr()
+        module_warnings._global_warnings.clear()  # of this process, hence of the run before
+        with patch_module_args({**args, "_ansible_check_mode": check}), pytest.raises(SystemExit) as ended:
+            module.main()
+        result: Result = json.loads(capsys.readouterr().out)
+        result["rc"] = int(ended.value.code or 0)
+        result["warnings"] = [warning["event"]["msg"] for warning in result.get("warnings", [])]
+        return result
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The simulated libnvidia-ml.so.1, compiled once and loaded into this process: one process can have only one."""
+    library = testing.build_library(tmp_path_factory.mktemp("nvml"))
+    testing.preload(library)
+    return library
+
+
+@pytest.fixture
+def gpus(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> testing.LabRoot:
+    """Four simulated GPUs and a loaded driver, for this test alone."""
+    root = testing.create_root(tmp_path / "gpus")
+    monkeypatch.setenv("LAB_GPU_ROOT", str(root.path))
+    return root

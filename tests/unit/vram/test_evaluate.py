@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pure part: budgets, verdicts, and waiting until memory stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.nvml import GpuReading, HostReading, ProcessReading
+from ansible.module_utils.vllm_edge.owners import ENDED, Owner
+from ansible.module_utils.vllm_edge.vram import (
+    IDLE_MIB,
+    BudgetError,
+    Evaluation,
+    Foreign,
+    Limits,
+    evaluate,
+    resolve_mib,
+    settle,
+)
+
+OURS = Owner("ours", "vllm-e2b", "vllm-e2b.service")
+THEIRS = Owner("foreign", "notebook")
+UNKNOWN = Owner("unknown", "abc", None, "Docker does not answer")
+
+
+def gpu(used: int, *processes: tuple[int, int | None], index: int = 0, v1: bool = False, **more: Any) -> GpuReading:
+    """A reading of an L4; processes are (pid, MiB)."""
+    reserved = None if v1 else 470
+    return replace(
+        GpuReading(
+            index=index,
+            uuid=f"GPU-{index}",
+            name="NVIDIA L4",
+            pci_bus_id=f"00000000:{index:02X}:00.0",
+            total_mib=23034,
+            reserved_mib=reserved,
+            used_mib=used,
+            free_mib=23034 - (reserved or 0) - used,
+            memory_version="v1" if v1 else "v2",
+            processes=tuple(ProcessReading(*process) for process in processes),
+            compute_capability="8.9",
+        ),
+        **more,
+    )
+
+
+def verdict(
+    reading: GpuReading,
+    owners: Mapping[int, Owner],
+    budget: int = 0,
+    foreign: Foreign = "warn",
+    expected: int | None = None,
+) -> Evaluation:
+    limits = Limits(
+        {reading.uuid: budget} if budget else {},
+        {} if expected is None else {reading.uuid: expected},
+        foreign,
+    )
+    return evaluate([reading], owners, limits, [reading.uuid])
+
+
+@pytest.mark.parametrize(
+    ("reading", "owners", "budget", "engine", "foreign", "within"),
+    [
+        pytest.param(gpu(20600, (7, 20600)), {7: OURS}, 20900, 20600, 0, True, id="within"),
+        pytest.param(gpu(20900, (7, 20900)), {7: OURS}, 20900, 20900, 0, True, id="exactly the budget"),
+        pytest.param(gpu(20901, (7, 20901)), {7: OURS}, 20900, 20901, 0, False, id="one MiB over"),
+        pytest.param(gpu(21900, (7, 20600), (8, 1300)), {7: OURS, 8: THEIRS}, 20900, 20600, 1300, True, id="foreign"),
+        pytest.param(gpu(20700, (7, 20600)), {7: OURS}, 20600, 20700, 0, False, id="memory of nobody is ours"),
+        pytest.param(gpu(300), {}, 0, 300, 0, False, id="orphan on a GPU without an engine"),
+        pytest.param(gpu(300, (7, 300)), {7: OURS}, 0, 300, 0, False, id="ours on a GPU without an engine"),
+        pytest.param(gpu(300, (7, 300)), {7: THEIRS}, 0, 0, 300, True, id="theirs on a GPU without an engine"),
+        pytest.param(gpu(0), {}, 0, 0, 0, True, id="empty"),
+        pytest.param(gpu(IDLE_MIB), {}, 0, 0, 0, True, id="idle"),
+        pytest.param(gpu(IDLE_MIB + 1), {}, 0, IDLE_MIB + 1, 0, False, id="more than idle"),
+        pytest.param(gpu(IDLE_MIB, (7, 2)), {7: OURS}, 0, IDLE_MIB, 0, False, id="idle is not for a process of ours"),
+        pytest.param(gpu(20600, (7, None)), {7: OURS}, 20900, 20600, None, True, id="process memory unknown"),
+        pytest.param(
+            gpu(21000, (7, None), (8, 900)), {7: OURS, 8: THEIRS}, 20900, 21000, None, False, id="upper bound"
+        ),
+        pytest.param(gpu(900, (7, 900)), {7: UNKNOWN}, 0, 900, None, False, id="owner unknown"),
+        pytest.param(gpu(900, (7, 900)), {}, 0, 900, None, False, id="owner not looked up"),
+        pytest.param(gpu(900, processes=None), {}, 1000, 900, None, True, id="no list of processes"),
+        pytest.param(gpu(900, (7, 950)), {7: THEIRS}, 0, 0, 950, True, id="processes claim more than is used"),
+        pytest.param(gpu(471, v1=True), {}, 0, 0, 0, True, id="v1: the reserve alone is idle"),
+        pytest.param(gpu(1200, v1=True), {}, 0, 1200, 0, False, id="v1: more than the reserve"),
+    ],
+)
+def test_verdict(
+    reading: GpuReading, owners: dict[int, Owner], budget: int, engine: int, foreign: int | None, within: bool
+) -> None:
+    evaluation = verdict(reading, owners, budget)
+    (found,) = evaluation.gpus
+    assert (found.engine_mib, found.foreign_mib, found.within_budget) == (engine, foreign, within)
+    assert found.headroom_mib == budget - engine
+    assert bool(evaluation.failures) is not within
+
+
+@pytest.mark.parametrize(
+    ("owner", "policy", "failures", "warnings"),
+    [
+        (THEIRS, "ignore", 0, 0),
+        (THEIRS, "warn", 0, 1),
+        (THEIRS, "fail", 1, 0),
+        (UNKNOWN, "fail", 1, 0),
+        (OURS, "fail", 0, 0),
+    ],
+)
+def test_foreign_policy(owner: Owner, policy: Foreign, failures: int, warnings: int) -> None:
+    evaluation = verdict(gpu(500, (7, 500)), {7: owner}, 1000, policy)
+    assert (len(evaluation.failures), len(evaluation.warnings)) == (failures, warnings)
+    for text in (*evaluation.failures, *evaluation.warnings):
+        assert "pid 7" in text and str(owner.container) in text
+
+
+@pytest.mark.parametrize(("used", "warned"), [(20600, False), (20300, False), (20299, True), (0, True), (20900, False)])
+def test_far_below_the_expected_is_a_warning(used: int, warned: bool) -> None:
+    evaluation = verdict(gpu(used, (7, used)), {7: OURS}, 20900, expected=20600)
+    assert not evaluation.failures
+    assert [f"{20600 - used} MiB less than the expected 20600" in text for text in evaluation.warnings] == [
+        True
+    ] * warned
+
+
+def test_the_paragraph_says_which_how_much_who_and_what_to_do() -> None:
+    reading = gpu(21904, (4711, 20604), (99, 1000), index=3)
+    evaluation = verdict(reading, {4711: OURS, 99: THEIRS}, 20500)
+    for part in (
+        "GPU 3 (slot 0, NVIDIA L4, GPU-3)",
+        "20904 MiB are in use where its budget of 20500 MiB: 404 MiB too many",
+        "20604 MiB by pid 4711, container vllm-e2b, unit vllm-e2b.service",
+        "1000 MiB by pid 99, container notebook, not ours",
+        "300 MiB by no process",
+        "journalctl -u vllm-e2b.service",
+    ):
+        assert part in evaluation.message
+    assert "\n" not in evaluation.message
+
+
+def test_every_gpu_over_budget_is_named() -> None:
+    evaluation = evaluate([gpu(500, index=0), gpu(0, index=1), gpu(700, index=2)], {}, Limits({}, {}), [])
+    assert len(evaluation.failures) == 2
+    assert "GPU 0 (no slot" in evaluation.message and "GPU 2 (no slot" in evaluation.message
+
+
+def test_a_slot_that_nobody_asked_about_and_nvml_does_not_see_is_a_warning() -> None:
+    evaluation = evaluate([gpu(0)], {}, Limits({}, {}), ["GPU-0", "GPU-gone"])
+    assert evaluation.warnings == ("NVML does not see slot 1, GPU-gone; nothing is known about it.",)
+
+
+# ---- budgets ----------------------------------------------------------------------------------------------------
+
+TWO = (gpu(0, index=0), gpu(0, index=1))
+SLOTS = ["GPU-1", "GPU-0"]
+
+
+@pytest.mark.parametrize(
+    ("budgets", "expected"),
+    [
+        ({"0": 5}, {"GPU-1": 5}),
+        ({0: 5, 1: 6}, {"GPU-1": 5, "GPU-0": 6}),
+        ({"GPU-0": 5}, {"GPU-0": 5}),
+        ({"GPU-0": "20900"}, {"GPU-0": 20900}),
+        ({"GPU-0": 23034}, {"GPU-0": 23034}),
+        ({"1": 0}, {"GPU-0": 0}),
+        ({}, {}),
+    ],
+)
+def test_budgets_by_slot_and_uuid(budgets: dict[Any, Any], expected: dict[str, int]) -> None:
+    assert resolve_mib("budgets", budgets, TWO, SLOTS) == expected
+
+
+@pytest.mark.parametrize(
+    ("budgets", "teaches"),
+    [
+        ({"2": 5}, "names slot 2, but this host has the slots 0 to 1"),
+        ({"GPU-9": 5}, "names GPU-9, but NVML does not see that GPU. It sees GPU-0 (slot 1, NVIDIA L4"),
+        ({"all": 5}, "names all, but NVML does not see that GPU"),
+        ({"0": -1}, "budgets[0] is -1: MiB cannot be negative"),
+        ({"0": 20.5}, "budgets[0] is 20.5: write a whole number of MiB"),
+        ({"0": 0.9}, "A share of the GPU is no budget"),
+        ({"0": "20.6 GB"}, "GB and GiB are never guessed"),
+        ({"0": "20GiB"}, "GB and GiB are never guessed"),
+        ({"0": True}, "budgets[0] is True: write a whole number of MiB"),
+        ({"0": None}, "budgets[0] is None: write a whole number of MiB"),
+        ({"0": 23035}, "GPU-1 (NVIDIA L4) has 23034 MiB in all"),
+        ({"0": 21_915_238_400}, "Is it in another unit"),
+        ({"0": 5, "GPU-1": 5}, "names the same GPU twice, as 0 and as GPU-1"),
+    ],
+)
+def test_budgets_that_are_refused(budgets: dict[str, Any], teaches: str) -> None:
+    with pytest.raises(BudgetError) as refused:
+        resolve_mib("budgets", budgets, TWO, SLOTS)
+    assert teaches in str(refused.value)
+
+
+def test_a_slot_whose_card_is_gone_is_refused_with_its_uuid() -> None:
+    with pytest.raises(BudgetError, match="slot 1, which is GPU-gone, but NVML does not see"):
+        resolve_mib("budgets", {1: 5}, TWO, ["GPU-0", "GPU-gone"])
+
+
+# ---- standing still ---------------------------------------------------------------------------------------------
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+
+
+def settle_over(
+    samples: list[GpuReading], owners: dict[int, Owner], budget: int, timeout_s: float
+) -> tuple[Any, float]:
+    """Settle over prepared samples, one a second; the last one repeats."""
+    clock = Clock()
+    limits = Limits({"GPU-0": budget} if budget else {}, {})
+
+    def read() -> HostReading:
+        return HostReading("580", (samples[min(int(clock.now), len(samples) - 1)],))
+
+    def judge(reading: HostReading) -> Evaluation:
+        return evaluate(reading.gpus, owners, limits)
+
+    return settle(read, judge, timeout_s, clock=clock, sleep=clock.sleep), clock.now
+
+
+def test_two_equal_samples_settle() -> None:
+    result, took = settle_over([gpu(100, (7, 100))], {7: OURS}, 200, 30)
+    assert (result.settled, result.samples, took) == (True, 2, 1.0)
+
+
+@pytest.mark.parametrize(("step", "settles_after"), [(15, 2), (16, 5)])
+def test_samples_that_differ_by_16_mib_are_not_equal(step: int, settles_after: int) -> None:
+    samples = [gpu(1000 + step * n, (7, 1000)) for n in range(4)]
+    result, _ = settle_over(samples, {7: OURS}, 20000, 30)
+    assert result.samples == settles_after
+
+
+def test_memory_that_never_stands_still_is_judged_at_the_deadline() -> None:
+    samples = [gpu(1000 * n, (7, 1000 * n)) for n in range(20)]
+    result, took = settle_over(samples, {7: OURS}, 20000, 5)
+    assert (result.settled, took) == (False, 5.0)
+    assert result.evaluation.gpus[0].engine_mib == 5000
+
+
+def test_memory_without_a_process_gets_time_to_come_back() -> None:
+    result, took = settle_over([gpu(500)] * 6 + [gpu(0)], {}, 0, 30)
+    assert (result.settled, result.evaluation.failures, took) == (True, (), 7.0)
+
+
+def test_memory_without_a_process_that_stays_is_an_orphan_at_the_deadline() -> None:
+    result, took = settle_over([gpu(500)], {}, 0, 10)
+    assert (result.settled, len(result.evaluation.failures), took) == (True, 1, 10.0)
+    assert "500 MiB by no process" in result.evaluation.message
+
+
+def test_a_process_over_budget_is_not_waited_for() -> None:
+    result, took = settle_over([gpu(500, (7, 500))], {7: OURS}, 400, 30)
+    assert (len(result.evaluation.failures), took) == (1, 1.0)
+
+
+def test_a_process_that_ended_in_between_is_looked_at_again() -> None:
+    samples = [gpu(500, (7, 500))] * 2 + [gpu(0)]
+    result, _ = settle_over(samples, {7: Owner("unknown", reason=ENDED)}, 0, 30)
+    assert result.evaluation.failures == ()
+
+
+def test_timeout_zero_takes_one_sample() -> None:
+    result, took = settle_over([gpu(100, (7, 100))], {7: OURS}, 200, 0)
+    assert (result.samples, took) == (1, 0.0)

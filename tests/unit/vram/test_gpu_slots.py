@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPU is which slot: the pure plan, and the module over simulated GPUs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible.module_utils.vllm_edge import gpu_slots
+from ansible.module_utils.vllm_edge.gpu_slots import SlotError, parse, plan, render
+from ansible.module_utils.vllm_edge.nvml import GpuIdentity
+
+from lab.nvidia.testing import UUIDS, LabRoot
+
+Run = Callable[..., dict[str, Any]]
+
+CARDS = [GpuIdentity(number, uuid, "NVIDIA L4", f"00000000:{number:02X}:00.0") for number, uuid in enumerate(UUIDS)]
+RECORD = plan(None, "", CARDS).after
+NEW = GpuIdentity(3, "GPU-00000000-0000-0000-0000-00000000ffff", "NVIDIA L4", "00000000:CA:00.0")
+
+
+def test_the_first_run_orders_by_bus_and_records() -> None:
+    first = plan(None, "", list(reversed(CARDS)), minimum=4)
+    assert (first.uuids, first.source, first.changed) == (list(UUIDS), "discovered", True)
+    assert [slot.uuid for slot in parse(first.after)] == list(UUIDS)
+
+
+def test_a_later_run_uses_the_record_whatever_the_buses_are() -> None:
+    moved = [GpuIdentity(3 - card.index, card.uuid, card.name, card.pci_bus_id) for card in CARDS]
+    again = plan(None, RECORD, moved)
+    assert (again.uuids, again.source, again.changed) == (list(UUIDS), "recorded", False)
+
+
+def test_a_card_in_another_place_keeps_its_slot_and_the_record_learns_the_place() -> None:
+    moved = [*CARDS[:3], GpuIdentity(3, UUIDS[3], "NVIDIA L4", "00000000:FF:00.0")]
+    again = plan(None, RECORD, moved)
+    assert (again.uuids, again.changed) == (list(UUIDS), True)
+    assert '"00000000:FF:00.0"' in again.after
+
+
+def test_the_inventory_decides_and_the_record_follows() -> None:
+    turned = list(reversed(UUIDS))
+    declared = plan(turned, RECORD, CARDS)
+    assert (declared.uuids, declared.source, declared.changed) == (turned, "declared", True)
+    assert plan(turned, declared.after, CARDS).changed is False
+    assert plan(None, declared.after, CARDS).uuids == turned
+
+
+def test_fewer_declared_than_present_warns_of_the_rest() -> None:
+    some = plan(UUIDS[:3], "", CARDS, minimum=3)
+    assert some.uuids == list(UUIDS[:3])
+    assert some.warnings == (
+        f"{UUIDS[3]} (NVIDIA L4 at 00000000:03:00.0) has no slot and stays unused; add it to gpu_uuids to use it.",
+    )
+
+
+def test_the_lines_to_paste_are_yaml_of_the_slots() -> None:
+    assert yaml.safe_load(plan(None, "", CARDS).paste) == {"gpu_uuids": list(UUIDS)}
+
+
+@pytest.mark.parametrize(
+    ("declared", "record", "present", "minimum", "teaches"),
+    [
+        pytest.param(
+            None, RECORD, CARDS[:3], 1,
+            f"does not see slot 3, {UUIDS[3]} (NVIDIA L4, last seen at 00000000:03:00.0)",
+            id="recorded card gone",
+        ),
+        pytest.param(
+            None, RECORD, [*CARDS[:3], NEW], 1,
+            f"It sees without a slot: {NEW.uuid} (NVIDIA L4 at 00000000:CA:00.0). If that is the exchanged card",
+            id="card exchanged",
+        ),
+        pytest.param(UUIDS, RECORD, CARDS[1:], 1, f"slot 0, {UUIDS[0]} (NVIDIA L4, last seen", id="declared card gone"),
+        pytest.param([NEW.uuid], "", CARDS, 1, f"slot 0, {NEW.uuid} (never seen on this host)", id="declared, unknown"),
+        pytest.param([UUIDS[0], UUIDS[0]], "", CARDS, 1, "2 times, as slots 0 and 1", id="declared twice"),
+        pytest.param([UUIDS[0], UUIDS[0].replace("f", "F")], "", CARDS, 1, "2 times", id="twice in other letters"),
+        pytest.param(["0"], "", CARDS, 1, "gpu_uuids[0] is '0', which is no GPU UUID", id="an index"),
+        pytest.param([UUIDS[0], "00000000:17:00.0"], "", CARDS, 1, "gpu_uuids[1] is '00000000:17:00.0'", id="a bus id"),
+        pytest.param(None, "", CARDS[:2], 4, "needs 4 GPUs, but NVML has 2", id="too few present"),
+        pytest.param(UUIDS[:2], "", CARDS, 3, "add to gpu_uuids what the profile may use", id="too few declared"),
+        pytest.param(None, "", [], 1, "needs 1 GPUs, but NVML has 0", id="none"),
+        pytest.param(None, "{", CARDS, 1, "is not a record of GPU slots", id="no JSON"),
+        pytest.param(None, "[]", CARDS, 1, "is not a record of GPU slots", id="other JSON"),
+        pytest.param(None, '{"version": 1, "gpus": [{}]}', CARDS, 1, "is not a record of GPU slots", id="no uuid"),
+        pytest.param(None, '{"version": 9, "gpus": []}', CARDS, 1, "is of version 9", id="newer record"),
+        pytest.param(
+            None, RECORD.replace(UUIDS[1], UUIDS[0]), CARDS, 1, f"names {UUIDS[0]} 2 times", id="recorded twice"
+        ),
+    ],
+)  # fmt: skip
+def test_refused(
+    declared: list[str] | None, record: str, present: list[GpuIdentity], minimum: int, teaches: str
+) -> None:
+    with pytest.raises(SlotError) as refused:
+        plan(declared, record, present, minimum)
+    assert teaches in str(refused.value)
+
+
+def test_a_declared_list_does_not_need_the_record() -> None:
+    assert plan(UUIDS, "{", CARDS).uuids == list(UUIDS)
+
+
+# ---- the module -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def settle_slots(run_module: Run, tmp_path: Path) -> Run:
+    def run(*, check: bool = False, **options: Any) -> dict[str, Any]:
+        return run_module("gpu_slots", {"path": str(tmp_path / "gpu-slots.json"), **options}, check=check)
+
+    return run
+
+
+def test_check_apply_again(gpus: LabRoot, settle_slots: Run, tmp_path: Path) -> None:
+    path = tmp_path / "gpu-slots.json"
+    foreseen = settle_slots(check=True)
+    assert not path.exists()
+    applied = settle_slots()
+    assert (foreseen["changed"], applied["changed"]) == (True, True)
+    assert foreseen["diff"] == applied["diff"]
+    assert path.read_text() == applied["diff"]["after"]
+    assert path.stat().st_mode & 0o7777 == 0o644
+    again = settle_slots()
+    assert (again["changed"], again["uuids"], again["source"]) == (False, list(UUIDS), "recorded")
+    assert settle_slots(check=True)["changed"] is False
+
+
+def test_the_record_is_read_by_others(gpus: LabRoot, settle_slots: Run, tmp_path: Path) -> None:
+    path = tmp_path / "gpu-slots.json"
+    path.write_text("")
+    path.chmod(0o600)
+    settle_slots()
+    assert path.stat().st_mode & 0o7777 == 0o644
+    path.chmod(0o600)
+    assert settle_slots(check=True)["changed"] is True
+    assert settle_slots()["changed"] is True
+    assert settle_slots()["changed"] is False
+
+
+def test_update_by_the_inventory(gpus: LabRoot, settle_slots: Run) -> None:
+    settle_slots()
+    turned = list(reversed(UUIDS))
+    assert settle_slots(gpu_uuids=turned, check=True)["changed"] is True
+    updated = settle_slots(gpu_uuids=turned)
+    assert (updated["changed"], updated["uuids"], updated["source"]) == (True, turned, "declared")
+    assert settle_slots(gpu_uuids=turned)["changed"] is False
+
+
+def test_a_card_that_is_gone_is_an_error_and_the_record_stays(gpus: LabRoot, settle_slots: Run, tmp_path: Path) -> None:
+    settle_slots()
+    before = (tmp_path / "gpu-slots.json").read_text()
+    (gpus.gpu(1) / "board").unlink()
+    result = settle_slots()
+    assert result["rc"] == 1
+    assert f"slot 1, {UUIDS[1]} (NVIDIA L4, last seen at 00000000:31:00.0)" in result["msg"]
+    assert (tmp_path / "gpu-slots.json").read_text() == before
+
+
+def test_a_card_that_is_lost_is_named_by_the_record(gpus: LabRoot, settle_slots: Run) -> None:
+    settle_slots()
+    gpus.set_fault(1, "gpu-lost")
+    result = settle_slots()
+    assert (result["rc"], result["nvml"]["code"], result["nvml"]["gpu"]) == (1, "GPU_IS_LOST", UUIDS[1])
+    assert "slot 1" in result["msg"]
+
+
+def test_a_new_card_is_a_warning(gpus: LabRoot, settle_slots: Run) -> None:
+    result = settle_slots(gpu_uuids=list(UUIDS[:3]))
+    assert (result["rc"], result["uuids"]) == (0, list(UUIDS[:3]))
+    assert UUIDS[3] in result["warnings"][0]
+
+
+def test_too_few_for_the_profile(gpus: LabRoot, settle_slots: Run) -> None:
+    result = settle_slots(minimum=5)
+    assert result["rc"] == 1 and "needs 5 GPUs, but NVML has 4" in result["msg"]
+
+
+@pytest.mark.parametrize(("check", "rc"), [(True, 0), (False, 1)])
+def test_without_a_driver(gpus: LabRoot, settle_slots: Run, tmp_path: Path, check: bool, rc: int) -> None:
+    gpus.set_module(None)
+    result = settle_slots(check=check, gpu_uuids=list(UUIDS[:2]))
+    assert (result["rc"], result.get("skipped", False)) == (rc, check)
+    assert "The NVIDIA kernel module is not loaded." in result["msg"]
+    if check:
+        assert result["uuids"] == list(UUIDS[:2])
+
+
+@pytest.mark.parametrize(("check", "rc"), [(True, 0), (False, 1)])
+def test_before_the_host_runtime_is_there(
+    settle_slots: Run, monkeypatch: pytest.MonkeyPatch, check: bool, rc: int
+) -> None:
+    monkeypatch.setattr("ansible.module_utils.vllm_edge.nvml.pynvml_missing", lambda: True)
+    result = settle_slots(check=check, python="/nonexistent/python")
+    assert (result["rc"], result.get("skipped", False)) == (rc, check)
+    assert "there is no interpreter /nonexistent/python" in result["msg"]
+
+
+def test_duplicates_are_refused_before_anything_is_asked(settle_slots: Run) -> None:
+    result = settle_slots(gpu_uuids=[UUIDS[0], UUIDS[0]], python="/nonexistent/python")
+    assert result["rc"] == 1 and "Every slot is another card" in result["msg"]
+
+
+def test_a_missing_directory_is_an_error_with_the_remedy(gpus: LabRoot, settle_slots: Run, tmp_path: Path) -> None:
+    result = settle_slots(path=str(tmp_path / "absent" / "slots.json"))
+    assert result["rc"] == 1 and "does not exist" in result["msg"] and "vllm_edge_host" in result["msg"]
+
+
+def test_load_reads_what_render_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "slots.json"
+    assert gpu_slots.load(str(path)) == ()
+    slots = plan(None, "", CARDS).slots
+    path.write_text(render(slots))
+    assert gpu_slots.load(str(path)) == slots
+    assert json.loads(path.read_text())["gpus"][2]["slot"] == 2

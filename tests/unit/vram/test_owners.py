@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pid -> container -> engine -> unit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge import owners
+from ansible.module_utils.vllm_edge.owners import Container, ContainerRef, Owner, decide_owner, parse_cgroup, parse_unit
+
+A, B, C = "a" * 64, "b" * 64, "c" * 64
+NOWHERE: frozenset[str] = frozenset()
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "around", "expected"),
+    [
+        pytest.param(f"12:cpuset:/docker/{A}", NOWHERE, ContainerRef(A, "docker"), id="v1"),
+        pytest.param(f"12:cpuset:/docker/{A}/docker/{B}", NOWHERE, ContainerRef(B, "docker"), id="docker in docker"),
+        pytest.param(
+            f"4:pids:/docker/{A}/system.slice/docker-{B}.scope", NOWHERE, ContainerRef(B, "docker"), id="nested systemd"
+        ),
+        pytest.param(
+            f"4:pids:/system.slice/docker-{A}.scope", NOWHERE, ContainerRef(A, "docker"), id="v1 systemd driver"
+        ),
+        pytest.param(f"0::/system.slice/docker-{A}.scope", NOWHERE, ContainerRef(A, "docker"), id="v2 systemd driver"),
+        pytest.param(f"0::/system.slice/docker-{A}.scope/x/y", NOWHERE, ContainerRef(A, "docker"), id="v2 sub-cgroup"),
+        pytest.param(f"0::/../{A}", NOWHERE, ContainerRef(A, "docker"), id="v2 seen from another namespace"),
+        pytest.param(f"0::/gpu.slice/{A}", NOWHERE, ContainerRef(A, "docker"), id="cgroup-parent of the operator"),
+        pytest.param(f"9:memory:/actions_job/{A}", NOWHERE, ContainerRef(A, "docker"), id="v1 cgroup-parent"),
+        pytest.param(
+            f"0::/machine.slice/libpod-{A}.scope/container", NOWHERE, ContainerRef(A, "podman"), id="podman v2"
+        ),
+        pytest.param(f"0::/machine.slice/libpod-conmon-{A}.scope", NOWHERE, None, id="podman's conmon"),
+        pytest.param(
+            f"0::/kubepods.slice/kubepods-besteffort.slice/cri-containerd-{A}.scope",
+            NOWHERE,
+            ContainerRef(A, "other"),
+            id="kubernetes systemd",
+        ),
+        pytest.param(f"4:pids:/kubepods/burstable/pod1/{A}", NOWHERE, ContainerRef(A, "other"), id="kubernetes v1"),
+        pytest.param("0::/system.slice/ssh.service", NOWHERE, None, id="service"),
+        pytest.param("0::/", NOWHERE, None, id="root"),
+        pytest.param("", NOWHERE, None, id="empty"),
+        pytest.param(f"0::/docker/{A[:63]}", NOWHERE, None, id="63 digits are no id"),
+        pytest.param(f"0::/docker/{A}/system.slice/x.service", frozenset({A}), None, id="the host is a container"),
+        pytest.param(
+            f"0::/docker/{A}/docker/{B}", frozenset({A}), ContainerRef(B, "docker"), id="container of such a host"
+        ),
+        pytest.param(
+            f"5:net_cls:/\n4:pids:/docker/{A}\n0::/", NOWHERE, ContainerRef(A, "docker"), id="v1 with roots beside it"
+        ),
+    ],
+)
+def test_container_of_a_cgroup(cgroup: str, around: frozenset[str], expected: ContainerRef | None) -> None:
+    assert parse_cgroup(cgroup, around) == expected
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "expected"),
+    [
+        ("0::/system.slice/gdm.service", "gdm.service"),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/jupyter.service", "jupyter.service"),
+        ("1:name=systemd:/user.slice\n0::/user.slice/session-3.scope", None),
+    ],
+)
+def test_unit_of_a_process_of_the_host(cgroup: str, expected: str | None) -> None:
+    assert parse_unit(cgroup) == expected
+
+
+KNOWN = {A: Container(A, "vllm-e2b", "e2b"), B: Container(B, "notebook", None)}
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "docker", "expected"),
+    [
+        pytest.param(f"0::/docker/{A}", KNOWN, Owner("ours", "vllm-e2b", "vllm-e2b.service"), id="labelled"),
+        pytest.param(f"0::/docker/{B}", KNOWN, Owner("foreign", "notebook"), id="not labelled"),
+        pytest.param(f"0::/docker/{C}", KNOWN, Owner("foreign", C[:12]), id="Docker does not know it"),
+        pytest.param(f"0::/libpod-{A}.scope", KNOWN, Owner("foreign", f"podman:{A[:12]}"), id="podman, same id"),
+        pytest.param("0::/system.slice/x.service", KNOWN, Owner("foreign", None, "x.service"), id="host's service"),
+        pytest.param(None, KNOWN, Owner("unknown", reason=owners.ENDED), id="gone"),
+        pytest.param(
+            f"0::/docker/{A}",
+            "it does not answer",
+            Owner("unknown", A[:12], None, f"Docker cannot say whose container {A[:12]} is: it does not answer"),
+            id="Docker unreachable: unknown, not foreign",
+        ),
+        pytest.param("0::/system.slice/x.service", "down", Owner("foreign", None, "x.service"), id="needs no Docker"),
+    ],
+)
+def test_owner(cgroup: str | None, docker: Any, expected: Owner) -> None:
+    assert decide_owner(cgroup, NOWHERE, lambda: docker) == expected
+
+
+def test_docker_is_asked_through_its_api(docker_api: Any) -> None:
+    containers = owners.docker_containers()
+    assert not isinstance(containers, str)
+    assert {(entry.name, entry.engine) for entry in containers.values()} == {
+        ("vllm-e2b", "e2b"),
+        ("someones-notebook", None),
+    }
+
+
+def test_docker_is_asked_once_for_many_processes(docker_api: Any, processes: Any) -> None:
+    processes.engine(101)
+    processes.somebody(102)
+    found = owners.find_owners([101, 102])
+    assert [found[101].kind, found[102].kind] == ["ours", "foreign"]
+    once = docker_api.requests
+    owners.docker_containers()
+    assert docker_api.requests == 2 * once
+
+
+def test_docker_is_left_alone_when_no_process_is_in_a_container(docker_api: Any, processes: Any) -> None:
+    processes.belongs(101, "/system.slice/gdm.service")
+    assert owners.find_owners([101])[101] == Owner("foreign", None, "gdm.service")
+    assert docker_api.requests == 0
+
+
+def test_unreachable_docker_is_a_sentence(no_docker: None) -> None:
+    answer = owners.docker_containers()
+    assert isinstance(answer, str) and answer.startswith("it does not answer (")
+
+
+def test_a_process_that_ended_is_unknown(processes: Any) -> None:
+    assert owners.find_owners([4242])[4242].reason == owners.ENDED

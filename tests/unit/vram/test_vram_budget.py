@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The module vram_budget: the real AnsibleModule, the real nvidia-ml-py, simulated GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from lab.nvidia.testing import UUIDS, LabRoot
+
+ROOT = Path(__file__).resolve().parents[3]
+Run = Callable[..., dict[str, Any]]
+
+
+class Time:
+    """A clock that the module's sleep moves; `then` is done at the first sleep."""
+
+    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
+        self.now = 0.0
+        self.then: Callable[[], object] | None = then
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.then is not None:
+            self.then()
+        self.then = None
+
+
+@pytest.fixture
+def measure(run_module: Run, tmp_path: Path) -> Run:
+    """Run vram_budget; time is made up unless `clock` is the real one."""
+
+    def run(budgets: dict[Any, Any], *, check: bool = False, clock: Any = None, **options: Any) -> dict[str, Any]:
+        options.setdefault("slots_file", str(tmp_path / "no-slots.json"))
+        return run_module(
+            "vram_budget", {"budgets": budgets, **options}, check=check, replace={"time": clock or Time()}
+        )
+
+    return run
+
+
+def test_within_budget(gpus: LabRoot, measure: Run, docker_api: Any, processes: Any) -> None:
+    with gpus.claim(0, 20600) as pid:
+        processes.engine(pid)
+        result = measure({"0": 20900}, expected_mib={"0": 20600})
+    assert (result["rc"], result["changed"], result["settled"], result["warnings"]) == (0, False, True, [])
+    assert len(result["gpus"]) == 4
+    assert result["gpus"][0] == {
+        "index": 0,
+        "slot": 0,
+        "uuid": UUIDS[0],
+        "name": "NVIDIA L4",
+        "pci_bus_id": "00000000:17:00.0",
+        "compute_capability": "8.9",
+        "memory_version": "v2",
+        "total_mib": 23034,
+        "reserved_mib": 470,
+        "used_mib": 20600,
+        "free_mib": 1964,
+        "engine_mib": 20600,
+        "engine_mib_is": "exact",
+        "foreign_mib": 0,
+        "unattributed_mib": 0,
+        "budget_mib": 20900,
+        "expected_mib": 20600,
+        "headroom_mib": 300,
+        "within_budget": True,
+        "processes": [
+            {
+                "pid": pid,
+                "used_mib": 20600,
+                "container": "vllm-e2b",
+                "unit": "vllm-e2b.service",
+                "owner": "ours",
+                "reason": None,
+            }
+        ],
+    }
+    assert result["msg"].startswith("Every GPU is within its budget (GPU 0: 20600 of 20900 MiB; GPU 1: 0 of 0 MiB")
+
+
+def test_over_budget_fails_and_returns_every_gpu(gpus: LabRoot, measure: Run, docker_api: Any, processes: Any) -> None:
+    with gpus.claim(1, 21000) as pid:
+        processes.engine(pid)
+        result = measure({"1": 20900})
+    assert (result["rc"], result["failed"]) == (1, True)
+    assert [gpu["within_budget"] for gpu in result["gpus"]] == [True, False, True, True]
+    for part in ("GPU 1 (slot 1", "21000 MiB", "budget of 20900 MiB", "100 MiB too many", "unit vllm-e2b.service"):
+        assert part in result["msg"]
+
+
+def test_check_mode_measures_as_well(gpus: LabRoot, measure: Run) -> None:
+    gpus.set_fault(0, "orphan", 900)
+    result = measure({}, check=True)
+    assert (result["rc"], result["gpus"][0]["engine_mib"]) == (1, 900)
+
+
+def test_an_engine_on_a_gpu_without_a_budget(gpus: LabRoot, measure: Run, docker_api: Any, processes: Any) -> None:
+    with gpus.claim(2, 5000) as pid:
+        processes.engine(pid)
+        result = measure({"0": 20900})
+    assert result["rc"] == 1
+    assert "no engine of the profile uses it" in result["msg"]
+    assert "systemctl stop vllm-e2b.service" in result["msg"]
+
+
+def test_an_orphan_is_found_after_the_time_to_settle(gpus: LabRoot, measure: Run) -> None:
+    gpus.set_fault(3, "orphan", 300)
+    clock = Time()
+    result = measure({}, clock=clock, settle_timeout_s=12)
+    assert (result["rc"], clock.now, result["gpus"][3]["unattributed_mib"]) == (1, 12, 300)
+    assert f"nvidia-smi --gpu-reset -i {UUIDS[3]}" in result["msg"]
+
+
+@pytest.mark.parametrize(("policy", "rc", "warned"), [("ignore", 0, 0), ("warn", 0, 1), ("fail", 1, 0)])
+def test_foreign_memory(
+    gpus: LabRoot, measure: Run, docker_api: Any, processes: Any, policy: str, rc: int, warned: int
+) -> None:
+    with gpus.claim(0, 20600) as ours, gpus.claim(0, 1500) as theirs:
+        processes.engine(ours)
+        processes.somebody(theirs)
+        result = measure({"0": 20900}, foreign=policy)
+    first = result["gpus"][0]
+    assert (first["used_mib"], first["foreign_mib"], first["engine_mib"]) == (22100, 1500, 20600)
+    assert first["within_budget"] is True
+    assert (result["rc"], len(result["warnings"])) == (rc, warned)
+    if policy != "ignore":
+        assert "container someones-notebook" in (result["warnings"] or [result["msg"]])[0]
+
+
+def test_unknown_process_memory_makes_foreign_null(
+    gpus: LabRoot, measure: Run, docker_api: Any, processes: Any
+) -> None:
+    gpus.set_fault(0, "no-process-memory")
+    with gpus.claim(0, 20600) as ours, gpus.claim(0, 1500) as theirs:
+        processes.engine(ours)
+        processes.somebody(theirs)
+        result = measure({"0": 20900})
+    first = result["gpus"][0]
+    assert (first["foreign_mib"], first["unattributed_mib"], first["engine_mib"]) == (None, None, 22100)
+    assert (first["engine_mib_is"], result["rc"]) == ("upper bound", 1)
+    assert "could not be told apart" in result["msg"]
+
+
+def test_unreachable_docker_makes_the_owner_unknown_and_not_foreign(
+    gpus: LabRoot, measure: Run, no_docker: None, processes: Any
+) -> None:
+    with gpus.claim(0, 20600) as pid:
+        processes.engine(pid)
+        result = measure({"0": 20900})
+    (process,) = result["gpus"][0]["processes"]
+    assert (process["owner"], process["container"], process["unit"]) == ("unknown", "e" * 12, None)
+    assert (result["gpus"][0]["foreign_mib"], result["gpus"][0]["engine_mib"], result["rc"]) == (None, 20600, 0)
+    assert "Docker cannot say whose container" in result["warnings"][0]
+
+
+def test_only_v1_answers(gpus: LabRoot, measure: Run) -> None:
+    gpus.set_fault(0, "no-memory-v2")
+    result = measure({})
+    first = result["gpus"][0]
+    assert (first["memory_version"], first["reserved_mib"], first["used_mib"]) == ("v1", None, 470)
+    assert (first["within_budget"], first["engine_mib_is"], result["rc"]) == (True, "upper bound", 0)
+    assert [text for text in result["warnings"] if "only NVML's first memory call" in text]
+
+
+def test_an_nvml_error_fails_with_its_remedy(gpus: LabRoot, measure: Run) -> None:
+    gpus.set_fault(1, "nvml-error", "NO_PERMISSION")
+    result = measure({})
+    assert (result["rc"], result["nvml"]["code"], result["nvml"]["gpu"]) == (1, "NO_PERMISSION", UUIDS[1])
+    assert result["nvml"]["sentence"] in result["msg"] and result["nvml"]["remedy"] in result["msg"]
+
+
+def test_a_gpu_lost_while_measuring_is_named_with_what_was_read_before(gpus: LabRoot, measure: Run) -> None:
+    result = measure({}, clock=Time(lambda: gpus.set_fault(2, "gpu-lost")))
+    assert (result["rc"], result["nvml"]["code"], result["nvml"]["gpu"]) == (1, "GPU_IS_LOST", UUIDS[2])
+    assert "NVIDIA L4 at 00000000:B1:00.0" in result["msg"]
+    assert len(result["gpus"]) == 4
+
+
+def test_a_gpu_lost_before_is_named_by_its_slot(gpus: LabRoot, measure: Run) -> None:
+    gpus.set_fault(2, "gpu-lost")
+    result = measure({}, gpu_slots=list(UUIDS))
+    assert (result["rc"], result["nvml"]["gpu"]) == (1, UUIDS[2])
+    assert "slot 2" in result["msg"]
+
+
+@pytest.mark.parametrize(
+    ("module", "check", "rc", "skipped"),
+    [(None, False, 1, False), (None, True, 0, True), ("570.1", False, 1, False), ("570.1", True, 1, False)],
+)
+def test_a_driver_that_does_not_answer(
+    gpus: LabRoot, measure: Run, module: str | None, check: bool, rc: int, skipped: bool
+) -> None:
+    gpus.set_module(module)
+    result = measure({"0": 1}, check=check)
+    assert (result["rc"], result.get("skipped", False)) == (rc, skipped)
+    assert ("is not loaded" if module is None else "Reboot the server") in result["msg"]
+
+
+@pytest.mark.parametrize(
+    ("budgets", "options", "teaches"),
+    [
+        ({"7": 5}, {}, "names slot 7, but this host has the slots 0 to 3"),
+        ({"GPU-x": 5}, {}, "names GPU-x, but NVML does not see that GPU"),
+        ({"0": -5}, {}, "MiB cannot be negative"),
+        ({"0": 20.5}, {}, "write a whole number of MiB"),
+        ({"0": 30000}, {}, "has 23034 MiB in all"),
+        ({}, {"expected_mib": {"0": "20 GB"}}, "expected_mib[0] is '20 GB'"),
+        ({}, {"settle_timeout_s": -1}, "settle_timeout_s is -1"),
+        ({}, {"tolerance_mib": -1}, "tolerance_mib is -1"),
+        ({}, {"gpu_slots": [UUIDS[0], UUIDS[0]]}, "more than once"),
+    ],
+)
+def test_refused_input(
+    gpus: LabRoot, measure: Run, budgets: dict[str, Any], options: dict[str, Any], teaches: str
+) -> None:
+    result = measure(budgets, **options)
+    assert result["rc"] == 1
+    assert teaches in result["msg"]
+
+
+def test_budgets_are_required(gpus: LabRoot, run_module: Run) -> None:
+    result = run_module("vram_budget", {})
+    assert (result["rc"], result["msg"]) == (1, "missing required arguments: budgets")
+
+
+@pytest.mark.parametrize("source", ["option", "file"])
+def test_slots_are_those_of_the_host(
+    gpus: LabRoot, measure: Run, tmp_path: Path, docker_api: Any, processes: Any, source: str
+) -> None:
+    turned = list(reversed(UUIDS))
+    record = {"version": 1, "gpus": [{"slot": n, "uuid": uuid} for n, uuid in enumerate(turned)]}
+    (tmp_path / "slots.json").write_text(json.dumps(record))
+    options: dict[str, Any] = (
+        {"gpu_slots": turned} if source == "option" else {"slots_file": str(tmp_path / "slots.json")}
+    )
+    with gpus.claim(UUIDS[3], 800) as pid:
+        processes.engine(pid)
+        result = measure({"0": 1000}, **options)
+    assert result["rc"] == 0
+    last = result["gpus"][3]
+    assert (last["uuid"], last["slot"], last["budget_mib"], last["engine_mib"]) == (UUIDS[3], 0, 1000, 800)
+
+
+def test_a_damaged_record_of_slots_is_refused(gpus: LabRoot, measure: Run, tmp_path: Path) -> None:
+    (tmp_path / "slots.json").write_text("{")
+    result = measure({}, slots_file=str(tmp_path / "slots.json"))
+    assert result["rc"] == 1 and "is not a record of GPU slots" in result["msg"]
+
+
+def test_far_below_expected_is_a_warning(gpus: LabRoot, measure: Run, docker_api: Any, processes: Any) -> None:
+    with gpus.claim(0, 9000) as pid:
+        processes.engine(pid)
+        result = measure({"0": 20900}, expected_mib={"0": 20600})
+    assert result["rc"] == 0
+    assert "11600 MiB less than the expected 20600" in result["warnings"][0]
+
+
+def test_memory_that_still_moves_is_a_warning(gpus: LabRoot, measure: Run, docker_api: Any, processes: Any) -> None:
+    class Loading(Time):
+        def sleep(self, seconds: float) -> None:
+            self.now += seconds
+            claim.write_text(str(1000 + 100 * int(self.now)))
+
+    with gpus.claim(0, 1000, "engine") as pid:
+        claim = gpus.gpu(0) / "claims" / "engine"
+        processes.engine(pid)
+        result = measure({"0": 20900}, clock=Loading(), settle_timeout_s=5)
+    assert (result["rc"], result["settled"], result["gpus"][0]["engine_mib"]) == (0, False, 1500)
+    assert "still moved after 5 s" in result["warnings"][0]
+
+
+def test_memory_that_is_released_late_settles(gpus: LabRoot, measure: Run) -> None:
+    gpus.set_fault(0, "slow-release", 2)
+    with gpus.claim(0, 6000):
+        pass
+    result = measure({}, clock=time, settle_timeout_s=20)
+    assert (result["rc"], result["settled"], result["gpus"][0]["used_mib"]) == (0, True, 0)
+    assert result["waited_s"] >= 1
+
+
+# ---- the interpreter --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter without nvidia-ml-py, as the host's system Python is one."""
+    directory = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory)], check=True)
+    return directory / "bin" / "python"
+
+
+@pytest.fixture
+def ad_hoc(nvml_library: Path, gpus: LabRoot, bare_python: Path, tmp_path: Path) -> Run:
+    """The module as Ansible runs it: packed, sent to an interpreter without nvidia-ml-py."""
+
+    def run(*options: str, **arguments: Any) -> dict[str, Any]:
+        arguments = {"budgets": {}, "slots_file": str(tmp_path / "none.json"), "settle_timeout_s": 1, **arguments}
+        environment = {**gpus.environment(nvml_library), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+        environment["ANSIBLE_CALLBACK_RESULT_FORMAT"] = "json"
+        environment["ANSIBLE_HOME"] = str(tmp_path / "ansible")
+        environment.pop("PYTHONPATH", None)
+        command = [
+            str(Path(sys.executable).with_name("ansible")), "localhost", "-i", "localhost,", "-c", "local",
+            "-e", f"ansible_python_interpreter={bare_python}", "-m", "vram_budget", "-a", json.dumps(arguments),
+        ]  # fmt: skip
+        done = subprocess.run(
+            [*command, *options], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120
+        )
+        status, _, body = done.stdout.rpartition("localhost | ")[2].partition(" => ")
+        result: dict[str, Any] = json.loads(body or "{}")
+        return {**result, "status": status.strip(), "output": done.stdout + done.stderr}
+
+    return run
+
+
+def test_respawns_into_the_interpreter_that_has_nvidia_ml_py(ad_hoc: Run, gpus: LabRoot) -> None:
+    gpus.set_fault(1, "orphan", 10)
+    result = ad_hoc(python=sys.executable)
+    assert result["status"] == "SUCCESS", result["output"]
+    assert [gpu["used_mib"] for gpu in result["gpus"]] == [0, 10, 0, 0]
+
+
+def test_before_the_host_runtime_is_there_ansible_fails(ad_hoc: Run) -> None:
+    assert ad_hoc(python="/nonexistent/venv/bin/python")["status"] == "FAILED!"
+
+
+def test_before_the_host_runtime_is_there_check_mode_skips(ad_hoc: Run) -> None:
+    assert ad_hoc("--check", python="/nonexistent/venv/bin/python")["status"] == "SKIPPED"
+
+
+@pytest.mark.parametrize(("check", "rc"), [(True, 0), (False, 1)])
+def test_before_the_host_runtime_is_there_the_message_says_so(
+    measure: Run, monkeypatch: pytest.MonkeyPatch, check: bool, rc: int
+) -> None:
+    monkeypatch.setattr("ansible.module_utils.vllm_edge.nvml.pynvml_missing", lambda: True)
+    result = measure({"0": 20900}, check=check, python="/nonexistent/venv/bin/python")
+    assert (result["rc"], result["gpus"]) == (rc, [])
+    assert "there is no interpreter /nonexistent/venv/bin/python" in result["msg"]
+    assert ("Would measure" in result["msg"]) is check
+    assert ("vllm_edge_host" in result["msg"]) is not check
+
+
+def test_an_environment_that_lacks_nvidia_ml_py_fails_with_the_remedy(ad_hoc: Run, bare_python: Path) -> None:
+    result = ad_hoc(python=str(bare_python))
+    assert result["status"] == "FAILED!"
+    assert "nvidia-ml-py is not installed in the environment of" in result["msg"]
+
+
+@pytest.mark.parametrize("name", ["vram_budget", "gpu_slots"])
+def test_the_documentation_renders_and_says_what_the_module_takes(
+    load_module: Callable[[str], ModuleType], name: str
+) -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("ansible-doc")), "-t", "module", "-M", "library", "-j", name],
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    documented = json.loads(done.stdout)[name]["doc"]["options"]
+    spec = load_module(name).ARGUMENT_SPEC
+    assert sorted(documented) == sorted(spec)
+    for option, takes in spec.items():
+        says = documented[option]
+        for key in ("type", "elements", "default", "required"):
+            assert says.get(key) == takes.get(key), (option, key)
+        assert sorted(says.get("choices", [])) == sorted(takes.get("choices", [])), option
