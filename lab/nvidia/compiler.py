@@ -37,7 +37,8 @@ def check_glibc(binary: Path) -> None:
     needed = needed_glibc(binary)
     if needed > OLDEST_GLIBC:
         raise RuntimeError(
-            f"{binary.name} needs glibc {'.'.join(map(str, needed))}, Debian 12 has {'.'.join(map(str, OLDEST_GLIBC))}: "
+            f"{binary.name} needs glibc {'.'.join(map(str, needed))}, "
+            f"Debian 12 has {'.'.join(map(str, OLDEST_GLIBC))}: "
             "a newer header bound a newer symbol; readelf --dyn-syms shows which"
         )
 

@@ -173,7 +173,7 @@ def pin(pinned: str, version: str) -> Package:
     pattern = f"{pinned}-*" if "." in pinned else f"{pinned}.*"
     return Package(
         f"nvidia-driver-pinning-{pinned}", version, f"Pin the NVIDIA driver to {pinned}",
-        {"Provides": "nvidia-driver-pinning", "Conflicts": "nvidia-driver-pinning", "Replaces": "nvidia-driver-pinning"},
+        dict.fromkeys(("Provides", "Conflicts", "Replaces"), "nvidia-driver-pinning"),
         {
             # One name for all: apt overlooks a file whose name ends like "-580.173.02", taking ".02" for its kind.
             "etc/apt/preferences.d/nvidia-driver-pinning": (

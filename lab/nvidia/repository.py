@@ -28,7 +28,8 @@ class Key:
     def _home(self) -> Iterator[list[str]]:
         """gpg with a home of its own for the length of one step: short enough for its socket, and gone after it."""
         with tempfile.TemporaryDirectory(prefix="lab-gpg-") as home:
-            command = ["gpg", "--homedir", home, "--batch", "--quiet", "--no-tty", "--pinentry-mode=loopback", "--passphrase="]
+            command = ["gpg", "--homedir", home, "--batch", "--quiet", "--no-tty"]
+            command += ["--pinentry-mode=loopback", "--passphrase="]
             try:
                 if self.secret.exists():
                     _gpg([*command, "--import", str(self.secret)])

@@ -66,7 +66,7 @@ def preload(library: Path) -> ctypes.CDLL:
     with open("/proc/self/maps") as maps:
         loaded = {line.split()[-1] for line in maps if "libnvidia-ml.so" in line}
     if loaded - {str(library.resolve())}:
-        raise RuntimeError(f"{', '.join(loaded)} is loaded in this process already; use a subprocess for another library")
+        raise RuntimeError(f"{', '.join(loaded)} is loaded in this process already; use a subprocess for another")
     return ctypes.CDLL(str(library.resolve()), mode=ctypes.RTLD_GLOBAL)
 
 
@@ -102,8 +102,9 @@ class LabRoot:
     @contextlib.contextmanager
     def claim(self, gpu: int | str, mib: int, name: str | None = None) -> Iterator[int]:
         """A process that holds mib MiB on the GPU for the length of the with block; gives its pid."""
+        file = self.gpu(gpu) / "claims" / (name or f"claim-{os.urandom(4).hex()}")
         process = subprocess.Popen(
-            [sys.executable, "-c", HOLD, str(self.gpu(gpu) / "claims" / (name or f"claim-{os.urandom(4).hex()}")), str(mib)],
+            [sys.executable, "-c", HOLD, str(file), str(mib)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

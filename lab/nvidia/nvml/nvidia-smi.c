@@ -382,9 +382,9 @@ static int table(void) {
         Result result = memory_of(device, &memory);
         if (result == SUCCESS) snprintf(usage, sizeof usage, "%lluMiB / %6lluMiB", memory.used / MIB, memory.total / MIB);
         else snprintf(usage, sizeof usage, "%s", error_text(result));
-        printf("| %3u  %-25.25s  %5s  |   %-16s %3s |                    0 |\n", indices[i], name, persistence ? "On" : "Off",
+        printf("| %3u  %-26.26s  %5s  |   %-16s %3s |                    0 |\n", indices[i], name, persistence ? "On" : "Off",
                bus, "Off");
-        printf("| N/A  %3uC    P%-2u           %4uW / %4uW | %22s | %6u%%      Default |\n", temperature, state, draw / 1000,
+        printf("| N/A  %3uC    P%-2u          %4uW / %4uW | %22s | %6u%%      Default |\n", temperature, state, draw / 1000,
                limit / 1000, usage, rates[0]);
         printf("|                                         |                        |                  N/A |\n");
         printf("+-----------------------------------------+------------------------+----------------------+\n");
@@ -402,11 +402,11 @@ static int table(void) {
             char name[256], used[32], shortened[40];
             process_name(processes[p].pid, name, sizeof name);
             size_t length = strlen(name);
-            if (length > 38) snprintf(shortened, sizeof shortened, "...%s", name + length - 35);
-            else snprintf(shortened, sizeof shortened, "%.38s", name);
+            if (length > 37) snprintf(shortened, sizeof shortened, "...%s", name + length - 34);
+            else snprintf(shortened, sizeof shortened, "%.37s", name);
             if (processes[p].used == (unsigned long long)-1) snprintf(used, sizeof used, "N/A");
             else snprintf(used, sizeof used, "%lluMiB", processes[p].used / MIB);
-            printf("| %4u   N/A  N/A %15u      C   %-38s %8s |\n", indices[i], processes[p].pid, shortened, used);
+            printf("| %4u   N/A  N/A %15u      C   %-37s %8s |\n", indices[i], processes[p].pid, shortened, used);
         }
     }
     if (!shown) printf("|  No running processes found                                                             |\n");

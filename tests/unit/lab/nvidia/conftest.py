@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulated NVIDIA world under test: nvidia-ml-py over the library, nvidia-smi, lab-gpu, the built repositories."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pynvml
+import pytest
+
+from lab.nvidia import testing
+
+NVIDIA = Path(testing.__file__).parent
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def nvml(gpus: testing.LabRoot) -> Iterator[ModuleType]:
+    """The unmodified client, initialised over this test's GPUs."""
+    pynvml.nvmlInit()
+    yield pynvml
+    pynvml.nvmlShutdown()
+
+
+@pytest.fixture(scope="session")
+def smi_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return testing.build_smi(tmp_path_factory.mktemp("smi"))
+
+
+@pytest.fixture
+def smi(smi_program: Path, nvml_library: Path, gpus: testing.LabRoot) -> Run:
+    """smi(arguments...) -> what nvidia-smi did."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [smi_program, *arguments], capture_output=True, text=True, env=gpus.environment(nvml_library)
+        )
+
+    return run
+
+
+@pytest.fixture
+def lab_gpu(nvml_library: Path, gpus: testing.LabRoot) -> Run:
+    """lab_gpu(arguments...) -> what the command did."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, NVIDIA / "lab-gpu", *arguments],
+            capture_output=True,
+            text=True,
+            env=gpus.environment(nvml_library),
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both vendors' repositories, built once."""
+    out = tmp_path_factory.mktemp("vendors") / "apt"
+    subprocess.run([sys.executable, NVIDIA / "build.py", "--out", out], check=True)
+    return out
+
+
+@pytest.fixture(scope="session")
+def fingerprints(repositories: Path) -> dict[str, dict[str, str]]:
+    content: dict[str, dict[str, str]] = json.loads((repositories / "fingerprints.json").read_text())
+    return content

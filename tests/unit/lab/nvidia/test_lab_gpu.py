@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""lab-gpu: faults, foreign processes and the module, as the library then sees them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import ModuleType
+
+import pynvml
+import pytest
+from conftest import Run
+
+from lab.nvidia import testing
+
+
+def used_mib(gpu: int) -> int:
+    info = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(gpu), version=pynvml.nvmlMemory_v2)
+    return int(info.used) // 1024 // 1024
+
+
+@pytest.fixture
+def foreign(lab_gpu: Run, gpus: testing.LabRoot) -> Run:
+    """Starts a foreign process by the command; it is ended with the test."""
+    started: list[int] = []
+
+    def start(gpu: str, mib: int) -> object:
+        result = lab_gpu("foreign", "start", "--gpu", gpu, "--mib", str(mib))
+        assert result.returncode == 0, result.stderr
+        started.append(int(result.stdout))
+        return started[-1]
+
+    yield start  # type: ignore[misc]
+    for pid in started:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+@pytest.mark.parametrize("gpu", ["1", testing.UUIDS[1]])
+def test_a_fault_by_index_or_uuid(lab_gpu: Run, gpus: testing.LabRoot, gpu: str) -> None:
+    assert lab_gpu("fault", "set", "--gpu", gpu, "orphan=300").returncode == 0
+    assert (gpus.gpu(1) / "faults" / "orphan").read_text() == "300\n"
+    assert lab_gpu("fault", "list").stdout == f"GPU 1 {testing.UUIDS[1]}: orphan=300\n"
+    assert lab_gpu("fault", "clear", "--gpu", gpu, "orphan").returncode == 0
+    assert lab_gpu("fault", "list").stdout == ""
+
+
+def test_clear_takes_every_fault(lab_gpu: Run, gpus: testing.LabRoot) -> None:
+    lab_gpu("fault", "set", "--gpu", "all", "no-process-memory")
+    lab_gpu("fault", "set", "library-mismatch")
+    assert len(lab_gpu("fault", "list").stdout.splitlines()) == 5
+    lab_gpu("fault", "clear")
+    assert lab_gpu("fault", "list").stdout == ""
+    assert (gpus.path / "module").read_text().strip() == testing.DRIVER_VERSION
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--gpu", "0", "bogus"), "there is no fault 'bogus'"),
+        (("--gpu", "9", "gpu-lost"), "there is no GPU '9'"),
+        (("gpu-lost",), "name it with --gpu"),
+        (("--gpu", "0", "orphan"), "orphan needs a value"),
+        (("--gpu", "0", "orphan=many"), "a whole number"),
+    ],
+)
+def test_refused_faults(lab_gpu: Run, arguments: tuple[str, ...], said: str) -> None:
+    result = lab_gpu("fault", "set", *arguments)
+    assert result.returncode == 1
+    assert said in result.stderr
+
+
+def test_mismatch_and_back(lab_gpu: Run, gpus: testing.LabRoot) -> None:
+    lab_gpu("fault", "set", "library-mismatch=570.86.15")
+    assert (gpus.path / "module").read_text() == "570.86.15\n"
+    with pytest.raises(pynvml.NVMLError_LibRmVersionMismatch):
+        pynvml.nvmlInit()
+    assert "clear it first" in lab_gpu("fault", "set", "module-not-loaded").stderr
+    lab_gpu("fault", "clear", "library-mismatch")
+    pynvml.nvmlInit()
+    pynvml.nvmlShutdown()
+
+
+def test_module_not_loaded_and_back(lab_gpu: Run, gpus: testing.LabRoot) -> None:
+    lab_gpu("fault", "set", "module-not-loaded")
+    with pytest.raises(pynvml.NVMLError_DriverNotLoaded):
+        pynvml.nvmlInit()
+    lab_gpu("fault", "clear")
+    pynvml.nvmlInit()
+    pynvml.nvmlShutdown()
+
+
+def test_what_is_loaded_stays_loaded(lab_gpu: Run, gpus: testing.LabRoot) -> None:
+    assert lab_gpu("module", "load", "590.48.01").returncode == 0
+    assert (gpus.path / "module").read_text().strip() == testing.DRIVER_VERSION
+    assert lab_gpu("module", "unload").returncode == 0
+    assert not (gpus.path / "module").exists()
+    lab_gpu("module", "load", "590.48.01")
+    assert (gpus.path / "module").read_text().strip() == "590.48.01"
+
+
+def test_a_module_in_use_is_not_unloaded(lab_gpu: Run, gpus: testing.LabRoot) -> None:
+    with gpus.claim(0, 100) as pid:
+        result = lab_gpu("module", "unload")
+    assert result.returncode == 1
+    assert result.stderr == f"modprobe: FATAL: Module nvidia is in use. (by {pid})\n"
+    assert (gpus.path / "module").exists()
+
+
+def test_no_module_without_a_card(lab_gpu: Run, gpus: testing.LabRoot) -> None:
+    gpus.set_module(None)
+    (gpus.path / "gpus").rename(gpus.path / "away")
+    result = lab_gpu("module", "load", testing.DRIVER_VERSION)
+    assert result.returncode == 1
+    assert "No such device" in result.stderr
+
+
+def test_a_foreign_process_is_a_process_of_its_own(nvml: ModuleType, lab_gpu: Run, foreign: Run) -> None:
+    pid = foreign("2", 1234)
+    assert used_mib(2) == 1234
+    (process,) = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(2))
+    assert process.pid == pid
+    assert Path(f"/proc/{pid}/cmdline").read_text().startswith("foreign-cuda-job")
+    assert f"1234 MiB by {pid}" in lab_gpu("status").stdout
+    assert lab_gpu("foreign", "stop", str(pid)).returncode == 0
+    assert used_mib(2) == 0
+    assert lab_gpu("foreign", "stop", str(pid)).returncode == 1
+
+
+def test_setting_slow_release_forgets_former_claims(nvml: ModuleType, lab_gpu: Run, gpus: testing.LabRoot) -> None:
+    with gpus.claim(0, 800):
+        pass
+    lab_gpu("fault", "set", "--gpu", "0", "slow-release=60")
+    assert used_mib(0) == 0
+    with gpus.claim(0, 300):
+        pass
+    assert used_mib(0) == 300
+
+
+def test_status_names_what_is_there(lab_gpu: Run, gpus: testing.LabRoot) -> None:
+    with gpus.claim(3, 77, name="e2b") as pid:
+        text = lab_gpu("status").stdout
+    assert text.startswith(f"module: {testing.DRIVER_VERSION}\n")
+    assert f"77 MiB by {pid} (e2b)" in text
+    assert "77 of 22564 MiB claimed" in text

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulated libnvidia-ml.so.1 as the unmodified nvidia-ml-py sees it."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pynvml
+import pytest
+
+from lab.nvidia import compiler, testing
+
+MIB = 1024 * 1024
+
+
+def v1(nvml: ModuleType, gpu: int = 0) -> tuple[int, int, int]:
+    info = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(gpu))
+    return info.total // MIB, info.used // MIB, info.free // MIB
+
+
+def v2(nvml: ModuleType, gpu: int = 0) -> tuple[int, int, int, int]:
+    info = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(gpu), version=nvml.nvmlMemory_v2)
+    return info.total // MIB, info.reserved // MIB, info.used // MIB, info.free // MIB
+
+
+def processes(nvml: ModuleType, gpu: int = 0) -> dict[int, int | None]:
+    """pid -> MiB."""
+    found = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(gpu))
+    return {process.pid: process.usedGpuMemory and process.usedGpuMemory // MIB for process in found}
+
+
+def test_four_l4_in_the_order_of_their_bus_ids(nvml: ModuleType) -> None:
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    assert [nvml.nvmlDeviceGetUUID(handle) for handle in handles] == list(testing.UUIDS)
+    assert [nvml.nvmlDeviceGetPciInfo(handle).busId for handle in handles] == [
+        "00000000:17:00.0", "00000000:31:00.0", "00000000:B1:00.0", "00000000:CA:00.0",
+    ]  # fmt: skip
+    assert {nvml.nvmlDeviceGetName(handle) for handle in handles} == {"NVIDIA L4"}
+    assert [nvml.nvmlDeviceGetMinorNumber(handle) for handle in handles] == [0, 1, 2, 3]
+    assert {nvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles} == {(8, 9)}
+
+
+def test_a_card_that_is_not_there_moves_the_indices(gpus: testing.LabRoot) -> None:
+    gpus.gpu(0).rename(gpus.path / "taken-out")
+    pynvml.nvmlInit()
+    try:
+        assert pynvml.nvmlDeviceGetCount() == 3
+        first = pynvml.nvmlDeviceGetHandleByIndex(0)
+        assert (pynvml.nvmlDeviceGetUUID(first), pynvml.nvmlDeviceGetMinorNumber(first)) == (testing.UUIDS[1], 1)
+        with pytest.raises(pynvml.NVMLError_NotFound):
+            pynvml.nvmlDeviceGetHandleByUUID(testing.UUIDS[0])
+        with pytest.raises(pynvml.NVMLError_InvalidArgument):
+            pynvml.nvmlDeviceGetHandleByIndex(3)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def test_handles_by_uuid_and_bus_id(nvml: ModuleType) -> None:
+    by_uuid = nvml.nvmlDeviceGetHandleByUUID(testing.UUIDS[2])
+    by_bus = nvml.nvmlDeviceGetHandleByPciBusId("0000:b1:00.0")
+    assert nvml.nvmlDeviceGetIndex(by_uuid) == nvml.nvmlDeviceGetIndex(by_bus) == 2
+
+
+def test_system_versions(nvml: ModuleType) -> None:
+    assert nvml.nvmlSystemGetDriverVersion() == testing.DRIVER_VERSION == "580.173.02"
+    assert nvml.nvmlSystemGetNVMLVersion() == "13.580.173.02"
+    assert nvml.nvmlSystemGetCudaDriverVersion() == 13000
+
+
+def test_both_memory_versions_of_an_idle_card(nvml: ModuleType) -> None:
+    assert v1(nvml) == (23034, 470, 22564)
+    assert v2(nvml) == (23034, 470, 0, 22564)
+
+
+def test_memory_v2_refuses_another_version_of_its_structure(nvml: ModuleType) -> None:
+    with pytest.raises(nvml.NVMLError_ArgumentVersionMismatch):
+        nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(0), version=0x02000030)
+
+
+def test_a_claim_counts_for_its_process_and_ends_with_it(nvml: ModuleType, gpus: testing.LabRoot) -> None:
+    with gpus.claim(1, 16000) as pid:
+        assert v1(nvml, 1) == (23034, 16470, 6564)
+        assert v2(nvml, 1) == (23034, 470, 16000, 6564)
+        assert processes(nvml, 1) == {pid: 16000}
+        assert processes(nvml, 0) == {}
+        assert "python" in nvml.nvmlSystemGetProcessName(pid)
+    assert v2(nvml, 1)[2] == 0
+    assert processes(nvml, 1) == {}
+
+
+def test_several_processes_on_one_card(nvml: ModuleType, gpus: testing.LabRoot) -> None:
+    with gpus.claim(0, 1000) as first, gpus.claim(0, 200) as second, gpus.claim(0, 30) as third:
+        assert processes(nvml) == {first: 1000, second: 200, third: 30}
+        assert v2(nvml)[2] == 1230
+
+
+def test_a_file_that_nobody_locks_is_no_claim(nvml: ModuleType, gpus: testing.LabRoot) -> None:
+    (gpus.gpu(0) / "claims" / "left-over").write_text("9000")
+    assert v2(nvml)[2] == 0
+
+
+def test_a_holder_in_another_pid_namespace_is_not_listed_but_counts(gpus: testing.LabRoot, nvml_library: Path) -> None:
+    if subprocess.run(["unshare", "--fork", "--pid", "--mount-proc", "true"], capture_output=True).returncode != 0:
+        pytest.skip("this user may not make a pid namespace")
+    code = (
+        "import pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0);"
+        "print(n.nvmlDeviceGetMemoryInfo(h).used >> 20, len(n.nvmlDeviceGetComputeRunningProcesses(h)))"
+    )
+    with gpus.claim(0, 5000):
+        seen = subprocess.run(
+            ["unshare", "--fork", "--pid", "--mount-proc", sys.executable, "-c", code],
+            capture_output=True, text=True, check=True, env=gpus.environment(nvml_library),
+        )  # fmt: skip
+    assert seen.stdout.split() == ["5470", "0"]
+
+
+def test_a_card_never_holds_more_than_it_has(nvml: ModuleType, gpus: testing.LabRoot) -> None:
+    gpus.set_fault(0, "orphan", 99999)
+    assert v2(nvml) == (23034, 470, 22564, 0)
+
+
+def test_module_not_loaded(gpus: testing.LabRoot) -> None:
+    gpus.set_module(None)
+    with pytest.raises(pynvml.NVMLError_DriverNotLoaded, match="Driver Not Loaded"):
+        pynvml.nvmlInit()
+
+
+def test_library_and_module_of_different_versions(gpus: testing.LabRoot) -> None:
+    gpus.set_module("570.211.01")
+    with pytest.raises(pynvml.NVMLError_LibRmVersionMismatch):
+        pynvml.nvmlInit()
+
+
+def test_nothing_answers_before_init(gpus: testing.LabRoot, nvml_library: Path) -> None:
+    library = ctypes.CDLL(str(nvml_library))
+    count = ctypes.c_uint()
+    assert library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == pynvml.NVML_ERROR_UNINITIALIZED
+    assert library.nvmlShutdown() == pynvml.NVML_ERROR_UNINITIALIZED
+
+
+def test_a_lost_card_is_counted_but_gives_no_handle(nvml: ModuleType, gpus: testing.LabRoot) -> None:
+    held = nvml.nvmlDeviceGetHandleByIndex(2)
+    gpus.set_fault(2, "gpu-lost")
+    assert nvml.nvmlDeviceGetCount() == 4
+    for query in (
+        lambda: nvml.nvmlDeviceGetHandleByIndex(2),
+        lambda: nvml.nvmlDeviceGetHandleByUUID(testing.UUIDS[2]),
+        lambda: nvml.nvmlDeviceGetMemoryInfo(held),
+        lambda: nvml.nvmlDeviceGetComputeRunningProcesses(held),
+    ):
+        with pytest.raises(nvml.NVMLError_GpuIsLost):
+            query()
+    assert v1(nvml, 3)[0] == 23034
+    gpus.clear_fault(2, "gpu-lost")
+    assert v1(nvml, 2)[0] == 23034
+
+
+def test_orphaned_memory_has_no_process(nvml: ModuleType, gpus: testing.LabRoot) -> None:
+    gpus.set_fault(0, "orphan", 700)
+    with gpus.claim(0, 1000) as pid:
+        assert v2(nvml)[2] == 1700
+        assert processes(nvml) == {pid: 1000}
+
+
+def test_slow_release_keeps_memory_for_a_while_after_its_process(nvml: ModuleType, gpus: testing.LabRoot) -> None:
+    gpus.set_fault(0, "slow-release", 2)
+    with gpus.claim(0, 1000):
+        pass
+    assert (v2(nvml)[2], processes(nvml)) == (1000, {})
+    deadline = time.monotonic() + 5
+    while v2(nvml)[2] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert v2(nvml)[2] == 0
+
+
+def test_slow_release_starts_anew_for_a_claim_made_again(nvml: ModuleType, gpus: testing.LabRoot) -> None:
+    gpus.set_fault(0, "slow-release", 1)
+    for _ in range(2):
+        with gpus.claim(0, 500, name="engine"):
+            assert v2(nvml)[2] == 500
+        assert v2(nvml)[2] == 500
+        time.sleep(2.1)
+        assert v2(nvml)[2] == 0
+
+
+def test_process_memory_can_be_unknown(nvml: ModuleType, gpus: testing.LabRoot) -> None:
+    gpus.set_fault(0, "no-process-memory")
+    with gpus.claim(0, 1000) as pid:
+        assert processes(nvml) == {pid: None}
+        assert v2(nvml)[2] == 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("TIMEOUT", pynvml.NVMLError_Timeout),
+        ("NVML_ERROR_NO_PERMISSION", pynvml.NVMLError_NoPermission),
+        ("not_supported", pynvml.NVMLError_NotSupported),
+        ("nonsense", pynvml.NVMLError_Unknown),
+    ],
+)
+def test_memory_queries_answer_the_error_asked_for(
+    nvml: ModuleType, gpus: testing.LabRoot, name: str, error: type[Exception]
+) -> None:
+    gpus.set_fault(0, "nvml-error", name)
+    for query in (v1, v2):
+        with pytest.raises(error):
+            query(nvml)
+    assert v1(nvml, 1)[0] == 23034
+    assert nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(0)) == testing.UUIDS[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ("", pynvml.NVMLError_FunctionNotFound),
+        ("FUNCTION_NOT_FOUND", pynvml.NVMLError_FunctionNotFound),
+        ("ARGUMENT_VERSION_MISMATCH", pynvml.NVMLError_ArgumentVersionMismatch),
+    ],
+)
+def test_an_old_driver_knows_only_the_first_memory_version(
+    nvml: ModuleType, gpus: testing.LabRoot, value: str, error: type[Exception]
+) -> None:
+    gpus.set_fault(0, "no-memory-v2", value)
+    with pytest.raises(error):
+        v2(nvml)
+    assert v1(nvml) == (23034, 470, 22564)
+
+
+def test_state_queries_of_an_idle_card(nvml: ModuleType) -> None:
+    card = nvml.nvmlDeviceGetHandleByIndex(0)
+    assert nvml.nvmlDeviceGetEccMode(card) == [1, 1]
+    with pytest.raises(nvml.NVMLError_NotSupported):
+        nvml.nvmlDeviceGetMigMode(card)
+    assert nvml.nvmlDeviceGetPowerManagementLimit(card) == 72000
+    assert nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU) == 36
+    assert nvml.nvmlDeviceGetUtilizationRates(card).gpu == 0
+    assert nvml.nvmlDeviceGetMaxPcieLinkGeneration(card) == 4
+    assert nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM) == 2040
+    assert nvml.nvmlDeviceGetGraphicsRunningProcesses(card) == []
+
+
+def test_binaries_run_on_the_oldest_system(nvml_library: Path, smi_program: Path) -> None:
+    assert compiler.needed_glibc(nvml_library) <= compiler.OLDEST_GLIBC
+    assert compiler.needed_glibc(smi_program) <= compiler.OLDEST_GLIBC
+
+
+def test_a_binary_that_needs_a_newer_system_is_refused(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "OLDEST_GLIBC", (2, 3))
+    with pytest.raises(RuntimeError, match="needs glibc 2"):
+        compiler.check_glibc(nvml_library)
+
+
+def test_another_library_cannot_be_loaded_beside_the_first(nvml_library: Path, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="is loaded in this process already"):
+        testing.preload(tmp_path / "libnvidia-ml.so.1")

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vendors' repositories: signed, complete, and built only when something changed."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import NVIDIA
+
+from lab.nvidia.build import inputs_digest
+
+CUDA = "cuda/repos/debian13/x86_64"
+TOOLKIT = "libnvidia-container/stable/deb/amd64"
+
+
+def stanzas(repository: Path) -> list[dict[str, str]]:
+    text = (repository / "Packages").read_text()
+    return [dict(re.findall(r"^(\S+): (.*)$", block, re.MULTILINE)) for block in text.strip().split("\n\n")]
+
+
+def versions(repository: Path, name: str) -> set[str]:
+    return {entry["Version"] for entry in stanzas(repository) if entry["Package"] == name}
+
+
+def content(repository: Path, package: str) -> list[str]:
+    """Paths in the package named by its file."""
+    listing = subprocess.run(["dpkg-deb", "-c", repository / package], capture_output=True, text=True, check=True)
+    return [line.split()[5] for line in listing.stdout.splitlines()]
+
+
+def unpack(repository: Path, package: str, target: Path) -> Path:
+    subprocess.run(["dpkg-deb", "-x", repository / package, target], check=True)
+    return target
+
+
+@pytest.mark.parametrize("path", [CUDA, TOOLKIT])
+def test_index_names_what_is_there(repositories: Path, path: str) -> None:
+    repository = repositories / path
+    entries = stanzas(repository)
+    assert {entry["Filename"] for entry in entries} == {f"./{deb.name}" for deb in repository.glob("*.deb")}
+    for entry in entries:
+        data = (repository / entry["Filename"]).read_bytes()
+        assert (entry["Size"], entry["SHA256"]) == (str(len(data)), hashlib.sha256(data).hexdigest())
+    assert gzip.decompress((repository / "Packages.gz").read_bytes()) == (repository / "Packages").read_bytes()
+    assert hashlib.sha256((repository / "Packages").read_bytes()).hexdigest() in (repository / "Release").read_text()
+
+
+@pytest.mark.parametrize(("vendor", "path"), [("cuda", CUDA), ("libnvidia-container", TOOLKIT)])
+def test_signed_by_the_published_key(
+    repositories: Path, fingerprints: dict[str, dict[str, str]], tmp_path: Path, vendor: str, path: str
+) -> None:
+    key = repositories / fingerprints[vendor]["key"]
+    ring = tmp_path / "ring.gpg"
+    gpg = ["gpg", "--homedir", str(tmp_path), "--batch", "--no-tty"]
+    subprocess.run([*gpg, "--dearmor", "--output", ring, key], check=True, capture_output=True)
+    status = ["gpgv", "--status-fd=1", f"--keyring={ring}"]
+    for signed in (["InRelease"], ["Release.gpg", "Release"]):
+        files = [str(repositories / path / name) for name in signed]
+        result = subprocess.run([*status, *files], capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        assert f"VALIDSIG {fingerprints[vendor]['fingerprint']}" in result.stdout
+
+
+def test_each_vendor_has_a_key_of_its_own(fingerprints: dict[str, dict[str, str]]) -> None:
+    cuda, toolkit = fingerprints["cuda"], fingerprints["libnvidia-container"]
+    assert cuda["fingerprint"] != toolkit["fingerprint"]
+    assert cuda["key"] == f"{CUDA}/{cuda['fingerprint'][-8:].lower()}.pub"
+    assert toolkit["key"] == "libnvidia-container/gpgkey"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nvidia-driver-cuda", "libnvidia-ml1", "libcuda1", "nvidia-smi", "nvidia-persistenced",
+        "nvidia-kernel-open-dkms", "nvidia-kernel-support",
+    ],
+)  # fmt: skip
+def test_driver_packages_in_three_releases(repositories: Path, name: str) -> None:
+    assert versions(repositories / CUDA, name) == {"580.173.02-1", "580.178.04-1", "590.48.01-1"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container-tools", "libnvidia-container1"],
+)
+def test_toolkit_packages_in_two_releases(repositories: Path, name: str) -> None:
+    assert versions(repositories / TOOLKIT, name) == {"1.18.2-1", "1.20.0-1"}
+
+
+def test_packages_ask_for_each_others_version(repositories: Path) -> None:
+    for entry in stanzas(repositories / CUDA) + stanzas(repositories / TOOLKIT):
+        for version in re.findall(r"\(= ([^)]+)\)", entry.get("Depends", "")):
+            assert version == entry["Version"]
+
+
+@pytest.mark.parametrize(("pinned", "pattern"), [("580", "580.*"), ("590", "590.*"), ("580.173.02", "580.173.02-*")])
+def test_pinning_is_a_preferences_file_that_apt_reads(
+    repositories: Path, tmp_path: Path, pinned: str, pattern: str
+) -> None:
+    (package,) = (repositories / CUDA).glob(f"nvidia-driver-pinning-{pinned}_*.deb")
+    (path,) = (unpack(repositories / CUDA, package.name, tmp_path) / "etc/apt/preferences.d").iterdir()
+    # apt overlooks names with any other ending than .pref, and takes what follows a dot for one.
+    assert "." not in path.name
+    assert f"Pin: version {pattern}\nPin-Priority: 1000\n" in path.read_text()
+
+
+def test_the_module_says_what_modinfo_reads(repositories: Path, tmp_path: Path) -> None:
+    unpack(repositories / CUDA, "nvidia-kernel-open-dkms_580.173.02-1_amd64.deb", tmp_path)
+    module = tmp_path / "usr/src/nvidia-580.173.02/nvidia.ko"
+    header = subprocess.run(["readelf", "-h", module], capture_output=True, text=True, check=True).stdout
+    assert "REL (Relocatable file)" in header
+    info = subprocess.run(["readelf", "-p", ".modinfo", module], capture_output=True, text=True, check=True).stdout
+    assert {"version=580.173.02", "license=Dual MIT/GPL", "name=nvidia"} <= set(re.findall(r"\]\s+(\S.*)", info))
+    assert "signer" not in info
+
+
+def test_the_library_is_found_by_its_name(repositories: Path) -> None:
+    paths = content(repositories / CUDA, "libnvidia-ml1_580.173.02-1_amd64.deb")
+    assert "./usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.173.02" in paths
+    assert "./usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1" in paths
+
+
+def test_refresh_units_are_the_toolkits(repositories: Path, tmp_path: Path) -> None:
+    unpack(repositories / TOOLKIT, "nvidia-container-toolkit-base_1.18.2-1_amd64.deb", tmp_path)
+    service = (tmp_path / "etc/systemd/system/nvidia-cdi-refresh.service").read_text()
+    assert "Environment=NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=/var/run/cdi/nvidia.yaml" in service
+    assert (
+        "PathChanged=/lib/modules/%v/modules.dep"
+        in (tmp_path / "etc/systemd/system/nvidia-cdi-refresh.path").read_text()
+    )
+    version = subprocess.run(
+        [sys.executable, tmp_path / "usr/bin/nvidia-ctk", "--version"], capture_output=True, text=True, check=True
+    )
+    assert version.stdout == "NVIDIA Container Toolkit CLI version 1.18.2\n"
+
+
+def test_a_second_run_does_nothing(repositories: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in repositories.rglob("*")}
+    subprocess.run([sys.executable, NVIDIA / "build.py", "--out", repositories], check=True)
+    assert {path: path.stat().st_mtime_ns for path in repositories.rglob("*")} == before
+
+
+def test_a_build_that_was_cut_short_is_done_again(repositories: Path) -> None:
+    stamp = repositories / ".inputs"
+    release = repositories / TOOLKIT / "Release"
+    stamp.unlink()
+    stray = repositories / TOOLKIT / "stray.deb"
+    stray.touch()
+    before = release.stat().st_mtime_ns
+    subprocess.run([sys.executable, NVIDIA / "build.py", "--out", repositories], check=True)
+    assert release.stat().st_mtime_ns > before
+    assert not stray.exists()
+    assert stamp.read_text()
+
+
+def test_the_stamp_covers_sources_and_keys(tmp_path: Path) -> None:
+    from lab.nvidia.repository import Key
+
+    key = Key(tmp_path / "a.asc", "a")
+    key.secret.write_text("one")
+    first = inputs_digest(key)
+    key.secret.write_text("two")
+    assert inputs_digest(key) != first

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nvidia-ctk's specification and Docker entry, and the hooks on a container's root."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from conftest import NVIDIA
+
+from lab.nvidia import testing
+
+VERSION = testing.DRIVER_VERSION
+
+
+def script(path: Path, version: str) -> ModuleType:
+    """The program as a module, with the version that its package gives it."""
+    loader = importlib.machinery.SourceFileLoader(path.name.replace("-", "_"), str(path))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    try:
+        loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = before
+    module.VERSION = version  # type: ignore[attr-defined]
+    return module
+
+
+@pytest.fixture
+def ctk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = script(NVIDIA / "toolkit" / "nvidia-ctk", "1.18.2")
+    libraries = tmp_path / "lib"
+    libraries.mkdir()
+    for name in ("libcuda", "libnvidia-ml"):
+        (libraries / f"{name}.so.{VERSION}").touch()
+    monkeypatch.setattr(module, "LIBRARIES", libraries)
+    return module
+
+
+@pytest.fixture
+def hook() -> ModuleType:
+    return script(NVIDIA / "toolkit" / "nvidia-cdi-hook", "1.18.2")
+
+
+GPUS = [(uuid, minor) for minor, uuid in enumerate(testing.UUIDS)]
+
+
+def test_a_device_for_each_index_uuid_and_all(ctk: ModuleType) -> None:
+    spec = ctk.specification(VERSION, GPUS)
+    assert (spec["cdiVersion"], spec["kind"]) == ("0.5.0", "nvidia.com/gpu")
+    assert [device["name"] for device in spec["devices"]] == ["0", "1", "2", "3", *testing.UUIDS, "all"]
+
+
+def test_a_device_brings_its_node_and_its_memory(ctk: ModuleType) -> None:
+    devices = {device["name"]: device["containerEdits"] for device in ctk.specification(VERSION, GPUS)["devices"]}
+    assert devices["2"] == devices[testing.UUIDS[2]]
+    assert devices["2"]["deviceNodes"] == [{"path": "/dev/nvidia2"}]
+    (mount,) = devices["2"]["mounts"]
+    assert mount["hostPath"] == mount["containerPath"] == f"/var/lib/lab-gpu/gpus/{testing.UUIDS[2]}"
+    # Docker adds "ro" where it is missing, the runtime obeys the last of both.
+    assert mount["options"].index("ro") < mount["options"].index("rw")
+    assert [node["path"] for node in devices["all"]["deviceNodes"]] == [f"/dev/nvidia{minor}" for minor in range(4)]
+
+
+def test_common_edits(ctk: ModuleType) -> None:
+    edits = ctk.specification(VERSION, GPUS)["containerEdits"]
+    assert "NVIDIA_VISIBLE_DEVICES=void" in edits["env"]
+    assert [hook["args"][1] for hook in edits["hooks"]] == [
+        "create-symlinks", "enable-cuda-compat", "update-ldcache", "disable-device-node-modification",
+    ]  # fmt: skip
+    assert {hook["hookName"] for hook in edits["hooks"]} == {"createContainer"}
+    assert f"libnvidia-ml.so.{VERSION}::{ctk.LIBRARIES}/libnvidia-ml.so.1" in edits["hooks"][0]["args"]
+    mounted = [mount["hostPath"] for mount in edits["mounts"]]
+    assert f"{ctk.LIBRARIES}/libnvidia-ml.so.{VERSION}" in mounted
+    assert all("ro" in mount["options"] and "rw" not in mount["options"] for mount in edits["mounts"])
+
+
+@pytest.mark.parametrize(
+    ("toolkit", "cdi"), [("1.18.2", "0.5.0"), ("1.19.0", "0.5.0"), ("1.19.1", "0.7.0"), ("1.20.0", "0.7.0")]
+)
+def test_newer_toolkits_write_a_newer_specification(ctk: ModuleType, toolkit: str, cdi: str) -> None:
+    ctk.VERSION = toolkit  # type: ignore[attr-defined]
+    assert ctk.specification(VERSION, GPUS)["cdiVersion"] == cdi
+
+
+def test_yaml_means_what_was_meant(ctk: ModuleType) -> None:
+    spec = ctk.specification(VERSION, GPUS)
+    assert yaml.safe_load(ctk.yaml(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    "value", ["0", "0755", "no", "1e3", "a: b", "", "- x", "libcuda.so.1::/lib/libcuda.so", "null"]
+)
+def test_yaml_strings_stay_strings(ctk: ModuleType, value: str) -> None:
+    assert yaml.safe_load(ctk.yaml({"key": [value]})) == {"key": [value]}
+
+
+def run_ctk(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, NVIDIA / "toolkit" / "nvidia-ctk", *arguments]
+    return subprocess.run(program, capture_output=True, text=True, env=environment)
+
+
+def test_generate_and_list_over_nvml(
+    ctk: ModuleType, gpus: testing.LabRoot, nvml_library: Path, tmp_path: Path
+) -> None:
+    # The program that the package installs: only its version is filled in.
+    program = tmp_path / "nvidia-ctk"
+    program.write_text((NVIDIA / "toolkit" / "nvidia-ctk").read_text().replace("@VERSION@", "1.18.2"))
+    output = tmp_path / "cdi" / "nvidia.yaml"
+    environment = {**gpus.environment(nvml_library), "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH": str(output)}
+    subprocess.run([sys.executable, program, "cdi", "generate"], check=True, env=environment)
+    assert stat.S_IMODE(output.stat().st_mode) == 0o644
+    assert [device["name"] for device in yaml.safe_load(output.read_text())["devices"]][4:8] == list(testing.UUIDS)
+    listed = run_ctk(environment, "cdi", "list", "--spec-dir", str(output.parent))
+    assert listed.stdout.split() == sorted(
+        f"nvidia.com/gpu={name}" for name in ("0", "1", "2", "3", "all", *testing.UUIDS)
+    )
+    assert "Found 9 CDI devices" in listed.stderr
+
+
+def test_no_specification_without_a_driver(gpus: testing.LabRoot, nvml_library: Path, tmp_path: Path) -> None:
+    gpus.set_module("570.211.01")
+    output = tmp_path / "nvidia.yaml"
+    result = run_ctk(gpus.environment(nvml_library), "cdi", "generate", f"--output={output}")
+    assert result.returncode == 1
+    assert "failed to initialize NVML: Driver/library version mismatch" in result.stderr
+    assert not output.exists()
+
+
+def test_docker_entry_is_merged(gpus: testing.LabRoot, nvml_library: Path, tmp_path: Path) -> None:
+    config = tmp_path / "daemon.json"
+    config.write_text('{"data-root": "/data/docker", "runtimes": {"other": {"path": "x"}}}')
+    environment = gpus.environment(nvml_library)
+    run_ctk(environment, "runtime", "configure", "--runtime=docker", f"--config={config}", "--enable-cdi")
+    assert json.loads(config.read_text()) == {
+        "data-root": "/data/docker",
+        "features": {"cdi": True},
+        "runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}, "other": {"path": "x"}},
+    }
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """An OCI bundle whose root has what a container image has."""
+    (tmp_path / "bundle" / "rootfs" / "etc").mkdir(parents=True)
+    (tmp_path / "bundle" / "rootfs" / "usr" / "lib").mkdir(parents=True)
+    (tmp_path / "bundle" / "rootfs" / "lib").symlink_to("usr/lib")
+    (tmp_path / "bundle" / "config.json").write_text('{"root": {"path": "rootfs"}}')
+    return tmp_path / "bundle"
+
+
+def run_hook(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    state = json.dumps({"ociVersion": "1.2.0", "id": "x", "status": "creating", "pid": 1, "bundle": str(bundle)})
+    program = [sys.executable, NVIDIA / "toolkit" / "nvidia-cdi-hook", *arguments]
+    return subprocess.run(program, input=state, capture_output=True, text=True)
+
+
+def test_links_are_made_and_remade(bundle: Path) -> None:
+    link = bundle / "rootfs/usr/lib/x/libnvidia-ml.so.1"
+    for target in ("libnvidia-ml.so.1.2", "libnvidia-ml.so.1.2", "libnvidia-ml.so.3.4"):
+        result = run_hook(bundle, "create-symlinks", "--link", f"{target}::/lib/x/libnvidia-ml.so.1")
+        assert result.returncode == 0, result.stderr
+        assert os.readlink(link) == target
+
+
+def test_a_link_never_leaves_the_container(bundle: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (bundle / "rootfs/escape").symlink_to(f"../../../{outside}")
+    assert run_hook(bundle, "create-symlinks", "--link", "t::/escape/../../x").returncode == 0
+    assert run_hook(bundle, "create-symlinks", "--link", "t::/escape/y").returncode == 0
+    assert list(outside.iterdir()) == []
+    assert {path.name for path in (bundle / "rootfs").rglob("*") if path.is_symlink()} == {"lib", "escape", "x", "y"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="ldconfig -r needs root")
+def test_libraries_are_found_through_the_cache(bundle: Path, nvml_library: Path) -> None:
+    folder = bundle / "rootfs/opt/nvidia"
+    folder.mkdir(parents=True)
+    shutil.copy(nvml_library, folder / f"libnvidia-ml.so.{VERSION}")
+    result = run_hook(bundle, "update-ldcache", "--folder", "/opt/nvidia")
+    assert result.returncode == 0, result.stderr
+    cache = subprocess.run(
+        ["/sbin/ldconfig", "-p", "-C", bundle / "rootfs/etc/ld.so.cache"], capture_output=True, text=True, check=True
+    )
+    assert "libnvidia-ml.so.1 (libc6,x86-64) => /opt/nvidia/libnvidia-ml.so.1" in cache.stdout
+    assert (folder / "libnvidia-ml.so.1").is_symlink()
+
+
+@pytest.mark.parametrize(("in_image", "used"), [("610.43.02", True), ("580.82.07", False), (None, False)])
+def test_forward_compatibility_only_for_a_newer_branch(bundle: Path, in_image: str | None, used: bool) -> None:
+    if in_image:
+        compat = bundle / "rootfs/usr/local/cuda/compat"
+        compat.mkdir(parents=True)
+        (compat / f"libcuda.so.{in_image}").touch()
+    assert run_hook(bundle, "enable-cuda-compat", f"--host-driver-version={VERSION}").returncode == 0
+    assert bool(list((bundle / "rootfs/etc").glob("ld.so.conf.d/00-compat-*.conf"))) is used
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("create-symlinks", "--link", "t::/etc/x/y"), ("update-ldcache", "--folder", "/lib")],
+)
+def test_a_root_that_cannot_be_written_is_an_error(bundle: Path, arguments: tuple[str, ...]) -> None:
+    # Not by permissions, which root does not meet: where the directory should be there is a file.
+    (bundle / "rootfs/etc").rmdir()
+    (bundle / "rootfs/etc").touch()
+    result = run_hook(bundle, *arguments)
+    assert result.returncode == 1
+    assert "failed to" in result.stderr
+
+
+def test_a_state_without_a_bundle_is_an_error(tmp_path: Path) -> None:
+    result = run_hook(tmp_path / "nowhere", "create-symlinks", "--link", "a::/b")
+    assert result.returncode == 1
+    assert "failed to load container state" in result.stderr
+
+
+def test_chmod_and_params(bundle: Path) -> None:
+    (bundle / "rootfs/dev").mkdir()
+    assert run_hook(bundle, "chmod", "--mode", "755", "--path", "/dev", "--path", "/gone").returncode == 0
+    assert stat.S_IMODE((bundle / "rootfs/dev").stat().st_mode) == 0o755
+    assert run_hook(bundle, "disable-device-node-modification").returncode == 0
+
+
+def test_hook_arguments_in_the_specification_are_understood(ctk: ModuleType, hook: ModuleType) -> None:
+    hooks: list[dict[str, Any]] = ctk.specification(VERSION, GPUS)["containerEdits"]["hooks"]
+    for entry in hooks:
+        assert hook.parser().parse_args(entry["args"][1:]).command == entry["args"][1]
