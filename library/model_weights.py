@@ -183,7 +183,6 @@ import importlib.util
 import os
 import pwd
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -217,19 +216,9 @@ class SourceUnavailable(Exception):
     """Check mode cannot ask the source; the text says why."""
 
 
-@dataclass
-class Plan:
-    """What has to be done, found out without changing anything."""
-
-    commit: str
-    resolved: bool
-    record: weights.Record | None
-    survey: weights.Survey
-    bring: list[weights.RemoteFile]
-    expected: dict[str, int]
-    source: weights.Source | None = None
-    obsolete: list[str] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
+def has_client() -> bool:
+    """Whether this interpreter has the hub's client."""
+    return importlib.util.find_spec("huggingface_hub") is not None
 
 
 class ModelWeights:
@@ -271,7 +260,7 @@ class ModelWeights:
         """Where files come from; goes on under the interpreter that has the hub's client where this one has not."""
         if self.params["source_directory"]:
             return weights.DirectorySource(Path(self.params["source_directory"]))
-        if importlib.util.find_spec("huggingface_hub") is None:
+        if not has_client():
             interpreter = self.params["interpreter"]
             if not has_respawned() and os.path.exists(interpreter):
                 respawn_module(interpreter)
@@ -285,7 +274,7 @@ class ModelWeights:
             )
         return weights.HubSource(self.params["endpoint"], self.params["token"] or None, self.hub_home)
 
-    def plan(self) -> Plan:
+    def plan(self) -> weights.Plan:
         """Looks at record, directory and, only where these do not suffice, at the source."""
         record = weights.load_record(self.record_path)
         if record is not None and weights.record_fits(record, self.wanted):
@@ -297,7 +286,7 @@ class ModelWeights:
                 if path in survey.needed
             ]
             expected = {path: item.size_bytes for path, item in record.files.items()}
-            plan = Plan(record.revision, False, record, survey, bring, expected)
+            plan = weights.Plan(record.revision, False, record, survey, bring, expected)
             plan.source = self.source() if bring else None
             return plan
 
@@ -316,7 +305,7 @@ class ModelWeights:
         if record is not None and record.path == str(self.wanted.path):
             obsolete = [name for name in survey.unknown if name in record.files and name not in names]
             survey.unknown = [name for name in survey.unknown if name not in obsolete]
-        return Plan(
+        return weights.Plan(
             commit=listing.commit,
             resolved=listing.commit != self.wanted.revision,
             record=record,
@@ -344,7 +333,7 @@ class ModelWeights:
                 ) from error
             yield
 
-    def warn(self, plan: Plan) -> None:
+    def warn(self, plan: weights.Plan) -> None:
         """Says what is odd and was left alone."""
         if plan.survey.unknown:
             shown = ", ".join(plan.survey.unknown[:5]) + (", ..." if len(plan.survey.unknown) > 5 else "")
@@ -376,7 +365,7 @@ class ModelWeights:
                 with contextlib.suppress(OSError):
                     self.hub_home.parent.rmdir()
 
-    def apply(self, plan: Plan, owner: weights.Ownership) -> dict[str, Any]:
+    def apply(self, plan: weights.Plan, owner: weights.Ownership) -> dict[str, Any]:
         """Brings, removes, heals, records."""
         brought: dict[str, weights.RecordedFile] = {}
         if plan.bring and plan.source is not None:
@@ -423,7 +412,7 @@ class ModelWeights:
             "diff": {"before": "", "after": f"{self.wanted.path}: {what}\n"},
         }
 
-    def result(self, plan: Plan, owner: weights.Ownership, record: weights.Record | None) -> dict[str, Any]:
+    def result(self, plan: weights.Plan, owner: weights.Ownership, record: weights.Record | None) -> dict[str, Any]:
         """What was done, or would be."""
         self.warn(plan)
         faults = weights.ownership_faults(self.wanted.path, plan.survey.good, owner)

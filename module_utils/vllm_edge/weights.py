@@ -369,6 +369,21 @@ def survey_listed(
     return result
 
 
+@dataclass
+class Plan:
+    """What has to be done, found out without changing anything."""
+
+    commit: str
+    resolved: bool
+    record: Record | None
+    survey: Survey
+    bring: list[RemoteFile]
+    expected: dict[str, int]
+    source: Source | None = None
+    obsolete: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
 # --- ownership --------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The module model_weights against a hub, through the real AnsibleModule and the real huggingface_hub."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from .conftest import TestHub
+
+FILES = ["config.json", "model.safetensors", "nested/extra.json"]
+Run = Callable[..., dict[str, Any]]
+WITHOUT_CLIENT = {"has_client": lambda: False}
+
+
+@pytest.fixture
+def target(arguments: dict[str, Any]) -> Path:
+    return Path(arguments["path"])
+
+
+@pytest.fixture
+def record(arguments: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    return lambda: json.loads((Path(arguments["state_directory"]) / "tiny.json").read_text())
+
+
+def tree(directory: Path) -> list[str]:
+    return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 0xFF
+    path.write_bytes(content)
+
+
+# --- the usual way --------------------------------------------------------------------------------------------------
+
+
+def test_first_run_brings_what_vllm_reads_and_records_the_commit(
+    weights: Run, hub: TestHub, target: Path, record: Callable[[], dict[str, Any]]
+) -> None:
+    result = weights()
+    assert result["rc"] == 0, result
+    assert result["changed"] and result["resolved"]
+    assert result["downloaded"] == FILES == tree(target)
+    assert sorted(result["skipped"]) == [".gitattributes", "pytorch_model.bin"]
+    for name in FILES:
+        assert (target / name).read_bytes() == (hub.root / "example/tiny" / name).read_bytes()
+    assert record()["revision"] == result["revision"] != "main"
+    assert record()["requested_revision"] == "main"
+    kept = record()["files"]["model.safetensors"]
+    assert kept["sha256"] == hashlib.sha256((target / "model.safetensors").read_bytes()).hexdigest()
+    assert kept["inode"] == (target / "model.safetensors").stat().st_ino
+    assert result["files"] == 3
+    assert result["bytes"] == sum((target / name).stat().st_size for name in FILES)
+    assert not (target.parent / ".incoming").exists()
+
+
+def test_modes_let_the_group_read_and_nobody_else(weights: Run, target: Path) -> None:
+    weights()
+    assert {stat.S_IMODE((target / name).stat().st_mode) for name in FILES} == {0o640}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (target, target / "nested")} == {0o750}
+
+
+def test_second_run_asks_nobody(weights: Run, hub: TestHub) -> None:
+    first = weights()
+    hub.forget_requests()
+    second = weights()
+    assert not second["changed"] and not second["resolved"] and second["actions"] == []
+    assert hub.requests() == []
+    for key in ("revision", "manifest_sha256", "bytes", "files"):
+        assert second[key] == first[key]
+
+
+def test_second_run_needs_no_client_of_the_hub(weights: Run) -> None:
+    weights()
+    result = weights(replace=WITHOUT_CLIENT)
+    assert result["rc"] == 0 and not result["changed"]
+
+
+def test_moved_branch_stays_at_the_recorded_commit(weights: Run, hub: TestHub) -> None:
+    first = weights()
+    hub.write("config.json", b'{"model_type": "another"}\n')
+    hub.forget_requests()
+    second = weights()
+    assert not second["changed"] and second["revision"] == first["revision"]
+    assert hub.requests() == []
+
+
+def test_pasting_the_commit_changes_nothing(weights: Run, hub: TestHub, record: Callable[[], dict[str, Any]]) -> None:
+    commit = weights()["revision"]
+    hub.forget_requests()
+    pasted = weights(revision=commit)
+    assert not pasted["changed"] and not pasted["resolved"]
+    assert hub.requests() == []
+    assert not weights()["changed"], "and back at the branch neither"
+    assert record()["requested_revision"] == "main"
+
+
+def test_pinned_commit_is_not_called_resolved(weights: Run, hub: TestHub, tmp_path: Path) -> None:
+    commit = weights()["revision"]
+    again = weights(revision=commit, state_directory=str(tmp_path / "elsewhere"))
+    assert again["revision"] == commit and not again["resolved"]
+    assert not again["changed"], "files that are there and right are taken over"
+    assert sorted(again["rehashed"]) == FILES
+
+
+def test_lost_record_is_written_again_without_a_download(
+    weights: Run, hub: TestHub, arguments: dict[str, Any], record: Callable[[], dict[str, Any]]
+) -> None:
+    first = weights()
+    (Path(arguments["state_directory"]) / "tiny.json").write_text("{ half a record")
+    hub.forget_requests()
+    second = weights()
+    assert second["downloaded"] == [] and hub.downloads() == []
+    assert record()["revision"] == first["revision"]
+
+
+def test_new_revision_brings_what_differs_and_removes_what_is_gone(weights: Run, hub: TestHub, target: Path) -> None:
+    first = weights()
+    hub.write("config.json", b'{"model_type": "gemma4", "new": true}\n')
+    hub.remove("nested/extra.json")
+    hub.forget_requests()
+    (Path(target) / "notes.txt").write_text("the operator's own")
+    moved = weights(revision="refs/heads/main")
+    assert moved["revision"] != first["revision"] and moved["resolved"]
+    assert moved["downloaded"] == ["config.json"] == hub.downloads()
+    assert moved["removed"] == ["nested/extra.json"]
+    assert tree(target) == ["config.json", "model.safetensors", "notes.txt"]
+    assert moved["manifest_sha256"] != first["manifest_sha256"]
+    assert not weights(revision="refs/heads/main")["changed"]
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "mode"),
+    [
+        (lambda path: path.unlink(), "size"),
+        (damage, "size"),
+        (lambda path: path.write_bytes(b"short"), "size"),
+        (lambda path: (path.unlink(), path.symlink_to("/etc/passwd")), "size"),
+        (damage, "full"),
+    ],
+    ids=["missing", "altered", "truncated", "replaced by a link", "altered, full"],
+)
+def test_damaged_file_is_brought_alone(weights: Run, hub: TestHub, target: Path, how: Any, mode: str) -> None:
+    first = weights()
+    untouched = (target / "config.json").stat()
+    how(target / "model.safetensors")
+    hub.forget_requests()
+    foreseen = weights(check=True, verify=mode)
+    assert foreseen["changed"] and foreseen["downloaded"] == ["model.safetensors"]
+    healed = weights(verify=mode)
+    assert healed["changed"] and healed["downloaded"] == ["model.safetensors"] == hub.downloads()
+    assert healed["manifest_sha256"] == first["manifest_sha256"]
+    assert (target / "config.json").stat().st_ino == untouched.st_ino
+    assert not weights(verify="full")["changed"]
+
+
+def test_damage_behind_the_back_of_size_and_mtime_is_found_by_full(weights: Run, target: Path) -> None:
+    weights()
+    path = target / "model.safetensors"
+    before = path.stat()
+    damage(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert not weights()["changed"], "size, mtime and inode are what they were"
+    found = weights(verify="full")
+    assert "sha256" in found["damaged"]["model.safetensors"]
+    assert not weights(verify="full")["changed"]
+
+
+def test_touched_file_is_hashed_once_and_kept(weights: Run, hub: TestHub, target: Path) -> None:
+    weights()
+    os.utime(target / "model.safetensors", ns=(1, 1))
+    hub.forget_requests()
+    touched = weights()
+    assert not touched["changed"] and touched["rehashed"] == ["model.safetensors"]
+    assert weights()["rehashed"] == []
+    assert hub.requests() == []
+
+
+def test_wrong_content_from_the_hub_replaces_nothing(weights: Run, hub: TestHub, target: Path) -> None:
+    first = weights()
+    hub.write("model.safetensors", b"the next release " * 1000)
+    assert weights(check=True, revision="refs/heads/main")["changed"]
+    hub.alter_in_transit("model.safetensors")
+    old = (target / "model.safetensors").read_bytes()
+    hub.forget_requests()
+    failed = weights(revision="refs/heads/main")
+    assert failed["rc"] == 1 and "does not verify after two downloads" in failed["msg"]
+    assert "sha256" in failed["msg"] and "Nothing was replaced" in failed["msg"]
+    assert hub.downloads() == ["model.safetensors"] * 2
+    assert (target / "model.safetensors").read_bytes() == old
+    assert weights()["manifest_sha256"] == first["manifest_sha256"]
+
+
+def test_files_that_arrived_before_a_failure_are_not_brought_again(weights: Run, hub: TestHub, target: Path) -> None:
+    hub.write("z.json", b'{"last": 1}')
+    weights(check=True)
+    hub.alter_in_transit("z.json")
+    assert weights(workers=1)["rc"] == 1
+    assert not target.exists()
+    hub.alter_in_transit("z.json")
+    hub.forget_requests()
+    assert weights(workers=1)["rc"] == 0
+    assert hub.downloads() == ["z.json"]
+    assert not (target.parent / ".incoming").exists()
+
+
+def test_parts_of_a_killed_download_are_cleaned_up(weights: Run, hub: TestHub, target: Path) -> None:
+    weights(check=True)
+    hub.alter_in_transit("model.safetensors")
+    weights()
+    (staging,) = [path for path in (target.parent / ".incoming").iterdir() if path.name.startswith("tiny-")]
+    part = staging / ".cache/huggingface/download/model.abc.1234.incomplete"
+    part.write_bytes(b"x" * 1000)
+    hub.alter_in_transit("model.safetensors")
+    assert weights()["rc"] == 0
+    assert not (target.parent / ".incoming").exists()
+
+
+def test_commit_that_the_hub_lost_is_explained(weights: Run, hub: TestHub, target: Path) -> None:
+    weights()
+    hub.write("config.json", b"{}")
+    (target / "config.json").unlink()
+    failed = weights()
+    assert failed["rc"] == 1 and "no revision" in failed["msg"] and "record" in failed["msg"]
+
+
+# --- owner and mode -------------------------------------------------------------------------------------------------
+
+
+def test_owner_and_mode_are_healed(weights: Run, hub: TestHub, target: Path) -> None:
+    weights()
+    (target / "config.json").chmod(0o666)
+    (target / "nested").chmod(0o777)
+    hub.forget_requests()
+    foreseen = weights(check=True)
+    assert foreseen["changed"] and stat.S_IMODE((target / "config.json").stat().st_mode) == 0o666
+    healed = weights()
+    assert set(healed["healed"]) == set(foreseen["healed"]) == {str(target / "config.json"), str(target / "nested")}
+    assert healed["diff"]["before"] != healed["diff"]["after"]
+    assert stat.S_IMODE((target / "config.json").stat().st_mode) == 0o640
+    assert not weights()["changed"]
+    assert hub.requests() == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_owner_is_set(weights: Run, target: Path) -> None:
+    weights(owner="nobody", group="nogroup")
+    found = (target / "config.json").stat()
+    assert (found.st_uid, found.st_gid) == (65534, 65534)
+    assert weights()["changed"], "another owner is a change"
+
+
+def test_unknown_group_is_explained(weights: Run) -> None:
+    failed = weights(group="no-such-group")
+    assert failed["rc"] == 1 and "vllm_edge_host" in failed["msg"]
+
+
+# --- what is not ours -----------------------------------------------------------------------------------------------
+
+
+def test_unknown_files_are_left_and_warned_of(weights: Run, target: Path) -> None:
+    weights()
+    (target / "stray.safetensors").write_bytes(b"not ours")
+    result = weights()
+    assert not result["changed"] and result["unknown"] == ["stray.safetensors"]
+    assert "stray.safetensors" in result["warnings"][0]
+    assert (target / "stray.safetensors").exists()
+
+
+def test_pickles_alone_are_refused(weights: Run, hub: TestHub, target: Path) -> None:
+    hub.remove("model.safetensors")
+    failed = weights()
+    assert failed["rc"] == 1 and "pickles only (pytorch_model.bin)" in failed["msg"]
+    assert not target.exists() and hub.downloads() == []
+
+
+def test_weights_behind_a_link_are_brought_to_the_disk_behind_it(weights: Run, target: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk" / "tiny").mkdir(parents=True)
+    target.parent.mkdir()
+    target.symlink_to(tmp_path / "disk" / "tiny")
+    assert weights()["rc"] == 0
+    assert target.is_symlink() and tree(tmp_path / "disk" / "tiny") == FILES
+    again = weights()
+    assert not again["changed"] and again["path"] == str(target)
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_gated_repository_wants_a_token_and_never_shows_it(
+    weights: Run, hub: TestHub, arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    hub.gate("hf_right")
+    without = weights()
+    assert without["rc"] == 1 and "gated" in without["msg"] and "model_weights_token_file" in without["msg"]
+    wrong = weights(token="hf_wrong")
+    assert wrong["rc"] == 1 and "gated" in wrong["msg"] and "hf_wrong" not in json.dumps(wrong)
+    right = weights(token="hf_right")
+    assert right["rc"] == 0 and "hf_right" not in json.dumps(right)
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and tmp_path / "hub" not in path.parents]
+    assert not any(b"hf_right" in path.read_bytes() for path in written)
+
+
+def test_token_of_the_user_is_not_taken(weights: Run, hub: TestHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.gate("hf_right")
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    assert weights()["rc"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"revision": "f" * 40}, "no revision"),
+        ({"revision": "release-9"}, "no revision 'release-9'"),
+        ({"repo": "example/absent"}, "does not know example/absent"),
+        ({"endpoint": "http://127.0.0.1:9"}, "cannot be reached"),
+        ({"reserve_mib": 10**9}, "Not enough room"),
+        ({"name": "../escape"}, "may have letters"),
+        ({"workers": 0}, "at least 1"),
+    ],
+)
+def test_refusals_name_the_remedy_and_leave_nothing(
+    weights: Run, target: Path, changed: dict[str, Any], text: str
+) -> None:
+    failed = weights(**changed)
+    assert failed["rc"] == 1 and text in failed["msg"], failed["msg"]
+    assert not target.parent.exists() or tree(target.parent) == []
+
+
+def test_missing_room_is_said_with_numbers(weights: Run) -> None:
+    failed = weights(reserve_mib=10**9)
+    assert "0.2 MiB must be brought" in failed["msg"] and "1,000,000,000.0 MiB are to stay free" in failed["msg"]
+
+
+def test_two_runs_at_once_are_refused(weights: Run, arguments: dict[str, Any]) -> None:
+    weights()
+    with (Path(arguments["state_directory"]) / ".tiny.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        failed = weights()
+    assert failed["rc"] == 1 and "Another run" in failed["msg"]
+    assert weights()["rc"] == 0
+
+
+def test_host_without_the_client_is_told_what_installs_it(weights: Run) -> None:
+    failed = weights(replace=WITHOUT_CLIENT, interpreter="/nonexistent/python3")
+    assert failed["rc"] == 1 and "vllm_edge_host" in failed["msg"]
+    foreseen = weights(check=True, replace=WITHOUT_CLIENT, interpreter="/nonexistent/python3")
+    assert foreseen["rc"] == 0 and foreseen["changed"] and "size is not known" in foreseen["actions"][0]
+
+
+# --- check mode -----------------------------------------------------------------------------------------------------
+
+
+def test_check_mode_says_sizes_and_writes_nothing(weights: Run, hub: TestHub, tmp_path: Path) -> None:
+    before = sorted(path for path in tmp_path.rglob("*"))
+    foreseen = weights(check=True)
+    assert foreseen["changed"] and foreseen["downloaded"] == FILES
+    assert foreseen["actions"][0].startswith("bring 3 of 3 files, 0.2 MiB")
+    assert "model.safetensors: missing" in foreseen["diff"]["before"]
+    assert "manifest_sha256" not in foreseen
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+    assert hub.downloads() == []
+
+
+def test_check_mode_is_silent_on_a_converged_host(weights: Run) -> None:
+    first = weights()
+    quiet = weights(check=True)
+    assert not quiet["changed"] and quiet["diff"] == {"before": "", "after": ""}
+    assert quiet["manifest_sha256"] == first["manifest_sha256"]
+
+
+def test_check_mode_does_not_fail_where_the_hub_cannot_be_reached(weights: Run) -> None:
+    foreseen = weights(check=True, endpoint="http://127.0.0.1:9")
+    assert foreseen["rc"] == 0 and foreseen["changed"] and "cannot be reached" in foreseen["actions"][0]
+
+
+# --- progress -------------------------------------------------------------------------------------------------------
+
+
+def test_progress_ends_with_everything(weights: Run, arguments: dict[str, Any]) -> None:
+    weights()
+    line = Path(arguments["progress_path"]).read_text()
+    assert line.startswith("tiny: 3 of 3 files, 100 %, 0.2 of 0.2 MiB, ")
+
+
+# --- from a directory -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prepared(hub: TestHub, tmp_path: Path) -> Path:
+    """What `hf download --local-dir` leaves: the files, and what the client noted of them."""
+    import huggingface_hub
+
+    directory = tmp_path / "prepared"
+    huggingface_hub.snapshot_download("example/tiny", local_dir=directory, endpoint=hub.endpoint, token=False)
+    hub.forget_requests()
+    return directory
+
+
+def test_prepared_directory_says_its_commit_and_hashes(
+    weights: Run, hub: TestHub, target: Path, prepared: Path
+) -> None:
+    result = weights(source_directory=str(prepared))
+    assert result["rc"] == 0, result
+    assert tree(target) == FILES and result["resolved"]
+    assert hub.requests() == []
+    assert not weights(source_directory=str(prepared))["changed"]
+
+
+def test_prepared_directory_with_an_altered_file_is_refused(weights: Run, target: Path, prepared: Path) -> None:
+    damage(prepared / "model.safetensors")
+    failed = weights(source_directory=str(prepared))
+    assert failed["rc"] == 1 and "does not verify" in failed["msg"]
+    assert not target.exists()
+
+
+def test_prepared_directory_of_another_commit_is_refused(weights: Run, prepared: Path) -> None:
+    failed = weights(source_directory=str(prepared), revision="e" * 40)
+    assert failed["rc"] == 1 and "is asked for" in failed["msg"]
+
+
+def test_directory_without_notes_needs_the_commit(weights: Run, prepared: Path, target: Path) -> None:
+    shutil.rmtree(prepared / ".cache")
+    failed = weights(source_directory=str(prepared))
+    assert failed["rc"] == 1 and "Give the commit" in failed["msg"]
+    assert weights(source_directory=str(prepared), revision="e" * 40)["rc"] == 0
+    assert tree(target) == FILES
+
+
+def test_sums_beside_the_files_are_checked(weights: Run, prepared: Path) -> None:
+    shutil.rmtree(prepared / ".cache")
+    (prepared / "SHA256SUMS").write_text(f"{'0' * 64}  ./model.safetensors\n")
+    failed = weights(source_directory=str(prepared), revision="e" * 40)
+    assert failed["rc"] == 1 and "sha256" in failed["msg"]
+
+
+def test_absent_directory_is_explained(weights: Run, tmp_path: Path) -> None:
+    failed = weights(source_directory=str(tmp_path / "nowhere"))
+    assert failed["rc"] == 1 and "does not exist on the host" in failed["msg"]

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure parts of the weights."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+import pytest
+from ansible.module_utils.vllm_edge import weights
+
+GIB = 1024**3
+
+
+def listing(*paths: str) -> weights.Listing:
+    return weights.Listing("a" * 40, tuple(weights.RemoteFile(path, 1) for path in paths))
+
+
+@pytest.mark.parametrize("path", ["../x.json", "/etc/x.json", "a/../../x.json", "a\\b.json", ""])
+def test_paths_that_leave_the_directory_are_refused(path: str) -> None:
+    with pytest.raises(weights.WeightsError, match="leaves its directory"):
+        weights.select(listing("model.safetensors", path), "o/n")
+
+
+def test_selection_takes_what_vllm_reads() -> None:
+    taken, left = weights.select(
+        listing("b/model.safetensors", "tokenizer.model", "x.bin", "chat_template.jinja", ".git/x.json", "pic.png"),
+        "o/n",
+    )
+    assert [item.path for item in taken] == ["b/model.safetensors", "chat_template.jinja", "tokenizer.model"]
+    assert left == [".git/x.json", "pic.png", "x.bin"]
+
+
+def test_repository_without_weights_is_refused() -> None:
+    with pytest.raises(weights.WeightsError, match=r"no \.safetensors file"):
+        weights.select(listing("README.md"), "o/n")
+
+
+@pytest.mark.parametrize(
+    ("have", "total", "text"),
+    [
+        (int(1.2 * GIB), int(10.2 * GIB), "e2b: 3 of 9 files, 11 %, 1.2 of 10.2 GiB, 35 s"),
+        (0, 3 * 1024**2, "e2b: 3 of 9 files, 0 %, 0.0 of 3.0 MiB, 35 s"),
+        (0, 0, "e2b: 3 of 9 files, 100 %, 0.0 of 0.0 MiB, 35 s"),
+    ],
+)
+def test_progress_line(have: int, total: int, text: str) -> None:
+    assert weights.progress_line("e2b", 3, 9, have, total, 35.4) == text
+
+
+def test_hashes_are_gits_and_sha256s_own(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"content of a file\n" * 1000)
+    sha256, git = weights.hash_file(path)
+    assert sha256 == hashlib.sha256(path.read_bytes()).hexdigest() == weights.hash_sha256(path)
+    done = subprocess.run(["git", "hash-object", str(path)], capture_output=True, text=True, check=True)
+    assert git == done.stdout.strip()
+
+
+def record(**changed: object) -> weights.Record:
+    data = {
+        "model": "m",
+        "repo": "o/n",
+        "requested_revision": "main",
+        "revision": "a" * 40,
+        "path": "/w/m",
+        "source": "hub",
+        "files": {"a.json": weights.RecordedFile(3, "1" * 64, 5, 6, weights.Digest("git-sha1", "2" * 40))},
+    }
+    return weights.Record(**{**data, **changed})  # type: ignore[arg-type]
+
+
+def test_record_comes_back_as_it_was_written() -> None:
+    assert weights.parse_record(record().to_json()) == record()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": 2}', record().to_json().replace('"a.json"', '"../a.json"')]
+)
+def test_what_is_no_record_is_not_taken_for_one(text: str) -> None:
+    with pytest.raises(ValueError):
+        weights.parse_record(text)
+
+
+def test_manifest_goes_by_names_and_contents_alone() -> None:
+    same = record(files={"a.json": weights.RecordedFile(3, "1" * 64, 99, 98)}, path="/elsewhere", model="other")
+    assert same.manifest_sha256 == record().manifest_sha256
+    other = record(files={"a.json": weights.RecordedFile(3, "3" * 64, 5, 6)})
+    assert other.manifest_sha256 != record().manifest_sha256
+
+
+@pytest.mark.parametrize(
+    ("changed", "fits"),
+    [
+        ({}, True),
+        ({"revision": "a" * 40}, True),
+        ({"revision": "b" * 40}, False),
+        ({"revision": "v2"}, False),
+        ({"repo": "o/other"}, False),
+        ({"path": Path("/w/other")}, False),
+    ],
+)
+def test_record_answers_only_for_what_it_is_of(changed: dict[str, object], fits: bool) -> None:
+    data = {"model": "m", "repo": "o/n", "revision": "main", "path": Path("/w/m")}
+    assert weights.record_fits(record(), weights.Wanted(**{**data, **changed})) is fits  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "has_token", "text"),
+    [
+        (403, "GatedRepo", False, "is gated at https://hub (HTTP 403)"),
+        (401, "GatedRepo", True, "A token was given"),
+        (401, None, False, "there is no such repository, or it is private or gated"),
+        (404, "RevisionNotFound", False, "has no revision 'v1'"),
+        (404, "RepoNotFound", False, "does not know o/n"),
+        (429, None, False, "limits the rate"),
+        (503, None, False, "answered HTTP 503"),
+        (None, None, False, "cannot be reached"),
+    ],
+)
+def test_answers_of_the_hub_become_sentences(status: int | None, code: str | None, has_token: bool, text: str) -> None:
+    said = weights.explain_hub_error(
+        status, code, "why", repo="o/n", revision="v1", endpoint="https://hub", has_token=has_token
+    )
+    assert text in said
