@@ -317,11 +317,14 @@ ARGUMENT_SPEC: dict[str, Any] = {
 
 
 class Measurement:
-    """One run of the module; keeps the last evaluation, so that a failure can still show what was read before."""
+    """One run of the module; keeps the last sample, so that a failure can still show what was read before."""
 
     def __init__(self, params: dict[str, Any]) -> None:
         self.params = params
-        self.last: Evaluation | None = None
+        self.limits = Limits({}, {})
+        self.slots: list[str] = []
+        self.last: HostReading | None = None
+        """Only once the budgets are known to make sense: without them there is no verdict to show."""
 
     def known_slots(self, session: NvmlSession) -> tuple[gpu_slots.Slot, ...]:
         given: list[str] | None = self.params["gpu_slots"]
@@ -336,33 +339,35 @@ class Measurement:
 
     def run(self, session: NvmlSession) -> Settled:
         slots = self.known_slots(session)
-        uuids = [slot.uuid for slot in slots]
-        check_slots(uuids)
+        self.slots = [slot.uuid for slot in slots]
+        check_slots(self.slots)
         if session.lost:
             expected = slot_identities([(slot.uuid, slot.name, slot.pci_bus_id) for slot in slots])
             raise name_lost(session.lost[0], expected, [gpu.uuid for gpu in session.identities])
-        gpus = session.read().gpus
-        limits = Limits(
-            budgets=resolve_mib("budgets", self.params["budgets"], gpus, uuids),
-            expected=resolve_mib("expected_mib", self.params["expected_mib"], gpus, uuids),
+        first = session.read()
+        gpus = first.gpus
+        self.limits = Limits(
+            budgets=resolve_mib("budgets", self.params["budgets"], gpus, self.slots),
+            expected=resolve_mib("expected_mib", self.params["expected_mib"], gpus, self.slots),
             foreign=self.params["foreign"],
             tolerance_mib=self.params["tolerance_mib"],
         )
 
-        def judge(reading: HostReading) -> Evaluation:
-            pids = {process.pid for gpu in reading.gpus for process in gpu.processes or ()}
-            return evaluate(reading.gpus, find_owners(pids), limits, uuids)
+        self.last = first
 
         def read() -> HostReading:
-            reading = session.read()
-            self.last = judge(reading)
-            return reading
+            self.last = session.read()
+            return self.last
 
-        return settle(read, judge, self.params["settle_timeout_s"], clock=time.monotonic, sleep=time.sleep)
+        return settle(read, self.judge, self.params["settle_timeout_s"], clock=time.monotonic, sleep=time.sleep)
+
+    def judge(self, reading: HostReading) -> Evaluation:
+        pids = {process.pid for gpu in reading.gpus for process in gpu.processes or ()}
+        return evaluate(reading.gpus, find_owners(pids), self.limits, self.slots)
 
     @property
     def gpus(self) -> list[dict[str, Any]]:
-        return [gpu.as_dict() for gpu in self.last.gpus] if self.last else []
+        return [gpu.as_dict() for gpu in self.judge(self.last).gpus] if self.last else []
 
 
 def main() -> None:

@@ -227,7 +227,7 @@ def test_refused_input(
     gpus: LabRoot, measure: Run, budgets: dict[str, Any], options: dict[str, Any], teaches: str
 ) -> None:
     result = measure(budgets, **options)
-    assert result["rc"] == 1
+    assert (result["rc"], result["gpus"]) == (1, [])
     assert teaches in result["msg"]
 
 
