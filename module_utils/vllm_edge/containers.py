@@ -194,6 +194,18 @@ class DockerEngine:
     def _call(self, what: str, function: Callable[[Any], Any]) -> Any:
         return self._translate(what, lambda: function(self._client()))
 
+    def _patient(self, what: str, timeout_s: float, function: Callable[[Any], Any]) -> None:
+        """A call that may take longer than the others."""
+
+        def ask(client: Any) -> None:
+            client.timeout, before = timeout_s, client.timeout
+            try:
+                function(client)
+            finally:
+                client.timeout = before
+
+        self._call(what, ask)
+
     def ping(self, timeout_s: float) -> None:
         # A connection of its own: an old one may be broken, and the short timeout must not stick to other calls.
         self._translate("ping", lambda: self._connect(timeout_s).close())
@@ -239,7 +251,7 @@ class DockerEngine:
         raise DockerRefused(f"docker create: {text}")
 
     def start(self, container_id: str) -> None:
-        self._call("docker start", lambda c: c.start(container_id))
+        self._patient("docker start", 120, lambda c: c.start(container_id))
 
     def wait(self, container_id: str) -> int:
         answer = self._call("docker wait", lambda c: c.wait(container_id))
@@ -274,16 +286,7 @@ class DockerEngine:
     def stop(self, container_id: str, timeout_s: float) -> None:
         seconds = max(0, round(timeout_s))
         # The request lasts as long as the container takes: the connection needs a longer patience than that.
-        client_timeout = seconds + 30
-
-        def ask(client: Any) -> None:
-            client.timeout, before = client_timeout, client.timeout
-            try:
-                client.stop(container_id, timeout=seconds)
-            finally:
-                client.timeout = before
-
-        self._call("docker stop", ask)
+        self._patient("docker stop", seconds + 30, lambda c: c.stop(container_id, timeout=seconds))
 
     def remove(self, container_id: str) -> None:
         self._call("docker rm", lambda c: c.remove_container(container_id, force=True, v=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Explanation:
     heals: bool = True
 
     def sentence(self) -> str:
-        return f"{self.reason}. {self.remedy}"
+        return f"{self.reason[:1].upper()}{self.reason[1:]}. {self.remedy}."
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,15 @@ class Signature:
     reason: str
     remedy: str | Words
     heals: bool = True
+
+    @property
+    def only_while_starting(self) -> bool:
+        """Settings and files are judged once: later the same words come from requests (a client's broken JSON)."""
+        return not self.heals and self.cause not in _ALSO_WHILE_SERVING
+
+
+# What another attempt does not heal, but what can first show with a request.
+_ALSO_WHILE_SERVING = frozenset({"compiler_missing", "shm_too_small", "driver_mismatch", "read_only"})
 
 
 def _kv_remedy(groups: Mapping[str, str]) -> str:
@@ -408,9 +417,11 @@ def _filled(signature: Signature, match: re.Match[str]) -> Explanation:
     return Explanation(signature.cause, " ".join(reason.split()).rstrip(":"), remedy, signature.heals)
 
 
-def match_lines(lines: Sequence[str]) -> Explanation | None:
+def match_lines(lines: Sequence[str], was_serving: bool = False) -> Explanation | None:
     """The most specific known cause among the lines; for one signature the last line that carries it."""
     for signature in SIGNATURES:
+        if was_serving and signature.only_while_starting:
+            continue
         for line in reversed(lines):
             match = signature.pattern.search(line)
             if match:
@@ -448,9 +459,10 @@ def explain(death: Death) -> Explanation:
             "somebody removed the engine's container with Docker (docker rm)",
             "Use `systemctl stop`, which knows the engine; systemd starts it again now",
         )
-    known = match_lines([*death.lines, *([death.docker_message] if death.docker_message else [])])
+    known = match_lines([*death.lines, *([death.docker_message] if death.docker_message else [])], death.was_serving)
     if known is not None:
-        return known
+        # An engine that has served is always worth another attempt.
+        return replace(known, heals=known.heals or death.was_serving)
     if death.docker_message and death.exit_code is None:
         return Explanation(
             "docker_refused", f"Docker refused: {death.docker_message}", "Look with `journalctl -u docker.service`"

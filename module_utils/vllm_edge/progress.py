@@ -54,7 +54,11 @@ _PHASE_LINES: tuple[tuple[re.Pattern[str], Phase], ...] = (
     (re.compile(r"Capturing (?:\w+ )*(?:CUDA|cuda) ?graphs?"), Phase.CAPTURING),
     (re.compile(r"Loading \w+ checkpoint shards:\s*(?P<percent>\d+)%"), Phase.LOADING),
     (re.compile(r"Starting to load model |Loading weights took|Model loading took"), Phase.LOADING),
-    (re.compile(r"torch\.compile|Dynamo bytecode transform|[Cc]ompiling a graph"), Phase.COMPILING),
+    # Not every line with "torch.compile": "Enforce eager set, disabling torch.compile" comes first of all.
+    (
+        re.compile(r"(?:Starting|for vLLM's) torch\.compile|torch\.compile takes|Dynamo bytecode|Compiling a graph for"),
+        Phase.COMPILING,
+    ),
     (re.compile(r"Available KV cache memory:|KV cache size:|Maximum concurrency for"), Phase.KV_CACHE),
     (
         re.compile(

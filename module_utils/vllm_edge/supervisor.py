@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from .containers import Container, Docker, DockerAway, DockerRefused, docker_unit_active, stamp_seconds
-from .engine_config import Engine, EngineConfig, EngineConfigError, load_engine
+from .engine_config import LABEL_ENGINE, Engine, EngineConfig, EngineConfigError, load_engine
 from .engine_state import TAIL_LINES, EngineState, Failure, read_state, stamp, write_state
 from .explain import Death, Explanation, explain, explain_hang
 from .health import Answer, get_health
@@ -48,6 +48,8 @@ EXIT_CONFIG = 78
 DOCKER_WAIT_S = 900.0
 REMOVE_WAIT_S = 120.0
 PING_S = 3.0
+# The longest that `docker create` and `docker start` may take together.
+CREATE_S = 240.0
 TICK_S = 1.0
 
 # Our own question, every few seconds, would fill the journal.
@@ -285,11 +287,13 @@ class Supervisor:
             )
         )
 
-    def _remove(self, container_id: str) -> None:
+    def _remove(self, container_id: str, *, stopping: bool = False) -> None:
         """Until it is really gone: `docker rm` returns early while another removal is in progress."""
         deadline = time.monotonic() + REMOVE_WAIT_S
         problem = ""
         while time.monotonic() < deadline:
+            if self._signal is not None and not stopping:
+                raise Stopped
             try:
                 if self.docker.find(container_id) is None:
                     return
@@ -336,11 +340,12 @@ class Supervisor:
         if self._signal is not None:
             raise Stopped
         self._enter(Phase.STARTING)
+        self.notifier.send(extend_s=CREATE_S + EXTEND_BY_S)
         container_id = self.docker.create(self.engine.create.arguments)
         try:
             self.docker.start(container_id)
         except DockerRefused:
-            self._remove(container_id)
+            self._remove(container_id, stopping=True)
             raise
         started = self.docker.find(container_id)
         if started is None:
@@ -584,6 +589,8 @@ class Supervisor:
         if self._signal is not None and self._signal != signal.SIGABRT:
             return self._stop(life)
         found, away = self._last_facts()
+        # Docker may be back already: it stops containers after it has closed its socket.
+        away = away or self._docker_away.is_set() or life.docker_away_since is not None
         outside: str | None = None
         if found is not None:
             try:
@@ -666,11 +673,25 @@ class Supervisor:
         assert self._container is not None
         try:
             if self._reachable() is None:
-                self._remove(self._container.id)
+                self._remove(self._container.id, stopping=True)
             else:
                 self.journal.write("the Docker Engine is away: the next start removes the ended container", 4)
         except (DockerAway, DockerRefused, Launch) as error:
             self.journal.write(f"the ended container was not removed: {error}; the next start removes it", 4)
+        return self._stopped()
+
+    def _stop_before_launch(self) -> int:
+        """Asked to stop before anything runs under us. What a supervisor before us left running must not stay."""
+        patience = self.config.stop_timeout_s
+        self.notifier.send(stopping=True, status=WORDS[Phase.STOPPING], extend_s=patience + EXTEND_BY_S)
+        try:
+            if self._reachable() is None:
+                left = self.docker.find(self.config.container)
+                if left is not None and left.labels.get(LABEL_ENGINE) == self.config.engine:
+                    self.docker.stop(left.id, patience)
+                    self._remove(left.id, stopping=True)
+        except (DockerAway, DockerRefused, Launch) as error:
+            self.journal.write(f"a container of this engine may be left: {error}; the next start sees to it", 4)
         return self._stopped()
 
     def _stopped(self) -> int:
@@ -684,8 +705,7 @@ class Supervisor:
         try:
             container, how = self._launch()
         except Stopped:
-            self.notifier.send(stopping=True, status=WORDS[Phase.STOPPING])
-            return self._stopped()
+            return self._stop_before_launch()
         except Launch as launch:
             return self._fail(None, launch.explanation, None)
         life = self._begin(container, how)

@@ -7,9 +7,10 @@ import json
 import re
 import signal
 import time
+from datetime import datetime
 
 import pytest
-from conftest import IMAGE, Host, docker
+from harness import IMAGE, Host, docker
 
 pytestmark = pytest.mark.docker
 
@@ -18,6 +19,10 @@ KV_REFUSAL = (
     "which is larger than the available KV cache memory (1.50 GiB). Based on the available memory, the estimated "
     "maximum model length is 61440. Try increasing `gpu_memory_utilization` or decreasing `max_model_len`."
 )
+
+
+def docker_time(text: str) -> float:
+    return datetime.fromisoformat(text[:26].rstrip("Z") + "+00:00").timestamp()
 
 
 def test_ready_only_after_health_and_a_clean_stop(host: Host) -> None:
@@ -80,12 +85,6 @@ def test_a_crash_while_loading_ends_at_once_and_is_explained(host: Host) -> None
     again = host.start()
     again.until_ready()
     assert host.failure()["cause"] == "kv_below_max_model_len"
-
-
-def docker_time(text: str) -> float:
-    from datetime import datetime
-
-    return datetime.fromisoformat(text[:26].rstrip("Z") + "+00:00").timestamp()
 
 
 def test_the_first_completion_kills_the_engine(host: Host) -> None:

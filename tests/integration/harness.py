@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor as systemd runs it: a process of its own, a notification socket, a real Docker Engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = Path(__file__).with_name("fake_engine.py")
+IMAGE = os.environ.get("VLLM_EDGE_TEST_IMAGE", "vllm-edge-lab/host:latest")
+
+
+def docker(*arguments: str, check: bool = True) -> str:
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 or not check, f"docker {' '.join(arguments)}: {done.stderr}"
+    return done.stdout.strip()
+
+
+def why_not() -> str | None:
+    """Why these tests cannot run here, or None."""
+    try:
+        version = subprocess.run(["docker", "version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"no Docker client: {error}"
+    if version.returncode != 0:
+        return f"no Docker Engine: {version.stderr.strip()}"
+    if docker("image", "ls", "--quiet", IMAGE) == "":
+        return f"the image {IMAGE} (with python3) is not here; VLLM_EDGE_TEST_IMAGE names another"
+    return None
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@dataclass
+class Message:
+    """One datagram to the notification socket."""
+
+    at: float
+    fields: dict[str, str]
+
+
+@dataclass
+class Run:
+    """A running supervisor and everything it said."""
+
+    process: subprocess.Popen[str]
+    socket: socket.socket
+    messages: list[Message] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    arrived: queue.SimpleQueue[Message] = field(default_factory=queue.SimpleQueue)
+
+    def listen(self) -> None:
+        self.socket.settimeout(0.2)
+        while True:
+            try:
+                data = self.socket.recv(65536)
+            except TimeoutError:
+                if self.process.poll() is not None:
+                    return
+                continue
+            except OSError:
+                return
+            pairs = dict(line.split("=", 1) for line in data.decode().splitlines())
+            message = Message(time.monotonic(), pairs)
+            self.messages.append(message)
+            self.arrived.put(message)
+
+    def read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def has(self, key: str, value: str | None = None) -> bool:
+        return any(key in m.fields and (value is None or value in m.fields[key]) for m in self.messages)
+
+    def until(self, what: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < deadline, f"did not happen in {seconds} s; it said:\n{self.text}\n{self.messages}"
+            time.sleep(0.02)
+
+    def until_ready(self, seconds: float = 15) -> None:
+        self.until(lambda: self.has("READY") or self.process.poll() is not None, seconds)
+        assert self.has("READY"), f"ended before READY:\n{self.text}"
+
+    def ends(self, seconds: float) -> int:
+        code = self.process.wait(seconds)
+        time.sleep(0.05)
+        return code
+
+    def statuses(self) -> list[str]:
+        return [m.fields["STATUS"] for m in self.messages if "STATUS" in m.fields]
+
+
+@dataclass
+class Host:
+    """A configuration and a state tree for one engine, and its container's name."""
+
+    engine: str
+    root: Path
+    port: int
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def container(self) -> str:
+        return f"vllm-{self.engine}"
+
+    @property
+    def state_file(self) -> Path:
+        return self.root / "state" / "engines" / f"{self.engine}.json"
+
+    def state(self) -> dict[str, object]:
+        data: dict[str, object] = json.loads(self.state_file.read_text())
+        return data
+
+    def failure(self) -> dict[str, object]:
+        failure = self.state()["last_failure"]
+        assert isinstance(failure, dict)
+        return failure
+
+    def configure(
+        self,
+        *arguments: str,
+        input_hash: str = "a" * 64,
+        options: tuple[str, ...] = (),
+        image: str = IMAGE,
+        **changes: object,
+    ) -> None:
+        directory = self.root / "etc" / "engines" / self.engine
+        directory.mkdir(parents=True, exist_ok=True)
+        config: dict[str, object] = {
+            "engine": self.engine,
+            "unit": f"vllm-{self.engine}.service",
+            "container": self.container,
+            "url": f"http://127.0.0.1:{self.port}",
+            "served_names": ["sentry"],
+            "model": "e2b",
+            "repo": "google/gemma-4-E2B-it",
+            "revision": "0" * 40,
+            "precision": "bf16",
+            "tensor_parallel_size": 1,
+            "gpus": ["GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710003"],
+            "port": self.port,
+            "input_hash": input_hash,
+            "generation": 1,
+            "image": image,
+            "vram_budget_mib": 20900,
+            "stop_timeout_s": 2,
+            "stall_timeout_s": 30,
+            "health_timeout_s": 1,
+        }
+        (directory / "engine.json").write_text(json.dumps({**config, **changes}))
+        lines = [
+            f"--name={self.container}",
+            f"--label=vllm-edge.engine={self.engine}",
+            "--label=vllm-edge.generation=1",
+            f"--label=vllm-edge.input-hash={input_hash}",
+            "--read-only",
+            "--cap-drop=ALL",
+            "--security-opt=no-new-privileges",
+            f"--publish=127.0.0.1:{self.port}:8000",
+            f"--mount=type=bind,source={FAKE},target=/fake_engine.py,readonly",
+            "--entrypoint=python3",
+            *options,
+            image,
+            "/fake_engine.py",
+            *arguments,
+        ]
+        (directory / "docker-create").write_text("\n".join(lines) + "\n")
+
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "module_utils"),
+            "VLLM_EDGE_ETC": str(self.root / "etc"),
+            "VLLM_EDGE_STATE": str(self.root / "state"),
+        }
+
+    def start(self, *, watchdog_s: float | None = None, **environment: str) -> Run:
+        address = self.root / f"notify-{uuid.uuid4().hex[:6]}"
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        sock.bind(str(address))
+        env = {**self.environment(), "NOTIFY_SOCKET": str(address), **environment}
+        if watchdog_s is not None:
+            env["WATCHDOG_USEC"] = str(int(watchdog_s * 1_000_000))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "vllm_edge", "run-engine", self.engine],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=env,
+        )
+        run = Run(process, sock)
+        for target in (run.listen, run.read):
+            threading.Thread(target=target, daemon=True).start()
+        self.runs.append(run)
+        return run
+
+    def program(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "vllm_edge", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=self.environment(), timeout=60, check=False)
+
+    def container_id(self) -> str:
+        return docker("ps", "--all", "--quiet", "--no-trunc", f"--filter=name=^{self.container}$")
+
+    def running(self) -> bool:
+        return docker("ps", "--quiet", f"--filter=name=^{self.container}$") != ""

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Docker Engine in this process: what it cannot do here is to go away and come back, which is what these tests need.
+
+The container's main process is a real one, so that the supervisor's own watch over it is the real one too.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ansible.module_utils.vllm_edge.containers import Container, ContainerGone, DockerAway, DockerRefused, LogRecord
+
+
+class FakeDocker:
+    def __init__(self, *, live_restore: bool = True) -> None:
+        self.away = threading.Event()
+        self.live = live_restore
+        self.container: Container | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.records: list[LogRecord] = []
+        self.calls: list[str] = []
+        self.refuse_start = ""
+        self.refuse_remove = 0
+        self.outside: str | None = None
+
+    # -- what a test does to it
+
+    def log(self, line: str) -> None:
+        self.records.append(LogRecord(f"2026-11-21T03:00:00.{len(self.records):09d}Z", line))
+
+    def run_container(self, labels: dict[str, str]) -> Container:
+        self.process = subprocess.Popen(["sleep", "120"])
+        self.container = Container(
+            id="c" * 64,
+            name="vllm-e2b",
+            status="running",
+            labels=labels,
+            pid=self.process.pid,
+            started_at=time.strftime("%Y-%m-%dT%H:%M:%S.000000000Z", time.gmtime()),
+            direct=("172.30.0.2:8000",),
+        )
+        return self.container
+
+    def kill_container(self, number: int = 9) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+        self.process.wait(5)
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(5)
+
+    # -- the interface
+
+    def _answer(self, call: str) -> None:
+        self.calls.append(call)
+        if self.away.is_set():
+            raise DockerAway("connection refused")
+
+    def ping(self, timeout_s: float) -> None:
+        self._answer("ping")
+
+    def live_restore(self) -> bool | None:
+        self._answer("info")
+        return self.live
+
+    def find(self, name: str) -> Container | None:
+        self._answer("find")
+        if self.container is None:
+            return None
+        if self.process is not None and self.process.poll() is not None and self.container.running:
+            code = self.process.returncode
+            self.container = replace(self.container, status="exited", pid=0, exit_code=128 - code if code < 0 else code)
+        return self.container
+
+    def create(self, arguments: Sequence[str]) -> str:
+        self._answer("create")
+        labels = dict(item.removeprefix("--label=").split("=", 1) for item in arguments if item.startswith("--label="))
+        self.container = Container(id="c" * 64, name="vllm-e2b", status="created", labels=labels)
+        return self.container.id
+
+    def start(self, container_id: str) -> None:
+        self._answer("start")
+        if self.refuse_start:
+            raise DockerRefused(f"docker start: {self.refuse_start}")
+        assert self.container is not None
+        self.run_container(dict(self.container.labels))
+
+    def wait(self, container_id: str) -> int:
+        self._answer("wait")
+        assert self.process is not None
+        while self.process.poll() is None:
+            if self.away.wait(0.02):
+                raise DockerAway("connection reset")
+        return self.process.returncode
+
+    def logs(self, container_id: str, *, after: str | None, follow: bool, tail: int | None) -> Iterator[LogRecord]:
+        self._answer("logs")
+        sent = 0
+        while True:
+            # The list may grow while we are at it; a lost connection ends the stream in the middle.
+            while sent < len(self.records):
+                record = self.records[sent]
+                sent += 1
+                if after is None or record.at > after:
+                    yield record
+            if not follow or self.process is None or self.process.poll() is not None:
+                return
+            if self.away.wait(0.02):
+                raise DockerAway("unexpected EOF")
+
+    def stop(self, container_id: str, timeout_s: float) -> None:
+        self._answer("stop")
+        if self.process is not None and self.process.poll() is None:
+            self.kill_container(15)
+
+    def remove(self, container_id: str) -> None:
+        self._answer("remove")
+        if self.container is None:
+            raise ContainerGone("no such container")
+        if self.refuse_remove > 0:
+            self.refuse_remove -= 1
+            raise DockerRefused("removal of container is already in progress")
+        self.close()
+        self.container = None
+
+    def killed_from_outside(self, container_id: str, since_s: float) -> str | None:
+        self._answer("events")
+        return self.outside

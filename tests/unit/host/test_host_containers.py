@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Docker's answers, reduced; and its absence, told apart from its refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.containers import (
+    DockerAway,
+    DockerEngine,
+    DockerRefused,
+    LogRecord,
+    container_from_inspect,
+    docker_unit_active,
+    killed_by,
+    split_records,
+    stamp_seconds,
+)
+
+INSPECT: dict[str, Any] = {
+    "Id": "c" * 64,
+    "Name": "/vllm-e2b",
+    "Config": {"Labels": {"vllm-edge.engine": "e2b"}, "Image": "vllm:1"},
+    "State": {
+        "Status": "running",
+        "Pid": 4711,
+        "ExitCode": 0,
+        "OOMKilled": False,
+        "Error": "",
+        "StartedAt": "2026-11-21T03:00:00.123456789Z",
+        "FinishedAt": "0001-01-01T00:00:00Z",
+    },
+    "HostConfig": {"PortBindings": {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": "8070"}], "53/udp": None}},
+    "NetworkSettings": {"Networks": {"vllm-edge": {"IPAddress": "172.30.0.2"}, "other": {"IPAddress": ""}}},
+}
+STAMP = "2026-11-21T03:00:00.000000001Z"
+
+
+def test_a_running_container() -> None:
+    found = container_from_inspect(INSPECT)
+    assert (found.name, found.running, found.pid, found.exit_code) == ("vllm-e2b", True, 4711, None)
+    assert found.direct == ("172.30.0.2:8000",)
+    assert found.labels == {"vllm-edge.engine": "e2b"}
+
+
+@pytest.mark.parametrize(("status", "code"), [("exited", 137), ("created", None), ("dead", 137)])
+def test_a_container_that_does_not_run_has_no_pid(status: str, code: int | None) -> None:
+    state = {**INSPECT["State"], "Status": status, "ExitCode": 137}
+    found = container_from_inspect({**INSPECT, "State": state, "NetworkSettings": {}})
+    assert (found.running, found.pid, found.exit_code, found.direct) == (False, 0, code, ())
+
+
+def test_records_of_a_log() -> None:
+    assert split_records(f"{STAMP} one\n{STAMP} two\n") == [LogRecord(STAMP, "one"), LogRecord(STAMP, "two")]
+    assert split_records(f"{STAMP} \n") == [LogRecord(STAMP, "")]
+    assert split_records(f"{STAMP}  10%|#\r 20%|##\r 30%|###   \r\n") == [LogRecord(STAMP, " 30%|###")]
+    assert split_records("without a stamp", STAMP) == [LogRecord(STAMP, "without a stamp")]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1970-01-01T00:00:10.5Z", 10.5),
+        ("1970-01-01T00:01:00Z", 60.0),
+        ("0001-01-01T00:00:00Z", None),
+        ("", None),
+        ("yesterday", None),
+    ],
+)
+def test_time_stamps(text: str, seconds: float | None) -> None:
+    assert stamp_seconds(text) == seconds
+
+
+def test_who_killed_it() -> None:
+    def kill(signal: str) -> dict[str, Any]:
+        return {"Action": "kill", "Actor": {"Attributes": {"signal": signal}}}
+
+    assert killed_by([kill("15"), kill("9")]) == "SIGTERM"
+    assert killed_by([kill("9")]) == "SIGKILL"
+    assert killed_by([kill("1")]) == "signal 1"
+    assert killed_by([{"Action": "die"}]) is None
+
+
+def test_an_absent_engine_is_away(tmp_path: Path) -> None:
+    engine = DockerEngine({"DOCKER_HOST": f"unix://{tmp_path}/none.sock", "PATH": "/nonexistent"})
+    with pytest.raises(DockerAway):
+        engine.ping(1)
+    with pytest.raises(DockerAway):
+        engine.find("x")
+    with pytest.raises(DockerRefused, match="install Docker's client"):
+        engine.create(["--name=x", "image"])
+
+
+@pytest.mark.parametrize(
+    ("shown", "active"),
+    [
+        ("LoadState=loaded\nActiveState=active", True),
+        ("LoadState=loaded\nActiveState=activating", True),
+        ("LoadState=loaded\nActiveState=inactive", False),
+        ("LoadState=loaded\nActiveState=deactivating", False),
+        ("LoadState=loaded\nActiveState=failed", False),
+        ("LoadState=not-found\nActiveState=inactive", None),
+        ("", None),
+    ],
+)
+def test_docker_service_by_systemd(
+    shown: str, active: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "systemctl"
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' '{shown}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert docker_unit_active({}) is active
+
+
+def test_a_docker_elsewhere_is_not_systemds() -> None:
+    assert docker_unit_active({"DOCKER_HOST": "tcp://10.0.0.1:2375"}) is None

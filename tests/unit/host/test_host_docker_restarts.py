@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor while the Docker Engine goes away and comes back, with and without live-restore."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.containers import Container
+from ansible.module_utils.vllm_edge.engine_config import load_engine
+from ansible.module_utils.vllm_edge.health import Answer
+from ansible.module_utils.vllm_edge.sd_notify import Notifier
+from ansible.module_utils.vllm_edge.supervisor import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Journal, Signalled, Supervisor
+from fake_docker import FakeDocker
+from test_host_engine_config import CONFIG, CREATE, written
+
+LABELS = {"vllm-edge.engine": "e2b", "vllm-edge.generation": "1", "vllm-edge.input-hash": "ab12"}
+
+
+class Case:
+    """A supervisor in a thread, its Docker, its engine's answers and what systemd was told."""
+
+    def __init__(self, root: Path, docker: FakeDocker, **changes: Any) -> None:
+        config = {**CONFIG, "stop_timeout_s": 2, "stall_timeout_s": 20, **changes}
+        self.paths = written(root, config=config, create=CREATE)
+        self.docker = docker
+        self.healthy = threading.Event()
+        self.asked: list[str] = []
+        self.unit_active: bool | None = None
+        self.code: int | None = None
+        self.told: list[str] = []
+        self.output = io.StringIO()
+        address = str(root / "notify")
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(address)
+        self.socket.settimeout(0.1)
+        self.supervisor = Supervisor(
+            load_engine("e2b", self.paths),
+            self.paths,
+            docker,
+            Notifier(address),
+            Journal(self.output, prefixed=True),
+            watchdog_s=0.6,
+            docker_wait_s=3,
+            unit_active=lambda: self.unit_active,
+            health=self.health,
+        )
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.listener = threading.Thread(target=self.listen, daemon=True)
+        self.listener.start()
+
+    def health(self, url: str, timeout_s: float) -> Answer:
+        """The published port ends with Docker (its proxy does); the container's own address does not."""
+        self.asked.append(url)
+        published = url == CONFIG["url"]
+        if not self.healthy.is_set() or (published and self.docker.away.is_set()):
+            return Answer(None, error="connection refused")
+        return Answer(200)
+
+    def run(self) -> None:
+        self.code = self.supervisor.run()
+
+    def listen(self) -> None:
+        while True:
+            try:
+                self.told.append(self.socket.recv(65536).decode())
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+
+    def start(self) -> Case:
+        self.thread.start()
+        return self
+
+    def until(self, what: Callable[[], bool], seconds: float = 8) -> None:
+        deadline = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < deadline, f"{self.told}\n{self.output.getvalue()}"
+            time.sleep(0.01)
+
+    def until_ready(self) -> Case:
+        self.healthy.set()
+        self.until(lambda: any("READY=1" in text for text in self.told))
+        return self
+
+    def stop(self) -> None:
+        self.supervisor._signal = signal.SIGTERM
+        self.supervisor.events.put(Signalled(signal.SIGTERM))
+
+    def ends(self, seconds: float = 6) -> int | None:
+        self.thread.join(seconds)
+        assert not self.thread.is_alive(), self.output.getvalue()
+        return self.code
+
+    def fed(self) -> int:
+        return sum("WATCHDOG=1" in text for text in self.told)
+
+    def state(self) -> dict[str, Any]:
+        data: dict[str, Any] = json.loads(self.paths.engine_state("e2b").read_text())
+        return data
+
+
+@pytest.fixture
+def docker() -> Iterator[FakeDocker]:
+    made = FakeDocker()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def begin(tmp_path: Path, docker: FakeDocker) -> Iterator[Callable[..., Case]]:
+    cases: list[Case] = []
+
+    def make(**changes: Any) -> Case:
+        case = Case(tmp_path / f"case{len(cases)}", docker, **changes)
+        cases.append(case)
+        return case
+
+    (tmp_path / "case0").mkdir()
+    yield make
+    for case in cases:
+        case.stop()
+        if case.thread.ident is not None:
+            case.thread.join(5)
+        case.socket.close()
+
+
+Begin = Callable[..., Case]
+
+
+def test_live_restore_the_engine_is_never_bounced(begin: Begin, docker: FakeDocker) -> None:
+    case = begin().start()
+    docker.log("line 1")
+    case.until_ready()
+    pid = docker.container.pid if docker.container else 0
+    docker.away.set()
+    case.until(lambda: any("the Docker Engine is away" in text for text in case.told))
+    docker.log("line 2, written while Docker was away")
+    before = case.fed()
+    time.sleep(1.0)
+    assert case.fed() >= before + 2, "a living engine was called dead because its published port went with Docker"
+    assert "http://172.30.0.2:8000" in case.asked
+    docker.away.clear()
+    case.until(lambda: "the Docker Engine is back" in case.output.getvalue())
+    docker.log("line 3")
+    case.until(lambda: "line 3" in case.output.getvalue())
+    text = case.output.getvalue()
+    assert [text.count(f"line {n}") for n in (1, 2, 3)] == [1, 1, 1], "lines were lost or printed twice"
+    assert case.thread.is_alive()
+    assert docker.container is not None and docker.container.pid == pid
+    assert docker.calls.count("start") == 1
+    case.until(lambda: case.told[-1] != "" and case.state()["phase"] == "serving")
+    case.stop()
+    assert case.ends() == EXIT_OK
+    assert docker.container is None
+
+
+def test_without_live_restore_the_death_is_dockers(begin: Begin, docker: FakeDocker) -> None:
+    docker.live = False
+    case = begin().start().until_ready()
+    docker.away.set()
+    docker.kill_container(15)
+    at = time.monotonic()
+    assert case.ends() == EXIT_FAILED
+    assert time.monotonic() - at < 1.5
+    failure = case.state()["last_failure"]
+    assert failure["cause"] == "docker_stopped"
+    assert "live-restore" in failure["remedy"]
+
+
+def test_docker_that_is_back_at_once_is_still_the_cause(begin: Begin, docker: FakeDocker) -> None:
+    docker.live = False
+    case = begin().start().until_ready()
+    docker.away.set()
+    case.until(lambda: case.supervisor._docker_away.is_set())
+    docker.kill_container(15)
+    docker.away.clear()
+    assert case.ends() == EXIT_FAILED
+    assert case.state()["last_failure"]["cause"] == "docker_stopped"
+
+
+def test_an_engine_that_dies_while_docker_is_away(begin: Begin, docker: FakeDocker) -> None:
+    case = begin().start().until_ready()
+    docker.away.set()
+    case.until(lambda: case.supervisor._docker_away.is_set())
+    time.sleep(0.3)
+    at = time.monotonic()
+    docker.kill_container(9)
+    assert case.ends() == EXIT_FAILED
+    assert time.monotonic() - at < 1.5, "the end was not noticed without Docker"
+    assert case.state()["last_failure"]["cause"] == "died_while_docker_away"
+
+
+def test_stop_while_docker_is_away_ends_the_process(begin: Begin, docker: FakeDocker) -> None:
+    case = begin().start().until_ready()
+    docker.away.set()
+    case.until(lambda: case.supervisor._docker_away.is_set())
+    case.stop()
+    assert docker.process is not None
+    assert docker.process.wait(5) == -signal.SIGTERM, "the engine outlived its unit"
+    assert case.ends() == EXIT_OK
+    assert "next start removes" in case.output.getvalue()
+
+
+def test_the_start_waits_for_docker(begin: Begin, docker: FakeDocker) -> None:
+    docker.away.set()
+    case = begin().start()
+    case.until(lambda: any("STATUS=waiting for the Docker Engine" in text for text in case.told))
+    assert any("EXTEND_TIMEOUT_USEC=" in text for text in case.told)
+    docker.away.clear()
+    case.until_ready()
+
+
+def test_a_stopped_docker_service_is_not_woken_through_its_socket(begin: Begin, docker: FakeDocker) -> None:
+    case = begin()
+    case.unit_active = False
+    case.start()
+    case.until(lambda: any("docker.service is not running" in text for text in case.told))
+    time.sleep(0.2)
+    assert docker.calls == []
+    case.unit_active = True
+    case.until_ready()
+
+
+def test_the_wait_for_docker_has_an_end(begin: Begin, docker: FakeDocker) -> None:
+    docker.away.set()
+    case = begin().start()
+    assert case.ends(8) == EXIT_FAILED
+    assert case.state()["last_failure"]["cause"] == "docker_away"
+
+
+def test_a_stop_during_the_wait_takes_along_what_was_left(begin: Begin, docker: FakeDocker) -> None:
+    docker.run_container(LABELS)
+    docker.away.set()
+    case = begin().start()
+    case.until(lambda: any("waiting for the Docker Engine" in text for text in case.told))
+    docker.away.clear()
+    case.supervisor._signal = signal.SIGTERM
+    assert case.ends() == EXIT_OK
+    assert docker.container is None, "an engine of a stopped unit was left running"
+
+
+def test_a_refused_start_leaves_no_container(begin: Begin, docker: FakeDocker) -> None:
+    docker.refuse_start = "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=GPU-1"
+    case = begin().start()
+    assert case.ends() == EXIT_FAILED
+    assert docker.container is None
+    assert case.state()["last_failure"]["cause"] == "cdi_unresolvable"
+
+
+def test_a_removal_in_progress_is_waited_for(begin: Begin, docker: FakeDocker) -> None:
+    docker.run_container({**LABELS, "vllm-edge.input-hash": "old"})
+    docker.refuse_remove = 3
+    case = begin().start().until_ready()
+    assert docker.calls.count("remove") == 4
+    assert docker.calls.index("create") > docker.calls.index("remove")
+    assert "made from other inputs" in case.output.getvalue()
+
+
+def test_a_container_that_died_unwatched_is_explained(begin: Begin, docker: FakeDocker) -> None:
+    docker.run_container(LABELS)
+    docker.log("ValueError: No available memory for the cache blocks. Try increasing")
+    docker.kill_container(9)
+    found = docker.find("vllm-e2b")
+    assert found is not None
+    docker.container = ended(found)
+    case = begin().start().until_ready()
+    failure = case.state()["last_failure"]
+    assert failure["cause"] == "no_kv" and failure["time"] == "2026-11-21T03:00:09Z"
+    assert "ended unwatched" in case.output.getvalue()
+
+
+def ended(container: Container) -> Container:
+
+    return replace(container, finished_at="2026-11-21T03:00:09.5Z")
+
+
+def test_an_unknown_error_of_docker_is_told(begin: Begin, docker: FakeDocker) -> None:
+    docker.refuse_start = "something nobody has seen"
+    case = begin().start()
+    assert case.ends() == EXIT_FAILED
+    assert "something nobody has seen" in case.state()["last_failure"]["reason"]
+
+
+def test_a_foreign_container_ends_it_for_good(begin: Begin, docker: FakeDocker) -> None:
+    docker.run_container({})
+    case = begin().start()
+    assert case.ends() == EXIT_CONFIG
+    assert not {"stop", "remove", "create"} & set(docker.calls)
+    assert any(line.startswith("<3>") for line in case.output.getvalue().splitlines())
+
+
+def test_a_state_directory_that_cannot_be_written_stops_no_engine(begin: Begin, docker: FakeDocker) -> None:
+    case = begin()
+    case.paths.state.write_text("a file where a directory should be")
+    case.start().until_ready()
+    assert case.output.getvalue().count("the engine runs on without it") == 1

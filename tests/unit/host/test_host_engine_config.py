@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""engine.json and docker-create: what is wrong is said, all of it, with key and value."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.engine_config import (
+    EngineConfigError,
+    engine_names,
+    load_engine,
+    parse_docker_create,
+    parse_engine,
+)
+from ansible.module_utils.vllm_edge.host_paths import HostPaths, host_paths
+
+CONFIG: dict[str, Any] = {
+    "engine": "e2b",
+    "unit": "vllm-e2b.service",
+    "container": "vllm-e2b",
+    "url": "http://127.0.0.1:8070",
+    "served_names": ["sentry"],
+    "model": "e2b",
+    "repo": "google/gemma-4-E2B-it",
+    "revision": "main",
+    "precision": "bf16",
+    "tensor_parallel_size": 1,
+    "gpus": ["GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710003"],
+    "port": 8070,
+    "input_hash": "ab12",
+    "generation": 1,
+    "image": "vllm-edge/vllm:1",
+    "vram_budget_mib": 20900,
+    "stop_timeout_s": 30,
+    "stall_timeout_s": 300,
+    "health_timeout_s": 5,
+}
+CREATE = [
+    "--name=vllm-e2b",
+    "--label=vllm-edge.engine=e2b",
+    "--label=vllm-edge.generation=1",
+    "--label=vllm-edge.input-hash=ab12",
+    "--read-only",
+    "vllm-edge/vllm:1",
+    "/models/e2b",
+    "--served-model-name",
+    "sentry",
+]
+
+
+def written(
+    root: Path, config: dict[str, Any] = CONFIG, create: list[str] = CREATE, directory: str = "e2b"
+) -> HostPaths:
+    target = root / "engines" / directory
+    target.mkdir(parents=True)
+    (target / "engine.json").write_text(json.dumps(config))
+    (target / "docker-create").write_text("\n".join(create) + "\n")
+    return HostPaths(etc=root, state=root / "state")
+
+
+def test_both_files_as_rendered(tmp_path: Path) -> None:
+    paths = written(tmp_path)
+    engine = load_engine("e2b", paths)
+    assert engine.config.served_names == ("sentry",)
+    assert engine.config.address == "127.0.0.1:8070"
+    assert engine.create.arguments == tuple(CREATE)
+    assert engine.create.labels["vllm-edge.input-hash"] == "ab12"
+    assert engine_names(paths) == ["e2b"]
+    assert engine_names(HostPaths(etc=tmp_path / "absent")) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"engine": None}, "engine is None: a text that is not empty"),
+        ({"engine": "../etc"}, "engine is '../etc': small letters"),
+        ({"served_names": []}, "served_names is []: a list of at least one name"),
+        ({"served_names": "sentry"}, "served_names is 'sentry': a list"),
+        ({"gpus": [1]}, "gpus is [1]: a list"),
+        ({"port": 80700}, "port is 80700: a TCP port"),
+        ({"port": "8070"}, "port is '8070': a TCP port"),
+        ({"tensor_parallel_size": True}, "tensor_parallel_size is True: a whole number from 1"),
+        ({"generation": -1}, "generation is -1: a whole number from 0"),
+        ({"stall_timeout_s": 0}, "stall_timeout_s is 0: seconds, more than 0"),
+        ({"stop_timeout_s": "30"}, "stop_timeout_s is '30': seconds"),
+        ({"vram_budget_mib": 20.5}, "vram_budget_mib is 20.5: MiB"),
+        ({"url": "https://127.0.0.1:8070"}, "url is 'https://127.0.0.1:8070': http://"),
+        ({"url": "http://127.0.0.1:8070/v1"}, "url is 'http://127.0.0.1:8070/v1': http://"),
+    ],
+)
+def test_a_bad_value_is_named(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(EngineConfigError) as caught:
+        parse_engine(json.dumps({**CONFIG, **change}), "engine.json")
+    assert told in str(caught.value)
+
+
+def test_all_defects_at_once() -> None:
+    data = {key: value for key, value in CONFIG.items() if key not in ("unit", "port")}
+    with pytest.raises(EngineConfigError) as caught:
+        parse_engine(json.dumps({**data, "precision": ""}), "engine.json")
+    for told in ("unit is missing", "port is missing", "precision is ''"):
+        assert told in str(caught.value)
+
+
+def test_a_budget_may_be_absent() -> None:
+    assert parse_engine(json.dumps({**CONFIG, "vram_budget_mib": None}), "x").vram_budget_mib is None
+
+
+@pytest.mark.parametrize(("text", "told"), [("{", "not JSON"), ("[]", "holds list")])
+def test_what_is_no_object(text: str, told: str) -> None:
+    with pytest.raises(EngineConfigError, match=told):
+        parse_engine(text, "engine.json")
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ([*CREATE[:2], "", *CREATE[2:]], "line 3 is blank"),
+        ([line for line in CREATE if line.startswith("-")], "names no image"),
+        (["--rm", *CREATE], "--rm must not stand here"),
+        (["--restart=always", *CREATE], "systemd restarts the engine"),
+        (["--gpus=all", *CREATE], "GPUs are given by CDI"),
+        (CREATE[1:], "0 lines `--name=...`"),
+        (["--name=other", *CREATE], "2 lines `--name=...`"),
+    ],
+)
+def test_bad_docker_create(lines: list[str], told: str) -> None:
+    with pytest.raises(EngineConfigError) as caught:
+        parse_docker_create("\n".join(lines) + "\n", "docker-create")
+    assert told in str(caught.value)
+
+
+def test_what_stands_after_the_image_is_vllms() -> None:
+    made = parse_docker_create("\n".join([*CREATE, "--name=its-own", "--rm"]) + "\n", "docker-create")
+    assert made.name == "vllm-e2b"
+
+
+@pytest.mark.parametrize(
+    ("index", "line", "told"),
+    [
+        (0, "--name=vllm-e4b", "--name is 'vllm-e4b', engine.json says 'vllm-e2b'"),
+        (1, "--label=vllm-edge.engine=e4b", "vllm-edge.engine is 'e4b'"),
+        (2, "--label=vllm-edge.generation=2", "vllm-edge.generation is '2', engine.json says '1'"),
+        (3, "--label=vllm-edge.input-hash=cd34", "vllm-edge.input-hash is 'cd34'"),
+        (3, "--label=other=1", "vllm-edge.input-hash is None"),
+    ],
+)
+def test_files_that_contradict_each_other(tmp_path: Path, index: int, line: str, told: str) -> None:
+    create = [*CREATE[:index], line, *CREATE[index + 1 :]]
+    with pytest.raises(EngineConfigError) as caught:
+        load_engine("e2b", written(tmp_path, create=create))
+    assert told in str(caught.value)
+
+
+def test_the_directory_is_the_engines(tmp_path: Path) -> None:
+    with pytest.raises(EngineConfigError, match="describes engine 'e2b', but lies in the directory of 'e4b'"):
+        load_engine("e4b", written(tmp_path, directory="e4b"))
+
+
+@pytest.mark.parametrize(("name", "told"), [("nobody", "does not exist"), ("../../etc/shadow", "is no engine name")])
+def test_no_such_engine(tmp_path: Path, name: str, told: str) -> None:
+    with pytest.raises(EngineConfigError, match=told):
+        load_engine(name, written(tmp_path))
+
+
+def test_where_the_trees_are() -> None:
+    assert host_paths(environ={}) == HostPaths()
+    env = {"VLLM_EDGE_ETC": "/a", "VLLM_EDGE_STATE": "/b"}
+    assert host_paths(environ=env) == HostPaths(Path("/a"), Path("/b"))
+    assert host_paths(etc="/c", environ=env).etc == Path("/c")

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causes from vLLM's and Docker's own texts. The lines are what the programs print, not what we would like."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from ansible.module_utils.vllm_edge.explain import (
+    SIGNATURES,
+    Death,
+    explain,
+    explain_hang,
+    explain_stall,
+    last_exception,
+    match_lines,
+)
+
+KV_033 = (
+    "(EngineCore pid=77) ValueError: To serve at least one request with the model's max seq len (131072), (3.12 GiB KV "
+    "cache is needed, which is larger than the available KV cache memory (1.50 GiB). Based on the available memory, "
+    "the estimated maximum model length is 61440. Try increasing `gpu_memory_utilization` (which also controls CPU"
+)
+KV_019 = (
+    "ValueError: To serve at least one request with the models's max seq len (16384), (4.20 GiB KV cache is needed, "
+    "which is larger than the available KV cache memory (0.90 GiB). Based on the available memory, the estimated "
+    "maximum model length is 3488. Try increasing `gpu_memory_utilization` or decreasing `max_model_len`"
+)
+KV_NONE = (
+    "ValueError: To serve at least one request with the model's max seq len (4096), (1.33 GiB KV cache is needed, "
+    "which is larger than the available KV cache memory (0.40 GiB). Try increasing `gpu_memory_utilization`"
+)
+FREE = (
+    "ValueError: Free memory on device cuda:0 (3.11/22.03 GiB) on startup is less than desired GPU memory utilization "
+    "(0.92, 20.27 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+)
+SAMPLER = (
+    "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests. Please try lowering "
+    "`max_num_seqs` or `gpu_memory_utilization` when initializing the engine."
+)
+LOAD = (
+    "ERROR Failed to load model - not enough GPU memory. Try lowering --gpu-memory-utilization to free memory for "
+    "weights, increasing --tensor-parallel-size, or using --quantization. (original error: CUDA out of memory. Tried "
+    "to allocate 82.00 MiB. GPU 0 has a total capacity of 22.03 GiB of which 19.06 MiB is free.)"
+)
+SUMMARY = (
+    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': 1}"
+)
+CDI = (
+    "docker start: failed to create task for container: error during container init: CDI device injection failed: "
+    "unresolvable CDI devices nvidia.com/gpu=GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0009: unknown"
+)
+
+CASES: list[tuple[str, str, tuple[str, ...], bool]] = [
+    (KV_033, "kv_below_max_model_len", ("131072", "3.12 GiB needed, 1.50 GiB there", "to 61440 or less"), False),
+    (KV_019, "kv_below_max_model_len", ("16384", "to 3488 or less"), False),
+    (KV_NONE, "kv_below_max_model_len", ("4096", "Lower max_model_len"), False),
+    (
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when",
+        "no_kv",
+        ("no GPU memory is left for the KV cache",),
+        False,
+    ),
+    (FREE, "not_free", ("3.11 of 22.03 GiB free", "20.27 GiB are wanted", "nvidia-smi"), True),
+    (SAMPLER, "oom_warmup", ("256 requests", "max_num_seqs"), False),
+    (LOAD, "oom_weights", ("weights do not fit", "tensor_parallel_size"), True),
+    (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 82.00 MiB. GPU 0 has a total capacity of",
+        "oom_gpu",
+        ("tried to allocate 82.00 MiB",),
+        True,
+    ),
+    ("vllm: error: unrecognized arguments: --max-seqs 8", "unknown_argument", ("--max-seqs 8", "extra_args"), False),
+    (
+        "vllm serve: error: argument --max-model-len: invalid human_readable_int_or_auto value: 'abc'",
+        "bad_argument",
+        ("--max-model-len", "'abc'"),
+        False,
+    ),
+    (
+        "ValueError: User-specified max_model_len (300000) is greater than the derived max_model_len "
+        "(max_position_embeddings=262144 or model_max_length=None in model's config.json).",
+        "max_model_len_too_long",
+        ("300000", "262144"),
+        False,
+    ),
+    (
+        "ValueError: Total number of attention heads (10) must be divisible by tensor parallel size (4).",
+        "bad_shape",
+        ("attention heads (10)",),
+        False,
+    ),
+    (
+        "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer",
+        "weights_damaged",
+        ("damaged or cut short", "MetadataIncompleteBuffer"),
+        False,
+    ),
+    (
+        "RuntimeError: Cannot find any model weights with `/models/x`",
+        "weights_missing",
+        ("of the model are missing",),
+        False,
+    ),
+    (
+        "ValueError: Invalid repository ID or local directory specified: '/models/none'.",
+        "weights_missing",
+        ("/models/none",),
+        False,
+    ),
+    (
+        "FileNotFoundError: [Errno 2] No such file or directory: '/models/x/model-00001-of-00004.safetensors'",
+        "weights_missing",
+        ("/models/x/model-00001-of-00004.safetensors",),
+        False,
+    ),
+    (
+        "ValueError: The checkpoint you are trying to load has model type `gemma4` but Transformers does not recognize "
+        "this architecture.",
+        "transformers_too_old",
+        ("gemma4", "5.5.0"),
+        False,
+    ),
+    (
+        "OSError: It looks like the config file at '/models/x/config.json' is not a valid JSON file.",
+        "config_damaged",
+        ("cannot be read",),
+        False,
+    ),
+    (
+        "huggingface_hub.errors.OfflineModeIsEnabled: Cannot reach https://huggingface.co: offline mode is enabled.",
+        "hub_offline",
+        ("engines run offline",),
+        False,
+    ),
+    (
+        "RuntimeError: unable to write to file </torch_53_123_1>: No space left on device (28)",
+        "shm_too_small",
+        ("/dev/shm", "shm_size"),
+        False,
+    ),
+    (
+        "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+        "shm_too_small",
+        ("/dev/shm",),
+        False,
+    ),
+    (
+        "ERROR Worker proc VllmWorker-1 died unexpectedly (exit code: -7), shutting down executor.",
+        "shm_too_small",
+        ("SIGBUS",),
+        False,
+    ),
+    ("OSError: [Errno 28] No space left on device: '/cache/vllm/x'", "disk_full", ("is full",), True),
+    (CDI, "cdi_unresolvable", ("GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0009", "nvidia-cdi-refresh"), True),
+    (
+        'docker start: could not select device driver "cdi" with capabilities: []',
+        "cdi_disabled",
+        ('{"features": {"cdi": true}}',),
+        True,
+    ),
+    ("Failed to initialize NVML: Unknown Error", "nvml", ("(Unknown Error)", "daemon-reload"), True),
+    ("pynvml.NVMLError_LibraryNotFound: NVML Shared Library Not Found", "nvml", ("LibraryNotFound",), True),
+    ("Failed to initialize NVML: Driver/library version mismatch", "driver_mismatch", ("Reboot",), False),
+    (
+        "nvidia-container-cli: initialization error: nvml error: driver/library version mismatch: unknown",
+        "driver_mismatch",
+        ("Reboot",),
+        False,
+    ),
+    ("pynvml.NVMLError_GpuIsLost: GPU is lost", "gpu_lost", ("Xid",), True),
+    (
+        "RuntimeError: CUDA driver version is insufficient for CUDA runtime version",
+        "driver_too_old",
+        ("newer than the host's driver",),
+        False,
+    ),
+    ("RuntimeError: No CUDA GPUs are available", "no_gpu", ("sees no GPU",), True),
+    (
+        "ValueError: World size (4) is larger than the number of available GPUs (2) in this node.",
+        "too_few_gpus",
+        ("asks for 4 GPUs, the container has 2",),
+        False,
+    ),
+    ("docker create: Error response from daemon: No such image: vllm:1", "image_missing", ("vllm:1",), False),
+    (
+        "docker start: driver failed programming external connectivity on endpoint vllm-e2b (1b): Bind for "
+        "127.0.0.1:8070 failed: port is already allocated",
+        "port_taken",
+        ("127.0.0.1:8070", "ss -ltnp"),
+        True,
+    ),
+    (
+        "docker start: Error starting userland proxy: listen tcp4 127.0.0.1:8070: bind: address already in use",
+        "port_taken",
+        ("127.0.0.1:8070",),
+        True,
+    ),
+    (
+        'docker create: Error response from daemon: Conflict. The container name "/vllm-e2b" is already in use by '
+        'container "9f". You have to remove (or rename) that container to be able to reuse that name.',
+        "name_taken",
+        ("vllm-e2b",),
+        True,
+    ),
+    ("docker start: network vllm-edge not found", "network_missing", ("network vllm-edge",), False),
+    (
+        'docker create: Error response from daemon: invalid mount config for type "bind": bind source path does not '
+        "exist: /data/vllm/weights/e2b",
+        "mount_missing",
+        ("/data/vllm/weights/e2b",),
+        False,
+    ),
+    ("docker create: unknown flag: --foo\n\nUsage:  docker create", "docker_argument", ("--foo",), False),
+    (
+        "torch._inductor.exc.InductorError: FileNotFoundError: [Errno 2] No such file or directory: 'g++'",
+        "compiler_missing",
+        ("g++",),
+        False,
+    ),
+    (
+        "PermissionError: [Errno 13] Permission denied: '/models/x/config.json'",
+        "not_permitted",
+        ("/models/x/config.json", "0640"),
+        False,
+    ),
+    ("OSError: [Errno 30] Read-only file system: '/root/.cache'", "read_only", ("/root/.cache",), False),
+    (
+        'docker start: OCI runtime create failed: exec: "vllm": executable file not found in $PATH: unknown',
+        "entrypoint_missing",
+        ("vllm",),
+        False,
+    ),
+    (
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "gpu_error",
+        ("illegal memory access",),
+        True,
+    ),
+    (
+        "torch.distributed.DistBackendError: NCCL error ... ncclSystemError: System call",
+        "nccl",
+        ("ncclSystemError",),
+        True,
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "cause", "told", "heals"), CASES, ids=[f"{c[1]}-{n}" for n, c in enumerate(CASES)])
+def test_known_causes(line: str, cause: str, told: tuple[str, ...], heals: bool) -> None:
+    # vLLM's summary follows its causes; it must not win over them.
+    why = explain(Death(lines=["INFO starting", line, "Traceback (most recent call last):", SUMMARY], exit_code=1))
+    assert why.cause == cause
+    assert why.heals is heals
+    for text in told:
+        assert text in why.sentence()
+    assert "{" not in why.sentence().replace('{"features": {"cdi": true}}', "")
+    assert "  " not in why.sentence() and "()" not in why.sentence()
+
+
+def test_every_signature_is_exercised() -> None:
+    assert {signature.cause for signature in SIGNATURES} - {case[1] for case in CASES} == {
+        "docker_out_of_space",
+        "not_free_cpu",
+    }
+
+
+def test_texts_name_only_groups_of_their_pattern() -> None:
+    for signature in SIGNATURES:
+        remedy = signature.remedy if isinstance(signature.remedy, str) else ""
+        named = {
+            name for text in (signature.reason, remedy) for _, name, _, _ in string.Formatter().parse(text) if name
+        }
+        assert named <= set(signature.pattern.groupindex), signature.cause
+
+
+def test_the_cause_wins_over_its_consequences() -> None:
+    lines = [LOAD, "torch.OutOfMemoryError: CUDA out of memory.", KV_033, SUMMARY]
+    found = match_lines(lines)
+    assert found is not None and found.cause == "kv_below_max_model_len"
+
+
+FACTS: list[tuple[Death, str, str]] = [
+    (Death(oom_killed=True, exit_code=137, lines=[KV_033]), "oom_killed", "journalctl -k"),
+    (Death(removed=True), "removed", "docker rm"),
+    (Death(exit_code=137), "sigkill", "status 137 (SIGKILL)"),
+    (Death(exit_code=135), "shm_too_small", "SIGBUS"),
+    (Death(exit_code=0), "ended_by_itself", "status 0"),
+    (Death(exit_code=0, outside_signal="SIGTERM"), "stopped_outside", "systemctl stop"),
+    (Death(exit_code=137, outside_signal="SIGKILL"), "stopped_outside", "SIGKILL"),
+    (Death(exit_code=1, outside_signal="SIGTERM"), "unknown", "status 1"),
+    (Death(docker_away=True), "docker_stopped", "live-restore"),
+    (Death(docker_away=True, live_restore=False, exit_code=143), "docker_stopped", "took the engine's container"),
+    (Death(docker_away=True, live_restore=True), "died_while_docker_away", "while the Docker Engine was away"),
+    (Death(docker_away=True, live_restore=False, lines=[FREE]), "not_free", "3.11 of 22.03"),
+    (Death(docker_message="docker start: something new"), "docker_refused", "something new"),
+    (Death(exit_code=3, lines=["ValueError: strange"]), "unknown", "status 3: ValueError: strange"),
+    (Death(), "unknown", "container ended"),
+]
+
+
+@pytest.mark.parametrize(("death", "cause", "told"), FACTS, ids=[f"{c[1]}-{n}" for n, c in enumerate(FACTS)])
+def test_causes_from_facts(death: Death, cause: str, told: str) -> None:
+    why = explain(death)
+    assert why.cause == cause
+    assert told in why.sentence()
+
+
+@pytest.mark.parametrize(("serving", "cause"), [(True, "engine_died_serving"), (False, "engine_died")])
+def test_the_engine_process_died(serving: bool, cause: str) -> None:
+    lines = [
+        "(EngineCore pid=77) ERROR 11-21 03:00:00 [core.py:1512] EngineCore encountered a fatal error.",
+        "(EngineCore pid=77) ERROR 11-21 03:00:00 [core.py:1512] ZeroDivisionError: division by zero",
+        "(APIServer pid=1) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace",
+    ]
+    why = explain(Death(lines=lines, exit_code=1, was_serving=serving))
+    assert why.cause == cause
+    assert "ZeroDivisionError: division by zero" in why.reason
+
+
+def test_requests_of_clients_explain_no_death() -> None:
+    lines = ["ERROR json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"]
+    assert explain(Death(lines=lines, exit_code=1)).cause == "config_damaged"
+    why = explain(Death(lines=lines, exit_code=139, was_serving=True))
+    assert (why.cause, why.heals) == ("unknown", True)
+
+
+def test_an_engine_that_has_served_is_started_again() -> None:
+    lines = ["torch._inductor.exc.InductorError: FileNotFoundError: [Errno 2] No such file or directory: 'g++'"]
+    why = explain(Death(lines=lines, exit_code=1, was_serving=True))
+    assert (why.cause, why.heals) == ("compiler_missing", True)
+
+
+def test_the_last_exception_is_not_the_summary() -> None:
+    assert last_exception(["KeyError: 'a'", "  File x", SUMMARY]) == "KeyError: 'a'"
+    assert last_exception(["INFO nothing"]) is None
+
+
+def test_what_the_supervisor_ends_itself() -> None:
+    assert (
+        "did not advance for 300 s (loading weights, 12 %)" in explain_stall(300.4, "loading weights, 12 %").sentence()
+    )
+    assert (
+        "not answered /health for 31 s (no answer within 5 s)" in explain_hang(31.2, "no answer within 5 s").sentence()
+    )

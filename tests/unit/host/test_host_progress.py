@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Phases and numbers from vLLM's own lines."""
+
+from __future__ import annotations
+
+import pytest
+from ansible.module_utils.vllm_edge.progress import ORDER, WORDS, Phase, Progress, facts_of, is_progress, phase_of
+
+LINES = [
+    ("INFO 11-21 03:00:01 [model_runner.py:425] Starting to load model /models/x...", Phase.LOADING, None),
+    ("Loading safetensors checkpoint shards:   0% Completed | 0/4 [00:00<?, ?it/s]", Phase.LOADING, 0),
+    ("Loading safetensors checkpoint shards:  75% Completed | 3/4 [00:11<00:03,  3.7s/it]", Phase.LOADING, 75),
+    ("INFO [default_loader.py:502] Loading weights took 24.11 seconds", Phase.LOADING, None),
+    ("INFO [model_runner.py:425] Model loading took 16.32 GiB memory and 25.101 seconds", Phase.LOADING, None),
+    ("INFO Using cache directory: /cache/x for vLLM's torch.compile", Phase.COMPILING, None),
+    ("INFO [backends.py:1167] Dynamo bytecode transform time: 9.01 s", Phase.COMPILING, None),
+    ("INFO [gpu_worker.py:773] Available KV cache memory: 2.39 GiB", Phase.KV_CACHE, None),
+    ("INFO GPU KV cache size: 10,432 tokens", Phase.KV_CACHE, None),
+    ("INFO CPU KV cache size: 10,432 tokens", Phase.KV_CACHE, None),
+    ("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  35%|###   | 12/34", Phase.CAPTURING, 35),
+    ("Capturing CUDA graphs (decode, FULL): 100%|######| 34/34", Phase.CAPTURING, 100),
+    ("INFO Graph capturing finished in 14 secs, took 1.47 GiB", Phase.HEALTH, None),
+    ("INFO init engine (profile, create kv cache, warmup model) took 60.10 s", Phase.HEALTH, None),
+    ("INFO [api_server.py:1] Starting vLLM API server 0 on http://0.0.0.0:8000", Phase.HEALTH, None),
+    ("INFO Starting vLLM server on http://0.0.0.0:8000", Phase.HEALTH, None),
+    ("INFO:     Application startup complete.", Phase.HEALTH, None),
+]
+
+
+@pytest.mark.parametrize(("line", "phase", "percent"), LINES)
+def test_phase_of_a_line(line: str, phase: Phase, percent: int | None) -> None:
+    assert phase_of(line) == (phase, percent)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO Enforce eager set, disabling torch.compile and CUDAGraphs. This is equivalent to setting",
+        "INFO Initializing a V1 LLM engine (v0.32.0) with config: model='/models/x'",
+        "INFO Automatically detected platform cpu.",
+        "",
+    ],
+)
+def test_lines_that_tell_nothing(line: str) -> None:
+    assert phase_of(line) is None
+
+
+def test_the_furthest_phase_counts() -> None:
+    progress = Progress()
+    assert progress.words() == "starting container"
+    for line, _, _ in LINES[:3]:
+        progress.feed(line)
+    assert progress.words() == "loading weights, 75 %"
+    assert progress.feed(LINES[7][0])
+    assert progress.words() == "KV cache"
+    assert not progress.feed(LINES[2][0]), "another worker is behind"
+    assert progress.phase is Phase.KV_CACHE
+
+
+def test_numbers_of_the_log() -> None:
+    one = "GPU KV cache size: 71,234 tokens, Maximum concurrency for 4,096 tokens per request: 17.39x"
+    assert facts_of(one) == {"kv_cache_tokens": 71234, "max_concurrency": 17.39}
+    assert facts_of("Model loading took 9.91 GiB and 1.5 seconds") == {"model_gib": 9.91}
+    assert facts_of("Available KV cache memory: -0.92 GiB") == {"kv_cache_gib": -0.92}
+
+
+@pytest.mark.parametrize(
+    ("line", "alive"),
+    [
+        ("INFO anything", True),
+        ("", False),
+        ("   ", False),
+        ("INFO [shm_broadcast.py:681] No available shared memory broadcast block found in 60 seconds.", False),
+        ("DEBUG Waiting for 1 local, 0 remote core engine proc(s) to start.", False),
+    ],
+)
+def test_what_counts_as_a_sign_of_life(line: str, alive: bool) -> None:
+    assert is_progress(line) is alive
+
+
+def test_every_phase_has_words_and_a_place() -> None:
+    assert set(WORDS) == set(Phase) == set(ORDER)

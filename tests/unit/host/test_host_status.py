@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `vllm-edge status` and `explain` show, from an empty host to a troubled one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.cli import build_parser, main
+from ansible.module_utils.vllm_edge.containers import Container
+from ansible.module_utils.vllm_edge.engine_state import EngineState, Failure, read_state, stamp, write_state
+from ansible.module_utils.vllm_edge.host_paths import HostPaths
+from ansible.module_utils.vllm_edge.status import (
+    WIDTH,
+    collect,
+    explain_lines,
+    parse_units,
+    run_explain,
+    state_words,
+    status_lines,
+)
+from fake_docker import FakeDocker
+from test_host_engine_config import CONFIG, written
+
+BOARD = {
+    "index": 3,
+    "uuid": "GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710003",
+    "name": "NVIDIA L4",
+    "total_mib": 23034,
+    "reserved_mib": 470,
+    "used_mib": 20612,
+    "free_mib": 1952,
+}
+FAILURE = Failure(
+    "2026-11-21T03:00:00Z", 1, "no_kv", "no memory is left", "Lower max_num_seqs", "kv-cache", ["last words"]
+)
+UNIT = {
+    "ActiveState": "active",
+    "SubState": "running",
+    "StatusText": "serving sentry",
+    "NRestarts": "2",
+    "LoadState": "loaded",
+}
+
+
+def asked(paths: HostPaths, docker: FakeDocker, unit: dict[str, str] | None = None, boards: Any = ()) -> dict[str, Any]:
+    units = {"vllm-e2b.service": unit} if unit else {}
+    return collect(paths, docker, lambda names: (units, None), lambda: (list(boards), None))
+
+
+def test_an_empty_host_says_so(tmp_path: Path) -> None:
+    docker = FakeDocker()
+    docker.away.set()
+    status = collect(
+        HostPaths(tmp_path / "etc", tmp_path / "state"),
+        docker,
+        lambda names: ({}, None),
+        lambda: ([], "GPUs cannot be read: the driver is not loaded"),
+    )
+    lines = status_lines(status)
+    assert lines[0] == "no profile is active on this host"
+    assert "no engine is configured on this host" in lines
+    assert any("the Docker Engine cannot be asked" in line for line in lines)
+    assert any("the driver is not loaded" in line for line in lines)
+
+
+def test_a_serving_engine(tmp_path: Path) -> None:
+    paths = written(tmp_path)
+    write_state(
+        paths.engine_state("e2b"), EngineState("e2b", "serving", stamp(), load_seconds=25.3, last_failure=FAILURE)
+    )
+    paths.active_profile.write_text(json.dumps({"profile": "e2b-only", "generation": 1}))
+    docker = FakeDocker()
+    labels = {"vllm-edge.engine": "e2b", "vllm-edge.input-hash": "ab12", "vllm-edge.generation": "1"}
+    docker.container = Container(id="c" * 64, name="vllm-e2b", status="running", labels=labels)
+    status = asked(paths, docker, UNIT, [BOARD])
+    (engine,) = status["engines"]
+    assert engine["active_state"] == "active" and engine["restarts"] == 2
+    assert engine["running_input_hash"] == "ab12" and engine["running_generation"] == 1
+    assert engine["container_state"] == "running" and engine["container_ours"] is True
+    assert engine["load_seconds"] == 25.3 and engine["last_failure"]["cause"] == "no_kv"
+    text = "\n".join(status_lines(status))
+    for told in ("profile e2b-only, generation 1", "serving", "e2b bf16", "8070", "25 s", "20,612", "23,034"):
+        assert told in text
+    assert "last failure 2026-11-21T03:00:00Z: no memory is left. Lower max_num_seqs" in text
+    assert max(map(len, text.splitlines())) <= WIDTH
+    json.dumps(status)
+
+
+@pytest.mark.parametrize(
+    ("container", "told", "running_hash"),
+    [
+        (None, "container absent", None),
+        (Container("c", "vllm-e2b", "exited", {"vllm-edge.engine": "e2b"}), "container exited", None),
+        (Container("c", "vllm-e2b", "running", {}), "exists that is not ours", None),
+        (
+            Container("c", "vllm-e2b", "running", {"vllm-edge.engine": "e2b", "vllm-edge.input-hash": "old"}),
+            "made from other inputs than the files",
+            "old",
+        ),
+    ],
+)
+def test_containers(tmp_path: Path, container: Container | None, told: str, running_hash: str | None) -> None:
+    docker = FakeDocker()
+    docker.container = container
+    status = asked(written(tmp_path), docker)
+    assert status["engines"][0]["running_input_hash"] == running_hash
+    assert told in " ".join(" ".join(status_lines(status)).split())
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ({"active_state": "active", "phase": "serving"}, "serving"),
+        ({"active_state": "active", "phase": "not-answering"}, "not answering"),
+        ({"active_state": "activating", "sub_state": "start", "phase": "loading-weights"}, "loading weights"),
+        ({"active_state": "activating", "sub_state": "auto-restart", "phase": "failed"}, "restarting"),
+        ({"active_state": "failed", "phase": "failed"}, "failed"),
+        ({"active_state": "inactive", "phase": "stopped"}, "inactive"),
+        ({"active_state": None, "phase": None}, "unknown"),
+    ],
+)
+def test_one_word_for_an_engine(engine: dict[str, Any], words: str) -> None:
+    assert state_words(engine) == words
+
+
+def test_broken_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
+    paths = written(tmp_path)
+    bad = tmp_path / "engines" / "e4b"
+    bad.mkdir()
+    (bad / "engine.json").write_text("{}")
+    paths.state.mkdir()
+    paths.active_profile.write_text("not JSON")
+    status = asked(paths, FakeDocker())
+    assert [engine["engine"] for engine in status["engines"]] == ["e2b"]
+    assert any("e4b/engine.json: engine is missing" in text for text in status["problems"])
+    assert any("active-profile.json cannot be read" in text for text in status["problems"])
+
+
+def test_units_of_systemctl() -> None:
+    text = "Id=a.service\nStatusText=x=y\n\nId=b.service\nActiveState=failed\n"
+    assert parse_units(text) == {
+        "a.service": {"Id": "a.service", "StatusText": "x=y"},
+        "b.service": {"Id": "b.service", "ActiveState": "failed"},
+    }
+
+
+def test_explain_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = written(tmp_path)
+    assert run_explain("e2b", paths, output="text") == 0
+    assert "nothing is known" in capsys.readouterr().out
+    write_state(paths.engine_state("e2b"), EngineState("e2b", "failed", "2026-11-21T03:00:01Z", last_failure=FAILURE))
+    assert run_explain("e2b", paths, output="text") == 0
+    text = capsys.readouterr().out
+    for told in ("failed since", "while: KV cache, exit status 1", "What: no memory is left.", "  | last words"):
+        assert told in text
+    assert run_explain("e2b", paths, output="json") == 0
+    assert json.loads(capsys.readouterr().out)["last_failure"]["cause"] == "no_kv"
+    assert run_explain("nobody", paths, output="text") == 1
+    assert "there are: e2b" in capsys.readouterr().err
+    assert main(["--etc", str(tmp_path), "explain", "../e2b"]) == 1
+    assert explain_lines("e2b", EngineState("e2b", "serving", "t"))[-1] == "No failure has been recorded."
+
+
+def test_state_survives_what_is_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "engines" / "e2b.json"
+    assert read_state(path) is None
+    state = EngineState("e2b", "serving", "t", container_id="c", log_facts={"model_gib": 9.9}, last_failure=FAILURE)
+    write_state(path, state)
+    assert read_state(path) == state
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert [entry.name for entry in path.parent.iterdir()] == ["e2b.json"], "a temporary file was left"
+    newer = {**json.loads(path.read_text()), "added_later": 1}
+    path.write_text(json.dumps(newer))
+    assert read_state(path) == state
+    for broken in ("", "[]", "{}", "{"):
+        path.write_text(broken)
+        assert read_state(path) is None
+
+
+def test_the_command_line_names_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for name in ("run-engine", "canary", "status", "explain"):
+        assert name in text
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 2
+    options = build_parser().parse_args(["run-engine", "e2b", "--docker-wait", "5"])
+    assert (options.engine, options.docker_wait) == ("e2b", 5.0)
+
+
+def test_nothing_is_needed_for_a_refused_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    written(tmp_path, config={**CONFIG, "port": 0})
+    assert main(["--etc", str(tmp_path), "run-engine", "e2b"]) == 78
+    assert "<3>" in (out := capsys.readouterr().out) and "port is 0" in out

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor's decisions, one table per question."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from ansible.module_utils.vllm_edge.containers import Container
+from ansible.module_utils.vllm_edge.engine_config import EngineConfig, parse_engine
+from ansible.module_utils.vllm_edge.engine_state import EngineState
+from ansible.module_utils.vllm_edge.health import Answer
+from ansible.module_utils.vllm_edge.progress import STARTING_PHASES, Phase
+from ansible.module_utils.vllm_edge.supervision import (
+    Existing,
+    Found,
+    Supervision,
+    decide_existing,
+    had_been_ready,
+    needs_look,
+)
+from ansible.module_utils.vllm_edge.supervisor import health_interval
+from test_host_engine_config import CONFIG
+
+ENGINE: EngineConfig = parse_engine(json.dumps(CONFIG), "engine.json")
+OURS = Container(
+    id="c" * 64,
+    name="vllm-e2b",
+    status="running",
+    labels={"vllm-edge.engine": "e2b", "vllm-edge.input-hash": "ab12"},
+    image="vllm:1",
+)
+OK, SILENT = Answer(200), Answer(None, error="no answer within 5 s")
+LINE = "INFO Loading safetensors checkpoint shards:  50% Completed | 1/2"
+
+
+@pytest.mark.parametrize(
+    ("container", "found", "what", "told"),
+    [
+        (None, None, Existing.CREATE, "no container"),
+        (replace(OURS, labels={}), None, Existing.REFUSE, "has no label vllm-edge.engine, so it is not ours"),
+        (replace(OURS, labels={}, status="exited"), None, Existing.REFUSE, "left alone"),
+        (replace(OURS, labels={"vllm-edge.engine": "e4b"}), None, Existing.REFUSE, "belongs to the engine 'e4b'"),
+        (replace(OURS, status="exited"), None, Existing.REMOVE, "is exited"),
+        (replace(OURS, status="created"), None, Existing.REMOVE, "is created"),
+        (replace(OURS, status="paused"), None, Existing.REMOVE, "is paused"),
+        (replace(OURS, labels={"vllm-edge.engine": "e2b"}), None, Existing.STOP_AND_REMOVE, "other inputs"),
+        (OURS, None, Existing.STOP_AND_REMOVE, "not looked at"),
+        (OURS, Found(OK, True, 900.0), Existing.ATTACH_SERVING, "answers /health"),
+        (OURS, Found(OK, False, None), Existing.ATTACH_SERVING, "answers /health"),
+        (OURS, Found(SILENT, True, 1.0), Existing.STOP_AND_REMOVE, "served before and does not answer"),
+        (OURS, Found(Answer(503), True, 1.0), Existing.STOP_AND_REMOVE, "HTTP 503"),
+        (OURS, Found(SILENT, False, 299.0), Existing.ATTACH_LOADING, "still loads"),
+        (OURS, Found(SILENT, False, 300.0), Existing.STOP_AND_REMOVE, "log stands still"),
+        (OURS, Found(SILENT, False, None), Existing.STOP_AND_REMOVE, "log stands still"),
+    ],
+)
+def test_a_container_that_is_already_there(
+    container: Container | None, found: Found | None, what: Existing, told: str
+) -> None:
+    decision = decide_existing(container, ENGINE, found)
+    assert decision.what is what
+    assert told in decision.why
+
+
+def test_only_the_right_running_container_is_looked_at() -> None:
+    assert needs_look(OURS, ENGINE)
+    for other in (None, replace(OURS, status="exited"), replace(OURS, labels={"vllm-edge.engine": "e2b"})):
+        assert not needs_look(other, ENGINE)
+
+
+@pytest.mark.parametrize(
+    ("state", "lines", "ready"),
+    [
+        (None, [], False),
+        (None, ["INFO:     Application startup complete."], True),
+        (EngineState("e2b", "serving", "t", container_id="c" * 64, ready_at="t"), [], True),
+        (EngineState("e2b", "loading-weights", "t", container_id="c" * 64), ["Application startup complete"], False),
+        (EngineState("e2b", "serving", "t", container_id="d" * 64, ready_at="t"), [], False),
+    ],
+)
+def test_whether_it_has_ever_answered(state: EngineState | None, lines: list[str], ready: bool) -> None:
+    assert had_been_ready(OURS, state, lines) is ready
+
+
+def begun() -> Supervision:
+    return Supervision(ENGINE, started=100.0)
+
+
+def test_from_start_to_ready() -> None:
+    life = begun()
+    first = life.on_tick(100.0)
+    assert first.status == "starting container, 0 s"
+    assert first.extend_s is not None
+    loading = life.on_log(LINE, 101.0)
+    assert loading.phase_changed and loading.status == "loading weights, 50 %, 1 s"
+    assert not life.on_health(SILENT, 102.0, "03:00:02").watchdog
+    ready = life.on_health(OK, 125.3, "03:00:25")
+    assert ready.ready and ready.watchdog and ready.phase_changed
+    assert ready.status == "serving sentry at http://127.0.0.1:8070 (e2b bf16), loaded in 25 s"
+    assert ready.extend_s is None
+    assert life.load_seconds == 25.3
+    again = life.on_health(OK, 135.0, "03:00:35")
+    assert again.watchdog and not again.ready and again.status is None and not again.phase_changed
+    assert life.on_log(LINE, 140.0).phase_changed is False, "a line does not bring a serving engine back to loading"
+
+
+@pytest.mark.parametrize(
+    ("phase", "line"), [(Phase.KV_CACHE, "Available KV cache memory: 5.2 GiB"), (Phase.LOADING, LINE)]
+)
+def test_starting_phases_show_seconds(phase: Phase, line: str) -> None:
+    life = begun()
+    life.on_log(line, 100.0)
+    assert life.phase is phase and phase in STARTING_PHASES
+    assert life.status_text(230.0).endswith("2 min 10 s")
+
+
+def test_the_status_is_not_sent_with_every_line() -> None:
+    life = begun()
+    life.on_log(LINE, 100.0)
+    sent = [life.on_log(f"line {n}", 100.0 + n / 10).status for n in range(1, 50)]
+    assert 1 <= sum(text is not None for text in sent) <= 3
+
+
+def test_the_start_timeout_is_extended_while_it_loads() -> None:
+    life = begun()
+    extensions = [life.on_tick(100.0 + second).extend_s for second in range(20)]
+    assert extensions.count(60.0) == 4
+    life.on_health(OK, 121.0, "")
+    assert all(life.on_tick(121.0 + second).extend_s is None for second in range(20))
+
+
+def test_a_log_that_stands_still() -> None:
+    life = begun()
+    life.on_log(LINE, 150.0)
+    life.on_log("INFO No available shared memory broadcast block found in 60 seconds.", 400.0)
+    assert life.on_tick(449.9).give_up is None
+    given_up = life.on_tick(450.0).give_up
+    assert given_up is not None and given_up.cause == "stalled"
+    assert "loading weights, 50 %" in given_up.reason
+
+
+def test_a_serving_engine_may_be_silent() -> None:
+    life = begun()
+    life.on_health(OK, 110.0, "")
+    assert life.on_tick(99_999.0).give_up is None
+
+
+def test_silence_while_docker_is_away_is_not_the_engines() -> None:
+    life = begun()
+    assert "away" in (life.on_docker(True, 120.0).say or "")
+    assert life.on_tick(500.0).give_up is None
+    assert "back after 6 min 20 s" in (life.on_docker(False, 500.0).say or "")
+    assert life.on_tick(501.0).give_up is None
+    assert life.on_tick(800.0).give_up is not None
+
+
+def test_a_hung_engine() -> None:
+    life = begun()
+    life.on_health(OK, 110.0, "")
+    lost = life.on_health(SILENT, 120.0, "03:00:20")
+    assert not lost.watchdog and lost.phase_changed and life.phase is Phase.UNHEALTHY
+    assert lost.status is not None
+    assert lost.status.startswith("not answering /health since 03:00:20 (no answer within 5 s)")
+    assert lost.say == "/health does not answer: no answer within 5 s"
+    more = life.on_health(Answer(503), 125.0, "03:00:25")
+    assert more.say is None and not more.watchdog
+    assert "since 03:00:20 (HTTP 503)" in (more.status or "")
+    assert life.unanswered_s(130.0) == 10.0
+    back = life.on_health(OK, 131.0, "03:00:31")
+    assert back.watchdog and back.say == "/health answers again after 11 s" and not back.ready
+    assert life.phase is Phase.SERVING and life.unanswered_s(140.0) == 0.0
+
+
+def test_a_status_while_docker_is_away() -> None:
+    life = begun()
+    life.on_health(OK, 110.0, "")
+    assert "clients cannot connect" in (life.on_docker(True, 120.0).status or "")
+    assert life.on_health(OK, 121.0, "").watchdog, "with live-restore the engine lives on"
+    assert life.on_docker(True, 122.0).say is None
+    back = life.on_docker(False, 123.0)
+    assert back.status == "serving sentry at http://127.0.0.1:8070 (e2b bf16), loaded in 10 s"
+
+
+def test_lines_of_the_start_explain_no_later_death() -> None:
+    life = begun()
+    life.on_log("RuntimeError: No available memory for the cache blocks", 101.0)
+    assert list(life.scan)
+    life.on_health(OK, 110.0, "")
+    assert not life.scan and list(life.tail)
+
+
+def test_an_attached_engine_keeps_its_load_time() -> None:
+    life = Supervision(ENGINE, started=50.0, was_ready=True, load_seconds=91.0)
+    life.on_health(OK, 110.0, "")
+    assert life.load_seconds == 91.0
+    unknown = Supervision(ENGINE, started=50.0, was_ready=True)
+    unknown.on_health(OK, 110.0, "")
+    assert unknown.load_seconds is None, "60 s would be the time since its start, not its load"
+
+
+@pytest.mark.parametrize(("watchdog", "interval"), [(None, 10.0), (120.0, 10.0), (15.0, 5.0), (0.3, 0.2)])
+def test_how_often_health_is_asked(watchdog: float | None, interval: float) -> None:
+    assert health_interval(watchdog) == interval
