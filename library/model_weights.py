@@ -182,7 +182,6 @@ import grp
 import importlib.util
 import os
 import pwd
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +241,7 @@ class ModelWeights:
         progress = params["progress_path"]
         shown = None if module.check_mode or not progress else Path(progress)
         self.progress = weights.Progress(shown, params["name"])
+        self.held = contextlib.ExitStack()
 
     def owner(self) -> weights.Ownership:
         """Owner and group as numbers."""
@@ -263,6 +263,8 @@ class ModelWeights:
         if not has_client():
             interpreter = self.params["interpreter"]
             if not has_respawned() and os.path.exists(interpreter):
+                # This process waits for the other one, which takes the lock itself.
+                self.held.close()
                 respawn_module(interpreter)
             what = f"{interpreter} does not exist" if not has_respawned() else f"{interpreter} has no huggingface_hub"
             if self.module.check_mode:
@@ -317,21 +319,19 @@ class ModelWeights:
             skipped=skipped,
         )
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> None:
         """One run at a time: a download goes on when the play that started it is interrupted."""
         self.record_path.parent.mkdir(parents=True, exist_ok=True)
-        with (self.record_path.parent / f".{self.wanted.model}.lock").open("w") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise weights.WeightsError(
-                    f"Another run is bringing the weights of {self.wanted.model} at this moment (an interrupted play "
-                    "leaves its "
-                    f"download running). Wait for it; {self.params['progress_path'] or 'the directory .incoming'} "
-                    "shows how far it is."
-                ) from error
-            yield
+        stream = self.held.enter_context((self.record_path.parent / f".{self.wanted.model}.lock").open("w"))
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise weights.WeightsError(
+                f"Another run is bringing the weights of {self.wanted.model} at this moment (an interrupted play "
+                "leaves its "
+                f"download running). Wait for it; {self.params['progress_path'] or 'the directory .incoming'} "
+                "shows how far it is."
+            ) from error
 
     def warn(self, plan: weights.Plan) -> None:
         """Says what is odd and was left alone."""
@@ -356,7 +356,8 @@ class ModelWeights:
                 return self.result(self.plan(), self.owner(), None)
             except SourceUnavailable as reason:
                 return self.unforeseen(str(reason))
-        with self.lock():
+        with self.held:
+            self.lock()
             try:
                 return self.apply(self.plan(), self.owner())
             finally:

@@ -9,6 +9,9 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
+import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 FILES = ["config.json", "model.safetensors", "nested/extra.json"]
 Run = Callable[..., dict[str, Any]]
+ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_CLIENT = {"has_client": lambda: False}
 
 
@@ -452,3 +456,27 @@ def test_sums_beside_the_files_are_checked(weights: Run, prepared: Path) -> None
 def test_absent_directory_is_explained(weights: Run, tmp_path: Path) -> None:
     failed = weights(source_directory=str(tmp_path / "nowhere"))
     assert failed["rc"] == 1 and "does not exist on the host" in failed["msg"]
+
+
+# --- under Ansible ----------------------------------------------------------------------------------------------------
+
+
+def test_module_goes_on_under_the_interpreter_that_has_the_client(
+    hub: TestHub, arguments: dict[str, Any], target: Path, tmp_path: Path
+) -> None:
+    """As on a host: the system's Python has no client, the runtime's has. The token stays out of what is printed."""
+    hub.gate("hf_right")
+    bare = tmp_path / "bare"
+    venv.create(bare, with_pip=False)
+    given = {**arguments, "interpreter": sys.executable, "token": "hf_right"}
+    command = [Path(sys.executable).with_name("ansible"), "localhost", "-c", "local", "-m", "model_weights", "-vvv"]
+    done = subprocess.run(
+        [*command, "-a", json.dumps(given), "-e", f"ansible_python_interpreter={bare}/bin/python3"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert tree(target) == FILES
+    assert "hf_right" not in done.stdout + done.stderr
