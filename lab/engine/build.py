@@ -217,10 +217,12 @@ def image_changes(inputs: str, base: str) -> list[str]:
     environment = {
         "LANG": "C.UTF-8",
         "VLLM_TARGET_DEVICE": "cpu",
-        # Tensor parallelism on one NUMA node needs it.
-        "VLLM_CPU_SIM_MULTI_NUMA": "1",
         # No inductor compilation: seconds instead of a minute, and nothing the lab shows depends on it.
         "VLLM_CPU_CI_ENV": "1",
+        # Ranks and engines share whatever cores there are; bound to cores, four ranks refuse to start on two.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Being set, whatever to, keeps every rank on the one memory node there is; 1 would demand binding.
+        "VLLM_CPU_SIM_MULTI_NUMA": "0",
         "OMP_NUM_THREADS": "1",
         # The reference's totals were measured with CUDA graphs outside the fraction; see vllm_edge_lab/physics.py.
         "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "0",

@@ -124,11 +124,9 @@ def register() -> None:
     from vllm.v1.core import kv_cache_utils
 
     from vllm_edge_lab import gpus
-    from vllm_edge_lab.log import drop_lines_of_the_tiny_model
 
     if not gpus.visible_gpus():
         return
-    drop_lines_of_the_tiny_model()
     if not hasattr(ParallelConfig, "vllm_edge_lab"):
         ParallelConfig.vllm_edge_lab = True
         count_gpus(ParallelConfig)

@@ -22,7 +22,6 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.utils import request_memory
 
 from vllm_edge_lab import command, gpus, physics
-from vllm_edge_lab.log import drop_lines_of_the_tiny_model
 
 logger = init_logger("vllm.v1.worker.gpu_worker")
 runner_logger = init_logger("vllm.v1.worker.gpu_model_runner")
@@ -46,7 +45,6 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
     """One rank on one simulated GPU."""
 
     def __init__(self, vllm_config: Any, *arguments: Any, **options: Any) -> None:
-        drop_lines_of_the_tiny_model()
         cache_config = vllm_config.cache_config
         given = cache_config.kv_cache_memory_bytes
         # The CPU worker takes the fraction for one of this machine's memory, unless bytes are given.
