@@ -251,8 +251,7 @@ class ModelWeights:
         except KeyError as error:
             raise weights.WeightsError(
                 f"{error.args[0]}: the weights are to belong to {self.params['owner']}:{self.params['group']}. The "
-                "role "
-                "vllm_edge_host creates the group; run the host stage first."
+                "role vllm_edge_host creates the group; run the host stage first."
             ) from error
         return weights.Ownership(uid, gid)
 
@@ -271,8 +270,7 @@ class ModelWeights:
                 raise SourceUnavailable(f"{what} yet, so the hub cannot be asked for sizes")
             raise weights.WeightsError(
                 f"The hub's client huggingface_hub is needed to bring {self.wanted.repo}, and {what}. The role "
-                "vllm_edge_host "
-                "installs it; run the host stage first."
+                "vllm_edge_host installs it; run the host stage first."
             )
         return weights.HubSource(self.params["endpoint"], self.params["token"] or None, self.hub_home)
 
@@ -328,9 +326,8 @@ class ModelWeights:
         except BlockingIOError as error:
             raise weights.WeightsError(
                 f"Another run is bringing the weights of {self.wanted.model} at this moment (an interrupted play "
-                "leaves its "
-                f"download running). Wait for it; {self.params['progress_path'] or 'the directory .incoming'} "
-                "shows how far it is."
+                "leaves its download running). Wait for it; "
+                f"{self.params['progress_path'] or 'the directory .incoming'} shows how far it is."
             ) from error
 
     def warn(self, plan: weights.Plan) -> None:
@@ -338,15 +335,14 @@ class ModelWeights:
         if plan.survey.unknown:
             shown = ", ".join(plan.survey.unknown[:5]) + (", ..." if len(plan.survey.unknown) > 5 else "")
             self.module.warn(
-                f"{self.wanted.path} has files that are not of {self.wanted.repo} at {plan.commit}: {shown}. They were "
-                "left alone; "
-                "vLLM may read a .safetensors file among them as weights. Remove them if nobody needs them."
+                f"{self.wanted.path} has files that are not of {self.wanted.repo} at {plan.commit}: {shown}. They "
+                "were left alone; vLLM may read a .safetensors file among them as weights. Remove them if nobody "
+                "needs them."
             )
         if plan.record is not None and plan.record.path != str(self.wanted.path):
             self.module.warn(
                 f"The weights of {self.wanted.model} were in {plan.record.path} and are wanted in {self.wanted.path} "
-                "now. The former "
-                "directory was left alone."
+                "now. The former directory was left alone."
             )
 
     def run(self) -> dict[str, Any]:
@@ -422,9 +418,8 @@ class ModelWeights:
         before, after = [], []
         if plan.bring:
             actions.append(
-                f"bring {len(plan.bring)} of {len(plan.expected)} files, {weights.mib(needed)}, of {self.wanted.repo} "
-                "at "
-                f"{plan.commit} into {self.wanted.path}"
+                f"bring {len(plan.bring)} of {len(plan.expected)} files, {weights.mib(needed)}, of "
+                f"{self.wanted.repo} at {plan.commit} into {self.wanted.path}"
             )
         for item in plan.bring:
             why = plan.survey.damaged.get(item.path)

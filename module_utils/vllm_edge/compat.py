@@ -250,9 +250,8 @@ def rows_for(vllm: str, rows: Sequence[Row]) -> list[Row]:
         known = "; ".join(row.vllm for row in rows if row.transformers)
         raise CompatError(
             f"vLLM {vllm} is in no row of vllm_compatibility_matrix (known: {known}), so nothing says which "
-            "transformers it "
-            "takes. Use a base image with a release that is known, or add a row from the requirements in its wheel's "
-            "metadata."
+            "transformers it takes. Use a base image with a release that is known, or add a row from the "
+            "requirements in its wheel's metadata."
         )
     return found
 
@@ -315,8 +314,7 @@ def resolve(
         if joined is None:
             raise CompatError(
                 f"vLLM {release} cannot be used here: {said}, and {need.reason} needs transformers "
-                f"{need.transformers}. "
-                "Use a base image with a vLLM release whose row allows it."
+                f"{need.transformers}. Use a base image with a vLLM release whose row allows it."
             )
         span = joined
 
@@ -327,10 +325,9 @@ def resolve(
             why = f" What both would allow, {joined.text()}, lies between {gap[0]} and {gap[1]}, where no release is."
         because = "".join(f"; {need.reason} needs {need.transformers}" for need in needs)
         raise CompatError(
-            f"{requirement} is impossible with vLLM {release}: {said}{because}.{why} "
-            f"What would do: a requirement within transformers{span.text() or ' (any release)'}, or a base image with "
-            "a vLLM "
-            "release whose row allows what is asked for."
+            f"{requirement} is impossible with vLLM {release}: {said}{because}.{why} What would do: a requirement "
+            f"within transformers{span.text() or ' (any release)'}, or a base image with a vLLM release whose row "
+            "allows what is asked for."
         )
 
     for row in found:
@@ -340,8 +337,7 @@ def resolve(
                 remedy = bad.remedy or f"require transformers within {_rest(span, found)}"
                 raise CompatError(
                     f"{requirement} with vLLM {release} is known to be broken: {bad.reason} (transformers "
-                    f"{bad.transformers} with "
-                    f"vLLM {row.vllm}; {bad.reference}). What would do: {remedy}."
+                    f"{bad.transformers} with vLLM {row.vllm}; {bad.reference}). What would do: {remedy}."
                 )
             joined = left
 

@@ -160,10 +160,9 @@ def select(listing: Listing, repo: str) -> tuple[list[RemoteFile], list[str]]:
         pickles = [path for path in left if path.endswith(PICKLE_SUFFIXES)]
         if pickles:
             raise WeightsError(
-                f"{repo} at {listing.commit} has its weights as pickles only ({', '.join(sorted(pickles)[:3])}), which "
-                "run code "
-                "when they are loaded; they are never brought. Choose a revision or a repository with .safetensors "
-                "files."
+                f"{repo} at {listing.commit} has its weights as pickles only ({', '.join(sorted(pickles)[:3])}), "
+                "which run code when they are loaded; they are never brought. Choose a revision or a repository "
+                "with .safetensors files."
             )
         raise WeightsError(f"{repo} at {listing.commit} has no .safetensors file. Check repository and revision.")
     return sorted(taken, key=lambda item: item.path), sorted(left)
@@ -449,10 +448,9 @@ def check_space(directory: Path, needed_bytes: int, reserve_bytes: int) -> None:
     if free_bytes < needed_bytes + reserve_bytes:
         raise WeightsError(
             f"Not enough room below {directory}: {mib(needed_bytes)} must be brought and {mib(reserve_bytes)} are to "
-            "stay free, "
-            f"which makes {mib(needed_bytes + reserve_bytes)}, but {mib(free_bytes)} are free. A file that is replaced "
-            "stays until "
-            "the new one is verified. Free some space, put the weights on a larger file system, or lower the reserve."
+            f"stay free, which makes {mib(needed_bytes + reserve_bytes)}, but {mib(free_bytes)} are free. A file "
+            "that is replaced stays until the new one is verified. Free some space, put the weights on a larger "
+            "file system, or lower the reserve."
         )
 
 
@@ -464,8 +462,8 @@ def progress_line(model: str, done: int, count: int, have_bytes: int, total_byte
     share = 100 * have_bytes // total_bytes if total_bytes else 100
     unit, name = (1024**3, "GiB") if total_bytes >= 1024**3 else (1024**2, "MiB")
     return (
-        f"{model}: {done} of {count} files, {min(share, 100)} %, "
-        f"{have_bytes / unit:.1f} of {total_bytes / unit:.1f} {name}, {seconds:.0f} s"
+        f"{model}: {done} of {count} files, {min(share, 100)} %, {have_bytes / unit:.1f} of {total_bytes / unit:.1f} "
+        f"{name}, {seconds:.0f} s"
     )
 
 
@@ -598,9 +596,8 @@ def _bring_one(source: Source, wanted: Wanted, commit: str, item: RemoteFile, st
         if wrong is None:
             return arrived, sha256
     raise WeightsError(
-        f"{item.path} of {wanted.repo} at {commit} does not verify after two downloads: {wrong}. Nothing was replaced. "
-        "A proxy or "
-        "mirror between here and the hub that alters files is the usual cause."
+        f"{item.path} of {wanted.repo} at {commit} does not verify after two downloads: {wrong}. Nothing was "
+        "replaced. A proxy or mirror between here and the hub that alters files is the usual cause."
     )
 
 
@@ -696,9 +693,9 @@ class DirectorySource:
         """Lists the directory; the commit is the one asked for, or the one that the hub's client noted."""
         if not self._directory.is_dir():
             raise WeightsError(
-                f"The source directory {self._directory} for {repo} does not exist on the host. Put the model's files "
-                "there "
-                "(`hf download --local-dir` keeps their hashes beside them), or take the model from the hub."
+                f"The source directory {self._directory} for {repo} does not exist on the host. Put the model's "
+                "files there (`hf download --local-dir` keeps their hashes beside them), or take the model from the "
+                "hub."
             )
         sums = self._sums()
         commits = set()
@@ -715,15 +712,14 @@ class DirectorySource:
             if commits - {revision}:
                 raise WeightsError(
                     f"The source directory {self._directory} holds {repo} at {', '.join(sorted(commits))}, and "
-                    f"{revision} is asked "
-                    "for. Download that revision, or ask for the one that is there."
+                    f"{revision} is asked for. Download that revision, or ask for the one that is there."
                 )
             return Listing(revision, tuple(files))
         if len(commits) != 1:
             raise WeightsError(
                 f"The source directory {self._directory} does not say which commit of {repo} it holds, and "
-                f"{revision!r} is a "
-                "branch or tag that only the hub can resolve. Give the commit as the model's revision."
+                f"{revision!r} is a branch or tag that only the hub can resolve. Give the commit as the model's "
+                "revision."
             )
         return Listing(commits.pop(), tuple(files))
 
@@ -752,16 +748,13 @@ def explain_hub_error(
     if code == "GatedRepo" or (status == 403 and code != "RevisionNotFound"):
         return (
             f"{repo} is gated at {endpoint} (HTTP {status}): its terms must be accepted on its page with the account "
-            "that the token "
-            f"belongs to. {how}."
+            f"that the token belongs to. {how}."
         )
     if code == "RevisionNotFound":
         return (
-            f"{repo} has no revision {revision!r} at {endpoint} (HTTP {status}). Give a branch, a tag or the 40 digits "
-            "of a commit "
-            "that the repository has. A commit that was resolved from a branch and is gone since is forgotten by "
-            "removing the "
-            "model's record on the host."
+            f"{repo} has no revision {revision!r} at {endpoint} (HTTP {status}). Give a branch, a tag or the 40 "
+            "digits of a commit that the repository has. A commit that was resolved from a branch and is gone since "
+            "is forgotten by removing the model's record on the host."
         )
     if status == 401:
         return f"{endpoint} refuses {repo} (HTTP 401): there is no such repository, or it is private or gated. {how}."
@@ -773,8 +766,7 @@ def explain_hub_error(
         return f"{endpoint} answered HTTP {status} for {repo} at {revision!r}: {text}"
     return (
         f"{endpoint} cannot be reached for {repo}: {text}. Check name resolution, proxy and CA bundle "
-        "(model_weights_environment), "
-        "or bring the weights from a directory (model_weights_source_directory)."
+        "(model_weights_environment), or bring the weights from a directory (model_weights_source_directory)."
     )
 
 
@@ -852,8 +844,8 @@ class HubSource:
                 size = item.lfs.size if item.lfs else item.size
                 if size is None or digest is None:
                     raise HubError(
-                        f"{self._endpoint} states neither size nor hash of {item.rfilename} in {repo}, so it could not "
-                        "be verified."
+                        f"{self._endpoint} states neither size nor hash of {item.rfilename} in {repo}, so it could "
+                        "not be verified."
                     )
                 files.append(RemoteFile(item.rfilename, int(size), digest))
             if not info.sha or not COMMIT.fullmatch(info.sha):
