@@ -516,8 +516,9 @@ class Repository:
                 for path in changed:
                     self.write(path, before[path])
                 self.fail(
-                    f"apt could not read the repository {self.name} at {params['uri']}, and what was there before is in place again: {problem} "
-                    f"-- check the address, the host's way out, and that {self.key_source} is the key that signs it."
+                    f"apt could not read the repository {self.name} at {params['uri']}: {problem} "
+                    f"-- what was there before is in place again; "
+                    f"check the address, the host's way out, and that {self.key_source} is the key that signs it."
                 )
         self.write_record(record, found)
         return result

@@ -237,11 +237,14 @@ class Daemon:
             if after.get("live-restore", False):
                 fate = "live-restore keeps them, but not the clients attached to them."
             reasons = sorted(key for key in {*before, *after} if before.get(key) != after.get(key)) or ["features"]
-            self.module.fail_json(
-                msg=f"Docker needs a restart to take over {', '.join(reasons)} in {self.path}, while containers run: "
+            message = (
+                f"Docker needs a restart to take over {', '.join(reasons)} in {self.path}, while containers run: "
                 f"{', '.join(containers)}. {fate} Nothing was changed: set container_runtime_allow_restart to true "
                 f"at a time when that harms nobody."
             )
+            if not self.module.check_mode:
+                self.module.fail_json(msg=message)
+            self.module.warn(message)
         result: dict[str, Any] = {
             "changed": changed or bool(needed),
             "action": ",".join(needed) or "none",

@@ -66,8 +66,8 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 PATTERNS = ("nvidia-*", "libnvidia-*", "libcuda1", "linux-image-*", "linux-headers-*", "linux-modules-nvidia-*")
-# The container toolkit shares the vendor's prefix and has its own versions and its own role.
-TOOLKIT = re.compile(r"(?:nvidia-container-.*|libnvidia-container.*|nvidia-docker.*)")
+# The container toolkit shares the vendor's prefix and has its own versions and its own role; a pin is no driver.
+OTHERS = re.compile(r"nvidia-container-.*|libnvidia-container.*|nvidia-docker.*|nvidia-driver-pinning-.*")
 DRIVER = re.compile(r"(?:lib)?nvidia-.*|libcuda1|linux-modules-nvidia-.*")
 # Left by the vendor's .run installer and by nothing else.
 INSTALLERS = ("/usr/bin/nvidia-uninstall", "/usr/local/bin/nvidia-uninstall")
@@ -92,13 +92,14 @@ def parse_packages(text: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
     return installed, sorted(half)
 
 
+def is_driver(name: str) -> bool:
+    """Whether a package is a part of a driver, whoever made it."""
+    return bool(DRIVER.fullmatch(name)) and not OTHERS.fullmatch(name)
+
+
 def driver_packages(packages: dict[str, dict[str, Any]], version: str) -> list[str]:
     """The packages that make up the driver: apt must not replace one of them alone."""
-    return sorted(
-        name
-        for name, package in packages.items()
-        if DRIVER.fullmatch(name) and not TOOLKIT.fullmatch(name) and upstream(package["version"]) == version
-    )
+    return sorted(name for name in packages if is_driver(name) and upstream(packages[name]["version"]) == version)
 
 
 def parse_policy(text: str) -> dict[str, list[str]]:
@@ -166,7 +167,10 @@ def look(module: AnsibleModule) -> dict[str, Any]:
 
     foreign: dict[str, list[str]] = {}
     unknown: list[str] = []
-    candidates = sorted(name for name in packages if DRIVER.fullmatch(name) and not TOOLKIT.fullmatch(name))
+    # Helpers such as nvidia-installer-cleanup have dates for versions and may come from the distribution.
+    candidates = sorted(
+        name for name in packages if is_driver(name) and re.match(r"\d{3}\.\d+", upstream(packages[name]["version"]))
+    )
     if candidates and not os.path.exists(at(module.params["mark"])):
         _, out, _ = module.run_command(["apt-cache", "policy", *candidates], environ_update=plain, check_rc=True)
         foreign, unknown = from_elsewhere(parse_policy(out), module.params["repository"])
