@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pynvml
 import pytest
-from conftest import Run
 
 from lab.nvidia import testing
+from lab.nvidia.versions import DRIVER_VERSION
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Start = Callable[[str, int], int]
 
 
 def used_mib(gpu: int) -> int:
@@ -21,17 +26,17 @@ def used_mib(gpu: int) -> int:
 
 
 @pytest.fixture
-def foreign(lab_gpu: Run, gpus: testing.LabRoot) -> Run:
+def foreign(lab_gpu: Run, gpus: testing.LabRoot) -> Iterator[Start]:
     """Starts a foreign process by the command; it is ended with the test."""
     started: list[int] = []
 
-    def start(gpu: str, mib: int) -> object:
+    def start(gpu: str, mib: int) -> int:
         result = lab_gpu("foreign", "start", "--gpu", gpu, "--mib", str(mib))
         assert result.returncode == 0, result.stderr
         started.append(int(result.stdout))
         return started[-1]
 
-    yield start  # type: ignore[misc]
+    yield start
     for pid in started:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -54,7 +59,7 @@ def test_clear_takes_every_fault(lab_gpu: Run, gpus: testing.LabRoot) -> None:
     assert len(lab_gpu("fault", "list").stdout.splitlines()) == 5
     lab_gpu("fault", "clear")
     assert lab_gpu("fault", "list").stdout == ""
-    assert (gpus.path / "module").read_text().strip() == testing.DRIVER_VERSION
+    assert (gpus.path / "module").read_text().strip() == DRIVER_VERSION
 
 
 @pytest.mark.parametrize(
@@ -95,7 +100,7 @@ def test_module_not_loaded_and_back(lab_gpu: Run, gpus: testing.LabRoot) -> None
 
 def test_what_is_loaded_stays_loaded(lab_gpu: Run, gpus: testing.LabRoot) -> None:
     assert lab_gpu("module", "load", "590.48.01").returncode == 0
-    assert (gpus.path / "module").read_text().strip() == testing.DRIVER_VERSION
+    assert (gpus.path / "module").read_text().strip() == DRIVER_VERSION
     assert lab_gpu("module", "unload").returncode == 0
     assert not (gpus.path / "module").exists()
     lab_gpu("module", "load", "590.48.01")
@@ -113,12 +118,12 @@ def test_a_module_in_use_is_not_unloaded(lab_gpu: Run, gpus: testing.LabRoot) ->
 def test_no_module_without_a_card(lab_gpu: Run, gpus: testing.LabRoot) -> None:
     gpus.set_module(None)
     (gpus.path / "gpus").rename(gpus.path / "away")
-    result = lab_gpu("module", "load", testing.DRIVER_VERSION)
+    result = lab_gpu("module", "load", DRIVER_VERSION)
     assert result.returncode == 1
     assert "No such device" in result.stderr
 
 
-def test_a_foreign_process_is_a_process_of_its_own(nvml: ModuleType, lab_gpu: Run, foreign: Run) -> None:
+def test_a_foreign_process_is_a_process_of_its_own(nvml: ModuleType, lab_gpu: Run, foreign: Start) -> None:
     pid = foreign("2", 1234)
     assert used_mib(2) == 1234
     (process,) = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(2))
@@ -143,6 +148,6 @@ def test_setting_slow_release_forgets_former_claims(nvml: ModuleType, lab_gpu: R
 def test_status_names_what_is_there(lab_gpu: Run, gpus: testing.LabRoot) -> None:
     with gpus.claim(3, 77, name="e2b") as pid:
         text = lab_gpu("status").stdout
-    assert text.startswith(f"module: {testing.DRIVER_VERSION}\n")
+    assert text.startswith(f"module: {DRIVER_VERSION}\n")
     assert f"77 MiB by {pid} (e2b)" in text
     assert "77 of 22564 MiB claimed" in text

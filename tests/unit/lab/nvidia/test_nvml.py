@@ -14,6 +14,7 @@ import pynvml
 import pytest
 
 from lab.nvidia import compiler, testing
+from lab.nvidia.versions import DRIVER_VERSION
 
 MIB = 1024 * 1024
 
@@ -67,7 +68,7 @@ def test_handles_by_uuid_and_bus_id(nvml: ModuleType) -> None:
 
 
 def test_system_versions(nvml: ModuleType) -> None:
-    assert nvml.nvmlSystemGetDriverVersion() == testing.DRIVER_VERSION == "580.173.02"
+    assert nvml.nvmlSystemGetDriverVersion() == DRIVER_VERSION == "580.173.02"
     assert nvml.nvmlSystemGetNVMLVersion() == "13.580.173.02"
     assert nvml.nvmlSystemGetCudaDriverVersion() == 13000
 
@@ -147,14 +148,14 @@ def test_a_lost_card_is_counted_but_gives_no_handle(nvml: ModuleType, gpus: test
     held = nvml.nvmlDeviceGetHandleByIndex(2)
     gpus.set_fault(2, "gpu-lost")
     assert nvml.nvmlDeviceGetCount() == 4
-    for query in (
-        lambda: nvml.nvmlDeviceGetHandleByIndex(2),
-        lambda: nvml.nvmlDeviceGetHandleByUUID(testing.UUIDS[2]),
-        lambda: nvml.nvmlDeviceGetMemoryInfo(held),
-        lambda: nvml.nvmlDeviceGetComputeRunningProcesses(held),
+    for function, argument in (
+        ("nvmlDeviceGetHandleByIndex", 2),
+        ("nvmlDeviceGetHandleByUUID", testing.UUIDS[2]),
+        ("nvmlDeviceGetMemoryInfo", held),
+        ("nvmlDeviceGetComputeRunningProcesses", held),
     ):
         with pytest.raises(nvml.NVMLError_GpuIsLost):
-            query()
+            getattr(nvml, function)(argument)
     assert v1(nvml, 3)[0] == 23034
     gpus.clear_fault(2, "gpu-lost")
     assert v1(nvml, 2)[0] == 23034

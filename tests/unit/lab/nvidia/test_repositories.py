@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import NVIDIA
 
+from lab.nvidia import build
 from lab.nvidia.build import inputs_digest
+
+NVIDIA = Path(build.__file__).parent
 
 CUDA = "cuda/repos/debian13/x86_64"
 TOOLKIT = "libnvidia-container/stable/deb/amd64"

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Run
 
 from lab.nvidia import testing
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def rows(text: str) -> list[list[str]]:

@@ -17,11 +17,13 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import NVIDIA
 
 from lab.nvidia import testing
+from lab.nvidia.versions import DRIVER_VERSION
 
-VERSION = testing.DRIVER_VERSION
+NVIDIA = Path(testing.__file__).parent
+
+VERSION = DRIVER_VERSION
 
 
 def script(path: Path, version: str) -> ModuleType:
@@ -109,7 +111,7 @@ def test_yaml_strings_stay_strings(ctk: ModuleType, value: str) -> None:
 
 
 def run_ctk(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, NVIDIA / "toolkit" / "nvidia-ctk", *arguments]
+    program = [sys.executable, str(NVIDIA / "toolkit" / "nvidia-ctk"), *arguments]
     return subprocess.run(program, capture_output=True, text=True, env=environment)
 
 
@@ -164,7 +166,7 @@ def bundle(tmp_path: Path) -> Path:
 
 def run_hook(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     state = json.dumps({"ociVersion": "1.2.0", "id": "x", "status": "creating", "pid": 1, "bundle": str(bundle)})
-    program = [sys.executable, NVIDIA / "toolkit" / "nvidia-cdi-hook", *arguments]
+    program = [sys.executable, str(NVIDIA / "toolkit" / "nvidia-cdi-hook"), *arguments]
     return subprocess.run(program, input=state, capture_output=True, text=True)
 
 
