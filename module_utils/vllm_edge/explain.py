@@ -200,6 +200,14 @@ SIGNATURES: tuple[Signature, ...] = (
         heals=False,
     ),
     Signature(
+        "limit_refused",
+        _rx(r"error setting rlimit(?:s for ready process|.*?type (?P<type>\d+))"),
+        "the kernel refuses a limit that docker-create asks for with --ulimit",
+        "The Docker Engine itself must be allowed as much: LimitMEMLOCK=infinity in docker.service (see "
+        "`systemctl show docker.service --property=LimitMEMLOCK`)",
+        heals=False,
+    ),
+    Signature(
         "docker_out_of_space",
         _rx(r"docker (?:create|start): .*no space left on device"),
         "Docker's disk is full",

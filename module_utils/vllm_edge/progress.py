@@ -14,6 +14,7 @@ class Phase(StrEnum):
     WAITING_FOR_DOCKER = "waiting-for-docker"
     CLEARING = "clearing"
     STARTING = "starting-container"
+    INITIALIZING = "initializing"
     LOADING = "loading-weights"
     COMPILING = "compiling"
     KV_CACHE = "kv-cache"
@@ -30,6 +31,7 @@ WORDS: dict[Phase, str] = {
     Phase.WAITING_FOR_DOCKER: "waiting for the Docker Engine",
     Phase.CLEARING: "removing the previous container",
     Phase.STARTING: "starting container",
+    Phase.INITIALIZING: "starting vLLM",
     Phase.LOADING: "loading weights",
     Phase.COMPILING: "compiling",
     Phase.KV_CACHE: "KV cache",
@@ -46,7 +48,15 @@ ORDER = list(Phase)
 
 # Phases in which a container runs that has never answered.
 STARTING_PHASES = frozenset(
-    {Phase.STARTING, Phase.LOADING, Phase.COMPILING, Phase.KV_CACHE, Phase.CAPTURING, Phase.HEALTH}
+    {
+        Phase.STARTING,
+        Phase.INITIALIZING,
+        Phase.LOADING,
+        Phase.COMPILING,
+        Phase.KV_CACHE,
+        Phase.CAPTURING,
+        Phase.HEALTH,
+    }
 )
 
 _PHASE_LINES: tuple[tuple[re.Pattern[str], Phase], ...] = (
@@ -54,9 +64,9 @@ _PHASE_LINES: tuple[tuple[re.Pattern[str], Phase], ...] = (
     (re.compile(r"Capturing (?:\w+ )*(?:CUDA|cuda) ?graphs?"), Phase.CAPTURING),
     (re.compile(r"Loading \w+ checkpoint shards:\s*(?P<percent>\d+)%"), Phase.LOADING),
     (re.compile(r"Starting to load model |Loading weights took|Model loading took"), Phase.LOADING),
-    # Not every line with "torch.compile": "Enforce eager set, disabling torch.compile" comes first of all.
+    # Not any line with "torch.compile": "Enforce eager set, disabling torch.compile" comes first of all.
     (
-        re.compile(r"(?:Starting|for vLLM's) torch\.compile|torch\.compile takes|Dynamo bytecode|Compiling a graph for"),
+        re.compile(r"(?:Starting|vLLM.s) torch\.compile|torch\.compile takes|Dynamo bytecode|Compiling a graph for"),
         Phase.COMPILING,
     ),
     (re.compile(r"Available KV cache memory:|KV cache size:|Maximum concurrency for"), Phase.KV_CACHE),
@@ -118,9 +128,10 @@ class Progress:
         """True when the phase moved on."""
         self.facts.update(facts_of(line))
         told = phase_of(line)
-        if told is None:
+        if told is None and (self.phase is not Phase.STARTING or line.strip() == ""):
             return False
-        phase, percent = told
+        # Any first line: the container lives, and vLLM imports for a while before it says more.
+        phase, percent = told or (Phase.INITIALIZING, None)
         if phase is self.phase:
             if percent is not None:
                 self.percent = percent

@@ -727,13 +727,17 @@ def run_engine(name: str, paths: HostPaths, *, docker_wait_s: float = DOCKER_WAI
         journal.write(str(error), 3)
         notifier.send(status=str(error))
         return EXIT_CONFIG
+    watchdog_s = watchdog_seconds(os.environ, os.getpid())
+    for name_of in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
+        # They are addressed to this process: `systemctl`, which we ask about Docker, would report its own errors there.
+        os.environ.pop(name_of, None)
     supervisor = Supervisor(
         engine,
         paths,
         DockerEngine(),
         notifier,
         journal,
-        watchdog_s=watchdog_seconds(os.environ, os.getpid()),
+        watchdog_s=watchdog_s,
         docker_wait_s=docker_wait_s,
     )
     supervisor.install_signals()

@@ -211,6 +211,14 @@ CASES: list[tuple[str, str, tuple[str, ...], bool]] = [
         ("/data/vllm/weights/e2b",),
         False,
     ),
+    (
+        "docker start: failed to create shim task: OCI runtime create failed: runc create failed: unable to start "
+        "container process: error during container init: error setting rlimits for ready process: error setting rlimit "
+        "type 8: operation not permitted: unknown",
+        "limit_refused",
+        ("LimitMEMLOCK",),
+        False,
+    ),
     ("docker create: unknown flag: --foo\n\nUsage:  docker create", "docker_argument", ("--foo",), False),
     (
         "torch._inductor.exc.InductorError: FileNotFoundError: [Errno 2] No such file or directory: 'g++'",

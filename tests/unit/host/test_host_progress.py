@@ -48,6 +48,10 @@ def test_lines_that_tell_nothing(line: str) -> None:
 def test_the_furthest_phase_counts() -> None:
     progress = Progress()
     assert progress.words() == "starting container"
+    assert not progress.feed("")
+    assert progress.feed("INFO Automatically detected platform cuda.")
+    assert progress.words() == "starting vLLM"
+    assert not progress.feed("INFO vLLM API server version 0.32.0")
     for line, _, _ in LINES[:3]:
         progress.feed(line)
     assert progress.words() == "loading weights, 75 %"
