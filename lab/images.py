@@ -101,7 +101,8 @@ def derived_image(tag: str, base: str, script: str, copies: dict[Path, str], cha
 def host_image() -> str:
     """Debian 13 with systemd, ssh and the simulated hardware, and nothing of vllm-edge."""
     base = debian_image("trixie", HOST_PACKAGES)
-    inputs = digest(LAB / "host", LAB / "nvidia" / "hardware.sh", extra=base + apt_proxy())
+    gpus = (LAB / "nvidia" / "hardware.sh", LAB / "nvidia" / "lab-gpu")
+    inputs = digest(LAB / "host", *gpus, extra=base + apt_proxy())
     tag = f"{LABEL}/host:{inputs}"
     if image_exists(tag):
         return tag
@@ -115,7 +116,8 @@ def host_image() -> str:
             {
                 LAB / "host" / "provision.sh": "/root/provision.sh",
                 LAB / "host" / "lab-init": "/usr/local/sbin/lab-init",
-                LAB / "nvidia" / "hardware.sh": "/usr/local/sbin/lab-hardware",
+                gpus[0]: "/usr/local/sbin/lab-hardware",
+                gpus[1]: "/usr/local/sbin/lab-gpu",
                 proxy: "/etc/apt/apt.conf.d/30proxy",
             },
             ('ENTRYPOINT ["/usr/local/sbin/lab-init"]', "CMD []"),

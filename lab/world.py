@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,7 +115,7 @@ def publish_engine_image(world: World, image: str) -> None:
     if pushed.exists() and pushed.read_text() == identity:
         return
     port = docker_output("port", world.vendors, "5000/tcp").rsplit(":", 1)[1]
-    wait_for_port(int(port), 30)
+    wait_for_registry(int(port), 30)
     target = f"127.0.0.1:{port}/{ENGINE_REPOSITORY}:{ENGINE_TAG}"
     with stage(f"push {ENGINE_REPOSITORY}:{ENGINE_TAG} to the lab's registry"):
         docker("tag", image, target)
@@ -182,16 +182,18 @@ def keys(world: World) -> None:
     (world.generated / "ssh_config").write_text("\n".join(lines) + "\n")
 
 
-def wait_for_port(port: int, timeout_s: float) -> None:
-    """Wait until something accepts connections on a loopback port."""
+def wait_for_registry(port: int, timeout_s: float) -> None:
+    """Wait until the registry answers; Docker accepts connections on a published port before anything listens there."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/", timeout=2).close()
             return
         except OSError:
             if time.monotonic() > deadline:
-                raise SystemExit(f"lab: nothing answers on 127.0.0.1:{port} after {timeout_s:.0f} s") from None
+                raise SystemExit(
+                    f"lab: the registry on 127.0.0.1:{port} does not answer after {timeout_s:.0f} s"
+                ) from None
             time.sleep(0.2)
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Makes a Debian 13 root file system into the lab's host: what an operator finds on a freshly installed server.
 set -eu
-chmod 0755 /usr/local/sbin/lab-init /usr/local/sbin/lab-hardware
+chmod 0755 /usr/local/sbin/lab-*
 [ -s /etc/apt/apt.conf.d/30proxy ] || rm -f /etc/apt/apt.conf.d/30proxy
 useradd --create-home --shell /bin/bash --groups sudo ops
 echo 'ops ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/ops

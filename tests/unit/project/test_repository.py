@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of the repository that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+PLAYBOOKS = [ROOT / "site.yml", *sorted((ROOT / "playbooks").glob("*.yml"))]
+ROLES = sorted(path for path in (ROOT / "roles").iterdir() if path.is_dir())
+
+
+def load(path: Path) -> Any:
+    """A YAML file; an empty one is an empty mapping."""
+    return yaml.safe_load(path.read_text()) or {}
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files of the repository, those not yet committed included."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    return [ROOT / line for line in listed.splitlines() if (ROOT / line).is_file()]
+
+
+@pytest.mark.parametrize("playbook", PLAYBOOKS, ids=lambda path: path.name)
+def test_playbook_sees_group_vars_and_inventory_overrides(playbook: Path, tmp_path: Path) -> None:
+    inventory = tmp_path / "inventory"
+    (inventory / "group_vars" / "gpu_hosts").mkdir(parents=True)
+    (inventory / "hosts.yml").write_text("gpu_hosts: {hosts: {sentinel: {}}}\n")
+    (inventory / "group_vars" / "gpu_hosts" / "main.yml").write_text("vram_foreign: sentinel\n")
+    shown = subprocess.run(
+        ["ansible-inventory", "-i", str(inventory), "--playbook-dir", str(playbook.parent), "--host", "sentinel"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    variables = json.loads(shown)
+    assert variables["serving_roles"] == ["architect", "worker", "auditor", "sentry"]
+    assert variables["vram_foreign"] == "sentinel"
+
+
+@pytest.mark.parametrize("playbook", PLAYBOOKS[1:], ids=lambda path: path.name)
+def test_play_runs_on_gpu_hosts(playbook: Path) -> None:
+    assert [play["hosts"] for play in load(playbook)] == ["gpu_hosts"]
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda path: path.name)
+def test_defaults_and_argument_spec_agree(role: Path) -> None:
+    defaults = load(role / "defaults" / "main.yml")
+    entry_points = load(role / "meta" / "argument_specs.yml")["argument_specs"]
+    specified: dict[str, Any] = {}
+    for entry_point in entry_points.values():
+        for name, option in entry_point.get("options", {}).items():
+            assert option.get("description"), f"{name} has no description"
+            if "default" in option:
+                specified[name] = option["default"]
+    assert specified == defaults
+
+
+def test_lab_shares_no_code_with_what_it_judges() -> None:
+    for path in tracked("lab/*.py", "lab/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+            for name in names:
+                assert not name.startswith(("ansible.module_utils", "module_utils", "vllm_edge.")), f"{path}: {name}"
+
+
+def test_nothing_outside_the_lab_knows_the_lab() -> None:
+    for path in tracked("roles", "playbooks", "library", "module_utils", "action_plugins", "group_vars", "site.yml"):
+        text = path.read_text(errors="replace")
+        for word in ("lab-gpu", "vendors.lab", "hub.lab", "registry.lab", "vllm-edge-lab", "LAB_GPU"):
+            assert word not in text, f"{path} knows {word}"
+
+
+@pytest.mark.parametrize(
+    "path", tracked("*.py", "*.sh", "*.c", "*.h", "Makefile", "tools/*", ".ci/run"), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_source_carries_a_licence(path: Path) -> None:
+    head = path.read_text()[:400]
+    assert "SPDX-License-Identifier: " in head
+    if "from ansible.plugins" in path.read_text():
+        assert "GPL-3.0-or-later" in head
+
+
+@pytest.mark.parametrize("value", ["true", "yes", True])
+def test_operators_switches_are_normalised(value: object) -> None:
+    done = subprocess.run(
+        [
+            "ansible", "all", "-i", "sentinel,", "--playbook-dir", str(ROOT / "playbooks"), "-c", "local",
+            "-e", json.dumps({"allow_reboot": value, "allow_docker_restart": value}),
+            "-m", "ansible.builtin.assert",
+            "-a", json.dumps({"that": ["nvidia_driver_allow_reboot is true", "container_runtime_allow_restart is true"]}),
+        ],
+        cwd=ROOT, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
