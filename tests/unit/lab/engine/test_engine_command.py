@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The image's `vllm`: what it changes of a unit's command line, and when it refuses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from vllm_edge_lab import command
+
+WORKER = ["--worker-cls", command.WORKER]
+DEFAULTS = ["--max-num-seqs", "256", "--max-num-batched-tokens", "2048"]
+
+
+@pytest.mark.parametrize(
+    ("given", "run"),
+    [
+        (["/models/x", "--enforce-eager"], ["/models/x", "--enforce-eager", *DEFAULTS, *WORKER]),
+        (["/models/x", "--quantization", "modelopt"], ["/models/x", *DEFAULTS, *WORKER]),
+        (["/models/x", "--quantization=modelopt", "-q", "fp8"], ["/models/x", *DEFAULTS, *WORKER]),
+        (
+            ["/models/x", "--max_num_seqs=8", "--max-num-batched-tokens", "512"],
+            ["/models/x", "--max_num_seqs=8", "--max-num-batched-tokens", "512", *WORKER],
+        ),
+        (["/models/x", "--config", "/etc/x.yaml"], ["/models/x", "--config", "/etc/x.yaml", *WORKER]),
+    ],
+)
+def test_only_what_the_cpu_build_cannot_take_is_changed(given: list[str], run: list[str]) -> None:
+    assert command.rewrite(given) == run
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[str]:
+    """The command line that replaces the wrapper."""
+    executed: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, line: executed.append(line))
+    monkeypatch.setattr("sys.argv", ["vllm", *arguments])
+    command.main()
+    return executed[0]
+
+
+def test_serving_puts_the_simulated_gpus_under_the_real_command(
+    lab_gpu_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("CXX", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    assert run(monkeypatch, "serve", "/models/x") == [command.REAL, "serve", "/models/x", *DEFAULTS, *WORKER]
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "torchinductor")
+    assert "CXX" not in os.environ
+
+
+def test_the_fault_takes_the_compiler_away(lab_gpu_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "g++")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache/kernels")
+    gpu = sorted((lab_gpu_root / "gpus").iterdir())[0]
+    (gpu / "faults" / "engine-dies-on-first-completion").touch()
+    run(monkeypatch, "serve", "/models/x")
+    assert os.environ["CXX"] == command.NO_COMPILER
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] != "/cache/kernels", "a kernel compiled earlier would hide the fault"
+    Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rmdir()
+
+
+def test_outside_the_lab_it_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB_GPU_ROOT", str(tmp_path / "absent"))
+    with pytest.raises(SystemExit, match=r"belongs to the lab of vllm-edge.*use the image vllm/vllm-openai"):
+        run(monkeypatch, "serve", "/models/x")
+    assert run(monkeypatch, "--version") == [command.REAL, "--version"]
+    assert run(monkeypatch, "serve", "--help") == [command.REAL, "serve", "--help"]
+
+
+def test_a_container_without_gpus_fails_as_vllm_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB_GPU_ROOT", str(tmp_path))
+    with pytest.raises(SystemExit, match="Failed to infer device type"):
+        run(monkeypatch, "serve", "/models/x")
