@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The probe's sentences, the command it runs, and its program over the simulated NVML."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from lab.nvidia import testing
+
+ROOT = Path(__file__).resolve().parents[3]
+PROBE = ROOT / "roles/container_runtime/files/probe.py"
+GPUS = ["GPU-a", "GPU-b"]
+
+
+@pytest.fixture
+def module(load_role_module: Callable[[str, str], ModuleType]) -> ModuleType:
+    return load_role_module("container_runtime", "container_gpu_probe")
+
+
+@pytest.mark.parametrize(
+    ("code", "out", "err", "said"),
+    [
+        (0, '{"driver": "580", "uuids": ["GPU-b", "GPU-a"]}', "a warning", ""),
+        (0, '{"driver": "580", "uuids": ["GPU-a"]}', "", "sees GPU-a"),
+        (0, '{"driver": "580", "uuids": ["GPU-a", "GPU-b", "GPU-c"]}', "", "Something else than CDI"),
+        (0, "", "", "ended with 0"),
+        (3, '{"error": "nvmlInit_v2: Driver/library version mismatch (18)"}', "", "version mismatch"),
+        (125, "", "docker: CDI device injection failed: unresolvable CDI devices x", "by its UUID"),
+        (125, "", 'docker: could not select device driver "cdi" with capabilities: []', "CDI is off"),
+        (125, "", "docker: Error response from daemon: No such image: x.", "image stage"),
+        (124, "", "", "within 60 s"),
+        (127, "", "exec: python3: not found", "python3: not found"),
+    ],
+)
+def test_sentences(module: ModuleType, code: int, out: str, err: str, said: str) -> None:
+    problem = module.judge(code, out, err, GPUS, "image", 60)
+    assert said in problem and bool(said) == bool(problem)
+
+
+@pytest.fixture
+def args(program: Callable[[str, str], None]) -> dict[str, Any]:
+    program("docker", 'printf "%s\\n" "$@" > "$STATE/command"; cat "$STATE/answer"; exit "$(cat "$STATE/code")"')
+    return {"image": "engine", "gpus": GPUS, "flags": ["--read-only", "--user=8050:8050"], "program": "pass"}
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_command_and_failure(
+    run_role_module: Callable[..., dict[str, Any]], args: dict[str, Any], tmp_path: Path, check: bool
+) -> None:
+    (tmp_path / "answer").write_text(json.dumps({"driver": "580.173.02", "uuids": GPUS}) + "\n")
+    (tmp_path / "code").write_text("0")
+    result = run_role_module("container_runtime", "container_gpu_probe", args, check=check)
+    assert (result["changed"], result["problem"], result["driver"]) == (False, "", "580.173.02")
+    command = (tmp_path / "command").read_text().splitlines()
+    assert command[:3] == ["run", "--rm", "--pull=never"]
+    assert command[4:] == [
+        "--read-only",
+        "--user=8050:8050",
+        "--device=nvidia.com/gpu=GPU-a",
+        "--device=nvidia.com/gpu=GPU-b",
+        "--entrypoint=python3",
+        "engine",
+        "-c",
+        "pass",
+    ]
+    (tmp_path / "code").write_text("125")
+    (tmp_path / "answer").write_text("")
+    result = run_role_module("container_runtime", "container_gpu_probe", args, check=check)
+    assert result["rc"] == (0 if check else 1)
+    assert "ended with 125" in result["problem"]
+
+
+def run_probe(lab: testing.LabRoot, library: Path) -> tuple[int, dict[str, Any]]:
+    command = [sys.executable, "-c", PROBE.read_text()]
+    done = subprocess.run(command, env=lab.environment(library), capture_output=True, text=True)
+    assert done.stderr == "", shlex.join(command[:1])
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_program_over_nvml(tmp_path: Path) -> None:
+    library = testing.build_library(tmp_path)
+    lab = testing.create_root(tmp_path / "gpus", gpus=2)
+    code, answer = run_probe(lab, library)
+    assert (code, answer["uuids"]) == (0, sorted(testing.UUIDS[:2]))
+    lab.set_module("570.1")
+    code, answer = run_probe(lab, library)
+    assert code == 3 and "mismatch" in answer["error"]
+    lab.set_module(None)
+    code, answer = run_probe(lab, library)
+    assert code == 3 and "nvmlInit_v2" in answer["error"]

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fingerprints as gpg prints them, what makes a key refused, and that a repository is added whole or not at all."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ED25519 = "2EE0110E2F575441C0A3CF3DA7FF9C965562865B"
+RSA = "379CE5E90C34A1E850EBC237B0C9811DEAA02CE3"
+URI = "http://vendor.example/repos/debian13/x86_64/"
+RunModule = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def module(load_role_module: Callable[[str, str], ModuleType]) -> ModuleType:
+    return load_role_module("apt_repository", "signed_apt_repository")
+
+
+# -- fingerprints
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("ed25519.asc", [ED25519]), ("rsa-with-subkey.asc", [RSA]), ("two.asc", [ED25519, RSA])],
+)
+def test_fingerprints_of_primary_keys_armoured_and_binary(
+    module: ModuleType, keys: Path, name: str, expected: list[str]
+) -> None:
+    data = (keys / name).read_bytes()
+    assert module.fingerprints(data) == expected
+    assert module.fingerprints(module.dearmour(data)) == expected
+
+
+@pytest.mark.skipif(not shutil.which("gpg"), reason="gpg is not installed")
+@pytest.mark.parametrize("name", ["ed25519.asc", "rsa-with-subkey.asc", "two.asc"])
+def test_fingerprints_are_those_of_gpg(module: ModuleType, keys: Path, name: str, tmp_path: Path) -> None:
+    command = ["gpg", "--homedir", str(tmp_path), "--with-colons", "--show-keys", str(keys / name)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    # The fpr line after a pub line is the primary key's; the one after a sub line is a subkey's.
+    gpg = [line.split(":")[9] for before, line in pairwise(lines) if before.startswith("pub:")]
+    assert module.fingerprints((keys / name).read_bytes()) == sorted(gpg)
+
+
+def packet(tag: int, body: bytes) -> bytes:
+    return bytes([0xC0 | tag, 0xFF]) + len(body).to_bytes(4, "big") + body
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"<html>Not found</html>", "not OpenPGP data"),
+        (b"-----BEGIN PGP MESSAGE-----\n\naaaa\n-----END PGP MESSAGE-----\n", "no public key block"),
+        (packet(5, b"\x04secret"), "secret key"),
+        (packet(6, b"\x03old"), "version 3"),
+        (packet(13, b"a name alone"), "no public key"),
+        (packet(6, b"\x04whole")[:-2], "cut short"),
+        (b"\xc6", "cut short"),
+        (b"\xc6\xe1ab", "unknown length"),
+    ],
+)
+def test_what_is_no_key_is_said(module: ModuleType, data: bytes, said: str) -> None:
+    with pytest.raises(module.KeyFormatError, match=said):
+        module.fingerprints(data)
+
+
+def test_damaged_armour_is_said(module: ModuleType, keys: Path) -> None:
+    text = (keys / "ed25519.asc").read_text().replace("mDME", "mD*E")
+    with pytest.raises(module.KeyFormatError, match="armour is damaged"):
+        module.fingerprints(text.encode())
+
+
+@pytest.mark.parametrize("size", [150, 300, 9000])
+def test_packet_lengths_of_both_formats(module: ModuleType, size: int) -> None:
+    body = b"\x04" + bytes(size - 1)
+    new = bytes([0xC6]) + (
+        bytes([size])
+        if size < 192
+        else bytes([((size - 192) >> 8) + 192, (size - 192) & 0xFF])
+        if size < 8384
+        else b"\xff" + size.to_bytes(4, "big")
+    )
+    old = bytes([0x80 | 6 << 2 | (0 if size < 256 else 1)]) + size.to_bytes(1 if size < 256 else 2, "big")
+    assert module.fingerprints(new + body) == module.fingerprints(old + body)
+
+
+def test_version_6_keys_have_long_fingerprints(module: ModuleType) -> None:
+    # RFC 9580, appendix A.3: the sample certificate's primary key.
+    sample = base64.b64decode("xioGY4d/4xsAAAAg+U2nu0jWCmHlZ3BqZYfQMxmZu52JGggkLq2EVD34laPC")[:44]
+    expected = "CB186C4F0609A697E4D52DFA6C722B0C1F1E27C18A56708F6525EC27BAD9ACC9"
+    assert module.fingerprints(sample) == [expected]
+
+
+@pytest.mark.parametrize(
+    "text", [ED25519, ED25519.lower(), "2EE0 110E 2F57 5441 C0A3  CF3D A7FF 9C96 5562 865B", f"{ED25519}, "]
+)
+def test_fingerprints_as_operators_write_them(module: ModuleType, text: str) -> None:
+    assert module.parse_fingerprints(text) == [ED25519]
+
+
+@pytest.mark.parametrize("text", ["A7FF9C965562865B", f"0x{ED25519}", "-"])
+def test_short_fingerprints_are_refused(module: ModuleType, text: str) -> None:
+    with pytest.raises(ValueError, match="not a fingerprint"):
+        module.parse_fingerprints(text)
+
+
+# -- sources
+
+
+@pytest.mark.parametrize(
+    ("uri", "suite", "expected"),
+    [
+        (URI, "/", "vendor.example_repos_debian13_x86%5f64_"),
+        ("https://a:b@deb.example:8080/x", "stable", "deb.example:8080_x_dists_stable_"),
+        ("file:/srv/mirror", "/", "_srv_mirror_"),
+        ("file:///srv/mirror", "./", "_srv_mirror_._"),
+    ],
+)
+def test_names_of_apts_index_files(module: ModuleType, uri: str, suite: str, expected: str) -> None:
+    assert module.list_name(uri, suite) == expected
+
+
+ONE_LINE = """
+# deb http://commented.example /
+deb [arch=amd64 signed-by=/x.gpg] http://vendor.example/repos/debian13/x86_64 /
+deb-src http://vendor.example/repos/debian13/x86_64/ /
+"""
+DEB822 = """Types: deb deb-src
+URIs: http://vendor.example/repos/debian13/x86_64/
+ http://second.example/
+# a remark
+Suites: /
+Signed-By: /x.gpg
+
+Types: deb
+URIs: http://off.example/
+Suites: /
+Enabled: no
+"""
+
+
+def test_sources_of_both_formats(module: ModuleType) -> None:
+    found = module.parse_one_line_sources(ONE_LINE, "a.list") + module.parse_deb822_sources(DEB822, "b.sources")
+    assert [(source.uri, source.suite, source.path) for source in found] == [
+        ("http://vendor.example/repos/debian13/x86_64", "/", "a.list"),
+        ("http://vendor.example/repos/debian13/x86_64/", "/", "b.sources"),
+        ("http://second.example/", "/", "b.sources"),
+    ]
+    assert [source.path for source in module.clashes(found, URI, ["/"], "amd64", "b.sources")] == ["a.list"]
+    assert module.clashes(found, URI, ["stable"], "amd64", "") == []
+
+
+def test_architecture_in_addresses(module: ModuleType) -> None:
+    assert module.same_source("http://v.example/deb/$(ARCH)", "http://v.example/deb/amd64/", "amd64")
+    assert not module.same_source("http://v.example/deb/$(ARCH)", "http://v.example/deb/amd64/", "arm64")
+
+
+def test_apts_complaint_is_short(module: ModuleType) -> None:
+    text = "W: GPG error\nE: Failed to fetch X\nE: Some index files failed to download. They have been ignored.\n"
+    assert module.apt_complaint(text) == "Failed to fetch X"
+    assert module.apt_complaint("W: only a warning\n") == "W: only a warning"
+
+
+# -- the module
+
+APT_GET = """
+echo "$@" >> "$STATE/apt-get.log"
+if [ -e "$STATE/broken" ]; then echo "E: Missing key, which is needed to verify signature." >&2; exit 100; fi
+mkdir -p "$STATE/root/var/lib/apt/lists"
+touch "$STATE/root/var/lib/apt/lists/vendor.example_repos_debian13_x86%5f64_InRelease"
+"""
+
+
+@pytest.fixture
+def args(tmp_path: Path, keys: Path, program: Callable[[str, str], None]) -> dict[str, Any]:
+    program("apt-get", APT_GET)
+    program("dpkg", "echo amd64")
+    key = tmp_path / "vendor.asc"
+    shutil.copy(keys / "ed25519.asc", key)
+    return {
+        "name": "vendor",
+        "uri": URI,
+        "key_url": f"file://{key}",
+        "fingerprint_variable": "vendor_fingerprint",
+        "root": str(tmp_path / "root"),
+        "record": str(tmp_path / "root/var/lib/vllm-edge/keys.json"),
+        "preferences": "Package: tool\nPin: version 1\nPin-Priority: 1001\n",
+    }
+
+
+def files(tmp_path: Path) -> dict[str, bytes]:
+    root = tmp_path / "root"
+    paths = [path for path in root.rglob("*") if path.is_file() and "lists" not in path.parts]
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+
+
+def run(run_role_module: RunModule, args: dict[str, Any], **more: Any) -> dict[str, Any]:
+    check = more.pop("check", False)
+    return run_role_module("apt_repository", "signed_apt_repository", {**args, **more}, check=check)
+
+
+def test_first_use_is_recorded_and_second_run_changes_nothing(
+    run_role_module: RunModule, args: dict[str, Any], tmp_path: Path, module: ModuleType, keys: Path
+) -> None:
+    foreseen = run(run_role_module, args, check=True)
+    assert foreseen["changed"] and foreseen["fingerprints"] == []
+    assert files(tmp_path) == {}
+
+    result = run(run_role_module, args)
+    assert (result["changed"], result["trust"], result["fingerprints"]) == (True, "first-use", [ED25519])
+    written = files(tmp_path)
+    assert written["etc/apt/keyrings/vendor.gpg"] == module.dearmour((keys / "ed25519.asc").read_bytes())
+    assert "Signed-By: /etc/apt/keyrings/vendor.gpg" in written["etc/apt/sources.list.d/vendor.sources"].decode()
+    assert b"Pin: version 1" in written["etc/apt/preferences.d/vendor"]
+    assert json.loads(written["var/lib/vllm-edge/keys.json"])["vendor"]["fingerprints"] == [ED25519]
+
+    (tmp_path / "vendor.asc").unlink()  # a checked key is not downloaded again
+    again = run(run_role_module, args)
+    assert (again["changed"], again["refreshed"], again["trust"]) == (False, False, "recorded")
+    assert run(run_role_module, args, check=True)["changed"] is False
+    assert files(tmp_path) == written
+
+
+def test_pinned_key_must_match(run_role_module: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
+    result = run(run_role_module, args, fingerprint=RSA)
+    assert result["rc"] == 1
+    assert ED25519 in result["msg"] and f"vendor_fingerprint pins {RSA}" in result["msg"]
+    assert files(tmp_path) == {}
+    assert run(run_role_module, args, fingerprint=ED25519)["trust"] == "pinned"
+
+
+def test_later_different_key_is_refused(
+    run_role_module: RunModule, args: dict[str, Any], tmp_path: Path, keys: Path
+) -> None:
+    run(run_role_module, args)
+    shutil.copy(keys / "rsa-with-subkey.asc", tmp_path / "vendor.asc")
+    (tmp_path / "root/etc/apt/keyrings/vendor.gpg").unlink()
+    result = run(run_role_module, args)
+    assert result["rc"] == 1 and "recorded at first use" in result["msg"]
+    # The operator's pin is the way to a new key.
+    result = run(run_role_module, args, fingerprint=RSA)
+    assert (result["rc"], result["changed"], result["fingerprints"]) == (0, True, [RSA])
+    assert run(run_role_module, args)["trust"] == "recorded"
+
+
+def test_known_key_with_another_beside_it_is_refused(
+    run_role_module: RunModule, args: dict[str, Any], tmp_path: Path, keys: Path
+) -> None:
+    shutil.copy(keys / "two.asc", tmp_path / "vendor.asc")
+    result = run(run_role_module, args, fingerprint=ED25519)
+    assert result["rc"] == 1 and RSA in result["msg"]
+    assert run(run_role_module, args, fingerprint=f"{RSA},{ED25519}")["rc"] == 0
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_what_apt_cannot_read_is_put_back(
+    run_role_module: RunModule, args: dict[str, Any], tmp_path: Path, keys: Path, installed: bool
+) -> None:
+    if installed:
+        run(run_role_module, args)
+    before = files(tmp_path)
+    (tmp_path / "broken").touch()
+    shutil.copy(keys / "rsa-with-subkey.asc", tmp_path / "vendor.asc")
+    result = run(run_role_module, args, fingerprint=RSA)
+    assert result["rc"] == 1 and "Missing key" in result["msg"]
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "damage", ["etc/apt/keyrings/vendor.gpg", "etc/apt/sources.list.d/vendor.sources", "etc/apt/preferences.d/vendor"]
+)
+def test_damage_is_repaired_as_foreseen(
+    run_role_module: RunModule, args: dict[str, Any], tmp_path: Path, damage: str
+) -> None:
+    run(run_role_module, args)
+    written = files(tmp_path)
+    (tmp_path / "root" / damage).write_bytes(b"damaged")
+    assert run(run_role_module, args, check=True)["changed"] is True
+    assert run(run_role_module, args)["changed"] is True
+    assert files(tmp_path) == written
+
+
+def test_missing_index_is_read_without_a_change(
+    run_role_module: RunModule, args: dict[str, Any], tmp_path: Path
+) -> None:
+    run(run_role_module, args)
+    shutil.rmtree(tmp_path / "root/var/lib/apt/lists")
+    result = run(run_role_module, args)
+    assert (result["changed"], result["refreshed"]) == (False, True)
+    # One repository alone, and a failure is a failure.
+    log = (tmp_path / "apt-get.log").read_text().splitlines()[-1]
+    assert "Dir::Etc::sourceparts=-" in log and "APT::Update::Error-Mode=any" in log
+
+
+def test_the_same_repository_elsewhere_is_named(
+    run_role_module: RunModule, args: dict[str, Any], tmp_path: Path
+) -> None:
+    other = tmp_path / "root/etc/apt/sources.list.d/cuda.list"
+    other.parent.mkdir(parents=True)
+    other.write_text(ONE_LINE)
+    result = run(run_role_module, args)
+    assert result["rc"] == 1 and str(other) in result["msg"]
+
+
+def test_key_as_text_wins_and_is_checked_each_time(
+    run_role_module: RunModule, args: dict[str, Any], keys: Path
+) -> None:
+    local = {"key_text": (keys / "rsa-with-subkey.asc").read_text(), "key_source": "keys/vendor.asc"}
+    assert run(run_role_module, args, **local)["fingerprints"] == [RSA]
+    assert run(run_role_module, args, **local)["changed"] is False
+    other = {**local, "key_text": (keys / "ed25519.asc").read_text()}
+    for check in (True, False):
+        result = run(run_role_module, args, check=check, **other)
+        assert result["rc"] == 1 and "keys/vendor.asc" in result["msg"]
+
+
+def test_a_key_that_cannot_be_had_is_said(run_role_module: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "vendor.asc").unlink()
+    assert "could not be downloaded" in run(run_role_module, args)["msg"]
+    assert "vendor_fingerprint" in run(run_role_module, args, key_url="")["msg"]
+    (tmp_path / "vendor.asc").write_text("<html>log in first</html>")
+    assert "not OpenPGP data" in run(run_role_module, args)["msg"]
+
+
+def test_damaged_record_is_not_overwritten(run_role_module: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
+    record = Path(args["record"])
+    record.parent.mkdir(parents=True)
+    record.write_text("{")
+    result = run(run_role_module, args)
+    assert result["rc"] == 1 and str(record) in result["msg"]
+    assert record.read_text() == "{"
