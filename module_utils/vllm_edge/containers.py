@@ -299,8 +299,16 @@ class DockerEngine:
         return killed_by([json.loads(line) for item in answer for line in item.decode().splitlines() if line.strip()])
 
 
-def docker_unit_active(environ: Mapping[str, str] | None = None) -> bool | None:
-    """Whether systemd runs docker.service; None where systemd or the unit is not known.
+@dataclass(frozen=True)
+class DockerUnit:
+    """docker.service as systemd sees it; `invocation` changes with every start."""
+
+    active: bool
+    invocation: str
+
+
+def docker_unit(environ: Mapping[str, str] | None = None) -> DockerUnit | None:
+    """What systemd says of docker.service; None where systemd or the unit is not known.
 
     Asked before the socket is touched: with socket activation a mere connection would start a Docker Engine that an
     operator (or a package upgrade) has just stopped.
@@ -311,7 +319,7 @@ def docker_unit_active(environ: Mapping[str, str] | None = None) -> bool | None:
         "unix:///run/docker.sock",
     ):
         return None
-    command = ["systemctl", "show", "docker.service", "--property=LoadState,ActiveState"]
+    command = ["systemctl", "show", "docker.service", "--property=LoadState,ActiveState,InvocationID"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False, start_new_session=True)
     except (OSError, subprocess.TimeoutExpired):
@@ -319,4 +327,5 @@ def docker_unit_active(environ: Mapping[str, str] | None = None) -> bool | None:
     shown = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
     if done.returncode != 0 or shown.get("LoadState") != "loaded":
         return None
-    return shown.get("ActiveState") in ("active", "activating", "reloading")
+    active = shown.get("ActiveState") in ("active", "activating", "reloading")
+    return DockerUnit(active, shown.get("InvocationID", ""))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .containers import Container, Docker, DockerAway, DockerRefused
+from .containers import Container, Docker, DockerAway, DockerRefused, docker_unit
 from .engine_config import (
     ENGINE_NAME,
     LABEL_ENGINE,
@@ -66,6 +66,10 @@ def ask_units(units: Sequence[str]) -> tuple[dict[str, dict[str, str]], str | No
 
 def ask_containers(docker: Docker, names: Sequence[str]) -> tuple[dict[str, Container], str | None]:
     found: dict[str, Container] = {}
+    unit = docker_unit()
+    if unit is not None and not unit.active:
+        # A question over the socket would start it, and a status changes nothing.
+        return found, "the Docker Engine cannot be asked: docker.service is not running"
     try:
         docker.ping(3.0)
         for name in names:

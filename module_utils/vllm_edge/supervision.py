@@ -129,6 +129,7 @@ class Supervision:
     scan: deque[str] = field(default_factory=lambda: deque(maxlen=SCAN_LINES))
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     last_log: float = 0.0
+    last_ok: float | None = None
     unhealthy_since: float | None = None
     unhealthy_clock: str = ""
     unhealthy_answer: str = ""
@@ -216,6 +217,7 @@ class Supervision:
         elif self.unhealthy_since is not None:
             say = f"/health answers again after {_span(now - self.unhealthy_since)}"
         self.unhealthy_since = None
+        self.last_ok = now
         self.phase = Phase.SERVING
         return self._react(now, ready=first, watchdog=True, say=say, before=before)
 
@@ -241,4 +243,5 @@ class Supervision:
         return self._react(now)
 
     def unanswered_s(self, now: float) -> float:
-        return 0.0 if self.unhealthy_since is None else now - self.unhealthy_since
+        """Since the last good answer, or since the start where there was none."""
+        return now - (self.started if self.last_ok is None else self.last_ok)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TextIO
 
-from .containers import Container, Docker, DockerAway, DockerRefused, docker_unit_active, stamp_seconds
+from .containers import Container, Docker, DockerAway, DockerRefused, DockerUnit, docker_unit, stamp_seconds
 from .engine_config import LABEL_ENGINE, Engine, EngineConfig, EngineConfigError, load_engine
 from .engine_state import TAIL_LINES, EngineState, Failure, read_state, stamp, write_state
 from .explain import Death, Explanation, explain, explain_hang
@@ -51,6 +51,9 @@ PING_S = 3.0
 # The longest that `docker create` and `docker start` may take together.
 CREATE_S = 240.0
 TICK_S = 1.0
+
+# Phases that a supervisor leaves behind when it has seen the end itself.
+_ENDS = (Phase.FAILED, Phase.STOPPING, Phase.STOPPED)
 
 # Our own question, every few seconds, would fill the journal.
 _OWN_PROBE = re.compile(r'"GET /health HTTP/1\.[01]" 200')
@@ -144,7 +147,7 @@ class Supervisor:
         *,
         watchdog_s: float | None = None,
         docker_wait_s: float = DOCKER_WAIT_S,
-        unit_active: Callable[[], bool | None] = docker_unit_active,
+        unit: Callable[[], DockerUnit | None] = docker_unit,
         health: Callable[[str, float], Answer] = get_health,
     ) -> None:
         self.engine = engine
@@ -165,7 +168,8 @@ class Supervisor:
         )
         self._watchdog_s = watchdog_s
         self._docker_wait_s = docker_wait_s
-        self._unit_active = unit_active
+        self._unit = unit
+        self._invocation: str | None = None
         self._health = health
         self._closing = threading.Event()
         self._docker_away = threading.Event()
@@ -219,8 +223,8 @@ class Supervisor:
 
     def _reachable(self, timeout_s: float = PING_S) -> str | None:
         """None when Docker answers, else why not."""
-        active = self._unit_active()
-        if active is False:
+        unit = self._unit()
+        if unit is not None and not unit.active:
             return "docker.service is not running"
         try:
             self.docker.ping(timeout_s)
@@ -267,8 +271,9 @@ class Supervisor:
         finished = stamp_seconds(container.finished_at)
         last = self._state.last_failure
         told = last is not None and finished is not None and last.time >= stamp(datetime.fromtimestamp(finished, UTC))
-        asked = self._previous is not None and self._previous.phase == Phase.STOPPED
-        if told or asked or finished is None or container.exit_code is None:
+        ours = self._previous is not None and self._previous.container_id == container.id
+        watched = ours and self._previous is not None and self._previous.phase in _ENDS
+        if told or watched or finished is None or container.exit_code is None:
             return
         records = self.docker.logs(container.id, after=None, follow=False, tail=400)
         lines = [record.line for record in records]
@@ -389,9 +394,11 @@ class Supervisor:
                         continue
                     self.journal.engine_line(record.line)
                     self.events.put(LogLine(record.line))
-                found = self.docker.find(container_id)
-                if found is None or not found.running:
-                    return
+                # An end of the stream is the container's or Docker's: look before the socket is touched again.
+                if self._reachable() is None:
+                    found = self.docker.find(container_id)
+                    if found is None or not found.running:
+                        return
             except DockerRefused:
                 return
             except DockerAway:
@@ -399,19 +406,28 @@ class Supervisor:
             self._closing.wait(0.5)
             self._until_docker_is_back()
 
+    def _current_invocation(self) -> str | None:
+        unit = self._unit()
+        return unit.invocation if unit is not None else None
+
+    def _docker_restarted(self) -> bool:
+        """Whether this is another Docker Engine than the one the container lived under, or one that is ending."""
+        unit = self._unit()
+        return unit is not None and self._invocation is not None and unit != DockerUnit(True, self._invocation)
+
     def _wait_for_end(self, container_id: str) -> None:
         while not self._closing.is_set():
             try:
+                if self._reachable() is not None:
+                    raise DockerAway
                 found = self.docker.find(container_id)
                 if found is None or not found.running:
                     break
                 if self._docker_away.is_set():
+                    self._invocation = self._current_invocation()
                     self._docker_away.clear()
                     self.events.put(DockerSeen(away=False))
                 self.docker.wait(container_id)
-                found = self.docker.find(container_id)
-                if found is None or not found.running:
-                    break
             except DockerRefused:
                 break
             except DockerAway:
@@ -494,6 +510,7 @@ class Supervisor:
             load_seconds=life.load_seconds,
             log_facts=life.progress.facts,
         )
+        self._invocation = self._current_invocation()
         self._follower = self._thread(self._follow_log, container.id)
         self._thread(self._wait_for_end, container.id)
         if container.pid > 0:
@@ -585,12 +602,15 @@ class Supervisor:
     def _bury(self, life: Supervision) -> int:
         """The container died by itself."""
         assert self._container is not None
+        # At once: a restart of Docker may be over before the last lines have been read.
+        restarted = self._docker_restarted()
         self._drain(life, 0.0 if self._docker_away.is_set() else 0.5)
         if self._signal is not None and self._signal != signal.SIGABRT:
             return self._stop(life)
         found, away = self._last_facts()
-        # Docker may be back already: it stops containers after it has closed its socket.
-        away = away or self._docker_away.is_set() or life.docker_away_since is not None
+        # Docker may be back already, and it remembers nothing of having stopped a container on its own way out.
+        with_docker = restarted or self._docker_restarted() or self._docker_away.is_set()
+        away = away or with_docker or life.docker_away_since is not None
         outside: str | None = None
         if found is not None:
             try:

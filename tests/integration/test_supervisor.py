@@ -122,6 +122,7 @@ def test_a_hung_engine_starves_the_watchdog_and_is_replaced(host: Host) -> None:
     again = host.start(watchdog_s=5)
     again.until_ready()
     assert host.container_id() != first
+    assert host.failure()["cause"] == "hung", "the corpse was explained a second time"
 
 
 def test_a_hung_container_is_replaced_when_the_supervisor_was_killed(host: Host) -> None:

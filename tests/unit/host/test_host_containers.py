@@ -11,9 +11,10 @@ from ansible.module_utils.vllm_edge.containers import (
     DockerAway,
     DockerEngine,
     DockerRefused,
+    DockerUnit,
     LogRecord,
     container_from_inspect,
-    docker_unit_active,
+    docker_unit,
     killed_by,
     split_records,
     stamp_seconds,
@@ -109,11 +110,11 @@ def test_docker_service_by_systemd(
     shown: str, active: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "systemctl"
-    program.write_text(f"#!/bin/sh\nprintf '%s\\n' '{shown}'\n")
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' 'InvocationID=0f' '{shown}'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert docker_unit_active({}) is active
+    assert docker_unit({}) == (None if active is None else DockerUnit(active, "0f"))
 
 
 def test_a_docker_elsewhere_is_not_systemds() -> None:
-    assert docker_unit_active({"DOCKER_HOST": "tcp://10.0.0.1:2375"}) is None
+    assert docker_unit({"DOCKER_HOST": "tcp://10.0.0.1:2375"}) is None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.containers import Container
+from ansible.module_utils.vllm_edge.containers import Container, DockerUnit
 from ansible.module_utils.vllm_edge.engine_config import load_engine
 from ansible.module_utils.vllm_edge.health import Answer
 from ansible.module_utils.vllm_edge.sd_notify import Notifier
@@ -35,7 +35,7 @@ class Case:
         self.docker = docker
         self.healthy = threading.Event()
         self.asked: list[str] = []
-        self.unit_active: bool | None = None
+        self.unit: DockerUnit | None = None
         self.code: int | None = None
         self.told: list[str] = []
         self.output = io.StringIO()
@@ -51,7 +51,7 @@ class Case:
             Journal(self.output, prefixed=True),
             watchdog_s=0.6,
             docker_wait_s=3,
-            unit_active=lambda: self.unit_active,
+            unit=lambda: self.unit,
             health=self.health,
         )
         self.thread = threading.Thread(target=self.run, daemon=True)
@@ -189,6 +189,46 @@ def test_docker_that_is_back_at_once_is_still_the_cause(begin: Begin, docker: Fa
     assert case.state()["last_failure"]["cause"] == "docker_stopped"
 
 
+@pytest.mark.parametrize("now", [DockerUnit(False, "1"), DockerUnit(True, "2")], ids=["ending", "another"])
+def test_docker_that_answers_until_it_ends(begin: Begin, docker: FakeDocker, now: DockerUnit) -> None:
+    """Newer Docker stops its containers before it closes its socket, and sends them the signal a person would send."""
+    docker.live = False
+    docker.outside = "SIGTERM"
+    case = begin()
+    case.unit = DockerUnit(True, "1")
+    case.start().until_ready()
+    case.unit = now
+    docker.kill_container(15)
+    assert case.ends() == EXIT_FAILED
+    assert case.state()["last_failure"]["cause"] == "docker_stopped"
+
+
+def test_a_person_at_the_same_docker_is_told_apart(begin: Begin, docker: FakeDocker) -> None:
+    docker.outside = "SIGTERM"
+    case = begin()
+    case.unit = DockerUnit(True, "1")
+    case.start().until_ready()
+    docker.kill_container(15)
+    assert case.ends() == EXIT_FAILED
+    assert case.state()["last_failure"]["cause"] == "stopped_outside"
+
+
+def test_while_its_service_is_stopped_docker_is_left_alone(begin: Begin, docker: FakeDocker) -> None:
+    case = begin()
+    case.unit = DockerUnit(True, "1")
+    case.start().until_ready()
+    case.unit = DockerUnit(False, "1")
+    docker.away.set()
+    case.until(lambda: case.supervisor._docker_away.is_set())
+    time.sleep(0.3)
+    asked = len(docker.calls)
+    time.sleep(1.5)
+    assert len(docker.calls) == asked, f"the socket was touched: {docker.calls[asked:]}"
+    docker.away.clear()
+    case.unit = DockerUnit(True, "2")
+    case.until(lambda: "the Docker Engine is back" in case.output.getvalue())
+
+
 def test_an_engine_that_dies_while_docker_is_away(begin: Begin, docker: FakeDocker) -> None:
     case = begin().start().until_ready()
     docker.away.set()
@@ -223,12 +263,12 @@ def test_the_start_waits_for_docker(begin: Begin, docker: FakeDocker) -> None:
 
 def test_a_stopped_docker_service_is_not_woken_through_its_socket(begin: Begin, docker: FakeDocker) -> None:
     case = begin()
-    case.unit_active = False
+    case.unit = DockerUnit(False, "")
     case.start()
     case.until(lambda: any("docker.service is not running" in text for text in case.told))
     time.sleep(0.2)
     assert docker.calls == []
-    case.unit_active = True
+    case.unit = DockerUnit(True, "1")
     case.until_ready()
 
 
