@@ -24,15 +24,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+# Run as a script: the lab's package is two directories up.
+sys.path.insert(0, str(HERE.parents[1]))
+
+from lab.docker import LABEL, docker_command
+from lab.shell import as_root
+
 REQUIREMENTS = HERE / "requirements.txt"
 SUITE = "bookworm"
 PYTHON = "3.11"
 DEBIAN_PACKAGES = ("python3", "python3-dev", "libnuma1", "util-linux", "g++", "ca-certificates")
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 VERSION = "0.32.0"
-# By this label the lab finds its images when it is taken down.
-LABEL = "vllm-edge-lab"
 LABEL_INPUTS = f"{LABEL}.inputs"
 # Newest first, so that pip prefers the newest build; 2.36 is the glibc of Debian 12.
 GLIBC_NEWEST = 36
@@ -171,7 +176,7 @@ def image_inputs(mirror: str) -> str:
 
 
 def docker(*arguments: str) -> str:
-    result = subprocess.run(["docker", *arguments], check=False, stdout=subprocess.PIPE, text=True)
+    result = subprocess.run([*docker_command(), *arguments], check=False, stdout=subprocess.PIPE, text=True)
     if result.returncode != 0:
         raise SystemExit(f"docker {' '.join(arguments[:2])} failed with exit code {result.returncode}")
     return result.stdout.strip()
@@ -179,7 +184,8 @@ def docker(*arguments: str) -> str:
 
 def label_of(image: str) -> str:
     """The inputs an image was made from; empty where there is no such image."""
-    command = ["docker", "image", "inspect", "--format", f'{{{{index .Config.Labels "{LABEL_INPUTS}"}}}}', image]
+    label = f'{{{{index .Config.Labels "{LABEL_INPUTS}"}}}}'
+    command = [*docker_command(), "image", "inspect", "--format", label, image]
     return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
 
 
@@ -191,11 +197,11 @@ def committed(base: str, step: str, mounts: Sequence[str], changes: Sequence[str
         docker("run", "--name", name, "--user", "0", "--network", "none", *mounts, *command)
         docker("commit", *(part for change in changes for part in ("--change", change)), name, tag)
     finally:
-        subprocess.run(["docker", "rm", "--force", "--volumes", name], check=False, capture_output=True)
+        subprocess.run([*docker_command(), "rm", "--force", "--volumes", name], check=False, capture_output=True)
 
 
 def root_filesystem(cache: Path, mirror: str) -> Path:
-    key = hashlib.sha256(repr((SUITE, mirror, DEBIAN_PACKAGES, "v1")).encode()).hexdigest()[:12]
+    key = hashlib.sha256(repr((SUITE, mirror, DEBIAN_PACKAGES)).encode()).hexdigest()[:12]
     target = cache / "rootfs" / f"engine-{SUITE}-{key}.tar"
     if target.exists():
         return target
@@ -204,10 +210,11 @@ def root_filesystem(cache: Path, mirror: str) -> Path:
         raise SystemExit("mmdebstrap is not installed: apt-get install mmdebstrap debian-archive-keyring")
     say(f"making Debian {SUITE} from {mirror}")
     partial = target.with_suffix(".partial.tar")
-    command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(DEBIAN_PACKAGES)}"]
+    command = [*as_root(), "mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(DEBIAN_PACKAGES)}"]
     command += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale", "info")]
-    command += ["--aptopt=Acquire::Languages none", "--components=main", SUITE, str(partial), mirror]
-    command += [f"deb {mirror} {SUITE}-updates main"]
+    command += ["--aptopt=Acquire::Languages none", SUITE, str(partial)]
+    # Named, because a machine that is not Debian does not trust Debian's keys by itself.
+    command += [f"deb [signed-by={KEYRING}] {mirror} {suite} main" for suite in (SUITE, f"{SUITE}-updates")]
     subprocess.run(command, check=True)
     partial.rename(target)
     return target

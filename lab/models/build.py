@@ -10,11 +10,16 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+# Run as a script: the lab's package is two directories up.
+sys.path.insert(0, str(HERE.parents[1]))
+
+from lab.docker import docker_command
 
 
 def build(image: str, out: Path) -> None:
@@ -22,7 +27,7 @@ def build(image: str, out: Path) -> None:
         raise SystemExit(f"{out} is not empty: checkpoints are made into an empty directory, remove it first")
     out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    command = ["docker", "run", "--rm", "--network=none", f"--user={os.getuid()}:{os.getgid()}"]
+    command = [*docker_command(), "run", "--rm", "--network=none", f"--user={os.getuid()}:{os.getgid()}"]
     command += ["--env=HOME=/tmp", "--tmpfs=/tmp:exec,mode=1777", "--workdir=/tmp"]
     command += [f"--volume={HERE}:/models:ro", f"--volume={out.resolve()}:/out", "--entrypoint=python3", image]
     if subprocess.run([*command, "/models/make.py", "/models/chat_template.jinja"], check=False).returncode != 0:

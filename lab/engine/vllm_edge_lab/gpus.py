@@ -162,11 +162,10 @@ class Claim:
         self.held = 0
         self.path = gpu.path / "claims" / name
         with locked(gpu):
-            # The name is ours alone, so a file of that name is a dead process's; its inode must not be taken over
-            # while a fault still counts it.
             self._remove_dead()
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Waits at most for somebody's look at it (is_held): the name is ours alone.
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             self._write(0)
 
     def _remove_dead(self) -> None:
