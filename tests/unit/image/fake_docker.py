@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The docker command as far as the role vllm_image uses it, over a JSON file: images, tags, labels, containers.
+
+What it cannot show (that a layer builds, that an engine runs in it) the lab shows with a real one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+DIRECTORY = Path(os.environ["FAKE_DOCKER"])
+STATE = DIRECTORY / "state.json"
+
+
+def fail(text: str) -> None:
+    print(text, file=sys.stderr)
+    sys.exit(1)
+
+
+def option(arguments: list[str], name: str) -> str:
+    return arguments[arguments.index(name) + 1]
+
+
+def find(state: dict[str, Any], reference: str) -> dict[str, Any]:
+    for image in state["images"]:
+        if reference in (image["id"], *image["tags"]) or reference.split("@")[-1] in image["digests"]:
+            found: dict[str, Any] = image
+            return found
+    fail(f"Error: No such image: {reference}")
+    raise AssertionError
+
+
+def main(arguments: list[str]) -> None:
+    with (DIRECTORY / "log").open("a") as log:
+        print(json.dumps(arguments), file=log)
+    state = json.loads(STATE.read_text())
+    match arguments:
+        case ["version", *_]:
+            print(json.dumps({"Client": {"Version": "26.1.5"}, "Server": {"Version": "26.1.5"}}))
+        case ["buildx", "version"]:
+            print("github.com/docker/buildx 0.13.1")
+        case ["image", "inspect", reference]:
+            image = find(state, reference)
+            digests = [f"registry.example/base@{digest}" for digest in image["digests"]]
+            config = {"User": "", "Labels": image["labels"]}
+            print(json.dumps([{"Id": image["id"], "RepoDigests": digests, "Config": config}]))
+        case ["image", "pull", reference]:
+            offered = state["registry"].get(reference)
+            if offered is None:
+                fail(f"Error response from daemon: manifest for {reference} not found: manifest unknown")
+            # As Docker does: a pull by digest gives no tag.
+            state["images"].append({**offered, "tags": [] if "@" in reference else [reference]})
+        case ["image", "load", "--input", archive]:
+            state["images"].append(json.loads(Path(archive).read_text()))
+        case ["image", "tag", source, target]:
+            find(state, source)["tags"].append(target)
+        case ["image", "ls", *_]:
+            for image in reversed(state["images"]):
+                if "vllm-edge.inputs" in image["labels"]:
+                    print(f"{image['id']} {image['tags'][0]}")
+        case ["image", "rm", reference]:
+            state["images"].remove(find(state, reference))
+        case ["build", *rest]:
+            context = Path(rest[-1])
+            files = {path.name: path.read_text() for path in context.iterdir() if path.is_file()}
+            files["wheels"] = " ".join(sorted(path.name for path in (context / "wheels").iterdir()))
+            (DIRECTORY / "context.json").write_text(json.dumps(files))
+            print("#6 installing transformers")
+            if state.get("build_fails"):
+                fail("ERROR: No matching distribution found for tokenizers")
+            labels = dict(item.removeprefix("--label=").split("=", 1) for item in rest if item.startswith("--label="))
+            digest = hashlib.sha256(json.dumps([labels, len(state["images"])]).encode()).hexdigest()
+            tag = option(rest, "--tag")
+            contents = json.loads(json.dumps(find(state, labels["vllm-edge.base-id"])["contents"]))
+            contents["packages"]["transformers"] = labels["vllm-edge.transformers"]
+            image = {"id": f"sha256:{digest}", "tags": [tag], "digests": [], "labels": labels, "contents": contents}
+            state["images"].append(image)
+        case ["run", *rest]:
+            script = sys.stdin.read()
+            position = rest.index("-")
+            image = find(state, rest[position - 1])
+            if position == len(rest) - 1:
+                assert "platforms" in script
+                print(json.dumps(image["contents"]))
+            else:
+                packages = image["contents"]["packages"]
+                versions = {name: packages[name] for name in ("torch", "transformers", "vllm")}
+                print(json.dumps({"failures": state.get("failures", []), "versions": versions, "libraries": 3}))
+        case ["container", "ls", *_]:
+            print("\n".join(state["containers"]))
+        case ["container", "inspect", "--format", "{{.Image}}", *names]:
+            print("\n".join(state["containers"][name] for name in names))
+        case _:
+            fail(f"unknown: {arguments}")
+    STATE.write_text(json.dumps(state))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The role vllm_image as a play against a docker command that keeps its images in a file."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+BASE = "registry.example/vllm/vllm-openai:v0.32.0"
+BASE_ID = "sha256:" + "a" * 64
+OTHER_ID = "sha256:" + "b" * 64
+DIGEST = "sha256:" + "d" * 64
+PACKAGES = {"vllm": "0.32.0", "torch": "2.13.0", "transformers": "5.16.0", "tokenizers": "0.23.3", "pip": "26.0"}
+CONTENTS = {"python": "3.12", "platforms": ["manylinux_2_35_x86_64", "linux_x86_64"], "packages": PACKAGES}
+IMAGE: dict[str, Any] = {"id": BASE_ID, "tags": [BASE], "digests": [DIGEST], "labels": {}, "contents": CONTENTS}
+PLAY = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role:
+        name: vllm_image
+    - ansible.builtin.copy:
+        content: "{{ vllm_image_result | default({}) | to_json }}"
+        dest: "{{ result_file }}"
+        mode: "0644"
+      check_mode: false
+      changed_when: false
+"""
+
+
+@dataclass
+class Played:
+    """What a run of the play came to."""
+
+    rc: int
+    changed: int
+    text: str
+    result: dict[str, Any]
+
+
+class Host:
+    """A directory in place of a host's state, and the command in place of its Docker."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.wheels = root / "wheels"
+        self.wheels.mkdir()
+        (self.wheels / "transformers-5.17.0-py3-none-any.whl").touch()
+        (self.wheels / "transformers-5.19.0-py3-none-any.whl").touch()
+        (root / "play.yml").write_text(PLAY)
+        (root / "docker").mkdir()
+        (root / "state").mkdir()
+        self.docker({"images": [copy.deepcopy(IMAGE)], "registry": {}, "containers": {}})
+
+    def docker(self, state: dict[str, Any]) -> None:
+        (self.root / "docker/state.json").write_text(json.dumps(state))
+
+    def docker_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((self.root / "docker/state.json").read_text())
+        return state
+
+    def tags(self) -> list[str]:
+        return [tag for image in self.docker_state()["images"] for tag in image["tags"]]
+
+    def commands(self) -> list[str]:
+        """What Docker was asked since the last question, without the reading."""
+        log = self.root / "docker/log"
+        lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        log.unlink(missing_ok=True)
+        asked = [" ".join(line[:2]) if line[0] == "image" else line[0] for line in lines]
+        return [item for item in asked if item not in ("version", "buildx", "image inspect", "image ls", "container")]
+
+    def play(self, check: bool = False, **variables: Any) -> Played:
+        given = {
+            "vllm_image_base": BASE,
+            "vllm_image_matrix": [{"vllm": "==0.32.*", "transformers": ">=5.16.1,<5.20.0", "reference": "its wheel"}],
+            "vllm_image_pip_source": "directory",
+            "vllm_image_wheels_directory": str(self.wheels),
+            "vllm_image_docker": str(Path(__file__).with_name("fake_docker.py")),
+            "vllm_image_state_directory": str(self.root / "state"),
+            "result_file": str(self.root / "result.json"),
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            **variables,
+        }
+        command = [
+            Path(sys.executable).with_name("ansible-playbook"),
+            "-i",
+            "host,",
+            "play.yml",
+            "-e",
+            json.dumps(given),
+        ]
+        environment = {
+            **os.environ,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_NOCOLOR": "1",
+            "FAKE_DOCKER": str(self.root / "docker"),
+        }
+        (self.root / "result.json").unlink(missing_ok=True)
+        done = subprocess.run(
+            [*command, "--diff", *(["--check"] if check else [])],
+            cwd=self.root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        text = " ".join((done.stdout + done.stderr).split())
+        counted = re.search(r"changed=(\d+)", text)
+        path = self.root / "result.json"
+        result = json.loads(path.read_text()) if path.exists() else {}
+        return Played(done.returncode, int(counted[1]) if counted else -1, text, result)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_way_of_a_derived_image(host: Host) -> None:
+    """Foreseen, built, kept, foreseen as nothing, and built again when it is gone."""
+    foreseen = host.play(check=True)
+    assert foreseen.rc == 0 and foreseen.changed == 1, foreseen.text
+    assert "would build vllm-edge/vllm-openai:0.32.0-" in foreseen.text
+    assert foreseen.result["id"] == "" and foreseen.result["layer"] is True
+    assert list((host.root / "state").iterdir()) == []
+    host.commands()
+
+    built = host.play()
+    assert built.rc == 0, built.text
+    assert host.commands() == ["run", "build", "run"]
+    assert "names no release (4.57.6 -> 5.0.0)" in built.text
+    assert f"vllm_image_base_digest: {DIGEST}" in built.text
+    assert built.result["name"] == foreseen.result["name"]
+    assert built.result["transformers"] == "5.19.0", "the newest wheel that is there"
+    image = host.docker_state()["images"][-1]
+    assert image["id"] == built.result["id"]
+    assert image["labels"]["vllm-edge.base-id"] == BASE_ID
+    assert image["labels"]["vllm-edge.constraint"] == "transformers>=5.16.1,<5.20.0"
+    assert image["labels"]["vllm-edge.transformers"] == "5.19.0"
+    assert image["labels"]["vllm-edge.inputs"].startswith(built.result["name"].rsplit("-", 1)[1])
+    context = json.loads((host.root / "docker/context.json").read_text())
+    assert f"FROM {BASE}\n" in context["Dockerfile"]
+    assert "torch==2.13.0\n" in context["constraints.txt"] and "tokenizers" not in context["constraints.txt"]
+    assert context["requirements.txt"] == "transformers==5.19.0\n"
+    assert not (host.root / "state/build/image").exists()
+
+    again = host.play()
+    assert again.rc == 0 and again.changed == 0, again.text
+    assert host.commands() == [], "neither looked into nor tested again"
+    assert again.result == built.result
+    assert host.play(check=True).changed == 0
+
+    state = host.docker_state()
+    state["images"] = state["images"][:1]
+    host.docker(state)
+    host.commands()
+    assert host.play().result["name"] == built.result["name"]
+    assert "build" in host.commands()
+
+
+def test_base_that_meets_the_requirement_gets_no_layer(host: Host) -> None:
+    state = host.docker_state()
+    state["images"][0]["contents"]["packages"]["transformers"] = "5.18.0"
+    host.docker(state)
+    played = host.play()
+    assert played.rc == 0, played.text
+    assert played.result["name"] == BASE and played.result["id"] == BASE_ID and played.result["layer"] is False
+    assert host.commands() == ["run", "run"]
+    assert "there is no layer" in played.text
+
+
+def test_moved_tag_is_noticed_and_accepted_only_by_name(host: Host) -> None:
+    assert host.play().rc == 0
+    state = host.docker_state()
+    state["images"][0]["id"] = OTHER_ID
+    host.docker(state)
+    moved = host.play()
+    assert moved.rc != 0
+    assert "the tag was moved" in moved.text and f"vllm_image_base_id: {OTHER_ID}" in moved.text
+    assert f"docker tag {BASE_ID} {BASE}" in moved.text
+    accepted = host.play(vllm_image_base_id=OTHER_ID)
+    assert accepted.rc == 0 and accepted.result["base_id"] == OTHER_ID, accepted.text
+    assert host.play().rc == 0, "what was accepted is what is recorded"
+
+
+def test_pinned_identity_that_differs_is_refused(host: Host) -> None:
+    by_id = host.play(vllm_image_base_id=OTHER_ID)
+    assert by_id.rc != 0 and "vllm_image_base_id pins" in by_id.text
+    by_digest = host.play(vllm_image_base_digest=OTHER_ID)
+    assert by_digest.rc != 0 and "vllm_image_base_digest pins" in by_digest.text
+    assert host.commands() == []
+
+
+def test_absent_base_is_pulled_by_the_pinned_digest(host: Host) -> None:
+    host.docker({"images": [], "registry": {f"{BASE.rsplit(':', 1)[0]}@{DIGEST}": IMAGE}, "containers": {}})
+    foreseen = host.play(check=True, vllm_image_base_digest=DIGEST)
+    assert foreseen.rc == 0 and foreseen.changed == 1 and foreseen.result == {}
+    assert "cannot be foreseen until the base image is on the host" in foreseen.text
+    assert host.commands() == []
+    pulled = host.play(vllm_image_base_digest=DIGEST)
+    assert pulled.rc == 0, pulled.text
+    assert BASE in host.tags()
+    assert host.play(vllm_image_base_digest=DIGEST).changed == 0
+
+
+def test_failed_pull_says_what_docker_said(host: Host) -> None:
+    host.docker({"images": [], "registry": {}, "containers": {}})
+    failed = host.play()
+    assert failed.rc != 0 and "manifest unknown" in failed.text and "vllm_image_base_archive" in failed.text
+
+
+def test_archive_of_the_controller_is_loaded(host: Host) -> None:
+    host.docker({"images": [], "registry": {}, "containers": {}})
+    (host.root / "base.tar").write_text(json.dumps({**IMAGE, "digests": []}))
+    loaded = host.play(vllm_image_base_archive=str(host.root / "base.tar"))
+    assert loaded.rc == 0, loaded.text
+    assert f"vllm_image_base_id: {BASE_ID}" in loaded.text, "an archive has no digest to pin"
+    assert sorted(path.name for path in (host.root / "state").iterdir()) == ["build", "image.json", "log"]
+
+
+def test_failed_build_says_the_end_of_its_log(host: Host) -> None:
+    host.docker({**host.docker_state(), "build_fails": True})
+    failed = host.play()
+    assert failed.rc != 0
+    assert "No matching distribution found for tokenizers" in failed.text and "image-build.log" in failed.text
+    assert not (host.root / "state/build/image").exists()
+
+
+def test_image_that_fails_its_tests_is_refused_each_time(host: Host) -> None:
+    host.docker({**host.docker_state(), "failures": ["libgone.so, which _C.so needs, is not found"]})
+    for _ in range(2):
+        failed = host.play()
+        assert failed.rc != 0 and "libgone.so" in failed.text and "cannot run an engine" in failed.text
+
+
+def test_old_images_of_ours_are_removed_and_nobody_elses(host: Host) -> None:
+    labels = {"vllm-edge.inputs": "x"}
+    old = [
+        {**IMAGE, "id": f"sha256:{n}", "tags": [f"vllm-edge/vllm-openai:old{n}"], "labels": labels} for n in range(4)
+    ]
+    other = {**IMAGE, "id": OTHER_ID, "tags": ["someone/else:1"]}
+    state = {**host.docker_state(), "containers": {"c1": "sha256:0"}}
+    state["images"] += [*old, other]
+    host.docker(state)
+    played = host.play(vllm_image_keep=2)
+    assert played.rc == 0, played.text
+    kept = [tag for tag in host.tags() if "old" in tag]
+    assert kept == ["vllm-edge/vllm-openai:old0", "vllm-edge/vllm-openai:old3"], "old0 is used by a container"
+    assert {BASE, "someone/else:1", played.result["name"]} <= set(host.tags())
+    assert host.play(vllm_image_keep=2).changed == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({"vllm_image_requirement": "transformers<5"}, "is impossible with vLLM 0.32.0"),
+        ({"vllm_image_base": "vllm/vllm-openai:latest"}, "'latest' is no tag to serve from"),
+        ({"vllm_image_base_digest": "v1"}, "64 hexadecimal digits"),
+        ({"vllm_image_matrix": []}, "vllm_image_matrix is empty"),
+        ({"vllm_image_wheels_directory": ""}, "The directory is needed"),
+        ({"vllm_image_docker": "/nonexistent/docker"}, "The role container_runtime installs it"),
+        ({"vllm_image_pip_source": "magic"}, "magic"),
+    ],
+)
+def test_refusals(host: Host, variables: dict[str, Any], text: str) -> None:
+    refused = host.play(**variables)
+    assert refused.rc != 0 and text in refused.text
+    assert not {"build", "image pull"} & set(host.commands())
+
+
+def test_check_mode_without_docker_says_one_line(host: Host) -> None:
+    foreseen = host.play(check=True, vllm_image_docker="/nonexistent/docker")
+    assert foreseen.rc == 0 and foreseen.changed == 1, foreseen.text
+    assert "cannot be foreseen until Docker is installed" in foreseen.text
