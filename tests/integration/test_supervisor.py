@@ -60,7 +60,7 @@ def test_ready_only_after_health_and_a_clean_stop(host: Host) -> None:
 
 
 def test_a_crash_while_loading_ends_at_once_and_is_explained(host: Host) -> None:
-    host.configure("--mode=crash", "--load=1", f"--say={KV_REFUSAL}")
+    host.configure("--mode=crash", "--load=0.5", f"--say={KV_REFUSAL}")
     run = host.start()
     code = run.ends(15)
     at = time.time()
@@ -109,7 +109,7 @@ def test_a_hung_engine_starves_the_watchdog_and_is_replaced(host: Host) -> None:
     run.until_ready()
     run.until(lambda: run.has("STATUS", "not answering /health since"), 6)
     hung = time.monotonic()
-    time.sleep(2)
+    time.sleep(1.5)
     assert not [m for m in run.messages if "WATCHDOG" in m.fields and m.at > hung], "a hung engine was called alive"
     assert run.process.poll() is None, "ending a hung engine is the watchdog's to decide"
     assert host.state()["phase"] == "not-answering"
@@ -158,7 +158,7 @@ def test_a_killed_supervisor_finds_its_container_again(host: Host) -> None:
 
 
 def test_a_loading_container_is_kept(host: Host) -> None:
-    host.configure("--mode=slow", "--load=4")
+    host.configure("--mode=slow", "--load=3")
     run = host.start()
     run.until(lambda: "Loading safetensors" in run.text, 10)
     first = host.container_id()
@@ -168,7 +168,7 @@ def test_a_loading_container_is_kept(host: Host) -> None:
     again.until_ready()
     assert host.container_id() == first
     load_seconds = host.state()["load_seconds"]
-    assert isinstance(load_seconds, float) and load_seconds >= 4, "the time before the attachment counts"
+    assert isinstance(load_seconds, float) and load_seconds >= 3, "the time before the attachment counts"
 
 
 def test_other_inputs_make_another_container(host: Host) -> None:
