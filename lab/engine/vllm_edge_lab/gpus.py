@@ -172,10 +172,10 @@ class Claim:
         if fault(self.gpu, "slow-release") is not None:
             return
         for path in (self.gpu.path / "claims").iterdir():
-            # Another user's dead claim stays: the directory is sticky.
-            if not is_held(path):
-                with contextlib.suppress(PermissionError):
-                    path.unlink(missing_ok=True)
+            # Another user's stay: the directory is sticky, and who else claims there may not know of our lock.
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_uid == os.geteuid() and not is_held(path):
+                    path.unlink()
 
     def _write(self, held: int) -> None:
         # Fixed width in one write: no reader ever sees a part of a number.
