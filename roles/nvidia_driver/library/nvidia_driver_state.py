@@ -15,6 +15,9 @@ options:
   lead_package: {description: Package whose version is the driver's version., type: str, required: true}
   repository: {description: Address of the vendor's repository., type: str, required: true}
   mark: {description: File that says that the driver was installed by us., type: path, required: true}
+  headers: {description: Kernel header packages that are wanted; empty lets us choose., type: list, elements: str}
+  metapackages: {description: Metapackages of kernels to those of their headers., type: dict, default: {}}
+  unit: {description: systemd unit of the persistence daemon., type: str, default: nvidia-persistenced.service}
   root: {description: Directory that holds C(sys), C(proc), C(lib); not V(/) only in tests., type: path, default: /}
 author:
   - vllm-edge (@vllm-edge)
@@ -54,6 +57,12 @@ module_version:
 nouveau: {description: Whether nouveau holds the GPUs., returned: success, type: bool}
 kernel: {description: Release of the running kernel., returned: success, type: str}
 headers: {description: Whether modules can be built for the running kernel., returned: success, type: bool}
+headers_to_install:
+  description: Header packages that are wanted, not installed and known to apt.
+  returned: success
+  type: list
+  elements: str
+persistence: {description: Whether the persistence daemon is enabled and runs., returned: success, type: bool}
 boot_id: {description: Identity of this boot., returned: success, type: str}
 gpus: {description: UUIDs of the GPUs that NVML names., returned: success, type: list, elements: str}
 nvml_error: {description: What NVML said instead; empty where it answered., returned: success, type: str}
@@ -140,6 +149,25 @@ def parse_smi(code: int, out: str, err: str) -> tuple[list[str], str]:
     return uuids, said or f"nvidia-smi ended with {code} and said nothing"
 
 
+def wanted_headers(
+    given: list[str], built: bool, release: str, packages: dict[str, Any], metapackages: dict[str, str]
+) -> list[str]:
+    """Header packages that DKMS needs.
+
+    Those of the running kernel, unless they are there, from a package or not. And the metapackage beside each installed
+    kernel metapackage: without it the next kernel starts without a driver, because DKMS had nothing to build against.
+    """
+    if given:
+        return given
+    running = [] if built else [f"linux-headers-{release}"]
+    return running + sorted(headers for kernel, headers in metapackages.items() if kernel in packages)
+
+
+def parse_madison(text: str) -> set[str]:
+    """Packages that apt can install, from lines such as "linux-headers-amd64 | 6.12.48-1 | http://..."."""
+    return {line.split("|")[0].strip() for line in text.splitlines() if "|" in line}
+
+
 def read(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
@@ -176,6 +204,19 @@ def look(module: AnsibleModule) -> dict[str, Any]:
         foreign, unknown = from_elsewhere(parse_policy(out), module.params["repository"])
 
     release = read(at("/proc/sys/kernel/osrelease"))
+    headers = os.path.exists(at(f"/lib/modules/{release}/build/Makefile"))
+    metapackages = module.params["metapackages"]
+    wanted = wanted_headers(module.params["headers"] or [], headers, release, packages, metapackages)
+    missing = [name for name in wanted if name not in packages]
+    if missing:
+        _, out, _ = module.run_command(["apt-cache", "madison", *missing], environ_update=plain)
+        known = parse_madison(out)
+        missing = [name for name in missing if name in known]
+
+    unit = ["systemctl", "show", "--property=UnitFileState,ActiveState", module.params["unit"]]
+    _, out, _ = module.run_command(unit, environ_update=plain)
+    persistence = {"UnitFileState=enabled", "ActiveState=active"} <= set(out.split())
+
     gpus: list[str] = []
     nvml_error = "nvidia-smi is not installed"
     smi = module.get_bin_path("nvidia-smi")
@@ -195,7 +236,9 @@ def look(module: AnsibleModule) -> dict[str, Any]:
         "module_version": read(at("/sys/module/nvidia/version")),
         "nouveau": os.path.isdir(at("/sys/module/nouveau")),
         "kernel": release,
-        "headers": os.path.exists(at(f"/lib/modules/{release}/build/Makefile")),
+        "headers": headers,
+        "headers_to_install": missing,
+        "persistence": persistence,
         "boot_id": read(at("/proc/sys/kernel/random/boot_id")),
         "gpus": gpus,
         "nvml_error": nvml_error,
@@ -208,6 +251,9 @@ def main() -> None:
             "lead_package": {"type": "str", "required": True},
             "repository": {"type": "str", "required": True},
             "mark": {"type": "path", "required": True},
+            "headers": {"type": "list", "elements": "str"},
+            "metapackages": {"type": "dict", "default": {}},
+            "unit": {"type": "str", "default": "nvidia-persistenced.service"},
             "root": {"type": "path", "default": "/"},
         },
         supports_check_mode=True,

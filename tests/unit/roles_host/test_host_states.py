@@ -116,10 +116,35 @@ def test_answers_of_nvidia_smi(driver: ModuleType, code: int, out: str, expected
     assert expected[1] in error and bool(expected[1]) == bool(error)
 
 
+METAPACKAGES = {"linux-image-amd64": "linux-headers-amd64", "linux-image-generic": "linux-headers-generic"}
+
+
+@pytest.mark.parametrize(
+    ("given", "built", "packages", "expected"),
+    [
+        ([], False, [], ["linux-headers-6.12"]),
+        ([], True, [], []),
+        ([], True, ["linux-image-amd64"], ["linux-headers-amd64"]),
+        ([], False, ["linux-image-generic"], ["linux-headers-6.12", "linux-headers-generic"]),
+        (["mine"], False, ["linux-image-amd64"], ["mine"]),
+    ],
+)
+def test_headers_that_dkms_needs(
+    driver: ModuleType, given: list[str], built: bool, packages: list[str], expected: list[str]
+) -> None:
+    installed: dict[str, Any] = {name: {} for name in packages}
+    assert driver.wanted_headers(given, built, "6.12", installed, METAPACKAGES) == expected
+
+
 @pytest.fixture
 def bare_host(program: Callable[[str, str], None], tmp_path: Path) -> dict[str, Any]:
     program("dpkg-query", 'cat "$STATE/packages"; exit 1')
-    program("apt-cache", 'cat "$STATE/policy"')
+    program(
+        "apt-cache",
+        'case $1 in madison) echo "linux-headers-amd64 | 6.12.48-1 | http://x";; *) cat "$STATE/policy";; esac',
+    )
+    program("systemctl", 'cat "$STATE/unit"')
+    (tmp_path / "unit").write_text("UnitFileState=enabled\nActiveState=inactive\n")
     program("nvidia-smi", f'printf "{GPUS[0]}\\n"')
     (tmp_path / "packages").write_text("linux-image-amd64\tii \t6.12.48-1\n")
     root = tmp_path / "root"
@@ -130,6 +155,7 @@ def bare_host(program: Callable[[str, str], None], tmp_path: Path) -> dict[str, 
         "lead_package": "nvidia-driver-cuda",
         "repository": REPOSITORY,
         "mark": "/etc/apt/apt.conf.d/52vllm-edge-nvidia-driver",
+        "metapackages": METAPACKAGES,
         "root": str(root),
     }
 
@@ -141,9 +167,12 @@ def test_look_at_a_bare_host_and_at_a_driver(run_role_module: Run, bare_host: di
     root = tmp_path / "root"
     bare = look()
     assert (bare["version"], bare["module_version"], bare["headers"], bare["nouveau"]) == ("", "", False, False)
+    # Of the two that are wanted apt knows one.
+    assert (bare["headers_to_install"], bare["persistence"]) == (["linux-headers-amd64"], False)
 
     (tmp_path / "packages").write_text(PACKAGES)
     (tmp_path / "policy").write_text(POLICY)
+    (tmp_path / "unit").write_text("UnitFileState=enabled\nActiveState=active\n")
     (root / "sys/module/nvidia").mkdir(parents=True)
     (root / "sys/module/nvidia/version").write_text("580.100\n")
     (root / "sys/module/nouveau").mkdir()
@@ -154,7 +183,7 @@ def test_look_at_a_bare_host_and_at_a_driver(run_role_module: Run, bare_host: di
     found = look()
     assert (found["version"], found["module_version"]) == ("580.173.02", "580.100")
     assert (found["headers"], found["nouveau"], found["boot_id"]) == (True, True, "boot")
-    assert found["unheld"] == ["libnvidia-ml1"]
+    assert (found["unheld"], found["persistence"]) == (["libnvidia-ml1"], True)
     assert found["installer"] == "/usr/bin/nvidia-uninstall"
     assert list(found["foreign"]) == ["libnvidia-ml1"]
 
