@@ -33,7 +33,9 @@ for distribution in importlib.metadata.distributions():
 movable = {canonical(name) for name in asked["movable"]}
 for name, version in sorted(asked["packages"].items()):
     if name not in movable and packages.get(name) != version:
-        failures.append(f"{name} was {version} in the base image and is {packages.get(name, 'absent')}: the layer changed it")
+        failures.append(
+            f"{name} was {version} in the base image and is {packages.get(name, 'absent')}: the layer changed it"
+        )
 
 for name in ("torch", "transformers", "vllm"):
     versions[name] = packages.get(name, "")
@@ -47,7 +49,9 @@ try:
         try:
             AutoConfig.for_model(model_type)
         except Exception:
-            failures.append(f"transformers {versions['transformers']} does not know the model type {model_type}: {last_line()}")
+            failures.append(
+                f"transformers {versions['transformers']} does not know the model type {model_type}: {last_line()}"
+            )
 except Exception:
     failures.append(f"transformers cannot be imported: {last_line()}")
 

@@ -43,12 +43,14 @@ def main(arguments: list[str]) -> None:
     match arguments:
         case ["version", *_]:
             print(json.dumps({"Client": {"Version": "26.1.5"}, "Server": {"Version": "26.1.5"}}))
+        case ["info", *_]:
+            print(DIRECTORY)
         case ["buildx", "version"]:
             print("github.com/docker/buildx 0.13.1")
         case ["image", "inspect", reference]:
             image = find(state, reference)
             digests = [f"registry.example/base@{digest}" for digest in image["digests"]]
-            config = {"User": "", "Labels": image["labels"]}
+            config = {"User": "", "Labels": image["labels"], "Env": ["PATH=/usr/bin", "CUDA_VERSION=13.0.2"]}
             print(json.dumps([{"Id": image["id"], "RepoDigests": digests, "Config": config}]))
         case ["image", "pull", reference]:
             offered = state["registry"].get(reference)

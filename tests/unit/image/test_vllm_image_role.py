@@ -84,7 +84,11 @@ class Host:
         lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         log.unlink(missing_ok=True)
         asked = [" ".join(line[:2]) if line[0] == "image" else line[0] for line in lines]
-        return [item for item in asked if item not in ("version", "buildx", "image inspect", "image ls", "container")]
+        return [
+            item
+            for item in asked
+            if item not in ("version", "info", "buildx", "image inspect", "image ls", "container")
+        ]
 
     def play(self, check: bool = False, **variables: Any) -> Played:
         given = {
@@ -92,6 +96,7 @@ class Host:
             "vllm_image_matrix": [{"vllm": "==0.32.*", "transformers": ">=5.16.1,<5.20.0", "reference": "its wheel"}],
             "vllm_image_pip_source": "directory",
             "vllm_image_wheels_directory": str(self.wheels),
+            "vllm_image_free_mib": 0,
             "vllm_image_docker": str(Path(__file__).with_name("fake_docker.py")),
             "vllm_image_state_directory": str(self.root / "state"),
             "result_file": str(self.root / "result.json"),
@@ -209,6 +214,8 @@ def test_absent_base_is_pulled_by_the_pinned_digest(host: Host) -> None:
     host.meet_the_requirement()
     (image,) = host.docker_state()["images"]
     host.docker({"images": [], "registry": {f"{BASE.rsplit(':', 1)[0]}@{DIGEST}": image}, "containers": {}})
+    full = host.play(vllm_image_base_digest=DIGEST, vllm_image_free_mib=10**9)
+    assert full.rc != 0 and "1000000000 MiB (vllm_image_free_mib) are wanted" in full.text
     foreseen = host.play(check=True, vllm_image_base_digest=DIGEST)
     assert foreseen.rc == 0 and foreseen.changed == 1 and foreseen.result == {}
     assert "cannot be foreseen until the base image is on the host" in foreseen.text
@@ -253,7 +260,7 @@ def test_old_images_of_ours_are_removed_and_nobody_elses(host: Host) -> None:
     state = {**host.docker_state(), "containers": {"c1": "sha256:0"}}
     state["images"] += [*old, other]
     host.docker(state)
-    played = host.play(vllm_image_keep=2)
+    played = host.play(vllm_image_keep=2, vllm_image_driver_version="580.173.02")
     assert played.rc == 0, played.text
     kept = [tag for tag in host.tags() if "old" in tag]
     assert kept == ["vllm-edge/vllm-openai:old0", "vllm-edge/vllm-openai:old3"], "old0 is used by a container"
@@ -265,6 +272,7 @@ def test_old_images_of_ours_are_removed_and_nobody_elses(host: Host) -> None:
     [
         ({"vllm_image_requirement": "transformers<5"}, "is impossible with vLLM 0.32.0"),
         ({"vllm_image_base": "vllm/vllm-openai:latest"}, "'latest' is no tag to serve from"),
+        ({"vllm_image_driver_version": "570.195.03"}, "made with CUDA 13.0.2, which needs a driver of branch 580"),
         ({"vllm_image_matrix": []}, "vllm_image_matrix is empty"),
         ({"vllm_image_wheels_directory": ""}, "The directory is needed"),
         ({"vllm_image_docker": "/nonexistent/docker"}, "The role container_runtime installs it"),
