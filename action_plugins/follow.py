@@ -15,7 +15,8 @@ DOCUMENTATION = r"""
 name: follow
 short_description: Run a long module and show its progress live
 description:
-  - Starts a module in the background of the host, asks for its result, and meanwhile prints one line at least every O(interval_s) seconds.
+  - Starts a module in the background of the host and asks for its result.
+  - Meanwhile it prints one line at least every O(interval_s) seconds.
   - A line holds the label, what the progress command printed last, and the seconds since the start.
   - In check mode the module runs in the foreground, as it would by itself.
 options:

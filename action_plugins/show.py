@@ -12,7 +12,8 @@ DOCUMENTATION = r"""
 name: show
 short_description: Print lines on the terminal as they are
 description:
-  - Prints without quoting or indenting, which C(ansible.builtin.debug) cannot. Runs on the controller and changes nothing.
+  - Prints without quoting or indenting, which C(ansible.builtin.debug) cannot.
+  - Runs on the controller and changes nothing.
 options:
   lines:
     description: Lines to print.

@@ -100,12 +100,21 @@ def start_vendors(world: World, names: dict[str, str]) -> None:
     with stage("vendors: apt repositories, model hub, image registry"):
         docker("rm", "--force", "--volumes", world.vendors, check=False)
         docker(
-            "run", "--detach", f"--name={world.vendors}", f"--label={LABEL}={world.name}", f"--label={LABEL}.inputs={wanted}",
-            f"--network={world.name}", "--network-alias=vendors.lab", "--network-alias=hub.lab", "--network-alias=registry.lab",
+            "run",
+            "--detach",
+            f"--name={world.vendors}",
+            f"--label={LABEL}={world.name}",
+            f"--label={LABEL}.inputs={wanted}",
+            f"--network={world.name}",
+            "--network-alias=vendors.lab",
+            "--network-alias=hub.lab",
+            "--network-alias=registry.lab",
             "--publish=127.0.0.1::5000",
-            f"--volume={names['apt']}:/srv/apt:ro", f"--volume={names['hub']}:/srv/hub:ro", f"--volume={registry}:/srv/registry",
+            f"--volume={names['apt']}:/srv/apt:ro",
+            f"--volume={names['hub']}:/srv/hub:ro",
+            f"--volume={registry}:/srv/registry",
             names["vendors"],
-        )  # fmt: skip
+        )
 
 
 def publish_engine_image(world: World, image: str) -> None:
@@ -132,13 +141,28 @@ def start_host(world: World, image: str) -> None:
         keys(world)
         docker("rm", "--force", "--volumes", world.host, check=False)
         docker(
-            "create", f"--name={world.host}", f"--label={LABEL}={world.name}", "--hostname=xr7620-lab", "--stop-signal=SIGRTMIN+3",
-            f"--network={world.name}", f"--publish=127.0.0.1:{world.ssh_port}:22",
-            "--cap-add=ALL", *([] if can_raise_limits() else ["--cap-drop=SYS_RESOURCE"]),
-            "--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined", "--security-opt=systempaths=unconfined",
-            "--device-cgroup-rule=a *:* rwm", "--tmpfs=/run", "--tmpfs=/run/lock", "--tmpfs=/var/lib/lab-gpu:mode=0755", "--shm-size=1g",
-            *cgroup_arguments(), f"--volume={world.name}-docker:/var/lib/docker", f"--volume={world.name}-data:/data", image,
-        )  # fmt: skip
+            "create",
+            f"--name={world.host}",
+            f"--label={LABEL}={world.name}",
+            "--hostname=xr7620-lab",
+            "--stop-signal=SIGRTMIN+3",
+            f"--network={world.name}",
+            f"--publish=127.0.0.1:{world.ssh_port}:22",
+            "--cap-add=ALL",
+            *([] if can_raise_limits() else ["--cap-drop=SYS_RESOURCE"]),
+            "--security-opt=seccomp=unconfined",
+            "--security-opt=apparmor=unconfined",
+            "--security-opt=systempaths=unconfined",
+            "--device-cgroup-rule=a *:* rwm",
+            "--tmpfs=/run",
+            "--tmpfs=/run/lock",
+            "--tmpfs=/var/lib/lab-gpu:mode=0755",
+            "--shm-size=1g",
+            *cgroup_arguments(),
+            f"--volume={world.name}-docker:/var/lib/docker",
+            f"--volume={world.name}-data:/data",
+            image,
+        )
         copy_in(world, world.generated / "ssh_host_ed25519_key", "/etc/ssh/ssh_host_ed25519_key", "root:root")
         copy_in(world, world.generated / "id_ed25519.pub", "/home/ops/.ssh/authorized_keys", "1000:1000")
         docker("start", world.host)
@@ -149,10 +173,21 @@ def copy_in(world: World, source: Path, target: str, owner: str) -> None:
     """Copy a file with mode 0600 into the host's container, which need not run."""
     user, group = {"root:root": (0, 0), "1000:1000": (1000, 1000)}[owner]
     archive = subprocess.run(
-        ["tar", "--create", f"--owner={user}", f"--group={group}", "--mode=0600", "--numeric-owner",
-         f"--transform=s|.*|{Path(target).name}|", "--directory", str(source.parent), source.name],
-        check=True, stdout=subprocess.PIPE,
-    ).stdout  # fmt: skip
+        [
+            "tar",
+            "--create",
+            f"--owner={user}",
+            f"--group={group}",
+            "--mode=0600",
+            "--numeric-owner",
+            f"--transform=s|.*|{Path(target).name}|",
+            "--directory",
+            str(source.parent),
+            source.name,
+        ],
+        check=True,
+        stdout=subprocess.PIPE,
+    ).stdout
     subprocess.run(
         [*docker_command(), "cp", "-", f"{world.host}:{Path(target).parent}"],
         check=True,
@@ -162,7 +197,7 @@ def copy_in(world: World, source: Path, target: str, owner: str) -> None:
 
 
 def keys(world: World) -> None:
-    """A fresh key pair for the operator and one for the host, and the client's configuration with the known host key."""
+    """A fresh key pair for the operator and one for the host, and the client's configuration that knows the host."""
     shutil.rmtree(world.generated, ignore_errors=True)
     world.generated.mkdir(parents=True)
     for name in ("id_ed25519", "ssh_host_ed25519_key"):
@@ -220,7 +255,7 @@ def write_variables(world: World, names: dict[str, str]) -> None:
     variables = {
         "ansible_port": world.ssh_port,
         "ansible_ssh_private_key_file": str(world.generated / "id_ed25519"),
-        "ansible_ssh_common_args": f"-F {world.generated / 'ssh_config'} -o UserKnownHostsFile={world.generated / 'known_hosts'}",
+        "ansible_ssh_common_args": f"-o UserKnownHostsFile={world.generated / 'known_hosts'} -o IdentitiesOnly=yes",
         "lab_fingerprints": fingerprints,
     }
     (world.generated / "vars.json").write_text(json.dumps(variables, indent=2) + "\n")

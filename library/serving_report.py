@@ -7,7 +7,8 @@ DOCUMENTATION = r"""
 module: serving_report
 short_description: Render the report of a run for the terminal
 description:
-  - Turns the collected results into lines of at most 100 columns. Reads and changes nothing; delegate it to the controller.
+  - Turns the collected results into lines of at most 100 columns.
+  - Reads and changes nothing; delegate it to the controller.
 author: vllm-edge
 attributes:
   check_mode:
@@ -28,8 +29,8 @@ options:
     required: true
   engines:
     description: >-
-      Engines with C(unit), C(model), C(precision), C(tensor_parallel_size), C(slots), C(port), C(served_names), C(state)
-      and C(load_seconds).
+      Engines with C(unit), C(model), C(precision), C(tensor_parallel_size), C(slots), C(port), C(served_names),
+      C(state) and C(load_seconds).
     type: list
     elements: dict
     required: true

@@ -95,7 +95,10 @@ def render(report: Mapping[str, Any]) -> list[str]:
         "",
     ]
     if report["completions"]:
-        lines += [*table(["served name", "engine", "time", "", "completion"], completion_rows(report["completions"])), ""]
+        lines += [
+            *table(["served name", "engine", "time", "", "completion"], completion_rows(report["completions"])),
+            "",
+        ]
     lines += table(
         ["GPU", "name", "used", "budget", "total MiB", "verdict", ""], gpu_rows(report["gpus"]), frozenset({0, 2, 3, 4})
     )

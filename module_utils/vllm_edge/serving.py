@@ -62,7 +62,8 @@ def engine_contradictions(name: str, engine: Mapping[str, Any], models: Mapping[
         )
     if not 1024 <= engine["port"] <= 65535:
         found.append(
-            f"serving_engines.{name}.port: {engine['port']} is outside 1024 to 65535; the reference uses 8050, 8060, 8070."
+            f"serving_engines.{name}.port: {engine['port']} is outside 1024 to 65535; "
+            f"the reference uses 8050, 8060, 8070."
         )
     return found
 

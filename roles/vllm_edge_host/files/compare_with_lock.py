@@ -13,6 +13,6 @@ for name, version in locked.items():
     if found != version:
         print(f"{name}: {found} instead of {version}")
         sys.exit(1)
-import docker  # noqa: E402, F401
-import huggingface_hub  # noqa: E402, F401
-import pynvml  # noqa: E402, F401
+import docker  # noqa: F401
+import huggingface_hub  # noqa: F401
+import pynvml  # noqa: F401

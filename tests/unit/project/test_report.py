@@ -47,7 +47,8 @@ def test_report_fits_a_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["generation 3", "vllm-e2b.service", "32 s", "20600", "20900", "23034", "within", "vLLM: 0.32.0", "revision: abc"]
+    "words",
+    ["generation 3", "vllm-e2b.service", "32 s", "20600", "20900", "23034", "within", "vLLM: 0.32.0", "revision: abc"],
 )
 def test_report_says(words: str) -> None:
     assert words in "\n".join(render(REPORT))

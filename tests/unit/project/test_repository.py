@@ -92,7 +92,9 @@ def test_nothing_outside_the_lab_knows_the_lab() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", tracked("*.py", "*.sh", "*.c", "*.h", "Makefile", "tools/*", ".ci/run"), ids=lambda path: str(path.relative_to(ROOT))
+    "path",
+    tracked("*.py", "*.sh", "*.c", "*.h", "Makefile", "tools/*", ".ci/run"),
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_source_carries_a_licence(path: Path) -> None:
     head = path.read_text()[:400]
@@ -105,11 +107,24 @@ def test_source_carries_a_licence(path: Path) -> None:
 def test_operators_switches_are_normalised(value: object) -> None:
     done = subprocess.run(
         [
-            "ansible", "all", "-i", "sentinel,", "--playbook-dir", str(ROOT / "playbooks"), "-c", "local",
-            "-e", json.dumps({"allow_reboot": value, "allow_docker_restart": value}),
-            "-m", "ansible.builtin.assert",
-            "-a", json.dumps({"that": ["nvidia_driver_allow_reboot is true", "container_runtime_allow_restart is true"]}),
+            "ansible",
+            "all",
+            "-i",
+            "sentinel,",
+            "--playbook-dir",
+            str(ROOT / "playbooks"),
+            "-c",
+            "local",
+            "-e",
+            json.dumps({"allow_reboot": value, "allow_docker_restart": value}),
+            "-m",
+            "ansible.builtin.assert",
+            "-a",
+            json.dumps({"that": ["nvidia_driver_allow_reboot is true", "container_runtime_allow_restart is true"]}),
         ],
-        cwd=ROOT, check=False, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
