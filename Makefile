@@ -29,7 +29,12 @@ lab-down: $(VENV)/.stamp ## Remove the lab, its images and its cache
 	@python -m lab down
 
 .PHONY: test
-test: lint unit molecule ## Every test
+test: bootstrap $(VENV)/.stamp collections ## Every test
+	@tools/timed "every test" tools/test
+
+.PHONY: test-all
+test-all: test ## Every test and the cases that take longer: real engines in containers of their own
+	@tools/timed "engines in containers" pytest -m docker tests/unit
 
 .PHONY: lint
 lint: bootstrap-python $(VENV)/.stamp collections ## Linters and type checker
@@ -40,15 +45,15 @@ lint: bootstrap-python $(VENV)/.stamp collections ## Linters and type checker
 
 .PHONY: unit
 unit: bootstrap-python $(VENV)/.stamp collections ## Unit tests; no Docker Engine needed
-	@tools/timed "unit tests" pytest tests/unit
+	@tools/timed "unit tests" pytest -n 2 -m "not docker" tests/unit
 
 .PHONY: integration
-integration: bootstrap $(VENV)/.stamp ## The host's program against real containers
+integration: bootstrap $(VENV)/.stamp collections ## The host's program against real containers
 	@tools/timed "lab images" python -m lab images
 	@tools/timed "integration tests" pytest tests/integration
 
 .PHONY: molecule
-molecule: integration collections ## site.yml on a simulated host of its own: check, converge, idempotence, verify, heal, faults
+molecule: bootstrap $(VENV)/.stamp collections ## site.yml on a simulated host of its own: check, converge, idempotence, verify, heal, faults
 	@tools/timed "molecule" molecule test --scenario-name default
 
 .PHONY: bootstrap
