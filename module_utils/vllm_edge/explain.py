@@ -411,7 +411,9 @@ ENGINE_DEAD = re.compile(
     r"EngineDeadError|EngineCore encountered (?:a fatal error|an issue)|Engine core process .*died unexpectedly|"
     r"Worker proc .*died unexpectedly|Process \S+ \(PID: \d+\) died with exit code"
 )
-_EXCEPTION = re.compile(r"(?P<text>\b[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b: .+)$")
+_EXCEPTION = re.compile(r"(?<!raise )(?P<text>\b[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?:: .+)?)$")
+# vLLM warns of failures that may come ("This can cause fd limit errors like ..."): such a line is no cause.
+_WARNING = re.compile(r"\bWARNING \d\d-\d\d \d\d:")
 _CORE_FAILED = re.compile(r"Engine core initialization failed|WorkerProc initialization failed")
 _SIGNALS = {132: "SIGILL", 134: "SIGABRT", 135: "SIGBUS", 136: "SIGFPE", 137: "SIGKILL", 139: "SIGSEGV", 143: "SIGTERM"}
 
@@ -427,6 +429,7 @@ def _filled(signature: Signature, match: re.Match[str]) -> Explanation:
 
 def match_lines(lines: Sequence[str], was_serving: bool = False) -> Explanation | None:
     """The most specific known cause among the lines; for one signature the last line that carries it."""
+    lines = [line for line in lines if not _WARNING.search(line)]
     for signature in SIGNATURES:
         if was_serving and signature.only_while_starting:
             continue
@@ -440,7 +443,7 @@ def match_lines(lines: Sequence[str], was_serving: bool = False) -> Explanation 
 def last_exception(lines: Sequence[str]) -> str | None:
     """The last exception a traceback ends with, but not vLLM's summary, which only points above itself."""
     for line in reversed(lines):
-        match = _EXCEPTION.search(line)
+        match = None if _WARNING.search(line) else _EXCEPTION.search(line.rstrip())
         if match and not _CORE_FAILED.search(line) and not ENGINE_DEAD.search(line):
             return match["text"].strip()
     return None
