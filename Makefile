@@ -18,7 +18,7 @@ help: ## What can be made
 .PHONY: lab
 lab: bootstrap $(VENV)/.stamp collections ## Bring the simulated XR7620 up and run site.yml against it
 	@tools/timed "lab up" python -m lab up
-	@tools/timed "site.yml" ansible-playbook -i inventories/lab site.yml
+	@ANSIBLE_CALLBACKS_ENABLED=ansible.posix.profile_roles tools/timed "site.yml" ansible-playbook -i inventories/lab site.yml
 
 .PHONY: lab-shell
 lab-shell: ## A shell on the simulated host

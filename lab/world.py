@@ -75,6 +75,12 @@ def container_state(name: str) -> str:
 def up(world: World) -> None:
     """Bring the lab up, or leave it as it is where it already runs."""
     names = prepare()
+    if container_state(world.host) != "absent" and not (world.generated / "ssh_config").exists():
+        raise SystemExit(
+            f"lab: there is a lab {world.name} already, and its keys are not in {world.generated}: another checkout "
+            "made it. Remove it by `make lab-down`, or give this one another name and port: "
+            "VLLM_EDGE_LAB_NAME=second VLLM_EDGE_LAB_SSH_PORT=22122 make lab"
+        )
     if docker("network", "inspect", world.name, check=False).returncode != 0:
         docker("network", "create", f"--label={LABEL}={world.name}", world.name)
     start_vendors(world, names)
@@ -134,39 +140,45 @@ def publish_engine_image(world: World, image: str) -> None:
 
 
 def start_host(world: World, image: str) -> None:
-    """Boot the host and wait until it answers over ssh with the known host key."""
-    if container_state(world.host) == "running":
+    """Boot the host and wait until it answers with the known host key; one that is there keeps what it holds."""
+    state = container_state(world.host)
+    if state == "running":
         return
     with stage("boot the host"):
-        keys(world)
-        docker("rm", "--force", "--volumes", world.host, check=False)
-        docker(
-            "create",
-            f"--name={world.host}",
-            f"--label={LABEL}={world.name}",
-            "--hostname=xr7620-lab",
-            "--stop-signal=SIGRTMIN+3",
-            f"--network={world.name}",
-            f"--publish=127.0.0.1:{world.ssh_port}:22",
-            "--cap-add=ALL",
-            *([] if can_raise_limits() else ["--cap-drop=SYS_RESOURCE"]),
-            "--security-opt=seccomp=unconfined",
-            "--security-opt=apparmor=unconfined",
-            "--security-opt=systempaths=unconfined",
-            "--device-cgroup-rule=a *:* rwm",
-            "--tmpfs=/run",
-            "--tmpfs=/run/lock",
-            "--tmpfs=/var/lib/lab-gpu:mode=0755",
-            "--shm-size=1g",
-            *cgroup_arguments(),
-            f"--volume={world.name}-docker:/var/lib/docker",
-            f"--volume={world.name}-data:/data",
-            image,
-        )
-        copy_in(world, world.generated / "ssh_host_ed25519_key", "/etc/ssh/ssh_host_ed25519_key", "root:root")
-        copy_in(world, world.generated / "id_ed25519.pub", "/home/ops/.ssh/authorized_keys", "1000:1000")
+        if state == "absent":
+            create_host(world, image)
         docker("start", world.host)
         wait_for_ssh(world, 60)
+
+
+def create_host(world: World, image: str) -> None:
+    """Make the host's container, with fresh keys, and leave it switched off."""
+    keys(world)
+    docker(
+        "create",
+        f"--name={world.host}",
+        f"--label={LABEL}={world.name}",
+        "--hostname=xr7620-lab",
+        "--stop-signal=SIGRTMIN+3",
+        f"--network={world.name}",
+        f"--publish=127.0.0.1:{world.ssh_port}:22",
+        "--cap-add=ALL",
+        *([] if can_raise_limits() else ["--cap-drop=SYS_RESOURCE"]),
+        "--security-opt=seccomp=unconfined",
+        "--security-opt=apparmor=unconfined",
+        "--security-opt=systempaths=unconfined",
+        "--device-cgroup-rule=a *:* rwm",
+        "--tmpfs=/run",
+        "--tmpfs=/run/lock",
+        "--tmpfs=/var/lib/lab-gpu:mode=0755",
+        "--shm-size=1g",
+        *cgroup_arguments(),
+        f"--volume={world.name}-docker:/var/lib/docker",
+        f"--volume={world.name}-data:/data",
+        image,
+    )
+    copy_in(world, world.generated / "ssh_host_ed25519_key", "/etc/ssh/ssh_host_ed25519_key", "root:root")
+    copy_in(world, world.generated / "id_ed25519.pub", "/home/ops/.ssh/authorized_keys", "1000:1000")
 
 
 def copy_in(world: World, source: Path, target: str, owner: str) -> None:

@@ -346,8 +346,8 @@ def test_the_last_exception_is_not_the_summary() -> None:
 
 def test_a_warning_of_what_may_come_is_no_cause() -> None:
     warning = (
-        "(APIServer pid=1) WARNING 11-21 03:36:35 [system_utils.py:255] Found ulimit of 20000 and failed. This can cause fd "
-        "limit errors like `OSError: [Errno 24] Too many open files`. Consider increasing with ulimit -n"
+        "(APIServer pid=1) WARNING 11-21 03:36:35 [system_utils.py:255] Found ulimit of 20000 and failed. This can "
+        "cause fd limit errors like `OSError: [Errno 24] Too many open files`. Consider increasing with ulimit -n"
     )
     assert match_lines([warning]) is None
     assert last_exception([warning]) is None
