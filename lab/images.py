@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lab.docker import LABEL, docker, docker_command, docker_output, image_exists
+from lab.docker import LABEL, docker, docker_output, image_exists
 from lab.shell import LAB, as_root, cache_directory, output, run, stage
 
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
@@ -186,9 +186,7 @@ def models(image: str) -> Path:
 
 
 def remove_images() -> None:
-    """Remove every image of the lab."""
-    names = docker_output(
-        "image", "ls", "--filter", f"label={LABEL}", "--format", "{{.Repository}}:{{.Tag}}"
-    ).splitlines()
-    if names:
-        run([*docker_command(), "image", "rm", "--force", *names], check=False, quiet=True)
+    """Remove every image of the lab, the youngest first, because an image outlives those made of it."""
+    found = docker_output("image", "ls", "--quiet", "--no-trunc", "--filter", f"label={LABEL}")
+    for identity in dict.fromkeys(found.splitlines()):
+        docker("image", "rm", "--force", identity, check=False)
