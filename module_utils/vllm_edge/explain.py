@@ -373,7 +373,10 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "compiler_missing",
-        _rx(r"Failed to find C compiler|No such file or directory: '(?:g\+\+|gcc|cc|c\+\+)'|fatal error: Python\.h"),
+        _rx(
+            r"Failed to find C compiler|No working C\+\+ compiler found|"
+            r"No such file or directory: '(?:g\+\+|gcc|cc|c\+\+)'|fatal error: Python\.h"
+        ),
         "the engine needed a C compiler, or Python's headers, to build a kernel",
         "Add g++ and the Python headers to the image",
         heals=False,

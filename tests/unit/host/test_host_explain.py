@@ -227,6 +227,13 @@ CASES: list[tuple[str, str, tuple[str, ...], bool]] = [
         False,
     ),
     (
+        "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found in "
+        "torch._inductor.config.cpp.cxx: (None, '/bin/false')",
+        "compiler_missing",
+        ("g++",),
+        False,
+    ),
+    (
         "PermissionError: [Errno 13] Permission denied: '/models/x/config.json'",
         "not_permitted",
         ("/models/x/config.json", "0640"),
