@@ -14,7 +14,6 @@ from pathlib import Path
 from lab.docker import LABEL, docker, docker_output, image_exists
 from lab.shell import LAB, as_root, cache_directory, output, run, stage
 
-DEFAULT_MIRROR = "http://deb.debian.org/debian"
 HOST_PACKAGES = (
     "systemd,systemd-sysv,dbus,udev,kmod,python3,python3-apt,sudo,openssh-server,ca-certificates,iproute2,procps,less"
 )
@@ -35,7 +34,7 @@ def digest(*paths: Path, extra: str = "") -> str:
 
 
 def debian_mirror() -> str:
-    """Debian's mirror as this machine uses it: the first `debian` URI of its apt sources, else Debian's own."""
+    """Debian's mirror as this machine uses it: the first `debian` URI of its apt sources; empty where it has none."""
     if forced := os.environ.get("VLLM_EDGE_LAB_MIRROR"):
         return forced
     files = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
@@ -46,7 +45,7 @@ def debian_mirror() -> str:
             found = re.match(r"\s*(?:URIs:|deb\s+(?:\[[^]]*\]\s*)?)\s*(https?://\S+/debian)/?(?:\s|$)", line)
             if found:
                 return found.group(1)
-    return DEFAULT_MIRROR
+    return ""
 
 
 def apt_proxy() -> str:
@@ -61,22 +60,16 @@ def debian_image(release: str, packages: str) -> str:
     tag = f"{LABEL}/debian-{release}:{digest(extra=f'{release} {packages} {mirror}')}"
     if image_exists(tag):
         return tag
-    with stage(f"Debian {release} from {mirror}"), tempfile.TemporaryDirectory(dir=cache_directory()) as scratch:
+    with (
+        stage(f"Debian {release} from {mirror or 'its own mirror'}"),
+        tempfile.TemporaryDirectory(dir=cache_directory()) as scratch,
+    ):
         archive = Path(scratch) / f"{release}.tar"
-        sources = f"deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] {mirror} {release} main"
-        run(
-            [
-                *as_root(),
-                "mmdebstrap",
-                "--variant=minbase",
-                "--quiet",
-                f"--include={packages}",
-                release,
-                archive,
-                sources,
-            ],
-            quiet=True,
-        )
+        command = [*as_root(), "mmdebstrap", "--variant=minbase", "--quiet", f"--include={packages}", release, archive]
+        # The key is named, because a machine that is not Debian does not trust it by itself.
+        if mirror:
+            command.append(f"deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] {mirror} {release} main")
+        run(command, quiet=True)
         docker("import", "--change", f"LABEL {LABEL}=image", archive, tag)
     return tag
 

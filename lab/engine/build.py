@@ -23,6 +23,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 HERE = Path(__file__).resolve().parent
 # Run as a script: the lab's package is two directories up.
 sys.path.insert(0, str(HERE.parents[1]))
@@ -35,8 +37,7 @@ SUITE = "bookworm"
 PYTHON = "3.11"
 DEBIAN_PACKAGES = ("python3", "python3-dev", "libnuma1", "util-linux", "g++", "ca-certificates")
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-DEFAULT_MIRROR = "http://deb.debian.org/debian"
-TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+REPOSITORY = HERE.parent.parent
 VERSION = "0.32.0"
 LABEL_INPUTS = f"{LABEL}.inputs"
 # Newest first, so that pip prefers the newest build; 2.36 is the glibc of Debian 12.
@@ -120,6 +121,12 @@ def pip_download(pins: Sequence[Pin], folder: Path, extra: Sequence[str]) -> boo
         return subprocess.run(command, check=False).returncode == 0
 
 
+def torch_cpu_index() -> str:
+    """Address of PyTorch's index of CPU builds, as the project's file of vendor addresses has it."""
+    versions = yaml.safe_load((REPOSITORY / "group_vars" / "all" / "versions.yml").read_text())
+    return str(versions["pytorch_cpu_index_url"])
+
+
 def fetch_wheels(pins: Sequence[Pin], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     found, missing = find_wheels(pins, folder)
@@ -130,10 +137,9 @@ def fetch_wheels(pins: Sequence[Pin], folder: Path) -> list[Path]:
     if others and not pip_download(others, folder, []):
         raise SystemExit("pip could not download the wheels; check this machine's pip configuration: pip config list")
     # torch's CPU build is not on PyPI. Where pip is configured to find it elsewhere, PyTorch's own index is not asked.
-    if torch and not (
-        pip_download(torch, folder, []) or pip_download(torch, folder, ["--extra-index-url", TORCH_CPU_INDEX])
-    ):
-        raise SystemExit(f"torch=={torch[0].version} is neither on the configured index nor on {TORCH_CPU_INDEX}")
+    index = torch_cpu_index()
+    if torch and not (pip_download(torch, folder, []) or pip_download(torch, folder, ["--extra-index-url", index])):
+        raise SystemExit(f"torch=={torch[0].version} is neither on the configured index nor on {index}")
     found, missing = find_wheels(pins, folder)
     if missing:
         names = ", ".join(f"{pin.name}=={pin.version}" for pin in missing)
@@ -208,13 +214,14 @@ def root_filesystem(cache: Path, mirror: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     if shutil.which("mmdebstrap") is None:
         raise SystemExit("mmdebstrap is not installed: apt-get install mmdebstrap debian-archive-keyring")
-    say(f"making Debian {SUITE} from {mirror}")
+    say(f"making Debian {SUITE} from {mirror or 'its own mirror'}")
     partial = target.with_suffix(".partial.tar")
     command = [*as_root(), "mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(DEBIAN_PACKAGES)}"]
     command += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale", "info")]
     command += ["--aptopt=Acquire::Languages none", SUITE, str(partial)]
-    # Named, because a machine that is not Debian does not trust Debian's keys by itself.
-    command += [f"deb [signed-by={KEYRING}] {mirror} {suite} main" for suite in (SUITE, f"{SUITE}-updates")]
+    # The key is named, because a machine that is not Debian does not trust it by itself.
+    if mirror:
+        command += [f"deb [signed-by={KEYRING}] {mirror} {suite} main" for suite in (SUITE, f"{SUITE}-updates")]
     subprocess.run(command, check=True)
     partial.rename(target)
     return target
@@ -278,7 +285,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Build the lab's vllm/vllm-openai image.")
     parser.add_argument("--tag", default=f"vllm-edge-lab/vllm-openai:v{VERSION}", help="name of the image")
     parser.add_argument("--cache", type=Path, default=Path(default_cache), help="directory for wheels and root files")
-    parser.add_argument("--mirror", default=DEFAULT_MIRROR, help="Debian mirror")
+    parser.add_argument("--mirror", default="", help="Debian mirror (default: mmdebstrap's own)")
     parser.add_argument("--force", action="store_true", help="build although the image's inputs have not changed")
     parser.add_argument("--lock", action="store_true", help="rewrite requirements.txt from the cached wheels and stop")
     arguments = parser.parse_args(argv)

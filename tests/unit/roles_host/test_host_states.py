@@ -70,7 +70,7 @@ POLICY = """libnvidia-ml1:
      580.173.02-1 1000
         500 http://vendor.example/cuda  Packages
  *** 550.163.01-2 500
-        500 http://deb.debian.org/debian trixie/non-free amd64 Packages
+        500 http://mirror.example.org/debian trixie/non-free amd64 Packages
         100 /var/lib/dpkg/status
 nvidia-driver-cuda:
   Installed: 580.173.02-1
@@ -80,7 +80,7 @@ nvidia-driver-cuda:
         500 http://vendor.example/cuda  Packages
         100 /var/lib/dpkg/status
      550.163.01-2 500
-        500 http://deb.debian.org/debian trixie/non-free amd64 Packages
+        500 http://mirror.example.org/debian trixie/non-free amd64 Packages
 nvidia-persistenced:
   Installed: 570.1-1
   Candidate: 570.1-1
@@ -92,7 +92,7 @@ nvidia-persistenced:
 
 def test_origin_of_what_is_installed_not_of_what_could_be(driver: ModuleType) -> None:
     foreign, unknown = driver.from_elsewhere(driver.parse_policy(POLICY), REPOSITORY)
-    assert foreign == {"libnvidia-ml1": ["http://deb.debian.org/debian"]}
+    assert foreign == {"libnvidia-ml1": ["http://mirror.example.org/debian"]}
     assert unknown == ["nvidia-persistenced"]
 
 
