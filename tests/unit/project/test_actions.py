@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The action plugins, run by ansible-playbook on this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def play(
+    tmp_path: Path, task: dict[str, Any], *options: str, succeeds: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run one task on this machine; what it returned is in the file `result`."""
+    tasks = [
+        {"name": "Act", **task, "register": "acted", "failed_when": False},
+        {
+            "name": "Keep",
+            "ansible.builtin.copy": {"content": "{{ acted | to_json }}", "dest": str(tmp_path / "result")},
+            "check_mode": False,
+        },
+    ]
+    playbook = tmp_path / "play.yml"
+    playbook.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
+    variables = {"ansible_python_interpreter": sys.executable, "ansible_async_dir": str(tmp_path / "async")}
+    return subprocess.run(
+        ["ansible-playbook", "-i", "here,", "-c", "local", "-e", json.dumps(variables), *options, str(playbook)],
+        cwd=ROOT,
+        check=succeeds,
+        capture_output=True,
+        text=True,
+    )
+
+
+def result(tmp_path: Path) -> dict[str, Any]:
+    """What the task returned."""
+    return dict(json.loads((tmp_path / "result").read_text()))
+
+
+def follow(command: str, progress: Path, **options: Any) -> dict[str, Any]:
+    """A task that follows a shell command."""
+    return {
+        "follow": {
+            "module": "ansible.builtin.shell",
+            "args": {"cmd": command},
+            "label": "work",
+            "progress": ["cat", str(progress)],
+            "interval_s": 1,
+            **options,
+        }
+    }
+
+
+def test_follow_shows_the_progress_and_returns_the_result(tmp_path: Path) -> None:
+    progress = tmp_path / "progress"
+    done = play(tmp_path, follow(f"echo half > {progress}; sleep 4; echo done", progress))
+    assert "here  work" in done.stdout
+    assert "half" in done.stdout
+    assert result(tmp_path)["stdout"] == "done"
+    assert result(tmp_path)["changed"] is True
+    assert not list((tmp_path / "async").iterdir()), "the job's record is left behind"
+
+
+def test_follow_returns_a_failure_as_the_module_does(tmp_path: Path) -> None:
+    play(tmp_path, follow("echo why >&2; exit 7", tmp_path / "none"))
+    assert (result(tmp_path)["rc"], result(tmp_path)["stderr"]) == (7, "why")
+
+
+def test_follow_gives_up_in_time(tmp_path: Path) -> None:
+    play(tmp_path, follow("sleep 60", tmp_path / "none", timeout_s=3))
+    assert "rc" not in result(tmp_path) or result(tmp_path)["rc"] != 0
+
+
+def test_follow_runs_nothing_in_check_mode(tmp_path: Path) -> None:
+    play(tmp_path, follow(f"touch {tmp_path / 'touched'}", tmp_path / "none"), "--check")
+    assert not (tmp_path / "touched").exists()
+
+
+@pytest.mark.parametrize("missing", ["module", "label"])
+def test_follow_names_what_is_missing(tmp_path: Path, missing: str) -> None:
+    task = follow("true", tmp_path / "none")
+    del task["follow"][missing]
+    done = play(tmp_path, task, succeeds=False)
+    assert f"missing required arguments: {missing}" in done.stdout + done.stderr
+
+
+def test_show_prints_lines_as_they_are(tmp_path: Path) -> None:
+    done = play(tmp_path, {"show": {"lines": ["a  b", "'c'"]}})
+    assert "\na  b\n'c'\n" in done.stdout
+    assert result(tmp_path)["changed"] is False
