@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host, asked over plain ssh, and the controller, which runs playbooks as an operator does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import testinfra
+from testinfra.host import Host
+
+ROOT = Path(__file__).resolve().parents[3]
+INVENTORY = ROOT / "inventories" / "lab"
+INVENTORY_HOST = "xr7620-lab"
+
+ENGINE = "e2b-all"
+UNIT = f"vllm-{ENGINE}.service"
+CONTAINER = f"vllm-{ENGINE}"
+URL = "http://127.0.0.1:8070"
+SERVED_NAMES = ["architect", "worker", "auditor", "sentry"]
+# The boards of the reference host, in the order of their PCI bus ids; the engine has the last one.
+GPUS = [
+    "GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000",
+    "GPU-84be2d17-0c59-5f7a-b2f3-5d1a9e820001",
+    "GPU-c0d97e36-3b48-5e12-8c6d-a7f4e1930002",
+    "GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710003",
+]
+BYSTANDER = "somebody-elses-program"
+
+LOADED_S = 90
+"""The longest that the engine may take from its start until it answers."""
+
+# Runs on the host with the system's Python: a bare Debian has no curl.
+ASK = """
+import json, sys, urllib.error, urllib.request
+url, data, seconds = sys.argv[1:]
+request = urllib.request.Request(url, data.encode() or None, {"Content-Type": "application/json"})
+try:
+    with urllib.request.urlopen(request, timeout=float(seconds)) as answer:
+        print(json.dumps([answer.status, answer.read().decode()]))
+except urllib.error.HTTPError as error:
+    print(json.dumps([error.code, error.read().decode()]))
+except OSError as error:
+    print(json.dumps([0, str(error)]))
+except Exception as error:  # a connection that ends in the middle of an answer
+    print(json.dumps([0, repr(error)]))
+"""
+
+FAULTS_ROWS = pytest.StashKey[list[tuple[str, str, str]]]()
+
+
+# ---- the controller ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Play:
+    """One run of ansible-playbook, as it looks on the operator's terminal."""
+
+    rc: int
+    output: str
+    changed: list[str] = field(default_factory=list)
+    """Names of changed tasks in order; of a loop also the item: `Render the units (e2b)`."""
+
+    @property
+    def recap(self) -> dict[str, int]:
+        line = re.search(rf"^{INVENTORY_HOST}\s+:(.*)$", self.output, re.MULTILINE)
+        assert line, f"no recap in:\n{self.output[-4000:]}"
+        return {key: int(value) for key, value in (word.split("=") for word in line.group(1).split())}
+
+    @property
+    def diffs(self) -> list[str]:
+        """Lines that show a difference."""
+        return [line for line in self.output.splitlines() if re.match(r"^(--- (before|/)|\+\+\+ (after|/)|@@ )", line)]
+
+
+def changed_tasks(output: str) -> list[str]:
+    """What ansible's default output says was changed."""
+    changed, task = [], ""
+    for line in output.splitlines():
+        if heading := re.match(r"^(?:TASK|RUNNING HANDLER) \[(.*)\] \**$", line):
+            task = heading.group(1)
+        elif mark := re.match(r"^changed: \[[^\]]+\](?: => \(item=(.*)\))?\s*$", line):
+            item = f" ({mark.group(1)})" if mark.group(1) else ""
+            if f"{task}{item}" not in changed:
+                changed.append(f"{task}{item}")
+    return changed
+
+
+class Controller:
+    """Runs Ansible from the repository's root against this lab's host."""
+
+    def __init__(self) -> None:
+        self.environment = os.environ | {
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_NOCOLOR": "1",
+            "VLLM_EDGE_LAB_NAME": os.environ.get("VLLM_EDGE_LAB_NAME", "vllm-edge-molecule"),
+        }
+
+    def _command(self, program: str, *arguments: str) -> list[str]:
+        return [program, f"--inventory={INVENTORY}", *arguments]
+
+    def start_play(self, playbook: str, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self._command("ansible-playbook", "--diff", *arguments, str(ROOT / playbook)),
+            cwd=ROOT,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def play(self, playbook: str, *arguments: str) -> Play:
+        return play_result(self.start_play(playbook, *arguments))
+
+    def start_module(self, module: str, arguments: dict[str, Any]) -> subprocess.Popen[str]:
+        """One module on the host, ad hoc; `module_result` reads what it said."""
+        return subprocess.Popen(
+            self._command(
+                "ansible", "gpu_hosts", "--become", f"--module-name={module}", f"--args={json.dumps(arguments)}"
+            ),
+            cwd=ROOT,
+            env=self.environment | {"ANSIBLE_CALLBACK_RESULT_FORMAT": "json"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def module(self, module: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        return module_result(self.start_module(module, arguments))
+
+
+def play_result(process: subprocess.Popen[str], seconds: float = 400) -> Play:
+    output, _ = process.communicate(timeout=seconds)
+    return Play(process.returncode, output, changed_tasks(output))
+
+
+def module_result(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What an ad hoc module returned; `failed` is as Ansible judged it."""
+    output, errors = process.communicate(timeout=120)
+    head, _, body = output.partition(" => ")
+    assert body, f"ansible said nothing of a result:\n{output}{errors}"
+    result: dict[str, Any] = json.loads(body)
+    return result | {"failed": "FAILED" in head}
+
+
+@pytest.fixture(scope="session")
+def controller() -> Controller:
+    return Controller()
+
+
+# ---- the host ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def host(request: pytest.FixtureRequest) -> Host:
+    """testinfra's fixture with the scope of the session: it is one host, and what lives through it is looked at."""
+    option = request.config.option
+    assert option.hosts, "give the host as molecule does: --hosts=ssh://NAME --ssh-config=FILE --sudo"
+    return testinfra.get_host(
+        option.hosts, ssh_config=option.ssh_config, ssh_extra_args=option.ssh_extra_args, sudo=option.sudo
+    )
+
+
+class Machine:
+    """The serving host, by the programs that an operator uses there."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+
+    def run(self, *command: str) -> str:
+        return str(self.host.check_output(shlex.join(command)))
+
+    def shell(self, command: str) -> str:
+        return str(self.host.check_output(command))
+
+    def unit(self, *properties: str, unit: str = UNIT) -> dict[str, str]:
+        shown = self.run("systemctl", "show", unit, f"--property={','.join(properties)}")
+        return dict(line.split("=", 1) for line in shown.splitlines())
+
+    def container(self, name: str = CONTAINER) -> dict[str, Any] | None:
+        done = self.host.run(shlex.join(["docker", "inspect", "--type=container", name]))
+        return json.loads(done.stdout)[0] if done.rc == 0 else None
+
+    def ask(self, path: str, payload: dict[str, Any] | None = None, seconds: int = 60) -> tuple[int, Any]:
+        """HTTP status (0 without an answer) and what was answered, as seen from the host itself."""
+        arguments = [URL + path, json.dumps(payload) if payload else "", str(seconds)]
+        status, answer = json.loads(self.run("python3", "-c", ASK, *arguments))
+        with contextlib.suppress(ValueError):
+            answer = json.loads(answer)
+        return status, answer
+
+    def health(self) -> int:
+        return self.ask("/health", seconds=3)[0]
+
+    def complete(self, name: str, seconds: int = 60) -> tuple[int, Any]:
+        question = {"messages": [{"role": "user", "content": "Count to three."}], "max_tokens": 8, "temperature": 0}
+        return self.ask("/v1/chat/completions", {"model": name, **question}, seconds)
+
+    def cursor(self) -> str:
+        """Where the unit's journal ends now."""
+        text = self.run("journalctl", "--show-cursor", "--lines=0", "--quiet")
+        return re.sub(r"^-- cursor: ", "", text.strip())
+
+    def journal(self, after: str | None = None, unit: str = UNIT) -> str:
+        since = [f"--after-cursor={after}"] if after else ["--lines=60"]
+        return self.run("journalctl", "--quiet", "--no-pager", "--output=short-iso", f"--unit={unit}", *since)
+
+    def died_at(self, since: float, name: str = CONTAINER) -> float | None:
+        """When Docker last saw the container die since then, in seconds since the epoch."""
+        words = [
+            "docker",
+            "events",
+            f"--since={since:.3f}",
+            "--until=0s",
+            f"--filter=container={name}",
+            "--filter=event=die",
+        ]
+        ends = self.run(*words, "--format={{.TimeNano}}").split()
+        return int(ends[-1]) / 1e9 if ends else None
+
+    def unit_ended_at(self, after: str) -> float | None:
+        """When the unit's main process ended, by systemd's own line in the journal."""
+        words = ["journalctl", "--quiet", "--output=json", f"--unit={UNIT}", f"--after-cursor={after}"]
+        entries = [json.loads(line) for line in self.run(*words).splitlines()]
+        ends = [entry for entry in entries if "Main process exited" in str(entry["MESSAGE"])]
+        return int(ends[-1]["__REALTIME_TIMESTAMP"]) / 1e6 if ends else None
+
+    def now(self) -> float:
+        return float(self.run("date", "+%s.%N"))
+
+    def fault(self, name: str, value: str = "", gpu: str = GPUS[3]) -> None:
+        """A fault of the simulated GPU, for `lab-gpu` or for the engine on it."""
+        self.shell(f"echo {shlex.quote(value)} > /var/lib/lab-gpu/gpus/{gpu}/faults/{name}")
+
+    def clear_faults(self) -> None:
+        self.run("lab-gpu", "fault", "clear")
+
+    def explain(self) -> str:
+        """`vllm-edge explain` on one line, as far as the engine's own last lines."""
+        return " ".join(self.run("vllm-edge", "explain", ENGINE).split("The engine's last lines:")[0].split())
+
+    def gpu_memory(self) -> dict[str, int]:
+        """MiB in use by UUID."""
+        text = self.run("nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits")
+        return {uuid: int(used) for uuid, used in (line.split(", ") for line in text.splitlines())}
+
+    def wait(self, what: str, condition: Callable[[], object], seconds: float, every: float = 0.5) -> float:
+        """Seconds until the condition held. Past the deadline the unit's journal says why it does not."""
+        begin = time.monotonic()
+        while not condition():
+            if time.monotonic() - begin > seconds:
+                status = self.host.run(f"systemctl status --no-pager --lines=0 {UNIT}").stdout
+                pytest.fail(f"not within {seconds:.0f} s: {what}\n{status}\n{self.journal()}", pytrace=False)
+            time.sleep(every)
+        return time.monotonic() - begin
+
+    def wait_until_serving(self, seconds: float = LOADED_S) -> float:
+        return self.wait(
+            f"{UNIT} active and answering",
+            lambda: self.unit("ActiveState")["ActiveState"] == "active" and self.health() == 200,
+            seconds,
+        )
+
+
+@pytest.fixture(scope="session")
+def machine(host: Host) -> Machine:
+    return Machine(host)
+
+
+@dataclass(frozen=True)
+class Life:
+    """What tells one run of a container from the next."""
+
+    id: str
+    started_at: str
+
+
+def life(machine: Machine, name: str = CONTAINER) -> Life | None:
+    found = machine.container(name)
+    return Life(found["Id"], found["State"]["StartedAt"]) if found and found["State"]["Running"] else None
+
+
+@pytest.fixture(scope="session")
+def bystander(machine: Machine) -> Iterator[Life]:
+    """Somebody else's container, which must never notice us. It lives through healing and faults."""
+    image = machine.run(
+        "docker", "image", "inspect", "--format={{.Id}}", machine.container()["Config"]["Labels"]["vllm-edge.base"]
+    )
+    machine.host.run(f"docker rm --force {BYSTANDER}")
+    machine.run(
+        "docker",
+        "run",
+        "--detach",
+        f"--name={BYSTANDER}",
+        "--stop-signal=SIGKILL",
+        "--entrypoint=sleep",
+        image,
+        "infinity",
+    )
+    begun = life(machine, BYSTANDER)
+    assert begun is not None
+    yield begun
+    machine.run("docker", "rm", "--force", BYSTANDER)
+
+
+@pytest.fixture
+def undisturbed(machine: Machine, bystander: Life) -> Iterator[None]:
+    """Whatever the test does, the bystander's container goes on."""
+    yield
+    assert life(machine, BYSTANDER) == bystander, "somebody else's container was disturbed"
+
+
+# ---- what the faults looked like --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def seen(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Adds a line to the table at the end: what was seen of a fault, and how long it took."""
+
+    def add(what: str, *, failed_after: float | None = None, serving_after: float | None = None) -> None:
+        times = [
+            *([f"seen after {failed_after:.0f} s"] if failed_after is not None else []),
+            *([f"serving after {serving_after:.0f} s"] if serving_after is not None else []),
+        ]
+        rows = request.config.stash.setdefault(FAULTS_ROWS, [])
+        rows.append((request.node.name.removeprefix("test_"), what.rpartition(" What: ")[2], ", ".join(times)))
+
+    return add
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    rows = config.stash.get(FAULTS_ROWS, [])
+    if not rows:
+        return
+    terminalreporter.section("what an operator sees of each fault")
+    for name, what, times in rows:
+        terminalreporter.write_line(f"{name.replace('_', ' ')}{f' ({times})' if times else ''}")
+        terminalreporter.write_line(f"    {what}")

@@ -1,0 +1,500 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one run of site.yml left on a bare host, asked of the host itself, not of our variables."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from typing import Any
+
+import pytest
+from conftest import (
+    BYSTANDER,
+    CONTAINER,
+    ENGINE,
+    GPUS,
+    INVENTORY_HOST,
+    ROOT,
+    SERVED_NAMES,
+    UNIT,
+    URL,
+    Controller,
+    Life,
+    Machine,
+    life,
+)
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+from testinfra.host import Host
+
+ETC = f"/etc/vllm-edge/engines/{ENGINE}"
+WEIGHTS = "/data/vllm/weights/gemma-4-E2B-it"
+STATE = "/var/lib/vllm-edge"
+DRIVER_REPOSITORY = "http://vendors.lab/cuda/repos/debian13/x86_64/"
+TOOLKIT = [
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+]
+
+
+def read_json(host: Host, path: str) -> Any:
+    return json.loads(host.file(path).content_string)
+
+
+# ---- user, directories, host runtime ----------------------------------------------------------------------------
+
+
+def test_somebody_else_was_here_first(machine: Machine, bystander: Life) -> None:
+    """From here on somebody else's container runs on the host; the tests of healing and faults look after it."""
+    assert life(machine, BYSTANDER) == bystander
+
+
+def test_user_and_group_of_the_engines(host: Host) -> None:
+    user = host.user("vllm-edge")
+    assert (user.uid, user.gid, user.group, user.shell) == (8050, 8050, "vllm-edge", "/usr/sbin/nologin")
+    assert host.group("vllm-edge").gid == 8050
+    assert user.groups == ["vllm-edge"], "engines are in no other group, docker's least of all"
+
+
+@pytest.mark.parametrize(
+    ("path", "owner", "group", "mode"),
+    [
+        ("/opt/vllm-edge", "root", "root", 0o755),
+        ("/etc/vllm-edge/engines", "root", "root", 0o755),
+        (ETC, "root", "root", 0o755),
+        (STATE, "root", "root", 0o755),
+        ("/data/vllm", "root", "root", 0o755),
+        ("/data/vllm/weights", "root", "vllm-edge", 0o750),
+        (WEIGHTS, "root", "vllm-edge", 0o750),
+        ("/data/vllm/cache", "root", "root", 0o755),
+        (f"/data/vllm/cache/{ENGINE}", "vllm-edge", "vllm-edge", 0o750),
+    ],
+)
+def test_directory(host: Host, path: str, owner: str, group: str, mode: int) -> None:
+    found = host.file(path)
+    assert found.is_directory
+    assert (found.user, found.group, oct(found.mode)) == (owner, group, oct(mode))
+
+
+@pytest.mark.parametrize(
+    ("path", "mode"),
+    [
+        (f"{ETC}/docker-create", 0o644),
+        (f"{ETC}/engine.json", 0o644),
+        (f"/etc/systemd/system/{UNIT}", 0o644),
+        ("/etc/systemd/system/vllm-edge.target", 0o644),
+        ("/opt/vllm-edge/bin/vllm-edge", 0o755),
+        (f"{STATE}/active-profile.json", 0o644),
+        (f"{STATE}/report.json", 0o644),
+        ("/etc/docker/daemon.json", 0o644),
+    ],
+)
+def test_file(host: Host, path: str, mode: int) -> None:
+    found = host.file(path)
+    assert found.is_file
+    assert (found.user, found.group, oct(found.mode)) == ("root", "root", oct(mode))
+
+
+def test_host_runtime_holds_what_the_lock_says(host: Host, machine: Machine) -> None:
+    locked = dict(
+        re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", host.file("/opt/vllm-edge/requirements.txt").content_string, re.M)
+    )
+    assert {"nvidia-ml-py", "docker", "huggingface-hub"} <= {name.lower().replace("_", "-") for name in locked}
+    listed = json.loads(
+        machine.run("/opt/vllm-edge/venv/bin/pip", "--disable-pip-version-check", "list", "--format=json")
+    )
+    installed = {entry["name"].lower().replace("_", "-"): entry["version"] for entry in listed}
+    del installed["pip"]
+    assert installed == {name.lower().replace("_", "-"): version for name, version in locked.items()}
+
+
+def test_program_on_the_path(host: Host, machine: Machine) -> None:
+    assert host.file("/usr/local/bin/vllm-edge").linked_to == "/opt/vllm-edge/bin/vllm-edge"
+    assert "run-engine" in machine.run("env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", "vllm-edge", "--help")
+
+
+# ---- driver -----------------------------------------------------------------------------------------------------
+
+
+def test_loaded_module_and_user_space_are_of_one_version(host: Host, machine: Machine) -> None:
+    module = host.file("/sys/module/nvidia/version").content_string.strip()
+    assert module.startswith("580.")
+    assert machine.run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines() == [module] * 4
+    assert host.package("libnvidia-ml1").version.split("-")[0] == module
+    assert module in machine.run("modinfo", "--field=version", "nvidia")
+
+
+def test_four_gpus_in_the_order_of_their_bus(machine: Machine) -> None:
+    listed = machine.run("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader").splitlines()
+    assert listed == GPUS
+
+
+def test_driver_packages_are_held(machine: Machine) -> None:
+    installed = machine.run(
+        "dpkg-query", "--show", "--showformat=${Package} ${Version} ${db:Status-Want}\n"
+    ).splitlines()
+    driver = [
+        line.split()
+        for line in installed
+        if re.match(r"(nvidia-(driver-cuda|kernel|smi|persistenced)|libnvidia-ml|libcuda1)", line)
+    ]
+    assert len(driver) >= 5
+    assert {want for _, _, want in driver} == {"hold"}, driver
+    assert len({version for _, version, _ in driver}) == 1, driver
+
+
+@pytest.mark.parametrize(
+    ("name", "uri"),
+    [
+        ("vllm-edge-nvidia-driver", DRIVER_REPOSITORY),
+        ("vllm-edge-nvidia-container-toolkit", "http://vendors.lab/libnvidia-container/stable/deb/amd64/"),
+    ],
+)
+def test_repository_trusts_one_key_only(host: Host, name: str, uri: str) -> None:
+    source = host.file(f"/etc/apt/sources.list.d/{name}.sources")
+    assert source.content_string.startswith("# Managed by Ansible")
+    fields = dict(re.findall(r"^([A-Za-z-]+): (.*)$", source.content_string, re.M))
+    assert (fields["Types"], fields["URIs"], fields["Signed-By"]) == ("deb", uri, f"/etc/apt/keyrings/{name}.gpg")
+    key = host.file(fields["Signed-By"])
+    assert (key.user, key.mode, key.size > 100) == ("root", 0o644, True)
+    assert "Trusted" not in fields and "Allow-Insecure" not in fields
+
+
+def test_unattended_upgrades_leave_the_driver_alone(machine: Machine) -> None:
+    blacklist = machine.run("apt-config", "dump", "Unattended-Upgrade::Package-Blacklist")
+    assert '"^nvidia-"' in blacklist and '"^libnvidia-"' in blacklist
+
+
+@pytest.mark.parametrize(
+    "unit", ["nvidia-persistenced.service", "docker.service", "nvidia-cdi-refresh.path", "vllm-edge.target"]
+)
+def test_unit_runs_now_and_after_a_boot(host: Host, unit: str) -> None:
+    service = host.service(unit)
+    assert service.is_running
+    assert service.is_enabled
+
+
+# ---- Docker and CDI ---------------------------------------------------------------------------------------------
+
+
+def test_daemon_json_was_merged(host: Host) -> None:
+    options = read_json(host, "/etc/docker/daemon.json")
+    assert options["features"]["cdi"] is True
+    assert options["live-restore"] is True
+    assert options["max-concurrent-uploads"] == 2, "what the operator had set before must stay"
+    assert options["insecure-registries"] == ["registry.lab:5000"]
+
+
+def test_docker_runs_with_it(machine: Machine) -> None:
+    info = json.loads(machine.run("docker", "info", "--format={{json .}}"))
+    assert info["LiveRestoreEnabled"] is True
+    assert info["CDISpecDirs"] == ["/etc/cdi", "/var/run/cdi"]
+    assert int(info["ServerVersion"].split(".")[0]) >= 25
+
+
+def test_cdi_names_every_gpu(machine: Machine) -> None:
+    listed = machine.run("nvidia-ctk", "cdi", "list").split()
+    assert [f"nvidia.com/gpu={uuid}" for uuid in GPUS] == [name for name in listed if "GPU-" in name]
+
+
+def test_toolkit_is_of_one_version_and_held(machine: Machine) -> None:
+    shown = machine.run("dpkg-query", "--show", "--showformat=${Package} ${Version} ${db:Status-Want}\n", *TOOLKIT)
+    assert sorted(shown.splitlines()) == sorted(f"{package} 1.18.2-1 hold" for package in TOOLKIT)
+
+
+# ---- image ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def image(machine: Machine) -> dict[str, Any]:
+    """The image of the running engine."""
+    return json.loads(machine.run("docker", "image", "inspect", machine.container()["Image"]))[0]
+
+
+def test_image_says_what_it_was_made_of(machine: Machine, image: dict[str, Any]) -> None:
+    labels = image["Config"]["Labels"]
+    assert labels["vllm-edge.requirement"] == "transformers>=4.58"
+    assert re.fullmatch(r"[0-9a-f]{64}", labels["vllm-edge.inputs"])
+    base = json.loads(machine.run("docker", "image", "inspect", labels["vllm-edge.base"]))[0]
+    assert base["Id"] == labels["vllm-edge.base-id"]
+    assert image["RootFS"]["Layers"][: len(base["RootFS"]["Layers"])] == base["RootFS"]["Layers"]
+    assert image["Config"]["Entrypoint"] == ["vllm", "serve"]
+
+
+def test_image_holds_a_transformers_that_fits(machine: Machine, image: dict[str, Any]) -> None:
+    """Asked of Python in the image. The base image's is older than its vLLM takes."""
+    labels = image["Config"]["Labels"]
+    program = "from importlib.metadata import version as v; print(v('transformers'), v('vllm'))"
+    run = ["docker", "run", "--rm", "--network=none", "--entrypoint=python3"]
+    transformers, vllm = machine.run(*run, image["Id"], "-c", program).split()
+    before, _ = machine.run(*run, labels["vllm-edge.base"], "-c", program).split()
+    wanted = SpecifierSet(labels["vllm-edge.constraint"].removeprefix("transformers"))
+    assert Version(transformers) in wanted and Version(before) not in wanted
+    assert Version(transformers) in SpecifierSet(">=4.58")
+    assert (transformers, vllm) == (labels["vllm-edge.transformers"], labels["vllm-edge.vllm"])
+
+
+def test_image_was_tested_before_it_served(host: Host, image: dict[str, Any]) -> None:
+    record = read_json(host, f"{STATE}/image.json")
+    assert record["id"] == image["Id"]
+    assert record["tested"]["failures"] == []
+    assert record["tested"]["libraries"] > 0
+    assert record["tested"]["versions"]["transformers"] == image["Config"]["Labels"]["vllm-edge.transformers"]
+
+
+def test_no_credentials_or_wheels_were_left_behind(host: Host) -> None:
+    assert not host.file(f"{STATE}/build/pip.conf").exists
+    assert host.run(f"find {STATE}/build -type f").stdout == ""
+
+
+# ---- weights ----------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_root_s_and_readable_for_engines_only(machine: Machine) -> None:
+    listed = machine.run("find", WEIGHTS, "-type", "f", "-printf", "%U %g %m %f\n").splitlines()
+    assert len(listed) >= 7
+    assert {line.rsplit(" ", 1)[0] for line in listed} == {"0 vllm-edge 640"}, listed
+
+
+def test_every_file_of_the_weights_is_what_the_manifest_says(host: Host, machine: Machine) -> None:
+    record = read_json(host, f"{STATE}/weights/e2b.json")
+    assert record["path"] == WEIGHTS
+    assert re.fullmatch(r"[0-9a-f]{40}", record["revision"]), "a branch is resolved to a commit"
+    files = [
+        line.split("  ")
+        for line in machine.shell(f"cd {WEIGHTS} && find . -type f -exec sha256sum {{}} +").splitlines()
+    ]
+    assert {name.removeprefix("./"): digest for digest, name in files} == {
+        name: entry["sha256"] for name, entry in record["files"].items()
+    }
+
+
+def test_weights_are_what_the_hub_has(machine: Machine) -> None:
+    """Not by our own record: the very bytes, fetched once more from the hub at the recorded commit."""
+    revision = read_json(machine.host, f"{STATE}/weights/e2b.json")["revision"]
+    program = (
+        "import hashlib, urllib.request as r; "
+        f"print(hashlib.sha256(r.urlopen('http://hub.lab:8081/google/gemma-4-E2B-it/resolve/{revision}/model.safetensors').read()).hexdigest())"
+    )
+    assert machine.run("python3", "-c", program) == machine.host.file(f"{WEIGHTS}/model.safetensors").sha256sum
+
+
+def test_no_pickles(machine: Machine) -> None:
+    names = ["*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle"]
+    wanted = [word for name in names for word in ("-o", "-name", name)][1:]
+    assert machine.run("find", "/data/vllm/weights", "(", *wanted, ")") == ""
+
+
+# ---- unit and container -----------------------------------------------------------------------------------------
+
+
+def test_unit(machine: Machine) -> None:
+    shown = machine.unit(
+        "ActiveState", "SubState", "Type", "NotifyAccess", "NRestarts", "StatusText", "WatchdogUSec", "PartOf", "Result"
+    )
+    assert (shown["ActiveState"], shown["SubState"], shown["Result"]) == ("active", "running", "success")
+    assert (shown["Type"], shown["NotifyAccess"]) == ("notify", "main")
+    assert shown["WatchdogUSec"] == "30s"
+    assert shown["PartOf"] == "vllm-edge.target"
+    assert URL in shown["StatusText"] and "sentry" in shown["StatusText"]
+
+
+def test_target_wants_the_engine(machine: Machine) -> None:
+    assert UNIT in machine.unit("Wants", unit="vllm-edge.target")["Wants"].split()
+    assert "vllm-edge.target" in machine.unit("Wants", unit="multi-user.target")["Wants"].split()
+
+
+@pytest.mark.parametrize("unit", [UNIT, "vllm-edge.target"])
+def test_systemd_has_nothing_to_say_about(host: Host, unit: str) -> None:
+    done = host.run(f"systemd-analyze verify /etc/systemd/system/{unit}")
+    assert (done.rc, done.stdout, done.stderr) == (0, "", "")
+    assert (
+        "Managed by Ansible"
+        in host.file(f"/etc/systemd/system/{unit}").content_string.splitlines()[0]
+        + host.file(f"/etc/systemd/system/{unit}").content_string.splitlines()[1]
+    )
+
+
+def test_systemd_knows_the_units_as_they_are_on_disk(machine: Machine) -> None:
+    assert machine.unit("NeedDaemonReload")["NeedDaemonReload"] == "no"
+
+
+def test_container_is_what_docker_create_says(host: Host) -> None:
+    """Read as an operator would: the file's lines against Docker's answer."""
+    lines = host.file(f"{ETC}/docker-create").content_string.splitlines()
+    flags = [line for line in lines if line.startswith("--")]
+    found = json.loads(host.check_output(f"docker inspect {CONTAINER}"))[0]
+    config, machine_config = found["Config"], found["HostConfig"]
+    assert found["Name"] == f"/{CONTAINER}" and f"--name={CONTAINER}" in flags
+    assert config["User"] == "8050:8050" and "--user=8050:8050" in flags
+    assert machine_config["ReadonlyRootfs"] is True and "--read-only" in flags
+    assert machine_config["CapDrop"] == ["ALL"] and "--cap-drop=ALL" in flags
+    assert machine_config["SecurityOpt"] == ["no-new-privileges"] and "--security-opt=no-new-privileges" in flags
+    assert machine_config["NetworkMode"] == "vllm-edge" and "--network=vllm-edge" in flags
+    assert machine_config["RestartPolicy"]["Name"] == "no", "systemd owns the engine, not Docker"
+    assert (machine_config["Privileged"], machine_config["CapAdd"]) == (False, None)
+    devices = [flag.removeprefix("--device=") for flag in flags if flag.startswith("--device=")]
+    assert devices == [f"nvidia.com/gpu={GPUS[3]}"]
+    assert [(request["Driver"], request["DeviceIDs"]) for request in machine_config["DeviceRequests"]] == [
+        ("cdi", devices)
+    ]
+    labels = dict(flag.removeprefix("--label=").split("=", 1) for flag in flags if flag.startswith("--label="))
+    assert labels.items() <= config["Labels"].items()
+    image = next(line for line in lines if not line.startswith("--"))
+    assert config["Image"] == image
+    assert config["Cmd"] == lines[lines.index(image) + 1 :]
+    writable = {mount["Destination"] for mount in found["Mounts"] if mount["RW"]}
+    assert writable == {"/cache"}
+
+
+def test_running_container_is_the_rendered_one(host: Host, machine: Machine) -> None:
+    engine = read_json(host, f"{ETC}/engine.json")
+    labels = machine.container()["Config"]["Labels"]
+    assert labels["vllm-edge.input-hash"] == engine["input_hash"]
+    assert labels["vllm-edge.generation"] == str(engine["generation"])
+    active = read_json(host, f"{STATE}/active-profile.json")
+    assert (active["profile"], active["engines"][ENGINE]["input_hash"]) == ("e2b-only", engine["input_hash"])
+    assert engine["image_id"] == machine.container()["Image"]
+
+
+def test_engine_runs_as_its_own_user_without_capabilities(machine: Machine) -> None:
+    pids = [int(pid) for pid in machine.run("docker", "top", CONTAINER, "-eo", "pid").split()[1:]]
+    assert len(pids) >= 3, "API server, engine core, worker"
+    for pid in pids:
+        status = dict(
+            line.split(":\t", 1)
+            for line in machine.host.file(f"/proc/{pid}/status").content_string.splitlines()
+            if ":\t" in line
+        )
+        assert set(status["Uid"].split()) == {"8050"}
+        assert (int(status["CapEff"], 16), int(status["CapBnd"], 16), status["NoNewPrivs"]) == (0, 0, "1")
+
+
+# ---- serving ----------------------------------------------------------------------------------------------------
+
+
+def test_listens_on_the_loopback_only(host: Host, machine: Machine) -> None:
+    listening = [line.split()[3] for line in machine.run("ss", "-Hltn", "sport = :8070").splitlines()]
+    assert listening == ["127.0.0.1:8070"]
+    for address in host.interface("eth0").addresses:
+        if ":" not in address:
+            probe = f"import socket; socket.create_connection(('{address}', 8070), 3)"
+            assert "refused" in host.run(shlex.join(["python3", "-c", probe])).stderr
+
+
+def test_healthy(machine: Machine) -> None:
+    assert machine.health() == 200
+
+
+def test_models_are_the_served_names(machine: Machine) -> None:
+    status, answer = machine.ask("/v1/models")
+    assert status == 200
+    assert [model["id"] for model in answer["data"]] == SERVED_NAMES
+    assert {model["max_model_len"] for model in answer["data"]} == {4096}
+
+
+@pytest.mark.parametrize("name", SERVED_NAMES)
+def test_completes(machine: Machine, name: str) -> None:
+    status, answer = machine.complete(name)
+    assert status == 200, answer
+    assert answer["usage"]["completion_tokens"] > 0
+    assert answer["choices"][0]["message"]["content"]
+
+
+def test_refuses_a_name_it_does_not_serve(machine: Machine) -> None:
+    assert machine.complete("nobody")[0] == 404
+
+
+def test_engine_reaches_nothing_outside(host: Host, machine: Machine) -> None:
+    """The hub's port is open to the host, and an engine that asks for it hears nothing."""
+    address = machine.run("getent", "hosts", "hub.lab").split()[0]
+    probe = f"import socket; socket.create_connection(('{address}', 8081), 3); print('reached')"
+    assert machine.run("python3", "-c", probe) == "reached"
+    inside = host.run(shlex.join(["docker", "exec", CONTAINER, "python3", "-c", probe]))
+    assert inside.rc != 0 and "reached" not in inside.stdout
+    assert "TimeoutError" in inside.stderr or "unreachable" in inside.stderr, inside.stderr
+
+
+# ---- memory -----------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_what_was_measured_on_the_reference_host(machine: Machine) -> None:
+    used = machine.gpu_memory()
+    assert 20_300 <= used[GPUS[3]] <= 20_900
+    assert [used[uuid] for uuid in GPUS[:3]] == [0, 0, 0]
+
+
+def test_memory_is_held_by_a_process_of_the_container(machine: Machine) -> None:
+    apps = machine.run("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits")
+    holders = [line.split(", ") for line in apps.splitlines()]
+    assert [uuid for uuid, _, _ in holders] == [GPUS[3]]
+    inside = machine.run("docker", "top", CONTAINER, "-eo", "pid").split()[1:]
+    assert holders[0][1] in inside
+    assert abs(int(holders[0][2]) - machine.gpu_memory()[GPUS[3]]) <= 16
+
+
+# ---- what people and programs are shown -------------------------------------------------------------------------
+
+
+def test_status_for_people(machine: Machine) -> None:
+    lines = machine.run("vllm-edge", "status").splitlines()
+    assert max(len(line) for line in lines) <= 100
+    assert "profile e2b-only, generation 1" in lines[0]
+    assert any(line.startswith(ENGINE) and "serving" in line for line in lines)
+    assert all(any(uuid in line for line in lines) for uuid in GPUS)
+
+
+def test_status_for_programs(machine: Machine) -> None:
+    status = json.loads(machine.run("vllm-edge", "status", "--format", "json"))
+    assert status["problems"] == []
+    (engine,) = status["engines"]
+    assert (engine["unit"], engine["active_state"], engine["container_id"]) == (
+        UNIT,
+        "active",
+        machine.container()["Id"],
+    )
+    assert engine["served_names"] == SERVED_NAMES
+    assert 1 < engine["load_seconds"] < 300
+
+
+def test_report_agrees_with_nvidia_smi(host: Host, machine: Machine) -> None:
+    on_host = read_json(host, f"{STATE}/report.json")
+    on_controller = json.loads((ROOT / "reports" / f"{INVENTORY_HOST}.json").read_text())
+    assert on_host == on_controller
+    used = machine.gpu_memory()
+    assert [gpu["uuid"] for gpu in on_host["gpus"]] == list(used)
+    for gpu in on_host["gpus"]:
+        assert abs(gpu["used_mib"] - used[gpu["uuid"]]) <= 16
+    assert [gpu["budget_mib"] for gpu in on_host["gpus"]] == [0, 0, 0, 20_900]
+    (holder,) = on_host["gpus"][3]["processes"]
+    assert (holder["container"], holder["unit"], holder["owner"]) == (CONTAINER, UNIT, "ours")
+    completions = {asked["served_name"]: asked for asked in on_host["completions"]}
+    assert list(completions) == SERVED_NAMES
+    assert all(asked["ok"] and asked["completion"] for asked in completions.values())
+
+
+# ---- a second look ----------------------------------------------------------------------------------------------
+
+
+def digest_of_host(machine: Machine) -> str:
+    """Sizes, owners, modes and times of everything that is ours and of Docker's configuration; reports are output."""
+    command = (
+        "find /etc/vllm-edge /etc/docker /etc/systemd/system /etc/apt /opt/vllm-edge/bin /opt/vllm-edge/lib "
+        f"/data/vllm/weights {STATE} -not -path '{STATE}/engines/*' -not -name __pycache__ -not -name '*.pyc' "
+        "-not -name report.json -printf '%p %U:%G %m %s %T@\\n' | sort"
+    )
+    return hashlib.sha256(machine.shell(command).encode()).hexdigest()
+
+
+def test_check_mode_is_silent_and_touches_nothing(machine: Machine, controller: Controller, undisturbed: None) -> None:
+    before, engine = digest_of_host(machine), life(machine)
+    play = controller.play("site.yml", "--check")
+    assert play.rc == 0, play.output[-6000:]
+    assert (play.changed, play.diffs) == ([], [])
+    assert play.recap["changed"] == 0
+    assert not re.search(r"^\s+msg: .*\bwould\b", play.output, re.MULTILINE), "nothing is foreseen"
+    assert (digest_of_host(machine), life(machine)) == (before, engine)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What somebody broke by hand: check mode names it, the next run repairs exactly it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from conftest import CONTAINER, ENGINE, SERVED_NAMES, UNIT, Controller, Machine, life
+
+UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+DOCKER_CREATE = f"/etc/vllm-edge/engines/{ENGINE}/docker-create"
+FILES = [f"vllm_engine : Render the line of docker create ({ENGINE})", f"vllm_engine : Render the units ({ENGINE})"]
+START = "vllm_engine : Start engines that do not run as rendered"
+
+
+@pytest.fixture(scope="module")
+def damaged(machine: Machine) -> None:
+    """A unit deleted, a file opened to everybody. The engine runs on: neither reaches its container."""
+    machine.run("rm", UNIT_FILE)
+    machine.run("chmod", "0777", DOCKER_CREATE)
+
+
+def test_check_mode_names_the_damage_and_leaves_it(
+    machine: Machine, controller: Controller, damaged: None, undisturbed: None
+) -> None:
+    before = life(machine)
+    play = controller.play("site.yml", "--check")
+    assert play.rc == 0, play.output[-6000:]
+    assert play.changed == FILES
+    assert f"+Description=vLLM engine {ENGINE}" in play.output, "the diff shows the missing unit"
+    assert re.search(r"^-\s+mode: '0777'$", play.output, re.MULTILINE), "and the mode"
+    assert not machine.host.file(UNIT_FILE).exists
+    assert machine.host.file(DOCKER_CREATE).mode == 0o777
+    assert life(machine) == before is not None
+
+
+def test_one_run_repairs_exactly_the_damage(
+    machine: Machine, controller: Controller, damaged: None, undisturbed: None
+) -> None:
+    """The engine is removed, too, and the unit stopped before systemd starts it again: only a run brings it back."""
+    before, cursor = life(machine), machine.cursor()
+    assert before is not None
+    machine.run("docker", "rm", "--force", CONTAINER)
+    machine.wait("the unit's end", lambda: machine.unit_ended_at(cursor), 10)
+    machine.run("systemctl", "stop", UNIT)
+    assert life(machine) is None
+    play = controller.play("site.yml")
+    assert play.rc == 0, play.output[-6000:]
+    assert play.changed == [*FILES, START]
+    assert "Somebody removed the engine's container with Docker" in machine.journal(cursor)
+    unit = machine.host.file(UNIT_FILE)
+    assert (unit.user, unit.group, unit.mode) == ("root", "root", 0o644)
+    assert machine.host.file(DOCKER_CREATE).mode == 0o644
+    assert machine.unit("NeedDaemonReload", "ActiveState") == {"NeedDaemonReload": "no", "ActiveState": "active"}
+    after = life(machine)
+    assert after is not None and after.id != before.id
+    assert [machine.complete(name)[0] for name in SERVED_NAMES] == [200] * 4

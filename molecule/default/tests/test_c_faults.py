@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What breaks by itself: provoked, seen as an operator sees it, over again.
+
+In the order that needs the fewest loads of the engine: each test provokes its own fault from whatever state the one
+before left, and the last ones leave a host on which everything serves.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator
+
+import pytest
+from conftest import (
+    BYSTANDER,
+    CONTAINER,
+    GPUS,
+    LOADED_S,
+    SERVED_NAMES,
+    UNIT,
+    Controller,
+    Machine,
+    life,
+    module_result,
+)
+from test_b_heal import DOCKER_CREATE, FILES, UNIT_FILE
+
+GPU = GPUS[3]
+BUDGETS = {"3": 20_900}
+WATCHDOG_S = 30
+DAEMON_JSON = "/etc/docker/daemon.json"
+STABLE = ("InvocationID", "MainPID", "NRestarts", "ActiveState")
+
+Seen = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def calm(machine: Machine) -> Iterator[None]:
+    """No fault outlives its test."""
+    yield
+    machine.host.run(f"docker unpause {CONTAINER}")
+    machine.clear_faults()
+    machine.run("lab-gpu", "foreign", "stop")
+
+
+def restart(machine: Machine) -> None:
+    """What an operator does; former failures no longer count against the unit."""
+    machine.host.run(f"systemctl reset-failed {UNIT}")
+    machine.run("systemctl", "restart", "--no-block", UNIT)
+
+
+def wait_for_the_end(machine: Machine, cursor: str, seconds: float = LOADED_S) -> float:
+    """Seconds until the unit's main process has ended."""
+    return machine.wait("the unit's end", lambda: machine.unit_ended_at(cursor) is not None, seconds)
+
+
+def test_over_budget(controller: Controller, machine: Machine, undisturbed: None, seen: Seen) -> None:
+    used = machine.gpu_memory()[GPU]
+    result = controller.module("vram_budget", {"budgets": {"3": 20_000}})
+    assert result["failed"]
+    message = result["msg"]
+    assert "\n" not in message
+    assert f"GPU 3 (slot 3, NVIDIA L4, {GPU}) is over budget: {used} MiB are in use" in message
+    assert f"its budget of 20000 MiB: {used - 20_000} MiB too many" in message
+    assert f"container {CONTAINER}, unit {UNIT}" in message
+    assert not controller.module("vram_budget", {"budgets": BUDGETS})["failed"]
+    seen(message)
+
+
+def test_gpu_lost_while_measuring(controller: Controller, machine: Machine, undisturbed: None, seen: Seen) -> None:
+    """Memory without a process keeps the measurement waiting for it to come back; meanwhile the card goes."""
+    readers = "grep --files-with-matches --no-messages libnvidia-ml.so /proc/[0-9]*/maps"
+    before = set(machine.host.run(readers).stdout.split())
+    machine.run("lab-gpu", "fault", "set", "--gpu", GPUS[0], "orphan=500")
+    process = controller.start_module("vram_budget", {"budgets": BUDGETS, "settle_timeout_s": 60})
+    machine.wait(
+        "the module to open NVML", lambda: set(machine.host.run(readers).stdout.split()) - before, 30, every=0.2
+    )
+    lost = machine.now()
+    machine.run("lab-gpu", "fault", "set", "--gpu", GPUS[0], "gpu-lost")
+    result = module_result(process)
+    seconds = machine.now() - lost
+    assert result["failed"]
+    assert result["msg"].startswith("VRAM cannot be measured: The GPU is lost: ")
+    assert f"{GPUS[0]} (NVIDIA L4 at 00000000:17:00.0) has fallen off the bus" in result["msg"]
+    assert (result["nvml"]["code"], result["nvml"]["gpu"]) == ("GPU_IS_LOST", GPUS[0])
+    assert seconds < 20, "it must not wait for all of settle_timeout_s"
+    machine.clear_faults()
+    assert not controller.module("vram_budget", {"budgets": BUDGETS})["failed"]
+    seen(result["msg"], failed_after=seconds)
+
+
+def test_docker_restarted_with_live_restore(machine: Machine, undisturbed: None, seen: Seen) -> None:
+    before, unit, cursor = life(machine), machine.unit(*STABLE), machine.cursor()
+    assert before is not None and unit["ActiveState"] == "active"
+    begin = machine.now()
+    machine.run("systemctl", "restart", "docker.service")
+    machine.wait("the supervisor to see Docker again", lambda: "Docker Engine is back" in machine.journal(cursor), 30)
+    machine.wait_until_serving(30)
+    assert (life(machine), machine.unit(*STABLE)) == (before, unit)
+    assert machine.complete("sentry")[0] == 200
+    back = re.search(r"the Docker Engine is back after \d+ s", machine.journal(cursor))
+    assert back
+    seen(f"{back.group()}; same container, unit never restarted", serving_after=machine.now() - begin)
+
+
+def test_engine_hangs(machine: Machine, undisturbed: None, seen: Seen) -> None:
+    before, cursor, begin = life(machine), machine.cursor(), machine.now()
+    assert before is not None
+    machine.run("docker", "pause", CONTAINER)
+    machine.wait(
+        "the status to tell it", lambda: "not answering /health" in machine.run("vllm-edge", "status"), WATCHDOG_S
+    )
+    wait_for_the_end(machine, cursor, WATCHDOG_S + 30)
+    ended = machine.unit_ended_at(cursor)
+    assert ended is not None and WATCHDOG_S - 12 < ended - begin < WATCHDOG_S + 15
+    why = re.search(r"The engine has not answered /health for \d+ s.*ended it", machine.journal(cursor))
+    assert why, machine.journal(cursor)
+    assert "Watchdog timeout" in machine.journal(cursor)
+    machine.wait_until_serving()
+    after = life(machine)
+    assert after is not None and after.id != before.id
+    assert machine.run("docker", "ps", "--all", "--quiet", "--filter", f"name={CONTAINER}").split() == [after.id[:12]]
+    seen(why.group(), failed_after=ended - begin, serving_after=machine.now() - begin)
+
+
+def test_engine_crashes_while_loading(machine: Machine, undisturbed: None, seen: Seen) -> None:
+    machine.fault("engine-crash-loading")
+    cursor, begin = machine.cursor(), machine.now()
+    restart(machine)
+    wait_for_the_end(machine, cursor)
+    machine.wait("the death in Docker's events", lambda: machine.died_at(begin), 5)
+    dead, ended = machine.died_at(begin), machine.unit_ended_at(cursor)
+    assert dead is not None and ended is not None
+    assert ended - dead < 3, "the unit ends with its container, not at a timeout"
+    assert machine.unit("Result", "StatusText")["Result"] == "exit-code"
+    assert "The GPU reported an error: an illegal memory access" in machine.journal(cursor)
+    explained = machine.explain()
+    assert "the GPU reported an error: an illegal memory access" in explained
+    assert "journalctl -k" in explained
+    assert "CUDA error: an illegal memory access was encountered" in machine.journal(cursor), "vLLM's own words"
+    seen(explained, failed_after=ended - dead)
+
+
+def test_engine_does_not_fit(machine: Machine, undisturbed: None, seen: Seen) -> None:
+    pid = machine.run("lab-gpu", "foreign", "start", "--gpu", "3", "--mib", "8000").strip()
+    cursor, begin = machine.cursor(), machine.now()
+    restart(machine)
+    refusal = re.compile(
+        r"Free memory on device cuda:0 \(1\d\.\d+/22\.03 GiB\) on startup is less than desired GPU memory "
+        r"utilization \(0\.9, 19\.83 GiB\)"
+    )
+    machine.wait("vLLM's own refusal", lambda: refusal.search(machine.journal(cursor)), LOADED_S)
+    wait_for_the_end(machine, cursor, 15)
+    explained, ended = machine.explain(), machine.unit_ended_at(cursor)
+    assert ended is not None
+    assert re.search(r"the GPU has 1\d\.\d+ of 22\.03 GiB free, 19\.83 GiB are wanted", explained), explained
+    assert "Remedy: Something else holds memory there" in explained and "nvidia-smi" in explained
+    apps = machine.run("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
+    assert f"{pid}, 8000" in apps.splitlines(), "somebody else's process is left alone"
+    seen(explained, failed_after=ended - begin)
+
+
+def test_live_restore_turned_off(machine: Machine, undisturbed: None) -> None:
+    """Somebody does that, and nobody notices until Docker is restarted, below."""
+    options = json.loads(machine.host.file(DAEMON_JSON).content_string) | {"live-restore": False}
+    machine.shell(f"printf %s {shlex.quote(json.dumps(options))} > {DAEMON_JSON}")
+    machine.run("systemctl", "reload", "docker.service")
+    assert json.loads(machine.run("docker", "info", "--format={{json .LiveRestoreEnabled}}")) is False
+
+
+def test_first_completion_kills_the_engine(machine: Machine, undisturbed: None, seen: Seen) -> None:
+    machine.fault("engine-dies-on-first-completion")
+    restart(machine)
+    machine.wait_until_serving()
+    before, cursor, begin = life(machine), machine.cursor(), machine.now()
+    assert machine.complete("sentry")[0] != 200
+    wait_for_the_end(machine, cursor, 30)
+    machine.clear_faults()
+    explained = machine.explain()
+    assert "the engine needed a C compiler" in explained and "Add g++" in explained
+    ended = machine.unit_ended_at(cursor)
+    assert ended is not None
+    machine.wait_until_serving()
+    after = life(machine)
+    assert before is not None and after is not None and after.id != before.id
+    assert machine.unit("NRestarts")["NRestarts"] == "1", "systemd restarted it, nobody else"
+    assert [machine.complete(name)[0] for name in SERVED_NAMES] == [200] * 4
+    seen(explained, failed_after=ended - begin, serving_after=machine.now() - begin)
+
+
+def test_docker_restarted_without_live_restore(machine: Machine, bystander: object, seen: Seen) -> None:
+    """Then every container ends with Docker, the bystander's, too."""
+    assert json.loads(machine.run("docker", "info", "--format={{json .LiveRestoreEnabled}}")) is False
+    machine.host.run(f"systemctl reset-failed {UNIT}")
+    before, cursor, begin = life(machine), machine.cursor(), machine.now()
+    machine.run("systemctl", "restart", "docker.service")
+    wait_for_the_end(machine, cursor, 30)
+    explained = machine.explain()
+    assert "the Docker Engine stopped and took the engine's container with it" in explained
+    assert "live-restore" in explained
+    machine.wait_until_serving()
+    after = life(machine)
+    assert before is not None and after is not None and after.id != before.id
+    assert machine.complete("sentry")[0] == 200
+    assert life(machine, BYSTANDER) is None
+    machine.run("docker", "start", BYSTANDER)
+    seen(explained, serving_after=machine.now() - begin)
+
+
+def test_last_run_repairs_it_without_a_restart(machine: Machine, controller: Controller) -> None:
+    """live-restore is set again, and files are repaired beside it: nothing of that reaches a running container."""
+    machine.run("rm", UNIT_FILE)
+    machine.run("chmod", "0777", DOCKER_CREATE)
+    engine, stranger, unit = life(machine), life(machine, BYSTANDER), machine.unit(*STABLE)
+    play = controller.play("site.yml")
+    assert play.rc == 0, play.output[-6000:]
+    assert play.changed == ["container_runtime : Merge the settings of the Docker daemon", *FILES]
+    options = json.loads(machine.host.file(DAEMON_JSON).content_string)
+    assert (options["live-restore"], options["max-concurrent-uploads"]) == (True, 2)
+    assert json.loads(machine.run("docker", "info", "--format={{json .LiveRestoreEnabled}}")) is True
+    assert (life(machine), life(machine, BYSTANDER), machine.unit(*STABLE)) == (engine, stranger, unit)
+    assert engine is not None and stranger is not None and unit["ActiveState"] == "active"
