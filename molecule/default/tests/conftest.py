@@ -37,6 +37,9 @@ GPUS = [
 ]
 BYSTANDER = "somebody-elses-program"
 
+SSH_OPTIONS = "-o ControlMaster=auto -o ControlPath=~/.ansible/cp/vllm-edge-%C -o ControlPersist=60"
+"""One connection for some hundred questions, in Ansible's own directory for that."""
+
 LOADED_S = 90
 """The longest that the engine may take from its start until it answers."""
 
@@ -167,7 +170,10 @@ def host(request: pytest.FixtureRequest) -> Host:
     option = request.config.option
     assert option.hosts, "give the host as molecule does: --hosts=ssh://NAME --ssh-config=FILE --sudo"
     return testinfra.get_host(
-        option.hosts, ssh_config=option.ssh_config, ssh_extra_args=option.ssh_extra_args, sudo=option.sudo
+        option.hosts,
+        ssh_config=option.ssh_config,
+        ssh_extra_args=option.ssh_extra_args or SSH_OPTIONS,
+        sudo=option.sudo,
     )
 
 
