@@ -103,7 +103,9 @@ class Controller:
     """Runs Ansible from the repository's root against this lab's host."""
 
     def __init__(self) -> None:
-        self.environment = os.environ | {
+        # Without molecule's own settings of Ansible (colours among them): an operator has none.
+        operators = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
+        self.environment = operators | {
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_NOCOLOR": "1",
             "VLLM_EDGE_LAB_NAME": os.environ.get("VLLM_EDGE_LAB_NAME", "vllm-edge-molecule"),
