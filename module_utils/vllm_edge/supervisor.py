@@ -7,6 +7,7 @@ process itself (a pidfd, which also speaks while Docker is away) and /health. A 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
@@ -47,6 +48,9 @@ EXIT_CONFIG = 78
 
 DOCKER_WAIT_S = 900.0
 REMOVE_WAIT_S = 120.0
+# An engine that loads has no request to finish, and as PID 1 of its container it does not hear SIGTERM until vLLM has
+# installed its handler.
+STOP_LOADING_S = 3.0
 PING_S = 3.0
 # The longest that `docker create` and `docker start` may take together.
 CREATE_S = 240.0
@@ -625,10 +629,16 @@ class Supervisor:
             was_serving=life.ready,
             removed=found is None and not away,
             docker_away=away,
-            live_restore=self._live_restore,
+            live_restore=self._live_restore_now(),
             outside_signal=outside,
         )
         return self._fail(life, explain(death), death.exit_code, dead=True)
+
+    def _live_restore_now(self) -> bool | None:
+        """Whether Docker leaves containers alone when it ends; it may have been told otherwise since the launch."""
+        with contextlib.suppress(DockerAway, DockerRefused):
+            self._live_restore = self.docker.live_restore()
+        return self._live_restore
 
     def _fail(self, life: Supervision | None, why: Explanation, exit_code: int | None, *, dead: bool = False) -> int:
         """Says why, keeps it, and leaves no engine running that nobody watches."""
@@ -684,6 +694,8 @@ class Supervisor:
     def _stop(self, life: Supervision) -> int:
         """systemd asked. The container ends first, then it is removed, then we."""
         patience = self.config.stop_timeout_s
+        if not life.ready:
+            patience = min(patience, STOP_LOADING_S)
         self.notifier.send(stopping=True, status=WORDS[Phase.STOPPING], extend_s=patience + EXTEND_BY_S)
         self._record(phase=Phase.STOPPING, since=stamp())
         self.journal.write(f"stopping container {self.config.container}, {patience:g} s to end by itself")
