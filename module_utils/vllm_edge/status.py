@@ -182,7 +182,10 @@ def collect(
     engines = []
     for config in configs:
         state = read_state(paths.engine_state(config.engine))
-        engines.append(engine_json(config, shown.get(config.unit), containers.get(config.container), state))
+        engine = engine_json(config, shown.get(config.unit), containers.get(config.container), state)
+        if docker_problem is not None and config.container not in containers:
+            engine["container_state"] = "unknown"
+        engines.append(engine)
     return {"active_profile": profile, "engines": engines, "gpus": boards, "problems": problems}
 
 

@@ -110,6 +110,13 @@ def test_containers(tmp_path: Path, container: Container | None, told: str, runn
     assert told in " ".join(" ".join(status_lines(status)).split())
 
 
+def test_a_container_that_nobody_can_be_asked_about_is_unknown(tmp_path: Path) -> None:
+    docker = FakeDocker()
+    docker.away.set()
+    status = asked(written(tmp_path), docker, UNIT)
+    assert status["engines"][0]["container_state"] == "unknown"
+
+
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
