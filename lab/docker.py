@@ -15,6 +15,7 @@ from lab.shell import as_root, cache_directory, output, run
 
 # Everything of the lab carries this label, so that it can be found again and removed.
 LABEL = "vllm-edge-lab"
+ENGINE_PID_FILE = Path("/var/run/docker.pid")
 
 
 @functools.cache
@@ -44,6 +45,12 @@ def answers() -> bool:
     return docker("info", check=False).returncode == 0
 
 
+def is_dockerd(pid: int) -> bool:
+    """Whether a process of this id runs, and is a Docker Engine."""
+    command = Path(f"/proc/{pid}/cmdline")
+    return command.exists() and b"dockerd" in command.read_bytes()
+
+
 def pid_file() -> Path:
     """Where the process id of an Engine that the lab started is kept."""
     return cache_directory() / "dockerd.pid"
@@ -60,6 +67,9 @@ def ensure_engine(timeout_s: int = 60) -> None:
         dockerd = shutil.which("dockerd") or "/usr/sbin/dockerd"
         log = cache_directory() / "dockerd.log"
         print(f"    systemd is not PID 1 here: starting {dockerd} by hand, log in {log}")
+        # One that was killed leaves its pid file, and another process may have that pid by now.
+        if ENGINE_PID_FILE.exists() and not is_dockerd(int(ENGINE_PID_FILE.read_text())):
+            run([*as_root(), "rm", "--force", ENGINE_PID_FILE])
         with log.open("ab") as sink:
             process = subprocess.Popen([*as_root(), dockerd], stdout=sink, stderr=sink, start_new_session=True)
         pid_file().write_text(f"{process.pid}\n")
@@ -76,7 +86,7 @@ def stop_engine_started_by_lab() -> None:
     if not pid_file().exists():
         return
     pid = int(pid_file().read_text())
-    if Path(f"/proc/{pid}/cmdline").exists() and b"dockerd" in Path(f"/proc/{pid}/cmdline").read_bytes():
+    if is_dockerd(pid):
         if os.geteuid() == 0:
             os.kill(pid, signal.SIGTERM)
         else:
