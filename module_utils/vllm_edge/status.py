@@ -25,9 +25,8 @@ from .engine_config import (
 from .engine_state import EngineState, read_state
 from .host_paths import HostPaths
 from .progress import WORDS, Phase
-from .report import table
+from .report import WIDTH, table
 
-WIDTH = 100
 UNIT_PROPERTIES = (
     "Id",
     "LoadState",
