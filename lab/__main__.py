@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's command: `python3 -m lab up|down|shell|status|images`."""
+"""The lab's command: `python3 -m lab up|down|cut|reconnect|shell|status|images`."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
-from lab.world import World, down, prepare, ssh_command, status, up
+from lab.world import World, cut, down, prepare, reconnect, ssh_command, status, up
 
 
 def main() -> None:
@@ -24,6 +24,8 @@ def main() -> None:
     commands.add_parser("up", help="bring the lab up")
     remove = commands.add_parser("down", help="remove the lab")
     remove.add_argument("--keep-images", action="store_true", help="keep images and cache for the next time")
+    commands.add_parser("cut", help="cut the host from the vendors and from everything but ssh")
+    commands.add_parser("reconnect", help="undo `cut`")
     shell = commands.add_parser("shell", help="a shell on the host, or one command there")
     shell.add_argument("words", nargs=argparse.REMAINDER, help="command to run")
     commands.add_parser("status", help="what of the lab is there")
@@ -35,6 +37,10 @@ def main() -> None:
         up(world)
     elif options.command == "down":
         down(world, options.keep_images)
+    elif options.command == "cut":
+        cut(world)
+    elif options.command == "reconnect":
+        reconnect(world)
     elif options.command == "status":
         status(world)
     else:

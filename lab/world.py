@@ -27,6 +27,17 @@ from lab.shell import LAB, as_root, cache_directory, output, run, stage
 
 ENGINE_REPOSITORY = "vllm/vllm-openai"
 ENGINE_TAG = "v0.32.0"
+# Names under which the vendors answer to the host.
+VENDORS_ALIASES = ("vendors.lab", "hub.lab", "registry.lab")
+# What a host that is cut may still send: to itself, but not to Docker's name server, and answers to whoever called it.
+# What its containers would send is dropped on its way out.
+CUT_RULES = (
+    "OUTPUT --destination 127.0.0.11 --jump REJECT",
+    "OUTPUT --out-interface lo --jump ACCEPT",
+    "OUTPUT --match conntrack --ctstate ESTABLISHED,RELATED --jump ACCEPT",
+    "OUTPUT --jump REJECT",
+    "POSTROUTING --table mangle --out-interface eth0 --match conntrack --ctstate NEW --jump DROP",
+)
 
 
 @dataclass(frozen=True)
@@ -112,9 +123,7 @@ def start_vendors(world: World, names: dict[str, str]) -> None:
             f"--label={LABEL}={world.name}",
             f"--label={LABEL}.inputs={wanted}",
             f"--network={world.name}",
-            "--network-alias=vendors.lab",
-            "--network-alias=hub.lab",
-            "--network-alias=registry.lab",
+            *[f"--network-alias={alias}" for alias in VENDORS_ALIASES],
             "--publish=127.0.0.1::5000",
             f"--volume={names['apt']}:/srv/apt:ro",
             f"--volume={names['hub']}:/srv/hub:ro",
@@ -287,6 +296,43 @@ def down(world: World, keep_images: bool) -> None:
     stop_engine_started_by_lab()
     # The registry's files belong to root, as its container does.
     run([*as_root(), "rm", "-rf", cache_directory()])
+
+
+def host_iptables(world: World, action: str, rule: str, check: bool = True) -> bool:
+    """Run iptables in the network namespace of the host, which has no such program of its own; whether it succeeded."""
+    pid = docker_output("inspect", "--format", "{{.State.Pid}}", world.host)
+    command = [*as_root(), "nsenter", f"--target={pid}", "--net", "iptables", "--wait"]
+    return run([*command, action, *rule.split()], check=check, quiet=True).returncode == 0
+
+
+def cut(world: World) -> None:
+    """Take the network away from the host: vendors, names and every address; ssh to it goes on.
+
+    Docker's own way, an internal network, would silently take the published ssh port away too.
+    """
+    if container_state(world.host) != "running":
+        raise SystemExit(f"lab: {world.host} does not run, so there is nothing to cut; `python -m lab up` starts it")
+    for rule in CUT_RULES:
+        if not host_iptables(world, "--check", rule, check=False):
+            host_iptables(world, "--append", rule)
+    if world.name in networks(world.vendors):
+        docker("network", "disconnect", world.name, world.vendors)
+
+
+def reconnect(world: World) -> None:
+    """Give the host its network back."""
+    for rule in CUT_RULES:
+        if host_iptables(world, "--check", rule, check=False):
+            host_iptables(world, "--delete", rule)
+    if world.name not in networks(world.vendors):
+        aliases = [f"--alias={alias}" for alias in VENDORS_ALIASES]
+        docker("network", "connect", *aliases, world.name, world.vendors)
+
+
+def networks(container: str) -> list[str]:
+    """Names of the networks that a container is in."""
+    form = "{{range $name, $_ := .NetworkSettings.Networks}}{{$name}} {{end}}"
+    return docker_output("inspect", "--format", form, container).split()
 
 
 def status(world: World) -> None:
