@@ -82,6 +82,10 @@ collections/.stamp: requirements.yml $(VENV)/.stamp
 	@rm -rf .cache/ansible
 	@touch $@
 
+.PHONY: reference
+reference: bootstrap-python $(VENV)/.stamp collections ## Write docs/reference anew
+	@python tools/reference.py
+
 .PHONY: lock
 lock: ## Lock the Python packages anew
 	@uv pip compile --quiet --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_36 --no-annotate --no-header --group dev -o requirements-dev.txt

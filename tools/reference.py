@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write docs/reference: what ansible-doc, group_vars/all and the program's --help say, as Markdown.
+
+The same sources always give the same text: nothing in it depends on the time, the machine or the working directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+TEMPLATES = ROOT / "tools" / "templates"
+VARIABLES = ROOT / "tools" / "variables.yml"
+GROUP_VARS = ROOT / "group_vars" / "all"
+WIDTH = 120
+HELP_WIDTH = 100
+
+Doc = dict[str, Any]
+
+# A name's last word is the unit, throughout the project.
+UNITS = {"_s": "seconds", "_mib": "MiB", "_gib": "GiB", "_bytes": "bytes"}
+
+
+def ansible_doc(kind: str, names: Iterable[str], paths: Iterable[Path]) -> Doc:
+    """Documentation as ansible-doc reads it, by name."""
+    where = ["-r" if kind == "role" else "-M", ":".join(str(path) for path in paths)]
+    done = subprocess.run(
+        ["ansible-doc", "--json", "-t", kind, *where, *names], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    found: Doc = json.loads(done.stdout)
+    if missing := sorted(set(names) - set(found)):
+        raise SystemExit(f"ansible-doc found no documentation of {', '.join(missing)}:\n{done.stderr}")
+    return found
+
+
+def role_docs() -> Doc:
+    """Entry points of every role, by role."""
+    names = sorted(path.parent.parent.name for path in (ROOT / "roles").glob("*/meta/argument_specs.yml"))
+    return {name: doc["entry_points"] for name, doc in sorted(ansible_doc("role", names, [ROOT / "roles"]).items())}
+
+
+def plugin_docs(*directories: Path) -> Doc:
+    """`doc`, `examples`, `return` and `source` of every module or action plugin in the directories, by name."""
+    files = {path.stem: path for directory in directories for path in directory.glob("*.py")}
+    return {
+        name: {**doc, "source": files[name].relative_to(ROOT).as_posix()}
+        for name, doc in sorted(ansible_doc("module", sorted(files), directories).items())
+    }
+
+
+def program_help() -> dict[str, str]:
+    """What `vllm-edge --help` says, under the empty name, and each subcommand's, by name."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "module_utils"),
+        "COLUMNS": str(HELP_WIDTH),
+        "NO_COLOR": "1",
+    }
+
+    def run(*arguments: str) -> str:
+        return subprocess.run(
+            [sys.executable, *arguments], env=environment, check=True, capture_output=True, text=True
+        ).stdout
+
+    names = run("-c", "from vllm_edge.cli import COMMANDS\nfor command in COMMANDS: print(command.name)").split()
+    texts = {"": run("-m", "vllm_edge", "--help")}
+    return texts | {name: run("-m", "vllm_edge", name, "--help") for name in names}
+
+
+def group_vars() -> dict[str, Doc]:
+    """Variables of group_vars/all, by file."""
+    return {path.name: yaml.safe_load(path.read_text()) or {} for path in sorted(GROUP_VARS.glob("*.yml"))}
+
+
+def variable_docs(roles: Doc) -> Doc:
+    """Sections of tools/variables.yml, each variable with its value, and described by its role where one has it."""
+    described: Doc = yaml.safe_load(VARIABLES.read_text())
+    values = {name: (file, value) for file, found in group_vars().items() for name, value in found.items()}
+    of_roles = {
+        name: {**option, "role": role}
+        for role, entry_points in roles.items()
+        for entry_point in entry_points.values()
+        for name, option in entry_point.get("options", {}).items()
+    }
+    for section in described["sections"]:
+        own: Doc = section.get("variables") or {}
+        file: str = section.get("file", "")
+        names = [*own, *(name for name in values if values[name][0] == file and name not in own)]
+        section["variables"] = {}
+        for name in names:
+            option = own.get(name) or of_roles.get(name)
+            if option is None:
+                raise SystemExit(
+                    f"{file}: {name} is described neither by a role's argument spec nor in {VARIABLES.name}"
+                )
+            if source := option.pop("options_of", None):
+                nested = of_roles[source]["options"]
+                option["options"] = {key: value for key, value in nested.items() if key != "name"}
+            if name in values:
+                option["value"] = values[name][1]
+            section["variables"][name] = option
+    return described
+
+
+def markup(text: str) -> str:
+    """Ansible's markup as Markdown; what neither knows stays as it is."""
+    parts = re.split(r"\b([A-Z]{1,2})\(([^()]*(?:\([^()]*\))?[^()]*)\)", text)
+    plain = [re.sub(r"([<*])", r"\\\1", part) for part in parts[::3]]
+    marked = [
+        {"B": f"**{inner}**", "I": f"*{inner}*", "U": f"<{inner}>"}.get(kind, f"`{inner}`")
+        if kind in {"B", "C", "E", "I", "M", "O", "RV", "U", "V"}
+        else f"{kind}({inner})"
+        for kind, inner in zip(parts[1::3], parts[2::3], strict=True)
+    ]
+    return "".join(a + b for a, b in zip(plain, [*marked, ""], strict=True))
+
+
+def sentences(description: str | list[str]) -> str:
+    """A description, which may be a list of paragraphs, in one line."""
+    parts = [description] if isinstance(description, str) else description
+    return " ".join(markup(" ".join(part.split())) for part in parts)
+
+
+def literal(value: Any) -> str:
+    """A value as an operator would write it, in one line."""
+    if value is True or value is False or value is None:
+        text = str(json.dumps(value))
+    elif isinstance(value, str):
+        text = value or '""'
+    else:
+        text = json.dumps(value, ensure_ascii=False)
+    return f"`{text}`"
+
+
+def unit(name: str) -> str:
+    """The unit that a name ends in, or nothing."""
+    return next((unit for ending, unit in UNITS.items() if name.endswith(ending)), "")
+
+
+def shown(value: Any) -> bool:
+    """Whether a variable's value says something in one line: neither computed nor a table of its own."""
+    return (
+        value is not None and not isinstance(value, dict) and len(literal(value)) < 100 and "{{" not in literal(value)
+    )
+
+
+def head(name: str, option: Mapping[str, Any]) -> str:
+    """What a reader wants first of an option: type, unit, whether it is required, default."""
+    kind = option.get("type", "str")
+    if kind == "list" and "elements" in option:
+        kind = f"list of {option['elements']}"
+    words = [kind, unit(name)]
+    if shown(option.get("value")):
+        words.append(f"is {literal(option['value'])}")
+    elif option.get("required"):
+        words.append("required")
+    elif "default" in option:
+        words.append(f"default {literal(option['default'])}")
+    return ", ".join(word for word in words if word)
+
+
+def item(text: str, level: int = 0) -> str:
+    """An item of a list, wrapped."""
+    indent = "  " * level
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=f"{indent}- ",
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def paragraph(text: str) -> str:
+    """A paragraph, wrapped."""
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def tidy(text: str) -> str:
+    """No space at the end of lines, never two empty lines, one newline at the end."""
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", text)).strip("\n") + "\n"
+
+
+def in_order(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Options as a reader looks for them: the required ones first, each part by name."""
+    return sorted(options.items(), key=lambda pair: (not pair[1].get("required", False), pair[0]))
+
+
+def render() -> dict[str, str]:
+    """Every page of the reference, by file name."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "head": head,
+        "in_order": in_order,
+        "item": item,
+        "literal": literal,
+        "paragraph": paragraph,
+        "sentences": sentences,
+        "unit": unit,
+    }
+    roles = role_docs()
+    set_in = {name: file for file, found in group_vars().items() for name in found}
+    role_libraries = [path for path in sorted((ROOT / "roles").glob("*/library")) if any(path.glob("*.py"))]
+    values: Doc = {
+        "roles": roles,
+        "set_in": set_in,
+        "modules": plugin_docs(ROOT / "library"),
+        "role_modules": plugin_docs(*role_libraries),
+        "actions": plugin_docs(ROOT / "action_plugins"),
+        "program": program_help(),
+        **variable_docs(roles),
+    }
+    return {
+        path.name.removesuffix(".j2"): tidy(environment.get_template(path.name).render(values))
+        for path in sorted(TEMPLATES.glob("*.md.j2"))
+    }
+
+
+def main() -> None:
+    """Write the pages and remove those that are no longer made."""
+    pages = render()
+    REFERENCE.mkdir(parents=True, exist_ok=True)
+    for path in REFERENCE.glob("*.md"):
+        if path.name not in pages:
+            path.unlink()
+    for name, text in pages.items():
+        (REFERENCE / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main()
