@@ -6,8 +6,21 @@ DIR/<owner>/<name>/ is a model repository, its files the content of the branch `
 from that content: the same files are the same commit anywhere, and a changed file is a new one. Large files answer as
 the hub's LFS files do (sha256 as ETag), the others with their git blob id.
 
-DIR/gated.json, where it exists, names gated repositories and the token that opens each: {"owner/name": "hf_..."}.
-It is read on every request. Standard library only; one JSON line per request on standard output.
+What is set while it runs is read on every request from the directory of --state, which need not exist:
+
+<owner>/<name>/  further repositories
+gated.json    gated repositories and the token that opens each: {"owner/name": "hf_..."}. A token that opens another
+              repository is an account without access (403); one that opens none is no token (401), as at the hub.
+faults.json   a list; of those whose "path" (a shell pattern) is the request's, the first that has "times" left acts:
+              {"path": "*/a.safetensors", "method": "GET", "times": 1, "break_after_bytes": 100000}
+              status             answers with this HTTP status in place of the content
+              break_after_bytes  closes the connection after that many bytes of the body; 0 before the answer
+              bytes_per_second   is slow
+              corrupt            flips the first byte that goes out
+              "method" is GET where it is not given, "*" any; without "times" a fault stays. A file that is
+              written again starts its counts anew.
+
+Standard library only; one JSON line per request on standard output.
 """
 
 from __future__ import annotations
@@ -21,11 +34,12 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import parse_qs, unquote, urlsplit
 
 LFS_SUFFIXES = (".safetensors", ".bin", ".gguf", ".model", ".pt", ".pth")
@@ -135,9 +149,9 @@ class Repository:
         return sorted(entries, key=lambda entry: str(entry["path"]))
 
 
-def load(root: Path, name: str) -> Repository:
-    folder = root / name
-    if ".." in name.split("/") or name.startswith(".") or not folder.is_dir():
+def load(roots: Sequence[Path], name: str) -> Repository:
+    folder = next((root / name for root in roots if (root / name).is_dir()), None)
+    if ".." in name.split("/") or name.startswith(".") or folder is None:
         raise Refused(HTTPStatus.NOT_FOUND, "RepoNotFound", "Repository not found")
     files, modified = [], 0.0
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -147,20 +161,63 @@ def load(root: Path, name: str) -> Repository:
     return Repository(name, tuple(files), modified)
 
 
-def gate(root: Path, repository: str) -> str | None:
-    """The token that opens a gated repository; None where it is open to all."""
-    try:
-        gates = json.loads((root / "gated.json").read_text())
-    except FileNotFoundError:
+@dataclass(frozen=True)
+class Fault:
+    """What happens to a request; the key tells it from others of the same file."""
+
+    key: tuple[int, int]
+    path: str
+    method: str = "GET"
+    times: int | None = None
+    status: int = 0
+    break_after_bytes: int | None = None
+    bytes_per_second: int = 0
+    corrupt: bool = False
+
+
+class Settings:
+    """What can be set while the hub runs, by files in a directory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._lock = threading.Lock()
+        self._used: dict[tuple[int, int], int] = {}
+
+    def gates(self) -> dict[str, str]:
+        """Gated repositories, and the token that opens each."""
+        try:
+            found: dict[str, str] = json.loads((self.directory / "gated.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def fault(self, method: str, path: str) -> Fault | None:
+        """What is to happen to this request; it counts as having happened."""
+        file = self.directory / "faults.json"
+        try:
+            text, written = file.read_text(), file.stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+        with self._lock:
+            for index, values in enumerate(json.loads(text)):
+                fault = Fault(key=(written, index), **values)
+                used = self._used.get(fault.key, 0)
+                matches = fault.method in ("*", method) and fnmatchcase(path, fault.path)
+                if matches and (fault.times is None or used < fault.times):
+                    self._used[fault.key] = used + 1
+                    return fault
         return None
-    token = gates.get(repository)
-    return str(token) if token is not None else None
 
 
-def check_gate(root: Path, repository: str, authorization: str | None) -> None:
+def check_token(gates: dict[str, str], authorization: str | None) -> None:
+    """Like the hub: a token that it does not know is refused everywhere."""
+    if authorization and authorization not in {f"Bearer {token}" for token in gates.values()}:
+        raise Refused(HTTPStatus.UNAUTHORIZED, "", "Invalid credentials in Authorization header")
+
+
+def check_gate(gates: dict[str, str], repository: str, authorization: str | None) -> None:
     """Like the hub: what a repository is called and holds is public, its files are not."""
-    token = gate(root, repository)
-    if token is None or authorization == f"Bearer {token}":
+    if repository not in gates or authorization == f"Bearer {gates[repository]}":
         return
     status = HTTPStatus.FORBIDDEN if authorization else HTTPStatus.UNAUTHORIZED
     raise Refused(
@@ -208,9 +265,10 @@ def describe(repository: Repository, gated: bool, blobs: bool) -> dict[str, Any]
 class Hub(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, root: Path, port: int, address: str = "0.0.0.0") -> None:
+    def __init__(self, root: Path, port: int, address: str = "0.0.0.0", state: Path | None = None) -> None:
         super().__init__((address, port), Handler)
-        self.root = root
+        self.roots = [root, state or root]
+        self.settings = Settings(self.roots[-1])
         self.log_lock = threading.Lock()
         self.log = sys.stdout
 
@@ -231,11 +289,21 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         self.sent = 0
+        self.fault: Fault | None = None
         url = urlsplit(self.path)
         path = unquote(url.path)
         # A body that is not read would be taken for the next request.
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode(errors="replace")
         try:
+            self.fault = self.server.settings.fault(self.command, path)
+            if self.fault is not None and self.fault.break_after_bytes == 0:
+                self.close_connection = True
+                self.write_log(fault="closed")
+                return
+            if self.fault is not None and self.fault.status:
+                status = HTTPStatus(self.fault.status)
+                raise Refused(status, "", status.phrase)
+            check_token(self.server.settings.gates(), self.headers.get("Authorization"))
             if match := API.match(path):
                 query = parse_qs(url.query, keep_blank_values=True)
                 self.send_json(self.api(match["repo"], match["verb"], match["rest"] or "", query, body))
@@ -247,12 +315,13 @@ class Handler(BaseHTTPRequestHandler):
                 raise Refused(HTTPStatus.NOT_FOUND, "RepoNotFound", "Repository not found")
         except Refused as refused:
             error = {"error": refused.message}
-            self.send_json(error, refused.status, X_Error_Code=refused.code, X_Error_Message=refused.message)
+            code = {"X_Error_Code": refused.code} if refused.code else {}
+            self.send_json(error, refused.status, X_Error_Message=refused.message, **code)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
     def api(self, name: str, verb: str | None, rest: str, query: dict[str, list[str]], body: str) -> Any:
-        repository = load(self.server.root, name)
+        repository = load(self.server.roots, name)
         if verb == "tree":
             revision, _, folder = rest.partition("/")
             recursive = query.get("recursive", ["false"])[0].lower() in ("true", "1")
@@ -263,12 +332,12 @@ class Handler(BaseHTTPRequestHandler):
         if verb == "refs":
             branch = {"name": "main", "ref": "refs/heads/main", "targetCommit": repository.commit}
             return {"branches": [branch], "tags": [], "converts": []}
-        gated = gate(self.server.root, name) is not None
+        gated = name in self.server.settings.gates()
         return describe(repository.at(rest or "main"), gated, blobs="blobs" in query)
 
     def resolve(self, name: str, revision: str, path: str) -> None:
-        repository = load(self.server.root, name).at(revision)
-        check_gate(self.server.root, name, self.headers.get("Authorization"))
+        repository = load(self.server.roots, name).at(revision)
+        check_gate(self.server.settings.gates(), name, self.headers.get("Authorization"))
         file = repository.file(path)
         headers = {"X-Repo-Commit": repository.commit, "ETag": f'"{file.etag}"', "Accept-Ranges": "bytes"}
         if file.lfs:
@@ -283,11 +352,23 @@ class Handler(BaseHTTPRequestHandler):
             return
         with file.path.open("rb") as handle:
             handle.seek(first)
-            left = last - first + 1
-            while left > 0 and (chunk := handle.read(min(CHUNK, left))):
-                self.wfile.write(chunk)
-                left -= len(chunk)
-                self.sent += len(chunk)
+            self.send_part(handle, last - first + 1)
+
+    def send_part(self, handle: BinaryIO, length: int) -> None:
+        """Sends that much of the file, or what a fault leaves of it."""
+        fault = self.fault or Fault((0, 0), "")
+        end = length if fault.break_after_bytes is None else min(fault.break_after_bytes, length)
+        # Slow means small steps, so that a client that waits for bytes sees some of them.
+        step = max(1, fault.bytes_per_second // 10) if fault.bytes_per_second else CHUNK
+        while self.sent < end and (chunk := handle.read(min(step, end - self.sent))):
+            if fault.corrupt and self.sent == 0:
+                chunk = bytes([chunk[0] ^ 0xFF]) + chunk[1:]
+            self.wfile.write(chunk)
+            self.sent += len(chunk)
+            if fault.bytes_per_second:
+                time.sleep(len(chunk) / fault.bytes_per_second)
+        if end < length:
+            self.close_connection = True
 
     def send_head(self, status: HTTPStatus, length: int, kind: str, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -338,8 +419,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--root", type=Path, required=True, help="directory of <owner>/<name> repositories")
     parser.add_argument("--port", type=int, default=8081)
     parser.add_argument("--address", default="0.0.0.0", help="address to listen on")
+    parser.add_argument("--state", type=Path, default=Path("/var/lib/hub"), help="directory of what is set meanwhile")
     arguments = parser.parse_args(argv)
-    with Hub(arguments.root, arguments.port, arguments.address) as hub:
+    with Hub(arguments.root, arguments.port, arguments.address, arguments.state) as hub:
         hub.serve_forever()
 
 

@@ -21,6 +21,7 @@ import pytest
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
+    HfHubHTTPError,
     RemoteEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -48,6 +49,8 @@ server = load_server()
 class World:
     def __init__(self, root: Path, hub: Any) -> None:
         self.root, self.hub = root, hub
+        self.state = root.with_name("state")
+        self.state.mkdir()
         self.url = f"http://127.0.0.1:{hub.server_address[1]}"
         self.api = HfApi(endpoint=self.url, token=False)
 
@@ -80,7 +83,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     (model / "config.json").write_bytes(CONFIG)
     (model / "model.safetensors").write_bytes(WEIGHTS)
     (model / "extra" / "notes.txt").write_text("second level\n")
-    with server.Hub(root, 0, "127.0.0.1") as hub:
+    with server.Hub(root, 0, "127.0.0.1", tmp_path / "state") as hub:
         hub.log = io.StringIO()
         thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
@@ -174,17 +177,74 @@ def test_errors_are_told_apart(world: World, tmp_path: Path) -> None:
 
 
 def test_a_gated_repository_opens_to_its_token_only(world: World, tmp_path: Path) -> None:
-    (world.root / "gated.json").write_text(json.dumps({REPOSITORY: "hf_right"}))
+    (world.state / "gated.json").write_text(json.dumps({REPOSITORY: "hf_right", "other/model": "hf_elsewhere"}))
     assert world.api.model_info(REPOSITORY).gated == "manual"
 
     def download(token: Any) -> str:
         return hf_hub_download(REPOSITORY, "config.json", local_dir=tmp_path, endpoint=world.url, token=token)
 
-    for token in (False, "hf_wrong"):
+    for token in (False, "hf_elsewhere"):
         with pytest.raises(GatedRepoError):
             download(token)
+    with pytest.raises(HfHubHTTPError, match="Invalid credentials in Authorization header"):
+        HfApi(endpoint=world.url, token="hf_nobodys").model_info(REPOSITORY)
     assert [request["status"] for request in world.resolved(2)] == [401, 403]
     assert Path(download("hf_right")).read_bytes() == CONFIG
+
+
+# --- faults ---------------------------------------------------------------------------------------------------------
+
+
+def set_faults(world: World, *faults: dict[str, Any]) -> None:
+    (world.state / "faults.json").write_text(json.dumps(faults))
+
+
+def test_a_download_that_breaks_off_goes_on_where_it_was(world: World, tmp_path: Path) -> None:
+    """The client keeps what it has in pieces of 10 MiB, so it takes a file of more than that."""
+    content = bytes(range(256)) * (12 * 2**12)
+    (world.root / REPOSITORY / "model.safetensors").write_bytes(content)
+    set_faults(world, {"path": "*/model.safetensors", "times": 1, "break_after_bytes": 11 * 2**20})
+    path = hf_hub_download(REPOSITORY, "model.safetensors", local_dir=tmp_path, endpoint=world.url, token=False)
+    assert Path(path).read_bytes() == content
+    gets = [request for request in world.resolved(3) if request["method"] == "GET"]
+    assert [request["range"] for request in gets] == [None, f"bytes={10 * 2**20}-"]
+    assert [request["bytes"] for request in gets] == [11 * 2**20, 2 * 2**20]
+
+
+def test_a_fault_acts_on_its_requests_and_as_often_as_it_says(world: World) -> None:
+    path = f"/{REPOSITORY}/resolve/main/config.json"
+    fault = {"path": "*/config.json", "times": 1, "status": 503}
+    set_faults(world, fault)
+    assert world.get(f"/{REPOSITORY}/resolve/main/extra/notes.txt")[0] == 200
+    assert [world.get(path)[0] for _ in range(2)] == [503, 200]
+    set_faults(world, {"path": "/api/*", "method": "POST", "status": 500}, fault)
+    assert [world.get(path)[0] for _ in range(2)] == [503, 200], "written again is counted anew"
+    assert world.get(f"/api/models/{REPOSITORY}")[0] == 200
+
+
+def test_a_hub_that_is_away_closes_without_an_answer(world: World) -> None:
+    set_faults(world, {"path": "*", "method": "*", "break_after_bytes": 0})
+    with pytest.raises(OSError):
+        world.get(f"/api/models/{REPOSITORY}")
+    (world.state / "faults.json").unlink()
+    assert world.get(f"/api/models/{REPOSITORY}")[0] == 200
+
+
+def test_corrupt_bytes_keep_the_stated_hash_and_slow_ones_arrive(world: World) -> None:
+    path = f"/{REPOSITORY}/resolve/main/config.json"
+    set_faults(world, {"path": "*/config.json", "corrupt": True, "bytes_per_second": 100})
+    begin = time.monotonic()
+    _, headers, body = world.get(path)
+    assert body[1:] == CONFIG[1:] and body[0] == CONFIG[0] ^ 0xFF
+    assert headers["ETag"] == f'"{hashlib.sha1(b"blob %d" % len(CONFIG) + bytes(1) + CONFIG).hexdigest()}"'
+    assert time.monotonic() - begin > 0.15
+
+
+def test_a_repository_can_be_added_while_the_hub_runs(world: World) -> None:
+    (world.state / "example" / "late").mkdir(parents=True)
+    (world.state / "example" / "late" / "config.json").write_bytes(CONFIG)
+    assert [file.rfilename for file in world.api.model_info("example/late").siblings or []] == ["config.json"]
+    assert world.api.model_info(REPOSITORY).sha is not None
 
 
 def test_the_log_counts_the_bytes_that_went_out(world: World) -> None:
