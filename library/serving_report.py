@@ -29,13 +29,15 @@ options:
     required: true
   engines:
     description: >-
-      Engines with C(unit), C(model), C(precision), C(tensor_parallel_size), C(slots), C(port), C(served_names),
-      C(state) and C(load_seconds).
+      Engines with C(engine), C(unit), C(model), C(precision), C(tensor_parallel_size), C(slots), C(port),
+      C(served_names), C(state), C(load_seconds) and C(since).
     type: list
     elements: dict
     required: true
   completions:
-    description: What was asked, with C(served_name), C(engine), C(seconds), C(ok), C(completion) and C(error).
+    description: >-
+      What was asked, as C(vllm-edge canary) says it, with C(served_name), C(engine), C(seconds), C(ok), C(completion),
+      C(error) and C(checks).
     type: list
     elements: dict
     default: []
@@ -48,6 +50,11 @@ options:
     description: Name and version of what serves.
     type: dict
     default: {}
+  problems:
+    description: What is wrong, one sentence each.
+    type: list
+    elements: str
+    default: []
   pins:
     description: Lines for the inventory that pin what was recorded at first use.
     type: list
@@ -93,6 +100,7 @@ def main() -> None:
             "completions": {"type": "list", "elements": "dict", "default": []},
             "gpus": {"type": "list", "elements": "dict", "required": True},
             "versions": {"type": "dict", "default": {}},
+            "problems": {"type": "list", "elements": "str", "default": []},
             "pins": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,

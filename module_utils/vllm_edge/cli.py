@@ -66,10 +66,17 @@ def _canary(options: Options, paths: HostPaths) -> int:
     return run_canary(options.engine, paths, output=options.format, timeout_s=options.timeout)
 
 
+def _status_options(parser: argparse.ArgumentParser) -> None:
+    _format(parser)
+    parser.add_argument(
+        "--expect-profile", metavar="PROFILE", help="the profile that the inventory says; another one is a problem"
+    )
+
+
 def _status(options: Options, paths: HostPaths) -> int:
     from .status import run_status
 
-    return run_status(paths, output=options.format)
+    return run_status(paths, output=options.format, expected_profile=options.expect_profile)
 
 
 def _explain_options(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +91,7 @@ def _explain(options: Options, paths: HostPaths) -> int:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("status", "engines, active profile and GPUs of this host", _format, _status),
+    Command("status", "engines, active profile and GPUs of this host", _status_options, _status),
     Command("explain", "why an engine failed last, and what to do", _explain_options, _explain),
     Command("canary", "one real chat completion for each served name of an engine", _canary_options, _canary),
     Command(

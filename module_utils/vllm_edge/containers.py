@@ -45,6 +45,7 @@ class Container:
     status: str
     labels: Mapping[str, str] = field(default_factory=dict)
     image: str = ""
+    image_id: str = ""
     pid: int = 0
     exit_code: int | None = None
     oom_killed: bool = False
@@ -53,6 +54,8 @@ class Container:
     finished_at: str = ""
     # Addresses on the container's own networks, `host:port`, reachable from this host without Docker's proxy.
     direct: tuple[str, ...] = ()
+    # Addresses of this host that its ports are published on, `host:port`; without a host it is every address.
+    published: tuple[str, ...] = ()
 
     @property
     def running(self) -> bool:
@@ -106,6 +109,7 @@ def container_from_inspect(info: Mapping[str, Any]) -> Container:
         status=state.get("Status", ""),
         labels=dict(config.get("Labels") or {}),
         image=config.get("Image", ""),
+        image_id=info.get("Image", ""),
         pid=int(state.get("Pid") or 0) if running else 0,
         exit_code=None if running or state.get("Status") == "created" else state.get("ExitCode"),
         oom_killed=bool(state.get("OOMKilled")),
@@ -113,6 +117,11 @@ def container_from_inspect(info: Mapping[str, Any]) -> Container:
         started_at=state.get("StartedAt") or "",
         finished_at=state.get("FinishedAt") or "",
         direct=tuple(f"{address}:{port}" for address in addresses for port in inner),
+        published=tuple(
+            f"{binding.get('HostIp', '')}:{binding.get('HostPort', '')}"
+            for bindings in ports.values()
+            for binding in bindings or ()
+        ),
     )
 
 

@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a run: what serves, what it was asked, what each GPU holds. Pure; sizes in MiB (2**20 bytes)."""
+"""Tables of what serves, what it was asked, what each GPU holds: of a run, and of a host now. Pure.
+
+Sizes are MiB (2**20 bytes), lines at most 100 columns.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 WIDTH = 100
 BAR = 20
+NAME = 24
+"""Columns for the model of a GPU; what is longer is cut, so that the bar is not."""
+
+Row = Mapping[str, Any]
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> list[str]:
@@ -24,6 +32,96 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: frozens
     return [line(cells[0]), "  ".join("-" * width for width in widths), *[line(row) for row in cells[1:]]]
 
 
+def wrapped(text: str, indent: str = "") -> list[str]:
+    """A sentence as lines that fit; what follows the first one is indented."""
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)
+
+
+def shorten(text: str, width: int) -> str:
+    """`text` on one line of at most `width` characters, printable ones only."""
+    line = "".join(character if character.isprintable() else " " for character in text).strip()
+    return line if len(line) <= width else line[: width - 3] + "..."
+
+
+def mib(value: object) -> str:
+    """`20,664`; `?` for what is not known, which is not 0."""
+    return f"{value:,}" if isinstance(value, int) else "?"
+
+
+# ---- engines ----------------------------------------------------------------------------------------------------
+
+
+def engine_table(heading: str, engines: Sequence[Row]) -> list[str]:
+    """One line for each engine, called by what stands under `heading`: its `unit`, or `engine`."""
+    rows = [
+        [
+            str(engine[heading]).removesuffix(".service"),
+            f"{engine['model']} {engine['precision']}",
+            str(engine["tensor_parallel_size"]),
+            ",".join(str(slot) for slot in engine["slots"]),
+            str(engine["port"]),
+            str(engine["state"]),
+            "-" if engine.get("load_seconds") is None else f"{engine['load_seconds']:.0f} s",
+            str(engine.get("since") or "-"),
+        ]
+        for engine in engines
+    ]
+    return table([heading, "model", "TP", "GPUs", "port", "state", "load", "since"], rows, frozenset({2, 4, 6}))
+
+
+# ---- roles ------------------------------------------------------------------------------------------------------
+
+
+def checks_words(asked: Row) -> str:
+    """`5 of 5`: how many checks passed of all that the canary knows."""
+    checks = asked.get("checks") or []
+    if not checks:
+        return "ok" if asked["ok"] else "FAILED"
+    passed = sum(check["outcome"] == "passed" for check in checks)
+    return f"{'' if asked['ok'] else 'FAILED '}{passed} of {len(checks)}"
+
+
+def check_notes(asked: Sequence[Row]) -> list[str]:
+    """What did not pass, once for all served names of an engine that it is true of."""
+    said: dict[tuple[str, str, str], list[str]] = {}
+    for row in asked:
+        for check in row.get("checks") or []:
+            if check["outcome"] != "passed":
+                words = str(check["outcome"]).replace("_", " ")
+                said.setdefault((words, str(check["check"]), str(check.get("detail") or "")), []).append(
+                    str(row["served_name"])
+                )
+        if not row["ok"] and row.get("error"):
+            said.setdefault(("FAILED", "", str(row["error"])), []).append(str(row["served_name"]))
+    lines = []
+    for (words, check, detail), names in said.items():
+        what = f"{check} {words}".strip()
+        lines += wrapped(f"{', '.join(names)}: {what}{': ' if detail else ''}{shorten(detail, 400)}")
+    return lines
+
+
+def role_table(asked: Sequence[Row]) -> list[str]:
+    """One line for each served name, and notes under them."""
+    rows = [
+        [
+            str(row["served_name"]),
+            str(row["engine"]),
+            str(row.get("port") or "-"),
+            checks_words(row),
+            "-" if row.get("seconds") is None else f"{row['seconds']:.2f} s",
+            str(row.get("completion") or row.get("error") or ""),
+        ]
+        for row in asked
+    ]
+    headings = ["served name", "engine", "port", "checks", "time", "completion"]
+    room = WIDTH - sum(max(len(row[column]) for row in [headings, *rows]) + 2 for column in range(5))
+    rows = [[*row[:5], shorten(row[5], max(len("completion"), room))] for row in rows]
+    return [*table(headings, rows, frozenset({2, 4})), *check_notes(asked)]
+
+
+# ---- GPUs -------------------------------------------------------------------------------------------------------
+
+
 def bar(used_mib: int, budget_mib: int, total_mib: int) -> str:
     """A bar of a GPU to scale: `#` used, `.` free within the budget, `|` the budget, spaces beyond it."""
     scale = BAR / total_mib
@@ -34,75 +132,61 @@ def bar(used_mib: int, budget_mib: int, total_mib: int) -> str:
     return "[" + "".join(cells) + "]"
 
 
-def engine_rows(engines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """One row for each engine."""
-    return [
-        [
-            str(engine["unit"]),
-            f"{engine['model']} {engine['precision']}",
-            str(engine["tensor_parallel_size"]),
-            ",".join(str(slot) for slot in engine["slots"]),
-            str(engine["port"]),
-            str(engine["state"]),
-            "-" if engine.get("load_seconds") is None else f"{engine['load_seconds']:.0f} s",
-        ]
-        for engine in engines
-    ]
+def verdict(gpu: Row) -> str:
+    """`within` its budget, or `OVER` it; `free` where no engine may use it and none does."""
+    if gpu.get("within_budget") is None:
+        return "unknown"
+    if not gpu["within_budget"]:
+        return "OVER"
+    return "within" if gpu["budget_mib"] else "free"
 
 
-def completion_rows(completions: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """One row for each served name that was asked for a completion."""
-    return [
-        [
-            str(asked["served_name"]),
-            str(asked["engine"]),
-            f"{asked['seconds']:.2f} s" if asked.get("seconds") is not None else "-",
-            "ok" if asked["ok"] else "FAILED",
-            shorten(str(asked.get("completion") or asked.get("error") or ""), 48),
-        ]
-        for asked in completions
-    ]
-
-
-def gpu_rows(gpus: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """One row for each GPU: used, budget and total in MiB, and a bar to scale."""
-    return [
+def gpu_table(gpus: Sequence[Row]) -> list[str]:
+    """One line for each GPU with a bar to scale, and their totals."""
+    rows = [
         [
             str(gpu["index"]),
-            str(gpu["name"]),
-            str(gpu["used_mib"]),
-            str(gpu["budget_mib"]),
-            str(gpu["total_mib"]),
-            "within" if gpu["within_budget"] else "OVER",
-            bar(int(gpu["used_mib"]), int(gpu["budget_mib"]), int(gpu["total_mib"])),
+            shorten(str(gpu["name"]), NAME),
+            mib(gpu["used_mib"]),
+            mib(gpu.get("budget_mib")),
+            mib(gpu.get("foreign_mib")),
+            mib(gpu["total_mib"]),
+            verdict(gpu),
+            bar(int(gpu["used_mib"]), int(gpu.get("budget_mib") or 0), int(gpu["total_mib"])),
         ]
         for gpu in gpus
     ]
+    if len(gpus) > 1:
+        sums = []
+        for key in ("used_mib", "budget_mib", "foreign_mib", "total_mib"):
+            values = [gpu.get(key) for gpu in gpus]
+            sums.append(mib(None if None in values else sum(int(value or 0) for value in values)))
+        rows.append(["", f"{len(gpus)} GPUs", *sums, "", ""])
+    return table(
+        ["GPU", "name", "used", "budget", "foreign", "total MiB", "verdict", ""], rows, frozenset({0, 2, 3, 4, 5})
+    )
 
 
-def shorten(text: str, width: int) -> str:
-    """`text` on one line of at most `width` characters, printable ones only."""
-    line = "".join(character if character.isprintable() else " " for character in text).strip()
-    return line if len(line) <= width else line[: width - 3] + "..."
+# ---- the report of a run ----------------------------------------------------------------------------------------
 
 
 def render(report: Mapping[str, Any]) -> list[str]:
-    """The report as lines for a terminal, at most 100 columns."""
+    """The report as lines for a terminal."""
     lines = [
         f"{report['host']}: profile {report['profile']}, generation {report['generation']}",
         "",
-        *table(["unit", "model", "TP", "GPUs", "port", "state", "load"], engine_rows(report["engines"])),
+        *engine_table("unit", report["engines"]),
         "",
     ]
     if report["completions"]:
-        lines += [
-            *table(["served name", "engine", "time", "", "completion"], completion_rows(report["completions"])),
-            "",
-        ]
-    lines += table(
-        ["GPU", "name", "used", "budget", "total MiB", "verdict", ""], gpu_rows(report["gpus"]), frozenset({0, 2, 3, 4})
-    )
+        ports = {engine.get("engine"): engine["port"] for engine in report["engines"]}
+        lines += [*role_table([{"port": ports.get(row["engine"]), **row} for row in report["completions"]]), ""]
+    lines += gpu_table(report["gpus"])
     lines += ["", *[f"{name}: {value}" for name, value in report["versions"].items()]]
+    if report.get("problems"):
+        lines += ["", "Problems:"]
+        for problem in report["problems"]:
+            lines += wrapped(str(problem), "  ")
     if report["pins"]:
         lines += ["", "Recorded at first use; put into the inventory to pin:", *report["pins"]]
     return [line[:WIDTH] for line in lines]

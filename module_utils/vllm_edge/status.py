@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import os
+import socket
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from .containers import Container, Docker, DockerAway, DockerRefused, docker_unit
@@ -22,23 +26,31 @@ from .engine_config import (
     engine_names,
     load_config,
 )
-from .engine_state import EngineState, read_state
+from .engine_state import EngineState, read_state, stamp
 from .host_paths import HostPaths
 from .progress import WORDS, Phase
-from .report import WIDTH, table
+from .report import engine_table, gpu_table, table, wrapped
 
 UNIT_PROPERTIES = (
     "Id",
     "LoadState",
     "ActiveState",
     "SubState",
+    "UnitFileState",
+    "WantedBy",
+    "NeedDaemonReload",
     "StatusText",
     "Result",
     "NRestarts",
+    "InactiveExitTimestamp",
+    "ActiveEnterTimestamp",
     "StateChangeTimestamp",
 )
+TARGET = "vllm-edge.target"
+PROC = Path("/proc")
 
 Json = dict[str, Any]
+Asked = tuple[list[Json], str | None]
 
 
 # -- asking
@@ -51,9 +63,7 @@ def parse_units(text: str) -> dict[str, dict[str, str]]:
 
 
 def ask_units(units: Sequence[str]) -> tuple[dict[str, dict[str, str]], str | None]:
-    if not units:
-        return {}, None
-    command = ["systemctl", "show", f"--property={','.join(UNIT_PROPERTIES)}", "--", *units]
+    command = ["systemctl", "show", "--timestamp=unix", f"--property={','.join(UNIT_PROPERTIES)}", "--", *units]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -80,9 +90,14 @@ def ask_containers(docker: Docker, names: Sequence[str]) -> tuple[dict[str, Cont
     return found, None
 
 
-def ask_gpus() -> tuple[list[Json], str | None]:
-    """Memory of every GPU. The driver may be absent: that is a sentence, not a failure."""
+def ask_gpus(budgets: Mapping[str, int | None]) -> Asked:
+    """Memory of every GPU, held against the budgets by UUID; None is a budget that nobody stated.
+
+    The driver may be absent: that is a sentence, not a failure.
+    """
     from .nvml import NvmlFailure, open_nvml, pynvml_missing
+    from .owners import find_owners
+    from .vram import Limits, evaluate
 
     if pynvml_missing():
         return [], "GPUs cannot be read: the Python package nvidia-ml-py is not installed beside this program"
@@ -91,8 +106,43 @@ def ask_gpus() -> tuple[list[Json], str | None]:
             reading = session.read()
     except NvmlFailure as failure:
         return [], f"GPUs cannot be read: {failure}"
-    keys = ("index", "uuid", "name", "total_mib", "reserved_mib", "used_mib", "free_mib")
-    return [{key: getattr(gpu, key) for key in keys} for gpu in reading.gpus], None
+    owners = find_owners({process.pid for gpu in reading.gpus for process in gpu.processes or ()})
+    limits = Limits({uuid: mib for uuid, mib in budgets.items() if mib is not None}, {}, "ignore")
+    boards = []
+    for gpu in reading.gpus:
+        verdict = evaluate([gpu], owners, limits)
+        board = verdict.gpus[0].as_dict() | {"problem": " ".join(verdict.failures) or None}
+        if budgets.get(gpu.uuid, 0) is None:
+            board |= {"budget_mib": None, "headroom_mib": None, "within_budget": None, "problem": None}
+        boards.append({key: value for key, value in board.items() if key not in ("slot", "expected_mib")})
+    return boards, None
+
+
+def parse_listeners(text: str) -> dict[int, list[str]]:
+    """Addresses that somebody listens on, by port, out of /proc/net/tcp or tcp6."""
+    found: dict[int, list[str]] = {}
+    for line in text.splitlines()[1:]:
+        words = line.split()
+        if len(words) < 4 or words[3] != "0A":
+            continue
+        digits, _, port = words[1].partition(":")
+        # Words of 32 bits, each as this machine keeps it.
+        packed = b"".join(int(digits[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(digits), 8))
+        address = ipaddress.ip_address(packed)
+        found.setdefault(int(port, 16), []).append(str(getattr(address, "ipv4_mapped", None) or address))
+    return found
+
+
+def ask_listeners() -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for name in ("tcp", "tcp6"):
+        try:
+            text = (PROC / "net" / name).read_text(encoding="ascii")
+        except OSError:
+            continue  # a kernel without IPv6
+        for port, addresses in parse_listeners(text).items():
+            found.setdefault(port, []).extend(addresses)
+    return found
 
 
 def read_active_profile(paths: HostPaths) -> tuple[Json | None, str | None]:
@@ -108,8 +158,31 @@ def read_active_profile(paths: HostPaths) -> tuple[Json | None, str | None]:
 # -- putting together
 
 
+def systemd_time(unit: Mapping[str, str] | None, key: str) -> int | None:
+    """`@1763730000` of `--timestamp=unix` in seconds since the epoch; None where systemd has none."""
+    text = (unit or {}).get(key, "").removeprefix("@")
+    return int(text) if text.isdigit() and int(text) > 0 else None
+
+
+def _stamp(seconds: int | None) -> str | None:
+    return None if seconds is None else stamp(datetime.fromtimestamp(seconds, UTC))
+
+
+def _load_seconds(unit: Mapping[str, str] | None, state: EngineState | None) -> float | None:
+    """As the supervisor counted; to whole seconds by systemd's clock where its file is not for this user."""
+    if state is not None:
+        return state.load_seconds
+    began, ready = systemd_time(unit, "InactiveExitTimestamp"), systemd_time(unit, "ActiveEnterTimestamp")
+    active = (unit or {}).get("ActiveState") == "active"
+    return float(ready - began) if active and began is not None and ready is not None and ready >= began else None
+
+
 def engine_json(
-    config: EngineConfig, unit: Mapping[str, str] | None, container: Container | None, state: EngineState | None
+    config: EngineConfig,
+    unit: Mapping[str, str] | None,
+    container: Container | None,
+    state: EngineState | None,
+    listeners: Mapping[int, Sequence[str]] | None = None,
 ) -> Json:
     """One engine as `status --format json` shows it."""
     ours = container is not None and container.labels.get(LABEL_ENGINE) == config.engine
@@ -125,10 +198,20 @@ def engine_json(
         "result": unit.get("Result") if unit else None,
         "restarts": int(unit["NRestarts"]) if unit and unit.get("NRestarts", "").isdigit() else None,
         "status_text": (unit.get("StatusText") or None) if unit else None,
+        "wanted_by_target": TARGET in unit.get("WantedBy", "").split() if unit else None,
+        "need_daemon_reload": unit.get("NeedDaemonReload") == "yes" if unit else None,
+        "active_since": _stamp(systemd_time(unit, "ActiveEnterTimestamp"))
+        if unit and unit.get("ActiveState") == "active"
+        else None,
+        "state_since": _stamp(systemd_time(unit, "StateChangeTimestamp")),
         "container": config.container,
         "container_state": container.status if container else "absent",
         "container_id": container.id if container else None,
         "container_ours": ours if container else None,
+        "container_started_at": f"{container.started_at[:19]}Z" if container and running else None,
+        "container_image_id": container.image_id if container and running else None,
+        "published": list(container.published) if container and running else [],
+        "listens_on": sorted(set((listeners or {}).get(config.port, ()))),
         "running_input_hash": labels.get(LABEL_INPUT_HASH) if running else None,
         "running_generation": int(generation) if running and generation.isdigit() else None,
         "input_hash": config.input_hash,
@@ -148,19 +231,32 @@ def engine_json(
         "since": state.since if state else None,
         "started_at": state.started_at if state else None,
         "ready_at": state.ready_at if state else None,
-        "load_seconds": state.load_seconds if state else None,
+        "load_seconds": _load_seconds(unit, state),
         "log_facts": state.log_facts if state else {},
         "last_failure": asdict(state.last_failure) if state and state.last_failure else None,
     }
+
+
+def budgets_of(configs: Sequence[EngineConfig]) -> dict[str, int | None]:
+    """Budget of each GPU: the sum over its engines; None where one of them states none."""
+    budgets: dict[str, int | None] = {}
+    for config in configs:
+        for uuid in config.gpus:
+            before = budgets.get(uuid, 0)
+            unstated = before is None or config.vram_budget_mib is None
+            budgets[uuid] = None if unstated else (before or 0) + (config.vram_budget_mib or 0)
+    return budgets
 
 
 def collect(
     paths: HostPaths,
     docker: Docker,
     units: Callable[[Sequence[str]], tuple[dict[str, dict[str, str]], str | None]] = ask_units,
-    gpus: Callable[[], tuple[list[Json], str | None]] = ask_gpus,
+    gpus: Callable[[Mapping[str, int | None]], Asked] = ask_gpus,
+    listeners: Callable[[], Mapping[int, Sequence[str]]] = ask_listeners,
+    expected_profile: str | None = None,
 ) -> Json:
-    """Everything `status` shows; what could not be asked is named under `problems`."""
+    """Everything `status` shows; what is wrong, or could not be asked, is named under `problems`."""
     problems: list[str] = []
     configs: list[EngineConfig] = []
     try:
@@ -174,18 +270,140 @@ def collect(
         except EngineConfigError as error:
             problems.append(str(error))
     profile, profile_problem = read_active_profile(paths)
-    shown, unit_problem = units([config.unit for config in configs])
+    shown, unit_problem = units([*[config.unit for config in configs], TARGET])
     containers, docker_problem = ask_containers(docker, [config.container for config in configs])
-    boards, gpu_problem = gpus()
+    boards, gpu_problem = gpus(budgets_of(configs))
+    listening = listeners()
     problems += [text for text in (profile_problem, unit_problem, docker_problem, gpu_problem) if text]
     engines = []
     for config in configs:
-        state = read_state(paths.engine_state(config.engine))
-        engine = engine_json(config, shown.get(config.unit), containers.get(config.container), state)
+        path = paths.engine_state(config.engine)
+        state = read_state(path)
+        if state is None and path.exists() and not os.access(path, os.R_OK):
+            problems.append(f"{path} is not for this user: phases and failures of {config.engine} are shown to root")
+        engine = engine_json(config, shown.get(config.unit), containers.get(config.container), state, listening)
         if docker_problem is not None and config.container not in containers:
             engine["container_state"] = "unknown"
         engines.append(engine)
-    return {"active_profile": profile, "engines": engines, "gpus": boards, "problems": problems}
+    target = shown.get(TARGET)
+    status: Json = {
+        "host": socket.gethostname(),
+        "active_profile": profile,
+        "expected_profile": expected_profile,
+        "target": {
+            "unit": TARGET,
+            "active_state": target.get("ActiveState") if target else None,
+            "enabled": target.get("UnitFileState") == "enabled" if target else None,
+        },
+        "engines": engines,
+        "gpus": boards,
+    }
+    return status | {"problems": [*problems, *judge(status)]}
+
+
+# -- judging
+
+
+def judge(status: Mapping[str, Any]) -> list[str]:
+    """What of it is wrong: one paragraph each, with the remedy."""
+    return [
+        *profile_problems(status),
+        *[problem for engine in status["engines"] for problem in engine_problems(engine)],
+        *target_problems(status["target"], bool(status["engines"])),
+        *[str(board["problem"]) for board in status["gpus"] if board.get("problem")],
+    ]
+
+
+def profile_problems(status: Mapping[str, Any]) -> list[str]:
+    """Whether inventory, record and files agree on what this host serves."""
+    profile, expected = status["active_profile"], status["expected_profile"]
+    problems = []
+    if profile is None:
+        if expected is not None:
+            problems.append(
+                f"The inventory says profile {expected}, and no profile is active on this host: run site.yml."
+            )
+        return problems
+    if expected is not None and profile.get("profile") != expected:
+        problems.append(
+            f"The inventory says profile {expected}, this host runs {profile.get('profile')}: run site.yml to bring "
+            f"{expected}, or put 'serving_profile: {profile.get('profile')}' into the inventory to keep what runs."
+        )
+    recorded = profile.get("engines")
+    if isinstance(recorded, Mapping):
+        there = {engine["engine"]: engine for engine in status["engines"]}
+        if there.keys() != recorded.keys():
+            problems.append(
+                f"Generation {profile.get('generation')} has the engines {', '.join(sorted(recorded)) or 'none'}, and "
+                f"configured on this host are {', '.join(sorted(there)) or 'none'}: a run was interrupted, or somebody "
+                "removed files. Run site.yml."
+            )
+        for name, engine in there.items():
+            hashed = (recorded.get(name) or {}).get("input_hash", engine["input_hash"])
+            if hashed != engine["input_hash"]:
+                problems.append(
+                    f"The files of engine {name} are not those of generation {profile.get('generation')} (input hash "
+                    f"{engine['input_hash'][:12]}, recorded {hashed[:12]}): a run was interrupted. Run site.yml."
+                )
+    return problems
+
+
+def engine_problems(engine: Mapping[str, Any]) -> list[str]:
+    """What is wrong with one engine."""
+    unit, problems = engine["unit"], []
+    explain = f"'vllm-edge explain {engine['engine']}' and 'journalctl -u {unit}' say why"
+    if engine["active_state"] == "activating" and engine["sub_state"] != "auto-restart":
+        problems.append(f"{unit} does not serve yet: {state_words(engine)}. Wait for it; 'systemctl status {unit}'.")
+    elif engine["active_state"] == "active" and state_words(engine) != "serving":
+        problems.append(f"{unit} is {state_words(engine)}: {explain}; its watchdog restarts it if it stays so.")
+    elif engine["active_state"] != "active" and engine["load_state"] == "not-found":
+        problems.append(f"{unit} is gone from /etc/systemd/system: run site.yml.")
+    elif engine["active_state"] not in ("active", None):
+        problems.append(f"{unit} is {state_words(engine)}: {explain}; 'systemctl start {unit}' starts it.")
+    if engine["active_state"] is not None and engine["wanted_by_target"] is False:
+        problems.append(f"{unit} is not wanted by {TARGET}, so it does not start at boot: run site.yml.")
+    if engine["need_daemon_reload"]:
+        problems.append(f"{unit} was changed on disk and systemd knows the former one: run site.yml.")
+    if engine["container_ours"] is False:
+        problems.append(
+            f"A container named {engine['container']} exists that is not ours; it is left alone, and {unit} cannot "
+            "start until somebody renames or removes it."
+        )
+    if engine["running_input_hash"] not in (None, engine["input_hash"]):
+        problems.append(
+            f"The running container of {unit} was made from other inputs than the files on disk: run site.yml, or "
+            f"'systemctl restart {unit}'."
+        )
+    wide = sorted(
+        {address for address in engine["listens_on"] if not is_loopback(address)}
+        | {address for address in engine["published"] if not is_loopback(address.rpartition(":")[0])}
+    )
+    if wide:
+        problems.append(
+            f"Port {engine['port']} of {engine['engine']} is open beyond the loopback ({', '.join(wide)}): vLLM asks "
+            f"nobody who they are. 'ss -ltnp sport = :{engine['port']}' says who listens; run site.yml where it is the "
+            "engine's own container."
+        )
+    return problems
+
+
+def target_problems(target: Mapping[str, Any], needed: bool) -> list[str]:
+    """Whether the engines come back after a boot."""
+    if not needed or target["active_state"] is None or (target["enabled"] and target["active_state"] == "active"):
+        return []
+    enabled = "enabled" if target["enabled"] else "not enabled"
+    return [
+        f"{target['unit']} is {target['active_state']} and {enabled}: engines do not all start at boot. "
+        f"'systemctl enable --now {target['unit']}', or run site.yml."
+    ]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this host reaches it."""
+    try:
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return False  # no address stands for all of them
 
 
 # -- words
@@ -203,57 +421,36 @@ def state_words(engine: Mapping[str, Any]) -> str:
     return str(active or phase or "unknown")
 
 
-def _gpu_words(uuids: Sequence[str], boards: Sequence[Mapping[str, Any]]) -> str:
+def _gpu_words(uuids: Sequence[str], boards: Sequence[Mapping[str, Any]]) -> list[str]:
     index = {board.get("uuid"): board.get("index") for board in boards}
-    return ",".join(str(index[uuid]) if uuid in index else uuid.removeprefix("GPU-")[:8] for uuid in uuids)
-
-
-def _wrapped(text: str, indent: str = "  ") -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)
+    return [str(index[uuid]) if uuid in index else uuid.removeprefix("GPU-")[:8] for uuid in uuids]
 
 
 def engine_lines(engines: Sequence[Mapping[str, Any]], boards: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [
-        [
-            engine["engine"],
-            state_words(engine),
-            f"{engine['model']} {engine['precision']}",
-            str(engine["tensor_parallel_size"]),
-            _gpu_words(engine["gpus"], boards),
-            str(engine["port"]),
-            "-" if engine["load_seconds"] is None else f"{engine['load_seconds']:.0f} s",
-            engine["since"] or "-",
-        ]
+        {
+            **engine,
+            "slots": _gpu_words(engine["gpus"], boards),
+            "state": state_words(engine),
+            "since": engine["active_since"] or engine["state_since"] or engine["since"],
+        }
         for engine in engines
     ]
-    lines = table(["engine", "state", "model", "TP", "GPU", "port", "load", "since"], rows, frozenset({3, 5, 6}))
-    lines.append("")
+    lines = [*engine_table("engine", rows), ""]
+    roles = [[name, engine["engine"], engine["url"]] for engine in engines for name in engine["served_names"]]
+    lines += [*table(["served name", "engine", "address"], roles), ""]
     for engine in engines:
-        lines += _wrapped(f"{engine['unit']}: {engine['status_text'] or 'no status'}", "")
-        lines += _wrapped(f"served names {', '.join(engine['served_names'])}; container {engine['container_state']}")
-        if engine["running_input_hash"] not in (None, engine["input_hash"]):
-            lines += _wrapped(
-                "the running container was made from other inputs than the files on disk: restart the unit"
-            )
-        if engine["container_ours"] is False:
-            lines += _wrapped(f"a container named {engine['container']} exists that is not ours; it is left alone")
+        lines += wrapped(f"{engine['unit']}: {engine['status_text'] or 'no status'}")
+        since = f" since {engine['container_started_at']}" if engine["container_started_at"] else ""
+        lines += wrapped(f"container {engine['container_state']}{since}", "  ")
         failure = engine["last_failure"]
         if failure:
-            lines += _wrapped(f"last failure {failure['time']}: {failure['reason']}. {failure['remedy']}")
+            lines += wrapped(f"last failure {failure['time']}: {failure['reason']}. {failure['remedy']}", "  ")
     return lines
 
 
 def gpu_lines(boards: Sequence[Mapping[str, Any]]) -> list[str]:
-    rows = [
-        [
-            str(board["index"]),
-            str(board["name"]),
-            str(board["uuid"]),
-            *(f"{board[key]:,}" if board.get(key) is not None else "?" for key in ("used_mib", "total_mib")),
-        ]
-        for board in boards
-    ]
-    return table(["GPU", "name", "uuid", "used MiB", "total MiB"], rows, frozenset({0, 3, 4}))
+    return [*gpu_table(boards), "", *[f"GPU {board['index']} is {board['uuid']}" for board in boards]]
 
 
 def status_lines(status: Mapping[str, Any]) -> list[str]:
@@ -270,16 +467,18 @@ def status_lines(status: Mapping[str, Any]) -> list[str]:
         lines.append("no engine is configured on this host")
     if status["gpus"]:
         lines += ["", *gpu_lines(status["gpus"])]
+    if status["problems"]:
+        lines += ["", "Problems:"]
     for problem in status["problems"]:
-        lines += ["", *_wrapped(problem, "")]
+        lines += wrapped(problem, "  ")
     return lines
 
 
-def run_status(paths: HostPaths, *, output: str) -> int:
+def run_status(paths: HostPaths, *, output: str, expected_profile: str | None = None) -> int:
     """Entry of `vllm-edge status`. Reporting a bad state is a success: 0 unless nothing could be said."""
     from .containers import DockerEngine
 
-    status = collect(paths, DockerEngine(request_timeout_s=10))
+    status = collect(paths, DockerEngine(request_timeout_s=10), expected_profile=expected_profile)
     if output == "json":
         print(json.dumps(status, indent=2, ensure_ascii=False))
     else:
@@ -298,8 +497,8 @@ def explain_lines(engine: str, state: EngineState | None) -> list[str]:
     status = "" if failure.exit_code is None else f", exit status {failure.exit_code}"
     during = WORDS[Phase(failure.phase)] if failure.phase in list(Phase) else failure.phase
     lines = [now, f"Last failure: {failure.time} (while: {during or 'unknown'}{status})"]
-    lines += _wrapped(f"What: {failure.reason}.")
-    lines += _wrapped(f"Remedy: {failure.remedy}.")
+    lines += wrapped(f"What: {failure.reason}.", "  ")
+    lines += wrapped(f"Remedy: {failure.remedy}.", "  ")
     if failure.log_tail:
         lines += ["The engine's last lines:", *(f"  | {line}" for line in failure.log_tail)]
     return lines

@@ -4,18 +4,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.cli import build_parser, main
 from ansible.module_utils.vllm_edge.containers import Container
+from ansible.module_utils.vllm_edge.engine_config import parse_engine
 from ansible.module_utils.vllm_edge.engine_state import EngineState, Failure, read_state, stamp, write_state
 from ansible.module_utils.vllm_edge.host_paths import HostPaths
+from ansible.module_utils.vllm_edge.report import WIDTH
 from ansible.module_utils.vllm_edge.status import (
-    WIDTH,
+    budgets_of,
     collect,
     explain_lines,
+    is_loopback,
+    judge,
+    parse_listeners,
     parse_units,
     run_explain,
     state_words,
@@ -32,6 +38,10 @@ BOARD = {
     "reserved_mib": 470,
     "used_mib": 20612,
     "free_mib": 1952,
+    "budget_mib": 20900,
+    "foreign_mib": 0,
+    "within_budget": True,
+    "problem": None,
 }
 FAILURE = Failure(
     "2026-11-21T03:00:00Z", 1, "no_kv", "no memory is left", "Lower max_num_seqs", "kv-cache", ["last words"]
@@ -42,12 +52,48 @@ UNIT = {
     "StatusText": "serving sentry",
     "NRestarts": "2",
     "LoadState": "loaded",
+    "WantedBy": "vllm-edge.target",
+    "NeedDaemonReload": "no",
+    "InactiveExitTimestamp": "@1763700000",
+    "ActiveEnterTimestamp": "@1763700031",
+    "StateChangeTimestamp": "@1763700031",
 }
+TARGET = {"ActiveState": "active", "UnitFileState": "enabled"}
+OURS = {"vllm-edge.engine": "e2b", "vllm-edge.input-hash": "ab12", "vllm-edge.generation": "1"}
 
 
-def asked(paths: HostPaths, docker: FakeDocker, unit: dict[str, str] | None = None, boards: Any = ()) -> dict[str, Any]:
-    units = {"vllm-e2b.service": unit} if unit else {}
-    return collect(paths, docker, lambda names: (units, None), lambda: (list(boards), None))
+def asked(
+    paths: HostPaths,
+    docker: FakeDocker,
+    unit: dict[str, str] | None = None,
+    boards: Any = (),
+    listeners: dict[int, list[str]] | None = None,
+    target: dict[str, str] = TARGET,
+    expected: str | None = None,
+) -> dict[str, Any]:
+    units = {"vllm-e2b.service": unit, "vllm-edge.target": target} if unit else {}
+    return collect(
+        paths,
+        docker,
+        lambda names: (units, None),
+        lambda budgets: (list(boards), None),
+        lambda: listeners or {8070: ["127.0.0.1"]},
+        expected,
+    )
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> tuple[HostPaths, FakeDocker]:
+    """A host on which one engine serves."""
+    paths = written(tmp_path)
+    write_state(paths.engine_state("e2b"), EngineState("e2b", "serving", stamp(), load_seconds=25.3))
+    record = {"profile": "e2b-only", "generation": 1, "engines": {"e2b": {"input_hash": "ab12", "generation": 1}}}
+    paths.active_profile.write_text(json.dumps(record))
+    docker = FakeDocker()
+    docker.container = Container(
+        "c" * 64, "vllm-e2b", "running", OURS, started_at="2026-11-21T03:00:00.5Z", published=("127.0.0.1:8070",)
+    )
+    return paths, docker
 
 
 def test_an_empty_host_says_so(tmp_path: Path) -> None:
@@ -57,7 +103,8 @@ def test_an_empty_host_says_so(tmp_path: Path) -> None:
         HostPaths(tmp_path / "etc", tmp_path / "state"),
         docker,
         lambda names: ({}, None),
-        lambda: ([], "GPUs cannot be read: the driver is not loaded"),
+        lambda budgets: ([], "GPUs cannot be read: the driver is not loaded"),
+        dict,
     )
     lines = status_lines(status)
     assert lines[0] == "no profile is active on this host"
@@ -66,16 +113,13 @@ def test_an_empty_host_says_so(tmp_path: Path) -> None:
     assert any("the driver is not loaded" in line for line in lines)
 
 
-def test_a_serving_engine(tmp_path: Path) -> None:
-    paths = written(tmp_path)
+def test_a_serving_engine(serving: tuple[HostPaths, FakeDocker]) -> None:
+    paths, docker = serving
     write_state(
         paths.engine_state("e2b"), EngineState("e2b", "serving", stamp(), load_seconds=25.3, last_failure=FAILURE)
     )
-    paths.active_profile.write_text(json.dumps({"profile": "e2b-only", "generation": 1}))
-    docker = FakeDocker()
-    labels = {"vllm-edge.engine": "e2b", "vllm-edge.input-hash": "ab12", "vllm-edge.generation": "1"}
-    docker.container = Container(id="c" * 64, name="vllm-e2b", status="running", labels=labels)
     status = asked(paths, docker, UNIT, [BOARD])
+    assert status["problems"] == []
     (engine,) = status["engines"]
     assert engine["active_state"] == "active" and engine["restarts"] == 2
     assert engine["running_input_hash"] == "ab12" and engine["running_generation"] == 1
@@ -84,6 +128,9 @@ def test_a_serving_engine(tmp_path: Path) -> None:
     text = "\n".join(status_lines(status))
     for told in ("profile e2b-only, generation 1", "serving", "e2b bf16", "8070", "25 s", "20,612", "23,034"):
         assert told in text
+    assert "2025-11-21T04:40:31Z" in text, "serving since, by systemd's clock"
+    assert "container running since 2026-11-21T03:00:00Z" in text
+    assert "[##################| ]" in text and BOARD["uuid"] in text
     assert "last failure 2026-11-21T03:00:00Z: no memory is left. Lower max_num_seqs" in text
     assert max(map(len, text.splitlines())) <= WIDTH
     json.dumps(status)
@@ -108,6 +155,79 @@ def test_containers(tmp_path: Path, container: Container | None, told: str, runn
     status = asked(written(tmp_path), docker)
     assert status["engines"][0]["running_input_hash"] == running_hash
     assert told in " ".join(" ".join(status_lines(status)).split())
+
+
+PROBLEMS: list[tuple[dict[str, Any], str]] = [
+    ({"expected": "nvfp4-tp2"}, "The inventory says profile nvfp4-tp2, this host runs e2b-only: run site.yml"),
+    ({"unit": UNIT | {"ActiveState": "failed"}}, "vllm-e2b.service is failed: 'vllm-edge explain e2b'"),
+    ({"unit": UNIT | {"ActiveState": "inactive"}}, "'systemctl start vllm-e2b.service' starts it"),
+    ({"unit": UNIT | {"ActiveState": "activating", "SubState": "start"}}, "vllm-e2b.service does not serve yet"),
+    ({"unit": UNIT | {"ActiveState": "inactive", "LoadState": "not-found"}}, "is gone from /etc/systemd/system"),
+    ({"unit": UNIT | {"WantedBy": ""}}, "vllm-e2b.service is not wanted by vllm-edge.target"),
+    ({"unit": UNIT | {"NeedDaemonReload": "yes"}}, "systemd knows the former one"),
+    ({"target": TARGET | {"UnitFileState": "disabled"}}, "vllm-edge.target is active and not enabled"),
+    ({"listeners": {8070: ["0.0.0.0"]}}, "Port 8070 of e2b is open beyond the loopback (0.0.0.0)"),
+    ({"boards": [BOARD | {"within_budget": False, "problem": "GPU 3 is over budget."}]}, "GPU 3 is over budget."),
+]
+
+
+@pytest.mark.parametrize(("state", "told"), PROBLEMS, ids=[told for _, told in PROBLEMS])
+def test_each_problem_is_named_with_a_remedy_and_alone(
+    serving: tuple[HostPaths, FakeDocker], state: dict[str, Any], told: str
+) -> None:
+    status = asked(*serving, **{"unit": UNIT, **state})
+    (problem,) = status["problems"]
+    assert told in problem
+    assert max(map(len, status_lines(status))) <= WIDTH
+
+
+def test_files_of_a_run_that_was_interrupted(serving: tuple[HostPaths, FakeDocker]) -> None:
+    paths, docker = serving
+    record = json.loads(paths.active_profile.read_text())
+    record["engines"] = {"e2b": {"input_hash": "ff00"}, "e4b": {"input_hash": "00ff"}}
+    paths.active_profile.write_text(json.dumps(record))
+    first, second = asked(paths, docker, UNIT)["problems"]
+    assert "Generation 1 has the engines e2b, e4b, and configured on this host are e2b" in first
+    assert "The files of engine e2b are not those of generation 1 (input hash ab12, recorded ff00)" in second
+
+
+def test_a_host_without_a_profile_is_no_problem_until_one_is_expected(tmp_path: Path) -> None:
+    paths = HostPaths(tmp_path / "etc", tmp_path / "state")
+    assert asked(paths, FakeDocker())["problems"] == []
+    (problem,) = asked(paths, FakeDocker(), expected="e2b-only")["problems"]
+    assert "no profile is active on this host: run site.yml" in problem
+
+
+def test_load_time_for_those_who_may_not_read_the_state(tmp_path: Path) -> None:
+    """Where the supervisor's file is not readable, systemd knows it to whole seconds."""
+    status = asked(written(tmp_path), FakeDocker(), UNIT)
+    assert status["engines"][0]["load_seconds"] == 31.0
+
+
+def test_budgets_of_engines_that_share_a_gpu() -> None:
+    config = parse_engine(json.dumps(CONFIG | {"gpus": ["GPU-a", "GPU-b"], "vram_budget_mib": 100}), "x")
+    other = replace(config, gpus=("GPU-b", "GPU-c"))
+    assert budgets_of([config, other]) == {"GPU-a": 100, "GPU-b": 200, "GPU-c": 100}
+    assert budgets_of([config, replace(other, vram_budget_mib=None)]) == {"GPU-a": 100, "GPU-b": None, "GPU-c": None}
+
+
+def test_listeners_as_the_kernel_writes_them() -> None:
+    """Lines of /proc/net/tcp and tcp6: listening on both loopbacks and everywhere, and a connection, which is none."""
+    four = (
+        "  sl  local_address rem_address   st\n"
+        "   0: 0100007F:1F86 00000000:0000 0A 00000000:00000000\n"
+        "   1: 00000000:1F72 00000000:0000 0A 00000000:00000000\n"
+        "   2: 0100007F:1F86 0100007F:9C40 01 00000000:00000000\n"
+    )
+    six = (
+        "  sl  local_address rem_address   st\n"
+        "   0: 00000000000000000000000001000000:1F86 00000000000000000000000000000000:0000 0A\n"
+        "   1: 0000000000000000FFFF00000100007F:1F7C 00000000000000000000000000000000:0000 0A\n"
+    )
+    assert parse_listeners(four) == {8070: ["127.0.0.1"], 8050: ["0.0.0.0"]}
+    assert parse_listeners(six) == {8070: ["::1"], 8060: ["127.0.0.1"]}
+    assert [is_loopback(text) for text in ("127.0.0.1", "::1", "[::1]", "127.9.9.9")] == [True] * 4
+    assert [is_loopback(text) for text in ("0.0.0.0", "::", "10.0.0.1", "")] == [False] * 4
 
 
 def test_a_container_that_nobody_can_be_asked_about_is_unknown(tmp_path: Path) -> None:
@@ -144,6 +264,14 @@ def test_broken_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
     assert [engine["engine"] for engine in status["engines"]] == ["e2b"]
     assert any("e4b/engine.json: engine is missing" in text for text in status["problems"])
     assert any("active-profile.json cannot be read" in text for text in status["problems"])
+
+
+def test_a_port_published_to_everybody(serving: tuple[HostPaths, FakeDocker]) -> None:
+    paths, docker = serving
+    assert docker.container is not None
+    docker.container = replace(docker.container, published=(":8070",))
+    (problem,) = judge(asked(paths, docker, UNIT))
+    assert "open beyond the loopback (:8070)" in problem
 
 
 def test_units_of_systemctl() -> None:

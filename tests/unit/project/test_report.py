@@ -6,38 +6,65 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.report import bar, render
+from ansible.module_utils.vllm_edge.report import bar, gpu_table, render, role_table, verdict
 
+ASKED: list[dict[str, Any]] = [
+    {"check": "completion", "outcome": "passed", "seconds": 0.1, "detail": ""},
+    {"check": "tool_call", "outcome": "passed", "seconds": 0.2, "detail": ""},
+]
 REPORT: dict[str, Any] = {
     "host": "xr7620",
-    "profile": "e2b-only",
+    "profile": "nvfp4-tp2",
     "generation": 3,
     "engines": [
         {
-            "unit": "vllm-e2b.service",
-            "model": "e2b",
-            "precision": "bf16",
-            "tensor_parallel_size": 1,
-            "slots": [3],
-            "port": 8070,
+            "engine": name,
+            "unit": f"vllm-{name}.service",
+            "model": model,
+            "precision": precision,
+            "tensor_parallel_size": len(slots),
+            "slots": slots,
+            "port": port,
             "state": "active",
-            "load_seconds": 31.6,
+            "load_seconds": 131.6,
+            "since": "2026-11-21T13:20:01Z",
         }
+        for name, model, precision, slots, port in [
+            ("31b-nvfp4-tp2", "31b-nvfp4", "nvfp4", [0, 1], 8050),
+            ("e4b", "e4b", "bf16", [2], 8060),
+            ("e2b", "e2b", "bf16", [3], 8070),
+        ]
     ],
     "completions": [
-        {"served_name": "sentry", "engine": "e2b", "seconds": 0.12, "ok": True, "completion": "a\nb" + "c" * 200}
+        {
+            "served_name": name,
+            "engine": engine,
+            "seconds": 0.12,
+            "ok": True,
+            "completion": "a\nb" + "c" * 200,
+            "checks": ASKED,
+        }
+        for name, engine in [
+            ("architect", "31b-nvfp4-tp2"),
+            ("worker", "31b-nvfp4-tp2"),
+            ("auditor", "e4b"),
+            ("sentry", "e2b"),
+        ]
     ],
     "gpus": [
         {
-            "index": 3,
+            "index": index,
             "name": "NVIDIA L4",
-            "used_mib": 20600,
+            "used_mib": 20600 + index,
             "budget_mib": 20900,
+            "foreign_mib": 0,
             "total_mib": 23034,
             "within_budget": True,
         }
+        for index in range(4)
     ],
     "versions": {"vLLM": "0.32.0"},
+    "problems": [],
     "pins": ["revision: abc"],
 }
 
@@ -48,7 +75,16 @@ def test_report_fits_a_terminal() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["generation 3", "vllm-e2b.service", "32 s", "20600", "20900", "23034", "within", "vLLM: 0.32.0", "revision: abc"],
+    [
+        "profile nvfp4-tp2, generation 3",
+        "vllm-31b-nvfp4-tp2  31b-nvfp4 nvfp4   2  0,1   8050  active  132 s  2026-11-21T13:20:01Z",
+        "architect    31b-nvfp4-tp2  8050  2 of 2  0.12 s  a b",
+        "sentry       e2b            8070  2 of 2  0.12 s  a b",
+        "3  NVIDIA L4  20,603  20,900        0     23,034  within   [##################| ]",
+        "4 GPUs     82,406  83,600        0     92,136",
+        "vLLM: 0.32.0",
+        "revision: abc",
+    ],
 )
 def test_report_says(words: str) -> None:
     assert words in "\n".join(render(REPORT))
@@ -57,7 +93,76 @@ def test_report_says(words: str) -> None:
 def test_report_keeps_a_completion_on_one_line() -> None:
     (line,) = [line for line in render(REPORT) if line.startswith("sentry")]
     assert "a b" in line
-    assert line.endswith("...")
+    assert line.endswith("...") and len(line) == 100
+
+
+def asked(served_name: str, outcomes: dict[str, str], **more: Any) -> dict[str, Any]:
+    """What the canary says of one served name; `more` replaces parts of it."""
+    checks = [
+        {"check": check, "outcome": outcome, "seconds": 0.1, "detail": f"why {outcome}" if outcome != "passed" else ""}
+        for check, outcome in outcomes.items()
+    ]
+    return {
+        "served_name": served_name,
+        "engine": "e4b",
+        "port": 8060,
+        "seconds": 1,
+        "ok": True,
+        "checks": checks,
+    } | more
+
+
+def test_what_was_not_shown_is_not_called_passed() -> None:
+    outcomes = {"completion": "passed", "json_schema": "skipped", "tool_call": "not_shown"}
+    lines = role_table([asked("auditor", outcomes), asked("sentry", outcomes)])
+    assert "auditor      e4b     8060  1 of 3" in lines[2]
+    assert "auditor, sentry: json_schema skipped: why skipped" in lines
+    assert "auditor, sentry: tool_call not shown: why not_shown" in lines
+
+
+def test_a_check_that_failed() -> None:
+    failing = asked("auditor", {"completion": "passed", "json_schema": "failed"}, ok=False, error="no JSON came back")
+    lines = role_table([failing, asked("sentry", {"completion": "passed", "json_schema": "passed"})])
+    assert "FAILED 1 of 2" in lines[2] and "  2 of 2" in lines[3]
+    assert "auditor: json_schema failed: why failed" in lines
+    assert "auditor: FAILED: no JSON came back" in lines
+
+
+@pytest.mark.parametrize(("ok", "words"), [(True, "ok"), (False, "FAILED")])
+def test_a_canary_without_single_checks(ok: bool, words: str) -> None:
+    assert f"8060  {words}" in role_table([asked("auditor", {}, ok=ok)])[2]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "word"),
+    [
+        ({"within_budget": True, "budget_mib": 20900}, "within"),
+        ({"within_budget": False, "budget_mib": 20900}, "OVER"),
+        ({"within_budget": True, "budget_mib": 0}, "free"),
+        ({"within_budget": None, "budget_mib": None}, "unknown"),
+    ],
+)
+def test_verdict(gpu: dict[str, Any], word: str) -> None:
+    assert verdict(gpu) == word
+    assert word in gpu_table([REPORT["gpus"][0] | gpu])[2]
+
+
+def test_unknown_memory_is_not_zero() -> None:
+    lines = gpu_table([*REPORT["gpus"][:3], REPORT["gpus"][3] | {"foreign_mib": None}])
+    assert "20,900        ?" in lines[5]
+    assert "83,600        ?" in lines[6], "nor is its sum"
+
+
+def test_a_long_name_leaves_the_bar_whole() -> None:
+    long = REPORT["gpus"][0] | {"name": "NVIDIA RTX 6000 Ada Generation Laptop GPU"}
+    assert max(map(len, gpu_table([long]))) <= 100
+    assert gpu_table([long])[2].endswith("]")
+
+
+def test_problems_stand_in_the_report() -> None:
+    lines = render(REPORT | {"problems": ["Something is wrong. " * 20]})
+    assert "Problems:" in lines and max(map(len, lines)) <= 100
+    assert "Problems:" not in render(REPORT)
 
 
 @pytest.mark.parametrize(
