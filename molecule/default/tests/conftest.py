@@ -23,25 +23,82 @@ ROOT = Path(__file__).resolve().parents[3]
 INVENTORY = ROOT / "inventories" / "lab"
 INVENTORY_HOST = "xr7620-lab"
 
-ENGINE = "e2b-all"
-UNIT = f"vllm-{ENGINE}.service"
-CONTAINER = f"vllm-{ENGINE}"
-URL = "http://127.0.0.1:8070"
-SERVED_NAMES = ["architect", "worker", "auditor", "sentry"]
-# The boards of the reference host, in the order of their PCI bus ids; the engine has the last one.
+# The boards of the reference host, in the order of their PCI bus ids.
 GPUS = [
     "GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000",
     "GPU-84be2d17-0c59-5f7a-b2f3-5d1a9e820001",
     "GPU-c0d97e36-3b48-5e12-8c6d-a7f4e1930002",
     "GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710003",
 ]
+
+
+@dataclass(frozen=True)
+class Served:
+    """One engine of the reference profile, as `measured.md` describes it and the inventory states it."""
+
+    name: str
+    model: str
+    repo: str
+    slots: list[int]
+    port: int
+    served_names: list[str]
+    max_model_len: int
+    budget_mib: int
+    measured_mib: range
+    """What the reference host measured on each of its GPUs, and some."""
+
+    @property
+    def unit(self) -> str:
+        return f"vllm-{self.name}.service"
+
+    @property
+    def container(self) -> str:
+        return f"vllm-{self.name}"
+
+    @property
+    def gpus(self) -> list[str]:
+        return [GPUS[slot] for slot in self.slots]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def etc(self) -> str:
+        return f"/etc/vllm-edge/engines/{self.name}"
+
+    @property
+    def weights(self) -> str:
+        return f"/data/vllm/weights/{self.repo.partition('/')[2]}"
+
+
+PROFILE = "nvfp4-tp2"
+ENGINES = [
+    Served(
+        "31b-nvfp4-tp2",
+        "31b-nvfp4",
+        "nvidia/Gemma-4-31B-IT-NVFP4",
+        [0, 1],
+        8050,
+        ["architect", "worker"],
+        8192,
+        22_200,
+        range(21_600, 22_200),
+    ),
+    Served("e4b", "e4b", "google/gemma-4-E4B-it", [2], 8060, ["auditor"], 8192, 20_800, range(20_200, 20_800)),
+    Served("e2b", "e2b", "google/gemma-4-E2B-it", [3], 8070, ["sentry"], 4096, 20_900, range(20_300, 20_900)),
+]
+ROLES = {name: engine for engine in ENGINES for name in engine.served_names}
+# The one that is damaged and broken: it loads in the shortest time. What the others do meanwhile is looked at, too.
+VICTIM = ENGINES[2]
+ENGINE, UNIT, CONTAINER, SERVED_NAMES = VICTIM.name, VICTIM.unit, VICTIM.container, VICTIM.served_names
 BYSTANDER = "somebody-elses-program"
 
 SSH_OPTIONS = "-o ControlMaster=auto -o ControlPath=~/.ansible/cp/vllm-edge-%C -o ControlPersist=60"
 """One connection for some hundred questions, in Ansible's own directory for that."""
 
 LOADED_S = 90
-"""The longest that the engine may take from its start until it answers."""
+"""The longest that one engine may take from its start until it answers, the others serving."""
 
 # Runs on the host with the system's Python: a bare Debian has no curl.
 ASK = """
@@ -199,20 +256,22 @@ class Machine:
         done = self.host.run(shlex.join(["docker", "inspect", "--type=container", name]))
         return json.loads(done.stdout)[0] if done.rc == 0 else None
 
-    def ask(self, path: str, payload: dict[str, Any] | None = None, seconds: int = 60) -> tuple[int, Any]:
+    def ask(
+        self, path: str, payload: dict[str, Any] | None = None, seconds: int = 60, engine: Served = VICTIM
+    ) -> tuple[int, Any]:
         """HTTP status (0 without an answer) and what was answered, as seen from the host itself."""
-        arguments = [URL + path, json.dumps(payload) if payload else "", str(seconds)]
+        arguments = [engine.url + path, json.dumps(payload) if payload else "", str(seconds)]
         status, answer = json.loads(self.run("python3", "-c", ASK, *arguments))
         with contextlib.suppress(ValueError):
             answer = json.loads(answer)
         return status, answer
 
-    def health(self) -> int:
-        return self.ask("/health", seconds=3)[0]
+    def health(self, engine: Served = VICTIM) -> int:
+        return self.ask("/health", seconds=3, engine=engine)[0]
 
     def complete(self, name: str, seconds: int = 60) -> tuple[int, Any]:
         question = {"messages": [{"role": "user", "content": "Count to three."}], "max_tokens": 8, "temperature": 0}
-        return self.ask("/v1/chat/completions", {"model": name, **question}, seconds)
+        return self.ask("/v1/chat/completions", {"model": name, **question}, seconds, ROLES.get(name, VICTIM))
 
     def cursor(self) -> str:
         """Where the unit's journal ends now."""
@@ -301,9 +360,7 @@ def life(machine: Machine, name: str = CONTAINER) -> Life | None:
 @pytest.fixture(scope="session")
 def bystander(machine: Machine) -> Iterator[Life]:
     """Somebody else's container, which must never notice us. It lives through healing and faults."""
-    image = machine.run(
-        "docker", "image", "inspect", "--format={{.Id}}", machine.container()["Config"]["Labels"]["vllm-edge.base"]
-    )
+    image = machine.run("docker", "image", "ls", "--quiet", "--filter=reference=*/vllm/vllm-openai").split()[0]
     machine.host.run(f"docker rm --force {BYSTANDER}")
     machine.run(
         "docker",
@@ -323,9 +380,12 @@ def bystander(machine: Machine) -> Iterator[Life]:
 
 @pytest.fixture
 def undisturbed(machine: Machine, bystander: Life) -> Iterator[None]:
-    """Whatever the test does, the bystander's container goes on."""
+    """Whatever the test does, the bystander's container goes on, and so do the engines beside the one it is about."""
+    neighbours = {engine.container: life(machine, engine.container) for engine in ENGINES if engine is not VICTIM}
     yield
     assert life(machine, BYSTANDER) == bystander, "somebody else's container was disturbed"
+    for container, before in neighbours.items():
+        assert life(machine, container) == before, f"{container} was disturbed"
 
 
 # ---- what the faults looked like --------------------------------------------------------------------------------

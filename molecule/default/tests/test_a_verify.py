@@ -12,25 +12,22 @@ from typing import Any
 import pytest
 from conftest import (
     BYSTANDER,
-    CONTAINER,
-    ENGINE,
+    ENGINES,
     GPUS,
     INVENTORY_HOST,
+    PROFILE,
+    ROLES,
     ROOT,
-    SERVED_NAMES,
-    UNIT,
-    URL,
     Controller,
     Life,
     Machine,
+    Served,
     life,
 )
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from testinfra.host import Host
 
-ETC = f"/etc/vllm-edge/engines/{ENGINE}"
-WEIGHTS = "/data/vllm/weights/gemma-4-E2B-it"
 STATE = "/var/lib/vllm-edge"
 DRIVER_REPOSITORY = "http://vendors.lab/cuda/repos/debian13/x86_64/"
 TOOLKIT = [
@@ -39,6 +36,8 @@ TOOLKIT = [
     "libnvidia-container-tools",
     "libnvidia-container1",
 ]
+
+each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 
 
 def read_json(host: Host, path: str) -> Any:
@@ -65,13 +64,13 @@ def test_user_and_group_of_the_engines(host: Host) -> None:
     [
         ("/opt/vllm-edge", "root", "root", 0o755),
         ("/etc/vllm-edge/engines", "root", "root", 0o755),
-        (ETC, "root", "root", 0o755),
+        *[(engine.etc, "root", "root", 0o755) for engine in ENGINES],
         (STATE, "root", "root", 0o755),
         ("/data/vllm", "root", "root", 0o755),
         ("/data/vllm/weights", "root", "vllm-edge", 0o750),
-        (WEIGHTS, "root", "vllm-edge", 0o750),
+        *[(engine.weights, "root", "vllm-edge", 0o750) for engine in ENGINES],
         ("/data/vllm/cache", "root", "root", 0o755),
-        (f"/data/vllm/cache/{ENGINE}", "vllm-edge", "vllm-edge", 0o750),
+        *[(f"/data/vllm/cache/{engine.name}", "vllm-edge", "vllm-edge", 0o750) for engine in ENGINES],
     ],
 )
 def test_directory(host: Host, path: str, owner: str, group: str, mode: int) -> None:
@@ -83,9 +82,10 @@ def test_directory(host: Host, path: str, owner: str, group: str, mode: int) -> 
 @pytest.mark.parametrize(
     ("path", "mode"),
     [
-        (f"{ETC}/docker-create", 0o644),
-        (f"{ETC}/engine.json", 0o644),
-        (f"/etc/systemd/system/{UNIT}", 0o644),
+        *[(f"{engine.etc}/docker-create", 0o644) for engine in ENGINES],
+        *[(f"{engine.etc}/engine.json", 0o644) for engine in ENGINES],
+        *[(f"{engine.etc}/chat-template.jinja", 0o644) for engine in ENGINES],
+        *[(f"/etc/systemd/system/{engine.unit}", 0o644) for engine in ENGINES],
         ("/etc/systemd/system/vllm-edge.target", 0o644),
         ("/opt/vllm-edge/bin/vllm-edge", 0o755),
         (f"{STATE}/active-profile.json", 0o644),
@@ -211,8 +211,9 @@ def test_toolkit_is_of_one_version_and_held(machine: Machine) -> None:
 
 @pytest.fixture(scope="module")
 def image(machine: Machine) -> dict[str, Any]:
-    """The image of the running engine."""
-    return json.loads(machine.run("docker", "image", "inspect", machine.container()["Image"]))[0]
+    """The image of the running engines."""
+    (identity,) = {machine.container(engine.container)["Image"] for engine in ENGINES}
+    return json.loads(machine.run("docker", "image", "inspect", identity))[0]
 
 
 def test_image_says_what_it_was_made_of(machine: Machine, image: dict[str, Any]) -> None:
@@ -254,33 +255,34 @@ def test_no_credentials_or_wheels_were_left_behind(host: Host) -> None:
 # ---- weights ----------------------------------------------------------------------------------------------------
 
 
-def test_weights_are_root_s_and_readable_for_engines_only(machine: Machine) -> None:
-    listed = machine.run("find", WEIGHTS, "-type", "f", "-printf", "%U %g %m %f\n").splitlines()
+@each_engine
+def test_weights_are_root_s_and_readable_for_engines_only(machine: Machine, engine: Served) -> None:
+    listed = machine.run("find", engine.weights, "-type", "f", "-printf", "%U %g %m %f\n").splitlines()
     assert len(listed) >= 7
     assert {line.rsplit(" ", 1)[0] for line in listed} == {"0 vllm-edge 640"}, listed
 
 
-def test_every_file_of_the_weights_is_what_the_manifest_says(host: Host, machine: Machine) -> None:
-    record = read_json(host, f"{STATE}/weights/e2b.json")
-    assert record["path"] == WEIGHTS
+@each_engine
+def test_every_file_of_the_weights_is_what_the_manifest_says(host: Host, machine: Machine, engine: Served) -> None:
+    record = read_json(host, f"{STATE}/weights/{engine.model}.json")
+    assert (record["path"], record["repo"]) == (engine.weights, engine.repo)
     assert re.fullmatch(r"[0-9a-f]{40}", record["revision"]), "a branch is resolved to a commit"
     files = [
         line.split("  ")
-        for line in machine.shell(f"cd {WEIGHTS} && find . -type f -exec sha256sum {{}} +").splitlines()
+        for line in machine.shell(f"cd {engine.weights} && find . -type f -exec sha256sum {{}} +").splitlines()
     ]
     assert {name.removeprefix("./"): digest for digest, name in files} == {
         name: entry["sha256"] for name, entry in record["files"].items()
     }
 
 
-def test_weights_are_what_the_hub_has(machine: Machine) -> None:
+@each_engine
+def test_weights_are_what_the_hub_has(machine: Machine, engine: Served) -> None:
     """Not by our own record: the very bytes, fetched once more from the hub at the recorded commit."""
-    revision = read_json(machine.host, f"{STATE}/weights/e2b.json")["revision"]
-    program = (
-        "import hashlib, urllib.request as r; "
-        f"print(hashlib.sha256(r.urlopen('http://hub.lab:8081/google/gemma-4-E2B-it/resolve/{revision}/model.safetensors').read()).hexdigest())"
-    )
-    assert machine.run("python3", "-c", program) == machine.host.file(f"{WEIGHTS}/model.safetensors").sha256sum
+    revision = read_json(machine.host, f"{STATE}/weights/{engine.model}.json")["revision"]
+    url = f"http://hub.lab:8081/{engine.repo}/resolve/{revision}/model.safetensors"
+    program = f"import hashlib, urllib.request as r; print(hashlib.sha256(r.urlopen('{url}').read()).hexdigest())"
+    assert machine.run("python3", "-c", program) == machine.host.file(f"{engine.weights}/model.safetensors").sha256sum
 
 
 def test_no_pickles(machine: Machine) -> None:
@@ -292,23 +294,34 @@ def test_no_pickles(machine: Machine) -> None:
 # ---- unit and container -----------------------------------------------------------------------------------------
 
 
-def test_unit(machine: Machine) -> None:
-    shown = machine.unit(
-        "ActiveState", "SubState", "Type", "NotifyAccess", "NRestarts", "StatusText", "WatchdogUSec", "PartOf", "Result"
-    )
+@each_engine
+def test_unit(machine: Machine, engine: Served) -> None:
+    shown = machine.unit("ActiveState", "SubState", "Result", "StatusText", unit=engine.unit)
     assert (shown["ActiveState"], shown["SubState"], shown["Result"]) == ("active", "running", "success")
-    assert (shown["Type"], shown["NotifyAccess"]) == ("notify", "main")
-    assert shown["WatchdogUSec"] == "30s"
-    assert shown["PartOf"] == "vllm-edge.target"
-    assert URL in shown["StatusText"] and "sentry" in shown["StatusText"]
+    defined = machine.unit("Type", "NotifyAccess", "WatchdogUSec", "PartOf", unit=engine.unit)
+    assert (defined["Type"], defined["NotifyAccess"]) == ("notify", "main")
+    assert defined["WatchdogUSec"] == "30s"
+    assert defined["PartOf"] == "vllm-edge.target"
+    assert engine.url in shown["StatusText"] and ", ".join(engine.served_names) in shown["StatusText"]
 
 
-def test_target_wants_the_engine(machine: Machine) -> None:
-    assert UNIT in machine.unit("Wants", unit="vllm-edge.target")["Wants"].split()
+def test_engines_were_loaded_side_by_side(machine: Machine) -> None:
+    """Each was activating while the others were."""
+    times = [
+        machine.unit("InactiveExitTimestampMonotonic", "ActiveEnterTimestampMonotonic", unit=engine.unit)
+        for engine in ENGINES
+    ]
+    last_begun = max(int(time["InactiveExitTimestampMonotonic"]) for time in times)
+    assert all(int(time["ActiveEnterTimestampMonotonic"]) > last_begun for time in times), times
+
+
+def test_target_wants_the_engines(machine: Machine) -> None:
+    wanted = machine.unit("Wants", unit="vllm-edge.target")["Wants"].split()
+    assert {engine.unit for engine in ENGINES} == {unit for unit in wanted if unit.startswith("vllm-")}
     assert "vllm-edge.target" in machine.unit("Wants", unit="multi-user.target")["Wants"].split()
 
 
-@pytest.mark.parametrize("unit", [UNIT, "vllm-edge.target"])
+@pytest.mark.parametrize("unit", [*(engine.unit for engine in ENGINES), "vllm-edge.target"])
 def test_systemd_has_nothing_to_say_about(host: Host, unit: str) -> None:
     done = host.run(f"systemd-analyze verify /etc/systemd/system/{unit}")
     assert (done.rc, done.stdout, done.stderr) == (0, "", "")
@@ -319,17 +332,19 @@ def test_systemd_has_nothing_to_say_about(host: Host, unit: str) -> None:
     )
 
 
-def test_systemd_knows_the_units_as_they_are_on_disk(machine: Machine) -> None:
-    assert machine.unit("NeedDaemonReload")["NeedDaemonReload"] == "no"
+@each_engine
+def test_systemd_knows_the_units_as_they_are_on_disk(machine: Machine, engine: Served) -> None:
+    assert machine.unit("NeedDaemonReload", unit=engine.unit)["NeedDaemonReload"] == "no"
 
 
-def test_container_is_what_docker_create_says(host: Host) -> None:
+@each_engine
+def test_container_is_what_docker_create_says(host: Host, engine: Served) -> None:
     """Read as an operator would: the file's lines against Docker's answer."""
-    lines = host.file(f"{ETC}/docker-create").content_string.splitlines()
+    lines = host.file(f"{engine.etc}/docker-create").content_string.splitlines()
     flags = [line for line in lines if line.startswith("--")]
-    found = json.loads(host.check_output(f"docker inspect {CONTAINER}"))[0]
+    found = json.loads(host.check_output(f"docker inspect {engine.container}"))[0]
     config, machine_config = found["Config"], found["HostConfig"]
-    assert found["Name"] == f"/{CONTAINER}" and f"--name={CONTAINER}" in flags
+    assert found["Name"] == f"/{engine.container}" and f"--name={engine.container}" in flags
     assert config["User"] == "8050:8050" and "--user=8050:8050" in flags
     assert machine_config["ReadonlyRootfs"] is True and "--read-only" in flags
     assert machine_config["CapDrop"] == ["ALL"] and "--cap-drop=ALL" in flags
@@ -338,7 +353,7 @@ def test_container_is_what_docker_create_says(host: Host) -> None:
     assert machine_config["RestartPolicy"]["Name"] == "no", "systemd owns the engine, not Docker"
     assert (machine_config["Privileged"], machine_config["CapAdd"]) == (False, None)
     devices = [flag.removeprefix("--device=") for flag in flags if flag.startswith("--device=")]
-    assert devices == [f"nvidia.com/gpu={GPUS[3]}"]
+    assert devices == [f"nvidia.com/gpu={uuid}" for uuid in engine.gpus]
     assert [(request["Driver"], request["DeviceIDs"]) for request in machine_config["DeviceRequests"]] == [
         ("cdi", devices)
     ]
@@ -351,18 +366,47 @@ def test_container_is_what_docker_create_says(host: Host) -> None:
     assert writable == {"/cache"}
 
 
-def test_running_container_is_the_rendered_one(host: Host, machine: Machine) -> None:
-    engine = read_json(host, f"{ETC}/engine.json")
-    labels = machine.container()["Config"]["Labels"]
-    assert labels["vllm-edge.input-hash"] == engine["input_hash"]
-    assert labels["vllm-edge.generation"] == str(engine["generation"])
+@each_engine
+def test_vllm_was_given_what_the_inventory_states(machine: Machine, engine: Served) -> None:
+    """By the process's own command line, not by our files."""
+    pid = machine.run("docker", "inspect", "--format={{.State.Pid}}", engine.container).strip()
+    words = machine.host.file(f"/proc/{pid}/cmdline").content_string.split("\0")
+    expected = [
+        f"--tensor-parallel-size={len(engine.slots)}",
+        f"--max-model-len={engine.max_model_len}",
+        "--gpu-memory-utilization=0.9",
+        "--tool-call-parser=gemma4",
+        "--enable-auto-tool-choice",
+        "--reasoning-parser=gemma4",
+        "--chat-template=/chat-template.jinja",
+    ]
+    assert [word for word in expected if word not in words] == []
+    assert ("--kv-cache-dtype=fp8" in words) == (engine.model == "31b-nvfp4")
+
+
+@each_engine
+def test_chat_template_is_the_inventory_s(host: Host, machine: Machine, engine: Served) -> None:
+    ours = (ROOT / "inventories/lab/chat_templates/gemma4.jinja").read_text()
+    assert machine.run("docker", "exec", engine.container, "cat", "/chat-template.jinja") == ours.rstrip("\n")
+    refused = host.run(f"docker exec --user=0 {engine.container} sh -c 'echo >> /chat-template.jinja'")
+    assert refused.rc != 0 and "Read-only file system" in refused.stderr
+
+
+@each_engine
+def test_running_container_is_the_rendered_one(host: Host, machine: Machine, engine: Served) -> None:
+    rendered, container = read_json(host, f"{engine.etc}/engine.json"), machine.container(engine.container)
+    labels = container["Config"]["Labels"]
+    assert labels["vllm-edge.input-hash"] == rendered["input_hash"]
+    assert labels["vllm-edge.generation"] == str(rendered["generation"])
     active = read_json(host, f"{STATE}/active-profile.json")
-    assert (active["profile"], active["engines"][ENGINE]["input_hash"]) == ("e2b-only", engine["input_hash"])
-    assert engine["image_id"] == machine.container()["Image"]
+    assert (active["profile"], active["engines"][engine.name]["input_hash"]) == (PROFILE, rendered["input_hash"])
+    assert sorted(active["engines"]) == sorted(engine.name for engine in ENGINES)
+    assert rendered["image_id"] == container["Image"]
 
 
-def test_engine_runs_as_its_own_user_without_capabilities(machine: Machine) -> None:
-    pids = [int(pid) for pid in machine.run("docker", "top", CONTAINER, "-eo", "pid").split()[1:]]
+@each_engine
+def test_engine_runs_as_its_own_user_without_capabilities(machine: Machine, engine: Served) -> None:
+    pids = [int(pid) for pid in machine.run("docker", "top", engine.container, "-eo", "pid").split()[1:]]
     assert len(pids) >= 3, "API server, engine core, worker"
     for pid in pids:
         status = dict(
@@ -377,27 +421,30 @@ def test_engine_runs_as_its_own_user_without_capabilities(machine: Machine) -> N
 # ---- serving ----------------------------------------------------------------------------------------------------
 
 
-def test_listens_on_the_loopback_only(host: Host, machine: Machine) -> None:
-    listening = [line.split()[3] for line in machine.run("ss", "-Hltn", "sport = :8070").splitlines()]
-    assert listening == ["127.0.0.1:8070"]
+@each_engine
+def test_listens_on_the_loopback_only(host: Host, machine: Machine, engine: Served) -> None:
+    listening = [line.split()[3] for line in machine.run("ss", "-Hltn", f"sport = :{engine.port}").splitlines()]
+    assert listening == [f"127.0.0.1:{engine.port}"]
     for address in host.interface("eth0").addresses:
         if ":" not in address:
-            probe = f"import socket; socket.create_connection(('{address}', 8070), 3)"
+            probe = f"import socket; socket.create_connection(('{address}', {engine.port}), 3)"
             assert "refused" in host.run(shlex.join(["python3", "-c", probe])).stderr
 
 
-def test_healthy(machine: Machine) -> None:
-    assert machine.health() == 200
+@each_engine
+def test_healthy(machine: Machine, engine: Served) -> None:
+    assert machine.health(engine) == 200
 
 
-def test_models_are_the_served_names(machine: Machine) -> None:
-    status, answer = machine.ask("/v1/models")
+@each_engine
+def test_models_are_the_served_names(machine: Machine, engine: Served) -> None:
+    status, answer = machine.ask("/v1/models", engine=engine)
     assert status == 200
-    assert [model["id"] for model in answer["data"]] == SERVED_NAMES
-    assert {model["max_model_len"] for model in answer["data"]} == {4096}
+    assert [model["id"] for model in answer["data"]] == engine.served_names
+    assert {model["max_model_len"] for model in answer["data"]} == {engine.max_model_len}
 
 
-@pytest.mark.parametrize("name", SERVED_NAMES)
+@pytest.mark.parametrize("name", ROLES)
 def test_completes(machine: Machine, name: str) -> None:
     status, answer = machine.complete(name)
     assert status == 200, answer
@@ -409,12 +456,23 @@ def test_refuses_a_name_it_does_not_serve(machine: Machine) -> None:
     assert machine.complete("nobody")[0] == 404
 
 
-def test_engine_reaches_nothing_outside(host: Host, machine: Machine) -> None:
+def test_a_system_prompt_reaches_the_model_in_a_turn_of_its_own(machine: Machine) -> None:
+    """Only the inventory's template puts it there before the user's; asked of the engine itself."""
+    messages = [{"role": "user", "content": "What?"}, {"role": "system", "content": "Answer in verse."}]
+    status, answer = machine.ask("/tokenize", {"model": "sentry", "messages": messages})
+    assert status == 200, answer
+    status, answer = machine.ask("/detokenize", {"model": "sentry", "tokens": answer["tokens"]})
+    assert status == 200, answer
+    assert answer["prompt"].startswith("<bos><|turn>system\nAnswer in verse.<turn|>\n<|turn>user\nWhat?"), answer
+
+
+@each_engine
+def test_engine_reaches_nothing_outside(host: Host, machine: Machine, engine: Served) -> None:
     """The hub's port is open to the host, and an engine that asks for it hears nothing."""
     address = machine.run("getent", "hosts", "hub.lab").split()[0]
     probe = f"import socket; socket.create_connection(('{address}', 8081), 3); print('reached')"
     assert machine.run("python3", "-c", probe) == "reached"
-    inside = host.run(shlex.join(["docker", "exec", CONTAINER, "python3", "-c", probe]))
+    inside = host.run(shlex.join(["docker", "exec", engine.container, "python3", "-c", probe]))
     assert inside.rc != 0 and "reached" not in inside.stdout
     assert "TimeoutError" in inside.stderr or "unreachable" in inside.stderr, inside.stderr
 
@@ -424,17 +482,22 @@ def test_engine_reaches_nothing_outside(host: Host, machine: Machine) -> None:
 
 def test_memory_is_what_was_measured_on_the_reference_host(machine: Machine) -> None:
     used = machine.gpu_memory()
-    assert 20_300 <= used[GPUS[3]] <= 20_900
-    assert [used[uuid] for uuid in GPUS[:3]] == [0, 0, 0]
+    for engine in ENGINES:
+        assert all(used[uuid] in engine.measured_mib for uuid in engine.gpus), used
 
 
-def test_memory_is_held_by_a_process_of_the_container(machine: Machine) -> None:
+@each_engine
+def test_memory_is_held_by_processes_of_the_container(machine: Machine, engine: Served) -> None:
+    """One process for each GPU, the rank of the engine there."""
     apps = machine.run("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits")
     holders = [line.split(", ") for line in apps.splitlines()]
-    assert [uuid for uuid, _, _ in holders] == [GPUS[3]]
-    inside = machine.run("docker", "top", CONTAINER, "-eo", "pid").split()[1:]
-    assert holders[0][1] in inside
-    assert abs(int(holders[0][2]) - machine.gpu_memory()[GPUS[3]]) <= 16
+    assert [uuid for uuid, _, _ in holders] == GPUS, "each GPU is held once"
+    inside = machine.run("docker", "top", engine.container, "-eo", "pid").split()[1:]
+    mine = [(pid, int(mib), uuid) for uuid, pid, mib in holders if uuid in engine.gpus]
+    assert len({pid for pid, _, _ in mine}) == len(engine.gpus)
+    assert {pid for pid, _, _ in mine} <= set(inside)
+    used = machine.gpu_memory()
+    assert all(abs(mib - used[uuid]) <= 16 for _, mib, uuid in mine)
 
 
 # ---- what people and programs are shown -------------------------------------------------------------------------
@@ -443,22 +506,23 @@ def test_memory_is_held_by_a_process_of_the_container(machine: Machine) -> None:
 def test_status_for_people(machine: Machine) -> None:
     lines = machine.run("vllm-edge", "status").splitlines()
     assert max(len(line) for line in lines) <= 100
-    assert "profile e2b-only, generation 1" in lines[0]
-    assert any(line.startswith(ENGINE) and "serving" in line for line in lines)
+    assert f"profile {PROFILE}, generation 1" in lines[0]
+    for engine in ENGINES:
+        assert any(line.startswith(engine.name) and "serving" in line for line in lines)
     assert all(any(uuid in line for line in lines) for uuid in GPUS)
 
 
 def test_status_for_programs(machine: Machine) -> None:
     status = json.loads(machine.run("vllm-edge", "status", "--format", "json"))
     assert status["problems"] == []
-    (engine,) = status["engines"]
-    assert (engine["unit"], engine["active_state"], engine["container_id"]) == (
-        UNIT,
-        "active",
-        machine.container()["Id"],
-    )
-    assert engine["served_names"] == SERVED_NAMES
-    assert 1 < engine["load_seconds"] < 300
+    shown = {engine["engine"]: engine for engine in status["engines"]}
+    assert sorted(shown) == sorted(engine.name for engine in ENGINES)
+    for engine in ENGINES:
+        told = shown[engine.name]
+        identity = machine.container(engine.container)["Id"]
+        assert (told["unit"], told["active_state"], told["container_id"]) == (engine.unit, "active", identity)
+        assert told["served_names"] == engine.served_names
+        assert 1 < told["load_seconds"] < 300
 
 
 def test_report_agrees_with_nvidia_smi(host: Host, machine: Machine) -> None:
@@ -469,12 +533,23 @@ def test_report_agrees_with_nvidia_smi(host: Host, machine: Machine) -> None:
     assert [gpu["uuid"] for gpu in on_host["gpus"]] == list(used)
     for gpu in on_host["gpus"]:
         assert abs(gpu["used_mib"] - used[gpu["uuid"]]) <= 16
-    assert [gpu["budget_mib"] for gpu in on_host["gpus"]] == [0, 0, 0, 20_900]
-    (holder,) = on_host["gpus"][3]["processes"]
-    assert (holder["container"], holder["unit"], holder["owner"]) == (CONTAINER, UNIT, "ours")
+    assert [gpu["budget_mib"] for gpu in on_host["gpus"]] == [22_200, 22_200, 20_800, 20_900]
+    for engine in ENGINES:
+        for slot in engine.slots:
+            (holder,) = on_host["gpus"][slot]["processes"]
+            assert (holder["container"], holder["unit"], holder["owner"]) == (engine.container, engine.unit, "ours")
+            assert on_host["gpus"][slot]["within_budget"] is True
     completions = {asked["served_name"]: asked for asked in on_host["completions"]}
-    assert list(completions) == SERVED_NAMES
+    assert {name: asked["engine"] for name, asked in completions.items()} == {
+        name: engine.name for name, engine in ROLES.items()
+    }
     assert all(asked["ok"] and asked["completion"] for asked in completions.values())
+    checks = {
+        name: {check["check"]: check["outcome"] for check in asked["checks"]} for name, asked in completions.items()
+    }
+    shown = {"completion": "passed", "system_prompt": "passed", "json_schema": "passed", "deterministic": "passed"}
+    assert all(shown.items() <= outcomes.items() for outcomes in checks.values()), checks
+    assert all(outcomes["tool_call"] in ("passed", "not_shown") for outcomes in checks.values()), checks
 
 
 # ---- a second look ----------------------------------------------------------------------------------------------
@@ -491,10 +566,10 @@ def digest_of_host(machine: Machine) -> str:
 
 
 def test_check_mode_is_silent_and_touches_nothing(machine: Machine, controller: Controller, undisturbed: None) -> None:
-    before, engine = digest_of_host(machine), life(machine)
+    before, lives = digest_of_host(machine), [life(machine, engine.container) for engine in ENGINES]
     play = controller.play("site.yml", "--check")
     assert play.rc == 0, play.output[-6000:]
     assert (play.changed, play.diffs) == ([], [])
     assert play.recap["changed"] == 0
     assert not re.search(r"^\s+msg: .*\bwould\b", play.output, re.MULTILINE), "nothing is foreseen"
-    assert (digest_of_host(machine), life(machine)) == (before, engine)
+    assert (digest_of_host(machine), [life(machine, engine.container) for engine in ENGINES]) == (before, lives)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import CONTAINER, ENGINE, SERVED_NAMES, UNIT, Controller, Machine, life
+from conftest import CONTAINER, ENGINE, ROLES, UNIT, Controller, Machine, life
 
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 DOCKER_CREATE = f"/etc/vllm-edge/engines/{ENGINE}/docker-create"
@@ -55,4 +55,4 @@ def test_one_run_repairs_exactly_the_damage(
     assert machine.unit("NeedDaemonReload", "ActiveState") == {"NeedDaemonReload": "no", "ActiveState": "active"}
     after = life(machine)
     assert after is not None and after.id != before.id
-    assert [machine.complete(name)[0] for name in SERVED_NAMES] == [200] * 4
+    assert [machine.complete(name)[0] for name in ROLES] == [200] * 4

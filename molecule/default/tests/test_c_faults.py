@@ -16,9 +16,10 @@ import pytest
 from conftest import (
     BYSTANDER,
     CONTAINER,
+    ENGINES,
     GPUS,
     LOADED_S,
-    SERVED_NAMES,
+    ROLES,
     UNIT,
     Controller,
     Machine,
@@ -28,7 +29,7 @@ from conftest import (
 from test_b_heal import DOCKER_CREATE, FILES, UNIT_FILE
 
 GPU = GPUS[3]
-BUDGETS = {"3": 20_900}
+BUDGETS = {str(slot): engine.budget_mib for engine in ENGINES for slot in engine.slots}
 WATCHDOG_S = 30
 DAEMON_JSON = "/etc/docker/daemon.json"
 STABLE = ("InvocationID", "MainPID", "NRestarts", "ActiveState")
@@ -58,7 +59,7 @@ def wait_for_the_end(machine: Machine, cursor: str, seconds: float = LOADED_S) -
 
 def test_over_budget(controller: Controller, machine: Machine, undisturbed: None, seen: Seen) -> None:
     used = machine.gpu_memory()[GPU]
-    result = controller.module("vram_budget", {"budgets": {"3": 20_000}})
+    result = controller.module("vram_budget", {"budgets": BUDGETS | {"3": 20_000}})
     assert result["failed"]
     message = result["msg"]
     assert "\n" not in message
@@ -187,7 +188,7 @@ def test_first_completion_kills_the_engine(machine: Machine, undisturbed: None, 
     after = life(machine)
     assert before is not None and after is not None and after.id != before.id
     assert machine.unit("NRestarts")["NRestarts"] == "1", "systemd restarted it, nobody else"
-    assert [machine.complete(name)[0] for name in SERVED_NAMES] == [200] * 4
+    assert [machine.complete(name)[0] for name in ROLES] == [200] * 4
     seen(explained, failed_after=ended - begin, serving_after=machine.now() - begin)
 
 
@@ -201,10 +202,13 @@ def test_docker_restarted_without_live_restore(machine: Machine, bystander: obje
     explained = machine.explain()
     assert "the Docker Engine stopped and took the engine's container with it" in explained
     assert "live-restore" in explained
+    machine.wait(
+        "every engine serving again", lambda: all(machine.health(engine) == 200 for engine in ENGINES), 2 * LOADED_S
+    )
     machine.wait_until_serving()
     after = life(machine)
     assert before is not None and after is not None and after.id != before.id
-    assert machine.complete("sentry")[0] == 200
+    assert [machine.complete(name)[0] for name in ROLES] == [200] * 4
     assert life(machine, BYSTANDER) is None
     machine.run("docker", "start", BYSTANDER)
     seen(explained, serving_after=machine.now() - begin)
