@@ -16,8 +16,8 @@ name: follow
 short_description: Run a long module and show its progress live
 description:
   - Starts a module in the background of the host and asks for its result.
-  - Meanwhile it prints one line at least every O(interval_s) seconds.
-  - A line holds the label, what the progress command printed last, and the seconds since the start.
+  - Meanwhile it asks the progress command every O(interval_s) seconds and prints one line for each line of its answer.
+  - A line holds the label, the seconds since the start, and what the progress command printed.
   - In check mode the module runs in the foreground, as it would by itself.
 options:
   module:
@@ -33,7 +33,7 @@ options:
     type: str
     required: true
   progress:
-    description: Command, as a list, whose standard output says how far it is. Lines are joined.
+    description: Command, as a list, whose standard output says how far it is, a line for each thing that is under way.
     type: list
     elements: str
     default: []
@@ -48,6 +48,7 @@ options:
 """
 
 POLL_S = 1.0
+WIDTH = 160
 STATUS_MODULE = "ansible.legacy.async_status"
 
 
@@ -107,17 +108,18 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return result
 
     def _show(self, options: dict[str, Any], seconds: float, variables: dict[str, Any]) -> None:
-        """Print one line of progress."""
-        text = ""
+        """Print the progress, at least one line."""
+        lines: list[str] = []
         if options["progress"]:
             answer = self._execute_module(
                 module_name="ansible.builtin.command",
                 module_args={"argv": options["progress"]},
                 task_vars=variables,
             )
-            text = " | ".join(line.strip() for line in answer.get("stdout", "").splitlines() if line.strip())
-        host = variables.get("inventory_hostname", "")
-        Display().display(f"  {host}  {options['label']}  {seconds:4.0f} s  {text[:160]}".rstrip())
+            lines = [line.strip() for line in answer.get("stdout", "").splitlines() if line.strip()]
+        head = f"  {variables.get('inventory_hostname', '')}  {options['label']}  {seconds:4.0f} s"
+        for line in lines or [""]:
+            Display().display(f"{head}  {line[:WIDTH]}".rstrip())
 
 
 def resolve(module: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]]:
