@@ -13,7 +13,15 @@ description:
   - A branch or tag is resolved to a commit once; the record holds it, and later runs stay at it.
   - Only what vLLM reads is brought (C(.safetensors), C(.json), C(.txt), C(.model), C(.jinja), C(.md)), never pickles.
   - A missing or damaged file is brought alone. Files arrive in C(.incoming) on the same file system and replace the
-    old ones when all of them are verified.
+    old ones when all of them are verified. A failure replaces and deletes nothing; files that have arrived whole wait
+    in C(.incoming), and the next run verifies them and brings only the rest.
+  - A connection that breaks is taken up again within the run. C(huggingface_hub) asks for the rest of the file by
+    Range, as often as pieces of 10 MiB still arrive and else five times in a row, a second apart. After that, and where
+    the hub answers with an error that may pass (HTTP 408, 429, 500, 502, 503, 504), the file is begun again after 2 and
+    after 5 seconds. After that the run fails.
+  - A file of which only a part had arrived when a run ended is begun again by the next one. C(huggingface_hub) 2.4
+    gives such a part a new name in every process and removes it on failure. Only a downloader of our own would keep it,
+    and it would not speak Xet, the hub's transport for large files.
   - Files that neither the record nor the repository knows are left alone and warned of.
   - Starts under the system's Python and goes on under O(interpreter) where C(huggingface_hub) is needed.
 attributes:
@@ -272,7 +280,9 @@ class ModelWeights:
                 f"The hub's client huggingface_hub is needed to bring {self.wanted.repo}, and {what}. The role "
                 "vllm_edge_host installs it; run the host stage first."
             )
-        return weights.HubSource(self.params["endpoint"], self.params["token"] or None, self.hub_home)
+        return weights.HubSource(
+            self.wanted.model, self.params["endpoint"], self.params["token"] or None, self.hub_home
+        )
 
     def plan(self) -> weights.Plan:
         """Looks at record, directory and, only where these do not suffice, at the source."""
@@ -366,11 +376,13 @@ class ModelWeights:
         """Brings, removes, heals, records."""
         brought: dict[str, weights.RecordedFile] = {}
         if plan.bring and plan.source is not None:
-            needed = sum(item.size_bytes for item in plan.bring)
-            weights.check_space(self.wanted.path, needed, self.params["reserve_mib"] * 1024**2)
-            brought = weights.bring(
-                plan.source, self.wanted, plan.commit, plan.bring, owner, self.progress, self.params["workers"]
-            )
+            try:
+                brought = self.bring(plan, plan.source, owner)
+            except OSError as error:
+                reason = weights.explain_storage_error(error, self.wanted.path)
+                raise weights.WeightsError(f"{reason} {weights.aftermath(self.wanted, plan)}") from error
+            except weights.WeightsError as error:
+                raise weights.WeightsError(f"{error} {weights.aftermath(self.wanted, plan)}") from error
         for name in plan.obsolete:
             (self.wanted.path / name).unlink()
         files = {**plan.survey.good, **brought}
@@ -390,6 +402,16 @@ class ModelWeights:
         if plan.record is None or plan.record.files != files or plan.record.revision != plan.commit:
             weights.write_atomically(self.record_path, record.to_json())
         return result
+
+    def bring(
+        self, plan: weights.Plan, source: weights.Source, owner: weights.Ownership
+    ) -> dict[str, weights.RecordedFile]:
+        """Brings what is needed where there is room for it."""
+        weights.clean_staging(self.wanted, plan.commit)
+        there = weights.staged(self.wanted, plan.commit, plan.bring)
+        needed = sum(item.size_bytes for item in plan.bring) - sum(item.size_bytes for item in there)
+        weights.check_space(self.wanted.path, needed, self.params["reserve_mib"] * 1024**2)
+        return weights.bring(source, self.wanted, plan.commit, plan.bring, owner, self.progress, self.params["workers"])
 
     def unforeseen(self, reason: str) -> dict[str, Any]:
         """The result of check mode where the source cannot be asked."""
@@ -473,6 +495,8 @@ def main() -> None:
         result = ModelWeights(module).run()
     except weights.WeightsError as error:
         module.fail_json(msg=str(error))
+    except OSError as error:
+        module.fail_json(msg=weights.explain_storage_error(error, Path(module.params["path"])))
     module.exit_json(**result)
 
 

@@ -10,6 +10,7 @@ verified, so that a good file is never given up for a download that fails.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -30,6 +31,11 @@ ALLOWED_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".md")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 CHUNK_BYTES = 8 * 1024 * 1024
 RECORD_FORMAT = 1
+# Between the tries of one file. The client itself takes a broken connection up again before that: five times in a row
+# without a new piece of 10 MiB, a second apart.
+PAUSES_S = (2.0, 5.0)
+PASSING_STATUS = (408, 429, 500, 502, 503, 504)
+STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 class WeightsError(Exception):
@@ -37,7 +43,11 @@ class WeightsError(Exception):
 
 
 class HubError(WeightsError):
-    """The hub refused or could not be reached."""
+    """The hub refused or could not be reached; `passing` where another try may go well."""
+
+    def __init__(self, text: str, *, passing: bool = False) -> None:
+        super().__init__(text)
+        self.passing = passing
 
 
 @dataclass(frozen=True)
@@ -128,8 +138,8 @@ class Source(Protocol):
     def listing(self, repo: str, revision: str) -> Listing:
         """Resolves the revision and lists the files of its commit."""
 
-    def fetch(self, repo: str, commit: str, path: str, staging: Path, *, force: bool) -> Path:
-        """Brings one file below the staging directory and says where it lies."""
+    def fetch(self, repo: str, commit: str, path: str, staging: Path) -> Path:
+        """Brings one file below the staging directory, over one that is there, and says where it lies."""
 
 
 # --- names and selection ----------------------------------------------------------------------------------------------
@@ -448,10 +458,27 @@ def check_space(directory: Path, needed_bytes: int, reserve_bytes: int) -> None:
     if free_bytes < needed_bytes + reserve_bytes:
         raise WeightsError(
             f"Not enough room below {directory}: {mib(needed_bytes)} must be brought and {mib(reserve_bytes)} are to "
-            f"stay free, which makes {mib(needed_bytes + reserve_bytes)}, but {mib(free_bytes)} are free. A file "
-            "that is replaced stays until the new one is verified. Free some space, put the weights on a larger "
-            "file system, or lower the reserve."
+            f"stay free (model_weights_reserve_mib), which makes {mib(needed_bytes + reserve_bytes)}, but "
+            f"{mib(free_bytes)} are free. A file that is replaced stays until the new one is verified. Free some "
+            "space, put the weights on a larger file system (model_weights_root), or lower the reserve."
         )
+
+
+def explain_storage_error(error: OSError, directory: Path) -> str:
+    """A sentence with a remedy for what the file system refused."""
+    what = f"{os.strerror(error.errno)}{f', {error.filename}' if error.filename else ''}" if error.errno else str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        found = os.statvfs(existing_parent(directory))
+        return (
+            f"The file system of {directory} became full while files arrived ({what}; "
+            f"{mib(found.f_bavail * found.f_frsize)} are free now). Something else wrote there meanwhile, or a quota "
+            "holds. Free some space or put the weights on a larger file system (model_weights_root), and run again."
+        )
+    return (
+        f"A file could not be read or written below {directory} ({what}). `findmnt --target {directory}` shows the "
+        "file system and whether it is read-only, and `journalctl --dmesg` whether its disk fails. Repair it and run "
+        "again."
+    )
 
 
 # --- progress ---------------------------------------------------------------------------------------------------------
@@ -582,22 +609,79 @@ def drop_stale_staging(wanted: Wanted, keep: Path | None) -> None:
             parent.rmdir()
 
 
-def drop_partials(staging: Path) -> None:
-    """Removes parts of files that a killed download left: the client never takes them up again."""
+def clean_staging(wanted: Wanted, commit: str) -> None:
+    """Removes what takes room and is of no use any more: other commits, and parts of files that a killed run left.
+
+    The client never takes a part up again: its temporary file has another name in each run.
+    """
+    staging = staging_directory(wanted, commit)
+    drop_stale_staging(wanted, keep=staging)
     for entry in staging.glob(".cache/huggingface/download/**/*.incomplete"):
         entry.unlink()
 
 
+def staged(wanted: Wanted, commit: str, files: Iterable[RemoteFile]) -> list[RemoteFile]:
+    """Files that an earlier run has brought and not put in place: by their size, the content is verified later."""
+    staging = staging_directory(wanted, commit)
+    result = []
+    for item in files:
+        found = _regular(staging / item.path)
+        if found is not None and found.st_size == item.size_bytes and item.digest is not None:
+            result.append(item)
+    return result
+
+
+def aftermath(wanted: Wanted, plan: Plan) -> str:
+    """What a failure has left: said after its reason, so that nobody has to look whether something was lost."""
+    lines = []
+    if plan.survey.good or plan.survey.damaged:
+        lines.append(f"In {wanted.path} nothing was replaced and nothing deleted.")
+    else:
+        lines.append(f"Nothing was put into {wanted.path}.")
+    if plan.record is not None and plan.record.revision == plan.commit:
+        faults = [f"{path}: {why}" for path, why in sorted(plan.survey.damaged.items())]
+        faults += [f"{path} is missing" for path in sorted(plan.survey.missing)]
+        if faults:
+            lines.append(
+                f"It is not whole, however ({'; '.join(faults[:3])}{'; ...' if len(faults) > 3 else ''}): an engine "
+                "that runs goes on with what it has loaded, but none should be started from it."
+            )
+    waiting = staged(wanted, plan.commit, plan.bring)
+    if waiting:
+        lines.append(
+            f"{len(waiting)} of {len(plan.bring)} files ({mib(sum(item.size_bytes for item in waiting))}) have arrived "
+            f"and wait in {staging_directory(wanted, plan.commit)}; the next run verifies them and brings the rest."
+        )
+    return " ".join(lines)
+
+
 def _bring_one(source: Source, wanted: Wanted, commit: str, item: RemoteFile, staging: Path) -> tuple[Path, str]:
-    wrong: str | None = None
-    for attempt in range(2):
-        arrived = source.fetch(wanted.repo, commit, item.path, staging, force=attempt > 0)
+    if staged(wanted, commit, [item]):
+        sha256, wrong = mismatch(staging / item.path, item)
+        if wrong is None:
+            return staging / item.path, sha256
+    pauses = iter(PAUSES_S)
+    for last in (False, True):
+        while True:
+            try:
+                arrived = source.fetch(wanted.repo, commit, item.path, staging)
+                break
+            except HubError as error:
+                pause = next(pauses, None)
+                if pause is None or not error.passing:
+                    raise
+                time.sleep(pause)
         sha256, wrong = mismatch(arrived, item)
         if wrong is None:
             return arrived, sha256
+        arrived.unlink()
+        if last:
+            break
     raise WeightsError(
-        f"{item.path} of {wanted.repo} at {commit} does not verify after two downloads: {wrong}. Nothing was "
-        "replaced. A proxy or mirror between here and the hub that alters files is the usual cause."
+        f"{item.path} of {wanted.repo} at {commit} does not verify after two downloads: {wrong}. A proxy or mirror "
+        "between here and the hub that alters files is the usual cause (model_weights_endpoint, "
+        "model_weights_environment); where the files come from a directory, it is that file "
+        "(model_weights_source_directory)."
     )
 
 
@@ -612,10 +696,9 @@ def bring(
 ) -> dict[str, RecordedFile]:
     """Brings files, verifies all of them, and only then puts them in place."""
     staging = staging_directory(wanted, commit)
-    drop_stale_staging(wanted, keep=staging)
+    clean_staging(wanted, commit)
     staging.mkdir(parents=True, exist_ok=True)
     staging.parent.chmod(0o700)
-    drop_partials(staging)
     arrived: dict[str, tuple[Path, str]] = {}
 
     def one(item: RemoteFile) -> None:
@@ -723,7 +806,7 @@ class DirectorySource:
             )
         return Listing(commits.pop(), tuple(files))
 
-    def fetch(self, repo: str, commit: str, path: str, staging: Path, *, force: bool) -> Path:
+    def fetch(self, repo: str, commit: str, path: str, staging: Path) -> Path:
         """Copies one file."""
         target = staging / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -737,36 +820,66 @@ class DirectorySource:
 
 
 def explain_hub_error(
-    status: int | None, code: str | None, text: str, *, repo: str, revision: str, endpoint: str, has_token: bool
+    status: int | None,
+    code: str | None,
+    text: str,
+    *,
+    model: str,
+    repo: str,
+    revision: str,
+    endpoint: str,
+    has_token: bool,
+    path: str = "",
 ) -> str:
-    """A sentence with a remedy for what the hub answered."""
-    how = (
-        "Give a token by model_weights_token_file (a file on the controller) or model_weights_token (from Vault)"
-        if not has_token
-        else "A token was given: it may be expired, or belong to an account without access"
+    """A sentence with a remedy for what the hub answered; `path` is the file that was being brought."""
+    variable = f"vllm_models.{model}"
+    give = (
+        "write a token that may read it into a file on the controller (mode 0600) and name that file by "
+        "model_weights_token_file, or set model_weights_token from Vault"
     )
     if code == "GatedRepo" or (status == 403 and code != "RevisionNotFound"):
-        return (
-            f"{repo} is gated at {endpoint} (HTTP {status}): its terms must be accepted on its page with the account "
-            f"that the token belongs to. {how}."
+        return f"{repo} ({variable}.repo) is gated at {endpoint} (HTTP {status}). " + (
+            f"The account of the token that was given has no access: accept the terms at {endpoint}/{repo} with that "
+            "account, or give the token of one that has (model_weights_token_file or model_weights_token)."
+            if has_token
+            else f"No token was given. Accept the terms at {endpoint}/{repo}, then {give}."
         )
     if code == "RevisionNotFound":
         return (
-            f"{repo} has no revision {revision!r} at {endpoint} (HTTP {status}). Give a branch, a tag or the 40 "
-            "digits of a commit that the repository has. A commit that was resolved from a branch and is gone since "
-            "is forgotten by removing the model's record on the host."
+            f"{repo} has no revision {revision!r} at {endpoint} (HTTP {status}). Set {variable}.revision to a branch, "
+            f"a tag or the 40 digits of a commit that {endpoint}/{repo}/commits/main lists. A commit that was resolved "
+            f"from a branch and is gone since is forgotten by removing the model's record on the host, {model}.json."
+        )
+    if status == 401 and has_token and code != "RepoNotFound":
+        return (
+            f"{endpoint} does not accept the token (HTTP 401), so it was not asked for {repo}: the token is mistyped, "
+            "expired or revoked. Replace it where it was given, by model_weights_token_file or model_weights_token."
         )
     if status == 401:
-        return f"{endpoint} refuses {repo} (HTTP 401): there is no such repository, or it is private or gated. {how}."
+        return (
+            f"{endpoint} refuses {repo} (HTTP 401): there is no such repository, or it is private or gated. Correct "
+            f"{variable}.repo, or {give}."
+        )
     if code == "RepoNotFound" or status == 404:
-        return f"{endpoint} does not know {repo} at {revision!r} (HTTP {status}). Check its name and the endpoint."
+        return (
+            f"{endpoint} does not know {repo} at {revision!r} (HTTP {status}). Correct {variable}.repo, or the address "
+            "of the hub, model_weights_endpoint."
+        )
+    what = f"{path} of {repo}" if path else repo
     if status == 429:
-        return f"{endpoint} limits the rate of requests (HTTP 429) for {repo}. Wait a few minutes. {how}."
+        return (
+            f"{endpoint} limits the rate of requests (HTTP 429) for {what}. Wait some minutes and run again; with a "
+            "token the limit is higher (model_weights_token_file)."
+        )
     if status is not None:
-        return f"{endpoint} answered HTTP {status} for {repo} at {revision!r}: {text}"
+        return (
+            f"{endpoint} answered HTTP {status} for {what} at {revision!r}: {text}. Run again when the hub is well, or "
+            "bring the weights from a directory (model_weights_source_directory)."
+        )
     return (
-        f"{endpoint} cannot be reached for {repo}: {text}. Check name resolution, proxy and CA bundle "
-        "(model_weights_environment), or bring the weights from a directory (model_weights_source_directory)."
+        f"{endpoint} {'did not deliver' if path else 'cannot be reached for'} {what}: {text}. Check name resolution, "
+        "proxy and CA bundle (model_weights_environment) and run again, or bring the weights from a directory "
+        "(model_weights_source_directory)."
     )
 
 
@@ -775,7 +888,7 @@ class HubSource:
 
     kind = "hub"
 
-    def __init__(self, endpoint: str, token: str | None, home: Path) -> None:
+    def __init__(self, model: str, endpoint: str, token: str | None, home: Path) -> None:
         # Read at import: the client must find neither the token nor the cache of whoever runs this.
         os.environ.update(
             HF_HOME=str(home),
@@ -788,11 +901,12 @@ class HubSource:
         import huggingface_hub
 
         self._hub: Any = huggingface_hub
+        self._model = model
         self._endpoint = endpoint.rstrip("/")
         self._token = token
 
     @contextlib.contextmanager
-    def _explained(self, repo: str, revision: str) -> Iterator[None]:
+    def _explained(self, repo: str, revision: str, path: str = "") -> Iterator[None]:
         try:
             yield
         except WeightsError:
@@ -803,6 +917,10 @@ class HubSource:
             while cause is not None and cause not in chain:
                 chain.append(cause)
                 cause = cause.__cause__ or cause.__context__
+            for link in chain:
+                # The file system's fault, not the hub's.
+                if isinstance(link, OSError) and link.errno in STORAGE_ERRNOS:
+                    raise OSError(link.errno, link.strerror, link.filename) from error
             status, code = None, None
             for link in chain:
                 response = getattr(link, "response", None)
@@ -810,7 +928,7 @@ class HubSource:
                     status = int(response.status_code)
                     code = response.headers.get("X-Error-Code")
                     break
-            if status is None and isinstance(error, (ValueError, MemoryError)):
+            if status is None and isinstance(chain[-1], (ValueError, TypeError, AttributeError, MemoryError)):
                 raise
             text = str(chain[-1]).splitlines()[0] if str(chain[-1]) else type(chain[-1]).__name__
             if self._token:
@@ -819,12 +937,15 @@ class HubSource:
                 explain_hub_error(
                     status,
                     code,
-                    text,
+                    text.rstrip("."),
+                    model=self._model,
                     repo=repo,
                     revision=revision,
                     endpoint=self._endpoint,
                     has_token=bool(self._token),
-                )
+                    path=path,
+                ),
+                passing=status is None or status in PASSING_STATUS,
             ) from error
 
     def listing(self, repo: str, revision: str) -> Listing:
@@ -852,9 +973,9 @@ class HubSource:
                 raise HubError(f"{self._endpoint} did not say which commit {revision!r} of {repo} is.")
             return Listing(str(info.sha), tuple(files))
 
-    def fetch(self, repo: str, commit: str, path: str, staging: Path, *, force: bool) -> Path:
-        """Downloads one file; one that arrived whole in an earlier, interrupted run is taken as it is."""
-        with self._explained(repo, commit):
+    def fetch(self, repo: str, commit: str, path: str, staging: Path) -> Path:
+        """Downloads one file. Without force_download the client would take what lies there unseen."""
+        with self._explained(repo, commit, path):
             return Path(
                 self._hub.hf_hub_download(
                     repo,
@@ -863,6 +984,6 @@ class HubSource:
                     local_dir=staging,
                     endpoint=self._endpoint,
                     token=self._token or False,
-                    force_download=force,
+                    force_download=True,
                 )
             )

@@ -56,7 +56,12 @@ class TestHub:
         os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     def gate(self, token: str, repo: str = REPO) -> None:
-        (self.root / "gated.json").write_text(json.dumps({repo: token}))
+        file = self.root / "gated.json"
+        gates = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps({**gates, repo: token}))
+
+    def faults(self, *faults: dict[str, Any]) -> None:
+        (self.root / "faults.json").write_text(json.dumps(faults))
 
     def requests(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.server.log.getvalue().splitlines()]  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ansible.module_utils.vllm_edge import weights as module_utils_weights
 
 if TYPE_CHECKING:
     from .conftest import TestHub
@@ -204,7 +206,7 @@ def test_wrong_content_from_the_hub_replaces_nothing(weights: Run, hub: TestHub,
     hub.forget_requests()
     failed = weights(revision="refs/heads/main")
     assert failed["rc"] == 1 and "does not verify after two downloads" in failed["msg"]
-    assert "sha256" in failed["msg"] and "Nothing was replaced" in failed["msg"]
+    assert "sha256" in failed["msg"] and "nothing was replaced and nothing deleted" in failed["msg"]
     assert hub.downloads() == ["model.safetensors"] * 2
     assert (target / "model.safetensors").read_bytes() == old
     assert weights()["manifest_sha256"] == first["manifest_sha256"]
@@ -233,6 +235,75 @@ def test_parts_of_a_killed_download_are_cleaned_up(weights: Run, hub: TestHub, t
     hub.alter_in_transit("model.safetensors")
     assert weights()["rc"] == 0
     assert not (target.parent / ".incoming").exists()
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module_utils_weights, "PAUSES_S", (0.0, 0.0))
+
+
+def test_error_of_the_hub_that_passes_is_outlasted(weights: Run, hub: TestHub, no_pauses: None) -> None:
+    hub.faults({"path": "*/model.safetensors", "method": "*", "times": 2, "status": 503})
+    assert weights()["rc"] == 0
+
+
+def test_error_of_the_hub_that_stays_is_said_with_what_has_arrived(
+    weights: Run, hub: TestHub, target: Path, no_pauses: None
+) -> None:
+    hub.faults({"path": "*/model.safetensors", "status": 503})
+    failed = weights()
+    assert failed["rc"] == 1 and "answered HTTP 503 for model.safetensors of example/tiny" in failed["msg"]
+    assert f"Nothing was put into {target}." in failed["msg"] and "2 of 3 files (0.0 MiB) have arrived" in failed["msg"]
+    assert [request["status"] for request in hub.requests() if request["method"] == "GET"].count(503) == 3
+    hub.faults()
+    hub.forget_requests()
+    assert weights()["rc"] == 0
+    assert hub.downloads() == ["model.safetensors"]
+
+
+def test_damage_on_the_disk_is_said_where_the_hub_is_away(
+    weights: Run, hub: TestHub, target: Path, no_pauses: None
+) -> None:
+    weights()
+    damage(target / "model.safetensors")
+    damaged = (target / "model.safetensors").read_bytes()
+    failed = weights(endpoint="http://127.0.0.1:9")
+    assert failed["rc"] == 1 and "did not deliver model.safetensors of example/tiny" in failed["msg"]
+    assert "It is not whole, however (model.safetensors: its sha256 is" in failed["msg"]
+    assert (target / "model.safetensors").read_bytes() == damaged
+    assert weights()["downloaded"] == ["model.safetensors"]
+
+
+def test_disk_that_became_full_is_not_called_the_hubs_fault(
+    weights: Run, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "part")
+
+    weights()
+    damage(target / "model.safetensors")
+    with monkeypatch.context() as patch:
+        patch.setattr("huggingface_hub.file_download.http_get", full)
+        failed = weights()
+    assert failed["rc"] == 1 and "became full while files arrived (No space left on device, part;" in failed["msg"]
+    assert "model_weights_root" in failed["msg"] and "nothing deleted" in failed["msg"]
+    assert weights()["downloaded"] == ["model.safetensors"]
+
+
+def test_room_counts_what_has_arrived_and_frees_what_is_of_no_use(
+    weights: Run, hub: TestHub, target: Path, no_pauses: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.faults({"path": "*/nested/extra.json", "status": 503})
+    weights()
+    (staging,) = [path for path in (target.parent / ".incoming").iterdir() if path.name.startswith("tiny-")]
+    part = staging / ".cache/huggingface/download/model.abc.1234.incomplete"
+    part.write_bytes(b"x" * 1000)
+    asked: list[int] = []
+    monkeypatch.setattr(
+        module_utils_weights, "check_space", lambda _path, needed, _reserve: asked.append(needed + part.exists())
+    )
+    weights()
+    assert asked == [len(b"{}\n")]
 
 
 def test_commit_that_the_hub_lost_is_explained(weights: Run, hub: TestHub, target: Path) -> None:
@@ -313,7 +384,10 @@ def test_gated_repository_wants_a_token_and_never_shows_it(
     without = weights()
     assert without["rc"] == 1 and "gated" in without["msg"] and "model_weights_token_file" in without["msg"]
     wrong = weights(token="hf_wrong")
-    assert wrong["rc"] == 1 and "gated" in wrong["msg"] and "hf_wrong" not in json.dumps(wrong)
+    assert wrong["rc"] == 1 and "does not accept the token" in wrong["msg"] and "hf_wrong" not in json.dumps(wrong)
+    hub.gate("hf_elsewhere", "other/model")
+    without_access = weights(token="hf_elsewhere")
+    assert "gated" in without_access["msg"] and f"{hub.endpoint}/example/tiny" in without_access["msg"]
     right = weights(token="hf_right")
     assert right["rc"] == 0 and "hf_right" not in json.dumps(right)
     written = [path for path in tmp_path.rglob("*") if path.is_file() and tmp_path / "hub" not in path.parents]

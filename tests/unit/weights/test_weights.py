@@ -110,7 +110,8 @@ def test_record_answers_only_for_what_it_is_of(changed: dict[str, object], fits:
     ("status", "code", "has_token", "text"),
     [
         (403, "GatedRepo", False, "is gated at https://hub (HTTP 403)"),
-        (401, "GatedRepo", True, "A token was given"),
+        (403, "GatedRepo", True, "The account of the token that was given has no access"),
+        (401, None, True, "does not accept the token"),
         (401, None, False, "there is no such repository, or it is private or gated"),
         (404, "RevisionNotFound", False, "has no revision 'v1'"),
         (404, "RepoNotFound", False, "does not know o/n"),
@@ -121,6 +122,6 @@ def test_record_answers_only_for_what_it_is_of(changed: dict[str, object], fits:
 )
 def test_answers_of_the_hub_become_sentences(status: int | None, code: str | None, has_token: bool, text: str) -> None:
     said = weights.explain_hub_error(
-        status, code, "why", repo="o/n", revision="v1", endpoint="https://hub", has_token=has_token
+        status, code, "why", model="tiny", repo="o/n", revision="v1", endpoint="https://hub", has_token=has_token
     )
     assert text in said
