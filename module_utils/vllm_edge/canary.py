@@ -1,37 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-edge canary`: a real chat completion for each served name. /health says that processes live; only a completion
-says that the engine serves (the first one compiles kernels, and can kill it)."""
+"""`vllm-edge canary`: real questions to each served name. /health says that processes live; only answers say that the
+engine serves. What is asked, and what counts as a good answer, stands in canary_checks.py.
+
+Every served name gets every check: names of one engine share its model, but a client that uses a name relies on all
+of it, and the checks take few tokens.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from .canary_checks import NAMES, Ask, Check, Client, Outcome, error_text, run_checks
 from .engine_config import EngineConfig, EngineConfigError, load_config
 from .health import Answer, request
 from .host_paths import HostPaths
 
-PROMPT = "In one short sentence: what is a serving host?"
-MAX_TOKENS = 24
-
-Ask = Callable[..., Answer]
-
 
 @dataclass(frozen=True)
-class Completion:
-    """What one served name answered."""
+class Result:
+    """What one served name showed. `completion` and `tokens` are those of the first check."""
 
     engine: str
     served_name: str
     ok: bool
     seconds: float
-    completion: str = ""
-    tokens: int | None = None
-    error: str | None = None
+    completion: str
+    tokens: int | None
+    error: str | None
+    checks: tuple[Check, ...]
 
 
 def models_of(answer: Answer) -> list[str]:
@@ -42,39 +42,15 @@ def models_of(answer: Answer) -> list[str]:
     return [str(item["id"]) for item in data["data"] if isinstance(item, Mapping) and "id" in item]
 
 
-def error_text(answer: Answer) -> str:
-    """The message of an OpenAI-style error, else the beginning of the body."""
-    try:
-        data: Any = answer.json()
-        error = data.get("error", data)
-        text = error.get("message") if isinstance(error, Mapping) else error
-    except (ValueError, AttributeError):
-        text = None
-    return str(text or answer.body[:300].decode("utf-8", "replace")).strip()
-
-
-def completion_of(answer: Answer) -> tuple[str, int | None]:
-    """Text and number of tokens. A reasoning model may spend all its tokens on thinking: that is text as well."""
-    data = answer.json()
-    message = data["choices"][0]["message"]
-    text = message.get("content") or message.get("reasoning_content") or message.get("reasoning") or ""
-    tokens = (data.get("usage") or {}).get("completion_tokens")
-    return str(text), tokens if isinstance(tokens, int) else None
-
-
-def unreachable(config: EngineConfig, what: str, answer: Answer) -> str:
-    """No HTTP answer at all, in words that name the next step."""
-    return (
-        f"{what} at {config.url}: {answer.error}. `systemctl status {config.unit}` and `vllm-edge explain "
-        f"{config.engine}` tell how the engine does"
-    )
+def next_step(config: EngineConfig) -> str:
+    return f"`systemctl status {config.unit}` and `vllm-edge explain {config.engine}` tell how the engine does"
 
 
 def ask_models(config: EngineConfig, timeout_s: float, ask: Ask = request) -> tuple[list[str], str | None]:
     """What the engine serves, or why that is not known."""
     answer = ask(config.url, "/v1/models", timeout_s)
     if answer.status is None:
-        return [], unreachable(config, "no answer to GET /v1/models", answer)
+        return [], f"no answer to GET /v1/models at {config.url}: {answer.error}. {next_step(config)}"
     if not answer.ok:
         return [], f"GET /v1/models answered HTTP {answer.status}: {error_text(answer)}"
     try:
@@ -83,56 +59,73 @@ def ask_models(config: EngineConfig, timeout_s: float, ask: Ask = request) -> tu
         return [], f"GET /v1/models answered something else than a list of models: {error}"
 
 
-def ask_completion(config: EngineConfig, name: str, timeout_s: float, ask: Ask = request) -> Completion:
-    """One completion, judged."""
-    payload = {
-        "model": name,
-        "messages": [{"role": "user", "content": PROMPT}],
-        "temperature": 0,
-        "max_tokens": MAX_TOKENS,
-    }
-    begin = time.monotonic()
-    answer = ask(config.url, "/v1/chat/completions", timeout_s, method="POST", payload=payload)
-    seconds = round(time.monotonic() - begin, 3)
-
-    def failed(error: str) -> Completion:
-        return Completion(config.engine, name, False, seconds, error=error)
-
-    if answer.status is None:
-        return failed(unreachable(config, f"no completion from {name!r}", answer))
-    if not answer.ok:
-        return failed(f"the completion of {name!r} answered HTTP {answer.status}: {error_text(answer)}")
-    try:
-        text, tokens = completion_of(answer)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        return failed(f"the completion of {name!r} is no chat completion ({type(error).__name__}: {error})")
-    if text.strip() == "":
-        return failed(
-            f"the completion of {name!r} is empty ({tokens} tokens): the chat template or the weights are wrong"
-        )
-    return Completion(config.engine, name, True, seconds, text, tokens)
+def fell_silent(config: EngineConfig, timeout_s: float, ask: Ask) -> str:
+    """What the silence of an engine that had answered means."""
+    health = ask(config.url, "/health", min(timeout_s, config.health_timeout_s))
+    if health.ok:
+        return f"/health still answers: the engine lives, and the request hangs. {next_step(config)}"
+    return f"/health then: {health.words()}. The engine died in the middle of the canary. {next_step(config)}"
 
 
-def canary(config: EngineConfig, timeout_s: float, ask: Ask = request) -> list[Completion]:
-    """All served names, in order."""
+def result_of(
+    config: EngineConfig, name: str, checks: Sequence[Check], seconds: float, text: str = "", tokens: int | None = None
+) -> Result:
+    """All checks of a name; those that were not reached are skipped, and say so."""
+    reached = {check.check for check in checks}
+    missing = [
+        Check(check, Outcome.SKIPPED, 0.0, "not asked: see the failure before it")
+        for check in NAMES
+        if check not in reached
+    ]
+    error = next((check.detail for check in checks if check.outcome is Outcome.FAILED), None)
+    return Result(
+        config.engine, name, error is None, round(seconds, 3), text, tokens, error, tuple([*checks, *missing])
+    )
+
+
+def canary(config: EngineConfig, timeout_s: float, ask: Ask = request) -> list[Result]:
+    """All served names, in order. Once the engine does not answer at all, nothing else is asked."""
     listed, problem = ask_models(config, timeout_s, ask)
-    results: list[Completion] = []
+    results: list[Result] = []
     for name in config.served_names:
-        if problem is not None:
-            results.append(Completion(config.engine, name, False, 0.0, error=problem))
-        elif name not in listed:
-            told = f"/v1/models does not list {name!r}, but {', '.join(listed) or 'nothing'}"
-            remedy = (
-                f"something else than {config.unit} answers at {config.url}, or it runs with an older configuration"
-            )
-            results.append(Completion(config.engine, name, False, 0.0, error=f"{told}: {remedy}"))
-        else:
-            results.append(ask_completion(config, name, timeout_s, ask))
+        unlisted = (
+            None
+            if name in listed
+            else f"/v1/models does not list {name!r}, but {', '.join(listed) or 'nothing'}: something else than "
+            f"{config.unit} answers at {config.url}, or it runs with an older configuration"
+        )
+        if problem is not None or unlisted is not None:
+            failed = Check(NAMES[0], Outcome.FAILED, 0.0, problem or unlisted or "")
+            results.append(result_of(config, name, [failed], 0.0))
+            continue
+        begin = time.monotonic()
+        checked = run_checks(Client(config, name, timeout_s, ask))
+        seconds = time.monotonic() - begin
+        checks = list(checked.checks)
+        if checked.silent:
+            last = checks[-1]
+            meaning = fell_silent(config, timeout_s, ask)
+            checks[-1] = Check(last.check, last.outcome, last.seconds, f"{last.detail}. {meaning}")
+            problem = f"not asked, because the engine stopped answering at {name!r}, check {last.check}"
+        reply = checked.completion
+        text, tokens = (reply.text, reply.tokens) if reply is not None else ("", None)
+        results.append(result_of(config, name, checks, seconds, text, tokens))
     return results
 
 
+def text_of(result: Result) -> str:
+    """A heading and one line per check."""
+    heading = f"{result.served_name}: {'ok' if result.ok else 'FAILED'} ({result.seconds:.2f} s)"
+    wide = max(len(name) for name in NAMES)
+    lines = [
+        f"  {check.check:<{wide}}  {check.outcome.replace('_', ' '):<9}  {check.seconds:6.2f} s  {check.detail}"
+        for check in result.checks
+    ]
+    return "\n".join([heading, *lines])
+
+
 def run_canary(engine: str, paths: HostPaths, *, output: str, timeout_s: float) -> int:
-    """Entry of `vllm-edge canary`: 0 when every served name completed."""
+    """Entry of `vllm-edge canary`: 0 when no check of any served name failed."""
     try:
         config = load_config(engine, paths)
     except EngineConfigError as error:
@@ -144,10 +137,5 @@ def run_canary(engine: str, paths: HostPaths, *, output: str, timeout_s: float) 
         answer = {"engine": engine, "ok": good, "results": [asdict(result) for result in results]}
         print(json.dumps(answer, indent=2, ensure_ascii=False))
     else:
-        for result in results:
-            if result.ok:
-                tokens = "" if result.tokens is None else f", {result.tokens} tokens"
-                print(f"{result.served_name}: {' '.join(result.completion.split())!r} ({result.seconds:.2f} s{tokens})")
-            else:
-                print(f"{result.served_name}: FAILED: {result.error}")
+        print("\n".join(text_of(result) for result in results))
     return 0 if good else 1

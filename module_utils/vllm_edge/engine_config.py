@@ -58,6 +58,8 @@ class EngineConfig:
     stop_timeout_s: float
     stall_timeout_s: float
     health_timeout_s: float
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
 
     @property
     def address(self) -> str:
@@ -83,6 +85,7 @@ class Engine:
 
 
 _STRINGS = ("engine", "unit", "container", "url", "model", "repo", "revision", "precision", "input_hash", "image")
+_OPTIONAL_STRINGS = ("tool_call_parser", "reasoning_parser")
 _POSITIVE = ("stop_timeout_s", "stall_timeout_s", "health_timeout_s")
 
 
@@ -123,6 +126,10 @@ def engine_problems(data: Mapping[str, Any]) -> list[str]:
     budget = data.get("vram_budget_mib")
     if budget is not None and not _is_count(budget):
         found.append(f"vram_budget_mib is {budget!r}: MiB, a whole number from 1, or null")
+    for key in _OPTIONAL_STRINGS:
+        value = data.get(key)
+        if value is not None and not (isinstance(value, str) and value):
+            found.append(f"{key} is {value!r}: a text that is not empty, or null")
     name = data.get("engine")
     if isinstance(name, str) and name and not ENGINE_NAME.fullmatch(name):
         found.append(f"engine is {name!r}: small letters, digits and '-', at most 63")
@@ -156,6 +163,8 @@ def parse_engine(text: str, source: str) -> EngineConfig:
         stop_timeout_s=float(data["stop_timeout_s"]),
         stall_timeout_s=float(data["stall_timeout_s"]),
         health_timeout_s=float(data["health_timeout_s"]),
+        tool_call_parser=data.get("tool_call_parser"),
+        reasoning_parser=data.get("reasoning_parser"),
     )
 
 

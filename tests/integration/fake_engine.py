@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs inside a container in vLLM's place: its HTTP routes and its log lines, and one way to go wrong per mode.
 
+It answers the questions of `vllm-edge canary` as a trained model would: a prompt as the chat template renders it, JSON
+by a schema, a tool call where there are tools.
+
 Modes: good, slow (loads for --load seconds, a line each half second), silent (never prints nor answers),
 crash (dies while loading, with --say as its last words), hang (stops answering after --hang-after seconds),
 die-on-completion, ignore-term.
@@ -13,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 parser = argparse.ArgumentParser()
@@ -25,6 +29,30 @@ parser.add_argument("--name", default="sentry")
 options = parser.parse_args()
 
 hanging = threading.Event()
+
+
+LAMP = {"on": True, "colour": "green", "level": 3}
+Json = Mapping[str, object]
+
+
+def rendered(asked: Json) -> str:
+    messages = asked["messages"]
+    assert isinstance(messages, list)
+    return "".join(f"<|turn>{message['role']}\n{message['content']}<turn|>\n" for message in messages)
+
+
+def completion(asked: Json) -> Json:
+    """A chat completion; a token is a character, in prompts and answers."""
+    message: dict[str, object] = {"role": "assistant", "content": f"{asked['model']} is ready."}
+    if asked.get("tools"):
+        call = {"id": "call-1", "type": "function", "function": {"name": "set_lamp", "arguments": json.dumps(LAMP)}}
+        message |= {"content": None, "tool_calls": [call]}
+    elif asked.get("response_format"):
+        message["content"] = json.dumps(LAMP)
+    text = str(message["content"])
+    usage = {"prompt_tokens": len(rendered(asked)), "completion_tokens": len(text)}
+    choice = {"message": message, "finish_reason": "stop", "token_ids": [ord(letter) for letter in text]}
+    return {"choices": [choice], "usage": usage}
 
 
 def say(text: str) -> None:
@@ -60,8 +88,12 @@ class Handler(BaseHTTPRequestHandler):
             say("(EngineCore pid=77) ERROR 11-21 03:00:00 [core.py:1512] ZeroDivisionError: division by zero")
             say("(APIServer pid=1) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
             os._exit(1)
-        message = {"role": "assistant", "content": f"{asked['model']} is ready."}
-        self.answer(200, {"choices": [{"message": message}], "usage": {"completion_tokens": 4}})
+        if self.path == "/tokenize":
+            self.answer(200, {"tokens": [ord(letter) for letter in rendered(asked)]})
+        elif self.path == "/detokenize":
+            self.answer(200, {"prompt": "".join(map(chr, asked["tokens"]))})
+        else:
+            self.answer(200, completion(asked))
 
 
 if options.mode != "ignore-term":

@@ -96,6 +96,7 @@ def test_the_first_completion_kills_the_engine(host: Host) -> None:
     assert asked.returncode == 1
     (result,) = json.loads(asked.stdout)["results"]
     assert result["ok"] is False and "connection closed" in result["error"]
+    assert "The engine died in the middle of the canary" in result["error"]
     assert run.ends(3) == 1
     assert time.monotonic() - at < 1.5
     failure = host.failure()
@@ -289,14 +290,15 @@ def test_waiting_for_docker_can_be_stopped(host: Host) -> None:
 
 
 def test_canary_and_status_of_a_serving_engine(host: Host) -> None:
-    host.configure("--mode=good")
+    host.configure("--mode=good", tool_call_parser="gemma4", reasoning_parser="gemma4")
     run = host.start()
     run.until_ready()
     asked = host.program("canary", host.engine, "--format", "json")
     assert asked.returncode == 0, asked.stderr
     (result,) = json.loads(asked.stdout)["results"]
     assert result["served_name"] == "sentry"
-    assert result["completion"] == "sentry is ready." and result["tokens"] == 4
+    assert result["completion"] == "sentry is ready." and result["tokens"] == 16
+    assert [check["outcome"] for check in result["checks"]] == ["passed"] * 5, result["checks"]
     shown = host.program("status", "--format", "json")
     (engine,) = json.loads(shown.stdout)["engines"]
     assert engine["container_state"] == "running"
