@@ -21,7 +21,8 @@ def main() -> None:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("images", help="build images and artefacts only")
-    commands.add_parser("up", help="bring the lab up")
+    bring = commands.add_parser("up", help="bring the lab up")
+    bring.add_argument("--medium", default="", help="directory that a new host has, read-only, as a carried disk")
     remove = commands.add_parser("down", help="remove the lab")
     remove.add_argument("--keep-images", action="store_true", help="keep images and cache for the next time")
     commands.add_parser("cut", help="cut the host from the vendors and from everything but ssh")
@@ -30,7 +31,7 @@ def main() -> None:
     shell.add_argument("words", nargs=argparse.REMAINDER, help="command to run")
     commands.add_parser("status", help="what of the lab is there")
     options = parser.parse_args()
-    world = World(options.name, options.ssh_port)
+    world = World(options.name, options.ssh_port, getattr(options, "medium", ""))
     if options.command == "images":
         prepare()
     elif options.command == "up":

@@ -27,6 +27,8 @@ from lab.shell import LAB, as_root, cache_directory, output, run, stage
 
 ENGINE_REPOSITORY = "vllm/vllm-openai"
 ENGINE_TAG = "v0.32.0"
+# Where the host has a carried disk.
+MEDIUM = "/media/vllm-edge"
 # Names under which the vendors answer to the host.
 VENDORS_ALIASES = ("vendors.lab", "hub.lab", "registry.lab")
 # What a host that is cut may still send: to itself, but not to Docker's name server, and answers to whoever called it.
@@ -46,6 +48,8 @@ class World:
 
     name: str
     ssh_port: int
+    medium: str = ""
+    """Directory of this machine that is in the host as a carried disk would be, read-only."""
 
     @property
     def host(self) -> str:
@@ -184,6 +188,7 @@ def create_host(world: World, image: str) -> None:
         *cgroup_arguments(),
         f"--volume={world.name}-docker:/var/lib/docker",
         f"--volume={world.name}-data:/data",
+        *([f"--mount=type=bind,readonly,source={world.medium},target={MEDIUM}"] if world.medium else []),
         image,
     )
     copy_in(world, world.generated / "ssh_host_ed25519_key", "/etc/ssh/ssh_host_ed25519_key", "root:root")
