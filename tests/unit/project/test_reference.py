@@ -4,13 +4,19 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import re
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from tools import reference
+
+MODULES = sorted([*reference.ROOT.glob("library/*.py"), *reference.ROOT.glob("roles/*/library/*.py")])
 
 Named = tuple[str, Mapping[str, Any]]
 
@@ -86,6 +92,51 @@ def test_sizes_and_times_have_a_unit(options: list[Named]) -> None:
         if not reference.unit(name) and not UNIT_IN_WORDS.search(reference.sentences(option["description"]))
     ]
     assert unitless == []
+
+
+class Asked(Exception):
+    """A module has said which arguments it takes; nothing else of it is to run."""
+
+
+def arguments(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The argument spec that a module hands to AnsibleModule."""
+    spec = importlib.util.spec_from_file_location(f"reference_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    with mock.patch.object(module, "AnsibleModule", side_effect=Asked) as made, pytest.raises(Asked):
+        module.main()
+    found: dict[str, Any] = made.call_args.kwargs["argument_spec"]
+    return found
+
+
+def comparable(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Of options, whether documented or asked for, what both must say."""
+    return {
+        name: {
+            "type": option.get("type", "str"),
+            "elements": option.get("elements"),
+            "required": bool(option.get("required", False)),
+            "default": option.get("default"),
+            "choices": sorted(option.get("choices") or []),
+            "options": comparable(option.get("options") or {}),
+        }
+        for name, option in options.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def documented() -> dict[str, Any]:
+    return reference.plugin_docs(*sorted({path.parent for path in MODULES}))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_documentation_of_a_module_says_what_it_takes(
+    path: Path, documented: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = documented[path.stem]["doc"].get("options", {})
+    assert comparable(options) == comparable(arguments(path, monkeypatch))
 
 
 @pytest.mark.parametrize("variable", ["serving_engines", "serving_profiles", "vllm_models"])
