@@ -104,7 +104,7 @@ EXAMPLES = r"""
   model_weights:
     name: e2b
     repo: google/gemma-4-E2B-it
-    revision: 0f8f2e7f4b3c5f0c2a6a1f3b9d1f6e8a7c5b4d3e
+    revision: "{{ vllm_models.e2b.revision }}"
     path: /data/vllm/weights/gemma-4-E2B-it
 
 - name: Hash everything again
