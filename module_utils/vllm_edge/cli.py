@@ -93,7 +93,7 @@ def _explain(options: Options, paths: HostPaths) -> int:
 COMMANDS: tuple[Command, ...] = (
     Command("status", "engines, active profile and GPUs of this host", _status_options, _status),
     Command("explain", "why an engine failed last, and what to do", _explain_options, _explain),
-    Command("canary", "one real chat completion for each served name of an engine", _canary_options, _canary),
+    Command("canary", "what clients rely on, asked of each served name", _canary_options, _canary),
     Command(
         "run-engine",
         "supervise one engine's container (what vllm-<engine>.service runs)",

@@ -261,6 +261,7 @@ def test_what_validates(text: str, problem: str | None) -> None:
         (chat('{"on": true}'), None, "is keys on where"),
         (chat("{" + " \n" * 40, finish="stop"), None, "is not JSON"),
         (chat("words " * 40, finish="length"), None, "is not JSON"),
+        (chat('{"on": true, "more": "words', finish="length"), chat(LAMP), "is not JSON"),
         (chat("{" + " \n" * 40, finish="length"), chat("words"), "is not JSON"),
         ((400, {"error": {"message": "xgrammar is not installed"}}), None, "HTTP 400: xgrammar is not installed"),
     ],
@@ -399,6 +400,14 @@ def test_parsers_in_engine_json(server: Server) -> None:
     assert bare.tool_call_parser is None and bare.reasoning_parser is None
     with pytest.raises(EngineConfigError, match=r"tool_call_parser is '': .*reasoning_parser is 1: a text"):
         server.config(tool_call_parser="", reasoning_parser=1)
+
+
+def test_one_bad_name_is_a_bad_engine(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://127.0.0.1:{server.port}"
+    paths = written(tmp_path, config={**CONFIG, "url": url, "served_names": ["sentry", "nobody"]})
+    assert run_canary("e2b", paths, output="text", timeout_s=5) == 1
+    headings = [line.split(" (")[0] for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+    assert headings == ["sentry: ok", "nobody: FAILED"]
 
 
 def test_for_programs_and_for_people(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
