@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong while weights come: each fault is said, harms nothing, and the next run goes on from there.
+
+The weights of these tests are two repositories of their own, brought below a directory of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Controller, Machine, Play, module_result
+
+sys.path.insert(0, str(ROOT))
+
+from lab.docker import docker_command
+
+SCRATCH = "/var/tmp/supply"
+ENDPOINT = "http://hub.lab:8081"
+AWAY = "http://hub.lab:9"
+LARGE, SMALL = "lab/large", "lab/small"
+MIB = 1024**2
+LARGE_MIB = 24
+"""More than the pieces of 10 MiB in which the hub's client keeps what has arrived."""
+
+Seen = Callable[..., None]
+
+# Everything that a failure of a supply must leave as it is: containers, images, records, weights.
+STATE = r"""
+docker container ls --all --no-trunc --format '{{.ID}} {{.Names}} {{.State}}' | sort
+docker container ls --quiet | xargs --no-run-if-empty docker container inspect --format '{{.Id}} {{.State.StartedAt}}'
+docker image ls --all --no-trunc --format '{{.ID}} {{.Repository}}:{{.Tag}}' | sort
+find /data/vllm/weights -printf '%p %s %T@ %i %m %u:%g\n' | sort
+sha256sum /var/lib/vllm-edge/image.json /var/lib/vllm-edge/weights/*.json
+find /var/lib/vllm-edge/build
+"""
+
+
+@pytest.fixture(autouse=True)
+def unharmed(machine: Machine, undisturbed: None) -> Iterator[None]:
+    """Containers run on, and images, records and weights of the host are the same afterwards."""
+    before = machine.shell(STATE)
+    yield
+    assert machine.shell(STATE) == before
+
+
+def active_profile(machine: Machine) -> str:
+    """The profile that the host serves, so that a plain run wants what is there."""
+    return str(json.loads(machine.host.file("/var/lib/vllm-edge/active-profile.json").content_string)["profile"])
+
+
+@pytest.fixture(scope="module")
+def operator() -> Controller:
+    """A controller whose failures can be read back: as JSON."""
+    controller = Controller()
+    controller.environment["ANSIBLE_CALLBACK_RESULT_FORMAT"] = "json"
+    return controller
+
+
+def reason(play: Play) -> str:
+    """The message of the task that ended the play; one paragraph, and no traceback anywhere."""
+    assert play.rc != 0, play.output[-4000:]
+    assert "Traceback" not in play.output, play.output[-4000:]
+    end = play.output.rindex("FAILED! => ") + len("FAILED! => ")
+    message = str(json.JSONDecoder().raw_decode(play.output[end:])[0]["msg"])
+    assert "\n" not in message.strip(), message
+    return message
+
+
+class Hub:
+    """The lab's hub, whose state is set from the outside while it runs."""
+
+    def __init__(self) -> None:
+        self.container = f"{os.environ.get('VLLM_EDGE_LAB_NAME', 'vllm-edge-molecule')}-vendors"
+        self.logged = 0
+
+    def shell(self, script: str, *arguments: str) -> str:
+        command = [*docker_command(), "exec", self.container, "sh", "-euc", script, "sh", *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+    def write(self, repo: str, path: str, content: str) -> None:
+        self.shell('mkdir -p "/var/lib/hub/$1" && printf %s "$3" >"/var/lib/hub/$1/$2"', repo, path, content)
+
+    def weights(self, repo: str, size_mib: int) -> None:
+        """Other weights, hence another commit."""
+        where = f"/var/lib/hub/{repo}/model.safetensors"
+        self.shell(f"head -c {size_mib * MIB} /dev/urandom >{where}.new && mv {where}.new {where}")
+
+    def commit(self, repo: str) -> str:
+        ask = f"import json, urllib.request as r; print(json.load(r.urlopen('{ENDPOINT}/api/models/{repo}'))['sha'])"
+        return self.shell(f'python3 -c "{ask}"').strip()
+
+    def sha256(self, repo: str) -> str:
+        return self.shell(f"sha256sum /var/lib/hub/{repo}/model.safetensors").split()[0]
+
+    def faults(self, *faults: dict[str, Any]) -> None:
+        self.shell('printf %s "$1" >/var/lib/hub/faults.json', json.dumps(faults))
+
+    def gate(self, **gates: str) -> None:
+        self.shell('printf %s "$1" >/var/lib/hub/gated.json', json.dumps(gates))
+
+    def gets(self) -> list[dict[str, Any]]:
+        """Requests for the content of files since the last question."""
+        command = [*docker_command(), "logs", self.container]
+        text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        new, self.logged = lines[self.logged :], len(lines)
+        return [line for line in new if line["method"] == "GET" and "/resolve/" in line["path"]]
+
+    def brought(self) -> list[str]:
+        """Names of the files whose content went out since the last question."""
+        return sorted(line["path"].rpartition("/")[2] for line in self.gets() if line["status"] < 300)
+
+
+@pytest.fixture(scope="module")
+def hub(machine: Machine) -> Iterator[Hub]:
+    """The hub with two repositories more."""
+    hub = Hub()
+    hub.shell("rm -rf /var/lib/hub && mkdir /var/lib/hub")
+    for repo, size_mib in ((LARGE, LARGE_MIB), (SMALL, 1)):
+        hub.write(repo, "config.json", '{"model_type": "gemma4"}')
+        hub.write(repo, "tokenizer.json", "{}")
+        hub.weights(repo, size_mib)
+    yield hub
+    hub.shell("rm -rf /var/lib/hub")
+    machine.host.run(f"umount {SCRATCH}/disk")
+    machine.run("rm", "--recursive", "--force", SCRATCH)
+
+
+@pytest.fixture(autouse=True)
+def well(hub: Hub) -> Iterator[None]:
+    """No fault of the hub outlives its test, and its log is read from where the test begins."""
+    hub.gets()
+    yield
+    hub.shell("rm -f /var/lib/hub/faults.json /var/lib/hub/gated.json")
+
+
+class Supply:
+    """The stage of the weights for one model of these tests."""
+
+    def __init__(self, operator: Controller, machine: Machine, scratch: Path) -> None:
+        self.operator, self.machine, self.scratch = operator, machine, scratch
+
+    def play(self, repo: str, *arguments: str, revision: str = "main", **variables: Any) -> Play:
+        name = repo.partition("/")[2]
+        given = {
+            "model_weights_models": [{"name": name, "repo": repo, "revision": revision, "dir": name}],
+            "model_weights_root": f"{SCRATCH}/weights",
+            "model_weights_state_directory": f"{SCRATCH}/records",
+            "model_weights_progress_directory": f"{SCRATCH}/progress",
+            "model_weights_reserve_mib": 64,
+            **variables,
+        }
+        file = self.scratch / "variables.json"
+        file.write_text(json.dumps(given))
+        return self.operator.play("playbooks/weights.yml", f"--extra-vars=@{file}", *arguments)
+
+    def start(self, repo: str, **changed: Any) -> subprocess.Popen[str]:
+        """The module by itself, where the play adds nothing to what it says."""
+        name = repo.partition("/")[2]
+        arguments = {
+            "name": name,
+            "repo": repo,
+            "path": f"{SCRATCH}/weights/{name}",
+            "state_directory": f"{SCRATCH}/records",
+            "endpoint": ENDPOINT,
+            "reserve_mib": 64,
+            **changed,
+        }
+        return self.operator.start_module("model_weights", arguments)
+
+    def module(self, repo: str, **changed: Any) -> dict[str, Any]:
+        return module_result(self.start(repo, **changed))
+
+    def files(self) -> str:
+        """All weights and records of these tests, but for what waits."""
+        find = f"find {SCRATCH}/weights {SCRATCH}/records -type f -not -path '*/.incoming/*' -not -name '*.lock'"
+        return self.machine.shell(find + r" -printf '%p %s %T@ %i %m %u:%g\n' | sort")
+
+    def sha256(self, repo: str) -> str:
+        return self.machine.run("sha256sum", f"{SCRATCH}/weights/{repo.partition('/')[2]}/model.safetensors").split()[0]
+
+
+@pytest.fixture
+def supply(operator: Controller, machine: Machine, tmp_path: Path) -> Supply:
+    return Supply(operator, machine, tmp_path)
+
+
+def test_hub_breaks_off_in_the_middle_of_a_file(supply: Supply, hub: Hub, seen: Seen) -> None:
+    hub.faults({"path": "*/model.safetensors", "times": 1, "break_after_bytes": 15 * MIB})
+    play = supply.play(LARGE)
+    assert play.rc == 0, play.output[-4000:]
+    parts = [(line["range"], line["bytes"]) for line in hub.gets() if line["path"].endswith("model.safetensors")]
+    assert parts == [(None, 15 * MIB), (f"bytes={10 * MIB}-", (LARGE_MIB - 10) * MIB)]
+    assert supply.sha256(LARGE) == hub.sha256(LARGE)
+    seen(f"The play goes on: the rest is asked for by Range ({parts[1][0]}), and the file verifies.")
+
+
+def test_hub_breaks_off_and_stays_away(supply: Supply, hub: Hub, seen: Seen) -> None:
+    """A new revision, of which the small files come and the large one does not."""
+    hub.weights(LARGE, LARGE_MIB)
+    hub.write(LARGE, "config.json", '{"model_type": "gemma4", "architectures": []}')
+    commit, before = hub.commit(LARGE), supply.files()
+    hub.faults(
+        {"path": "*/model.safetensors", "times": 1, "break_after_bytes": 12 * MIB},
+        {"path": "*/model.safetensors", "status": 503},
+    )
+    message = reason(supply.play(LARGE, revision=commit))
+    assert f"{ENDPOINT} answered HTTP 503 for model.safetensors of {LARGE}" in message
+    assert "Run again when the hub is well" in message and "model_weights_source_directory" in message
+    assert f"In {SCRATCH}/weights/large nothing was replaced and nothing deleted." in message
+    waiting = f"{SCRATCH}/weights/.incoming/large-{commit[:12]}"
+    assert f"1 of 2 files (0.0 MiB) have arrived and wait in {waiting}" in message
+    assert supply.files() == before
+
+    hub.faults()
+    hub.gets()
+    again = supply.play(LARGE, revision=commit)
+    assert again.rc == 0, again.output[-4000:]
+    assert hub.brought() == ["model.safetensors"], "what was whole is not brought again"
+    assert supply.sha256(LARGE) == hub.sha256(LARGE)
+    assert not supply.machine.host.file(f"{SCRATCH}/weights/.incoming").exists
+    seen(message)
+
+
+def test_gated_model_without_a_token(supply: Supply, hub: Hub, seen: Seen) -> None:
+    hub.gate(**{SMALL: "hf_right"})
+    message = reason(supply.play(SMALL))
+    assert f"{SMALL} (vllm_models.small.repo) is gated at {ENDPOINT} (HTTP 401). No token was given." in message
+    assert f"Accept the terms at {ENDPOINT}/{SMALL}" in message
+    assert "model_weights_token_file, or set model_weights_token from Vault" in message
+    seen(message)
+
+
+def test_gated_model_with_a_wrong_token_then_the_right_one(
+    supply: Supply, hub: Hub, seen: Seen, tmp_path: Path
+) -> None:
+    """Neither is printed at -vvv, nor left on the host."""
+    machine = supply.machine
+    wrong, right = "hf_WrongTokenOfNobody", "hf_RightTokenOfSomebody"
+    hub.gate(**{SMALL: right})
+    begin = machine.run("date", "+%s").strip()
+    (tmp_path / "token").write_text(f"{wrong}\n")
+    refused = supply.play(SMALL, "-vvv", model_weights_token_file=str(tmp_path / "token"))
+    message = reason(refused)
+    assert f"{ENDPOINT} does not accept the token (HTTP 401), so it was not asked for {SMALL}" in message
+    assert "Replace it where it was given, by model_weights_token_file or model_weights_token." in message
+    brought = supply.play(SMALL, "-vvv", model_weights_token=right)
+    assert brought.rc == 0, brought.output[-4000:]
+    assert supply.sha256(SMALL) == hub.sha256(SMALL)
+    for play in (refused, brought):
+        assert wrong not in play.output and right not in play.output
+    journal = machine.run("journalctl", "--quiet", f"--since=@{begin}")
+    assert "model_weights" in journal and wrong not in journal and right not in journal
+    places = f"{SCRATCH} /var/lib/vllm-edge /etc/vllm-edge /root /home/ops /tmp"
+    find = f"grep --recursive --files-with-matches --no-messages 'hf_[WR][a-z]*TokenOf' {places}"
+    # Ansible's own copy of the module, readable to nobody else, goes some seconds after a job in the background ends.
+    machine.wait("no token on the host", lambda: machine.host.run(find).stdout == "", 15)
+    seen(message)
+
+
+def test_unknown_revision(supply: Supply, hub: Hub, seen: Seen) -> None:
+    before = supply.files()
+    message = reason(supply.play(SMALL, revision="v9"))
+    assert f"{SMALL} has no revision 'v9' at {ENDPOINT} (HTTP 404). Set vllm_models.small.revision to" in message
+    assert supply.files() == before
+    seen(message)
+
+
+def test_unknown_repository(supply: Supply, seen: Seen) -> None:
+    before = supply.files()
+    result = supply.module("lab/absent")
+    assert result["failed"]
+    assert f"{ENDPOINT} does not know lab/absent at 'main' (HTTP 404)" in result["msg"]
+    assert "Correct vllm_models.absent.repo" in result["msg"] and "model_weights_endpoint" in result["msg"]
+    assert supply.files() == before
+    seen(result["msg"])
+
+
+def test_damaged_file_from_the_hub(supply: Supply, hub: Hub, seen: Seen) -> None:
+    hub.weights(SMALL, 1)
+    commit, before = hub.commit(SMALL), supply.files()
+    hub.faults({"path": "*/model.safetensors", "corrupt": True})
+    result = supply.module(SMALL, revision=commit)
+    assert result["failed"]
+    assert (
+        f"model.safetensors of {SMALL} at {commit} does not verify after two downloads: its sha256 is" in result["msg"]
+    )
+    assert f"In {SCRATCH}/weights/small nothing was replaced and nothing deleted." in result["msg"]
+    assert supply.files() == before
+    seen(re.sub(r"[0-9a-f]{64}", "...", result["msg"]))
+    hub.faults()
+    assert supply.module(SMALL, revision=commit)["downloaded"] == ["model.safetensors"]
+    assert supply.sha256(SMALL) == hub.sha256(SMALL)
+
+
+def test_damaged_file_on_the_disk_while_the_hub_is_away(supply: Supply, hub: Hub, seen: Seen) -> None:
+    machine, file = supply.machine, f"{SCRATCH}/weights/small/model.safetensors"
+    machine.shell(f"printf damaged | dd of={file} conv=notrunc status=none")
+    before, commit = supply.files(), hub.commit(SMALL)
+    result = supply.module(SMALL, revision=commit, endpoint=AWAY)
+    assert result["failed"]
+    assert f"{AWAY} did not deliver model.safetensors of {SMALL}: " in result["msg"]
+    assert "Connection refused" in result["msg"]
+    assert "It is not whole, however (model.safetensors: its sha256 is" in result["msg"]
+    assert "nothing deleted" in result["msg"] and supply.files() == before
+    seen(re.sub(r"[0-9a-f]{64}", "...", result["msg"]))
+    repaired = supply.module(SMALL, revision=commit)
+    assert repaired["downloaded"] == ["model.safetensors"] and supply.sha256(SMALL) == hub.sha256(SMALL)
+
+
+@pytest.fixture
+def disk(supply: Supply) -> str:
+    """A file system with room for the large model and little else."""
+    disk = f"{SCRATCH}/disk"
+    supply.machine.run("mkdir", "--parents", disk)
+    supply.machine.run("mount", "-t", "tmpfs", "-o", f"size={LARGE_MIB + 12}m", "tmpfs", disk)
+    return disk
+
+
+def test_disk_too_small_and_then_full_while_files_arrive(supply: Supply, hub: Hub, disk: str, seen: Seen) -> None:
+    machine = supply.machine
+    there = {"path": f"{disk}/large", "state_directory": f"{SCRATCH}/records-disk"}
+    refused = supply.module(LARGE, reserve_mib=16, **there)
+    assert refused["failed"] and hub.brought() == [], "refused before anything comes"
+    assert "24.0 MiB must be brought and 16.0 MiB are to stay free (model_weights_reserve_mib)" in refused["msg"]
+    assert "which makes 40.0 MiB, but 36.0 MiB are free" in refused["msg"]
+    assert machine.run("ls", "--almost-all", disk) == ""
+    seen(refused["msg"])
+
+    hub.faults({"path": "*/model.safetensors", "bytes_per_second": 6 * MIB})
+    process = supply.start(LARGE, reserve_mib=0, **there)
+    machine.wait("the first files", lambda: machine.host.file(f"{disk}/.incoming").exists, 20, every=0.1)
+    machine.host.run(f"head -c {LARGE_MIB * MIB} /dev/zero >{disk}/somebody-elses")
+    full = module_result(process)
+    assert full["failed"]
+    assert f"The file system of {disk}/large became full while files arrived (No space left on device" in full["msg"]
+    assert "model_weights_root" in full["msg"] and f"Nothing was put into {disk}/large." in full["msg"]
+    left = machine.shell(f"find {disk} -type f -size +1M")
+    assert left.split() == [f"{disk}/somebody-elses"], "the part is gone, what is not ours is there"
+    seen(full["msg"])
+
+    machine.run("rm", f"{disk}/somebody-elses")
+    hub.faults()
+    hub.gets()
+    brought = supply.module(LARGE, reserve_mib=0, **there)
+    assert not brought["failed"], brought["msg"]
+    assert hub.brought() == ["model.safetensors"], "what was whole is not brought again"
+    assert machine.run("ls", "--almost-all", disk).split() == ["large"]
+    assert machine.run("sha256sum", f"{disk}/large/model.safetensors").split()[0] == hub.sha256(LARGE)
+
+
+def test_plain_run_finds_everything_in_place(operator: Controller, machine: Machine) -> None:
+    play = operator.play("playbooks/weights.yml", f"--extra-vars=serving_profile={active_profile(machine)}")
+    assert play.rc == 0 and play.recap["changed"] == 0, play.output[-4000:]
