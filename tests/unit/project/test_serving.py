@@ -1,18 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contradictions in profiles, engines and models are named with variable, value and way out."""
+"""What validation says: each wrong input is one sentence with variable, value, why, and what would do."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.serving import contradictions
+import yaml
+from ansible.module_utils.vllm_edge import engine_arguments, vllm_arguments
+from ansible.module_utils.vllm_edge.project_variables import Project, load
+from ansible.module_utils.vllm_edge.serving import Inventory, contradictions, vram_floor, warnings
+
+ROOT = Path(__file__).resolve().parents[3]
+ABSENT = object()
+UUIDS = [f"GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d000{number}" for number in range(4)]
 
 SOUND: dict[str, Any] = {
     "profile": "pair",
-    "profiles": {"pair": {"engines": ["large", "small"]}},
+    "profiles": {"pair": {"engines": ["large", "small"], "when": "Always.", "source": "predicted"}},
     "engines": {
         "large": {
             "model": "big",
@@ -20,6 +29,11 @@ SOUND: dict[str, Any] = {
             "gpus": [0, 1],
             "port": 8050,
             "served_names": ["architect"],
+            "max_model_len": 8192,
+            "gpu_memory_utilization": 0.9,
+            "kv_cache_dtype": "fp8",
+            "tool_call_parser": "gemma4",
+            "vram_budget_mib": 22200,
         },
         "small": {
             "model": "tiny",
@@ -27,42 +41,524 @@ SOUND: dict[str, Any] = {
             "gpus": [2],
             "port": 8060,
             "served_names": ["sentry"],
+            "vram_budget_mib": 20900,
+            "extra_args": ["--language-model-only", "--limit-mm-per-prompt={'image': 0}".replace("'", '"')],
         },
     },
-    "models": {"big": {}, "tiny": {}},
+    "models": {
+        "big": {
+            "repo": "google/gemma-4-31B-it",
+            "revision": "main",
+            "precision": "bf16",
+            "dir": "big",
+            "facts": "files",
+        },
+        "tiny": {"repo": "google/gemma-4-E2B-it", "revision": "main", "precision": "bf16", "dir": "tiny"},
+    },
     "roles": ["architect", "sentry"],
+    "gpu_count": 4,
+    "gpu_memory_mib": 23034,
+    "gpu_uuids": None,
+    "image": "docker.io/vllm/vllm-openai:v0.32.0",
+    "settings": {
+        "allow_reboot": False,
+        "allow_docker_restart": "yes",
+        "verify_weights": "size",
+        "vram_foreign": "warn",
+    },
+    "given": {"model_weights_token": False, "model_weights_token_file": True, "vllm_image_base_archive": False},
+    "chat_templates": frozenset({"gemma4.jinja"}),
+    "names": ["serving_profile", "allow_reboot", "vllm_engine_shm_size", "somebody_elses_variable", "ansible_user"],
 }
+VARIABLES = {"profile": "serving_profile", "profiles": "serving_profiles", "engines": "serving_engines"} | {
+    "models": "vllm_models",
+    "roles": "serving_roles",
+    "image": "vllm_image_base",
+    "chat_template": "vllm_engine_chat_template",
+    "settings.": "",
+}
+"""What an operator calls the keys of SOUND."""
+
+Case = tuple[str, dict[str, Any], list[list[str]]]
+"""Class of mistake, what is changed of SOUND (dotted), and words of each sentence that is expected."""
 
 
-def test_sound_variables_have_no_contradiction() -> None:
-    assert contradictions(**SOUND) == []
+def one(mistake: str, path: str, value: Any, *words: str) -> Case:
+    """A case with one change and one sentence."""
+    return mistake, {path: value}, [list(words)]
 
 
-def small(**values: Any) -> Callable[[dict[str, Any]], None]:
-    """A change of the engine `small`."""
-    return lambda variables: variables["engines"]["small"].update(values)
+def small(mistake: str, key: str, value: Any, *words: str) -> Case:
+    """A case of one key of the engine `small`."""
+    return one(mistake, f"engines.small.{key}", value, f"serving_engines.small.{key}", *words)
+
+
+def extra(mistake: str, items: list[Any], *words: str) -> Case:
+    """A case of extra_args."""
+    return one(mistake, "engines.small.extra_args", items, "serving_engines.small.extra_args", *words)
+
+
+CASES: list[Case] = [
+    one("unknown name", "profile", "piar", "serving_profile: 'piar'", "did you mean pair?"),
+    one("unknown name", "profile", None, "serving_profile: is not set", "there are: pair."),
+    one("unknown name", "profile", 31, "serving_profile: 31 is not a name", "pair"),
+    one("unknown name", "profiles.pair.engines", ["large", "smal"], "'smal' is not a key", "did you mean small?"),
+    small("unknown name", "model", "tniy", "'tniy'", "did you mean tiny?"),
+    small("unknown name", "model", "zzz", "there are: big, tiny."),
+    small("unknown key", "max-model-len", 4096, "underscores: max_model_len"),
+    small("unknown key", "max_modle_len", 4096, "did you mean max_model_len?"),
+    small("unknown key", "kv_cache_memory", 4294967296, "vLLM's name for it is kv_cache_memory_bytes"),
+    small("unknown key", "served_model_name", ["sentry"], "it is called served_names here"),
+    small("unknown key", "gpu_ids", [2], "did you mean gpus"),
+    small("unknown key", "api_key", "secret", "nothing reads this key", "127.0.0.1"),
+    one("unknown key", "models.tiny.sha", "0", "vllm_models.tiny.sha: nothing reads", "there are: dir, facts"),
+    one("unknown key", "models.tiny.repositry", "0", "vllm_models.tiny.repositry", "did you mean repo?"),
+    one("unknown key", "profiles.pair.engine", ["small"], "serving_profiles.pair.engine", "did you mean engines?"),
+    small("missing key", "port", ABSENT, "is missing", "8050, 8060 and 8070"),
+    small("missing key", "gpus", ABSENT, "is missing", "[0]"),
+    one("missing key", "models.tiny.precision", ABSENT, "vllm_models.tiny.precision: is missing", "bf16"),
+    small("missing key", "max_model_len", None, "has no value", "16384", "remove the line"),
+    one("GPU slot used twice", "engines.small.gpus", [1], "GPU slot 1 is wanted by large and small"),
+    (
+        "GPU slot used twice",
+        {"engines.small.gpus": [2, 2], "engines.small.tensor_parallel_size": 2},
+        [["2 stands there 2"]],
+    ),
+    small("GPU slot not there", "gpus", [4], "slot 4 is not there", "gpu_count is 4", "0 to 3"),
+    small("GPU slot not there", "gpus", [-1], "gpus[0]: -1 is too small", "counted from 0"),
+    (
+        "GPU slot not there",
+        {"gpu_uuids": UUIDS[:2], "gpu_count": None},
+        [["serving_engines.small.gpus: slot 2 is not there, gpu_uuids has 2", "0 to 1"]],
+    ),
+    one("GPU slot not there", "gpu_uuids", UUIDS[:3], "gpu_count: 4 contradicts gpu_uuids, which has 3"),
+    one("GPU UUIDs", "gpu_uuids", ["GPU-0", *UUIDS[1:]], "gpu_uuids[0]: 'GPU-0'", "nvidia-smi -L"),
+    one("GPU UUIDs", "gpu_uuids", [*UUIDS[:3], UUIDS[0].upper().replace("GPU-", "GPU-")], "2 times", "another card"),
+    one("GPU UUIDs", "gpu_uuids", UUIDS[0], "gpu_uuids", "is not a list"),
+    small("GPUs and ranks", "gpus", [2, 3], "are 2 GPUs", "1 x 1 = 1"),
+    (
+        "GPUs and ranks",
+        {"engines.small.pipeline_parallel_size": 2},
+        [["serving_engines.small.gpus: [2] is 1 GPU", "1 x 2 = 2"]],
+    ),
+    one("port", "engines.small.port", 8050, "port 8050 is wanted by large and small"),
+    small("port", "port", 80, "80 is below 1024", "privileged"),
+    small("port", "port", 70000, "70000 is above 65535", "8050, 8060 and 8070"),
+    small("port", "port", 0, "0 is too small"),
+    ("role", {"engines.small.served_names": ["guard"]}, [["role 'sentry' of serving_roles is served by nobody"]]),
+    ("role", {"engines.small.served_names": ["sentry", "architect"]}, [["role 'architect'", "large and small"]]),
+    one("role", "roles", ["architect", "sentry", "auditor"], "role 'auditor'", "nobody", "large, small"),
+    small("served name", "served_names", ["sentry", "sentry"], "'sentry' stands there 2 times"),
+    ("served name", {"engines.small.served_names": []}, [["is an empty list"], ["role 'sentry'", "nobody"]]),
+    ("served name", {"engines.small.served_names": ["sentry", ""]}, [["served_names[1]: is empty"]]),
+    (
+        "served name",
+        {"engines.small.served_names": ["sentry", "x"], "engines.large.served_names": ["architect", "x"]},
+        [["served name 'x' is served by large and small"]],
+    ),
+    small("budget", "vram_budget_mib", 23035, "23035 is above gpu_memory_mib", "at most 23034"),
+    small("budget", "vram_budget_mib", 20000, "20000 is below the 20757 MiB", "0.92, vLLM 0.32.0's default", "22563"),
+    one("budget", "engines.large.vram_budget_mib", 20305, "below the 20306 MiB", "gpu_memory_utilization 0.9 of"),
+    (
+        "budget",
+        {"engines.small.kv_cache_memory_bytes": 8589934592, "engines.small.vram_budget_mib": 8191},
+        [["8191 is below the 8192 MiB", "kv_cache_memory_bytes 8589934592 alone"]],
+    ),
+    small("wrong type", "tensor_parallel_size", "1", "'1' is text", "write 1 without quotes"),
+    small("wrong type", "tensor_parallel_size", 1.0, "write 1."),
+    small("wrong type", "gpus", "2", "'2' is not a list", "write [2]"),
+    small("wrong type", "gpus", 2, "write [2]"),
+    small("wrong type", "gpus", ["2"], "gpus[0]: '2' is text", "write 2 without quotes"),
+    small("wrong type", "port", True, "true is not a number"),
+    ("wrong type", {"engines.small.served_names": "sentry"}, [["is not a list; write [sentry]"], ["role 'sentry'"]]),
+    small("wrong type", "dtype", 16, "16 is a number", "quotes"),
+    small("wrong type", "extra_args", "--language-model-only", "is not a list"),
+    extra("wrong type", [8], "extra_args[0]: 8 is a number", "quotes"),
+    small("wrong type", "extra_env", ["A=1"], "is not a mapping", "NAME: value"),
+    one("wrong type", "models.tiny.revision", 1234567, "vllm_models.tiny.revision: 1234567 is a number", "quotes"),
+    one("wrong type", "engines.small", ["model"], "serving_engines.small", "is not a mapping"),
+    one("wrong type", "roles", "architect", "serving_roles", "write [architect]"),
+    small("bad unit", "max_model_len", "16k", "'16k' is text", "write 16384, or 16000", "reads in 16k"),
+    small("bad unit", "max_model_len", "16K", "write 16384"),
+    small("bad unit", "max_model_len", "auto", "no plan knows"),
+    small("bad unit", "vram_budget_mib", "20 GiB", "write 20480"),
+    small("bad unit", "vram_budget_mib", "20GB", "20480 for 20 GiB, 19073 for 20 GB"),
+    small("bad unit", "vram_budget_mib", "GB", "write a whole number of MiB"),
+    small("bad unit", "kv_cache_memory_bytes", "4G", "4294967296 for 4 GiB, 4000000000 for 4 GB"),
+    small("bad unit", "gpu_memory_utilization", "90%", "write 0.90"),
+    small("negative", "max_model_len", -1, "-1 is too small", "the least is 1"),
+    small("negative", "kv_cache_memory_bytes", -4294967296, "is too small", "4294967296 for 4 GiB"),
+    one("negative", "gpu_count", -4, "gpu_count: -4 is too small"),
+    small("fraction", "gpu_memory_utilization", 90, "90 is above 1", "did you mean 0.90?"),
+    small("fraction", "gpu_memory_utilization", 0, "0 is too small", "above 0"),
+    small("fraction", "gpu_memory_utilization", "0,9", "write 0.9 without quotes"),
+    (
+        "two sources",
+        {"engines.large.kv_cache_memory_bytes": 4294967296},
+        [["gpu_memory_utilization (0.9) and kv_cache_memory_bytes (4294967296)", "keep one"]],
+    ),
+    (
+        "two sources",
+        {"engines.small.max_num_seqs": 8, "engines.small.extra_args": ["--max-num-seqs=16"]},
+        [["'--max-num-seqs=16' and the key max_num_seqs (8)", "keep the key"]],
+    ),
+    (
+        "two sources",
+        {"engines.small.enforce_eager": True, "engines.small.extra_args": ["--no-enforce-eager"]},
+        [["'--no-enforce-eager' and the key enforce_eager (true)"]],
+    ),
+    (
+        "two sources",
+        {"engines.large.extra_args": ["--device_memory_utilization", "0.8"]},
+        [["'--device_memory_utilization 0.8' and the key gpu_memory_utilization (0.9)"]],
+    ),
+    ("two sources", {"engines.large.extra_args": ["-tp", "4"]}, [["'-tp 4' and the key tensor_parallel_size (2)"]]),
+    extra(
+        "two sources", ["--seed=1", "--seed", "2"], "'--seed=1' and '--seed 2' are two sources for --seed", "the last"
+    ),
+    extra("two sources", ["--async-scheduling", "--no-async-scheduling"], "are two sources for --async-scheduling"),
+    (
+        "two sources",
+        {"given": {"model_weights_token": True, "model_weights_token_file": True}},
+        [["model_weights_token and model_weights_token_file", "keep one"]],
+    ),
+    (
+        "two sources",
+        {"given": {"vllm_image_base_archive": True, "vllm_image_base_digest": True}},
+        [["vllm_image_base_archive and vllm_image_base_digest", "vllm_image_base_id"]],
+    ),
+    extra(
+        "unknown to vLLM",
+        ["--max-seqs", "8"],
+        "vLLM 0.32.0 knows no '--max-seqs'",
+        "did you mean the key max_num_seqs?",
+    ),
+    extra("unknown to vLLM", ["--language-model-onyl"], "did you mean --language-model-only"),
+    small("unknown to vLLM", "tool_call_parser", "gema4", "vLLM 0.32.0 knows no 'gema4'", "did you mean gemma4"),
+    small("unknown to vLLM", "kv_cache_dtype", "fp8_e4", "knows no 'fp8_e4'", "fp8_e4m3"),
+    extra("unknown to vLLM", ["--performance-mode=fast"], "'fast' is not one of balanced, interactivity, throughput"),
+    extra("unknown to vLLM", ["--seed=one"], "takes a whole number"),
+    extra("unknown to vLLM", ["--seed"], "--seed needs a value"),
+    extra("unknown to vLLM", ["--language-model-only=true"], "takes no value", "--no-language-model-only"),
+    extra("renamed or removed", ["--swap-space=4"], "knows no '--swap-space'", "there is no swap"),
+    extra("renamed or removed", ["--disable-log-requests"], "--enable-log-requests"),
+    extra("renamed or removed", ["--guided-decoding-backend", "xgrammar"], "--structured-outputs-config.backend now"),
+    small("renamed or removed", "swap_space", 4, "vLLM 0.32.0 has no --swap-space"),
+    small("has a place of its own", "language_model_only", True, "write it into extra_args, as --language-model-only"),
+    extra("has a place of its own", ["--max-num-seqs=8"], "write max_num_seqs: 8"),
+    extra("has a place of its own", ["--max-num-se", "8"], "'--max-num-se 8' has a key of its own"),
+    extra("not free to choose", ["--port=9000"], "'--port=9000' is not free", "the key port"),
+    extra("not free to choose", ["--host", "0.0.0.0"], "127.0.0.1"),
+    extra("not free to choose", ["--api-key=secret"], "'--api-key=...' is not free", "readable"),
+    extra("not free to choose", ["--revision=main"], "the key revision of the model"),
+    extra("not free to choose", ["--served-model-name", "a", "b"], "the key served_names"),
+    extra("not free to choose", ["--model=x"], "the key model"),
+    extra("not free to choose", ["--enable-auto-tool-choice"], "tool_call_parser turns it on"),
+    extra("not free to choose", ["google/gemma"], "belongs to no option", "the key model"),
+    small("not free to choose", "extra_env", {"CUDA_VISIBLE_DEVICES": "3"}, "gpus of the engine says"),
+    one(
+        "nothing reads it",
+        "names",
+        ["serving_profle"],
+        "serving_profle: nothing reads",
+        "did you mean serving_profile?",
+    ),
+    one("nothing reads it", "names", ["vllm_engine_watchdog"], "did you mean vllm_engine_watchdog_s"),
+    one("nothing reads it", "names", ["alow_reboot"], "did you mean allow_reboot?"),
+    one(
+        "nothing reads it", "names", ["container_runtme_allow_restart"], "did you mean container_runtime_allow_restart?"
+    ),
+    small("boolean as text", "enforce_eager", "false", "counts as true", "write false without quotes"),
+    small("boolean as text", "enforce_eager", "yes", "write true without quotes"),
+    small("boolean as text", "enforce_eager", 1, "1 is a number; write true"),
+    one("switch", "settings", {"allow_reboot": "maybe"}, "allow_reboot: 'maybe' is neither true nor false"),
+    one("switch", "settings", {"allow_docker_restart": ""}, "allow_docker_restart: '' is neither"),
+    one("switch", "settings", {"verify_weights": "ful"}, "verify_weights: 'ful'", "did you mean full?"),
+    one("switch", "settings", {"vram_foreign": "fial"}, "vram_foreign: 'fial'", "did you mean fail?"),
+    (
+        "path traversal",
+        {"engines": SOUND["engines"] | {"../x": {**SOUND["engines"]["small"]}}},
+        [["serving_engines: '../x' cannot be the name of an engine"]],
+    ),
+    (
+        "path traversal",
+        {"profiles": SOUND["profiles"] | {"a/b": SOUND["profiles"]["pair"]}},
+        [["serving_profiles: 'a/b'"]],
+    ),
+    one("path traversal", "models.tiny.dir", "../tiny", "vllm_models.tiny.dir: '../tiny' leads out of its directory"),
+    one("path traversal", "models.tiny.dir", "/data/tiny", "leads out of its directory", "plain name"),
+    small("path traversal", "chat_template", "../../etc/passwd", "leads out", "vllm_engine_chat_templates_directory"),
+    small(
+        "chat template", "chat_template", "gema4.jinja", "there is no file 'gema4.jinja'", "did you mean gemma4.jinja?"
+    ),
+    one("chat template", "chat_template", "gone.jinja", "vllm_engine_chat_template: there is no file 'gone.jinja'"),
+    one(
+        "reserved name",
+        "engines",
+        SOUND["engines"] | {"edge-switch": SOUND["engines"]["small"]},
+        "'edge-switch' would be the unit vllm-edge-switch",
+    ),
+    one(
+        "reserved name",
+        "engines",
+        SOUND["engines"] | {"edge": SOUND["engines"]["small"]},
+        "would be the unit vllm-edge,",
+    ),
+    extra("odd characters", ["--seed 1"], "'--seed 1' holds a space", "one item for each word"),
+    extra("odd characters", ["--seed=$(id)"], "holds $ ( )", "no shell reads it"),
+    extra("odd characters", ["--seed=1\n--api-key=x"], "holds a line break"),
+    extra("odd characters", ["--seed=\x00"], "holds a NUL"),
+    extra("odd characters", ["--limit-mm-per-prompt={image: 0}"], "is not JSON"),
+    extra("odd characters", [""], "is empty; remove it"),
+    small("odd characters", "extra_env", {"A B": "1"}, "'A B' cannot be the name of an environment variable"),
+    small("odd characters", "extra_env", {"A": "1\n2"}, "extra_env.A", "line break"),
+    small("odd characters", "extra_env", {"A": True}, "would reach the engine as 'True'"),
+    ("odd characters", {"engines.small.served_names": ["sentry", "a b"]}, [["served_names[1]: 'a b' holds a space"]]),
+    ("odd characters", {"engines.small.served_names": ["sentry", "a\n--api-key"]}, [["holds a line break"]]),
+    one("model", "models.tiny.repo", "gemma", "vllm_models.tiny.repo: 'gemma'", "owner/name"),
+    one(
+        "model",
+        "models.tiny.repo",
+        "https://huggingface.co/google/gemma",
+        "write google/gemma;",
+        "model_weights_endpoint",
+    ),
+    one("model", "models.tiny.revision", "", "vllm_models.tiny.revision: is empty", "commit of 40 digits"),
+    one("model", "models.tiny.revision", "a..b c", "holds a space"),
+    one("model", "models.tiny.precision", "int4", "'int4' is not one of bf16, fp8, nvfp4, w4a16"),
+    one("model", "models.tiny.precision", "fp4", "did you mean"),
+    one("model", "models.tiny.facts", "file", "'file' is not one of files, recorded; did you mean files?"),
+    one("model", "models.tiny.dir", "big", "dir 'big' is that of big and tiny"),
+    (
+        "arguments that clash",
+        {"engines.small.max_num_batched_tokens": 128, "engines.small.max_num_seqs": 256},
+        [["128 is below max_num_seqs 256"]],
+    ),
+    (
+        "several at once",
+        {"profile": "x", "engines.small.port": 1, "engines.large.gpus": [0]},
+        [["'x'"], ["below 1024"], ["[0]"]],
+    ),
+]
+
+
+@pytest.fixture(scope="session")
+def project() -> Project:
+    """The project's own roles and variables."""
+    return load([str(ROOT / "roles")], str(ROOT / "playbooks"), str(ROOT / "group_vars" / "all"))
+
+
+def changed(changes: dict[str, Any]) -> dict[str, Any]:
+    """SOUND with what is under dotted paths replaced or removed."""
+    variables = copy.deepcopy(SOUND)
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        place = variables
+        for key in parents:
+            place = place[key]
+        if value is ABSENT:
+            del place[last]
+        else:
+            place[last] = copy.deepcopy(value)
+    return variables
+
+
+def inventory(variables: dict[str, Any]) -> Inventory:
+    return Inventory(**{**variables, "names": frozenset(variables["names"])})
+
+
+def described(changes: dict[str, Any]) -> str:
+    """The change as an operator would have written it."""
+    lines = []
+    for path, value in changes.items():
+        head, _, rest = path.partition(".")
+        if head in ("settings", "given"):
+            lines += [f"{name}: {repr(item) if head == 'settings' else '...'}" for name, item in value.items()]
+        elif head == "names":
+            lines += [f"{name}: ..." for name in value]
+        elif isinstance(value, dict) and head in ("engines", "profiles") and not rest:
+            lines.append(f"{VARIABLES[head]}.{list(value)[-1]}: ...")
+        else:
+            name = ".".join(filter(None, [VARIABLES.get(head, head), rest]))
+            lines.append(f"{name}: {'(absent)' if value is ABSENT else 'null' if value is None else repr(value)}")
+    return ", ".join(lines)
+
+
+def test_sound_variables_are_accepted(project: Project) -> None:
+    assert contradictions(inventory(SOUND), project) == []
+    assert warnings(inventory(SOUND), project) == []
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("mistake", "changes", "expected"), CASES, ids=[f"{case[0]}: {described(case[1])[:60]}" for case in CASES]
+)
+def test_mistake_is_one_sentence(
+    project: Project,
+    mistake: str,
+    changes: dict[str, Any],
+    expected: list[list[str]],
+    record_property: Any,
+) -> None:
+    found = contradictions(inventory(changed(changes)), project)
+    record_property("what validation says", [mistake, described(changes), *found])
+    assert len(found) == len(expected), found
+    for words in expected:
+        assert any(all(word in sentence for word in words) for sentence in found), (words, found)
+
+
+def test_every_class_has_two_inputs() -> None:
+    classes = [case[0] for case in CASES]
+    assert {mistake for mistake in classes if classes.count(mistake) < 2} <= {"arguments that clash", "several at once"}
+
+
+JUNK: list[Any] = [
+    None,
+    True,
+    3,
+    -1,
+    2.5,
+    1e400,
+    "",
+    "x y",
+    "a\nb",
+    "\0",
+    "--",
+    [],
+    [None],
+    [[]],
+    {},
+    {"a": None},
+    {"": {}},
+]
+
+
+def paths(value: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every place of nested mappings."""
+    for key, item in value.items():
+        yield (*prefix, key)
+        if isinstance(item, dict):
+            yield from paths(item, (*prefix, key))
+
+
+# What the playbook makes, and no operator writes.
+MADE = {("names",), ("chat_templates",), ("settings",), *(path for path in paths(SOUND) if path[0] == "given")}
+
+
+@pytest.mark.parametrize("path", [path for path in paths(SOUND) if path not in MADE], ids=".".join)
+def test_no_value_of_any_type_is_a_traceback(project: Project, path: tuple[str, ...]) -> None:
+    for junk in JUNK:
+        variables = copy.deepcopy(SOUND)
+        place = variables
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = junk
+        for sentence in contradictions(inventory(variables), project) + warnings(inventory(variables), project):
+            assert sentence.isprintable(), repr(sentence)
+            assert sentence[-1] in ".?", sentence
+            assert ": " in sentence, sentence
+
+
+def test_engine_keys_accept_junk(project: Project) -> None:
+    for key in project.engine_keys:
+        for junk in JUNK:
+            contradictions(inventory(changed({f"engines.small.{key}": junk})), project)
+
+
+# ---- other releases of vLLM ------------------------------------------------------------------------------------------
+
+
+def test_another_release_of_vllm_makes_its_arguments_a_warning(project: Project) -> None:
+    variables = changed({"image": "registry.example:5000/vllm/vllm-openai:v0.33.0"})
+    variables["engines"]["small"]["extra_args"] = ["--new-in-0-33=1", "--port=1"]
+    variables["engines"]["small"]["tool_call_parser"] = "gemma5"
+    assert ["--port" in sentence for sentence in contradictions(inventory(variables), project)] == [True]
+    told = warnings(inventory(variables), project)
+    assert len(told) == 2
+    for words, sentence in zip(("knows no 'gemma5'", "knows no '--new-in-0-33'"), told, strict=True):
+        assert words in sentence
+        assert "v0.33.0" in sentence
+
+
+@pytest.mark.parametrize("image", ["vllm/vllm-openai:v0.32.0-x86_64", "registry.lab:5000/vllm:0.32.0"])
+def test_release_is_read_from_the_tag(project: Project, image: str) -> None:
+    variables = changed({"image": image, "engines.small.extra_args": ["--nonsense"]})
+    assert len(contradictions(inventory(variables), project)) == 1
+
+
+def test_recorded_arguments_are_those_of_the_default_release() -> None:
+    image = yaml.safe_load((ROOT / "group_vars/all/versions.yml").read_text())["vllm_image_base"]
+    assert image.endswith(f":v{vllm_arguments.VERSION}"), "record them anew: the command is in vllm_arguments.py"
+
+
+def test_what_is_said_of_options_is_true_of_the_recorded_release() -> None:
+    names = {spelled for option in vllm_arguments.OPTIONS for spelled in (option.name, *option.aliases)}
+    assert set(engine_arguments.OURS) <= names
+    assert set(engine_arguments.KEY_OF_OPTION) <= names
+    assert not set(engine_arguments.FORMER) & names
+    assert {"--enable-log-requests", "--structured-outputs-config", "--runner", "--reasoning-parser"} <= names
+
+
+@pytest.mark.parametrize(
+    ("items", "values"),
     [
-        (lambda v: v.update(profile="piar"), ["serving_profile: 'piar'", "did you mean pair?"]),
-        (lambda v: v["profiles"]["pair"]["engines"].append("smal"), ["'smal' is not a key", "did you mean small"]),
-        (small(model="tniy"), ["serving_engines.small.model: 'tniy'", "did you mean tiny?"]),
-        (small(model="zzz"), ["there are: big, tiny."]),
-        (small(gpus=[2, 3]), ["are 2 GPUs", "is 1"]),
-        (small(gpus=[1]), ["gpus 1 is wanted by large and small"]),
-        (small(port=8050), ["port 8050 is wanted by large and small"]),
-        (small(port=80), ["serving_engines.small.port: 80", "1024"]),
-        (small(served_names=["guard"]), ["role 'sentry'", "nobody"]),
-        (small(served_names=["sentry", "architect"]), ["role 'architect'", "2 engines"]),
-        (small(tensor_parallel_size=2, gpus=[2, 2]), ["gpus 2 is wanted by small and small"]),
-        (small(pipeline_parallel_size=2), ["is 2"]),
+        (["--seed", "-1", "--async-scheduling"], [("-1",), ()]),
+        (["--middleware=a", "--middleware=b"], [("a",), ("b",)]),
+        (["--allowed-media-domains", "a", "b", "--seed=1"], [("a", "b"), ("1",)]),
+        (["--hf-overrides.a.b", "1", "--hf_overrides.c=2"], [("1",), ("2",)]),
+        (["-O3", "-sc={}"], [("3",), ("{}",)]),
     ],
 )
-def test_contradiction_is_named(change: Callable[[dict[str, Any]], None], expected: list[str]) -> None:
-    variables = copy.deepcopy(SOUND)
-    change(variables)
-    text = " ".join(contradictions(**variables))
-    for words in expected:
-        assert words in text
+def test_extra_args_are_read_as_vllm_does(project: Project, items: list[str], values: list[tuple[str, ...]]) -> None:
+    found, stray = engine_arguments.arguments(items)
+    assert [argument.values for argument in found] == values
+    assert all(argument.option for argument in found)
+    assert stray == []
+    assert contradictions(inventory(changed({"engines.small.extra_args": items})), project) == []
+
+
+# ---- the project's own data -------------------------------------------------------------------------------------
+
+
+def own(name: str) -> dict[str, Any]:
+    return dict(yaml.safe_load((ROOT / "group_vars" / "all" / f"{name}.yml").read_text()))
+
+
+@pytest.mark.parametrize("profile", own("profiles")["serving_profiles"])
+def test_own_profiles_are_accepted(project: Project, profile: str) -> None:
+    data = own("profiles") | own("engines") | own("models") | own("versions")
+    mine = dataclasses.replace(
+        inventory(SOUND),
+        profile=profile,
+        profiles=data["serving_profiles"],
+        engines=data["serving_engines"],
+        models=data["vllm_models"],
+        roles=data["serving_roles"],
+        image=data["vllm_image_base"],
+        names=frozenset(data),
+    )
+    assert contradictions(mine, project) == []
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("inventories/*/group_vars/*/*.yml")), ids=lambda path: path.parts[-4])
+def test_own_inventories_hold_no_unknown_variable(project: Project, path: Path) -> None:
+    names = list(yaml.safe_load(path.read_text()))
+    assert contradictions(inventory(changed({"names": names})), project) == []
+
+
+def test_results_of_plays_are_known(project: Project) -> None:
+    assert {"gpu_slots_result", "vllm_image_result", "nvidia_driver_result", "model_weights_result"} <= project.known
+
+
+@pytest.mark.parametrize(
+    ("engine", "memory", "mib"),
+    [
+        ({"gpu_memory_utilization": 0.9}, 23034, 20306),
+        ({"gpu_memory_utilization": 0.92}, 23034, 20757),
+        ({}, 23034, 20757),
+        ({"gpu_memory_utilization": 0.9}, 40960, None),
+        ({"kv_cache_memory_bytes": 1048577}, 40960, 2),
+    ],
+)
+def test_floor_of_a_budget(engine: dict[str, Any], memory: int, mib: int | None) -> None:
+    floor = vram_floor(engine, memory)
+    assert (floor.mib if floor else None) == mib
