@@ -64,7 +64,8 @@ def fell_silent(config: EngineConfig, timeout_s: float, ask: Ask) -> str:
     health = ask(config.url, "/health", min(timeout_s, config.health_timeout_s))
     if health.ok:
         return f"/health still answers: the engine lives, and the request hangs. {next_step(config)}"
-    return f"/health then: {health.words()}. The engine died in the middle of the canary. {next_step(config)}"
+    how = "does not answer either" if health.status is None else f"answers {health.words()}"
+    return f"/health {how}: the engine died in the middle of the canary. {next_step(config)}"
 
 
 def result_of(

@@ -96,7 +96,7 @@ def test_the_first_completion_kills_the_engine(host: Host) -> None:
     assert asked.returncode == 1
     (result,) = json.loads(asked.stdout)["results"]
     assert result["ok"] is False and "connection closed" in result["error"]
-    assert "The engine died in the middle of the canary" in result["error"]
+    assert "the engine died in the middle of the canary" in result["error"]
     assert run.ends(3) == 1
     assert time.monotonic() - at < 1.5
     failure = host.failure()

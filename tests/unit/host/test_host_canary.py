@@ -359,12 +359,19 @@ def test_an_engine_that_dies_in_the_middle(server: Server) -> None:
     first, second = canary(server.config("sentry", "auditor"), 5)
     assert [check.outcome.value for check in first.checks] == ["passed", "passed", "failed", "skipped", "skipped"]
     assert first.completion == "Ready." and not first.ok and first.error is not None
-    for told in ("the answer by JSON schema of 'sentry'", "The engine died in the middle", "vllm-edge explain e2b"):
+    for told in ("the answer by JSON schema of 'sentry'", "the engine died in the middle", "vllm-edge explain e2b"):
         assert told in first.error
     assert first.checks[3].detail.startswith("not asked")
     assert [check.outcome.value for check in second.checks] == ["failed"] + ["skipped"] * 4
     assert second.error == "not asked, because the engine stopped answering at 'sentry', check json_schema"
     assert {asked["model"] for asked in server.asked} == {"sentry"}
+
+
+@pytest.mark.parametrize(("health", "told"), [(None, "does not answer either"), ((503, b""), "answers HTTP 503")])
+def test_how_a_death_is_told(server: Server, health: Any, told: str) -> None:
+    server.answers |= {"completion": None, "health": health}
+    error = server.result().error
+    assert error is not None and f"/health {told}: the engine died in the middle of the canary" in error
 
 
 def test_a_request_that_hangs_is_no_death(server: Server) -> None:
