@@ -27,6 +27,7 @@ OF_A_HOST: dict[str, str] = {
 }
 PREFIXES = ("serving_", "vllm_", "gpu_", "vram_")
 """Besides those of the roles: whoever writes a name that begins so means the project."""
+OWN = " A variable of your own needs a name that begins otherwise."
 LIKE_ANOTHER = 0.9
 """How like a known name another must be to be taken for a slip of the pen, beyond our prefixes."""
 
@@ -90,7 +91,7 @@ def unknown_variables(names: Collection[str], project: Project) -> Iterator[str]
         if name.startswith(ours) or alike:
             yield (
                 f"{name}: nothing reads a variable of this name, so what it says would have no effect; "
-                f"{nearest(name, alike or project.known)}"
+                f"{nearest(name, alike or project.known)}{OWN if not alike else ''}"
             )
 
 

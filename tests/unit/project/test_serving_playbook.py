@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Validation as an operator runs it: against a host that cannot be reached, and that nobody tries to reach."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+NOBODY = "192.0.2.1"
+"""Of the addresses that RFC 5737 keeps for documentation: no host has it."""
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Any:
+    """Run a playbook for one host whose group_vars are given; ssh, which nobody may call, only writes down that it was."""
+    inventory = tmp_path / "inventory"
+    (inventory / "group_vars").mkdir(parents=True)
+    (inventory / "hosts.yml").write_text(f"gpu_hosts: {{hosts: {{nobody: {{ansible_host: {NOBODY}}}}}}}\n")
+    called = tmp_path / "called"
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f'#!/bin/sh\necho "$@" >>{called}\nexit 255\n')
+    ssh.chmod(0o755)
+
+    def run(playbook: str, variables: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
+        (inventory / "group_vars" / "gpu_hosts.yml").write_text(json.dumps(variables))
+        done = subprocess.run(
+            ["ansible-playbook", "-i", str(inventory), playbook, *options],
+            cwd=ROOT,
+            env=os.environ | {"PATH": f"{ssh.parent}:{os.environ['PATH']}", "ANSIBLE_NOCOLOR": "1"},
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert not called.exists(), f"ssh was called: {called.read_text()}"
+        assert "UNREACHABLE" not in done.stdout
+        return done
+
+    return run
+
+
+GOOD = {"serving_profile": "nvfp4-tp2", "gpu_count": 4, "gpu_memory_mib": 23034}
+
+
+def test_good_variables_pass_without_a_connection(play: Any) -> None:
+    done = play("playbooks/validate.yml", GOOD, "-e", "allow_reboot=true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "failed=0" in done.stdout
+
+
+def test_every_mistake_is_said_on_a_line_of_its_own(play: Any) -> None:
+    bad = {"serving_profile": "nvfp4-tp4", "gpu_count": "four", "vllm_engine_watchdog": 30}
+    done = play("playbooks/validate.yml", bad, "-e", "allow_reboot=maybe", "-e", "alow_docker_restart=true")
+    assert done.returncode == 2
+    assert "5 mistakes in the variables, see 'mistakes'; no host was touched." in done.stdout + done.stderr
+    listed = [line.strip() for line in done.stdout.splitlines() if line.strip()[:2] in ("1.", "2.", "3.", "4.", "5.")]
+    for number, words in enumerate(
+        [
+            "serving_profile: 'nvfp4-tp4' is not a key of serving_profiles; did you mean nvfp4-tp2?",
+            "gpu_count: 'four' is text, not a number; write a whole number of GPUs, such as 4.",
+            "allow_reboot: 'maybe' is neither true nor false; write true or false.",
+            "alow_docker_restart: nothing reads a variable of this name",
+            "vllm_engine_watchdog: nothing reads a variable of this name",
+        ]
+    ):
+        assert listed[number].startswith(f"{number + 1}. {words}"), done.stdout
+
+
+def test_site_stops_there(play: Any) -> None:
+    done = play("site.yml", {**GOOD, "gpu_count": 2})
+    assert done.returncode == 2
+    assert "slot 2 is not there, gpu_count is 2" in done.stdout
+    assert done.stdout.count("PLAY [") == 1
