@@ -46,9 +46,12 @@ def ansible_doc(kind: str, names: Iterable[str], paths: Iterable[Path]) -> Doc:
 
 
 def role_docs() -> Doc:
-    """Entry points of every role, by role."""
+    """Entry points of every role, by role; `main` comes first."""
     names = sorted(path.parent.parent.name for path in (ROOT / "roles").glob("*/meta/argument_specs.yml"))
-    return {name: doc["entry_points"] for name, doc in sorted(ansible_doc("role", names, [ROOT / "roles"]).items())}
+    return {
+        name: dict(sorted(doc["entry_points"].items(), key=lambda pair: (pair[0] != "main", pair[0])))
+        for name, doc in sorted(ansible_doc("role", names, [ROOT / "roles"]).items())
+    }
 
 
 def plugin_docs(*directories: Path) -> Doc:

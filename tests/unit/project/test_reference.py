@@ -146,6 +146,11 @@ def test_every_key_in_use_is_described(variable: str, options: list[Named]) -> N
     assert {key for entry in values[variable].values() for key in entry} <= keys
 
 
+def test_every_role_has_a_stage() -> None:
+    roles = reference.role_docs()
+    assert reference.variable_docs(roles)["stages"].keys() == roles.keys()
+
+
 def test_variables_that_are_described_exist() -> None:
     sources = "".join(
         path.read_text()
