@@ -8,10 +8,10 @@ DOCUMENTATION = r"""
 module: signed_apt_repository
 short_description: Adds an apt repository after its signing key was checked
 description:
-  - Writes a keyring, a deb822 source with C(Signed-By) and, where asked, apt preferences; lets apt read the index.
+  - Writes a keyring and a deb822 source with C(Signed-By).
   - The key's fingerprint is compared with O(fingerprint) or, where that is empty, with the one that this host recorded
     at first use. A different key is refused.
-  - Everything happens or nothing does. Where apt cannot read the repository with that key, the files are put back.
+  - Everything happens or nothing does. Apt reads the repository with that key before one of the files is written.
 attributes:
   check_mode:
     support: full
@@ -22,6 +22,7 @@ attributes:
 options:
   name: {description: Base name of the files that are written., type: str, required: true}
   uri: {description: Address of the repository., type: str, required: true}
+  uri_variable: {description: Variable that holds the address; for messages., type: str, default: ''}
   suites: {description: Suites; a flat repository is V(/)., type: list, elements: str, default: [/]}
   components: {description: Components; none for a flat repository., type: list, elements: str, default: []}
   architectures: {description: Architectures; empty means those of the host., type: list, elements: str, default: []}
@@ -35,10 +36,10 @@ options:
     type: str
     default: ''
   fingerprint_variable: {description: Variable that pins the fingerprint; for messages., type: str, required: true}
-  preferences: {description: Text of an apt preferences file. Empty means none., type: str, default: ''}
   record: {description: File that remembers fingerprints., type: path, default: /var/lib/vllm-edge/keys.json}
   root: {description: Directory that holds C(etc) and C(var); not V(/) only in tests., type: path, default: /}
-  timeout: {description: Seconds for the key's download and for a wait for apt's lock., type: int, default: 60}
+  timeout: {description: Seconds that a server may be silent., type: int, default: 20}
+  lock_timeout: {description: Seconds to wait for another apt to finish., type: int, default: 300}
 author:
   - vllm-edge (@vllm-edge)
 """
@@ -50,6 +51,7 @@ EXAMPLES = r"""
     uri: https://nvidia.github.io/libnvidia-container/stable/deb/amd64
     key_url: https://nvidia.github.io/libnvidia-container/gpgkey
     fingerprint: C95B 321B 61E8 8C18 09C4 F759 DDCA E044 F796 ECB0
+    uri_variable: container_runtime_repository_url
     fingerprint_variable: container_runtime_repository_key_fingerprint
 """
 
@@ -76,12 +78,13 @@ import hashlib
 import json
 import os
 import re
-import time
-from dataclasses import dataclass
+import shutil
+import tempfile
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import fetch_url
+from ansible.module_utils.vllm_edge import apt
 
 ARMOUR = re.compile(
     r"-----BEGIN PGP PUBLIC KEY BLOCK-----\r?\n(?P<body>.*?)-----END PGP PUBLIC KEY BLOCK-----", re.DOTALL
@@ -93,15 +96,6 @@ HEADER = "# Managed by Ansible (vllm-edge, role apt_repository): changes made he
 
 class KeyFormatError(ValueError):
     """What was given is not an OpenPGP public key that we can judge."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """One apt source as some file on the host defines it."""
-
-    uri: str
-    suite: str
-    path: str
 
 
 def dearmour(data: bytes) -> bytes:
@@ -215,59 +209,6 @@ def list_name(uri: str, suite: str) -> str:
     return quoted.replace("/", "_")
 
 
-def parse_one_line_sources(text: str, path: str) -> list[Source]:
-    """The sources of a classic .list file."""
-    found = []
-    for line in text.splitlines():
-        match = re.match(r"\s*deb\s+(?:\[[^]]*\]\s*)?(\S+)\s+(\S+)", line)
-        if match:
-            found.append(Source(match[1], match[2], path))
-    return found
-
-
-def parse_deb822_sources(text: str, path: str) -> list[Source]:
-    """The enabled binary sources of a .sources file."""
-    found = []
-    for stanza in re.split(r"\n\s*\n", text):
-        lines = [line for line in stanza.splitlines() if not line.startswith("#")]
-        fields: dict[str, str] = {}
-        name = ""
-        for line in lines:
-            if line[:1] in (" ", "\t"):
-                fields[name] = fields.get(name, "") + " " + line.strip()
-            elif ":" in line:
-                name, _, value = line.partition(":")
-                name = name.strip().lower()
-                fields[name] = value.strip()
-        enabled = fields.get("enabled", "yes").lower() not in ("no", "false", "0", "off")
-        if not enabled or "deb" not in fields.get("types", "").split():
-            continue
-        found += [Source(u, s, path) for u in fields.get("uris", "").split() for s in fields.get("suites", "").split()]
-    return found
-
-
-def same_source(one: str, other: str, architecture: str) -> bool:
-    """Whether two addresses name one repository for apt."""
-    normal = [uri.replace("$(ARCH)", architecture).rstrip("/") for uri in (one, other)]
-    return normal[0] == normal[1]
-
-
-def clashes(sources: list[Source], uri: str, suites: list[str], architecture: str, own: str) -> list[Source]:
-    """Sources of other files that define what ours defines: apt refuses two Signed-By for one repository."""
-    return [
-        source
-        for source in sources
-        if source.path != own and source.suite in suites and same_source(source.uri, uri, architecture)
-    ]
-
-
-def apt_complaint(text: str) -> str:
-    """What apt says is wrong, without what follows from it."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line[3:] for line in lines if line.startswith("E: ") and "Some index files failed" not in line]
-    return " ".join(errors or lines)
-
-
 def read_bytes(path: str) -> bytes | None:
     try:
         with open(path, "rb") as file:
@@ -286,7 +227,7 @@ class Repository:
         self.root: str = params["root"]
         self.keyring = f"/etc/apt/keyrings/{self.name}.gpg"
         self.source = f"/etc/apt/sources.list.d/{self.name}.sources"
-        self.preferences = f"/etc/apt/preferences.d/{self.name}"
+        self.limits = apt.Limits(params["lock_timeout"], params["timeout"])
         self.key_source: str = params["key_source"] if params["key_text"] else params["key_url"]
 
     def path(self, path: str) -> str:
@@ -333,8 +274,9 @@ class Repository:
         if response is None or info["status"] not in (200, None):
             self.fail(
                 f"The key of the repository {self.name} could not be downloaded from {params['key_url']}: "
-                f"{info['msg']}. Check the address and the host's way out (proxy, CA bundle), or give the key as a "
-                f"local file."
+                f"{info['msg']}. Nothing was changed. Check the address and the host's way out (proxy, CA bundle), or "
+                f"give the key as a local file. A server may be silent for {params['timeout']} s "
+                f"({apt.TIMEOUT_VARIABLE})."
             )
         return bytes(response.read())
 
@@ -343,7 +285,10 @@ class Repository:
             found = fingerprints(data)
         except KeyFormatError as error:
             found = []
-            self.fail(f"What {self.key_source} holds is not usable as the key of the repository {self.name}: {error}.")
+            self.fail(
+                f"What {self.key_source} holds is not usable as the key of the repository {self.name}: {error}. "
+                f"Nothing was changed."
+            )
         if expected and found != expected:
             variable = self.module.params["fingerprint_variable"]
             origin = (
@@ -361,20 +306,6 @@ class Repository:
 
     # -- the sources
 
-    def other_sources(self) -> list[Source]:
-        found: list[Source] = []
-        names = [self.path("/etc/apt/sources.list"), *sorted(glob.glob(self.path("/etc/apt/sources.list.d/*")))]
-        for name in names:
-            data = read_bytes(name) if os.path.isfile(name) else None
-            if data is None:
-                continue
-            text = data.decode("utf-8", "replace")
-            if name.endswith(".sources"):
-                found += parse_deb822_sources(text, name)
-            elif name.endswith(".list"):
-                found += parse_one_line_sources(text, name)
-        return found
-
     def indexed(self) -> bool:
         """Whether apt has read the index of every suite."""
         names = glob.glob(self.path("/var/lib/apt/lists/*Release"))
@@ -391,35 +322,46 @@ class Repository:
         _, out, _ = self.module.run_command(["dpkg", "--print-architecture"], check_rc=True)
         return str(out.strip())
 
-    def refresh(self) -> str:
-        """Lets apt read this repository alone; an empty string, or what apt said against it."""
-        command = [
-            "apt-get",
-            "update",
-            "-o",
-            f"Dir::Etc::sourcelist={self.path(self.source)}",
-            "-o",
+    def verify(self, keyring: bytes, source: str) -> apt.Outcome:
+        """Lets apt read this repository alone, from a source and a keyring that lie where the host's apt never looks.
+
+        What it read it keeps, as the address is the same: once the source is written, its packages are known.
+        """
+        # Not in the module's own directory: apt checks signatures as a user who may not look into that.
+        scratch = tempfile.mkdtemp(prefix="vllm-edge-apt-")
+        try:
+            os.chmod(scratch, 0o755)
+            files = {os.path.join(scratch, f"{self.name}.gpg"): keyring}
+            trial = os.path.join(scratch, f"{self.name}.sources")
+            files[trial] = source.replace(self.keyring, next(iter(files))).encode()
+            for path, data in files.items():
+                with open(path, "wb") as file:
+                    file.write(data)
+                os.chmod(path, 0o644)
+            return self.refresh(trial)
+        finally:
+            shutil.rmtree(scratch)
+
+    def refresh(self, trial: str) -> apt.Outcome:
+        options = [
+            f"Dir::Etc::sourcelist={trial}",
             "Dir::Etc::sourceparts=-",
-            "-o",
             "APT::Get::List-Cleanup=0",
             # Without this apt-get calls a repository that it could not read a warning and answers 0.
-            "-o",
             "APT::Update::Error-Mode=any",
         ]
         lists = self.path("/var/lib/apt/lists")
         before = os.stat(lists) if os.path.isdir(lists) else None
-        deadline = time.monotonic() + self.module.params["timeout"]
-        while True:
-            code, out, err = self.module.run_command(command, environ_update={"LC_ALL": "C"})
-            if before:
-                # The directory's age counts as that of the whole cache (ansible.builtin.apt, cache_valid_time), and
-                # only one repository was read here.
-                os.utime(lists, ns=(before.st_atime_ns, before.st_mtime_ns))
-            if code == 0:
-                return ""
-            if "Could not get lock" not in err or time.monotonic() > deadline:
-                return apt_complaint(err or out)
-            time.sleep(2)
+        command = ["update", *(word for option in options for word in ("-o", option))]
+        outcome = apt.apt_get(self.run, command, self.limits)
+        if before:
+            # The directory's age counts as that of the whole cache (ansible.builtin.apt, cache_valid_time), and
+            # only one repository was read here.
+            os.utime(lists, ns=(before.st_atime_ns, before.st_mtime_ns))
+        return outcome
+
+    def run(self, command: list[str]) -> tuple[int, str, str]:
+        return self.module.run_command(command, environ_update={"LC_ALL": "C"})
 
     # -- the whole
 
@@ -463,7 +405,7 @@ class Repository:
         trust = "pinned" if pinned else "recorded" if expected else "first-use"
 
         own = self.path(self.source)
-        clash = clashes(self.other_sources(), params["uri"], params["suites"], self.architecture(), own)
+        clash = apt.clashes(apt.read_sources(self.root), params["uri"], params["suites"], self.architecture(), own)
         if clash:
             self.fail(
                 f"{params['uri']} is configured in {clash[0].path} already. apt refuses one repository with two "
@@ -487,8 +429,6 @@ class Repository:
         suites, components, architectures = (params[name] for name in ("suites", "components", "architectures"))
         source = render_source(params["uri"], suites, components, architectures, self.keyring)
         files: dict[str, bytes | None] = {self.keyring: wanted, self.source: source.encode()}
-        if params["preferences"]:
-            files[self.preferences] = (HEADER + params["preferences"].rstrip("\n") + "\n").encode()
         before = {path: read_bytes(self.path(path)) for path in files}
         changed = [path for path in files if before[path] != files[path]]
         diff = [self.diff(path, before[path], files[path]) for path in changed]
@@ -508,18 +448,16 @@ class Repository:
         if self.module.check_mode:
             return result
 
+        # Before anything is written: a source that apt cannot read would break the operator's own apt-get update.
+        if refresh:
+            outcome = self.verify(wanted or b"", source)
+            if not outcome.ok:
+                key = f"the key {', '.join(found)} of {self.key_source}"
+                self.fail(
+                    apt.why_unread(params["uri"], key, params["uri_variable"] or "its address", outcome, self.limits)
+                )
         for path in changed:
             self.write(path, files[path])
-        if refresh:
-            problem = self.refresh()
-            if problem:
-                for path in changed:
-                    self.write(path, before[path])
-                self.fail(
-                    f"apt could not read the repository {self.name} at {params['uri']}: {problem} "
-                    f"-- what was there before is in place again; "
-                    f"check the address, the host's way out, and that {self.key_source} is the key that signs it."
-                )
         self.write_record(record, found)
         return result
 
@@ -542,6 +480,7 @@ def main() -> None:
         argument_spec={
             "name": {"type": "str", "required": True},
             "uri": {"type": "str", "required": True},
+            "uri_variable": {"type": "str", "default": ""},
             "suites": {"type": "list", "elements": "str", "default": ["/"]},
             "components": {"type": "list", "elements": "str", "default": []},
             "architectures": {"type": "list", "elements": "str", "default": []},
@@ -550,10 +489,10 @@ def main() -> None:
             "key_source": {"type": "str", "default": "", "no_log": False},
             "fingerprint": {"type": "str", "default": ""},
             "fingerprint_variable": {"type": "str", "required": True},
-            "preferences": {"type": "str", "default": ""},
             "record": {"type": "path", "default": "/var/lib/vllm-edge/keys.json"},
             "root": {"type": "path", "default": "/"},
-            "timeout": {"type": "int", "default": 60},
+            "timeout": {"type": "int", "default": 20},
+            "lock_timeout": {"type": "int", "default": 300},
         },
         supports_check_mode=True,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -129,52 +130,15 @@ def test_names_of_apts_index_files(module: ModuleType, uri: str, suite: str, exp
     assert module.list_name(uri, suite) == expected
 
 
-ONE_LINE = """
-# deb http://commented.example /
-deb [arch=amd64 signed-by=/x.gpg] http://vendor.example/repos/debian13/x86_64 /
-deb-src http://vendor.example/repos/debian13/x86_64/ /
-"""
-DEB822 = """Types: deb deb-src
-URIs: http://vendor.example/repos/debian13/x86_64/
- http://second.example/
-# a remark
-Suites: /
-Signed-By: /x.gpg
-
-Types: deb
-URIs: http://off.example/
-Suites: /
-Enabled: no
-"""
-
-
-def test_sources_of_both_formats(module: ModuleType) -> None:
-    found = module.parse_one_line_sources(ONE_LINE, "a.list") + module.parse_deb822_sources(DEB822, "b.sources")
-    assert [(source.uri, source.suite, source.path) for source in found] == [
-        ("http://vendor.example/repos/debian13/x86_64", "/", "a.list"),
-        ("http://vendor.example/repos/debian13/x86_64/", "/", "b.sources"),
-        ("http://second.example/", "/", "b.sources"),
-    ]
-    assert [source.path for source in module.clashes(found, URI, ["/"], "amd64", "b.sources")] == ["a.list"]
-    assert module.clashes(found, URI, ["stable"], "amd64", "") == []
-
-
-def test_architecture_in_addresses(module: ModuleType) -> None:
-    assert module.same_source("http://v.example/deb/$(ARCH)", "http://v.example/deb/amd64/", "amd64")
-    assert not module.same_source("http://v.example/deb/$(ARCH)", "http://v.example/deb/amd64/", "arm64")
-
-
-def test_apts_complaint_is_short(module: ModuleType) -> None:
-    text = "W: GPG error\nE: Failed to fetch X\nE: Some index files failed to download. They have been ignored.\n"
-    assert module.apt_complaint(text) == "Failed to fetch X"
-    assert module.apt_complaint("W: only a warning\n") == "W: only a warning"
-
-
 # -- the module
 
 APT_GET = """
 echo "$@" >> "$STATE/apt-get.log"
-if [ -e "$STATE/broken" ]; then echo "E: Missing key, which is needed to verify signature." >&2; exit 100; fi
+# What lies on the host while apt reads, and what it reads.
+find "$STATE/root/etc" -type f 2>/dev/null | wc -l >> "$STATE/written"
+for word; do case "$word" in Dir::Etc::sourcelist=*) cat "${word#*=}" > "$STATE/trial";; esac; done
+cp "$(sed -n 's/^Signed-By: //p' "$STATE/trial")" "$STATE/trial.gpg"
+if [ -e "$STATE/broken" ]; then cat "$STATE/broken" >&2; exit 100; fi
 mkdir -p "$STATE/root/var/lib/apt/lists"
 touch "$STATE/root/var/lib/apt/lists/vendor.example_repos_debian13_x86%5f64_InRelease"
 """
@@ -193,7 +157,7 @@ def args(tmp_path: Path, keys: Path, program: Callable[[str, str], None]) -> dic
         "fingerprint_variable": "vendor_fingerprint",
         "root": str(tmp_path / "root"),
         "record": str(tmp_path / "root/var/lib/vllm-edge/keys.json"),
-        "preferences": "Package: tool\nPin: version 1\nPin-Priority: 1001\n",
+        "uri_variable": "vendor_url",
     }
 
 
@@ -220,7 +184,6 @@ def test_first_use_is_recorded_and_second_run_changes_nothing(
     written = files(tmp_path)
     assert written["etc/apt/keyrings/vendor.gpg"] == module.dearmour((keys / "ed25519.asc").read_bytes())
     assert "Signed-By: /etc/apt/keyrings/vendor.gpg" in written["etc/apt/sources.list.d/vendor.sources"].decode()
-    assert b"Pin: version 1" in written["etc/apt/preferences.d/vendor"]
     assert json.loads(written["var/lib/vllm-edge/keys.json"])["vendor"]["fingerprints"] == [ED25519]
 
     (tmp_path / "vendor.asc").unlink()  # a checked key is not downloaded again
@@ -261,23 +224,39 @@ def test_known_key_with_another_beside_it_is_refused(
     assert run(run_role_module, args, fingerprint=f"{RSA},{ED25519}")["rc"] == 0
 
 
+UNSIGNED = """E: Failed to fetch http://vendor.example/repos/debian13/x86_64/InRelease  Sub-process /usr/bin/sqv \
+returned an error code (1), error message is: Missing key D348, which is needed to verify signature.
+E: Some index files failed to download. They have been ignored, or old ones used instead.
+"""
+
+
 @pytest.mark.parametrize("installed", [False, True])
-def test_what_apt_cannot_read_is_put_back(
-    run_role_module: RunModule, args: dict[str, Any], tmp_path: Path, keys: Path, installed: bool
+def test_what_apt_cannot_read_is_never_written(
+    run_role_module: RunModule, args: dict[str, Any], tmp_path: Path, keys: Path, module: ModuleType, installed: bool
 ) -> None:
     if installed:
         run(run_role_module, args)
     before = files(tmp_path)
-    (tmp_path / "broken").touch()
+    (tmp_path / "broken").write_text(UNSIGNED)
+    (tmp_path / "written").unlink(missing_ok=True)
     shutil.copy(keys / "rsa-with-subkey.asc", tmp_path / "vendor.asc")
     result = run(run_role_module, args, fingerprint=RSA)
-    assert result["rc"] == 1 and "Missing key" in result["msg"]
+    assert result["rc"] == 1
+    assert "was not added, and nothing was changed" in result["msg"]
+    assert f"not signed by the key {RSA} of {args['key_url']}" in result["msg"] and "Missing key D348" in result["msg"]
+    assert "vendor_url" in result["msg"] and "Some index files" not in result["msg"]
     assert files(tmp_path) == before
+    # A run that is cut off while apt reads leaves nothing either.
+    assert (tmp_path / "written").read_text().split() == [str(sum(name.startswith("etc") for name in before))]
+    # apt was asked with what would have been written, from elsewhere, and nothing is left there.
+    trial = (tmp_path / "trial").read_text()
+    assert f"URIs: {URI}\n" in trial
+    keyring = Path(re.findall(r"^Signed-By: (.*)$", trial, re.MULTILINE)[0])
+    assert (tmp_path / "trial.gpg").read_bytes() == module.dearmour((keys / "rsa-with-subkey.asc").read_bytes())
+    assert not keyring.parent.exists()
 
 
-@pytest.mark.parametrize(
-    "damage", ["etc/apt/keyrings/vendor.gpg", "etc/apt/sources.list.d/vendor.sources", "etc/apt/preferences.d/vendor"]
-)
+@pytest.mark.parametrize("damage", ["etc/apt/keyrings/vendor.gpg", "etc/apt/sources.list.d/vendor.sources"])
 def test_damage_is_repaired_as_foreseen(
     run_role_module: RunModule, args: dict[str, Any], tmp_path: Path, damage: str
 ) -> None:
@@ -306,7 +285,7 @@ def test_the_same_repository_elsewhere_is_named(
 ) -> None:
     other = tmp_path / "root/etc/apt/sources.list.d/cuda.list"
     other.parent.mkdir(parents=True)
-    other.write_text(ONE_LINE)
+    other.write_text("deb [arch=amd64] http://vendor.example/repos/debian13/x86_64 /\n")
     result = run(run_role_module, args)
     assert result["rc"] == 1 and str(other) in result["msg"]
 

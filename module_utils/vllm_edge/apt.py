@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""apt for the role apt_repository: its sources, one way to call it, and what it says in an operator's words.
+
+apt and dpkg print in English here (LC_ALL=C); each text that is read was seen with apt 2.6 or 3.0.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from urllib.parse import unquote, urlsplit
+
+Run = Callable[[list[str]], tuple[int, str, str]]
+"""Runs a command in the C locale: exit status, standard output, standard error."""
+
+LOCK_VARIABLE = "apt_repository_lock_timeout_s"
+TIMEOUT_VARIABLE = "apt_repository_timeout_s"
+POLL_S = 1.0
+
+
+# -- sources
+
+
+@dataclass(frozen=True)
+class Source:
+    """One apt source as some file on the host defines it."""
+
+    uri: str
+    suite: str
+    path: str
+
+
+def parse_one_line_sources(text: str, path: str) -> list[Source]:
+    """The sources of a classic .list file."""
+    found = []
+    for line in text.splitlines():
+        match = re.match(r"\s*deb\s+(?:\[[^]]*\]\s*)?(\S+)\s+(\S+)", line)
+        if match:
+            found.append(Source(match[1], match[2], path))
+    return found
+
+
+def parse_deb822_sources(text: str, path: str) -> list[Source]:
+    """The enabled binary sources of a .sources file."""
+    found = []
+    for stanza in re.split(r"\n\s*\n", text):
+        lines = [line for line in stanza.splitlines() if not line.startswith("#")]
+        fields: dict[str, str] = {}
+        name = ""
+        for line in lines:
+            if line[:1] in (" ", "\t"):
+                fields[name] = fields.get(name, "") + " " + line.strip()
+            elif ":" in line:
+                name, _, value = line.partition(":")
+                name = name.strip().lower()
+                fields[name] = value.strip()
+        enabled = fields.get("enabled", "yes").lower() not in ("no", "false", "0", "off")
+        if not enabled or "deb" not in fields.get("types", "").split():
+            continue
+        found += [Source(u, s, path) for u in fields.get("uris", "").split() for s in fields.get("suites", "").split()]
+    return found
+
+
+def read_sources(root: str) -> list[Source]:
+    """The sources of all files that apt reads."""
+    etc = os.path.join(root, "etc/apt")
+    found: list[Source] = []
+    for path in [os.path.join(etc, "sources.list"), *sorted(glob.glob(os.path.join(etc, "sources.list.d/*")))]:
+        parse = {".sources": parse_deb822_sources, ".list": parse_one_line_sources}.get(os.path.splitext(path)[1])
+        if parse and os.path.isfile(path):
+            with open(path, encoding="utf-8", errors="replace") as file:
+                found += parse(file.read(), path)
+    return found
+
+
+def same_source(one: str, other: str, architecture: str) -> bool:
+    """Whether two addresses name one repository for apt."""
+    normal = [uri.replace("$(ARCH)", architecture).rstrip("/") for uri in (one, other)]
+    return normal[0] == normal[1]
+
+
+def clashes(sources: list[Source], uri: str, suites: list[str], architecture: str, own: str) -> list[Source]:
+    """Sources of other files that define what ours defines: apt refuses two Signed-By for one repository."""
+    return [
+        source
+        for source in sources
+        if source.path != own and source.suite in suites and same_source(source.uri, uri, architecture)
+    ]
+
+
+# -- a call
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long apt may wait, and for what."""
+
+    lock_s: int
+    """For another program that holds one of apt's locks."""
+    silence_s: int
+    """For a server that does not answer."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call of apt-get ended."""
+
+    ok: bool
+    text: str
+    waited_s: float
+    """For a lock."""
+
+
+def apt_get(
+    run: Run,
+    arguments: Sequence[str],
+    limits: Limits,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Outcome:
+    """apt-get, which waits for locks as long as it may, and never long for a server that does not answer.
+
+    The locks are waited for here: DPkg::Lock::Timeout knows dpkg's lock alone, not those of the indexes and archives.
+    """
+    network = [f"Acquire::{scheme}::Timeout={limits.silence_s}" for scheme in ("http", "https")]
+    options = [word for option in (*network, "Acquire::Retries=1") for word in ("-o", option)]
+    begin = clock()
+    while True:
+        code, out, err = run(["apt-get", *options, *arguments])
+        waited = clock() - begin
+        locked = code != 0 and find_lock(err) is not None
+        if not locked or waited >= limits.lock_s:
+            return Outcome(code == 0, f"{out}\n{err}", waited)
+        sleep(POLL_S)
+
+
+# -- what it said
+
+
+class Kind(Enum):
+    """What went wrong with one file, as far as the remedy differs."""
+
+    UNREACHABLE = "unreachable"
+    MISSING = "missing"
+    DAMAGED = "damaged"
+    UNTRUSTED = "untrusted"
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A lock that somebody else holds; pid and name where apt could tell them."""
+
+    path: str
+    pid: int | None = None
+    holder: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One file that could not be had."""
+
+    url: str
+    said: str
+
+    @property
+    def kind(self) -> Kind:
+        if re.search(r"signature|NO_PUBKEY|Missing key|no longer signed|not signed|EXPKEYSIG|REVKEYSIG", self.said):
+            return Kind.UNTRUSTED
+        if re.search(r"Hash Sum mismatch|unexpected size|weak security information", self.said):
+            return Kind.DAMAGED
+        if re.search(r"^404\b|does not have a Release file|No such file or directory|File not found", self.said):
+            return Kind.MISSING
+        return Kind.UNREACHABLE
+
+    @property
+    def package(self) -> str:
+        """Name and version where the file is a package."""
+        name, _, rest = unquote(self.url.rpartition("/")[2]).partition("_")
+        return f"{name} {rest.partition('_')[0]}" if self.url.endswith(".deb") else ""
+
+
+def find_lock(text: str) -> Lock | None:
+    """The lock that apt could not get."""
+    match = re.search(r"Could not get lock (\S+?)\.?\s(?:It is held by process (\d+) \((.*?)\))?", text)
+    if match:
+        return Lock(match[1], int(match[2]) if match[2] else None, match[3] or "")
+    match = re.search(r"Unable to (?:lock directory|acquire the dpkg frontend lock) \(?([^\s),]+)", text)
+    return Lock(match[1]) if match else None
+
+
+def find_failures(text: str) -> list[Failure]:
+    """The files that could not be had, in the order of apt's summary, which calls them errors or only warnings."""
+    # After a second try the summary says only "Unable to connect to HOST:http:"; the reason stands above it.
+    lines = re.findall(r"^\s+(Could not (?:connect to|resolve) '?([^:'\s]+).*)$", text, re.MULTILINE)
+    reasons = {host: said for said, host in lines}
+    found: list[Failure] = []
+    for match in re.finditer(r"^[EW]: Failed to fetch (\S+)\s+(.*)$", text, re.MULTILINE):
+        url, said = match[1], " ".join(match[2].split())
+        if said.startswith("Unable to connect to"):
+            said = reasons.get(urlsplit(url).hostname or "", said.rstrip(":"))
+        found.append(Failure(url, said))
+    # apt 2.6 says first why a signature is not good, and then that there is none.
+    signatures = dict(re.findall(r"^W: GPG error: (\S+)\s.*?: (The .*)$", text, re.MULTILINE))
+    for match in re.finditer(r"^[EW]: (The repository '(\S+)\s.*' (?:is|does) .*)$", text, re.MULTILINE):
+        found.append(Failure(match[2], signatures.get(match[2], " ".join(match[1].split()))))
+    return found
+
+
+def complaint(text: str) -> str:
+    """What apt calls an error, without what follows from it and without its lists of hashes."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    follows = ("Some index files failed", "Some files failed to download", "The following information from --solver")
+    errors = [line[3:] for line in lines if line.startswith("E: ") and not line[3:].startswith(follows)]
+    # What does not fit together is no line with "E:".
+    errors += [line for line in lines if re.match(r"\S+ : (Depends|Conflicts|Breaks): ", line)]
+    return " ".join(errors or lines[-3:])
+
+
+def no_lock(lock: Lock, waited_s: float) -> str:
+    """Why apt could not begin, and what an operator does about it."""
+    who = f"{lock.holder} (process {lock.pid})" if lock.pid else "another program"
+    look = f'"ps -fp {lock.pid}" shows what it does' if lock.pid else f'"fuser -v {lock.path}" names it'
+    return (
+        f"{who} holds {lock.path}, and was waited for {waited_s:.0f} s ({LOCK_VARIABLE}). {look}; let it finish and "
+        f"run again, or set {LOCK_VARIABLE} higher. Do not remove the file: two programs at once ruin dpkg's database."
+    )
+
+
+def place(url: str, sources: Iterable[Source], variables: Mapping[str, str]) -> tuple[str, str]:
+    """The repository of a file, and where an operator names it: a variable of ours or a file on the host."""
+    inside = [source for source in sources if url.startswith(source.uri.rstrip("/") + "/") or url == source.uri]
+    if not inside:
+        parts = urlsplit(url)
+        return f"{parts.scheme}://{parts.netloc}", "the sources of apt"
+    source = max(inside, key=lambda source: len(source.uri))
+    mine = [name for uri, name in variables.items() if uri.rstrip("/") == source.uri.rstrip("/")]
+    return source.uri, mine[0] if mine else source.path
+
+
+def remedy(kind: Kind, where: str, silence_s: int) -> str:
+    """What an operator does about a file that could not be had."""
+    if kind is Kind.UNREACHABLE:
+        return (
+            f"Make it reachable from the host (route, firewall, DNS; proxy in /etc/apt/apt.conf.d), or name a mirror "
+            f"of it in {where}. A server may be silent for {silence_s} s ({TIMEOUT_VARIABLE})."
+        )
+    if kind is Kind.MISSING:
+        return f"The usual causes are a wrong address in {where} and a mirror that is half updated."
+    if kind is Kind.DAMAGED:
+        return (
+            "It was thrown away. A mirror that is half updated or a proxy that keeps old files is the usual cause: try "
+            f"later, empty the proxy's cache, or name another mirror in {where}."
+        )
+    return "Whoever signs it decides what is installed as root: compare its key with what its owner publishes."
+
+
+VERBS = {
+    Kind.UNREACHABLE: "could not be downloaded from",
+    Kind.MISSING: "is not to be had from",
+    Kind.DAMAGED: "is not what the signed index describes, coming from",
+    Kind.UNTRUSTED: "was not accepted from",
+}
+
+
+def describe(
+    failures: Sequence[Failure], sources: Sequence[Source], variables: Mapping[str, str], silence_s: int
+) -> str:
+    """Files that could not be had: which, from where, why, what would do. All of one repository and kind at once."""
+    groups: dict[tuple[str, str, Kind], list[Failure]] = {}
+    for failure in failures:
+        groups.setdefault((*place(failure.url, sources, variables), failure.kind), []).append(failure)
+    told = []
+    for (repository, where, kind), members in groups.items():
+        files = dict.fromkeys(member.package or "the index" for member in members)
+        verb = VERBS[kind] if len(files) == 1 else VERBS[kind].replace("is not", "are not").replace("was", "were")
+        said = members[0].said.rstrip(".")
+        told.append(f"{', '.join(files)} {verb} {repository} ({where}): {said}. {remedy(kind, where, silence_s)}")
+    return " ".join(told)
+
+
+def unknown_packages(text: str) -> list[tuple[str, str]]:
+    """Packages that no index lists, with the version that was asked for (empty where none was)."""
+    found = [
+        (name, version) for version, name in re.findall(r"^E: Version '(.+)' for '(.+)' was not found", text, re.M)
+    ]
+    found += [(name, "") for name in re.findall(r"^E: Unable to locate package (\S+)", text, re.M)]
+    found += [(name, "") for name in re.findall(r"^E: Package '(.+)' has no installation candidate", text, re.M)]
+    return found
+
+
+def parse_madison(text: str) -> dict[str, list[str]]:
+    """Versions by package, newest first, from apt-cache madison."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) == 3 and cells[1] not in found.setdefault(cells[0], []):
+            found[cells[0]].append(cells[1])
+    return found
+
+
+def describe_unknown(unknown: Sequence[tuple[str, str]], offered: Mapping[str, Sequence[str]], variable: str) -> str:
+    """Packages that no repository of the host has, and what there is instead."""
+    told = []
+    for name, version in unknown:
+        have = offered.get(name, [])
+        there = f" (there is {', '.join(have[:5])}{', and more' if len(have) > 5 else ''})" if have else ""
+        told.append(f"{name} {version}".strip() + there)
+    way = f"set {variable} to what there is" if variable else "name a repository that has it"
+    return f"No repository of this host has {', '.join(told)}: {way}, or bring what is missing to the mirror."
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked of apt, in an operator's words."""
+
+    purpose: str
+    """What the packages make up: "the container toolkit"."""
+    version_variable: str
+    """Chooses the version; empty where none does."""
+    variables: Mapping[str, str]
+    """Which variable names a repository, by its address."""
+    limits: Limits
+
+
+def why_not_installed(
+    request: Request,
+    outcome: Outcome,
+    update: str,
+    sources: Sequence[Source],
+    offered: Mapping[str, Sequence[str]],
+) -> str:
+    """One paragraph: what failed, whether something was changed, what would do.
+
+    update is what reading the indexes said, offered what they have of the packages that were asked for.
+    """
+    text = outcome.text
+    told = f"{request.purpose} could not be installed"
+    if "dpkg was interrupted" in text:
+        return (
+            f'{told}: an earlier run of dpkg on this host was cut off. Nothing was changed: run "dpkg --configure -a", '
+            f'see that "dpkg --audit" is silent, and run again.'
+        )
+    if "/usr/bin/dpkg returned an error" in text or "Errors were encountered while processing" in text:
+        return (
+            f"{told}: dpkg failed half way: {complaint(text)}. What it said is in /var/log/apt/term.log. Repair the "
+            f'cause, run "dpkg --configure -a", see that "dpkg --audit" is silent, and run again.'
+        )
+    told += ", and nothing was changed: "
+    if lock := find_lock(text):
+        return told + no_lock(lock, outcome.waited_s)
+    silence = request.limits.silence_s
+    if failures := find_failures(text):
+        return told + describe(failures, sources, request.variables, silence)
+    if unknown := unknown_packages(text):
+        told += describe_unknown(unknown, offered, request.version_variable)
+        # An index that could not be read may be the very one that has it.
+        unread = find_failures(update)
+        also = describe(unread, sources, request.variables, silence)
+        return f"{told} Not every index could be read: {also}" if unread else told
+    return f"{told}{complaint(text).rstrip('.')}."
+
+
+def why_unread(uri: str, key: str, uri_variable: str, outcome: Outcome, limits: Limits) -> str:
+    """Why a repository was not added: one paragraph, as above."""
+    told = f"The repository {uri} was not added, and nothing was changed: "
+    if lock := find_lock(outcome.text):
+        return told + no_lock(lock, outcome.waited_s)
+    failures = find_failures(outcome.text)
+    if not failures:
+        return f"{told}apt says: {complaint(outcome.text).rstrip('.')}."
+    failure = failures[0]
+    if failure.kind is Kind.UNTRUSTED:
+        return (
+            f"{told}its index is not signed by {key}: {failure.said.rstrip('.')}. Whoever signs it decides what is "
+            f"installed as root: see that {uri_variable} is the right place, and compare the key with what its owner "
+            f"publishes."
+        )
+    return f"{told}{failure.said.rstrip('.')}. {remedy(failure.kind, uri_variable, limits.silence_s)}"

@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What apt says, as apt 2.6.1 and 3.0.3 said it, in an operator's words; and how long it is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge import apt
+
+RunModule = Callable[..., dict[str, Any]]
+VENDOR = "http://vendors.lab/libnvidia-container/stable/deb/amd64"
+LIMITS = apt.Limits(lock_s=300, silence_s=20)
+
+REFUSED = f"""Ign:1 {VENDOR}  libnvidia-container-tools 1.18.2-1
+Ign:2 {VENDOR}  libnvidia-container1 1.18.2-1
+Err:2 {VENDOR}  libnvidia-container1 1.18.2-1
+  Unable to connect to vendors.lab:http:
+Err:1 {VENDOR}  libnvidia-container-tools 1.18.2-1
+  Could not connect to vendors.lab:80 (127.0.0.1). - connect (111: Connection refused)
+  Unable to connect to vendors.lab:http:
+E: Failed to fetch {VENDOR}/./libnvidia-container-tools_1.18.2-1_amd64.deb  Unable to connect to vendors.lab:http:
+E: Failed to fetch {VENDOR}/./libnvidia-container1_1.18.2-1_amd64.deb  Unable to connect to vendors.lab:http:
+E: Some files failed to download
+"""
+GONE = f"""Err:1 {VENDOR}  libnvidia-container-tools 1.18.2-1
+  404  Not Found [IP: 127.0.0.1 80]
+E: Failed to fetch {VENDOR}/./libnvidia-container-tools_1.18.2-1_amd64.deb  404  Not Found [IP: 127.0.0.1 80]
+E: Some files failed to download
+"""
+DAMAGED = f"""Err:1 {VENDOR}  libnvidia-container1 1.18.2-1
+  Hash Sum mismatch
+  Hashes of expected file:
+   - SHA256:a74d38d059fe86b18177f44d0a1327d1e6ca8392592a8e80b73ffe919f5383dc
+E: Failed to fetch {VENDOR}/./libnvidia-container1_1.18.2-1_amd64.deb  Hash Sum mismatch
+   Hashes of expected file:
+    - SHA256:a74d38d059fe86b18177f44d0a1327d1e6ca8392592a8e80b73ffe919f5383dc
+   Last modification reported: Sat, 21 Nov 2026 13:26:25 +0000
+E: Some files failed to download
+"""
+DROPPED = """Ign:1 http://deb.debian.org/debian trixie InRelease
+Err:2 http://deb.debian.org/debian sid InRelease
+  Unable to connect to deb.debian.org:http:
+Err:1 http://deb.debian.org/debian trixie InRelease
+  Could not connect to deb.debian.org:80 (192.0.2.1), connection timed out
+  Unable to connect to deb.debian.org:http:
+Reading package lists...
+W: Failed to fetch http://deb.debian.org/debian/dists/trixie/InRelease  Unable to connect to deb.debian.org:http:
+W: Failed to fetch http://deb.debian.org/debian/dists/sid/InRelease  Unable to connect to deb.debian.org:http:
+W: Some index files failed to download. They have been ignored, or old ones used instead.
+"""
+OTHER_KEY = f"""Err:1 {VENDOR}  InRelease
+  Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key D348, which is needed.
+W: An error occurred during the signature verification. The repository is not updated.
+E: Failed to fetch {VENDOR}/InRelease  Sub-process /usr/bin/sqv returned an error code (1), error message is: \
+Missing key D348, which is needed.
+E: Some index files failed to download. They have been ignored, or old ones used instead.
+"""
+OTHER_KEY_2_6 = f"""W: GPG error: {VENDOR}  InRelease: The following signatures couldn't be verified because the public \
+key is not available: NO_PUBKEY 3CA72DAF9D6BD530
+E: The repository '{VENDOR}  InRelease' is not signed.
+"""
+UNSIGNED = f"E: The repository '{VENDOR}  Release' is no longer signed.\n"
+NO_REPOSITORY = f"E: The repository '{VENDOR}  Release' does not have a Release file.\n"
+LOCKED = """E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 2666 (unattended-upgr)
+E: Unable to acquire the dpkg frontend lock (/var/lib/dpkg/lock-frontend), is another process using it?
+"""
+LOCKED_LISTS = """E: Could not get lock /var/lib/apt/lists/lock. It is held by process 2672 (packagekitd)
+E: Unable to lock directory /var/lib/apt/lists/
+"""
+LOCKED_UNKNOWN = """E: Could not get lock /var/lib/apt/lists/lock - open (11: Resource temporarily unavailable)
+E: Unable to lock directory /var/lib/apt/lists/
+"""
+NOT_OFFERED = """Package nvidia-container-toolkit is not available, but is referred to by another package.
+E: Version '9.9.9-1' for 'nvidia-container-toolkit' was not found
+E: Unable to locate package nonsense
+E: Package 'docker-ce' has no installation candidate
+"""
+UNMET = """The following packages have unmet dependencies:
+ nvidia-container-toolkit : Depends: nvidia-container-toolkit-base (= 1.20.0-1) but 1.18.2-1 is to be installed
+                            Depends: libnvidia-container-tools (= 1.20.0-1) but 1.18.2-1 is to be installed
+E: Unable to correct problems, you have held broken packages.
+E: The following information from --solver 3.0 may provide additional context:
+   Unable to satisfy dependencies. Reached two conflicting decisions:
+"""
+INTERRUPTED = "E: dpkg was interrupted, you must manually run 'sudo dpkg --configure -a' to correct the problem. \n"
+DPKG_FAILED = """Errors were encountered while processing:
+ /var/cache/apt/archives/nvidia-persistenced.deb
+E: Sub-process /usr/bin/dpkg returned an error code (1)
+"""
+
+SOURCES = [
+    apt.Source(f"{VENDOR}/", "/", "/etc/apt/sources.list.d/vllm-edge-toolkit.sources"),
+    apt.Source("http://deb.debian.org/debian", "trixie", "/etc/apt/sources.list"),
+]
+REQUEST = apt.Request("the container toolkit", "toolkit_version", {f"{VENDOR}/": "toolkit_url"}, LIMITS)
+UNTOUCHED = "nothing was changed"
+
+
+def why(text: str, update: str = "", offered: dict[str, list[str]] | None = None) -> str:
+    message = apt.why_not_installed(REQUEST, apt.Outcome(False, text, 301.2), update, SOURCES, offered or {})
+    assert "\n" not in message and message.startswith("the container toolkit could not be installed")
+    assert "  " not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (REFUSED, apt.Kind.UNREACHABLE),
+        (DROPPED, apt.Kind.UNREACHABLE),
+        (GONE, apt.Kind.MISSING),
+        (NO_REPOSITORY, apt.Kind.MISSING),
+        (DAMAGED, apt.Kind.DAMAGED),
+        (OTHER_KEY, apt.Kind.UNTRUSTED),
+        (OTHER_KEY_2_6, apt.Kind.UNTRUSTED),
+        (UNSIGNED, apt.Kind.UNTRUSTED),
+    ],
+)
+def test_kinds_of_failures(text: str, kind: apt.Kind) -> None:
+    assert {failure.kind for failure in apt.find_failures(text)} == {kind}
+
+
+def test_unreachable_names_packages_repository_reason_and_variable() -> None:
+    message = why(REFUSED)
+    assert (
+        f"libnvidia-container-tools 1.18.2-1, libnvidia-container1 1.18.2-1 could not be downloaded from {VENDOR}/ "
+        "(toolkit_url): Could not connect to vendors.lab:80 (127.0.0.1). - connect (111: Connection refused). "
+        in message
+    )
+    assert "mirror of it in toolkit_url" in message and "20 s (apt_repository_timeout_s)" in message
+    assert UNTOUCHED in message
+
+
+def test_a_package_of_the_distribution_is_told_with_its_source_file() -> None:
+    failed = REFUSED.replace(VENDOR + "/.", "http://deb.debian.org/debian/pool/main/d").replace("1.18.2-1", "26%2bd")
+    message = why(failed.replace("vendors.lab", "deb.debian.org"))
+    assert (
+        "libnvidia-container1 26+d could not be downloaded from http://deb.debian.org/debian (/etc/apt/sources.list): "
+    )
+    assert "libnvidia-container-tools 26+d, libnvidia-container1 26+d could not be downloaded" in message
+    assert "from http://deb.debian.org/debian (/etc/apt/sources.list): Could not connect" in message
+
+
+def test_gone_and_damaged_files() -> None:
+    assert "libnvidia-container-tools 1.18.2-1 is not to be had from" in why(GONE)
+    assert ": 404 Not Found [IP: 127.0.0.1 80]. " in why(GONE) and UNTOUCHED in why(GONE)
+    damaged = why(DAMAGED)
+    assert f"libnvidia-container1 1.18.2-1 is not what the signed index describes, coming from {VENDOR}/" in damaged
+    assert ": Hash Sum mismatch. It was thrown away." in damaged and UNTOUCHED in damaged
+    assert "SHA256" not in damaged
+
+
+def test_a_lock_is_told_with_its_holder() -> None:
+    message = why(LOCKED)
+    assert "unattended-upgr (process 2666) holds /var/lib/dpkg/lock-frontend, and was waited for 301 s" in message
+    assert "apt_repository_lock_timeout_s" in message and '"ps -fp 2666"' in message and UNTOUCHED in message
+    assert apt.find_lock(LOCKED_LISTS) == apt.Lock("/var/lib/apt/lists/lock", 2672, "packagekitd")
+    assert apt.find_lock(LOCKED_UNKNOWN) == apt.Lock("/var/lib/apt/lists/lock")
+    assert '"fuser -v /var/lib/apt/lists/lock"' in why(LOCKED_UNKNOWN)
+    assert apt.find_lock(REFUSED) is None
+
+
+def test_versions_that_are_not_there() -> None:
+    message = why(NOT_OFFERED, offered={"nvidia-container-toolkit": ["1.20.0-1", "1.18.2-1"]})
+    assert "No repository of this host has nvidia-container-toolkit 9.9.9-1 (there is 1.20.0-1, 1.18.2-1)" in message
+    assert ", nonsense, docker-ce: set toolkit_version to what there is" in message and UNTOUCHED in message
+    assert "Not every index" not in message
+    unread = why(NOT_OFFERED, update=DROPPED)
+    assert (
+        "Not every index could be read: the index could not be downloaded from http://deb.debian.org/debian " in unread
+    )
+    assert unread.count("connection timed out") == 1
+
+
+def test_dpkg_itself() -> None:
+    assert '"dpkg --configure -a"' in why(INTERRUPTED) and "Nothing was changed" in why(INTERRUPTED)
+    failed = why(DPKG_FAILED)
+    assert "dpkg failed half way" in failed and "term.log" in failed and UNTOUCHED not in failed.lower()
+
+
+def test_other_errors_are_apts_own_and_short() -> None:
+    message = why(UNMET)
+    assert "Unable to correct problems, you have held broken packages." in message
+    assert "nvidia-container-toolkit : Depends: nvidia-container-toolkit-base (= 1.20.0-1)" in message
+    assert "solver" not in message and UNTOUCHED in message
+    assert apt.complaint("W: only a warning\n") == "W: only a warning"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (OTHER_KEY, "Missing key D348"),
+        (OTHER_KEY_2_6, "NO_PUBKEY 3CA72DAF9D6BD530"),
+        (UNSIGNED, "is no longer signed"),
+    ],
+)
+def test_a_repository_that_another_key_signs(text: str, said: str) -> None:
+    message = apt.why_unread(VENDOR, "the key ABCD of key.asc", "toolkit_url", apt.Outcome(False, text, 0), LIMITS)
+    assert message.startswith(f"The repository {VENDOR} was not added, and nothing was changed: ")
+    assert "is not signed by the key ABCD of key.asc" in message and said in message and "toolkit_url" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (DROPPED, "connection timed out. Make it reachable"),
+        (NO_REPOSITORY, "does not have a Release file. The usual causes are a wrong address in toolkit_url"),
+        (LOCKED_LISTS, "packagekitd (process 2672) holds /var/lib/apt/lists/lock"),
+        ("E: Malformed entry 1\n", "apt says: Malformed entry 1."),
+    ],
+)
+def test_a_repository_that_cannot_be_read(text: str, said: str) -> None:
+    message = apt.why_unread(VENDOR, "the key", "toolkit_url", apt.Outcome(False, text, 7), LIMITS)
+    assert said in message and UNTOUCHED in message
+
+
+# -- sources
+
+URI = "http://vendor.example/repos/debian13/x86_64/"
+ONE_LINE = """
+# deb http://commented.example /
+deb [arch=amd64 signed-by=/x.gpg] http://vendor.example/repos/debian13/x86_64 /
+deb-src http://vendor.example/repos/debian13/x86_64/ /
+"""
+DEB822 = """Types: deb deb-src
+URIs: http://vendor.example/repos/debian13/x86_64/
+ http://second.example/
+# a remark
+Suites: /
+Signed-By: /x.gpg
+
+Types: deb
+URIs: http://off.example/
+Suites: /
+Enabled: no
+"""
+
+
+def test_sources_of_both_formats(tmp_path: Path) -> None:
+    directory = tmp_path / "etc/apt/sources.list.d"
+    directory.mkdir(parents=True)
+    for name, text in (("a.list", ONE_LINE), ("b.sources", DEB822), ("c.list.save", ONE_LINE)):
+        (directory / name).write_text(text)
+    found = apt.read_sources(str(tmp_path))
+    assert [(source.uri, source.suite, Path(source.path).name) for source in found] == [
+        ("http://vendor.example/repos/debian13/x86_64", "/", "a.list"),
+        ("http://vendor.example/repos/debian13/x86_64/", "/", "b.sources"),
+        ("http://second.example/", "/", "b.sources"),
+    ]
+    own = str(directory / "b.sources")
+    assert [source.path for source in apt.clashes(found, URI, ["/"], "amd64", own)] == [str(directory / "a.list")]
+    assert apt.clashes(found, URI, ["stable"], "amd64", "") == []
+
+
+def test_architecture_in_addresses() -> None:
+    assert apt.same_source("http://v.example/deb/$(ARCH)", "http://v.example/deb/amd64/", "amd64")
+    assert not apt.same_source("http://v.example/deb/$(ARCH)", "http://v.example/deb/amd64/", "arm64")
+
+
+# -- a call
+
+
+class Clock:
+    """Time that passes only where somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def call(answers: Sequence[tuple[int, str, str]], limits: apt.Limits) -> tuple[apt.Outcome, list[list[str]]]:
+    clock, commands = Clock(), []
+
+    def run(command: list[str]) -> tuple[int, str, str]:
+        commands.append(command)
+        return answers[min(len(commands), len(answers)) - 1]
+
+    return apt.apt_get(run, ["update"], limits, clock=clock, sleep=clock.sleep), commands
+
+
+def test_a_lock_is_waited_for_until_it_is_free() -> None:
+    outcome, commands = call([(100, "", LOCKED), (100, "", LOCKED_LISTS), (0, "Done", "")], LIMITS)
+    assert outcome.ok and outcome.waited_s == 2 and len(commands) == 3
+
+
+def test_a_lock_is_waited_for_as_long_as_stated() -> None:
+    outcome, _ = call([(100, "", LOCKED)], apt.Limits(lock_s=7, silence_s=20))
+    assert not outcome.ok and outcome.waited_s == 7
+    assert apt.find_lock(outcome.text)
+
+
+def test_other_failures_are_not_tried_again_and_silence_has_an_end() -> None:
+    outcome, (command,) = call([(100, "", REFUSED)], apt.Limits(lock_s=300, silence_s=9))
+    assert not outcome.ok
+    assert {"Acquire::http::Timeout=9", "Acquire::https::Timeout=9", "Acquire::Retries=1"} < set(command)
+    assert command[-1] == "update"
+
+
+# -- the module
+
+APT_GET = """
+echo "$@" >> "$STATE/apt-get.log"
+for word; do
+  case "$word" in
+    update) cat "$STATE/update" >&2 2>/dev/null; exit 0;;
+    install)
+      if [ -e "$STATE/install" ]; then cat "$STATE/install" >&2; exit 100; fi
+      cat "$STATE/done"; exit 0;;
+  esac
+done
+"""
+
+
+@pytest.fixture
+def args(tmp_path: Path, program: Callable[[str, str], None]) -> dict[str, Any]:
+    program("apt-get", APT_GET)
+    program("apt-cache", 'case $1 in madison) cat "$STATE/madison";; pkgnames) echo "$2"580; echo "$2"590;; esac')
+    (tmp_path / "madison").write_text(
+        f"toolkit | 1.20.0-1 | {VENDOR}  Packages\ntoolkit | 1.18.2-1 | {VENDOR} Packages\n"
+    )
+    (tmp_path / "done").write_text(
+        "0 upgraded, 1 newly installed, 0 to remove and 0 not upgraded.\nSetting up toolkit (9-1) ...\n"
+    )
+    return {
+        "packages": ["toolkit=9-1"],
+        "purpose": "the toolkit",
+        "version_variable": "toolkit_version",
+        "root": str(tmp_path),
+    }
+
+
+def run(run_role_module: RunModule, args: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return run_role_module("apt_repository", "apt_packages", {**args, **more})
+
+
+def test_packages_are_installed(run_role_module: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
+    result = run(run_role_module, args, absent=["old"], replace=True)
+    assert (result["changed"], result["installed"]) == (True, ["toolkit 9-1"])
+    update, install = (tmp_path / "apt-get.log").read_text().splitlines()
+    assert update.endswith(" update")
+    assert install.endswith(" --allow-downgrades --allow-change-held-packages toolkit=9-1 old-")
+    (tmp_path / "done").write_text("0 upgraded, 0 newly installed, 0 to remove and 3 not upgraded.\n")
+    assert run(run_role_module, args, update=False)["changed"] is False
+    assert "--allow" not in (tmp_path / "apt-get.log").read_text().splitlines()[-1]
+    assert len((tmp_path / "apt-get.log").read_text().splitlines()) == 3
+    (tmp_path / "done").write_text("0 upgraded, 0 newly installed, 1 downgraded, 0 to remove and 3 not upgraded.\n")
+    assert run(run_role_module, args)["changed"] is True
+
+
+def test_an_index_of_others_that_cannot_be_read_is_a_warning(
+    run_role_module: RunModule, args: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "update").write_text(DROPPED)
+    result = run(run_role_module, args)
+    assert result["rc"] == 0
+    assert "connection timed out" in str(result["warnings"])
+
+
+def test_failures_name_what_there_is(run_role_module: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "install").write_text("E: Version '9-1' for 'toolkit' was not found\n")
+    result = run(run_role_module, args)
+    assert result["rc"] == 1
+    assert "toolkit 9-1 (there is 1.20.0-1, 1.18.2-1): set toolkit_version" in result["msg"]
+    (tmp_path / "install").write_text("E: Unable to locate package pin-600\n")
+    assert "pin-600 (there is pin-580, pin-590)" in run(run_role_module, args, packages=["pin-600"])["msg"]
+
+
+def test_a_lock_on_the_indexes_is_not_waited_for_twice(
+    run_role_module: RunModule, args: dict[str, Any], tmp_path: Path, program: Callable[[str, str], None]
+) -> None:
+    (tmp_path / "bin/apt-get").unlink()
+    program("apt-get", f"echo x >> $STATE/calls; echo '{LOCKED_LISTS}' >&2; exit 100")
+    result = run(run_role_module, args, lock_timeout=0)
+    assert result["rc"] == 1 and "packagekitd (process 2672)" in result["msg"]
+    assert (tmp_path / "calls").read_text().split() == ["x"]
