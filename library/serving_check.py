@@ -53,7 +53,7 @@ options:
     description: The base image, C(vllm_image_base); its tag is the release of vLLM.
     type: raw
   settings:
-    description: Values of operators' switches and words, by name.
+    description: Values of numbers, booleans and words of the roles and of operators, by name; collected by the action.
     type: dict
     default: {}
   given:
@@ -68,7 +68,7 @@ options:
     description: Directory of the chat templates on the controller.
     type: path
   names:
-    description: Names of all variables of the host.
+    description: Names of all variables of the host; collected by the action.
     type: list
     elements: str
     default: []
@@ -95,7 +95,6 @@ EXAMPLES = r"""
     engines: "{{ serving_engines }}"
     models: "{{ vllm_models }}"
     roles: "{{ serving_roles }}"
-    names: "{{ query('ansible.builtin.varnames', '.') }}"
     roles_directories: "{{ lookup('ansible.builtin.config', 'DEFAULT_ROLES_PATH') }}"
     playbooks_directory: "{{ playbook_dir }}"
     group_vars: "{{ playbook_dir }}/group_vars/all"

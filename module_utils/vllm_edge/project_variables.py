@@ -40,6 +40,8 @@ class Project:
     roles: tuple[str, ...]
     switches: frozenset[str]
     """Variables of group_vars/all/switches.yml that are true or false."""
+    options: Spec
+    """Variables of the roles."""
     engine_keys: Spec
     model_keys: Spec
 
@@ -78,6 +80,7 @@ def load(roles_directories: Iterable[str], playbooks_directory: str, group_vars:
         frozenset(known),
         tuple(role.name for role in roles),
         frozenset(switches),
+        options,
         _elements(options, "vllm_engine_engines"),
         _elements(options, "model_weights_models"),
     )

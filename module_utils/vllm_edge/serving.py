@@ -35,6 +35,7 @@ PROFILE_KEYS: Spec = {
     "source": {"type": "str", "description": "Where its figures were measured, or that they are predicted."},
 }
 MODEL_MUST_HAVE = ("repo", "dir", "precision")
+# Words of variables that are no role's own.
 CHOICES: dict[str, tuple[str, ...]] = {"verify_weights": ("size", "full"), "vram_foreign": ("ignore", "warn", "fail")}
 RESERVED_ENGINE_NAMES = re.compile(r"edge(-.*)?")
 """`vllm-edge.target`, `vllm-edge-switch.service`, ... are units of the project itself."""
@@ -374,11 +375,16 @@ def _budget_errors(where: str, engine: Mapping[str, Any], memory: int) -> Iterat
 
 
 def _settings_errors(inventory: Inventory, project: Project) -> Iterator[str]:
-    for name, value in inventory.settings.items():
+    for name, value in sorted(inventory.settings.items()):
+        option = project.options.get(name, {})
+        choices = option.get("choices") or CHOICES.get(name, ())
         if name in project.switches:
             yield from switch_errors(name, value, texts=True)
-        elif name in CHOICES and value not in CHOICES[name]:
-            yield f"{name}: {not_among(value, CHOICES[name])}"
+        elif choices:
+            if value not in choices:
+                yield f"{name}: {not_among(value, choices)}"
+        elif option:
+            yield from value_errors(name, name, _from_option(value), option)
     given = {name for name, has_value in inventory.given.items() if has_value}
     if given >= {"model_weights_token", "model_weights_token_file"}:
         yield "model_weights_token and model_weights_token_file: both are set, two sources for one thing; keep one."

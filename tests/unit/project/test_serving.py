@@ -274,6 +274,9 @@ CASES: list[Case] = [
     one("switch", "settings", {"allow_reboot": "maybe"}, "allow_reboot: 'maybe' is neither true nor false"),
     one("switch", "settings", {"allow_docker_restart": ""}, "allow_docker_restart: '' is neither"),
     one("switch", "settings", {"verify_weights": "ful"}, "verify_weights: 'ful'", "did you mean full?"),
+    one("role's variable", "settings", {"vllm_engine_watchdog_s": "soon"}, "'soon' is text", "write a whole number"),
+    one("role's variable", "settings", {"vllm_image_pip_source": "contoller"}, "did you mean controller?"),
+    one("role's variable", "settings", {"vllm_image_base_archive_on_host": "yes"}, "write true without quotes"),
     one("switch", "settings", {"vram_foreign": "fial"}, "vram_foreign: 'fial'", "did you mean fail?"),
     (
         "path traversal",

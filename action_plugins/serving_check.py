@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Collect for the module serving_check the names of all variables, and values that may not be defined yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
+
+SIMPLE = ("int", "float", "bool")
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """The action behind C(serving_check); judging is the module's."""
+
+    TRANSFERS_FILES = False
+    _supports_check_mode = True
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Add `names` and `settings` to the module's arguments and run it."""
+        super().run(tmp, task_vars)
+        variables = task_vars or {}
+        arguments = dict(self._task.args)
+        settings = dict(arguments.get("settings") or {})
+        for name in wanted(arguments["roles_directories"], arguments["group_vars"]):
+            if name in variables and name not in settings:
+                try:
+                    settings[name] = self._templar.template(variables[name])
+                except AnsibleError:
+                    continue  # of facts or results that are not there yet: the role's own validation has it
+        arguments |= {"names": sorted(map(str, variables)), "settings": settings}
+        return dict(self._execute_module(module_name="serving_check", module_args=arguments, task_vars=variables))
+
+
+def wanted(roles_directories: list[str], group_vars: str) -> Iterator[str]:
+    """Variables that hold a number, a boolean or one of a few words; others may be secret."""
+    switches = yaml.safe_load((Path(group_vars) / "switches.yml").read_text())
+    derived = {name for name, value in switches.items() if "{{" in str(value)}
+    for directory in roles_directories:
+        for path in sorted(Path(directory).glob("*/meta/argument_specs.yml")):
+            for entry_point in yaml.safe_load(path.read_text())["argument_specs"].values():
+                for name, option in entry_point.get("options", {}).items():
+                    simple = option.get("type") in SIMPLE or option.get("choices")
+                    if simple and not option.get("no_log") and name not in derived:
+                        yield name
+    yield from switches.keys() - derived
+    yield "vram_foreign"
