@@ -11,6 +11,16 @@ import yaml
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 
+DOCUMENTATION = r"""
+name: serving_check
+short_description: Collect what the module serving_check judges
+description:
+  - Adds the names of all variables, and the values of those that are numbers, booleans or one of a few words, to the
+    arguments of the module of the same name, and runs it.
+  - A value that hangs on facts or results that are not there yet is left out.
+options: {}
+"""
+
 SIMPLE = ("int", "float", "bool")
 
 

@@ -342,7 +342,10 @@ def _sizes(number: str, unit: str, decimal: float, binary: float) -> str:
 
 
 def as_yaml(value: str) -> str:
-    """A value of the command line as one would write it for a key."""
+    """A value of vLLM's command line, where 4G is 4 x 1024^3 and 4g 4 x 1000^3, as one would write it for a key."""
+    if short := re.fullmatch(r"(\d+)([kKmMgGtT])", value):
+        base = 1024 if short.group(2).isupper() else 1000
+        return str(int(short.group(1)) * base ** _POWERS[short.group(2).lower()])
     try:
         return json.dumps(json.loads(value))
     except ValueError:

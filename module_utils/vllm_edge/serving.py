@@ -162,7 +162,7 @@ def _chosen(inventory: Inventory) -> Iterator[str]:
         yield f"serving_profile: is not set, and nothing else says what the host serves; {nearest('', known)}"
     elif not isinstance(profile, str):
         yield f"serving_profile: {shown(profile)} is not a name; {nearest('', known)}"
-    elif profile not in known:
+    elif profile not in known and isinstance(profiles, dict):
         yield f"serving_profile: {shown(profile)} is not a key of serving_profiles; {nearest(profile, known)}"
 
 
@@ -213,7 +213,7 @@ def _engine_errors(name: str, engine: Mapping[str, Any], inventory: Inventory, k
 
     models = _mappings(inventory.models)
     model = engine.get("model")
-    if isinstance(model, str) and model.strip() and model not in models:
+    if isinstance(model, str) and model.strip() and model not in models and isinstance(inventory.models, dict):
         yield f"{where}.model: {shown(model)} is not a key of vllm_models; {nearest(model, models)}"
     yield from _chat_template_errors(f"{where}.chat_template", engine.get("chat_template"), inventory)
 
@@ -266,7 +266,7 @@ def _profile_errors(name: str, profile: Mapping[str, Any], inventory: Inventory)
         list(dict.fromkeys(engine for engine in wanted if isinstance(engine, str))) if isinstance(wanted, list) else []
     )
     for engine in names:
-        if engine.strip() and engine not in known:
+        if engine.strip() and engine not in known and isinstance(inventory.engines, dict):
             yield f"{where}.engines: {shown(engine)} is not a key of serving_engines; {nearest(engine, known)}"
     chosen = {engine: known[engine] for engine in names if isinstance(known.get(engine), dict)}
     yield from _shared(where, chosen, "gpus", "GPU slot")
