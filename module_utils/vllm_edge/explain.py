@@ -180,7 +180,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "network_missing",
         _rx(r"network (?P<network>\S+) not found"),
         "the Docker network {network} does not exist",
-        "Run the host stage again (`ansible-playbook site.yml`): it makes the network",
+        "Run the engines stage again (`ansible-playbook playbooks/engines.yml`): it makes the network",
         heals=False,
     ),
     Signature(
@@ -196,7 +196,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"docker create: (?P<text>unknown (?:shorthand )?flag: \S+|invalid argument .*|invalid reference format.*)"
         ),
         "`docker create` does not understand its arguments: {text}",
-        "Correct the file docker-create of the engine by its source: run the engine stage again",
+        "Correct the file docker-create of the engine by its source: run the engines stage again",
         heals=False,
     ),
     Signature(
@@ -218,7 +218,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "driver_mismatch",
         _rx(r"[Dd]river/library version mismatch|NVMLError_LibRmVersionMismatch"),
         "the loaded kernel module and the driver's libraries have different versions (upgraded, not rebooted)",
-        "Reboot the host, or run the driver stage with allow_reboot=true",
+        "Reboot the host, or run the host stage with `-e allow_reboot=true`",
         heals=False,
     ),
     Signature(
@@ -282,14 +282,14 @@ SIGNATURES: tuple[Signature, ...] = (
             r"insufficient shared memory|No space left on device.*/dev/shm"
         ),
         "/dev/shm of the container is too small",
-        "Raise shm_size of the engine (2g for one GPU, 4g for four)",
+        "Raise vllm_engine_shm_size (2g for one GPU, 4g for four)",
         heals=False,
     ),
     Signature(
         "shm_too_small",
         _rx(r"died (?:unexpectedly )?(?:\(exit code: -7\)|with exit code -7)"),
         "a worker got SIGBUS: /dev/shm of the container is too small",
-        "Raise shm_size of the engine (2g for one GPU, 4g for four)",
+        "Raise vllm_engine_shm_size (2g for one GPU, 4g for four)",
         heals=False,
     ),
     # -- arguments and files
@@ -385,7 +385,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "not_permitted",
         _rx(r"PermissionError: \[Errno 13\] Permission denied: '(?P<path>[^']+)'"),
         "the engine's user may not use {path}",
-        "Weights belong to root:vllm-edge with 0640/0750, caches to vllm-edge: run the weights and engine stages",
+        "Weights belong to root:vllm-edge with 0640/0750, caches to vllm-edge: run the weights and engines stages",
         heals=False,
     ),
     Signature(
@@ -399,7 +399,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "disk_full",
         _rx(r"No space left on device"),
         "a file system the engine writes to is full",
-        "Look at `df -h /data /tmp` and at the engine's shm_size",
+        "Look at `df -h /data /tmp` and at vllm_engine_shm_size",
     ),
     Signature(
         "entrypoint_missing",
@@ -534,7 +534,7 @@ def _explain_exit(death: Death) -> Explanation:
         return Explanation(
             "shm_too_small",
             f"{_ended(death)}: most often /dev/shm of the container is too small",
-            "Raise shm_size of the engine (2g for one GPU, 4g for four)",
+            "Raise vllm_engine_shm_size (2g for one GPU, 4g for four)",
         )
     if death.exit_code in (0, 143):
         return Explanation(
@@ -552,7 +552,8 @@ def explain_stall(seconds: float, phase_words: str) -> Explanation:
     return Explanation(
         "stalled",
         f"the engine's log did not advance for {seconds:.0f} s ({phase_words}); it was ended",
-        "Where a phase takes that long on this host, raise stall_timeout_s; with several GPUs think of a hanging NCCL",
+        "Where a phase takes that long on this host, raise vllm_engine_stall_timeout_s; with several GPUs think of a "
+        "hanging NCCL",
     )
 
 
