@@ -47,6 +47,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                     tables.setdefault(title, []).append(cells)
     for title, rows in tables.items():
         terminalreporter.section(title)
-        for cells in rows:
+        first = [cells[0] for cells in rows]
+        # Workers of xdist end their tests in any order.
+        for cells in sorted(rows, key=lambda cells: first.index(cells[0])):
             for line in table_lines(cells):
                 terminalreporter.write_line(line)

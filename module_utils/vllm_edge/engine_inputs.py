@@ -87,6 +87,9 @@ OUR_ENVIRONMENT: dict[str, str] = {
     "NVIDIA_VISIBLE_DEVICES": "gpus of the engine says which GPUs it gets",
 }
 
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS")
+"""Names of environment variables whose value is nobody's to read on a terminal."""
+
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _TRUE, _FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
 
@@ -206,6 +209,7 @@ def _environment_errors(where: str, value: Any) -> Iterator[str]:
         yield f"{where}: {shown(value)} is not a mapping; write NAME: value, one line each."
         return
     for name, text in value.items():
+        told = "its value" if SECRET.search(name) else shown(text)
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             yield (
                 f"{where}: {shown(name)} cannot be the name of an environment variable; write letters, digits and _, "
@@ -215,14 +219,14 @@ def _environment_errors(where: str, value: Any) -> Iterator[str]:
             yield f"{where}.{name}: is not free to choose, {OUR_ENVIRONMENT[name]}; remove it."
         elif isinstance(text, bool):
             yield (
-                f"{where}.{name}: {shown(text)} would reach the engine as {str(text)!r}; "
+                f"{where}.{name}: {told} would reach the engine as {str(text)!r}; "
                 f"write the text that you mean in quotes, such as '1'."
             )
         elif not isinstance(text, str | int | float):
-            yield f"{where}.{name}: {shown(text)} is no text; write one line in quotes, or remove it."
+            yield f"{where}.{name}: {told} is no text; write one line in quotes, or remove it."
         elif isinstance(text, str) and re.search(r"[\x00-\x1f\x7f]", text):
             yield (
-                f"{where}.{name}: {shown(text)} holds a line break or control character, and a container's "
+                f"{where}.{name}: {told} holds a line break or control character, and a container's "
                 f"environment is one line each; write one line."
             )
 

@@ -37,6 +37,9 @@ class Project:
     """What the project's files say of its variables."""
 
     known: frozenset[str]
+    """Variables that an operator may set."""
+    results: frozenset[str]
+    """Variables that plays set for themselves."""
     roles: tuple[str, ...]
     switches: frozenset[str]
     """Variables of group_vars/all/switches.yml that are true or false."""
@@ -71,13 +74,15 @@ def load(roles_directories: Iterable[str], playbooks_directory: str, group_vars:
         known |= set(variables)
         if path.stem == "switches":
             switches = {name for name, value in variables.items() if isinstance(value, bool)}
+    results: set[str] = set()
     for file in [
         *Path(playbooks_directory).rglob("*.yml"),
         *(path for role in roles for path in role.glob("tasks/*.yml")),
     ]:
-        known |= set(_results(_parsed(file)))
+        results |= set(_results(_parsed(file)))
     return Project(
         frozenset(known),
+        frozenset(results),
         tuple(role.name for role in roles),
         frozenset(switches),
         options,
@@ -89,7 +94,7 @@ def load(roles_directories: Iterable[str], playbooks_directory: str, group_vars:
 def unknown_variables(names: Collection[str], project: Project) -> Iterator[str]:
     """One sentence for each variable that is meant for us and that nothing reads."""
     ours = (*PREFIXES, *(f"{role}_" for role in project.roles))
-    for name in sorted(set(names) - project.known):
+    for name in sorted(set(names) - project.known - project.results):
         alike = difflib.get_close_matches(name, project.known, n=1, cutoff=LIKE_ANOTHER)
         if name.startswith(ours) or alike:
             yield (

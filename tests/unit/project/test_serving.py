@@ -470,6 +470,26 @@ def test_engine_keys_accept_junk(project: Project) -> None:
             contradictions(inventory(changed({f"engines.small.{key}": junk})), project)
 
 
+WRONG: dict[str, Any] = {"int": 2.5, "float": "much", "bool": "yes", "list": 3, "dict": "x", "str": ["x"]}
+
+
+def test_a_wrong_type_is_told_of_every_key(project: Project) -> None:
+    for key, option in project.engine_keys.items():
+        found = contradictions(inventory(changed({f"engines.small.{key}": WRONG[option.get("type", "str")]})), project)
+        assert found[0].startswith(f"serving_engines.small.{key}: "), (key, found)
+    for key in project.model_keys:
+        found = contradictions(inventory(changed({f"models.tiny.{key}": ["x"]})), project)
+        assert found[0].startswith(f"vllm_models.tiny.{key}: "), (key, found)
+
+
+def test_no_secret_is_printed(project: Project) -> None:
+    variables = changed({"engines.small.extra_args": ["--api-key", "hunter2", "--hf-token=hunter2 x"]})
+    variables["engines"]["small"]["extra_env"] = {"HF_TOKEN": "hunter2\n", "MY_PASSWORD": ["hunter2"]}
+    found = contradictions(inventory(variables), project)
+    assert len(found) == 4
+    assert not [sentence for sentence in found if "hunter2" in sentence]
+
+
 # ---- other releases of vLLM ------------------------------------------------------------------------------------------
 
 
@@ -552,7 +572,7 @@ def test_own_inventories_hold_no_unknown_variable(project: Project, path: Path) 
 
 
 def test_results_of_plays_are_known(project: Project) -> None:
-    assert {"gpu_slots_result", "vllm_image_result", "nvidia_driver_result", "model_weights_result"} <= project.known
+    assert {"gpu_slots_result", "vllm_image_result", "nvidia_driver_result", "model_weights_result"} <= project.results
 
 
 @pytest.mark.parametrize(
