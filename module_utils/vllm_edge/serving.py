@@ -99,17 +99,18 @@ def warnings(inventory: Inventory, project: Project) -> list[str]:
     ]
 
 
-def vram_floor(engine: Mapping[str, Any], gpu_memory_mib: int) -> Floor | None:
+def vram_floor(engine: Mapping[str, Any], gpu_memory_mib: int, default: float | None) -> Floor | None:
     """The least MiB of each GPU that follows from an engine's arguments alone; None where nothing follows.
 
     vLLM reserves its whole share at the start, so this much is taken whatever the load. Weights and activations are the
-    planner's to know, which takes this function's place.
+    planner's to know, which takes this function's place. `default` is what the release takes where
+    the engine has no gpu_memory_utilization, and None where that is not known.
     """
     kv_cache = engine.get("kv_cache_memory_bytes")
     if _is_number(kv_cache):
         return Floor(math.ceil(kv_cache / 2**20), f"kv_cache_memory_bytes {kv_cache} alone")
     cuda_total = CUDA_TOTAL_MIB.get(gpu_memory_mib)
-    utilization = engine.get("gpu_memory_utilization", DEFAULT_GPU_MEMORY_UTILIZATION)
+    utilization = engine.get("gpu_memory_utilization", default)
     if cuda_total is None or not _is_number(utilization) or not 0 < utilization <= 1:
         return None
     said = "" if "gpu_memory_utilization" in engine else f", vLLM {VERSION}'s default,"
@@ -318,6 +319,7 @@ def _host_errors(inventory: Inventory) -> Iterator[str]:
         if value is not None:
             yield from number_errors(key, key, value, whole=True)
     yield from _uuid_errors(uuids)
+    default = DEFAULT_GPU_MEMORY_UTILIZATION if _recorded_release(inventory) else None
     slots = [(count, "gpu_count is")] if _is_whole(count) and count > 0 else []
     if isinstance(uuids, list) and uuids:
         slots.append((len(uuids), "gpu_uuids has"))
@@ -334,7 +336,7 @@ def _host_errors(inventory: Inventory) -> Iterator[str]:
                     f"{beyond[0] - 1}; choose one of those, or another serving_profile."
                 )
         if _is_whole(memory) and memory >= QUANTITIES["gpu_memory_mib"].low:
-            yield from _budget_errors(where, engine, memory)
+            yield from _budget_errors(where, engine, memory, default)
 
 
 def _from_option(value: Any) -> Any:
@@ -360,11 +362,11 @@ def _uuid_errors(uuids: Any) -> Iterator[str]:
             yield f"gpu_uuids: {shown(uuid)} stands there {lowered.count(uuid)} times; every slot is another card."
 
 
-def _budget_errors(where: str, engine: Mapping[str, Any], memory: int) -> Iterator[str]:
+def _budget_errors(where: str, engine: Mapping[str, Any], memory: int, default: float | None) -> Iterator[str]:
     budget = engine.get("vram_budget_mib")
     if not _is_whole(budget) or budget <= 0:
         return
-    floor = vram_floor(engine, memory)
+    floor = vram_floor(engine, memory, default)
     if budget > memory:
         yield f"{where}.vram_budget_mib: {budget} is above gpu_memory_mib, what a GPU has; write at most {memory}."
     elif floor and budget < floor.mib:

@@ -21,7 +21,7 @@ def shown(value: Any) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Sentence that offers the names most like `name`, or all of them where they are few."""
     names = sorted(set(known))
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5 if len(names) <= FEW else 0.7)
     if close:
         likeness = {other: difflib.SequenceMatcher(None, other, name).ratio() for other in close}
         return f"did you mean {' or '.join(other for other in close if likeness[other] > likeness[close[0]] - 0.1)}?"

@@ -234,6 +234,7 @@ CASES: list[Case] = [
         "did you mean the key max_num_seqs?",
     ),
     extra("unknown to vLLM", ["--language-model-onyl"], "did you mean --language-model-only"),
+    extra("unknown to vLLM", ["--brand-new=1"], "knows no '--brand-new'", "none of the", "is like it"),
     small("unknown to vLLM", "tool_call_parser", "gema4", "vLLM 0.32.0 knows no 'gema4'", "did you mean gemma4"),
     small("unknown to vLLM", "kv_cache_dtype", "fp8_e4", "knows no 'fp8_e4'", "fp8_e4m3"),
     extra("unknown to vLLM", ["--performance-mode=fast"], "'fast' is not one of balanced, interactivity, throughput"),
@@ -505,6 +506,12 @@ def test_another_release_of_vllm_makes_its_arguments_a_warning(project: Project)
         assert "v0.33.0" in sentence
 
 
+def test_another_release_has_a_default_of_its_own(project: Project) -> None:
+    variables = changed({"engines.small.vram_budget_mib": 20500})
+    assert "20757" in contradictions(inventory(variables), project)[0]
+    assert contradictions(inventory({**variables, "image": "vllm/vllm-openai:v0.19.0"}), project) == []
+
+
 @pytest.mark.parametrize("image", ["vllm/vllm-openai:v0.32.0-x86_64", "registry.lab:5000/vllm:0.32.0"])
 def test_release_is_read_from_the_tag(project: Project, image: str) -> None:
     variables = changed({"image": image, "engines.small.extra_args": ["--nonsense"]})
@@ -586,5 +593,5 @@ def test_results_of_plays_are_known(project: Project) -> None:
     ],
 )
 def test_floor_of_a_budget(engine: dict[str, Any], memory: int, mib: int | None) -> None:
-    floor = vram_floor(engine, memory)
+    floor = vram_floor(engine, memory, 0.92)
     assert (floor.mib if floor else None) == mib
