@@ -170,7 +170,7 @@ class Failure:
 
     @property
     def kind(self) -> Kind:
-        if re.search(r"signature|NO_PUBKEY|Missing key|no longer signed|not signed|EXPKEYSIG|REVKEYSIG", self.said):
+        if re.search(r"[Ss]ignature|NO_PUBKEY|Missing key|no longer signed|not signed|EXPKEYSIG|REVKEYSIG", self.said):
             return Kind.UNTRUSTED
         if re.search(r"Hash Sum mismatch|unexpected size|weak security information", self.said):
             return Kind.DAMAGED
@@ -201,15 +201,22 @@ def find_failures(text: str) -> list[Failure]:
     reasons = {host: said for said, host in lines}
     found: list[Failure] = []
     for match in re.finditer(r"^[EW]: Failed to fetch (\S+)\s+(.*)$", text, re.MULTILINE):
-        url, said = match[1], " ".join(match[2].split())
-        if said.startswith("Unable to connect to"):
-            said = reasons.get(urlsplit(url).hostname or "", said.rstrip(":"))
+        url, said = match[1], match[2]
+        # The host is a proxy's where there is one.
+        if unable := re.match(r"Unable to connect to ([^:]+):", said):
+            said = reasons.get(unable[1], said.rstrip(":"))
         found.append(Failure(url, said))
-    # apt 2.6 says first why a signature is not good, and then that there is none.
-    signatures = dict(re.findall(r"^W: GPG error: (\S+)\s.*?: (The .*)$", text, re.MULTILINE))
+    # The same in apt 2.6 and 3.0: first why a signature is not good, and then that there is none.
+    warning = r"^W: (?:GPG error|OpenPGP signature verification failed): (\S+)\s+\S+: (.*)$"
+    signatures = dict(re.findall(warning, text, re.MULTILINE))
     for match in re.finditer(r"^[EW]: (The repository '(\S+)\s.*' (?:is|does) .*)$", text, re.MULTILINE):
-        found.append(Failure(match[2], signatures.get(match[2], " ".join(match[1].split()))))
-    return found
+        found.append(Failure(match[2], signatures.get(match[2], match[1])))
+    return [Failure(failure.url, _essence(failure.said)) for failure in found]
+
+
+def _essence(said: str) -> str:
+    """A reason without the program that found it, on one line."""
+    return " ".join(re.sub(r"^Sub-process \S+ returned an error code.*?, error message is: ", "", said).split())
 
 
 def complaint(text: str) -> str:
@@ -243,12 +250,15 @@ def place(url: str, sources: Iterable[Source], variables: Mapping[str, str]) -> 
     return source.uri, mine[0] if mine else source.path
 
 
-def remedy(kind: Kind, where: str, silence_s: int) -> str:
+def remedy(failure: Failure, where: str, silence_s: int) -> str:
     """What an operator does about a file that could not be had."""
+    kind = failure.kind
     if kind is Kind.UNREACHABLE:
+        silent = re.search(r"timed out|Connection failed", failure.said)
+        limit = f" A server may be silent for {silence_s} s ({TIMEOUT_VARIABLE})." if silent else ""
         return (
             f"Make it reachable from the host (route, firewall, DNS; proxy in /etc/apt/apt.conf.d), or name a mirror "
-            f"of it in {where}. A server may be silent for {silence_s} s ({TIMEOUT_VARIABLE})."
+            f"of it in {where}.{limit}"
         )
     if kind is Kind.MISSING:
         return f"The usual causes are a wrong address in {where} and a mirror that is half updated."
@@ -280,7 +290,7 @@ def describe(
         files = dict.fromkeys(member.package or "the index" for member in members)
         verb = VERBS[kind] if len(files) == 1 else VERBS[kind].replace("is not", "are not").replace("was", "were")
         said = members[0].said.rstrip(".")
-        told.append(f"{', '.join(files)} {verb} {repository} ({where}): {said}. {remedy(kind, where, silence_s)}")
+        told.append(f"{', '.join(files)} {verb} {repository} ({where}): {said}. {remedy(members[0], where, silence_s)}")
     return " ".join(told)
 
 
@@ -306,11 +316,13 @@ def parse_madison(text: str) -> dict[str, list[str]]:
 
 def describe_unknown(unknown: Sequence[tuple[str, str]], offered: Mapping[str, Sequence[str]], variable: str) -> str:
     """Packages that no repository of the host has, and what there is instead."""
-    told = []
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for name, version in unknown:
-        have = offered.get(name, [])
+        groups.setdefault((version, tuple(offered.get(name, []))), []).append(name)
+    told = []
+    for (version, have), names in groups.items():
         there = f" (there is {', '.join(have[:5])}{', and more' if len(have) > 5 else ''})" if have else ""
-        told.append(f"{name} {version}".strip() + there)
+        told.append(f"{', '.join(names)} {version}".strip() + there)
     way = f"set {variable} to what there is" if variable else "name a repository that has it"
     return f"No repository of this host has {', '.join(told)}: {way}, or bring what is missing to the mirror."
 
@@ -340,7 +352,7 @@ def why_not_installed(
     update is what reading the indexes said, offered what they have of the packages that were asked for.
     """
     text = outcome.text
-    told = f"{request.purpose} could not be installed"
+    told = f"{request.purpose[:1].upper()}{request.purpose[1:]} could not be installed"
     if "dpkg was interrupted" in text:
         return (
             f'{told}: an earlier run of dpkg on this host was cut off. Nothing was changed: run "dpkg --configure -a", '
@@ -381,4 +393,4 @@ def why_unread(uri: str, key: str, uri_variable: str, outcome: Outcome, limits: 
             f"installed as root: see that {uri_variable} is the right place, and compare the key with what its owner "
             f"publishes."
         )
-    return f"{told}{failure.said.rstrip('.')}. {remedy(failure.kind, uri_variable, limits.silence_s)}"
+    return f"{told}{failure.said.rstrip('.')}. {remedy(failure, uri_variable, limits.silence_s)}"

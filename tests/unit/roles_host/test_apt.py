@@ -58,8 +58,14 @@ E: Failed to fetch {VENDOR}/InRelease  Sub-process /usr/bin/sqv returned an erro
 Missing key D348, which is needed.
 E: Some index files failed to download. They have been ignored, or old ones used instead.
 """
-OTHER_KEY_2_6 = f"""W: GPG error: {VENDOR}  InRelease: The following signatures couldn't be verified because the public \
-key is not available: NO_PUBKEY 3CA72DAF9D6BD530
+OTHER_KEY_AT_FIRST = f"""Err:1 {VENDOR}  InRelease
+  Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key D348, which is needed.
+W: OpenPGP signature verification failed: {VENDOR}  InRelease: Sub-process /usr/bin/sqv returned an error code (1), \
+error message is: Missing key D348, which is needed.
+E: The repository '{VENDOR}  InRelease' is not signed.
+"""
+OTHER_KEY_2_6 = f"""W: GPG error: {VENDOR}  InRelease: The following signatures couldn't be verified because the \
+public key is not available: NO_PUBKEY 3CA72DAF9D6BD530
 E: The repository '{VENDOR}  InRelease' is not signed.
 """
 UNSIGNED = f"E: The repository '{VENDOR}  Release' is no longer signed.\n"
@@ -92,6 +98,7 @@ E: Sub-process /usr/bin/dpkg returned an error code (1)
 """
 
 SOURCES = [
+    apt.Source("http://vendors.lab/", "/", "/etc/apt/sources.list.d/all.list"),
     apt.Source(f"{VENDOR}/", "/", "/etc/apt/sources.list.d/vllm-edge-toolkit.sources"),
     apt.Source("http://deb.debian.org/debian", "trixie", "/etc/apt/sources.list"),
 ]
@@ -101,7 +108,7 @@ UNTOUCHED = "nothing was changed"
 
 def why(text: str, update: str = "", offered: dict[str, list[str]] | None = None) -> str:
     message = apt.why_not_installed(REQUEST, apt.Outcome(False, text, 301.2), update, SOURCES, offered or {})
-    assert "\n" not in message and message.startswith("the container toolkit could not be installed")
+    assert "\n" not in message and message.startswith("The container toolkit could not be installed")
     assert "  " not in message
     return message
 
@@ -115,6 +122,7 @@ def why(text: str, update: str = "", offered: dict[str, list[str]] | None = None
         (NO_REPOSITORY, apt.Kind.MISSING),
         (DAMAGED, apt.Kind.DAMAGED),
         (OTHER_KEY, apt.Kind.UNTRUSTED),
+        (OTHER_KEY_AT_FIRST, apt.Kind.UNTRUSTED),
         (OTHER_KEY_2_6, apt.Kind.UNTRUSTED),
         (UNSIGNED, apt.Kind.UNTRUSTED),
     ],
@@ -130,7 +138,9 @@ def test_unreachable_names_packages_repository_reason_and_variable() -> None:
         "(toolkit_url): Could not connect to vendors.lab:80 (127.0.0.1). - connect (111: Connection refused). "
         in message
     )
-    assert "mirror of it in toolkit_url" in message and "20 s (apt_repository_timeout_s)" in message
+    assert "mirror of it in toolkit_url" in message and "apt_repository_timeout_s" not in message
+    dropped = why(REFUSED.replace(". - connect (111: Connection refused)", ", connection timed out"))
+    assert "A server may be silent for 20 s (apt_repository_timeout_s)." in dropped
     assert UNTOUCHED in message
 
 
@@ -142,6 +152,11 @@ def test_a_package_of_the_distribution_is_told_with_its_source_file() -> None:
     )
     assert "libnvidia-container-tools 26+d, libnvidia-container1 26+d could not be downloaded" in message
     assert "from http://deb.debian.org/debian (/etc/apt/sources.list): Could not connect" in message
+
+
+def test_a_proxy_that_is_down_is_the_reason() -> None:
+    failed = REFUSED.replace("to vendors.lab:", "to proxy.example:")
+    assert f"from {VENDOR}/ (toolkit_url): Could not connect to proxy.example:80 (127.0.0.1). - connect" in why(failed)
 
 
 def test_gone_and_damaged_files() -> None:
@@ -168,6 +183,9 @@ def test_versions_that_are_not_there() -> None:
     assert "No repository of this host has nvidia-container-toolkit 9.9.9-1 (there is 1.20.0-1, 1.18.2-1)" in message
     assert ", nonsense, docker-ce: set toolkit_version to what there is" in message and UNTOUCHED in message
     assert "Not every index" not in message
+    several = [("a", "9"), ("b", "9"), ("c", "9")]
+    offered = {"a": ["2", "1"], "b": ["2", "1"]}
+    assert "has a, b 9 (there is 2, 1), c 9: name a" in apt.describe_unknown(several, offered, "")
     unread = why(NOT_OFFERED, update=DROPPED)
     assert (
         "Not every index could be read: the index could not be downloaded from http://deb.debian.org/debian " in unread
@@ -192,7 +210,8 @@ def test_other_errors_are_apts_own_and_short() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (OTHER_KEY, "Missing key D348"),
+        (OTHER_KEY, ": Missing key D348"),
+        (OTHER_KEY_AT_FIRST, ": Missing key D348"),
         (OTHER_KEY_2_6, "NO_PUBKEY 3CA72DAF9D6BD530"),
         (UNSIGNED, "is no longer signed"),
     ],

@@ -136,7 +136,8 @@ APT_GET = """
 echo "$@" >> "$STATE/apt-get.log"
 # What lies on the host while apt reads, and what it reads.
 find "$STATE/root/etc" -type f 2>/dev/null | wc -l >> "$STATE/written"
-for word; do case "$word" in Dir::Etc::sourcelist=*) cat "${word#*=}" > "$STATE/trial";; esac; done
+for word; do case "$word" in Dir::Etc::sourcelist=*) trial=${word#*=}; cat "$trial" > "$STATE/trial";; esac; done
+stat --format %a "${trial%/*}" "$trial" > "$STATE/modes"
 cp "$(sed -n 's/^Signed-By: //p' "$STATE/trial")" "$STATE/trial.gpg"
 if [ -e "$STATE/broken" ]; then cat "$STATE/broken" >&2; exit 100; fi
 mkdir -p "$STATE/root/var/lib/apt/lists"
@@ -254,6 +255,8 @@ def test_what_apt_cannot_read_is_never_written(
     keyring = Path(re.findall(r"^Signed-By: (.*)$", trial, re.MULTILINE)[0])
     assert (tmp_path / "trial.gpg").read_bytes() == module.dearmour((keys / "rsa-with-subkey.asc").read_bytes())
     assert not keyring.parent.exists()
+    # apt checks signatures as a user of its own.
+    assert (tmp_path / "modes").read_text().split() == ["755", "644"]
 
 
 @pytest.mark.parametrize("damage", ["etc/apt/keyrings/vendor.gpg", "etc/apt/sources.list.d/vendor.sources"])
