@@ -172,8 +172,8 @@ unknown:
   returned: success
   type: list
   elements: str
-skipped:
-  description: Files of the repository that are not brought.
+not_brought:
+  description: Files of the repository that vLLM does not read.
   returned: when the source was asked
   type: list
   elements: str
@@ -473,7 +473,8 @@ class ModelWeights:
             "removed": plan.obsolete,
             "rehashed": plan.survey.rehashed,
             "unknown": plan.survey.unknown,
-            "skipped": plan.skipped,
+            # Not `skipped`: Ansible takes a result with that key for a task that did not run, changed_when and all.
+            "not_brought": plan.skipped,
             "actions": actions,
             "diff": {
                 "before": "".join(f"{line}\n" for line in before),

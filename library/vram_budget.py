@@ -254,6 +254,12 @@ waited_s:
   returned: when NVML answered
   type: float
   sample: 1.0
+failures:
+  description: What is wrong, one paragraph for each GPU; empty where every GPU is within its budget.
+  returned: when NVML answered
+  type: list
+  elements: str
+  sample: []
 nvml:
   description: The NVML error, when there was one.
   returned: when NVML gave an error
@@ -419,6 +425,7 @@ def main() -> None:
         "settled": result.settled,
         "samples": result.samples,
         "waited_s": round(result.waited_s, 1),
+        "failures": list(result.evaluation.failures),
         "msg": result.evaluation.message,
     }
     if result.evaluation.failures:

@@ -29,7 +29,10 @@ class Checked:
 
 @dataclass(frozen=True)
 class Collected:
-    """What was collected. None is what could not be, or was not, for a reason that another check names."""
+    """What was collected. None is what could not be, or was not, for a reason that another check names.
+
+    Tasks that collect do not fail, so that all of them run: whether a module failed is seen by what it did not return.
+    """
 
     host: str
     status: Row
@@ -125,7 +128,7 @@ def check_weights(model: Row) -> Checked:
                 "site.yml to bring those."
             ],
         )
-    if result is None or result.get("failed"):
+    if result is None or "damaged" not in result:
         reason = (result or {}).get("msg") or "the module said nothing"
         return Checked(what, None, [f"The weights of {model['name']} could not be verified: {reason}"])
     damaged: Mapping[str, str] = result.get("damaged") or {}
@@ -187,7 +190,7 @@ def check_files(files: Sequence[Row] | None) -> Checked:
     problems = []
     for entry in files:
         how = difference(entry.get("diff"))
-        if entry.get("failed"):
+        if entry.get("diff") is None:
             problems.append(f"{entry['path']} could not be compared: {entry.get('msg')}")
         elif how is not None:
             problems.append(
@@ -219,7 +222,8 @@ def check_memory(vram: Row | None) -> Checked:
     if vram is None:
         return Checked("GPUs", None)
     gpus = vram.get("gpus") or []
-    problems = [str(vram["msg"])] if vram.get("failed") else []
+    # Without `failures` it was not measured at all, and the message says why.
+    problems = list(map(str, vram["failures"])) if "failures" in vram else [str(vram.get("msg"))]
     return Checked("GPUs", f"{len(gpus)} within budget", problems)
 
 

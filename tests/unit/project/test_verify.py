@@ -64,7 +64,7 @@ GOOD = Collected(
     weights=[MODEL],
     canary=[{"engine": "e2b", "ok": True, "results": RESULTS}],
     files=[{"path": "/etc/x", "diff": {"before": {"path": "/etc/x"}, "after": {"path": "/etc/x"}}}],
-    vram={"gpus": [GPU], "failed": False, "msg": "Every GPU is within its budget."},
+    vram={"gpus": [GPU], "failures": [], "msg": "Every GPU is within its budget."},
 )
 
 
@@ -112,7 +112,11 @@ CASES: list[tuple[Collected, str, str]] = [
     ),
     (weights(downloaded=["m"]), "/w/x/m of model e2b is missing", "verify_weights"),
     (weights(healed={"/w/x/m": "0:0 0666"}), "/w/x/m of model e2b has owner and mode 0:0 0666", "verify_weights"),
-    (weights(failed=True, msg="The disk is gone"), "could not be verified: The disk is gone", ""),
+    (
+        replace(GOOD, weights=[MODEL | {"result": {"msg": "The disk is gone"}}]),
+        "could not be verified: The disk is gone",
+        "",
+    ),
     (replace(GOOD, weights=[MODEL | {"recorded": {}}]), "are not recorded", "run site.yml"),
     (
         replace(GOOD, weights=[MODEL | {"fits": False, "repo": "google/y"}]),
@@ -130,7 +134,8 @@ CASES: list[tuple[Collected, str, str]] = [
     (replace(GOOD, image=GOOD.image | {"present_id": ""}), "is not on this host", "site.yml"),
     (replace(GOOD, image=GOOD.image | {"present_id": "sha256:cc"}), "somebody moved the tag", "site.yml"),
     (replace(GOOD, image={}), "No image is recorded", "site.yml"),
-    (replace(GOOD, vram={"gpus": [GPU], "failed": True, "msg": "GPU 3 is over budget"}), "GPU 3 is over budget", ""),
+    (replace(GOOD, vram={"gpus": [GPU], "failures": ["GPU 3 is over budget"], "msg": "?"}), "GPU 3 is over budget", ""),
+    (replace(GOOD, vram={"gpus": [], "msg": "VRAM cannot be measured"}), "VRAM cannot be measured", ""),
     (
         replace(
             GOOD, canary=[{"engine": "e2b", "results": [RESULTS[0], RESULTS[1] | {"ok": False, "error": "HTTP 500"}]}]
@@ -140,7 +145,7 @@ CASES: list[tuple[Collected, str, str]] = [
     ),
     (replace(GOOD, canary=[{"engine": "e2b", "error": "killed"}]), "could not be asked: killed", ""),
     (replace(GOOD, files=[{"path": "/etc/x", "diff": [{"before": "", "after": "y"}]}]), "it is missing", "site.yml"),
-    (replace(GOOD, files=[{"path": "/etc/x", "failed": True, "msg": "broken"}]), "/etc/x could not be compared", ""),
+    (replace(GOOD, files=[{"path": "/etc/x", "diff": None, "msg": "broken"}]), "/etc/x could not be compared", ""),
     (replace(GOOD, status=STATUS | {"problems": ["Docker is away"]}), "Docker is away", ""),
 ]
 
@@ -156,7 +161,7 @@ def test_each_problem_is_named_alone(collected: Collected, told: str, remedy: st
 
 
 def test_all_problems_are_named_at_once() -> None:
-    worst = replace(weights(downloaded=["m"]), vram={"gpus": [], "failed": True, "msg": "over"}, image={})
+    worst = replace(weights(downloaded=["m"]), vram={"gpus": [], "msg": "over"}, image={})
     assert len(problems(worst)) == 3
     assert render(worst, verify(worst))[0] == "xr7620: NOT verified, 3 problems"
 
@@ -180,7 +185,6 @@ def test_an_engine_that_does_not_run_is_not_said_to_be_silent_too() -> None:
     ("diff", "told"),
     [
         ([], None),
-        (None, None),
         ({"before": {"path": "x"}, "after": {"path": "x"}}, None),
         ({"before": {"mode": "0777"}, "after": {"mode": "0644"}}, "mode is 0777 instead of 0644"),
         ([{"before": "", "after": "y"}], "it is missing"),

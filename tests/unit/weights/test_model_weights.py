@@ -59,7 +59,7 @@ def test_first_run_brings_what_vllm_reads_and_records_the_commit(
     assert result["rc"] == 0, result
     assert result["changed"] and result["resolved"]
     assert result["downloaded"] == FILES == tree(target)
-    assert sorted(result["skipped"]) == [".gitattributes", "pytorch_model.bin"]
+    assert sorted(result["not_brought"]) == [".gitattributes", "pytorch_model.bin"]
     for name in FILES:
         assert (target / name).read_bytes() == (hub.root / "example/tiny" / name).read_bytes()
     assert record()["revision"] == result["revision"] != "main"
