@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's command: `python3 -m lab up|down|cut|reconnect|shell|status|images`."""
+"""The lab's command: `python3 -m lab up|down|cut|reconnect|offline|shell|status|images`."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
-from lab.world import World, cut, down, prepare, reconnect, ssh_command, status, up
+from lab.world import World, cut, down, offline_command, prepare, reconnect, ssh_command, status, up
 
 
 def main() -> None:
@@ -27,6 +27,8 @@ def main() -> None:
     remove.add_argument("--keep-images", action="store_true", help="keep images and cache for the next time")
     commands.add_parser("cut", help="cut the host from the vendors and from everything but ssh")
     commands.add_parser("reconnect", help="undo `cut`")
+    offline = commands.add_parser("offline", help="a command of this machine in the host's network, cut where that is")
+    offline.add_argument("words", nargs=argparse.REMAINDER, help="command to run")
     shell = commands.add_parser("shell", help="a shell on the host, or one command there")
     shell.add_argument("words", nargs=argparse.REMAINDER, help="command to run")
     commands.add_parser("status", help="what of the lab is there")
@@ -42,6 +44,9 @@ def main() -> None:
         cut(world)
     elif options.command == "reconnect":
         reconnect(world)
+    elif options.command == "offline":
+        words = offline_command(world, options.words)
+        os.execvp(words[0], words)
     elif options.command == "status":
         status(world)
     else:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -22,7 +23,16 @@ from lab.docker import (
     ensure_engine,
     stop_engine_started_by_lab,
 )
-from lab.images import apt_repositories, engine_image, host_image, models, remove_images, vendors_image
+from lab.images import (
+    HOST_PACKAGES,
+    apt_repositories,
+    debian_image,
+    engine_image,
+    host_image,
+    models,
+    remove_images,
+    vendors_image,
+)
 from lab.shell import LAB, as_root, cache_directory, output, run, stage
 
 ENGINE_REPOSITORY = "vllm/vllm-openai"
@@ -71,6 +81,7 @@ def prepare() -> dict[str, str]:
         ensure_engine()
     engine = engine_image()
     return {
+        "distribution": debian_image("trixie", HOST_PACKAGES),
         "host": host_image(),
         "vendors": vendors_image(),
         "engine": engine,
@@ -273,6 +284,12 @@ def wait_for_ssh(world: World, timeout_s: float) -> None:
         time.sleep(0.3)
 
 
+def vendors_address(world: World) -> str:
+    """Address of the vendors on the lab's network."""
+    form = f'{{{{(index .NetworkSettings.Networks "{world.name}").IPAddress}}}}'
+    return docker_output("inspect", "--format", form, world.vendors)
+
+
 def write_variables(world: World, names: dict[str, str]) -> None:
     """What only this lab knows and the inventory needs: port, keys, fingerprints of the generated vendor keys."""
     fingerprints = json.loads((Path(names["apt"]) / "fingerprints.json").read_text())
@@ -281,6 +298,10 @@ def write_variables(world: World, names: dict[str, str]) -> None:
         "ansible_ssh_private_key_file": str(world.generated / "id_ed25519"),
         "ansible_ssh_common_args": f"-o UserKnownHostsFile={world.generated / 'known_hosts'} -o IdentitiesOnly=yes",
         "lab_fingerprints": fingerprints,
+        # For whoever downloads on this machine, which does not know the names that the host knows.
+        "lab_distribution_image": names["distribution"],
+        "lab_hub": f"http://{vendors_address(world)}:8081",
+        "lab_registry": docker_output("port", world.vendors, "5000/tcp").splitlines()[0],
     }
     (world.generated / "vars.json").write_text(json.dumps(variables, indent=2) + "\n")
 
@@ -330,6 +351,14 @@ def reconnect(world: World) -> None:
     if world.name not in networks(world.vendors):
         aliases = [f"--alias={alias}" for alias in VENDORS_ALIASES]
         docker("network", "connect", *aliases, world.name, world.vendors)
+
+
+def offline_command(world: World, words: list[str]) -> list[str]:
+    """`words` of this machine in the network of the host: as cut as the host is, which is then at 127.0.0.1."""
+    pid = docker_output("inspect", "--format", "{{.State.Pid}}", world.host)
+    environment = [f"{name}={value}" for name, value in os.environ.items()]
+    enter = ["nsenter", f"--target={pid}", "--net", f"--setuid={os.getuid()}", f"--setgid={os.getgid()}"]
+    return [*as_root(), "env", *environment, *enter, *words]
 
 
 def networks(container: str) -> list[str]:
