@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ def main(arguments: list[str]) -> None:
             # As Docker does: a pull by digest gives no tag.
             state["images"].append({**offered, "tags": [] if "@" in reference else [reference]})
         case ["image", "load", "--input", archive]:
-            state["images"].append(json.loads(Path(archive).read_text()))
+            with tarfile.open(archive) as tar:
+                state["images"].append(json.loads(tar.extractfile("image.json").read()))  # type: ignore[union-attr]
         case ["image", "tag", source, target]:
             find(state, source)["tags"].append(target)
         case ["image", "ls", *_]:
@@ -75,7 +77,8 @@ def main(arguments: list[str]) -> None:
             (DIRECTORY / "context.json").write_text(json.dumps(files))
             print("#6 installing transformers")
             if state.get("build_fails"):
-                fail("ERROR: No matching distribution found for tokenizers")
+                print(state["build_fails"])
+                fail('ERROR: process "/bin/sh -c python3 -m pip install" did not complete successfully: exit code: 1')
             labels = dict(item.removeprefix("--label=").split("=", 1) for item in rest if item.startswith("--label="))
             digest = hashlib.sha256(json.dumps([labels, len(state["images"])]).encode()).hexdigest()
             tag = option(rest, "--tag")

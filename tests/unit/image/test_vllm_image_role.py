@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 BASE = "registry.example/vllm/vllm-openai:v0.32.0"
@@ -23,6 +26,8 @@ DIGEST = "sha256:" + "d" * 64
 PACKAGES = {"vllm": "0.32.0", "torch": "2.13.0", "transformers": "5.16.0", "tokenizers": "0.23.3", "pip": "26.0"}
 CONTENTS = {"python": "3.12", "platforms": ["manylinux_2_35_x86_64", "linux_x86_64"], "packages": PACKAGES}
 IMAGE: dict[str, Any] = {"id": BASE_ID, "tags": [BASE], "digests": [DIGEST], "labels": {}, "contents": CONTENTS}
+NO_TOKENIZERS = "#8 4.237 ERROR: No matching distribution found for tokenizers"
+FULL = "#8 4.237 ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
 PLAY = """
 - hosts: all
   gather_facts: false
@@ -174,10 +179,11 @@ def test_way_of_a_derived_image(host: Host) -> None:
     assert again.result == built.result
 
     state = host.docker_state()
-    host.docker({**state, "images": state["images"][:1], "build_fails": True})
+    host.docker({**state, "images": state["images"][:1], "build_fails": NO_TOKENIZERS})
     failed = host.play()
     assert failed.rc != 0 and "build" in host.commands(), "the image is gone, hence built again"
-    assert "No matching distribution found for tokenizers" in failed.text and "image-build.log" in failed.text
+    assert "transformers 5.19.0: No matching distribution found for tokenizers. pip found no version" in failed.text
+    assert "did not complete successfully" not in failed.text and "image-build.log" in failed.text
     assert not (host.root / "state/build/image").exists()
 
 
@@ -215,7 +221,7 @@ def test_absent_base_is_pulled_by_the_pinned_digest(host: Host) -> None:
     (image,) = host.docker_state()["images"]
     host.docker({"images": [], "registry": {f"{BASE.rsplit(':', 1)[0]}@{DIGEST}": image}, "containers": {}})
     full = host.play(vllm_image_base_digest=DIGEST, vllm_image_free_mib=10**9)
-    assert full.rc != 0 and "1000000000 MiB (vllm_image_free_mib) are wanted" in full.text
+    assert full.rc != 0 and "1000000000 MiB (vllm_image_free_mib, which may be lower" in full.text
     foreseen = host.play(check=True, vllm_image_base_digest=DIGEST)
     assert foreseen.rc == 0 and foreseen.changed == 1 and foreseen.result == {}
     assert "cannot be foreseen until the base image is on the host" in foreseen.text
@@ -228,18 +234,63 @@ def test_absent_base_is_pulled_by_the_pinned_digest(host: Host) -> None:
 def test_failed_pull_says_what_docker_said(host: Host) -> None:
     host.docker({"images": [], "registry": {}, "containers": {}})
     failed = host.play()
-    assert failed.rc != 0 and "manifest unknown" in failed.text and "vllm_image_base_archive" in failed.text
+    assert failed.rc != 0 and "manifest unknown" in failed.text
+    assert "The registry registry.example answers and does not have it. Set vllm_image_base (now" in failed.text
 
 
 def test_archive_of_the_controller_is_loaded(host: Host) -> None:
     host.meet_the_requirement()
     (image,) = host.docker_state()["images"]
     host.docker({"images": [], "registry": {}, "containers": {}})
-    (host.root / "base.tar").write_text(json.dumps({**image, "digests": []}))
-    loaded = host.play(vllm_image_base_archive=str(host.root / "base.tar"))
+    file = host.root / "base.tar"
+    file.write_bytes(b"not whole" * 1000)
+    broken = host.play(vllm_image_base_archive=str(file))
+    assert broken.rc != 0 and "is no archive of `docker save`, or not all of one: tar: " in broken.text
+    with tarfile.open(file, "w") as tar:
+        for name, content in (
+            ("manifest.json", [{"RepoTags": None}, {"RepoTags": ["other/image:1", BASE]}]),
+            ("image.json", {**image, "digests": []}),
+        ):
+            member = tarfile.TarInfo(name)
+            text = json.dumps(content).encode()
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text))
+    other = host.play(vllm_image_base_archive=str(file), vllm_image_base="registry.example/vllm:1")
+    assert other.rc != 0 and f"holds other/image:1, {BASE}, and vllm_image_base is" in other.text
+    assert host.commands() == [], "nothing of it reached Docker"
+    loaded = host.play(vllm_image_base_archive=str(file))
     assert loaded.rc == 0, loaded.text
     assert f"vllm_image_base_id: {BASE_ID}" in loaded.text, "an archive has no digest to pin"
     assert sorted(path.name for path in (host.root / "state").iterdir()) == ["image.json", "log"]
+
+
+def test_build_on_a_full_disk_is_said_and_nothing_is_left(host: Host) -> None:
+    full = host.play(vllm_image_free_mib=1, __vllm_image_layer_mib=10**9)
+    assert full.rc != 0 and "1000000000 MiB are wanted to build vllm-edge/vllm-openai:0.32.0-" in full.text
+    assert host.commands() == ["run"] and not (host.root / "state/build").exists()
+    host.docker({**host.docker_state(), "build_fails": FULL})
+    failed = host.play()
+    assert failed.rc != 0 and "OSError: [Errno 28] No space left on device. Docker's data has no space" in failed.text
+    assert not (host.root / "state/build/image").exists() and not (host.root / "state/image.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("manifest for r.example/a:1 not found: manifest unknown: manifest unknown", "does not have it. Set"),
+        ("pull access denied for a, repository does not exist or may require 'docker login'", "wants a login"),
+        ('Get "https://r.example/v2/": http: server gave HTTP response to HTTPS client', "insecure-registries"),
+        ('Get "https://r.example/v2/": tls: failed to verify certificate: x509: unknown authority', "certs.d"),
+        ("toomanyrequests: You have reached your pull rate limit.", "limits pulls"),
+        ("write /var/lib/docker/tmp/GetImageBlob1: no space left on device", "__vllm_image_no_space"),
+        ('Get "https://r.example/v2/": dial tcp: lookup r.example: no such host', "does not reach"),
+        ('Get "https://r.example/v2/": net/http: request canceled (Client.Timeout exceeded)', "does not reach"),
+        ('Get "https://r.example/v2/": context deadline exceeded', "does not reach"),
+    ],
+)
+def test_remedy_fits_what_docker_says(said: str, remedy: str) -> None:
+    rows = yaml.safe_load((ROOT / "roles/vllm_image/vars/main.yml").read_text())["__vllm_image_pull_remedies"]
+    assert remedy in next(row["say"] for row in rows if re.search(row["match"], said))
 
 
 def test_image_that_fails_its_tests_is_refused_and_not_recorded(host: Host) -> None:
