@@ -198,19 +198,19 @@ def find_failures(text: str) -> list[Failure]:
     """The files that could not be had, in the order of apt's summary, which calls them errors or only warnings."""
     # After a second try the summary says only "Unable to connect to HOST:http:"; the reason stands above it.
     lines = re.findall(r"^\s+(Could not (?:connect to|resolve) '?([^:'\s]+).*)$", text, re.MULTILINE)
-    reasons = {host: said for said, host in lines}
+    reasons: dict[str, str] = {host: said for said, host in lines}
     found: list[Failure] = []
     for match in re.finditer(r"^[EW]: Failed to fetch (\S+)\s+(.*)$", text, re.MULTILINE):
         url, said = match[1], match[2]
         # The host is a proxy's where there is one.
         if unable := re.match(r"Unable to connect to ([^:]+):", said):
-            said = reasons.get(unable[1], said.rstrip(":"))
+            said = reasons.get(str(unable[1]), said.rstrip(":"))
         found.append(Failure(url, said))
     # The same in apt 2.6 and 3.0: first why a signature is not good, and then that there is none.
     warning = r"^W: (?:GPG error|OpenPGP signature verification failed): (\S+)\s+\S+: (.*)$"
     signatures = dict(re.findall(warning, text, re.MULTILINE))
     for match in re.finditer(r"^[EW]: (The repository '(\S+)\s.*' (?:is|does) .*)$", text, re.MULTILINE):
-        found.append(Failure(match[2], signatures.get(match[2], match[1])))
+        found.append(Failure(match[2], str(signatures.get(match[2], match[1]))))
     return [Failure(failure.url, _essence(failure.said)) for failure in found]
 
 

@@ -109,8 +109,9 @@ class Packages:
             why = apt.why_not_installed(self.request, outcome, update.text, sources, self.offered())
             self.module.fail_json(msg=why, **({"apt": outcome.text.splitlines()} if self.module._verbosity else {}))
         if unread := apt.find_failures(update.text):
+            purpose = self.request.purpose
             told = apt.describe(unread, sources, self.request.variables, self.request.limits.silence_s)
-            self.module.warn(f"{self.request.purpose} could be installed, but {told}")
+            self.module.warn(f"{purpose[:1].upper()}{purpose[1:]} could be installed, but {told}")
         return {
             "changed": re.search(r"^0 upgraded, 0 newly installed, 0 to remove", outcome.text, re.MULTILINE) is None,
             "installed": [" ".join(pair) for pair in re.findall(r"^Setting up (\S+) \((\S+)\)", outcome.text, re.M)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -241,7 +242,11 @@ def test_what_apt_cannot_read_is_never_written(
     (tmp_path / "broken").write_text(UNSIGNED)
     (tmp_path / "written").unlink(missing_ok=True)
     shutil.copy(keys / "rsa-with-subkey.asc", tmp_path / "vendor.asc")
-    result = run(run_role_module, args, fingerprint=RSA)
+    umask = os.umask(0o077)
+    try:
+        result = run(run_role_module, args, fingerprint=RSA)
+    finally:
+        os.umask(umask)
     assert result["rc"] == 1
     assert "was not added, and nothing was changed" in result["msg"]
     assert f"not signed by the key {RSA} of {args['key_url']}" in result["msg"] and "Missing key D348" in result["msg"]
