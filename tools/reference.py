@@ -33,15 +33,28 @@ Doc = dict[str, Any]
 UNITS = {"_s": "seconds", "_mib": "MiB", "_gib": "GiB", "_bytes": "bytes"}
 
 
+def said(*command: str, **environment: str) -> str:
+    """What a command prints, the same in every locale and terminal."""
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "LC_ALL": "C.UTF-8", "NO_COLOR": "1", "COLUMNS": str(HELP_WIDTH), **environment},
+        check=False,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
 def ansible_doc(kind: str, names: Iterable[str], paths: Iterable[Path]) -> Doc:
     """Documentation as ansible-doc reads it, by name."""
     where = ["-r" if kind == "role" else "-M", ":".join(str(path) for path in paths)]
-    done = subprocess.run(
-        ["ansible-doc", "--json", "-t", kind, *where, *names], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    found: Doc = json.loads(done.stdout)
+    found: Doc = json.loads(said("ansible-doc", "--json", "-t", kind, *where, *names, ANSIBLE_NOCOLOR="1"))
     if missing := sorted(set(names) - set(found)):
-        raise SystemExit(f"ansible-doc found no documentation of {', '.join(missing)}:\n{done.stderr}")
+        raise SystemExit(f"ansible-doc finds no documentation of {', '.join(missing)}")
     return found
 
 
@@ -65,17 +78,9 @@ def plugin_docs(*directories: Path) -> Doc:
 
 def program_help() -> dict[str, str]:
     """What `vllm-edge --help` says, under the empty name, and each subcommand's, by name."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT / "module_utils"),
-        "COLUMNS": str(HELP_WIDTH),
-        "NO_COLOR": "1",
-    }
 
     def run(*arguments: str) -> str:
-        return subprocess.run(
-            [sys.executable, *arguments], env=environment, check=True, capture_output=True, text=True
-        ).stdout
+        return said(sys.executable, *arguments, PYTHONPATH=str(ROOT / "module_utils"))
 
     names = run("-c", "from vllm_edge.cli import COMMANDS\nfor command in COMMANDS: print(command.name)").split()
     texts = {"": run("-m", "vllm_edge", "--help")}
@@ -84,12 +89,14 @@ def program_help() -> dict[str, str]:
 
 def group_vars() -> dict[str, Doc]:
     """Variables of group_vars/all, by file."""
-    return {path.name: yaml.safe_load(path.read_text()) or {} for path in sorted(GROUP_VARS.glob("*.yml"))}
+    return {
+        path.name: yaml.safe_load(path.read_text(encoding="utf-8")) or {} for path in sorted(GROUP_VARS.glob("*.yml"))
+    }
 
 
 def variable_docs(roles: Doc) -> Doc:
     """Sections of tools/variables.yml, each variable with its value, and described by its role where one has it."""
-    described: Doc = yaml.safe_load(VARIABLES.read_text())
+    described: Doc = yaml.safe_load(VARIABLES.read_text(encoding="utf-8"))
     values = {name: (file, value) for file, found in group_vars().items() for name, value in found.items()}
     of_roles = {
         name: {**option, "role": role}
@@ -205,7 +212,7 @@ def in_order(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
 def render() -> dict[str, str]:
     """Every page of the reference, by file name."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FileSystemLoader(TEMPLATES, encoding="utf-8"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -246,7 +253,7 @@ def main() -> None:
         if path.name not in pages:
             path.unlink()
     for name, text in pages.items():
-        (REFERENCE / name).write_text(text)
+        (REFERENCE / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
