@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looking without touching: status says what serves, verify finds everything that is wrong at once.
+
+Whatever profile is active. One engine is stopped once, and status is asked while it loads again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import INVENTORY, INVENTORY_HOST, ROOT, Controller, Machine
+from neighbours import Watched, watched
+
+__all__ = ["watched"]  # a fixture
+
+# On the host: turns one byte of a file around and leaves size and times as they are. Twice is as before.
+FLIP = """
+import os, sys
+path = sys.argv[1]
+found = os.stat(path)
+with open(path, "r+b") as file:
+    file.seek(found.st_size // 2)
+    byte = file.read(1)[0]
+    file.seek(found.st_size // 2)
+    file.write(bytes([byte ^ 255]))
+os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+"""
+
+
+def ask(machine: Machine) -> dict[str, Any]:
+    status: dict[str, Any] = json.loads(machine.run("vllm-edge", "status", "--format", "json"))
+    return status
+
+
+@pytest.fixture(scope="module")
+def status(machine: Machine) -> dict[str, Any]:
+    """The host as it serves at first, by its own program."""
+    found = ask(machine)
+    assert found["problems"] == [], "these tests begin on a host that serves"
+    return found
+
+
+@pytest.fixture(scope="module")
+def profile(status: dict[str, Any]) -> str:
+    """What runs, said to the plays, so that the inventory is right whatever it says."""
+    return f"--extra-vars=serving_profile={status['active_profile']['profile']}"
+
+
+@pytest.fixture(scope="module")
+def victim(status: dict[str, Any]) -> dict[str, Any]:
+    """The engine with the smallest model, which loads fastest."""
+    (found,) = [engine for engine in status["engines"] if "sentry" in engine["served_names"]]
+    return dict(found)
+
+
+def lives(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {engine["engine"]: (engine["container_id"], engine["container_started_at"]) for engine in status["engines"]}
+
+
+# ---- status -----------------------------------------------------------------------------------------------------
+
+
+def test_status_in_tables(watched: Watched, status: dict[str, Any], profile: str) -> None:
+    play = watched.play("playbooks/status.yml", profile)
+    assert (play.rc, play.recap["changed"]) == (0, 0), play.output[-4000:]
+    lines = play.output.splitlines()
+    active = status["active_profile"]
+    begin = lines.index(f"{INVENTORY_HOST}: profile {active['profile']}, generation {active['generation']}")
+    lines = lines[begin : lines.index("", max(n for n, line in enumerate(lines) if line.startswith("GPU 3 is")))]
+    assert max(map(len, lines)) <= 100
+    for engine in status["engines"]:
+        (line,) = [line for line in lines if line.startswith(f"{engine['engine']}  ") and engine["model"] in line]
+        for told in (
+            f"{engine['model']} {engine['precision']}",
+            str(engine["port"]),
+            "serving",
+            engine["active_since"],
+        ):
+            assert told in line
+        for name in engine["served_names"]:
+            assert any(re.match(rf"{name}\s+{engine['engine']}\s+{engine['url']}$", line) for line in lines)
+        assert f"  container running since {engine['container_started_at']}" in lines
+    for gpu in status["gpus"]:
+        (line,) = [line for line in lines if re.match(rf"\s+{gpu['index']}  {gpu['name']}", line)]
+        assert f"{gpu['used_mib']:,}" in line and f"{gpu['budget_mib']:,}" in line
+        assert re.search(r"(within|free) +\[[#.| ]{20}\]$", line)
+    assert "Problems:" not in lines
+
+
+@pytest.mark.parametrize("mode", [[], ["--check"]], ids=["run", "check"])
+def test_status_as_one_json_object(
+    watched: Watched, controller: Controller, status: dict[str, Any], profile: str, mode: list[str]
+) -> None:
+    """Between Ansible's own lines, in a file, and alone on standard output."""
+    if mode:
+        done = subprocess.run(
+            [
+                "ansible-playbook",
+                f"--inventory={INVENTORY}",
+                profile,
+                *mode,
+                "-e",
+                "format=json",
+                "playbooks/status.yml",
+            ],
+            cwd=ROOT,
+            env=controller.environment
+            | {"ANSIBLE_STDOUT_CALLBACK": "community.general.null", "PATH": os.environ["PATH"]},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        text = done.stdout
+    else:
+        play = watched.play("playbooks/status.yml", profile, "-e", "format=json")
+        assert (play.rc, play.recap["changed"]) == (0, 0)
+        (text,) = re.findall(r"^\{$.*?^\}$", play.output, re.MULTILINE | re.DOTALL)
+    found = json.loads(text)
+    assert found == json.loads((ROOT / "reports" / f"{INVENTORY_HOST}-status.json").read_text())
+    assert (found["host"], found["problems"]) == (INVENTORY_HOST, [])
+    assert found["active_profile"] == status["active_profile"]
+    assert lives(found) == lives(status)
+
+
+def test_status_refuses_a_format_that_nobody_writes(controller: Controller) -> None:
+    play = controller.play("playbooks/status.yml", "-e", "format=xml")
+    assert play.rc != 0
+    assert "format is 'xml'" in " ".join(play.output.split())
+
+
+def test_status_without_docker_and_with_a_lost_gpu(
+    machine: Machine, watched: Watched, status: dict[str, Any], profile: str
+) -> None:
+    """Nothing that is away keeps the rest from being said; containers live on (live-restore)."""
+    gpu = status["gpus"][0]["uuid"]
+    machine.run("systemctl", "stop", "docker.socket", "docker.service")
+    try:
+        machine.run("lab-gpu", "fault", "set", "--gpu", gpu, "gpu-lost")
+        play = watched.controller.play("playbooks/status.yml", profile, "-e", "format=json")
+    finally:
+        machine.clear_faults()
+        machine.run("systemctl", "start", "docker.socket", "docker.service")
+    assert play.rc == 0, play.output[-3000:]
+    (text,) = re.findall(r"^\{$.*?^\}$", play.output, re.MULTILINE | re.DOTALL)
+    found = json.loads(text)
+    told = " ".join(found["problems"])
+    assert "docker.service is not running" in told and "has fallen off the bus" in told
+    assert found["gpus"] == []
+    assert {engine["container_state"] for engine in found["engines"]} == {"unknown"}
+    assert {engine["active_state"] for engine in found["engines"]} == {"active"}
+    watched.before["docker"] = watched.neighbours.look()["docker"]
+    watched.unharmed()
+
+
+def test_status_says_where_inventory_and_host_differ(watched: Watched, status: dict[str, Any]) -> None:
+    active = status["active_profile"]["profile"]
+    other = next(name for name in ("e2b-only", "nvfp4-tp2") if name != active)
+    play = watched.play("playbooks/status.yml", "-e", f"serving_profile={other}")
+    assert play.rc == 0
+    assert f"The inventory says profile {other}, this host runs {active}" in " ".join(play.output.split())
+
+
+# ---- verify -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged(machine: Machine, status: dict[str, Any], victim: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """One engine stopped, a byte of its weights turned around, a file of it opened to everybody."""
+    record = json.loads(machine.host.file(f"/var/lib/vllm-edge/weights/{victim['model']}.json").content_string)
+    weights = f"{record['path']}/model.safetensors"
+    create = f"/etc/vllm-edge/engines/{victim['engine']}/docker-create"
+    mode = oct(machine.host.file(create).mode)[2:]
+    machine.run("systemctl", "stop", victim["unit"])
+    machine.run("python3", "-c", FLIP, weights)
+    machine.run("chmod", "0666", create)
+    yield {"weights": weights, "create": create}
+    machine.run("python3", "-c", FLIP, weights)
+    machine.run("chmod", mode, create)
+    machine.run("systemctl", "start", "--no-block", victim["unit"])
+
+
+def test_verify_names_everything_that_is_wrong_at_once(
+    machine: Machine,
+    watched: Watched,
+    status: dict[str, Any],
+    profile: str,
+    victim: dict[str, Any],
+    damaged: dict[str, str],
+) -> None:
+    """A weight byte with size and times kept, an engine that is down, a mode, and a budget that is too small.
+
+    Where another engine serves, its GPU gets the small budget; the victim's own GPU is empty.
+    """
+    others = [engine for engine in status["engines"] if engine["engine"] != victim["engine"]]
+    budgets = {gpu["uuid"]: 0 if others else gpu["budget_mib"] for gpu in status["gpus"]}
+    play = watched.play("playbooks/verify.yml", profile, "-e", json.dumps({"serving_budgets": budgets}))
+    assert (play.rc != 0, play.recap["changed"]) == (True, 0), play.output[-6000:]
+    told = " ".join(play.output.split())
+    assert f"{victim['unit']} is inactive: 'vllm-edge explain {victim['engine']}'" in told
+    assert f"{damaged['weights']} of model {victim['model']} is damaged: its sha256 is" in told
+    assert "verify_weights=full" in told
+    assert f"{damaged['create']} is not what the inventory renders: mode is 0666 instead of 0644" in told
+    over = re.findall(r"GPU \d \(slot \d[^)]*\) is over budget", told)
+    assert len(set(over)) == sum(len(engine["gpus"]) for engine in others)
+    count = 4 if others else 3
+    assert f"{INVENTORY_HOST}: NOT verified, {count} problems" in play.output
+    assert "does not answer as it should" not in told, "what is down is not said to be silent, too"
+    now = ask(machine)
+    kept = {name: life for name, life in lives(status).items() if name != victim["engine"]}
+    assert {name: life for name, life in lives(now).items() if name != victim["engine"]} == kept
+
+
+def test_status_while_an_engine_loads(machine: Machine, watched: Watched, profile: str, victim: dict[str, Any]) -> None:
+    play = watched.play("playbooks/status.yml", profile)
+    assert play.rc == 0
+    told = " ".join(play.output.split())
+    assert f"{victim['unit']} does not serve yet:" in told or (f"{victim['engine']} " in told and "serving" in told)
+
+
+def test_verify_a_host_that_is_right(machine: Machine, watched: Watched, profile: str, victim: dict[str, Any]) -> None:
+    machine.wait(
+        "the engine to serve again",
+        lambda: machine.unit("ActiveState", unit=victim["unit"])["ActiveState"] == "active",
+        120,
+    )
+    play = watched.play("playbooks/verify.yml", profile)
+    assert (play.rc, play.recap["changed"]) == (0, 0), play.output[-6000:]
+    assert f"{INVENTORY_HOST}: verified" in play.output.splitlines()
+    for engine in ask(machine)["engines"]:
+        for name in engine["served_names"]:
+            assert re.search(
+                rf"^{name}\s+{engine['engine']}\s+{engine['port']}\s+(ok|\d of \d)", play.output, re.MULTILINE
+            )
+
+
+def test_verify_of_another_profile(watched: Watched, status: dict[str, Any]) -> None:
+    active = status["active_profile"]["profile"]
+    other = next(name for name in ("e2b-only", "nvfp4-tp2") if name != active)
+    play = watched.play("playbooks/verify.yml", "-e", f"serving_profile={other}")
+    assert play.rc != 0 and play.recap["changed"] == 0
+    told = " ".join(play.output.split())
+    assert f"{INVENTORY_HOST}: NOT verified, 1 problem" in told
+    assert f"'-e serving_profile={active}' verifies what runs" in told
