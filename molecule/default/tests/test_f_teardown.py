@@ -55,8 +55,8 @@ def containers(machine: Machine) -> str:
 def weights(machine: Machine) -> str:
     """Every file of ours there, so that a download, or a second hashing into a record, could be seen."""
     return machine.shell(
-        "find /data/vllm/weights /var/lib/vllm-edge/weights -type f -not -path '*/neighbours-model/*' -not -name '*.lock' "
-        "-printf '%p %s %i %T@ %u:%g\\n' | sort"
+        "find /data/vllm/weights /var/lib/vllm-edge/weights -type f "
+        "-not -path '*/neighbours-model/*' -not -name '*.lock' -printf '%p %s %i %T@ %u:%g\\n' | sort"
     )
 
 
