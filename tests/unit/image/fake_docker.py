@@ -86,6 +86,8 @@ def main(arguments: list[str]) -> None:
             contents["packages"]["transformers"] = labels["vllm-edge.transformers"]
             image = {"id": f"sha256:{digest}", "tags": [tag], "digests": [], "labels": labels, "contents": contents}
             state["images"].append(image)
+        case ["run", *rest] if "pip" in rest:
+            fail(state["index_says"])
         case ["run", *rest]:
             script = sys.stdin.read()
             position = rest.index("-")

@@ -274,6 +274,25 @@ def test_build_on_a_full_disk_is_said_and_nothing_is_left(host: Host) -> None:
     assert not (host.root / "state/build/image").exists() and not (host.root / "state/image.json").exists()
 
 
+def test_index_that_the_host_does_not_reach(host: Host) -> None:
+    said = (
+        "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('<pip._vendor.urllib3."
+        "connection.HTTPSConnection object at 0x7f>: Failed to establish a new connection: [Errno 111] Connection "
+        "refused')': /simple/transformers/\nERROR: No matching distribution found for transformers"
+    )
+    host.docker({**host.docker_state(), "index_says": said})
+    failed = host.play(
+        vllm_image_pip_source="index",
+        vllm_image_wheels_directory="",
+        vllm_image_pip_index_url="https://user:s3cret@index.example/simple",
+    )
+    assert failed.rc != 0 and "to the host: Failed to establish a new connection: [Errno 111] Connection refused." in (
+        failed.text
+    )
+    assert "vllm_image_pip_index_url, vllm_image_pip_proxy" in failed.text
+    assert "s3cret" not in failed.text and not (host.root / "state/build/image").exists()
+
+
 @pytest.mark.parametrize(
     ("said", "remedy"),
     [
