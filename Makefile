@@ -53,8 +53,13 @@ integration: bootstrap $(VENV)/.stamp collections ## The host's program against 
 	@tools/timed "integration tests" pytest tests/integration
 
 .PHONY: molecule
-molecule: bootstrap $(VENV)/.stamp collections ## site.yml on a simulated host of its own: check, converge, idempotence, verify, heal, faults
+molecule: bootstrap $(VENV)/.stamp collections ## site.yml on a simulated host of its own: check, converge, idempotence, verify, faults, teardown
 	@tools/timed "molecule" molecule test --scenario-name default
+
+.PHONY: airgap
+airgap: bootstrap $(VENV)/.stamp collections ## site.yml on a host without a network, from what was staged
+	@tools/timed "lab images" python -m lab images
+	@tools/timed "air gap" molecule test --scenario-name airgap
 
 .PHONY: bootstrap
 bootstrap: ## Install the Debian packages that the lab needs
