@@ -65,7 +65,7 @@ xargs apt-get -qq -y --no-install-recommends -o Dir::State::status=/tmp/status -
     --download-only install <"$work/packages" >/dev/null
 while read -r file path; do
     mkdir -p "${path%/*}"
-    mv -f "$work/archives/$file" "$path"
+    [ "$work/archives/$file" -ef "$path" ] || mv -f "$work/archives/$file" "$path"
 done </tmp/places
 
 # Indexes, with the signed file that names their hashes.
