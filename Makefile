@@ -9,6 +9,8 @@ VENV := $(CURDIR)/.venv
 export PATH := $(VENV)/bin:$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 export PYTHONDONTWRITEBYTECODE := 1
+# Molecule folds what it shows to the width of the terminal; a log has none.
+export COLUMNS := 160
 
 
 .PHONY: help

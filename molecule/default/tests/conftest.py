@@ -381,11 +381,11 @@ def bystander(machine: Machine) -> Iterator[Life]:
 @pytest.fixture
 def undisturbed(machine: Machine, bystander: Life) -> Iterator[None]:
     """Whatever the test does, the bystander's container goes on, and so do the engines beside the one it is about."""
-    neighbours = {engine.container: life(machine, engine.container) for engine in ENGINES if engine is not VICTIM}
+    names = [BYSTANDER, *(engine.container for engine in ENGINES if engine is not VICTIM)]
+    before = {name: life(machine, name) for name in names}
+    assert before[BYSTANDER] is not None
     yield
-    assert life(machine, BYSTANDER) == bystander, "somebody else's container was disturbed"
-    for container, before in neighbours.items():
-        assert life(machine, container) == before, f"{container} was disturbed"
+    assert {name: life(machine, name) for name in names} == before, "somebody else's container was disturbed"
 
 
 # ---- what the faults looked like --------------------------------------------------------------------------------
