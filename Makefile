@@ -35,7 +35,8 @@ test: bootstrap $(VENV)/.stamp collections ## Every test
 	@tools/timed "every test" tools/test
 
 .PHONY: test-all
-test-all: test ## Every test and the cases that take longer: real engines in containers of their own
+test-all: export VLLM_EDGE_THOROUGH := 1
+test-all: test ## Every test and the cases that take longer: further cases on the simulated host, real engines in containers
 	@tools/timed "engines in containers" pytest -m docker tests/unit
 
 .PHONY: lint

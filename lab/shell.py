@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -49,6 +50,14 @@ def as_root() -> list[str]:
     if sudo is None:
         raise SystemExit("lab: this needs root and there is no sudo; run it as root")
     return [sudo]
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Hold the cache's lock: labs that come up side by side make what they share once, and the others wait for it."""
+    with (cache_directory() / "lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ from lab.images import (
     remove_images,
     vendors_image,
 )
-from lab.shell import LAB, as_root, cache_directory, output, run, stage
+from lab.shell import LAB, alone, as_root, cache_directory, output, run, stage
 
 ENGINE_REPOSITORY = "vllm/vllm-openai"
 ENGINE_TAG = "v0.32.0"
@@ -108,7 +108,8 @@ def up(world: World) -> None:
     if docker("network", "inspect", world.name, check=False).returncode != 0:
         docker("network", "create", f"--label={LABEL}={world.name}", world.name)
     start_vendors(world, names)
-    publish_engine_image(world, names["engine"])
+    with alone():
+        publish_engine_image(world, names["engine"])
     start_host(world, names["host"])
     write_variables(world, names)
 

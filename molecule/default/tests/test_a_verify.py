@@ -565,6 +565,7 @@ def digest_of_host(machine: Machine) -> str:
     return hashlib.sha256(machine.shell(command).encode()).hexdigest()
 
 
+@pytest.mark.thorough
 def test_check_mode_is_silent_and_touches_nothing(machine: Machine, controller: Controller, undisturbed: None) -> None:
     before, lives = digest_of_host(machine), [life(machine, engine.container) for engine in ENGINES]
     play = controller.play("site.yml", "--check")

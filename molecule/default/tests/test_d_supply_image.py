@@ -124,6 +124,7 @@ def test_package_index_that_cannot_be_reached(supply: Supply, seen: Seen) -> Non
     seen(message)
 
 
+@pytest.mark.thorough
 def test_requirement_that_no_index_meets(supply: Supply, seen: Seen, tmp_path: Path) -> None:
     index = tmp_path / "index" / "transformers"
     index.mkdir(parents=True)

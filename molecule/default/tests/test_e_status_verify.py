@@ -239,6 +239,7 @@ def test_verify_a_host_that_is_right(machine: Machine, watched: Watched, profile
             )
 
 
+@pytest.mark.thorough
 def test_verify_of_another_profile(watched: Watched, status: dict[str, Any]) -> None:
     active = status["active_profile"]["profile"]
     other = next(name for name in ("e2b-only", "nvfp4-tp2") if name != active)
