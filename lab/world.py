@@ -77,17 +77,18 @@ class World:
 
 def prepare() -> dict[str, str]:
     """Build every image and artefact; returns their names. What is there already is kept."""
-    with stage("Docker Engine"):
-        ensure_engine()
-    engine = engine_image()
-    return {
-        "distribution": debian_image("trixie", HOST_PACKAGES),
-        "host": host_image(),
-        "vendors": vendors_image(),
-        "engine": engine,
-        "apt": str(apt_repositories()),
-        "hub": str(models(engine)),
-    }
+    with alone():
+        with stage("Docker Engine"):
+            ensure_engine()
+        engine = engine_image()
+        return {
+            "distribution": debian_image("trixie", HOST_PACKAGES),
+            "host": host_image(),
+            "vendors": vendors_image(),
+            "engine": engine,
+            "apt": str(apt_repositories()),
+            "hub": str(models(engine)),
+        }
 
 
 def container_state(name: str) -> str:

@@ -123,7 +123,9 @@ FAULTS_ROWS = pytest.StashKey[list[tuple[str, str, str]]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "thorough: another case of a class that `make test` has; `make test-all` runs it")
+    config.addinivalue_line(
+        "markers", "thorough: another case of a class that `make test` has; `make test-all` runs it"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
