@@ -7,7 +7,6 @@ import posixpath
 import time
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
@@ -96,7 +95,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             if status.get("finished", True):  # an answer without the key is a failure to ask
                 break
             if now - began > options["timeout_s"]:
-                raise AnsibleActionFail(f"{options['label']}: not finished after {options['timeout_s']} s")
+                # Not raised: an exception would end the play whatever the task's failed_when says.
+                return {"failed": True, "msg": f"{options['label']}: not finished after {options['timeout_s']} s"}
             if now - shown >= options["interval_s"]:
                 shown = now
                 self._show(options, now - began, variables)
