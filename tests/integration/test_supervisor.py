@@ -66,7 +66,8 @@ def test_a_crash_while_loading_ends_at_once_and_is_explained(host: Host) -> None
     at = time.time()
     finished = docker("inspect", "--format={{.State.FinishedAt}}", host.container)
     died = docker_time(finished)
-    assert at - died < 1.5, "the supervisor outlived its container"
+    # A second on a quiet machine; a poll or a timeout would be five and more.
+    assert at - died < 3, "the supervisor outlived its container"
     assert code == 78, "an engine that can never fit must not be started again and again"
     assert "set max_model_len of the engine to 61440 or less" in run.text.lower()
     assert any(line.startswith("<3>") for line in run.lines)
@@ -98,7 +99,7 @@ def test_the_first_completion_kills_the_engine(host: Host) -> None:
     assert result["ok"] is False and "connection closed" in result["error"]
     assert "the engine died in the middle of the canary" in result["error"]
     assert run.ends(3) == 1
-    assert time.monotonic() - at < 1.5
+    assert time.monotonic() - at < 3
     failure = host.failure()
     assert failure["cause"] == "engine_died_serving"
     assert "division by zero" in str(failure["reason"])

@@ -192,6 +192,7 @@ def test_first_completion_kills_the_engine(machine: Machine, undisturbed: None, 
     seen(explained, failed_after=ended - begin, serving_after=machine.now() - begin)
 
 
+@pytest.mark.thorough
 def test_docker_restarted_without_live_restore(machine: Machine, bystander: object, seen: Seen) -> None:
     """Then every container ends with Docker, the bystander's, too."""
     assert json.loads(machine.run("docker", "info", "--format={{json .LiveRestoreEnabled}}")) is False
