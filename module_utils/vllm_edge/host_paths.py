@@ -10,14 +10,16 @@ from pathlib import Path
 
 ETC = "/etc/vllm-edge"
 STATE = "/var/lib/vllm-edge"
+UNITS = "/etc/systemd/system"
 
 
 @dataclass(frozen=True)
 class HostPaths:
-    """The two trees the program reads and writes."""
+    """The trees the program reads and writes."""
 
     etc: Path = Path(ETC)
     state: Path = Path(STATE)
+    units: Path = Path(UNITS)
 
     def engine_dir(self, engine: str) -> Path:
         return self.etc / "engines" / engine
@@ -25,15 +27,44 @@ class HostPaths:
     def engine_state(self, engine: str) -> Path:
         return self.state / "engines" / f"{engine}.json"
 
+    def unit_file(self, unit: str) -> Path:
+        return self.units / unit
+
+    def hook_dir(self, hook: str) -> Path:
+        """Executables that a switch runs at its hook points, `before_drain` and `after_commit`."""
+        return self.etc / "hooks" / f"{hook}.d"
+
+    def generation_dir(self, number: int) -> Path:
+        return self.state / "generations" / str(number)
+
     @property
     def active_profile(self) -> Path:
+        """The committed generation: the one rename that commits a switch is onto this file."""
         return self.state / "active-profile.json"
 
+    @property
+    def switch_journal(self) -> Path:
+        return self.state / "switch.json"
 
-def host_paths(etc: str | None = None, state: str | None = None, environ: Mapping[str, str] | None = None) -> HostPaths:
+    @property
+    def switch_lock(self) -> Path:
+        return self.state / "switch.lock"
+
+    @property
+    def history(self) -> Path:
+        return self.state / "history"
+
+
+def host_paths(
+    etc: str | None = None,
+    state: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    units: str | None = None,
+) -> HostPaths:
     """The option wins over the environment, the environment over the default."""
     env = os.environ if environ is None else environ
     return HostPaths(
         etc=Path(etc or env.get("VLLM_EDGE_ETC") or ETC),
         state=Path(state or env.get("VLLM_EDGE_STATE") or STATE),
+        units=Path(units or env.get("VLLM_EDGE_UNITS") or UNITS),
     )
