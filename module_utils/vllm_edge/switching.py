@@ -148,7 +148,7 @@ class Moves:
     keep: tuple[str, ...] = ()
     """Engines that run with the wanted input hash: they are not touched."""
     stop: tuple[str, ...] = ()
-    """Engines of ours that run, load or wait for a restart and are not wanted so; the former self of a changed one, too."""
+    """Engines of ours that run, load or wait for a restart and are not wanted so; a changed one's former self, too."""
     start: tuple[str, ...] = ()
     """Engines of the generation that do not run as wanted."""
     wait: tuple[str, ...] = ()
@@ -226,7 +226,7 @@ class World(Protocol):
         ...
 
     def free(self, wanted: Generation, moves: Moves) -> Done:
-        """Waits until the GPUs of `moves.start` hold nothing of ours. Past the limit names the holder; ends only ours."""
+        """Waits until the GPUs of `moves.start` hold nothing of ours. Past the limit: names the holder, ends only ours."""
         ...
 
     def install(self, wanted: Generation, moves: Moves) -> Done:
@@ -311,7 +311,7 @@ class Downtime:
 
 @dataclass(frozen=True)
 class Journal:
-    """`switch.json`, and for good `history/<id>.json`. Times are UTC, for people; durations are of the monotonic clock."""
+    """`switch.json`, and for good `history/<id>.json`. Times are UTC, for people; durations are monotonic."""
 
     id: str
     """`<UTC time without punctuation>-<generation>`."""
