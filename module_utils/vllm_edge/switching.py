@@ -226,7 +226,7 @@ class World(Protocol):
         ...
 
     def free(self, wanted: Generation, moves: Moves) -> Done:
-        """Waits until the GPUs of `moves.start` hold nothing of ours. Past the limit: names the holder, ends only ours."""
+        """Waits until the GPUs of `moves.start` hold nothing of ours; past the limit names who does, ends only ours."""
         ...
 
     def install(self, wanted: Generation, moves: Moves) -> Done:
