@@ -34,6 +34,8 @@ REPOSITORIES = {
     "google/gemma-4-E2B-it": 131072,
     "google/gemma-4-E4B-it": 131072,
     "google/gemma-4-31B-it": 262144,
+    "google/gemma-4-31B-it-qat-w4a16-ct": 262144,
+    "RedHatAI/gemma-4-31B-it-FP8-dynamic": 262144,
     "nvidia/Gemma-4-31B-IT-NVFP4": 262144,
 }
 CARD = """---
