@@ -57,7 +57,7 @@ def test_good_variables_pass_without_a_connection(play: Any) -> None:
 
 
 def test_every_mistake_is_said_on_a_line_of_its_own(play: Any) -> None:
-    bad = {"serving_profile": "nvfp4-tp4", "gpu_count": "four", "vllm_engine_watchdog": 30, "vllm_image_keep": "many"}
+    bad = {"serving_profile": "e2b-olny", "gpu_count": "four", "vllm_engine_watchdog": 30, "vllm_image_keep": "many"}
     done = play("playbooks/validate.yml", bad, "-e", "verify_weights=ful", "-e", "alow_docker_restart=true")
     assert done.returncode == 2
     assert "6 mistakes in the variables, see 'mistakes'; no host was touched." in done.stdout + done.stderr
@@ -66,7 +66,7 @@ def test_every_mistake_is_said_on_a_line_of_its_own(play: Any) -> None:
     ]
     for number, words in enumerate(
         [
-            "serving_profile: 'nvfp4-tp4' is not a key of serving_profiles; did you mean nvfp4-tp2?",
+            "serving_profile: 'e2b-olny' is not a key of serving_profiles; did you mean e2b-only?",
             "gpu_count: 'four' is text, not a number; write a whole number of GPUs, such as 4.",
             "verify_weights: 'ful' is not one of size, full; did you mean full?",
             "vllm_image_keep: 'many' is text, not a number; write a whole number, such as 1.",
