@@ -188,7 +188,7 @@ def test_disk_full_while_the_wheels_come(
     variables = prepared(tmp_path / "wheels")
     (tmp_path / "wheels" / "large-1-py3-none-any.whl").write_bytes(bytes(2 * 1024**2))
     message = supply.refusal(**variables)
-    assert f"could not be copied to {BUILD}/image on the host: [Errno 28] No space left on device" in message
+    assert f"could not be copied to {BUILD}/image on the host: No space left on device" in message
     assert "Free some space on the file system of /var/lib/vllm-edge and run again." in message
     assert machine.run("ls", "--almost-all", BUILD) == "", "what had arrived is gone"
     seen(message)
