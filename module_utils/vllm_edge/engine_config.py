@@ -60,6 +60,13 @@ class EngineConfig:
     health_timeout_s: float
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    image_id: str = ""
+    weights_path: str = ""
+    weights_record: str = ""
+    """Path of the model's record: which files there are, with their sizes and hashes."""
+    max_model_len: int | None = None
+    shutdown_timeout_s: float | None = None
+    """vLLM's own --shutdown-timeout, where it was given: it finishes requests after SIGTERM."""
 
     @property
     def address(self) -> str:
@@ -86,6 +93,8 @@ class Engine:
 
 _STRINGS = ("engine", "unit", "container", "url", "model", "repo", "revision", "precision", "input_hash", "image")
 _OPTIONAL_STRINGS = ("tool_call_parser", "reasoning_parser")
+_TEXTS = ("image_id", "weights_path", "weights_record")
+"""Texts that a file of an older generation does not have."""
 _POSITIVE = ("stop_timeout_s", "stall_timeout_s", "health_timeout_s")
 
 
@@ -130,6 +139,15 @@ def engine_problems(data: Mapping[str, Any]) -> list[str]:
         value = data.get(key)
         if value is not None and not (isinstance(value, str) and value):
             found.append(f"{key} is {value!r}: a text that is not empty, or null")
+    for key in _TEXTS:
+        if not isinstance(data.get(key, ""), str):
+            found.append(f"{key} is {data[key]!r}: a text")
+    longest = data.get("max_model_len")
+    if longest is not None and not _is_count(longest):
+        found.append(f"max_model_len is {longest!r}: tokens, a whole number from 1, or null")
+    patience = data.get("shutdown_timeout_s")
+    if patience is not None and not (_is_number(patience) and patience > 0):
+        found.append(f"shutdown_timeout_s is {patience!r}: seconds, more than 0, or null")
     name = data.get("engine")
     if isinstance(name, str) and name and not ENGINE_NAME.fullmatch(name):
         found.append(f"engine is {name!r}: small letters, digits and '-', at most 63")
@@ -165,6 +183,9 @@ def parse_engine(text: str, source: str) -> EngineConfig:
         health_timeout_s=float(data["health_timeout_s"]),
         tool_call_parser=data.get("tool_call_parser"),
         reasoning_parser=data.get("reasoning_parser"),
+        **{key: data.get(key, "") for key in _TEXTS},
+        max_model_len=data.get("max_model_len"),
+        shutdown_timeout_s=None if data.get("shutdown_timeout_s") is None else float(data["shutdown_timeout_s"]),
     )
 
 

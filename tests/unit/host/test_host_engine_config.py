@@ -69,6 +69,7 @@ def test_both_files_as_rendered(tmp_path: Path) -> None:
     assert engine.create.arguments == tuple(CREATE)
     assert engine.create.labels["vllm-edge.input-hash"] == "ab12"
     assert engine_names(paths) == ["e2b"]
+    assert (engine.config.image_id, engine.config.max_model_len, engine.config.shutdown_timeout_s) == ("", None, None)
     assert engine_names(HostPaths(etc=tmp_path / "absent")) == []
 
 
@@ -87,6 +88,9 @@ def test_both_files_as_rendered(tmp_path: Path) -> None:
         ({"stall_timeout_s": 0}, "stall_timeout_s is 0: seconds, more than 0"),
         ({"stop_timeout_s": "30"}, "stop_timeout_s is '30': seconds"),
         ({"vram_budget_mib": 20.5}, "vram_budget_mib is 20.5: MiB"),
+        ({"weights_path": None}, "weights_path is None: a text"),
+        ({"max_model_len": "8k"}, "max_model_len is '8k': tokens"),
+        ({"shutdown_timeout_s": 0}, "shutdown_timeout_s is 0: seconds, more than 0, or null"),
         ({"url": "https://127.0.0.1:8070"}, "url is 'https://127.0.0.1:8070': http://"),
         ({"url": "http://127.0.0.1:8070/v1"}, "url is 'http://127.0.0.1:8070/v1': http://"),
     ],
