@@ -90,10 +90,103 @@ def _explain(options: Options, paths: HostPaths) -> int:
     return run_explain(options.engine, paths, output=options.format)
 
 
+def _choice(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--origin", choices=("inventory", "-e", "host"), default="host", help="who chose the profile (default: host)"
+    )
+    parser.add_argument(
+        "--inventory-profile", metavar="PROFILE", help="what the inventory says, where the profile was chosen otherwise"
+    )
+    parser.add_argument("--asked-by", metavar="WORDS", help="who asked (default: this command and the user)")
+
+
+def _switch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "to", metavar="generation|profile", help="number of a generation, or a profile: its newest generation"
+    )
+    parser.add_argument("--check", action="store_true", help="print what would be done, and do nothing")
+    _format(parser)
+    _choice(parser)
+
+
+def _switch(options: Options, paths: HostPaths) -> int:
+    from .switch_unit import Choice, run_check, run_switch_to
+
+    if options.check:
+        return run_check(options.to, paths, output=options.format)
+    choice = Choice(options.origin, options.inventory_profile, options.asked_by)
+    return run_switch_to(options.to, paths, choice, output=options.format)
+
+
+def _rollback(options: Options, paths: HostPaths) -> int:
+    from .switch_unit import run_rollback
+
+    return run_rollback(paths, output=options.format)
+
+
+def _history(options: Options, paths: HostPaths) -> int:
+    from .history import run_history
+
+    return run_history(paths, output=options.format)
+
+
+def _recover_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--boot",
+        action="store_true",
+        help="before the engines start: put the files back and leave the starting to systemd",
+    )
+
+
+def _recover(options: Options, paths: HostPaths) -> int:
+    from .switch import run_recover
+    from .switch_unit import refuse_without_write_access
+
+    return refuse_without_write_access(paths, "recover") or run_recover(paths, boot=options.boot)
+
+
+def _progress(options: Options, paths: HostPaths) -> int:
+    from .history import run_progress
+
+    return run_progress(paths)
+
+
+def _run_switch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("generation", type=int, help="number of the generation")
+    _choice(parser)
+
+
+def _run_switch(options: Options, paths: HostPaths) -> int:
+    from .switch import run_switch
+
+    return run_switch(
+        paths,
+        options.generation,
+        origin=options.origin,
+        inventory_profile=options.inventory_profile,
+        asked_by=options.asked_by or "vllm-edge run-switch",
+    )
+
+
+def _nothing(parser: argparse.ArgumentParser) -> None:
+    del parser
+
+
 COMMANDS: tuple[Command, ...] = (
-    Command("status", "engines, active profile and GPUs of this host", _status_options, _status),
+    Command("status", "engines, active profile, switches and GPUs of this host", _status_options, _status),
     Command("explain", "why an engine failed last, and what to do", _explain_options, _explain),
     Command("canary", "what clients rely on, asked of each served name", _canary_options, _canary),
+    Command("switch", "go to another generation, or stay with this one", _switch_options, _switch),
+    Command("rollback", "switch to the generation that was committed before this one", _format, _rollback),
+    Command("history", "former switches of this host, newest first", _format, _history),
+    Command("progress", "how far the running switch is; nothing when none runs", _nothing, _progress),
+    Command("recover", "end a switch that was killed: back to the committed generation", _recover_options, _recover),
+    Command(
+        "run-switch",
+        "the switch itself (what vllm-edge-switch.service runs)",
+        _run_switch_options,
+        _run_switch,
+    ),
     Command(
         "run-engine",
         "supervise one engine's container (what vllm-<engine>.service runs)",
