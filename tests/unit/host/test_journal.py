@@ -1,0 +1,421 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The journal of a switch: what it says survives, also a full disk and a half-written file; the lock has one holder."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge import journal as journal_module
+from ansible.module_utils.vllm_edge.host_paths import HostPaths
+from ansible.module_utils.vllm_edge.journal import (
+    BALLAST_BYTES,
+    DAMAGED,
+    Busy,
+    JournalDamaged,
+    JournalFile,
+    JournalLost,
+    Lock,
+    from_json,
+    history,
+    holder,
+    new_id,
+    read_journal,
+    set_aside_damaged,
+    to_json,
+)
+from ansible.module_utils.vllm_edge.switching import Downtime, Gap, Journal, Phase, PhaseRecord, Result
+
+ROOT = Path(__file__).resolve().parents[3]
+BEGUN = Journal(
+    id="20261121T164000Z-4",
+    generation=4,
+    profile="bf16-tp4",
+    from_generation=3,
+    from_profile="nvfp4-tp2",
+    origin="-e",
+    asked_by="site.yml by alice",
+    pid=4711,
+    boot_id="b00t",
+    started_at="2026-11-21T16:40:00Z",
+)
+ENDED = replace(
+    BEGUN,
+    ended_at="2026-11-21T16:42:00Z",
+    seconds=120.25,
+    phase=Phase.CLEAN_UP,
+    result=Result.COMMITTED,
+    message="Generation 4 serves.",
+    keep=("e4b",),
+    stop=("31b-nvfp4",),
+    start=("31b-bf16",),
+    phases=(PhaseRecord(Phase.DRAIN, "forward", "2026-11-21T16:40:01Z", 1.0, 0.5, "done", "nothing ran"),),
+    downtime={"architect": Downtime(91.5, (Gap(2.0, 93.5), Gap(99.0, None)), {"stop": 3.0, "back:healthy": 1.0}, 240)},
+    canary=({"served_name": "architect", "passed": True},),
+    gpus=({"index": 0, "used_mib": 21000},),
+    warnings=("hook 10-notify said no",),
+)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> HostPaths:
+    return HostPaths(etc=tmp_path / "etc", state=tmp_path / "state", units=tmp_path / "units")
+
+
+# ---- as JSON ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("journal", [BEGUN, ENDED])
+def test_what_is_written_is_read_back(journal: Journal) -> None:
+    assert from_json(json.loads(json.dumps(to_json(journal)))) == journal
+
+
+def test_enums_are_their_values_in_the_file(paths: HostPaths) -> None:
+    JournalFile(paths, ENDED).write()
+    data = json.loads(paths.switch_journal.read_text())
+    assert (data["phase"], data["result"], data["phases"][0]["phase"]) == ("clean_up", "committed", "drain")
+    assert read_journal(paths) == ENDED
+
+
+def test_keys_of_a_newer_program_are_no_damage() -> None:
+    data = to_json(ENDED)
+    data["new"] = 1
+    data["phases"][0]["new"] = 1
+    data["downtime"]["architect"]["new"] = 1
+    assert from_json(data) == ENDED
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"phase": "levitate"}, "levitate"),
+        ({"result": "perhaps"}, "perhaps"),
+        ({"generation": "4"}, "generation is '4'"),
+        ({"id": None}, "id is None"),
+        ({"phases": [{"phase": "drain"}]}, "has no direction, began_at, began_s"),
+        ({"phases": [7]}, "a phase is int"),
+        ({"phases": 7}, "int"),
+        ({"downtime": [1]}, "list"),
+        ({"downtime": {"architect": {}}}, "downtime of architect has no seconds"),
+    ],
+)
+def test_what_is_no_journal_says_why(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(JournalDamaged) as caught:
+        from_json({**to_json(ENDED), **change})
+    assert words in str(caught.value)
+
+
+# ---- damage -----------------------------------------------------------------------------------------------------
+
+
+def test_no_journal_is_none(paths: HostPaths) -> None:
+    assert read_journal(paths) is None
+    assert history(paths) == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_a_half_written_journal_counts_as_unfinished_and_is_kept(paths: HostPaths, share: float) -> None:
+    text = json.dumps(to_json(ENDED))
+    half = text[: int(len(text) * share)]
+    paths.state.mkdir(parents=True)
+    paths.switch_journal.write_text(half)
+    read = read_journal(paths)
+    assert read is not None and read.id == DAMAGED and read.result is None
+    assert str(paths.switch_journal) in read.message
+    kept = set_aside_damaged(paths, "2026-11-21T16:50:00Z")
+    assert kept is not None and kept.parent == paths.history and kept.read_text() == half
+    assert read_journal(paths) is None
+    paths.switch_journal.write_bytes(b"\xff\x00")
+    again = set_aside_damaged(paths, "2026-11-21T16:50:00Z")
+    assert again is not None and again != kept and kept.read_text() == half
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"[]", b"null", b"{}", b'"text"', b"12"])
+def test_whatever_stands_there_reading_never_raises(paths: HostPaths, content: bytes) -> None:
+    paths.history.mkdir(parents=True)
+    paths.switch_journal.write_bytes(content)
+    (paths.history / "20261121T164000Z-3.json").write_bytes(content)
+    read = read_journal(paths)
+    assert read is not None and read.id == DAMAGED
+    assert history(paths) == []
+
+
+def test_a_directory_in_the_journals_place_is_damage_too(paths: HostPaths) -> None:
+    paths.switch_journal.mkdir(parents=True)
+    read = read_journal(paths)
+    assert read is not None and read.id == DAMAGED
+
+
+# ---- phases -----------------------------------------------------------------------------------------------------
+
+
+def test_a_phase_is_on_disk_before_it_acts_and_its_end_with_the_next(paths: HostPaths) -> None:
+    file = JournalFile(paths, BEGUN)
+    file.enter(Phase.DRAIN, "forward", "2026-11-21T16:40:01Z", 1.0)
+    read = read_journal(paths)
+    assert read is not None and read.phase is Phase.DRAIN and read.phases[-1].outcome is None
+    file.leave("done", 0.5, "nothing ran")
+    file.enter(Phase.STOP, "forward", "2026-11-21T16:40:02Z", 1.5)
+    read = read_journal(paths)
+    assert read is not None and [record.outcome for record in read.phases] == ["done", None]
+    assert read.phases[0].seconds == 0.5 and read.phases[0].detail == "nothing ran"
+
+
+def test_the_end_is_in_the_history_and_the_ballast_is_given_back(paths: HostPaths) -> None:
+    file = JournalFile(paths, BEGUN)
+    file.take_ballast()
+    assert file.ballast.stat().st_blocks * 512 >= BALLAST_BYTES, "a hole holds no room"
+    file.finish(result=Result.COMMITTED, ended_at="2026-11-21T16:41:00Z", seconds=60.0, message="done")
+    assert read_journal(paths) == file.journal
+    assert history(paths) == [file.journal]
+    assert not file.ballast.exists()
+
+
+def test_a_former_programs_ballast_is_taken_over(paths: HostPaths) -> None:
+    JournalFile(paths, BEGUN).take_ballast()
+    again = JournalFile(paths, BEGUN)
+    again.take_ballast()
+    assert again.ballast.stat().st_size == BALLAST_BYTES
+
+
+def test_every_write_is_synced_before_and_after_the_rename(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    real_fsync, real_rename = os.fsync, os.rename
+
+    def fsync(handle: int) -> None:
+        steps.append("fsync " + ("directory" if os.path.isdir(f"/proc/self/fd/{handle}") else "file"))
+        real_fsync(handle)
+
+    def rename(source: Path, target: Path) -> None:
+        steps.append("rename")
+        real_rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    JournalFile(paths, BEGUN).write()
+    assert steps == ["fsync file", "rename", "fsync directory"]
+
+
+# ---- a full disk ------------------------------------------------------------------------------------------------
+
+
+def full(monkeypatch: pytest.MonkeyPatch, file: JournalFile, *, for_good: bool = False) -> None:
+    """A disk on which nothing fits as long as the ballast lies there; with `for_good` also without it."""
+    real = journal_module._write_durably
+
+    def write(path: Path, text: str) -> None:
+        if for_good or file.ballast.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path, text)
+
+    monkeypatch.setattr(journal_module, "_write_durably", write)
+
+
+def test_a_full_disk_takes_the_ballast(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = JournalFile(paths, BEGUN)
+    file.take_ballast()
+    full(monkeypatch, file)
+    file.enter(Phase.STOP, "forward", "2026-11-21T16:40:02Z", 1.5)
+    assert not file.ballast.exists()
+    read = read_journal(paths)
+    assert read is not None and read.phase is Phase.STOP
+
+
+def test_a_disk_that_stays_full_is_said_and_leaves_the_former_journal(
+    paths: HostPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = JournalFile(paths, BEGUN)
+    file.take_ballast()
+    file.write()
+    full(monkeypatch, file, for_good=True)
+    with pytest.raises(JournalLost, match=r"switch\.json cannot be written: No space left on device.*df -h"):
+        file.enter(Phase.STOP, "forward", "2026-11-21T16:40:02Z", 1.5)
+    assert read_journal(paths) == BEGUN
+    assert file.journal.phase is Phase.STOP, "what is known in memory is not forgotten"
+
+
+def test_other_errors_do_not_cost_the_ballast(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = JournalFile(paths, BEGUN)
+    file.take_ballast()
+
+    def write(path: Path, text: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(journal_module, "_write_durably", write)
+    with pytest.raises(JournalLost, match="Input/output error"):
+        file.write()
+    assert file.ballast.exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real disk of 2 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    if done.returncode != 0:
+        pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], timeout=20, check=True)
+
+
+def fill(disk: Path) -> None:
+    with open(disk / "filler", "ab", buffering=0) as file:
+        for size in (65536, 4096):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+
+
+def test_a_disk_that_is_really_full_takes_the_ballast_and_then_fails(small_disk: Path) -> None:
+    paths = HostPaths(state=small_disk / "state")
+    file = JournalFile(paths, BEGUN)
+    file.take_ballast()
+    file.write()
+    fill(small_disk)
+    file.enter(Phase.STOP, "forward", "2026-11-21T16:40:02Z", 1.5)
+    assert not file.ballast.exists()
+    read = read_journal(paths)
+    assert read is not None and read.phase is Phase.STOP
+    fill(small_disk)
+    with pytest.raises(JournalLost, match="No space left on device"):
+        file.enter(Phase.FREE, "forward", "2026-11-21T16:40:03Z", 2.5)
+    assert read_journal(paths) == read, "the former journal is whole"
+    assert sorted(entry.name for entry in paths.state.iterdir()) == ["switch.json"], "no half of a file stays behind"
+    with pytest.raises(JournalLost, match="1024 KiB for the journal"):
+        file.take_ballast()
+    assert not file.ballast.exists()
+
+
+# ---- history ----------------------------------------------------------------------------------------------------
+
+
+def test_the_history_is_newest_first_and_has_an_end(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "HISTORY_KEPT", 3)
+    for number in range(5):
+        JournalFile(paths, replace(ENDED, id=f"2026112{number}T000000Z-4")).finish()
+    assert [item.id[7] for item in history(paths)] == ["4", "3", "2"]
+    assert [item.id[7] for item in history(paths, 1)] == ["4"]
+
+
+def test_a_clock_that_went_back_does_not_prune_the_newest(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "HISTORY_KEPT", 2)
+    for stamp in ("20261121T000000Z-4", "20261122T000000Z-4", "19700101T000000Z-5"):
+        JournalFile(paths, replace(ENDED, id=stamp)).finish()
+    assert [item.id for item in history(paths)] == ["20261122T000000Z-4", "19700101T000000Z-5"]
+
+
+def test_an_id_is_never_given_twice(paths: HostPaths) -> None:
+    stamp = "2026-11-21T16:40:00Z"
+    assert new_id(paths, stamp, 4) == "20261121T164000Z-4"
+    JournalFile(paths, replace(ENDED, id="20261121T164000Z-4")).finish()
+    assert new_id(paths, stamp, 4) == "20261121T164000Z-4-2"
+    JournalFile(paths, replace(ENDED, id="20261121T164000Z-4-2")).write()
+    assert new_id(paths, stamp, 4) == "20261121T164000Z-4-3"
+
+
+# ---- the lock ---------------------------------------------------------------------------------------------------
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from vllm_edge.host_paths import HostPaths
+from vllm_edge.journal import Lock
+with Lock(HostPaths(state=Path(sys.argv[1]))):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def other(paths: HostPaths) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(paths.state)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "module_utils")},
+    )
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait(10)
+    process.stdout.close()
+
+
+def test_the_second_is_refused_with_the_holders_name_and_phase(paths: HostPaths, other: subprocess.Popen[str]) -> None:
+    file = JournalFile(paths, BEGUN)
+    file.enter(Phase.HEALTHY, "back", "2026-11-21T16:40:01Z", 1.0)
+    with pytest.raises(Busy) as caught, Lock(paths):
+        pass
+    busy = caught.value
+    assert (busy.name, busy.phase, busy.generation) == ("site.yml by alice", Phase.HEALTHY, 4)
+    assert "generation 4 (bf16-tp4), asked by site.yml by alice, phase healthy, going back, process 4711" in str(busy)
+    assert holder(paths) == file.journal
+
+
+def test_a_holder_that_has_written_nothing_yet_is_a_holder(paths: HostPaths, other: subprocess.Popen[str]) -> None:
+    JournalFile(paths, ENDED).write()
+    running = holder(paths)
+    assert running is not None and running.asked_by == "another vllm-edge" and running.phase is None
+    with pytest.raises(Busy, match="has not said yet what it does"), Lock(paths):
+        pass
+
+
+def test_a_killed_holder_frees_the_lock(paths: HostPaths, other: subprocess.Popen[str]) -> None:
+    JournalFile(paths, BEGUN).write()
+    other.kill()
+    other.wait(10)
+    assert holder(paths) is None
+    with Lock(paths):
+        assert holder(paths) == BEGUN
+    assert holder(paths) is None
+
+
+def test_no_child_inherits_the_lock(paths: HostPaths) -> None:
+    with Lock(paths):
+        child = subprocess.Popen(["sleep", "60"], close_fds=False)
+    try:
+        with Lock(paths):
+            pass
+        assert holder(paths) is None
+    finally:
+        child.kill()
+        child.wait(10)
+
+
+def test_who_asks_does_not_look_like_a_switch(paths: HostPaths) -> None:
+    """`holder` has the lock for a moment, shared: a switch that begins just then waits for it."""
+    with Lock(paths):
+        pass
+    asking = os.open(paths.switch_lock, os.O_RDONLY)
+    fcntl.flock(asking, fcntl.LOCK_SH)
+    assert holder(paths) is None
+    threading.Timer(0.1, os.close, [asking]).start()
+    before = time.monotonic()
+    with Lock(paths):
+        assert time.monotonic() - before < 0.5
+
+
+def test_where_no_switch_ever_was_nobody_holds(paths: HostPaths) -> None:
+    assert holder(paths) is None
+    assert not paths.state.exists(), "to ask leaves nothing behind"
