@@ -326,6 +326,8 @@ class Journal:
     pid: int
     boot_id: str
     started_at: str
+    began_monotonic_s: float | None = None
+    """Of boot `boot_id`: a recovery of the same boot goes on counting from here."""
     ended_at: str | None = None
     seconds: float | None = None
     direction: Direction = "forward"
