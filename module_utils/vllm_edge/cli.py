@@ -139,10 +139,14 @@ def _recover_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _recover(options: Options, paths: HostPaths) -> int:
-    from .switch import run_recover
     from .switch_unit import refuse_without_write_access
 
-    return refuse_without_write_access(paths, "recover") or run_recover(paths, boot=options.boot)
+    refused = refuse_without_write_access(paths, "recover --boot" if options.boot else "recover")
+    if refused:
+        return refused
+    from .switch import run_recover
+
+    return run_recover(paths, boot=options.boot)
 
 
 def _progress(options: Options, paths: HostPaths) -> int:

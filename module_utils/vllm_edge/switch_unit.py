@@ -20,7 +20,7 @@ from typing import Protocol
 from .generations import Committed, GenerationError, committed, load, numbers
 from .history import engines_that_load, named
 from .host_paths import ETC, STATE, UNITS, HostPaths
-from .journal import holder, read_journal, to_json
+from .journal import Busy, holder, read_journal, to_json
 from .report import phase_line, switch_head, switch_result, wrapped
 from .switching import EXITS, SWITCH_UNIT, Exit, Generation, Journal, Moves, PhaseFailed
 
@@ -187,18 +187,9 @@ def _committed(paths: HostPaths) -> Committed | None:
 
 def busy(running: Journal | None) -> Refused:
     """Somebody else switches: who, whereto, how far."""
-    if running is None:
-        text = f"{SWITCH_UNIT} runs already and has not said yet what it does"
-    else:
-        back = ", going back" if running.direction == "back" else ""
-        text = (
-            f"Another switch runs: to generation {running.generation} ({running.profile}), asked by "
-            f"{running.asked_by} at {running.started_at}, phase {running.phase or 'none yet'}{back}, "
-            f"process {running.pid}"
-        )
+    text = str(Busy(running)) if running else f"{SWITCH_UNIT} runs already and has not begun yet. Nothing was done."
     return Refused(
-        f"{text}. Nothing was done. 'vllm-edge progress' and 'journalctl -fu {SWITCH_UNIT}' show how far it is; "
-        "run again when it has ended.",
+        f"{text} 'vllm-edge progress' and 'journalctl -fu {SWITCH_UNIT}' show how far it is.",
         Exit.BUSY,
     )
 
