@@ -7,10 +7,12 @@
 * The worker becomes the lab's. Compiled kernels are kept with vLLM's own cache, so that a second start is quicker.
 * The fault `engine-dies-on-first-completion` takes the C++ compiler away: the first request then compiles one of the
   sampler's kernels, and without a compiler that kills the engine.
+* Its arguments are kept in the environment, by which a fault can be meant for one engine and not for another.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -67,6 +69,31 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
     return [*result, "--worker-cls", WORKER]
 
 
+def repository_of(model_directory: str) -> str:
+    """The repository whose weights a tiny checkpoint stands for: `_name_or_path` of its config.json."""
+    config = json.loads((Path(model_directory) / "config.json").read_text())
+    return str(config.get("_name_or_path", model_directory))
+
+
+def identity(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """What a fault can ask for: options of the command line with underscores, and `model`, the repository."""
+    known: dict[str, list[str]] = {}
+    words: list[str] = []
+    for argument in arguments:
+        if argument.startswith("-"):
+            name, equals, value = spelled(argument).partition("=")
+            words = known.setdefault(name.lstrip("-").replace("-", "_"), [])
+            words += [value] if equals else []
+        elif words or known:
+            words.append(argument)
+        else:
+            try:
+                known["model"] = [repository_of(argument)]
+            except (OSError, ValueError):
+                known["model"] = [argument]
+    return known
+
+
 def prepare_environment(environment: MutableMapping[str, str], first_completion_kills: bool) -> None:
     home = environment.get("VLLM_CACHE_ROOT") or os.path.join(environment.get("HOME", "/tmp"), ".cache", "vllm")
     # Nothing of the lab's choice may win over the unit's.
@@ -92,6 +119,7 @@ def main() -> None:
             )
         if not visible:
             sys.exit(NO_GPU)
+        os.environ[gpus.IDENTITY] = json.dumps(identity(arguments[1:]))
         kills = any(gpus.fault(gpu, "engine-dies-on-first-completion") is not None for gpu in visible)
         prepare_environment(os.environ, kills)
         arguments = ["serve", *rewrite(arguments[1:])]

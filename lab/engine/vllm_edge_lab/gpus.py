@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 MIB = 2**20
 DEFAULT_ROOT = Path("/var/lib/lab-gpu")
+# Environment of every process of an engine: which engine it is, as JSON of `identity`.
+IDENTITY = "VLLM_EDGE_LAB_ENGINE"
 
 
 class OutOfMemory(Exception):
@@ -80,11 +83,27 @@ def select_visible(gpus: list[Gpu], wanted: str | None) -> list[Gpu]:
 
 
 def fault(gpu: Gpu, name: str) -> str | None:
-    """The value of a fault that is set on this GPU, None where it is not."""
+    """The value of a fault that is set on this GPU for this engine, None where it is not.
+
+    `30,max_model_len=2048` is the value 30 for the engine that was started with `--max-model-len=2048`: an engine that
+    takes its place on the same GPU does not meet the fault. Several conditions must all hold.
+    """
     try:
-        return (gpu.path / "faults" / name).read_text().strip()
+        text = (gpu.path / "faults" / name).read_text().strip()
     except OSError:
         return None
+    words = [word.strip() for word in text.split(",")]
+    engine = json.loads(os.environ.get(IDENTITY, "{}"))
+    for word in words:
+        key, equals, wanted = word.partition("=")
+        if equals and wanted not in engine.get(key, []):
+            return None
+    return "" if "=" in words[0] else words[0]
+
+
+def fault_of(gpus: Iterable[Gpu], name: str) -> str | None:
+    """The same on the first of several GPUs that has it: what one rank does wrong shows in all of them."""
+    return next((value for gpu in gpus if (value := fault(gpu, name)) is not None), None)
 
 
 def number(text: str | None) -> int:

@@ -7,10 +7,8 @@ fail with there: context, weights, profiling run, KV cache, graphs. The tiny mod
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,12 +31,15 @@ LOADING_FAILED = (
     "See https://docs.vllm.ai/en/latest/configuration/conserving_memory/ "
     "for more tips."
 )
-
-
-def stands_for(model_directory: str) -> str:
-    """The repository whose weights a tiny checkpoint stands for: `_name_or_path` of its config.json."""
-    config = json.loads((Path(model_directory) / "config.json").read_text())
-    return str(config.get("_name_or_path", model_directory))
+GPU_LOST = (
+    "CUDA error: unknown error\nCUDA kernel errors might be asynchronously reported at some other API "
+    "call, so the stacktrace below might be incorrect."
+)
+# What vLLM's message queue between engine and workers says when nobody reads from it.
+NOBODY_READS = (
+    "No available shared memory broadcast block found in 60 seconds. This typically happens when some processes are "
+    "hanging or doing some time-consuming work (e.g. compilation, weight/kv cache quantization)."
+)
 
 
 class LabWorker(CPUWorker):  # type: ignore[misc]
@@ -60,12 +61,10 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
             f"DP adjusted local rank {self.local_rank} is out of bounds for {len(visible)} devices."
         )
         self.gpu = visible[self.local_rank]
-        if gpus.fault(self.gpu, "gpu-lost") is not None:
-            raise RuntimeError(
-                "CUDA error: unknown error\nCUDA kernel errors might be asynchronously reported at some other API "
-                "call, so the stacktrace below might be incorrect."
-            )
-        self.repository = stands_for(self.model_config.model)
+        self.visible = visible
+        self.grown = False
+        self._fail_if_lost()
+        self.repository = command.repository_of(self.model_config.model)
         parallel = self.parallel_config.tensor_parallel_size * self.parallel_config.pipeline_parallel_size
         scheduler = self.scheduler_config
         self.need = physics.need(
@@ -91,6 +90,10 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
         self.requested_memory = request_memory(self.init_snapshot, self.cache_config)
         super().init_device()
 
+    def _fail_if_lost(self) -> None:
+        if gpus.fault(self.gpu, "gpu-lost") is not None:
+            raise RuntimeError(GPU_LOST)
+
     def _allocate(self, amount: int) -> None:
         try:
             self.claim.grow(amount, self.local_rank)
@@ -107,7 +110,9 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
         except torch.cuda.OutOfMemoryError as error:
             runner_logger.error(f"{LOADING_FAILED} (original error: {error})")
             raise
+        self._wait_if_never_healthy()
         super().load_model(**options)
+        self._spoil_logits_on_demand()
         runner_logger.info_once(
             "Model loading took %s GiB memory and %.6f seconds",
             format_gib(self.need.weights),
@@ -121,6 +126,28 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
             if self.rank == 0:
                 logger.info("Loading safetensors checkpoint shards: %d%% Completed", 100 * passed // seconds)
             time.sleep(min(2.0, seconds - passed))
+
+    def _wait_if_never_healthy(self) -> None:
+        """As an engine whose ranks wait for each other for ever, with the memory of its weights taken."""
+        said = time.monotonic()
+        while (every := gpus.fault_of(self.visible, "engine-never-healthy")) is not None:
+            if gpus.number(every) and self.rank == 0 and time.monotonic() - said >= gpus.number(every):
+                said = time.monotonic()
+                logger.info(NOBODY_READS)
+            time.sleep(0.5)
+
+    def _spoil_logits_on_demand(self) -> None:
+        """Numbers that overflow end as NaN in every logit; what becomes of them is the real sampler's."""
+        model = self.model_runner.model
+        compute = model.compute_logits
+
+        def compute_logits(*arguments: Any, **options: Any) -> Any:
+            logits = compute(*arguments, **options)
+            if logits is not None and gpus.fault_of(self.visible, "engine-nan-logits") is not None:
+                logits.fill_(float("nan"))
+            return logits
+
+        model.compute_logits = compute_logits
 
     def determine_available_memory(self) -> int:
         """What the real model has for its KV cache; the plugin turns it into the tiny model's."""
@@ -169,11 +196,20 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
                 self.need.graphs / physics.GIB,
             )
         self._report_usage()
-        extra = gpus.number(gpus.fault(self.gpu, "engine-extra-mib"))
-        self._allocate(min(extra * physics.MIB, max(self.claim.free, 0)))
+        self._allocate_as_far_as_free(gpus.number(gpus.fault(self.gpu, "engine-extra-mib")))
         return result
 
+    def _allocate_as_far_as_free(self, mib: int) -> None:
+        self._allocate(min(mib * physics.MIB, max(self.claim.free, 0)))
+
     def execute_model(self, *arguments: Any, **options: Any) -> Any:
+        self._fail_if_lost()
+        while gpus.fault_of(self.visible, "engine-hangs") is not None:
+            time.sleep(0.5)
+        extra = gpus.number(gpus.fault(self.gpu, "engine-grows"))
+        if extra and not self.grown:
+            self.grown = True
+            self._allocate_as_far_as_free(extra)
         if os.environ.get("CXX") == command.NO_COMPILER:
             # The first request of a real engine compiles kernels; here only some kinds of request do (logprobs).
             batched_count_greater_than(torch.zeros(1, 4), torch.zeros(1, 1))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -138,3 +139,39 @@ def test_a_half_written_fault_is_no_number(lab_gpu_root: Path) -> None:
     assert gpus.fault(gpu, "orphan") is None
     fault(gpu, "orphan", "many")
     assert gpus.used_mib(gpu) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", ""),
+        ("30", "30"),
+        ("30,max_model_len=4096", "30"),
+        ("max_model_len=4096", ""),
+        ("max_model_len=2048", None),
+        ("30,max_model_len=2048", None),
+        ("served_model_name=worker,model=google/gemma-4-E2B-it", ""),
+        ("served_model_name=worker,model=google/gemma-4-E4B-it", None),
+        ("port=8000", None),
+    ],
+)
+def test_a_fault_may_be_meant_for_one_engine(
+    lab_gpu_root: Path, monkeypatch: pytest.MonkeyPatch, text: str, value: str | None
+) -> None:
+    engine = {
+        "model": ["google/gemma-4-E2B-it"],
+        "served_model_name": ["architect", "worker"],
+        "max_model_len": ["4096"],
+    }
+    monkeypatch.setenv(gpus.IDENTITY, json.dumps(engine))
+    fault(gpus.visible_gpus()[1], "engine-slow-load", text)
+    assert gpus.fault(gpus.visible_gpus()[1], "engine-slow-load") == value
+    assert gpus.fault_of(gpus.visible_gpus(), "engine-slow-load") == value
+
+
+def test_outside_an_engine_a_fault_with_a_condition_is_not_set(
+    lab_gpu_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(gpus.IDENTITY, raising=False)
+    fault(gpus.visible_gpus()[0], "engine-hangs", "model=google/gemma-4-E2B-it")
+    assert gpus.fault(gpus.visible_gpus()[0], "engine-hangs") is None

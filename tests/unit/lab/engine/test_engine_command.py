@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
-from vllm_edge_lab import command
+from vllm_edge_lab import command, gpus
 
 WORKER = ["--worker-cls", command.WORKER]
 DEFAULTS = ["--max-num-seqs", "256", "--max-num-batched-tokens", "2048"]
@@ -30,6 +31,20 @@ def test_only_what_the_cpu_build_cannot_take_is_changed(given: list[str], run: l
     assert command.rewrite(given) == run
 
 
+def test_a_fault_can_ask_which_engine_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"_name_or_path": "google/gemma-4-E2B-it"}')
+    line = [str(tmp_path), "--served-model-name", "architect", "worker", "--max_model_len=4096", "--enforce-eager"]
+    known = command.identity([*line, "--tensor-parallel-size", "1"])
+    assert known == {
+        "model": ["google/gemma-4-E2B-it"],
+        "served_model_name": ["architect", "worker"],
+        "max_model_len": ["4096"],
+        "enforce_eager": [],
+        "tensor_parallel_size": ["1"],
+    }
+    assert command.identity(["/models/none"]) == {"model": ["/models/none"]}
+
+
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[str]:
     """The command line that replaces the wrapper."""
     executed: list[list[str]] = []
@@ -46,12 +61,15 @@ def test_serving_puts_the_simulated_gpus_under_the_real_command(
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    monkeypatch.setenv(gpus.IDENTITY, "")
     assert run(monkeypatch, "serve", "/models/x") == [command.REAL, "serve", "/models/x", *DEFAULTS, *WORKER]
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "torchinductor")
     assert "CXX" not in os.environ
+    assert json.loads(os.environ[gpus.IDENTITY]) == {"model": ["/models/x"]}
 
 
 def test_the_fault_takes_the_compiler_away(lab_gpu_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(gpus.IDENTITY, "")
     monkeypatch.setenv("CXX", "g++")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache/kernels")
     gpu = sorted((lab_gpu_root / "gpus").iterdir())[0]

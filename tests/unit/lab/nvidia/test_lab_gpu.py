@@ -70,6 +70,11 @@ def test_clear_takes_every_fault(lab_gpu: Run, gpus: testing.LabRoot) -> None:
         (("gpu-lost",), "name it with --gpu"),
         (("--gpu", "0", "orphan"), "orphan needs a value"),
         (("--gpu", "0", "orphan=many"), "a whole number"),
+        (("--gpu", "0", "orphan=30,max_model_len=2048"), "only a fault of engines has conditions"),
+        (("--gpu", "0", "engine-grows=max_model_len=2048"), "engine-grows needs a value"),
+        (("--gpu", "0", "engine-grows=30,max_model_len"), "'max_model_len' is no condition"),
+        (("--gpu", "0", "engine-hangs=max-model-len=2048"), "'max-model-len=2048' is no condition"),
+        (("--gpu", "0", "engine-hangs=30"), "takes conditions alone"),
     ],
 )
 def test_refused_faults(lab_gpu: Run, arguments: tuple[str, ...], said: str) -> None:
@@ -133,6 +138,40 @@ def test_a_foreign_process_is_a_process_of_its_own(nvml: ModuleType, lab_gpu: Ru
     assert lab_gpu("foreign", "stop", str(pid)).returncode == 0
     assert used_mib(2) == 0
     assert lab_gpu("foreign", "stop", str(pid)).returncode == 1
+
+
+def test_a_fault_of_an_engine_keeps_its_conditions(lab_gpu: Run, gpus: testing.LabRoot) -> None:
+    for fault in ("engine-grows=900,model=google/gemma-4-E2B-it,max_model_len=2048", "engine-hangs=port=8000"):
+        assert lab_gpu("fault", "set", "--gpu", "3", fault).returncode == 0
+    assert lab_gpu("fault", "list").stdout == (
+        f"GPU 3 {testing.UUIDS[3]}: engine-grows=900,model=google/gemma-4-E2B-it,max_model_len=2048\n"
+        f"GPU 3 {testing.UUIDS[3]}: engine-hangs=port=8000\n"
+    )
+    assert lab_gpu("fault", "set", "--gpu", "3", "engine-never-healthy").returncode == 0
+    assert lab_gpu("fault", "set", "--gpu", "3", "engine-never-healthy=10,max_model_len=2048").returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts a process of another user")
+def test_an_orphan_is_a_process_of_the_engines_user(nvml: ModuleType, lab_gpu: Run, gpus: testing.LabRoot) -> None:
+    # Another user reaches the boards, as it does on the host.
+    for directory in (gpus.path, *list(gpus.path.parents)[:-2]):
+        directory.chmod(directory.stat().st_mode | 0o001)
+    result = lab_gpu("orphan-process", "start", "--gpu", "1", "--mib", "900", "--user", "nobody")
+    assert result.returncode == 0, result.stderr
+    pid = int(result.stdout)
+    try:
+        (process,) = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(1))
+        assert (process.pid, used_mib(1)) == (pid, 900)
+        assert Path(f"/proc/{pid}").owner() == "nobody"
+        assert Path(f"/proc/{pid}/cmdline").read_text().startswith("VLLM::Worker")
+        assert lab_gpu("foreign", "stop", "all").returncode == 0
+        assert used_mib(1) == 900
+        assert lab_gpu("orphan-process", "stop", str(pid)).returncode == 0
+        assert used_mib(1) == 0
+    finally:
+        if Path(f"/proc/{pid}").exists():
+            os.kill(pid, signal.SIGKILL)
+    assert "no user 'vllm-edge'" in lab_gpu("orphan-process", "start", "--gpu", "1", "--mib", "1").stderr
 
 
 def test_setting_slow_release_forgets_former_claims(nvml: ModuleType, lab_gpu: Run, gpus: testing.LabRoot) -> None:
