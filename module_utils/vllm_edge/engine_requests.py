@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a switch asks engines over HTTP: whether requests still run, first work of a new engine, the canary."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from .canary import Result, canary
+from .canary_checks import Ask, error_text
+from .engine_config import EngineConfig
+from .health import request
+from .switching import Done, Generation, Limits, PhaseFailed
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+
+METRICS_S = 3.0
+DRAIN_POLL_S = 0.5
+LONGEST_PROMPT_TOKENS = 1024
+"""As many as an engine with the default max_num_batched_tokens takes in one step, and quick on every card."""
+WARM_UP_TOKENS = 8
+
+_IN_WORK = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})?\s+([0-9.eE+-]+)", re.MULTILINE)
+
+
+def side_by_side(function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
+    """`function` of every item, each in a thread of its own; what one of them raises is raised here.
+
+    Daemon threads, joined in short steps: a signal that ends the switch must not wait for an engine's answer.
+    """
+    given = list(items)
+    values: dict[int, Value] = {}
+    problems: dict[int, BaseException] = {}
+
+    def run(at: int, item: Item) -> None:
+        try:
+            values[at] = function(item)
+        except BaseException as error:
+            problems[at] = error
+
+    threads = [threading.Thread(target=run, args=(at, item), daemon=True) for at, item in enumerate(given)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.2)
+    for at in sorted(problems):
+        raise problems[at]
+    return [values[at] for at in range(len(given))]
+
+
+# -- drain
+
+
+def requests_in_work(metrics: str) -> int | None:
+    """Running and waiting requests over all label sets of /metrics; None where it does not tell."""
+    found = _IN_WORK.findall(metrics)
+    try:
+        return int(sum(float(value) for value in found)) if found else None
+    except ValueError:
+        return None
+
+
+@dataclass
+class _Draining:
+    config: EngineConfig
+    zeros: int = 0
+    left: int | None = None
+    note: str = ""
+
+    @property
+    def over(self) -> bool:
+        return self.zeros >= 2 or bool(self.note)
+
+
+def drain(
+    configs: Sequence[EngineConfig],
+    limits: Limits,
+    *,
+    ask: Ask = request,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> Done:
+    """Waits until no request runs, or the limit has passed. An engine that cannot tell is not waited for."""
+    engines = [_Draining(config) for config in configs]
+    for engine in engines:
+        if engine.config.shutdown_timeout_s is not None:
+            engine.note = f"finishes its requests itself when it is stopped ({engine.config.shutdown_timeout_s:g} s)"
+    began = clock()
+
+    def look(engine: _Draining) -> None:
+        answer = ask(engine.config.url, "/metrics", METRICS_S)
+        left = requests_in_work(answer.body.decode("utf-8", "replace")) if answer.ok else None
+        if left is None:
+            engine.note = f"does not tell ({answer.words() if not answer.ok else 'no such metric'}): not waited for"
+            return
+        engine.left = left
+        engine.zeros = engine.zeros + 1 if left == 0 else 0
+
+    while True:
+        side_by_side(look, [engine for engine in engines if not engine.over])
+        waiting = [engine for engine in engines if not engine.over]
+        if not waiting or clock() - began >= limits.drain_timeout_s:
+            break
+        sleep(DRAIN_POLL_S)
+    seconds = clock() - began
+    said = [f"{engine.config.engine} {_drained(engine)}" for engine in engines]
+    warnings = tuple(
+        f"{engine.config.engine} still had {engine.left} requests after {seconds:.0f} s: they end with it. A larger "
+        "drain_timeout_s waits longer."
+        for engine in waiting
+        if engine.left
+    )
+    detail = "; ".join(said) or "no engine has to stop"
+    return Done(
+        f"{detail}; {seconds:.1f} s", data={"left": {e.config.engine: e.left for e in engines}}, warnings=warnings
+    )
+
+
+def _drained(engine: _Draining) -> str:
+    if engine.note:
+        return engine.note
+    return "has no request" if not engine.left else f"still has {engine.left} requests"
+
+
+# -- warm-up
+
+
+def words_for(config: EngineConfig) -> int:
+    """How many words make a longer prompt, about one token each; two each would fit as well."""
+    return max(1, min((config.max_model_len or LONGEST_PROMPT_TOKENS) // 2, LONGEST_PROMPT_TOKENS) - 64)
+
+
+@dataclass(frozen=True)
+class _Work:
+    config: EngineConfig
+    what: str
+    content: str
+
+
+def _work(config: EngineConfig) -> list[_Work]:
+    """One longer prompt and two short ones: prefill, and a batch, have then been run for real."""
+    long = " ".join(["on"] * words_for(config))
+    return [
+        _Work(config, "a longer prompt", long),
+        _Work(config, "a short prompt", "Name a colour."),
+        _Work(config, "a short prompt", "Name a number."),
+    ]
+
+
+def warm_up(
+    configs: Sequence[EngineConfig],
+    limits: Limits,
+    *,
+    ask: Ask = request,
+    clock: Callable[[], float],
+) -> Done:
+    """First work of new engines, all side by side: what it allocates is there when memory is measured."""
+    began = clock()
+
+    def ask_one(work: _Work) -> str | None:
+        config = work.config
+        answer = ask(
+            config.url,
+            "/v1/chat/completions",
+            limits.canary_timeout_s,
+            method="POST",
+            payload={
+                "model": config.served_names[0],
+                "messages": [{"role": "user", "content": work.content}],
+                "max_tokens": WARM_UP_TOKENS,
+                "temperature": 0,
+            },
+        )
+        if answer.ok:
+            return None
+        why = answer.error if answer.status is None else f"HTTP {answer.status}: {error_text(answer)}"
+        return f"Engine {config.engine} does not answer {work.what} at {config.url}: {why}"
+
+    work = [one for config in configs for one in _work(config)]
+    problems = {
+        one.config.engine: problem for one, problem in zip(work, side_by_side(ask_one, work), strict=True) if problem
+    }
+    if problems:
+        units = " ".join(f"-u vllm-{name}" for name in problems)
+        raise PhaseFailed(
+            f"{'. '.join(text.rstrip('.') for text in problems.values())}. 'journalctl {units}' has vLLM's own words.",
+            engines=problems,
+        )
+    names = ", ".join(config.engine for config in configs)
+    if not names:
+        return Done("no engine is new")
+    return Done(
+        f"{names}: 3 requests each, the longest of {max(map(words_for, configs))} words; {clock() - began:.1f} s"
+    )
+
+
+# -- canary
+
+
+def run_canary(
+    wanted: Generation,
+    *,
+    ask: Ask = request,
+    clock: Callable[[], float],
+) -> Done:
+    """Every served name of every engine, the engines side by side."""
+    began = clock()
+    configs = [engine.config for engine in wanted.engines.values()]
+
+    def ask_one(config: EngineConfig) -> list[Result]:
+        return canary(config, wanted.limits.canary_timeout_s, ask)
+
+    results = [result for group in side_by_side(ask_one, configs) for result in group]
+    rows: list[Mapping[str, Any]] = [asdict(result) for result in results]
+    failed = [result for result in results if not result.ok]
+    if failed:
+        raise PhaseFailed(
+            " ".join(canary_failures(failed)), engines=dict.fromkeys(r.engine for r in failed), data={"canary": rows}
+        )
+    return Done(f"{len(results)} served names answer; {clock() - began:.1f} s", data={"canary": rows})
+
+
+def canary_failures(failed: Sequence[Result]) -> list[str]:
+    """Role, check and what was seen; names that failed alike are told together."""
+    said: dict[tuple[str, str, str], list[str]] = {}
+    for result in failed:
+        check = next((check for check in result.checks if check.outcome == "failed"), None)
+        key = (result.engine, check.check if check else "completion", (result.error or "no reason given").rstrip("."))
+        said.setdefault(key, []).append(result.served_name)
+    return [
+        f"Role {', '.join(names)} of engine {engine} failed the canary's check {check}: {why}. 'vllm-edge canary "
+        f"{engine}' asks again while it runs, 'journalctl -u vllm-{engine}' has vLLM's own words."
+        for (engine, check, why), names in said.items()
+    ]
