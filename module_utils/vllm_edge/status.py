@@ -27,9 +27,13 @@ from .engine_config import (
     load_config,
 )
 from .engine_state import EngineState, read_state, stamp
+from .generations import GenerationError, live_changes, load
+from .history import running_json, short
 from .host_paths import HostPaths
+from .journal import history, holder, read_journal
 from .progress import WORDS, Phase
-from .report import engine_table, gpu_table, table, wrapped
+from .report import engine_table, generation_words, gpu_table, switch_table, table, wrapped
+from .switching import SWITCH_UNIT, TARGET, FileChange
 
 UNIT_PROPERTIES = (
     "Id",
@@ -46,8 +50,10 @@ UNIT_PROPERTIES = (
     "ActiveEnterTimestamp",
     "StateChangeTimestamp",
 )
-TARGET = "vllm-edge.target"
 PROC = Path("/proc")
+HISTORY = 10
+"""Former switches in the JSON; the newest SHOWN of them in the tables."""
+SHOWN = 5
 
 Json = dict[str, Any]
 Asked = tuple[list[Json], str | None]
@@ -152,7 +158,56 @@ def read_active_profile(paths: HostPaths) -> tuple[Json | None, str | None]:
         return None, None
     except (OSError, ValueError) as error:
         return None, f"{paths.active_profile} cannot be read: {error}"
-    return (data, None) if isinstance(data, dict) else (None, f"{paths.active_profile} holds no JSON object")
+    if not isinstance(data, dict):
+        return None, f"{paths.active_profile} holds no JSON object"
+    # A record of before there were switches says nothing of them.
+    return {
+        **dict.fromkeys(("inventory_profile", "chosen_at", "previous_generation")),
+        "origin": "inventory",
+        **data,
+    }, None
+
+
+def read_switches(paths: HostPaths) -> tuple[Json, list[str]]:
+    """The running switch, one that was killed and not ended since, and former ones; what cannot be read."""
+    found: Json = {"switch": None, "unfinished_switch": None, "history": []}
+    try:
+        running, last = holder(paths), read_journal(paths)
+        if running is None and last is not None and last.result is None:
+            running = holder(paths)  # it may have begun between the two questions
+        found["history"] = [short(journal) for journal in history(paths, HISTORY)]
+    except OSError as error:
+        return found, [f"What is known of switches cannot be read: {error}"]
+    if running is not None:
+        found["switch"] = running_json(running)
+    elif last is not None and last.result is None:
+        found["unfinished_switch"] = {**running_json(last), "id": last.id, "message": last.message}
+    return found, []
+
+
+def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tuple[list[Json] | None, list[str]]:
+    """Live files that are not those of the committed generation; None where there is nothing to hold them against."""
+    number = (profile or {}).get("generation")
+    if not isinstance(number, int) or not (profile or {}).get("digest"):
+        return None, []
+    try:
+        changes = live_changes(load(paths, number), paths)
+    except GenerationError as error:
+        text = str(error)
+        return None, [
+            f"{text[0].upper()}{text[1:].rstrip('.')}. A switch that fails goes back to the committed generation and "
+            "needs its files: run site.yml."
+        ]
+    return [{"path": change.path, "how": file_words(change)} for change in changes], []
+
+
+def file_words(change: FileChange) -> str:
+    """How a live file differs from the generation's."""
+    if change.after is None:
+        return "it is of an engine that is not in it"
+    if change.before is None:
+        return "it is missing"
+    return change.attributes if change.attributes and change.before == change.after else "its content differs"
 
 
 # -- putting together
@@ -269,12 +324,16 @@ def collect(
             configs.append(load_config(name, paths))
         except EngineConfigError as error:
             problems.append(str(error))
+    # First of all: what is looked at after it is judged by whether a switch runs.
+    switches, switch_problems = read_switches(paths)
     profile, profile_problem = read_active_profile(paths)
     shown, unit_problem = units([*[config.unit for config in configs], TARGET])
     containers, docker_problem = ask_containers(docker, [config.container for config in configs])
     boards, gpu_problem = gpus(budgets_of(configs))
     listening = listeners()
+    live_files, file_problems = read_live_files(paths, profile)
     problems += [text for text in (profile_problem, unit_problem, docker_problem, gpu_problem) if text]
+    problems += [*switch_problems, *file_problems]
     engines = []
     for config in configs:
         path = paths.engine_state(config.engine)
@@ -294,7 +353,10 @@ def collect(
             "unit": TARGET,
             "active_state": target.get("ActiveState") if target else None,
             "enabled": target.get("UnitFileState") == "enabled" if target else None,
+            "need_daemon_reload": target.get("NeedDaemonReload") == "yes" if target else None,
         },
+        **switches,
+        "live_files": live_files,
         "engines": engines,
         "gpus": boards,
     }
@@ -305,32 +367,60 @@ def collect(
 
 
 def judge(status: Mapping[str, Any]) -> list[str]:
-    """What of it is wrong: one paragraph each, with the remedy."""
+    """What of it is wrong: one paragraph each, with the remedy. What a switch that runs is just changing is not."""
+    switching = status.get("switch") is not None
     return [
+        *switch_problems(status),
         *profile_problems(status),
-        *[problem for engine in status["engines"] for problem in engine_problems(engine)],
-        *target_problems(status["target"], bool(status["engines"])),
+        *file_problems(status),
+        *[problem for engine in status["engines"] for problem in engine_problems(engine, switching=switching)],
+        *([] if switching else target_problems(status["target"], bool(status["engines"]))),
         *[str(board["problem"]) for board in status["gpus"] if board.get("problem")],
     ]
 
 
+def switch_problems(status: Mapping[str, Any]) -> list[str]:
+    """A switch that was killed, and that nothing has ended since."""
+    killed = status.get("unfinished_switch")
+    if killed is None:
+        return []
+    remedy = "'vllm-edge recover' goes back to the committed generation."
+    if not killed["started_at"]:  # nothing of its journal can be read
+        return [f"{killed['message'].rstrip('.')}. {remedy}"]
+    return [
+        f"A switch to {generation_words(killed['generation'], killed['profile'])}, which {killed['asked_by']} asked "
+        f"for at {killed['started_at']}, was ended in phase {killed['phase'] or 'none'} and left unfinished: {remedy}"
+    ]
+
+
+CHOSEN = {"inventory": "by the inventory", "-e": "by -e", "host": "on the host"}
+
+
+def chosen_words(profile: Mapping[str, Any]) -> str:
+    """`chosen by -e on 2026-11-21T16:40:00Z`."""
+    when = f" on {profile['chosen_at']}" if profile.get("chosen_at") else ""
+    return f"chosen {CHOSEN.get(profile.get('origin', 'inventory'), profile.get('origin'))}{when}"
+
+
 def profile_problems(status: Mapping[str, Any]) -> list[str]:
     """Whether inventory, record and files agree on what this host serves."""
-    profile, expected = status["active_profile"], status["expected_profile"]
-    problems = []
+    profile, expected, running = status["active_profile"], status["expected_profile"], status.get("switch")
     if profile is None:
-        if expected is not None:
-            problems.append(
-                f"The inventory says profile {expected}, and no profile is active on this host: run site.yml."
-            )
-        return problems
-    if expected is not None and profile.get("profile") != expected:
+        if expected is None or running is not None:
+            return []
+        return [f"The inventory says profile {expected}, and no profile is active on this host: run site.yml."]
+    runs = profile.get("profile")
+    problems = []
+    if expected is not None and runs != expected and (running is None or running["profile"] != expected):
+        plain = profile.get("origin", "inventory") == "inventory"
         problems.append(
-            f"The inventory says profile {expected}, this host runs {profile.get('profile')}: run site.yml to bring "
-            f"{expected}, or put 'serving_profile: {profile.get('profile')}' into the inventory to keep what runs."
+            f"The inventory says profile {expected}, this host runs {runs} ({chosen_words(profile)}): run site.yml"
+            f"{'' if plain else f' -e serving_profile={expected}'} to bring {expected}, or put 'serving_profile: "
+            f"{runs}' into the inventory to keep what runs."
         )
     recorded = profile.get("engines")
-    if isinstance(recorded, Mapping):
+    # With the generation at hand its files are compared one by one.
+    if isinstance(recorded, Mapping) and status.get("live_files") is None and running is None:
         there = {engine["engine"]: engine for engine in status["engines"]}
         if there.keys() != recorded.keys():
             problems.append(
@@ -348,11 +438,25 @@ def profile_problems(status: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def engine_problems(engine: Mapping[str, Any]) -> list[str]:
-    """What is wrong with one engine."""
+def file_problems(status: Mapping[str, Any]) -> list[str]:
+    """Live files against those of the committed generation. An unfinished switch is its own problem."""
+    if status.get("switch") is not None or status.get("unfinished_switch") is not None:
+        return []
+    generation = (status["active_profile"] or {}).get("generation")
+    return [
+        f"{row['path']} is not what generation {generation} says: {row['how']}. Run site.yml, or 'vllm-edge switch "
+        f"{generation}', to put it back; where the change was meant, put it into the inventory."
+        for row in status.get("live_files") or []
+    ]
+
+
+def engine_problems(engine: Mapping[str, Any], *, switching: bool = False) -> list[str]:
+    """What is wrong with one engine. During a switch it may stop, load, and differ from its files."""
     unit, problems = engine["unit"], []
     explain = f"'vllm-edge explain {engine['engine']}' and 'journalctl -u {unit}' say why"
-    if engine["active_state"] == "activating" and engine["sub_state"] != "auto-restart":
+    if switching and engine["active_state"] in ("activating", "deactivating", "inactive"):
+        pass
+    elif engine["active_state"] == "activating" and engine["sub_state"] != "auto-restart":
         problems.append(f"{unit} does not serve yet: {state_words(engine)}. Wait for it; 'systemctl status {unit}'.")
     elif engine["active_state"] == "active" and state_words(engine) != "serving":
         problems.append(f"{unit} is {state_words(engine)}: {explain}; its watchdog restarts it if it stays so.")
@@ -360,16 +464,16 @@ def engine_problems(engine: Mapping[str, Any]) -> list[str]:
         problems.append(f"{unit} is gone from /etc/systemd/system: run site.yml.")
     elif engine["active_state"] not in ("active", None):
         problems.append(f"{unit} is {state_words(engine)}: {explain}; 'systemctl start {unit}' starts it.")
-    if engine["active_state"] is not None and engine["wanted_by_target"] is False:
+    if engine["active_state"] is not None and engine["wanted_by_target"] is False and not switching:
         problems.append(f"{unit} is not wanted by {TARGET}, so it does not start at boot: run site.yml.")
-    if engine["need_daemon_reload"]:
+    if engine["need_daemon_reload"] and not switching:
         problems.append(f"{unit} was changed on disk and systemd knows the former one: run site.yml.")
     if engine["container_ours"] is False:
         problems.append(
             f"A container named {engine['container']} exists that is not ours; it is left alone, and {unit} cannot "
             "start until somebody renames or removes it."
         )
-    if engine["running_input_hash"] not in (None, engine["input_hash"]):
+    if engine["running_input_hash"] not in (None, engine["input_hash"]) and not switching:
         problems.append(
             f"The running container of {unit} was made from other inputs than the files on disk: run site.yml, or "
             f"'systemctl restart {unit}'."
@@ -453,6 +557,15 @@ def gpu_lines(boards: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*gpu_table(boards), "", *[f"GPU {board['index']} is {board['uuid']}" for board in boards]]
 
 
+def choice_lines(status: Mapping[str, Any]) -> list[str]:
+    """Who chose the profile, and what the inventory says where that is something else."""
+    profile = status["active_profile"]
+    inventory = status["expected_profile"] or profile.get("inventory_profile")
+    if inventory is not None and inventory != profile.get("profile"):
+        return wrapped(f"inventory says {inventory}, host runs {profile.get('profile')} ({chosen_words(profile)})")
+    return [chosen_words(profile)]
+
+
 def status_lines(status: Mapping[str, Any]) -> list[str]:
     """At most 100 columns."""
     profile = status["active_profile"]
@@ -460,6 +573,15 @@ def status_lines(status: Mapping[str, Any]) -> list[str]:
         lines = ["no profile is active on this host"]
     else:
         lines = [f"profile {profile.get('profile', '?')}, generation {profile.get('generation', '?')}"]
+        lines += choice_lines(status)
+    running = status["switch"]
+    if running is not None:
+        back = ", going back" if running["direction"] == "back" else ""
+        lines += wrapped(
+            f"switching to {generation_words(running['generation'], running['profile'])} for "
+            f"{running['seconds']:.0f} s, phase {running['phase'] or 'none yet'}{back}, asked by {running['asked_by']}"
+            f"; 'journalctl -fu {SWITCH_UNIT}' follows it"
+        )
     lines.append("")
     if status["engines"]:
         lines += engine_lines(status["engines"], status["gpus"])
@@ -467,6 +589,8 @@ def status_lines(status: Mapping[str, Any]) -> list[str]:
         lines.append("no engine is configured on this host")
     if status["gpus"]:
         lines += ["", *gpu_lines(status["gpus"])]
+    if status["history"]:
+        lines += ["", *switch_table(status["history"][:SHOWN])]
     if status["problems"]:
         lines += ["", "Problems:"]
     for problem in status["problems"]:

@@ -8,8 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .report import WIDTH, checks_words, gpu_table, role_table, table
-from .status import engine_problems, judge, profile_problems, target_problems
+from .report import WIDTH, checks_words, gpu_table, result_words, role_table, table
+from .status import (
+    HISTORY,
+    chosen_words,
+    engine_problems,
+    file_problems,
+    judge,
+    profile_problems,
+    switch_problems,
+    target_problems,
+)
 
 Row = Mapping[str, Any]
 
@@ -62,13 +71,44 @@ def check_profile(status: Row) -> Checked:
             " Files, weights and memory were not compared with the inventory, which is about other engines; "
             f"'-e serving_profile={profile.get('profile')}' verifies what runs."
         )
-    return Checked("profile", f"{profile.get('profile')}, generation {profile.get('generation')}", problems)
+    found = f"{profile.get('profile')}, generation {profile.get('generation')}, {chosen_words(profile)}"
+    return Checked("profile", found, problems)
+
+
+def check_switches(status: Row) -> Checked:
+    """A switch that runs changes what the other checks look at, so it is a problem of this moment."""
+    problems, running = switch_problems(status), status.get("switch")
+    if running is not None:
+        problems.append(
+            f"A switch to generation {running['generation']} ({running['profile']}) runs, asked by "
+            f"{running['asked_by']}, phase {running['phase'] or 'none yet'}: what was looked at meanwhile may be of "
+            "either generation. 'vllm-edge progress' says how far it is; verify again when it has ended."
+        )
+    former = status.get("history") or []
+    last = f", the last {result_words(former[0]['result'])} at {former[0]['started_at']}" if former else ""
+    # The status has the newest ones only.
+    count = f"the newest {len(former)}" if len(former) >= HISTORY else str(len(former))
+    return Checked("switches", f"{count} known{last}, none unfinished", problems)
+
+
+def check_generation(status: Row, files: Sequence[Row] | None) -> Checked:
+    """Live files against the directory of the committed generation, which a rollback would bring back.
+
+    One that differs from what the inventory renders is a problem of the files already.
+    """
+    live = status.get("live_files")
+    found = None if live is None else f"live files as in generation {(status['active_profile'] or {})['generation']}"
+    named = {entry["path"] for entry in files or [] if difference(entry.get("diff")) is not None}
+    left = [row for row in live or [] if row["path"] not in named]
+    return Checked("generation", found, file_problems({**status, "live_files": left}))
 
 
 def check_units(status: Row) -> Checked:
     engines = status["engines"]
-    problems = [text for engine in engines for text in engine_problems(engine)]
-    problems += target_problems(status["target"], bool(engines))
+    switching = status.get("switch") is not None
+    problems = [text for engine in engines for text in engine_problems(engine, switching=switching)]
+    if not switching:
+        problems += target_problems(status["target"], bool(engines))
     ports = [str(engine["port"]) for engine in engines]
     return Checked(
         "units", f"{len(engines)} active, enabled at boot, {', '.join(ports)} on the loopback only", problems
@@ -236,6 +276,8 @@ def verify(collected: Collected) -> list[Checked]:
     return [
         check_host(status),
         check_profile(status),
+        check_switches(status),
+        check_generation(status, collected.files),
         check_units(status),
         check_containers(status, collected.image),
         check_image(collected.image),

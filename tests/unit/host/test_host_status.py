@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.vllm_edge import status as status_module
 from ansible.module_utils.vllm_edge.cli import build_parser, main
 from ansible.module_utils.vllm_edge.containers import Container
 from ansible.module_utils.vllm_edge.engine_config import parse_engine
 from ansible.module_utils.vllm_edge.engine_state import EngineState, Failure, read_state, stamp, write_state
 from ansible.module_utils.vllm_edge.host_paths import HostPaths
+from ansible.module_utils.vllm_edge.journal import Lock, to_json
 from ansible.module_utils.vllm_edge.report import WIDTH
 from ansible.module_utils.vllm_edge.status import (
     budgets_of,
@@ -27,7 +30,9 @@ from ansible.module_utils.vllm_edge.status import (
     state_words,
     status_lines,
 )
+from ansible.module_utils.vllm_edge.switching import FileChange, Journal, Result
 from fake_docker import FakeDocker
+from journals import RUNNING, ended
 from test_host_engine_config import CONFIG, written
 
 BOARD = {
@@ -158,7 +163,11 @@ def test_containers(tmp_path: Path, container: Container | None, told: str, runn
 
 
 PROBLEMS: list[tuple[dict[str, Any], str]] = [
-    ({"expected": "nvfp4-tp2"}, "The inventory says profile nvfp4-tp2, this host runs e2b-only: run site.yml"),
+    (
+        {"expected": "nvfp4-tp2"},
+        "The inventory says profile nvfp4-tp2, this host runs e2b-only (chosen by the inventory): run site.yml to "
+        "bring nvfp4-tp2, or put 'serving_profile: e2b-only' into the inventory to keep what runs.",
+    ),
     ({"unit": UNIT | {"ActiveState": "failed"}}, "vllm-e2b.service is failed: 'vllm-edge explain e2b'"),
     ({"unit": UNIT | {"ActiveState": "inactive"}}, "'systemctl start vllm-e2b.service' starts it"),
     ({"unit": UNIT | {"ActiveState": "activating", "SubState": "start"}}, "vllm-e2b.service does not serve yet"),
@@ -189,6 +198,208 @@ def test_files_of_a_run_that_was_interrupted(serving: tuple[HostPaths, FakeDocke
     first, second = asked(paths, docker, UNIT)["problems"]
     assert "Generation 1 has the engines e2b, e4b, and configured on this host are e2b" in first
     assert "The files of engine e2b are not those of generation 1 (input hash ab12, recorded ff00)" in second
+
+
+# ---- switches ---------------------------------------------------------------------------------------------------
+
+
+def remember(paths: HostPaths, **more: Any) -> None:
+    """More in the record of the committed generation."""
+    record = json.loads(paths.active_profile.read_text())
+    paths.active_profile.write_text(json.dumps(record | more))
+
+
+def write_journal(paths: HostPaths, journal: Journal) -> None:
+    paths.switch_journal.write_text(json.dumps(to_json(journal)))
+
+
+@pytest.fixture
+def switching(serving: tuple[HostPaths, FakeDocker]) -> Iterator[tuple[HostPaths, FakeDocker]]:
+    """The same host while a switch to bf16-tp4 runs."""
+    paths, docker = serving
+    with Lock(paths):
+        write_journal(paths, RUNNING)
+        yield paths, docker
+
+
+def test_what_a_switch_is_just_changing_is_no_problem(
+    switching: tuple[HostPaths, FakeDocker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, docker = switching
+    remember(paths, engines={"31b": {"input_hash": "ff00"}}, digest="d")
+    monkeypatch.setattr(status_module, "load", lambda paths, number: None)
+    monkeypatch.setattr(status_module, "live_changes", lambda generation, paths: [FileChange("/etc/x", "a", "b")])
+    for unit in (
+        UNIT | {"ActiveState": "activating", "SubState": "start"},
+        UNIT | {"ActiveState": "deactivating"},
+        UNIT | {"ActiveState": "inactive", "WantedBy": "", "NeedDaemonReload": "yes"},
+    ):
+        status = asked(paths, docker, unit, target=TARGET | {"ActiveState": "inactive"}, expected="bf16-tp4")
+        assert status["problems"] == []
+    assert docker.container is not None
+    docker.container = replace(docker.container, labels=OURS | {"vllm-edge.input-hash": "old"})
+    assert asked(paths, docker, UNIT)["problems"] == []
+
+
+def test_what_a_switch_does_not_excuse(switching: tuple[HostPaths, FakeDocker]) -> None:
+    paths, docker = switching
+    assert "is failed" in asked(paths, docker, UNIT | {"ActiveState": "failed"})["problems"][0]
+    assert "open beyond" in asked(paths, docker, UNIT, listeners={8070: ["0.0.0.0"]})["problems"][0]
+    (problem,) = asked(paths, docker, UNIT, expected="w4a16-tp4")["problems"]
+    assert "The inventory says profile w4a16-tp4" in problem
+
+
+def test_the_running_switch(switching: tuple[HostPaths, FakeDocker]) -> None:
+    status = asked(*switching, UNIT)
+    seconds = status["switch"].pop("seconds")
+    assert seconds >= 0
+    assert status["switch"] == {
+        "generation": 4,
+        "profile": "bf16-tp4",
+        "phase": "healthy",
+        "direction": "forward",
+        "asked_by": "site.yml by alice",
+        "started_at": "2026-11-21T16:40:00Z",
+    }
+    assert status["unfinished_switch"] is None
+    status["switch"]["seconds"] = 12.3
+    lines = status_lines(status)
+    assert lines[2].startswith(
+        "switching to generation 4 (bf16-tp4) for 12 s, phase healthy, asked by site.yml by alice"
+    )
+    assert max(map(len, lines)) <= WIDTH
+    json.dumps(status)
+
+
+def test_a_switch_that_was_killed(serving: tuple[HostPaths, FakeDocker]) -> None:
+    """Its files are half of one and half of the other generation: that is not said for each of them."""
+    paths, docker = serving
+    write_journal(paths, RUNNING)
+    status = asked(paths, docker, UNIT)
+    assert (status["switch"], status["unfinished_switch"]["id"]) == (None, RUNNING.id)
+    (problem,) = status["problems"]
+    assert "A switch to generation 4 (bf16-tp4), which site.yml by alice asked for at 2026-11-21T16:40:00Z" in problem
+    assert "in phase healthy" in problem and "'vllm-edge recover'" in problem
+    assert judge(status | {"live_files": [{"path": "/etc/x", "how": "it is missing"}]}) == [problem]
+
+
+def test_a_journal_that_cannot_be_read(serving: tuple[HostPaths, FakeDocker]) -> None:
+    paths, docker = serving
+    paths.switch_journal.write_text("half a jour")
+    (problem,) = asked(paths, docker, UNIT)["problems"]
+    assert "switch.json cannot be read: not JSON" in problem and "'vllm-edge recover'" in problem
+
+
+def test_former_switches(serving: tuple[HostPaths, FakeDocker]) -> None:
+    """Ten of them in the JSON, five in the tables, the newest first."""
+    paths, docker = serving
+    paths.history.mkdir()
+    for hour in range(10, 22):
+        result = Result.COMMITTED if hour != 20 else Result.ROLLED_BACK
+        journal = ended(result, id=f"20261121T{hour}0000Z-4", started_at=f"2026-11-21T{hour}:00:00Z")
+        (paths.history / f"{journal.id}.json").write_text(json.dumps(to_json(journal)))
+    write_journal(paths, journal)
+    status = asked(paths, docker, UNIT)
+    assert status["problems"] == []
+    assert [row["id"] for row in status["history"]] == [f"20261121T{hour}0000Z-4" for hour in range(21, 11, -1)]
+    assert status["history"][0] == {
+        "id": "20261121T210000Z-4",
+        "started_at": "2026-11-21T21:00:00Z",
+        "from_generation": 3,
+        "from_profile": "nvfp4-tp2",
+        "generation": 4,
+        "profile": "bf16-tp4",
+        "origin": "-e",
+        "asked_by": "site.yml by alice",
+        "result": "committed",
+        "seconds": 70.4,
+        "downtime": {"architect": 64.5, "sentry": 0.0},
+        "message": "Generation 4 (bf16-tp4) serves.",
+    }
+    lines = status_lines(status)
+    told = [" ".join(line.split()) for line in lines if line.startswith("2026-11-21T")]
+    assert told[:2] == [
+        "2026-11-21T21:00:00Z 3 nvfp4-tp2 4 bf16-tp4 committed 70 s 64 s -e",
+        "2026-11-21T20:00:00Z 3 nvfp4-tp2 4 bf16-tp4 rolled back 70 s 64 s -e",
+    ]
+    assert len(told) == 5 and max(map(len, lines)) <= WIDTH
+    json.dumps(status)
+
+
+CHOICES: list[tuple[dict[str, Any], str | None, str]] = [
+    ({}, None, "chosen by the inventory"),
+    ({"origin": "-e", "chosen_at": "2026-11-21T16:41:00Z"}, None, "chosen by -e on 2026-11-21T16:41:00Z"),
+    ({"origin": "host", "chosen_at": "t"}, "e2b-only", "chosen on the host on t"),
+    (
+        {"origin": "-e", "chosen_at": "t", "inventory_profile": "nvfp4-tp2"},
+        None,
+        "inventory says nvfp4-tp2, host runs e2b-only (chosen by -e on t)",
+    ),
+    (
+        {"origin": "host", "chosen_at": "t", "inventory_profile": "e2b-only"},
+        "bf16-tp4",
+        "inventory says bf16-tp4, host runs e2b-only (chosen on the host on t)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("record", "expected", "told"), CHOICES, ids=[told for *_, told in CHOICES])
+def test_who_chose_the_profile(
+    serving: tuple[HostPaths, FakeDocker], record: dict[str, Any], expected: str | None, told: str
+) -> None:
+    paths, docker = serving
+    remember(paths, **record)
+    assert status_lines(asked(paths, docker, UNIT, expected=expected))[1] == told
+
+
+def test_a_record_of_before_there_were_switches(serving: tuple[HostPaths, FakeDocker]) -> None:
+    profile = asked(*serving, UNIT)["active_profile"]
+    assert (profile["origin"], profile["inventory_profile"], profile["previous_generation"]) == (
+        "inventory",
+        None,
+        None,
+    )
+
+
+def test_a_profile_that_was_chosen_by_e_needs_e_to_go(serving: tuple[HostPaths, FakeDocker]) -> None:
+    """A plain run refuses to end what somebody chose: the problem names what works."""
+    paths, docker = serving
+    remember(paths, origin="-e", chosen_at="t")
+    (problem,) = asked(paths, docker, UNIT, expected="nvfp4-tp2")["problems"]
+    assert "run site.yml -e serving_profile=nvfp4-tp2 to bring nvfp4-tp2" in problem
+    assert "put 'serving_profile: e2b-only' into the inventory" in problem
+
+
+FILES = [
+    (FileChange("/etc/x", None, "a"), "it is missing"),
+    (FileChange("/etc/x", "a", None), "it is of an engine that is not in it"),
+    (FileChange("/etc/x", "a", "b"), "its content differs"),
+    (FileChange("/etc/x", "a", "b", "mode 0777, wanted 0644"), "its content differs"),
+    (FileChange("/etc/x", "a", "a", "mode 0777, wanted 0644"), "mode 0777, wanted 0644"),
+]
+
+
+@pytest.mark.parametrize(("change", "told"), FILES)
+def test_a_live_file_that_is_not_the_generation_s(
+    serving: tuple[HostPaths, FakeDocker], change: FileChange, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said once, by its name, although the input hash of the record differs, too."""
+    paths, docker = serving
+    remember(paths, digest="d", engines={"e2b": {"input_hash": "ff00"}, "e4b": {"input_hash": "00ff"}})
+    monkeypatch.setattr(status_module, "load", lambda paths, number: number)
+    monkeypatch.setattr(status_module, "live_changes", lambda generation, paths: [change])
+    (problem,) = asked(paths, docker, UNIT)["problems"]
+    assert f"/etc/x is not what generation 1 says: {told}. Run site.yml, or 'vllm-edge switch 1'" in problem
+
+
+def test_a_committed_generation_whose_directory_is_gone(serving: tuple[HostPaths, FakeDocker]) -> None:
+    paths, docker = serving
+    remember(paths, digest="d")
+    (problem,) = asked(paths, docker, UNIT)["problems"]
+    assert "There is no generation 1 on this host" in problem and "run site.yml" in problem
+
+
+# ---- and the rest -----------------------------------------------------------------------------------------------
 
 
 def test_a_host_without_a_profile_is_no_problem_until_one_is_expected(tmp_path: Path) -> None:

@@ -40,10 +40,29 @@ ENGINE: dict[str, Any] = {
     "port": 8070,
     "served_names": ["auditor", "sentry"],
 }
+SWITCH: dict[str, Any] = {
+    "generation": 5,
+    "profile": "bf16-tp4",
+    "phase": "healthy",
+    "direction": "forward",
+    "seconds": 12.3,
+    "asked_by": "site.yml by alice",
+    "started_at": "2026-11-21T16:40:00Z",
+}
 STATUS: dict[str, Any] = {
-    "active_profile": {"profile": "e2b-only", "generation": 4, "engines": {"e2b": {"input_hash": "ab12"}}},
+    "active_profile": {
+        "profile": "e2b-only",
+        "generation": 4,
+        "engines": {"e2b": {"input_hash": "ab12"}},
+        "origin": "inventory",
+        "chosen_at": "2026-11-20T10:00:00Z",
+    },
     "expected_profile": "e2b-only",
     "target": {"unit": "vllm-edge.target", "active_state": "active", "enabled": True},
+    "switch": None,
+    "unfinished_switch": None,
+    "history": [{"started_at": "2026-11-20T10:00:00Z", "result": "rolled_back"}],
+    "live_files": [],
     "engines": [ENGINE],
     "gpus": [],
     "problems": [],
@@ -79,6 +98,8 @@ def test_a_host_that_is_as_it_should_be() -> None:
         for what in (
             "host",
             "profile",
+            "switches",
+            "generation",
             "units",
             "containers",
             "image",
@@ -90,6 +111,9 @@ def test_a_host_that_is_as_it_should_be() -> None:
     ]
     lines = render(GOOD, checked)
     assert lines[0] == "xr7620: verified"
+    assert "e2b-only, generation 4, chosen by the inventory on 2026-11-20T10:00:00Z" in "\n".join(lines)
+    assert "1 known, the last rolled back at 2026-11-20T10:00:00Z, none unfinished" in "\n".join(lines)
+    assert "live files as in generation 4" in "\n".join(lines)
     assert "3 files, 5 MiB, sha256 as recorded at 000000000000" in "\n".join(lines)
     assert max(map(len, lines)) <= 100
 
@@ -101,6 +125,12 @@ def weights(**result: Any) -> Collected:
 def engine(**changed: Any) -> Collected:
     """As the host says it: what it judged itself stands under its problems, too."""
     status = STATUS | {"engines": [ENGINE | changed]}
+    return replace(GOOD, status=status | {"problems": judge(status)})
+
+
+def host(**changed: Any) -> Collected:
+    """The same of the host as a whole."""
+    status = STATUS | changed
     return replace(GOOD, status=status | {"problems": judge(status)})
 
 
@@ -147,6 +177,9 @@ CASES: list[tuple[Collected, str, str]] = [
     (replace(GOOD, files=[{"path": "/etc/x", "diff": [{"before": "", "after": "y"}]}]), "it is missing", "site.yml"),
     (replace(GOOD, files=[{"path": "/etc/x", "diff": None, "msg": "broken"}]), "/etc/x could not be compared", ""),
     (replace(GOOD, status=STATUS | {"problems": ["Docker is away"]}), "Docker is away", ""),
+    (host(unfinished_switch=SWITCH), "was ended in phase healthy and left unfinished", "vllm-edge recover"),
+    (host(switch=SWITCH), "A switch to generation 5 (bf16-tp4) runs", "verify again"),
+    (host(live_files=[{"path": "/etc/x", "how": "it is missing"}]), "/etc/x is not what generation 4 says", "site.yml"),
 ]
 
 
@@ -158,6 +191,26 @@ def test_each_problem_is_named_alone(collected: Collected, told: str, remedy: st
     assert lines[0] == "xr7620: NOT verified, 1 problem"
     assert sum("PROBLEM" in line for line in lines) == 1
     assert max(map(len, lines)) <= 100
+
+
+def test_the_units_of_a_switch_that_runs_are_its_own_affair() -> None:
+    loading = ENGINE | {"active_state": "activating", "sub_state": "start"}
+    (problem,) = problems(
+        host(switch=SWITCH, engines=[loading], target=STATUS["target"] | {"active_state": "inactive"})
+    )
+    assert "A switch to generation 5" in problem
+
+
+def test_a_file_that_is_not_as_rendered_is_named_once() -> None:
+    files = [{"path": "/etc/x", "diff": [{"before": "", "after": "y"}]}]
+    changed = host(live_files=[{"path": "/etc/x", "how": "it is missing"}, {"path": "/etc/y", "how": "it is missing"}])
+    first, second = problems(replace(changed, files=files))
+    assert "/etc/y is not what generation 4 says" in first and "/etc/x is not what the inventory renders" in second
+
+
+def test_without_a_generation_at_hand_its_files_are_not_compared() -> None:
+    verdicts = {check.what: check.verdict for check in verify(host(live_files=None))}
+    assert verdicts["generation"] == "not compared"
 
 
 def test_all_problems_are_named_at_once() -> None:
