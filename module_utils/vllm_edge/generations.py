@@ -27,10 +27,12 @@ from .engine_config import (
     Engine,
     EngineConfigError,
     check_together,
+    engine_problems,
     parse_docker_create,
     parse_engine,
 )
 from .host_paths import HostPaths
+from .moves import SeenEngine
 from .switching import TARGET, FileChange, Generation, Limits
 
 FORMAT = 1
@@ -129,6 +131,51 @@ class Rendered:
     @property
     def hashes(self) -> dict[str, str]:
         return {name: engine.input_hash for name, engine in self.engines.items()}
+
+
+def rendered(options: Mapping[str, Any]) -> Rendered:
+    """Out of the options of the module `serving_switch`; everything that is wrong is said at once."""
+    engines: dict[str, EngineFiles] = {}
+    problems: list[str] = []
+    for row in options["engines"]:
+        name = str(row["name"])
+        config = {key: value for key, value in row["config"].items() if key not in OF_NO_ENGINE}
+        create, unit, chat = bare(row["docker_create"]), row["unit"], row["chat_template"]
+        hashed = input_hash(create, unit, config, chat, row["manifest_sha256"])
+        found = engine_problems({**config, "input_hash": hashed, "generation": 1})
+        expected = {"engine": name, "unit": f"vllm-{name}.service"}
+        found += [
+            f"{key} is {config.get(key)!r}, {want!r} is expected"
+            for key, want in expected.items()
+            if config.get(key) != want
+        ]
+        if name in engines:
+            found.append("it is there twice")
+        try:
+            parse_docker_create(labelled(create, 1, hashed), CREATE_FILE)
+        except (EngineConfigError, GenerationError) as error:
+            found.append(str(error))
+        problems += [f"engine {name}: {text}" for text in found]
+        engines[name] = EngineFiles(create, unit, config, chat, hashed)
+    budgets = {}
+    for uuid, mib in options["budgets_mib"].items():
+        if not str(mib).isdigit():
+            problems.append(f"budgets_mib of {uuid} is {mib!r}: MiB, a whole number from 0")
+        else:
+            budgets[str(uuid)] = int(mib)
+    known = {item.name: item for item in fields(Limits)}
+    limits: dict[str, Any] = {}
+    for key, value in options["limits"].items():
+        whole = key == "keep_generations"
+        try:
+            limits[key] = int(value) if whole else float(value)
+        except (ValueError, TypeError):
+            problems.append(f"limits: {key} is {value!r}, a number is expected")
+        if key not in known:
+            problems.append(f"limits: {key} is none of {', '.join(known)}")
+    if problems:
+        raise GenerationError(f"What was rendered cannot be used: {'; '.join(problems)}.")
+    return Rendered(options["profile"], engines, options["target"], budgets, options["foreign"], Limits(**limits))
 
 
 # -- the committed generation
@@ -557,6 +604,27 @@ def live_changes(
     return [change for place, text in places.items() if (change := _change(place, text)) is not None]
 
 
+def seen(status: Mapping[str, Any]) -> tuple[list[SeenEngine], list[str]]:
+    """What `vllm-edge status --format json` says: the engines, and what is wrong with the target in systemd."""
+    engines = [
+        SeenEngine(
+            str(row["engine"]),
+            str(row.get("active_state") or "inactive"),
+            str(row.get("sub_state") or "dead"),
+            row.get("running_input_hash"),
+        )
+        for row in status.get("engines", [])
+    ]
+    target = status.get("target") or {}
+    stale = [row for row in [target, *status.get("engines", [])] if row.get("need_daemon_reload")]
+    wrong = {
+        "not enabled": not target.get("enabled"),
+        "not active": target.get("active_state") != "active",
+        "needs daemon-reload": bool(stale),
+    }
+    return engines, [words for words, is_so in wrong.items() if is_so]
+
+
 def install(generation: Generation, paths: HostPaths, engines: Iterable[str], *, target: bool) -> list[str]:
     """Writes live files of these engines where they differ, each by one rename; returns their paths."""
     changes = live_changes(generation, paths, engines, target)
@@ -578,6 +646,64 @@ def remove_engine(name: str, paths: HostPaths) -> list[str]:
     except OSError:
         pass  # it is not there, or holds something that is not ours
     return gone
+
+
+# -- what differs, as Ansible shows it
+
+
+def difference(change: FileChange) -> dict[str, Any]:
+    """One file for `--diff`: its content, or its mode and owner where only they differ."""
+    if change.before == change.after and change.attributes:
+        wrong = [re.fullmatch(r"(\w+) (.*), wanted (.*)", part) for part in change.attributes.split("; ")]
+        pairs = [(found[1], found[2], found[3]) for found in wrong if found]
+        return {
+            "before": {"path": change.path, **{key: before for key, before, _ in pairs}},
+            "after": {"path": change.path, **{key: after for key, _, after in pairs}},
+        }
+    row: dict[str, Any] = {"before": change.before or "", "after": change.after or ""}
+    if change.before is not None:
+        row["before_header"] = change.path
+    row["after_header"] = change.path if change.after is not None else "/dev/null"
+    return row
+
+
+def file_rows(
+    generation: Generation, paths: HostPaths, changes: Iterable[FileChange], record: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
+    """Every live file of concern with its difference, and the record of what is committed where that differs."""
+    differing = {change.path: difference(change) for change in changes}
+    wanted = [str(place) for place, text in live_places(generation, paths).items() if text is not None]
+    rows = [{"path": path, "diff": differing.get(path, {})} for path in [*wanted, *(differing.keys() - set(wanted))]]
+    if record is not None:
+        rows.append({"path": str(paths.active_profile), "diff": dict(record)})
+    return sorted(rows, key=lambda row: str(row["path"]))
+
+
+def record_difference(
+    now: Committed | None, generation: Generation, origin: str, paths: HostPaths, defect: str | None
+) -> dict[str, Any] | None:
+    """What a run changes of what the host remembers; None where it is the same."""
+
+    def lines(number: int, profile: str, digest: str, chosen: str, state: str) -> str:
+        return f"generation: {number}{state}\nprofile: {profile}\ndigest: {digest}\norigin: {chosen}\n"
+
+    state = f" ({defect})" if defect else ""
+    before = lines(now.generation, now.profile, now.digest, now.origin, state) if now else ""
+    same = now is not None and now.digest == generation.digest
+    # Who chose it stays what it was, but for the inventory that has come to say the same.
+    chosen = now.origin if now is not None and same and origin != "inventory" else origin
+    after = lines(generation.number, generation.profile, generation.digest, chosen, "")
+    header = {"before_header": str(paths.active_profile)} if now else {}
+    row = {"before": before, "after": after, **header, "after_header": str(paths.active_profile)}
+    return None if before == after else row
+
+
+def would(generation: Generation, moves: Mapping[str, Iterable[str]]) -> str:
+    """What a switch would do, in a sentence."""
+    words = {"stop": "stop", "start": "start", "wait": "wait for", "keep": "keep"}
+    parts = [f"{verb} {', '.join(moves[key])}" for key, verb in words.items() if moves[key]]
+    head = f"would go to generation {generation.number} ({generation.profile})"
+    return f"{head}: {'; '.join(parts) or 'no engine moves'}"
 
 
 # -- files

@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Module serving_switch: what it writes, when it asks for a switch, and what it says under check mode."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge import generations
+from ansible.module_utils.vllm_edge.host_paths import HostPaths
+from ansible.module_utils.vllm_edge.journal import Lock
+
+UUID = "GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710003"
+Result = dict[str, Any]
+
+PROGRAM = """#!/bin/sh
+echo "$@" >> "{root}/asked"
+case "$1" in
+  status) cat "{root}/status.json" ;;
+  switch) cat "{root}/journal.json"; cat "{root}/error" >&2; exit "$(cat "{root}/exit")" ;;
+esac
+"""
+
+
+def engine(name: str = "e2b", port: int = 8070, chat: str | None = None, **config: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "docker_create": f"--name=vllm-{name}\n--label=vllm-edge.engine={name}\nimage:1\n/models/{name}\n",
+        "unit": f"# {generations.MARK}\n[Service]\nExecStart=/bin/vllm-edge run-engine {name}\n",
+        "config": {
+            "engine": name,
+            "unit": f"vllm-{name}.service",
+            "container": f"vllm-{name}",
+            "url": f"http://127.0.0.1:{port}",
+            "served_names": [name],
+            "model": name,
+            "repo": f"google/{name}",
+            "revision": "main",
+            "precision": "bf16",
+            "tensor_parallel_size": 1,
+            "gpus": [UUID],
+            "port": port,
+            "image": "image:1",
+            "image_id": "sha256:11",
+            "vram_budget_mib": 20900,
+            "stop_timeout_s": 30,
+            "stall_timeout_s": 300,
+            "health_timeout_s": 5,
+            **config,
+        },
+        "chat_template": chat,
+        "manifest_sha256": "m1",
+    }
+
+
+class Host:
+    """A host in a directory, whose program says what this test wants."""
+
+    def __init__(self, root: Path, run: Callable[..., Result]) -> None:
+        self.root, self._run = root, run
+        self.paths = HostPaths(root / "etc", root / "state", root / "units")
+        self.program = root / "vllm-edge"
+        self.program.write_text(PROGRAM.format(root=root))
+        self.program.chmod(0o755)
+        self.answer("", 4, "not asked for")
+        self.status([])
+
+    def status(self, running: list[str], need_reload: bool = False) -> None:
+        """As the host shows it when these engines run with their installed files."""
+        rows = []
+        for name in generations.live_engines(self.paths):
+            config = json.loads((self.paths.engine_dir(name) / "engine.json").read_text())
+            up = name in running
+            rows.append(
+                {
+                    "engine": name,
+                    "active_state": "active" if up else "inactive",
+                    "sub_state": "running" if up else "dead",
+                    "running_input_hash": config["input_hash"] if up else None,
+                    "need_daemon_reload": need_reload,
+                }
+            )
+        target = {"active_state": "active" if running else "inactive", "enabled": bool(running)}
+        (self.root / "status.json").write_text(json.dumps({"engines": rows, "target": target}))
+
+    def answer(self, stdout: str | Mapping[str, Any], status: int, stderr: str = "") -> None:
+        (self.root / "journal.json").write_text(stdout if isinstance(stdout, str) else json.dumps(stdout))
+        (self.root / "exit").write_text(str(status))
+        (self.root / "error").write_text(stderr)
+
+    def journal(self, result: str, status: int, message: str = "said") -> None:
+        self.answer({"result": result, "message": message, "warnings": ["a hook failed"], "canary": []}, status)
+
+    @property
+    def asked(self) -> list[str]:
+        path = self.root / "asked"
+        lines = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return lines
+
+    def run(self, *engines: dict[str, Any], check: bool = False, **more: Any) -> Result:
+        given = {
+            "profile": "p",
+            "engines": list(engines),
+            "target": "[Unit]\n" + "".join(f"Wants=vllm-{item['name']}.service\n" for item in engines),
+            "budgets_mib": {UUID: 20900},
+            "state_directory": str(self.paths.state),
+            "configuration_directory": str(self.paths.etc),
+            "units_directory": str(self.paths.units),
+            "program": str(self.program),
+            **more,
+        }
+        return self._run("serving_switch", given, check=check)
+
+    def settle(self, *engines: dict[str, Any], **more: Any) -> None:
+        """As it is after a switch: files in place, committed, everything runs."""
+        self.journal("committed", 0)
+        result = self.run(*engines, **more)
+        assert result["result"] == "committed", result
+        generation = generations.load(self.paths, result["generation"])
+        generations.install(generation, self.paths, generation.engines, target=True)
+        generations.commit(
+            generation,
+            self.paths,
+            origin=more.get("origin", "inventory"),
+            inventory_profile=more.get("inventory_profile"),
+            chosen_at="then",
+        )
+        self.status(list(generation.engines))
+        self.answer("", 9, "the program was asked for a switch that nobody needs")
+        _ = self.asked
+
+    def everything(self) -> dict[str, str]:
+        return {str(path): path.read_text() for path in self.root.rglob("*") if path.is_file() and path.name != "asked"}
+
+
+@pytest.fixture
+def host(tmp_path: Path, run_module: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> Host:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "systemd-analyze").write_text(
+        '#!/bin/sh\n! grep -q BROKEN "$2" || { echo "unit is broken" >&2; exit 1; }\n'
+    )
+    (tools / "systemd-analyze").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    return Host(tmp_path, run_module)
+
+
+def paths_of(result: Result) -> set[str]:
+    """Files that the diff shows."""
+    return {Path(row.get("after_header") or row["after"]["path"]).name for row in result["diff"]}
+
+
+# -- first run, second run
+
+
+def test_the_first_run_writes_the_generation_and_asks_for_the_switch(host: Host) -> None:
+    host.journal("committed", 0, "nvfp4 serves")
+    result = host.run(engine(), engine("e4b", 8060), origin="-e", inventory_profile="q", asked_by="site.yml by alice")
+    assert (result["rc"], result["changed"], result["result"], result["generation"]) == (0, True, "committed", 1)
+    assert result["msg"] == "nvfp4 serves" and result["warnings"] == ["a hook failed"]
+    assert result["moves"]["start"] == ["e2b", "e4b"] and result["moves"]["target"] == ["not enabled", "not active"]
+    assert host.asked == [
+        "status --format json",
+        "switch 1 --format json --origin=-e --asked-by=site.yml by alice --inventory-profile=q",
+    ]
+    assert generations.load(host.paths, 1).hashes.keys() == {"e2b", "e4b"}
+
+
+def test_the_second_run_starts_nothing(host: Host) -> None:
+    host.settle(engine(), engine("e4b", 8060))
+    before = host.everything()
+    for check in (True, False):
+        result = host.run(engine(), engine("e4b", 8060), check=check)
+        assert (result["changed"], result["result"], result["diff"]) == (False, "unchanged", []), result
+        assert result["msg"] == "generation 1 (p) runs as rendered."
+        assert host.asked == ["status --format json"]
+    assert {row["path"]: row["diff"] for row in result["files"]} == {
+        str(path): {}
+        for path in (
+            host.paths.engine_dir("e2b") / "engine.json",
+            host.paths.engine_dir("e2b") / "docker-create",
+            host.paths.engine_dir("e4b") / "engine.json",
+            host.paths.engine_dir("e4b") / "docker-create",
+            host.paths.unit_file("vllm-e2b.service"),
+            host.paths.unit_file("vllm-e4b.service"),
+            host.paths.unit_file("vllm-edge.target"),
+        )
+    }
+    lock = str(host.paths.switch_lock)
+    assert {**before, lock: ""} == {**host.everything(), lock: ""}
+
+
+@pytest.mark.parametrize(
+    ("change", "start", "shown"),
+    [
+        ({"stop_timeout_s": 31}, ["e2b"], {"engine.json", "docker-create", "active-profile.json"}),
+        ({"vram_budget_mib": 1}, [], {"engine.json", "active-profile.json"}),
+        ({"chat": "{{ x }}"}, ["e2b"], {"engine.json", "docker-create", "chat-template.jinja", "active-profile.json"}),
+    ],
+)
+def test_check_mode_tells_the_truth_and_writes_nothing(
+    host: Host, change: dict[str, Any], start: list[str], shown: set[str]
+) -> None:
+    host.settle(engine(), engine("e4b", 8060))
+    before = host.everything()
+    foreseen = host.run(engine(**change), engine("e4b", 8060), check=True)
+    assert host.asked == ["status --format json"]
+    assert host.everything() == before
+    assert foreseen["changed"] and paths_of(foreseen) == shown
+    assert foreseen["moves"]["start"] == start and foreseen["moves"]["stop"] == start
+    assert ("stop e2b; start e2b" in foreseen["msg"]) is bool(start)
+    host.journal("committed", 0)
+    done = host.run(engine(**change), engine("e4b", 8060))
+    assert (done["moves"], done["diff"], done["generation"]) == (foreseen["moves"], foreseen["diff"], 2)
+    assert done["engines"]["e4b"]["generation"] == 1
+
+
+def test_check_mode_on_a_host_without_anything(host: Host) -> None:
+    host.program.unlink()
+    result = host.run(engine(), check=True)
+    assert result["changed"] and result["moves"]["start"] == ["e2b"]
+    assert all("before_header" not in row for row in result["diff"])
+    assert not host.paths.state.exists() and not host.paths.etc.exists()
+    refused = host.run(engine())
+    assert refused["rc"] == 1 and "playbooks/host.yml installs it" in refused["msg"]
+
+
+def test_a_limit_alone_is_a_new_generation_and_no_engine_moves(host: Host) -> None:
+    host.settle(engine())
+    host.journal("committed", 0)
+    result = host.run(engine(), limits={"drain_timeout_s": "7", "keep_generations": "3"})
+    assert result["changed"] and result["generation"] == 2
+    assert (result["moves"]["start"], result["moves"]["keep"], paths_of(result)) == (
+        [],
+        ["e2b"],
+        {"active-profile.json"},
+    )
+    limits = generations.load(host.paths, 2).limits
+    assert (limits.drain_timeout_s, limits.keep_generations) == (7.0, 3)
+
+
+# -- damage
+
+
+def test_damaged_live_files_are_named_as_ansible_does(host: Host) -> None:
+    host.settle(engine())
+    unit, create = host.paths.unit_file("vllm-e2b.service"), host.paths.engine_dir("e2b") / "docker-create"
+    unit.chmod(0o777)
+    wanted = create.read_text()
+    create.unlink()
+    result = host.run(engine(), check=True)
+    assert sorted(result["diff"], key=str) == sorted(
+        [
+            {"before": "", "after": wanted, "after_header": str(create)},
+            {"before": {"path": str(unit), "mode": "0777"}, "after": {"path": str(unit), "mode": "0644"}},
+        ],
+        key=str,
+    )
+    assert {row["path"] for row in result["files"] if row["diff"]} == {str(unit), str(create)}
+    host.journal("committed", 0)
+    assert host.run(engine())["generation"] == 1
+    assert host.asked[-1].startswith("switch 1 ")
+
+
+def test_a_damaged_generation_is_written_again_without_a_switch(host: Host) -> None:
+    host.settle(engine())
+    damaged = host.paths.generation_dir(1) / "units" / "vllm-e2b.service"
+    damaged.write_text("else")
+    foreseen = host.run(engine(), check=True)
+    assert foreseen["changed"] and paths_of(foreseen) == {"active-profile.json"} and damaged.read_text() == "else"
+    assert any(row["path"].endswith("active-profile.json") for row in foreseen["files"])
+    result = host.run(engine())
+    assert (result["changed"], result["result"]) == (True, "unchanged") and "written again" in result["msg"]
+    assert generations.load(host.paths, 1)
+    assert not host.run(engine())["changed"]
+
+
+@pytest.mark.parametrize("need_reload", [False, True])
+def test_what_systemd_does_not_know_yet_is_a_move(host: Host, need_reload: bool) -> None:
+    host.settle(engine())
+    host.status(["e2b"], need_reload=need_reload)
+    result = host.run(engine(), check=True)
+    assert result["changed"] is need_reload
+    assert result["moves"]["target"] == (["needs daemon-reload"] if need_reload else [])
+
+
+# -- who chose
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "changes"),
+    [
+        ("-e", "inventory", True),
+        ("host", "inventory", True),
+        ("inventory", "inventory", False),
+        ("inventory", "-e", False),
+    ],
+)
+def test_an_inventory_that_says_the_same_becomes_the_origin(host: Host, was: str, now: str, changes: bool) -> None:
+    host.settle(engine(), origin=was, inventory_profile="other")
+    foreseen = host.run(engine(), origin=now, inventory_profile="p", check=True)
+    result = host.run(engine(), origin=now, inventory_profile="p")
+    assert (foreseen["changed"], foreseen["diff"]) == (result["changed"], result["diff"])
+    assert (result["changed"], result["result"]) == (changes, "unchanged")
+    committed = generations.committed(host.paths)
+    assert committed is not None
+    assert (committed.origin, committed.inventory_profile) == (("inventory", "p") if changes else (was, "other"))
+    assert ("only " + was in result["msg"]) is changes
+    assert all(line.startswith("status") for line in host.asked)
+
+
+# -- what does not end well
+
+
+@pytest.mark.parametrize(
+    ("result", "status", "changed"), [("rolled_back", 1, True), ("refused", 2, False), ("failed", 3, True)]
+)
+def test_a_switch_that_did_not_commit_fails_with_its_words(host: Host, result: str, status: int, changed: bool) -> None:
+    host.journal(result, status, "e2b does not fit: make max_model_len smaller")
+    said = host.run(engine())
+    assert (said["rc"], said["result"], said["changed"]) == (1, result, changed)
+    assert said["msg"] == "e2b does not fit: make max_model_len smaller" and said["journal"]["result"] == result
+
+
+@pytest.mark.parametrize(("status", "result"), [(4, "busy"), (2, "refused"), (3, "failed"), (77, "failed")])
+def test_a_program_that_refuses_is_quoted(host: Host, status: int, result: str) -> None:
+    host.answer("", status, "another switch runs, phase start")
+    said = host.run(engine())
+    assert (said["rc"], said["result"], said["msg"]) == (1, result, "another switch runs, phase start")
+
+
+def test_a_switch_that_lasts_goes_on(host: Host) -> None:
+    host.program.write_text(host.program.read_text().replace("switch) ", "switch) exec sleep 5; "))
+    said = host.run(engine(), timeout_s=1)
+    assert said["rc"] == 1 and "goes on without Ansible" in said["msg"]
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_nothing_is_written_while_another_switch_runs(host: Host, check: bool) -> None:
+    with Lock(host.paths):
+        before = host.everything()
+        said = host.run(engine(), check=check)
+        assert (said["rc"], said["result"]) == (1, "busy") and "Another switch runs" in said["msg"]
+        assert host.everything() == before
+    assert host.asked == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"port": 80700}, "engine e2b: port is 80700"),
+        ({"unit": "e2b.service"}, "engine e2b: unit is 'e2b.service', 'vllm-e2b.service' is expected"),
+        ({"vram_budget_mib": "x"}, "engine e2b: vram_budget_mib is 'x'"),
+    ],
+)
+def test_what_was_rendered_wrongly_is_refused_before_anything_is_written(
+    host: Host, wrong: dict[str, Any], told: str
+) -> None:
+    said = host.run(engine(**wrong), budgets_mib={UUID: -1}, limits={"patience": 3})
+    assert said["rc"] == 1 and told in said["msg"]
+    assert f"budgets_mib of {UUID} is -1" in said["msg"] and "limits: patience is none of" in said["msg"]
+    assert not (host.paths.state / "generations").exists()
+
+
+def test_a_unit_that_systemd_refuses_leaves_nothing(host: Host) -> None:
+    broken = engine()
+    broken["unit"] += "BROKEN\n"
+    said = host.run(broken)
+    assert said["rc"] == 1 and "systemd does not accept vllm-e2b.service: unit is broken" in said["msg"]
+    assert list((host.paths.state / "generations").iterdir()) == []
+
+
+def test_a_record_that_cannot_be_read_is_refused_and_kept(host: Host) -> None:
+    host.paths.state.mkdir()
+    host.paths.active_profile.write_text("{")
+    said = host.run(engine())
+    assert said["rc"] == 1 and "does not say which generation is committed" in said["msg"]
+    assert host.paths.active_profile.read_text() == "{"
+    assert host.asked == []
