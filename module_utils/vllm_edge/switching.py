@@ -261,7 +261,8 @@ class World(Protocol):
         ...
 
     def watch(self, wanted: Generation, former: Generation | None) -> Watch:
-        """Begins to ask for every role, as a client would."""
+        """Begins to ask for every role, as a client would. This call is its zero: gaps are seconds since then, and so
+        are the phases that `end` is given; the transaction puts them into the switch's own time."""
         ...
 
 
