@@ -240,7 +240,8 @@ class JournalFile:
                 path.unlink()
 
     def _write(self, path: Path) -> None:
-        text = json.dumps(to_json(self.journal), indent=2, ensure_ascii=False) + "\n"
+        # What JSON does not know stands there as its text: a row of a phase must not end a switch.
+        text = json.dumps(to_json(self.journal), indent=2, ensure_ascii=False, default=str) + "\n"
         try:
             try:
                 _write_durably(path, text)
