@@ -1,0 +1,378 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A client of every role, on the host itself: asks once a second, and tells afterwards when nobody answered.
+
+    role_client.py watch --log FILE        asks until SIGTERM, SIGINT or --seconds; one JSON line per question
+    role_client.py summary FILE [--journal /var/lib/vllm-edge/history/ID.json ...]
+
+It knows of vllm-edge what any client knows: the ports and the names of the roles. A role is where /v1/models lists it;
+that is asked again after an answer that failed. A gap is from the moment of the first question that failed to the
+answer of the first good one, on the monotonic clock, which is also the journal's. It needs nothing but Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import signal
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+ROLES = ("architect", "worker", "auditor", "sentry")
+PORTS = (8050, 8060, 8070)
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+MODELS_TIMEOUT_S = 2.0
+TOKENS = 4
+# Engines are on loopback: a proxy of the environment has no part in it.
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question: a line of the log."""
+
+    monotonic_s: float
+    """When it was asked."""
+    at: str
+    role: str
+    ok: bool
+    seconds: float
+    status: int | None
+    port: int | None
+    """None: no engine lists the role."""
+    error: str = ""
+
+
+# ---- asking -----------------------------------------------------------------------------------------------------
+
+
+def exchange(url: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> tuple[int | None, Any, str]:
+    """HTTP status, the JSON that came, and what was wrong."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    try:
+        with OPENER.open(request, timeout=timeout_s) as answer:
+            return answer.status, json.load(answer), ""
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, None, f"HTTP {error.code}: {error.read(200).decode(errors='replace')}"
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return None, None, f"{type(error).__name__}: {error}"
+
+
+def find(role: str, ports: Iterable[int], timeout_s: float) -> int | None:
+    """The port whose /v1/models lists the role."""
+    for port in ports:
+        _, answer, _ = exchange(f"http://127.0.0.1:{port}/v1/models", timeout_s)
+        models = answer.get("data", []) if isinstance(answer, dict) else []
+        if any(isinstance(model, dict) and model.get("id") == role for model in models):
+            return port
+    return None
+
+
+def said_something(answer: Any) -> bool:
+    """Whether a completion has any text: an engine whose numbers went wrong answers 200 with nothing in it."""
+    try:
+        message = answer["choices"][0]["message"]
+    except (KeyError, IndexError, TypeError):
+        return False
+    return any(message.get(key) for key in ("content", "reasoning", "reasoning_content", "tool_calls"))
+
+
+class Role:
+    """One role and where it was last found."""
+
+    def __init__(self, name: str, ports: Sequence[int], timeout_s: float) -> None:
+        self.name = name
+        self.ports = ports
+        self.timeout_s = timeout_s
+        self.port: int | None = None
+
+    def ask(self) -> Asked:
+        began, at = time.monotonic(), time.time()
+        if self.port is None:
+            self.port = find(self.name, self.ports, min(MODELS_TIMEOUT_S, self.timeout_s))
+        status, error, ok = None, "no engine lists the role", False
+        if self.port is not None:
+            question = {
+                "model": self.name,
+                "messages": [{"role": "user", "content": "Say hello."}],
+                "max_tokens": TOKENS,
+                "temperature": 0,
+            }
+            url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
+            status, answer, error = exchange(url, self.timeout_s, question)
+            ok = status == 200 and said_something(answer)
+            error = error if error or ok else "an answer without text"
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) + f".{int(at % 1 * 1000):03}Z"
+        seconds = round(time.monotonic() - began, 3)
+        asked = Asked(round(began, 3), stamp, self.name, ok, seconds, status, self.port, error)
+        if not ok:
+            self.port = None
+        return asked
+
+
+class Log:
+    """The file, a line per question, written by several threads."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._file.flush()
+
+
+def keep_asking(role: Role, log: Log, interval_s: float, stop: threading.Event) -> None:
+    """At every full interval since the beginning; one that a slow answer has missed is left out."""
+    began = time.monotonic()
+    while not stop.is_set():
+        log.write(asdict(role.ask()))
+        passed = time.monotonic() - began
+        stop.wait(interval_s - passed % interval_s)
+
+
+def watch(
+    log: Path, roles: Sequence[str], ports: Sequence[int], interval_s: float, timeout_s: float, for_s: float
+) -> None:
+    stop = threading.Event()
+    for word in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(word, lambda *_: stop.set())
+    with log.open("a", encoding="utf-8") as file:
+        written = Log(file)
+        written.write({"boot_id": BOOT_ID.read_text().strip(), "interval_s": interval_s, "timeout_s": timeout_s})
+        threads = [
+            threading.Thread(target=keep_asking, args=(Role(name, ports, timeout_s), written, interval_s, stop))
+            for name in roles
+        ]
+        for thread in threads:
+            thread.start()
+        stop.wait(for_s or None)
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+# ---- telling ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A time without an answer; `to_s` None: there was none to the end of the log."""
+
+    role: str
+    from_s: float
+    to_s: float | None
+    began_at: str
+    failed: int
+    """Questions."""
+    error: str
+    """Of the first of them."""
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.to_s is None else self.to_s - self.from_s
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A log that was read."""
+
+    boot_id: str
+    interval_s: float
+    asked: tuple[Asked, ...]
+
+
+def read(log: Path) -> Recorded:
+    """A log of one boot; a last line that a killed client left half-written is dropped."""
+    heading: dict[str, Any] = {}
+    asked: list[Asked] = []
+    for line in log.read_text(encoding="utf-8").splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if "boot_id" not in entry:
+            asked.append(Asked(**entry))
+        elif heading and heading["boot_id"] != entry["boot_id"]:
+            raise SystemExit(
+                f"{log} was written over a reboot, and the clock of its questions began anew there: "
+                "give each boot a log of its own"
+            )
+        else:
+            heading = entry
+    if not heading:
+        raise SystemExit(f"{log} has no line that says when it was written: it is no log of `watch`")
+    return Recorded(heading["boot_id"], heading["interval_s"], tuple(asked))
+
+
+def gaps(asked: Iterable[Asked]) -> list[Gap]:
+    """All gaps of all roles, in the order in which they began."""
+    found: list[Gap] = []
+    open_gaps: dict[str, list[Asked]] = {}
+    for question in sorted(asked, key=lambda one: one.monotonic_s):
+        if not question.ok:
+            open_gaps.setdefault(question.role, []).append(question)
+        elif failed := open_gaps.pop(question.role, None):
+            found.append(gap_of(failed, round(question.monotonic_s + question.seconds, 3)))
+    found += [gap_of(failed, None) for failed in open_gaps.values()]
+    return sorted(found, key=lambda gap: gap.from_s)
+
+
+def gap_of(failed: Sequence[Asked], to_s: float | None) -> Gap:
+    first = failed[0]
+    return Gap(first.role, first.monotonic_s, to_s, first.at, len(failed), first.error)
+
+
+def overlaps(gap: Gap, journal: Mapping[str, Any], end_s: float) -> dict[str, float]:
+    """Seconds of the gap by phase of the switch; those of a rollback as `back:healthy`."""
+    began = journal["began_monotonic_s"]
+    shares: dict[str, float] = {}
+    for phase in journal["phases"]:
+        begins = began + phase["began_s"]
+        ends = begins + phase["seconds"] if phase["seconds"] is not None else end_s
+        share = min(ends, gap.to_s if gap.to_s is not None else end_s) - max(begins, gap.from_s)
+        if share > 0:
+            name = phase["phase"] if phase["direction"] == "forward" else f"back:{phase['phase']}"
+            shares[name] = shares.get(name, 0.0) + share
+    return shares
+
+
+def span(journal: Mapping[str, Any]) -> tuple[float, float]:
+    """Beginning and end of a switch on the monotonic clock."""
+    began = journal["began_monotonic_s"]
+    return began, began + (journal["seconds"] or 0.0)
+
+
+def table(rows: Sequence[Sequence[str]], heading: Sequence[str]) -> list[str]:
+    """Columns as wide as their widest cell; the last one is free."""
+    lines = [list(heading), *[list(row) for row in rows]]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(heading) - 1)]
+    return [
+        "  ".join([*[cell.ljust(wide) for cell, wide in zip(line, widths, strict=False)], line[-1]]).rstrip()
+        for line in lines
+    ]
+
+
+def gap_rows(found: Iterable[Gap], journal: Mapping[str, Any] | None, start_s: float, end_s: float) -> list[list[str]]:
+    rows = []
+    for gap in found:
+        to = f"{gap.to_s - start_s:.1f}" if gap.to_s is not None else "never"
+        length = f"{gap.seconds:.1f} s" if gap.seconds is not None else f"over {end_s - gap.from_s:.1f} s"
+        told = ((journal or {}).get("downtime") or {}).get(gap.role)
+        phases = overlaps(gap, journal, end_s) if journal else {}
+        rows.append(
+            [
+                gap.role,
+                f"{gap.from_s - start_s:.1f} .. {to}",
+                length,
+                f"{told['seconds']:.1f} s" if told else "-",
+                ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items()) or gap.error[:60],
+            ]
+        )
+    return rows
+
+
+def summary(recorded: Recorded, journals: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The gaps beside the phases of each switch, then those that no switch explains."""
+    lines: list[str] = []
+    found = gaps(recorded.asked)
+    first_s = min((one.monotonic_s for one in recorded.asked), default=0.0)
+    last_s = max((one.monotonic_s + one.seconds for one in recorded.asked), default=0.0)
+    explained: set[Gap] = set()
+    here = [journal for journal in journals if journal["boot_id"] == recorded.boot_id]
+    for journal in sorted(here, key=lambda one: one["began_monotonic_s"]):
+        began, ended = span(journal)
+        during = [
+            gap
+            for gap in found
+            if gap.from_s <= ended + recorded.interval_s and (gap.to_s is None or gap.to_s >= began)
+        ]
+        explained.update(during)
+        former = (
+            f"{journal['from_profile']} (generation {journal['from_generation']})"
+            if journal["from_profile"]
+            else "nothing"
+        )
+        lines.append(
+            f"{journal['id']}: {former} -> {journal['profile']} (generation {journal['generation']}), "
+            f"{journal['result'] or 'not ended'}, {ended - began:.1f} s"
+        )
+        phases = [
+            [
+                phase["phase"] if phase["direction"] == "forward" else f"back:{phase['phase']}",
+                f"{phase['began_s']:.1f}",
+                "-" if phase["seconds"] is None else f"{phase['seconds']:.1f} s",
+                phase["outcome"] or "",
+            ]
+            for phase in journal["phases"]
+        ]
+        lines += [f"  {line}" for line in table(phases, ("phase", "began", "took", ""))]
+        silent = gap_rows(during, journal, began, last_s)
+        heading = ("role", "no answer from .. to", "client", "journal", "seconds of it by phase")
+        lines += [f"  {line}" for line in table(silent, heading)] if silent else ["  every question was answered"]
+        lines.append("")
+    if others := [gap for gap in found if gap not in explained]:
+        lines.append(
+            "outside of these switches, seconds since the log began:" if here else "gaps, seconds since the log began:"
+        )
+        heading = ("role", "no answer from .. to", "client", "journal", "first error")
+        lines += [f"  {line}" for line in table(gap_rows(others, None, first_s, last_s), heading)]
+    elif not here:
+        lines.append("every question was answered")
+    asked = {
+        role: [one for one in recorded.asked if one.role == role]
+        for role in dict.fromkeys(one.role for one in recorded.asked)
+    }
+    lines.append(
+        f"asked every {recorded.interval_s:g} s for {last_s - first_s:.0f} s: "
+        + ", ".join(f"{role} {len(all_)} ({sum(not one.ok for one in all_)} failed)" for role, all_ in asked.items())
+    )
+    return lines
+
+
+# ---- the command ------------------------------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(description="Asks every role as a client would, and tells when nobody answered.")
+    commands = top.add_subparsers(dest="command", required=True)
+    asking = commands.add_parser("watch", help="ask until SIGTERM or SIGINT")
+    asking.add_argument("--log", type=Path, required=True, help="lines are appended")
+    asking.add_argument("--roles", nargs="+", default=ROLES)
+    asking.add_argument("--ports", nargs="+", type=int, default=PORTS, help="where engines may be")
+    asking.add_argument("--interval", type=float, default=1.0, help="seconds between questions (default 1)")
+    asking.add_argument("--timeout", type=float, default=5.0, help="seconds that an answer may take (default 5)")
+    asking.add_argument("--seconds", type=float, default=0.0, help="end after so long")
+    telling = commands.add_parser("summary", help="gaps per role, beside the phases of switches")
+    telling.add_argument("log", type=Path)
+    telling.add_argument("--journal", type=Path, nargs="+", default=[], help="files of /var/lib/vllm-edge/history")
+    telling.add_argument("--format", choices=("text", "json"), default="text", help="json: the gaps alone")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    if given.command == "watch":
+        watch(given.log, given.roles, given.ports, given.interval, given.timeout, given.seconds)
+        return 0
+    recorded = read(given.log)
+    if given.format == "json":
+        print(json.dumps([{**asdict(gap), "seconds": gap.seconds} for gap in gaps(recorded.asked)], indent=2))
+    else:
+        print("\n".join(summary(recorded, [json.loads(path.read_text()) for path in given.journal])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

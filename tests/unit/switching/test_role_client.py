@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client: what counts as an answer, where a role is found again, and which gaps a log tells."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import role_client
+from role_client import Asked, Gap
+
+
+class Engine(ThreadingHTTPServer):
+    """Lists its roles, and answers each with `text`."""
+
+    def __init__(self, *roles: str) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.roles = roles
+        self.text: str | None = "hello"
+        self.delay_s = 0.0
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that waited no longer is no error of the engine's."""
+
+    def end(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Engine
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def answer(self, status: int, content: Any) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(content).encode())
+
+    def do_GET(self) -> None:
+        self.answer(200, {"data": [{"id": role} for role in self.server.roles]})
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        time.sleep(self.server.delay_s)
+        known = asked["model"] in self.server.roles
+        content = {"choices": [{"message": {"content": self.server.text}}]}
+        self.answer(200 if known else 404, content if known else {"error": "no such model"})
+
+
+@pytest.fixture
+def engines() -> Iterator[list[Engine]]:
+    started: list[Engine] = []
+    yield started
+    for engine in started:
+        engine.end()
+
+
+def test_a_role_is_asked_where_it_is_listed(engines: list[Engine]) -> None:
+    engines += [Engine("architect", "worker"), Engine("sentry")]
+    asked = role_client.Role("sentry", [engine.port for engine in engines], 2.0).ask()
+    assert (asked.ok, asked.status, asked.port, asked.error) == (True, 200, engines[1].port, "")
+    nowhere = role_client.Role("auditor", [engine.port for engine in engines], 2.0).ask()
+    assert (nowhere.ok, nowhere.status, nowhere.port, nowhere.error) == (False, None, None, "no engine lists the role")
+
+
+def test_a_role_that_moves_is_found_again_after_one_failure(engines: list[Engine]) -> None:
+    engines += [Engine("sentry"), Engine("auditor")]
+    role = role_client.Role("sentry", [engine.port for engine in engines], 2.0)
+    assert role.ask().ok
+    engines[0].roles, engines[1].roles = ("auditor",), ("sentry",)
+    assert [(asked.ok, asked.status) for asked in (role.ask(), role.ask())] == [(False, 404), (True, 200)]
+    assert role.port == engines[1].port
+
+
+@pytest.mark.parametrize("text", ["", None])
+def test_an_answer_without_text_is_none(engines: list[Engine], text: str | None) -> None:
+    engines.append(Engine("sentry"))
+    engines[0].text = text
+    asked = role_client.Role("sentry", [engines[0].port], 2.0).ask()
+    assert (asked.ok, asked.status, asked.error) == (False, 200, "an answer without text")
+
+
+def test_an_answer_that_takes_too_long_is_none(engines: list[Engine]) -> None:
+    engines.append(Engine("sentry"))
+    engines[0].delay_s = 1.0
+    asked = role_client.Role("sentry", [engines[0].port], 0.2).ask()
+    assert (asked.ok, asked.status) == (False, None)
+    assert "timed out" in asked.error
+    assert asked.seconds < 0.9
+
+
+def test_the_program_writes_a_line_per_question_and_ends_on_sigterm(engines: list[Engine], tmp_path: Path) -> None:
+    engines.append(Engine("architect", "sentry"))
+    log = tmp_path / "log"
+    command = [sys.executable, role_client.__file__, "watch", "--log", str(log), "--interval", "0.1"]
+    command += ["--roles", "architect", "sentry", "--ports", str(engines[0].port)]
+    with subprocess.Popen(command) as client:
+        deadline = time.monotonic() + 20
+        while not (log.exists() and len(log.read_text().splitlines()) > 10) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        client.send_signal(signal.SIGTERM)
+        assert client.wait(10) == 0
+    recorded = role_client.read(log)
+    assert len(recorded.asked) >= 10
+    assert {asked.role for asked in recorded.asked if asked.ok} == {"architect", "sentry"}
+    assert role_client.gaps(recorded.asked) == []
+    times = [asked.monotonic_s for asked in recorded.asked if asked.role == "sentry"]
+    assert times[4] - times[0] == pytest.approx(0.4, abs=0.15)
+
+
+# ---- what a log tells -------------------------------------------------------------------------------------------
+
+
+def asked(at: float, role: str = "sentry", ok: bool = True, seconds: float = 0.2) -> Asked:
+    stamp = f"2026-11-21T10:00:{int(at) % 60:02}.000Z"
+    return Asked(at, stamp, role, ok, seconds, 200 if ok else None, 8070, "" if ok else "refused")
+
+
+def test_a_gap_is_from_the_first_failure_to_the_first_good_answer() -> None:
+    log = [asked(1), asked(2, ok=False, seconds=5), asked(7, ok=False), asked(8), asked(9)]
+    log += [asked(3, "worker"), asked(8, "worker", ok=False)]
+    assert role_client.gaps(reversed(log)) == [
+        Gap("sentry", 2, 8.2, "2026-11-21T10:00:02.000Z", 2, "refused"),
+        Gap("worker", 8, None, "2026-11-21T10:00:08.000Z", 1, "refused"),
+    ]
+
+
+def phase(name: str, began_s: float, seconds: float | None, direction: str = "forward") -> dict[str, Any]:
+    return {"phase": name, "direction": direction, "began_s": began_s, "seconds": seconds, "outcome": "done"}
+
+
+JOURNAL: dict[str, Any] = {
+    "id": "20261121T100000Z-2",
+    "boot_id": "here",
+    "began_monotonic_s": 100.0,
+    "seconds": 20.0,
+    "from_generation": 1,
+    "from_profile": "e2b-only",
+    "generation": 2,
+    "profile": "e2b-only",
+    "result": "committed",
+    "phases": [phase("stop", 1, 2), phase("healthy", 3, 14), phase("commit", 17, 1), phase("healthy", 18, 2, "back")],
+    "downtime": {"sentry": {"seconds": 14.9}},
+}
+
+
+def test_a_gap_is_shared_out_to_the_phases_of_the_switch() -> None:
+    gap = Gap("sentry", 102, 118.5, "", 3, "")
+    assert role_client.overlaps(gap, JOURNAL, 200) == {"stop": 1, "healthy": 14, "commit": 1, "back:healthy": 0.5}
+    assert role_client.overlaps(Gap("sentry", 119, None, "", 3, ""), JOURNAL, 200) == {"back:healthy": 1}
+
+
+def test_the_summary_puts_gaps_beside_the_phases_and_names_those_of_no_switch(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    lines: list[Any] = [{"boot_id": "here", "interval_s": 1.0, "timeout_s": 5.0}]
+    lines += [vars(asked(at, ok=not 102 <= at < 117)) for at in range(90, 125)]
+    lines += [vars(asked(at, "worker", ok=at != 60)) for at in range(50, 125)]
+    log.write_text("\n".join([json.dumps(line) for line in lines] + ['{"half']))
+    text = "\n".join(role_client.summary(role_client.read(log), [JOURNAL, {**JOURNAL, "boot_id": "another boot"}]))
+    assert text.count("e2b-only (generation 1) -> e2b-only (generation 2), committed, 20.0 s") == 1
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    assert "sentry 2.0 .. 17.2 15.2 s 14.9 s stop 1.0, healthy 14.0, commit 0.2" in rows
+    assert "outside of these switches" in text
+    assert "worker 10.0 .. 11.2 1.2 s - refused" in rows
+    assert "sentry 35 (15 failed), worker 75 (1 failed)" in text
+
+
+def test_a_log_of_two_boots_is_refused(tmp_path: Path) -> None:
+    heading = {"interval_s": 1.0, "timeout_s": 5.0}
+    log = tmp_path / "log"
+    log.write_text("\n".join(json.dumps({"boot_id": boot, **heading}) for boot in ("one", "other")))
+    with pytest.raises(SystemExit, match="over a reboot"):
+        role_client.read(log)
