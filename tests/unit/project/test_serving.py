@@ -161,6 +161,12 @@ CASES: list[Case] = [
     one("budget", "engines.large.vram_budget_mib", 20305, "below the 20306 MiB", "gpu_memory_utilization 0.9 of"),
     (
         "budget",
+        # What the weights take, and not what vLLM reserves.
+        {"models.big.precision": "w4a16", "engines.large.vram_budget_mib": 11100},
+        [["serving_engines.large.vram_budget_mib: 11100 is below the 20306 MiB", "raise the budget, or lower that"]],
+    ),
+    (
+        "budget",
         {"engines.small.kv_cache_memory_bytes": 8589934592, "engines.small.vram_budget_mib": 8191},
         [["8191 is below the 8192 MiB", "kv_cache_memory_bytes 8589934592 alone"]],
     ),
@@ -334,6 +340,8 @@ CASES: list[Case] = [
     one("model", "models.tiny.revision", "a..b c", "holds a space"),
     one("model", "models.tiny.precision", "int4", "'int4' is not one of bf16, fp8, nvfp4, w4a16"),
     one("model", "models.tiny.precision", "fp4", "did you mean"),
+    one("model", "models.tiny.precision", "w4a8", "'w4a8' is not one of", "did you mean w4a16?"),
+    one("model", "models.tiny.precision", 8, "models.tiny.precision: 8 is a number", "quotes"),
     one("model", "models.tiny.facts", "file", "'file' is not one of files, recorded; did you mean files?"),
     one("model", "models.tiny.dir", "big", "dir 'big' is that of big and tiny"),
     (
@@ -547,6 +555,11 @@ def test_extra_args_are_read_as_vllm_does(project: Project, items: list[str], va
     assert all(argument.option for argument in found)
     assert stray == []
     assert contradictions(inventory(changed({"engines.small.extra_args": items})), project) == []
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8", "nvfp4", "w4a16"])
+def test_precisions_of_published_checkpoints_are_accepted(project: Project, precision: str) -> None:
+    assert contradictions(inventory(changed({"models.big.precision": precision})), project) == []
 
 
 # ---- the project's own data -------------------------------------------------------------------------------------
