@@ -55,6 +55,12 @@ options:
     type: list
     elements: str
     default: []
+  switch:
+    description: The journal of the switch that this run made, as C(vllm-edge history --format json) has it.
+    type: dict
+  last_switch:
+    description: The last switch of the host, as C(vllm-edge status --format json) has it, for a run that made none.
+    type: dict
   pins:
     description: Lines for the inventory that pin what was recorded at first use.
     type: list
@@ -101,6 +107,8 @@ def main() -> None:
             "gpus": {"type": "list", "elements": "dict", "required": True},
             "versions": {"type": "dict", "default": {}},
             "problems": {"type": "list", "elements": "str", "default": []},
+            "switch": {"type": "dict"},
+            "last_switch": {"type": "dict"},
             "pins": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,

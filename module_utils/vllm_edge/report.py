@@ -254,6 +254,20 @@ def switch_block(journal: Row) -> list[str]:
     return lines
 
 
+def switch_line(switch: Row) -> list[str]:
+    """A former switch in a sentence, as `status` has it."""
+    former = generation_words(switch["from_generation"], switch["from_profile"])
+    down: Mapping[str, float] = switch.get("downtime") or {}
+    role = max(down, key=lambda name: down[name], default=None)
+    seconds = "" if switch.get("seconds") is None else f" after {switch['seconds']:.0f} s"
+    unserved = "" if role is None else f", {role} not served for {down[role]:.0f} s"
+    latter = generation_words(switch["generation"], switch["profile"])
+    return wrapped(
+        f"last switch {switch['started_at']}: from {former} to {latter}, "
+        f"{result_words(switch['result'])}{seconds}{unserved}"
+    )
+
+
 def switch_table(switches: Sequence[Row]) -> list[str]:
     """One line for each, as `status` has them."""
     rows = []
@@ -294,6 +308,10 @@ def render(report: Mapping[str, Any]) -> list[str]:
         ports = {engine.get("engine"): engine["port"] for engine in report["engines"]}
         lines += [*role_table([{"port": ports.get(row["engine"]), **row} for row in report["completions"]]), ""]
     lines += gpu_table(report["gpus"])
+    if report.get("switch"):
+        lines += ["", *switch_block(report["switch"])]
+    elif report.get("last_switch"):
+        lines += ["", *switch_line(report["last_switch"])]
     lines += ["", *[f"{name}: {value}" for name, value in report["versions"].items()]]
     if report.get("problems"):
         lines += ["", "Problems:"]

@@ -96,6 +96,79 @@ def test_report_keeps_a_completion_on_one_line() -> None:
     assert line.endswith("...") and len(line) == 100
 
 
+SWITCH: dict[str, Any] = {
+    "generation": 4,
+    "profile": "bf16-tp4",
+    "from_generation": 3,
+    "from_profile": "nvfp4-tp2",
+    "asked_by": "Ansible by alice",
+    "started_at": "2026-11-21T16:40:00Z",
+    "result": "committed",
+    "seconds": 70.4,
+    "message": "Generation 4 (bf16-tp4) serves.",
+    "keep": ["e4b", "e2b"],
+    "stop": ["31b-nvfp4-tp2"],
+    "start": ["31b-bf16-tp4"],
+    "phases": [
+        {"phase": "stop", "direction": "forward", "seconds": 4.1, "outcome": "done", "detail": "31b-nvfp4-tp2 stopped"},
+        {"phase": "canary", "direction": "forward", "seconds": 0.2, "outcome": "failed", "detail": "worker " * 40},
+        {"phase": "healthy", "direction": "back", "seconds": 60.4, "outcome": "done", "detail": ""},
+        {"phase": "clean_up", "direction": "back", "seconds": None, "outcome": None, "detail": ""},
+    ],
+    "downtime": {
+        "architect": {
+            "seconds": 64.5,
+            "gaps": [{"from_s": 1.0, "to_s": 65.5}],
+            "phases": {"stop": 4.1, "healthy": 60.3, "install": 0.01, "start": 0.09},
+        },
+        "sentry": {"seconds": 0.0, "gaps": [], "phases": {}},
+        "worker": {"seconds": 9.0, "gaps": [{"from_s": 1.0, "to_s": 2.0}, {"from_s": 60, "to_s": None}], "phases": {}},
+    },
+    "warnings": ["The hook gateway failed."],
+}
+
+
+def test_the_switch_that_this_run_made() -> None:
+    lines = render(REPORT | {"switch": SWITCH, "last_switch": SWITCH})
+    begin = lines.index("switch to generation 4 (bf16-tp4) from generation 3 (nvfp4-tp2), asked by Ansible by alice")
+    block = lines[begin : lines.index("vLLM: 0.32.0")]
+    assert block[1] == "committed after 70.4 s: Generation 4 (bf16-tp4) serves."
+    assert block[2] == "kept e4b, e2b; stopped 31b-nvfp4-tp2; started 31b-bf16-tp4"
+    for told in (
+        "warning: The hook gateway failed.",
+        "stop             4.1 s  31b-nvfp4-tp2 stopped",
+        "back: healthy   60.4 s",
+        "back: clean_up       -",
+        "architect  64.5 s  1            healthy 60.3 s, stop 4.1 s, start 0.1 s",
+        "sentry      0.0 s  0            -",
+        "worker      9.0 s  2, not back  -",
+    ):
+        assert told in block
+    (failed,) = [line for line in block if line.startswith("canary ")]
+    assert "0.2 s  FAILED: worker worker" in failed and failed.endswith("...")
+    assert max(map(len, lines)) <= 100
+    assert not any("last switch" in line for line in lines)
+
+
+def test_a_plain_run_has_the_last_switch_in_a_line() -> None:
+    short = {key: SWITCH[key] for key in SWITCH if key not in ("phases", "keep", "stop", "start", "warnings")}
+    last = short | {"downtime": {"architect": 64.5, "sentry": 0.0}, "result": "rolled_back"}
+    text = " ".join(" ".join(render(REPORT | {"switch": None, "last_switch": last})).split())
+    assert (
+        "last switch 2026-11-21T16:40:00Z: from generation 3 (nvfp4-tp2) to generation 4 (bf16-tp4), rolled back after "
+        "70 s, architect not served for 64 s"
+    ) in text
+    assert "last switch" not in "\n".join(render(REPORT)), "a host that has made none"
+
+
+def test_the_first_switch_of_a_host() -> None:
+    first = SWITCH | {"from_generation": None, "from_profile": None, "downtime": {}, "keep": [], "stop": []}
+    lines = render(REPORT | {"switch": first})
+    assert "switch to generation 4 (bf16-tp4) from nothing, asked by Ansible by alice" in lines
+    assert "started 31b-bf16-tp4" in lines
+    assert "role  down  gaps" not in "\n".join(lines)
+
+
 def asked(served_name: str, outcomes: dict[str, str], **more: Any) -> dict[str, Any]:
     """What the canary says of one served name; `more` replaces parts of it."""
     checks = [
