@@ -175,7 +175,7 @@ def gpu_table(gpus: Sequence[Row]) -> list[str]:
 
 def generation_words(number: object, profile: object) -> str:
     """`generation 3 (nvfp4-tp2)`; nothing was committed before the first one."""
-    return "nothing" if number is None else f"generation {number} ({profile})"
+    return "nothing" if number is None else f"generation {number}{f' ({profile})' if profile else ''}"
 
 
 def phase_words(phase: Row) -> str:

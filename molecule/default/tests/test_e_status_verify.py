@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +92,11 @@ def test_status_in_tables(watched: Watched, status: dict[str, Any], profile: str
         assert f"{gpu['used_mib']:,}" in line and f"{gpu['budget_mib']:,}" in line
         assert re.search(r"(within|free) +\[[#.| ]{20}\]$", line)
     assert "Problems:" not in lines
+    assert lines[1].startswith("chosen "), "who chose the profile"
+    newest = status["history"][0]
+    told = " ".join(play.output.split())
+    route = f"{newest['generation']} {newest['profile']} {newest['result'].replace('_', ' ')}"
+    assert f"{newest['started_at']} " in told and route in told
 
 
 @pytest.mark.parametrize("mode", [[], ["--check"]], ids=["run", "check"])
@@ -164,7 +170,110 @@ def test_status_says_where_inventory_and_host_differ(watched: Watched, status: d
     other = next(name for name in ("e2b-only", "nvfp4-tp2") if name != active)
     play = watched.play("playbooks/status.yml", "-e", f"serving_profile={other}")
     assert play.rc == 0
-    assert f"The inventory says profile {other}, this host runs {active}" in " ".join(play.output.split())
+    told = " ".join(play.output.split())
+    assert f"The inventory says profile {other}, this host runs {active} (chosen " in told
+    assert f"inventory says {other}, host runs {active} (chosen " in told
+    assert f"put 'serving_profile: {active}' into the inventory" in told
+
+
+# ---- switches, on the host itself -------------------------------------------------------------------------------
+
+
+# On the host: the record of what is active, changed; or as it was.
+RECORD = "/var/lib/vllm-edge/active-profile.json"
+WRITE = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
+
+
+@pytest.fixture
+def record(machine: Machine) -> Iterator[dict[str, Any]]:
+    """What is committed, and put back as it was."""
+    text = machine.run("cat", RECORD)
+    yield json.loads(text)
+    machine.run("python3", "-c", WRITE, RECORD, text + "\n")
+
+
+def test_a_switch_to_what_is_active_touches_nothing(
+    machine: Machine, watched: Watched, status: dict[str, Any], record: dict[str, Any]
+) -> None:
+    active = status["active_profile"]
+    before = lives(ask(machine))
+    check = machine.run("vllm-edge", "switch", str(active["generation"]), "--check")
+    assert "everything is so already, nothing would be touched" in check
+    said = json.loads(machine.run("vllm-edge", "switch", active["profile"], "--format", "json"))
+    assert (said["result"], said["generation"], said["origin"]) == ("unchanged", active["generation"], "host")
+    assert (set(said["keep"]), said["stop"], said["start"]) == (set(before), [], [])
+    now = ask(machine)
+    assert lives(now) == before
+    assert (now["switch"], now["problems"]) == (None, [])
+    assert now["active_profile"] == active | {
+        "origin": "host",
+        "chosen_at": now["active_profile"]["chosen_at"],
+    }, "who has chosen it last is remembered"
+    assert (
+        machine.run("systemctl", "show", "--property=LoadState", "--value", "vllm-edge-switch.service") == "not-found"
+    )
+    watched.unharmed()
+
+
+def test_history_and_progress(machine: Machine, status: dict[str, Any]) -> None:
+    journals = json.loads(machine.run("vllm-edge", "history", "--format", "json"))
+    ids = [journal["id"] for journal in journals]
+    assert ids == sorted(ids, reverse=True)
+    assert {row["id"] for row in status["history"]} <= set(ids)
+    committed = [journal for journal in journals if journal["result"] == "committed"]
+    assert committed and committed[0]["profile"] == status["active_profile"]["profile"]
+    assert [row["phase"] for row in committed[-1]["phases"]][-2:] == ["commit", "clean_up"]
+    lines = machine.run("vllm-edge", "history").splitlines()
+    assert sum(line.startswith("20") and "committed" in line for line in lines) == len(committed)
+    assert machine.run("vllm-edge", "progress") == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("vllm-edge switch 4711", "There is no generation 4711 on this host. There are: "),
+        ("vllm-edge switch no-such-profile", "There is no generation of a profile 'no-such-profile'"),
+        ("runuser -u ops -- vllm-edge switch 1", "Only root may do that"),
+        ("runuser -u ops -- vllm-edge rollback", "Only root may do that"),
+    ],
+)
+def test_what_the_program_refuses_in_one_sentence(machine: Machine, command: str, told: str) -> None:
+    done = machine.host.run(command)
+    assert done.rc == 2
+    assert told in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+# ---- the remembered choice --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("playbook", "mode"), [("site.yml", []), ("site.yml", ["--check"]), ("playbooks/engines.yml", [])]
+)
+def test_a_plain_run_does_not_end_what_was_chosen(
+    machine: Machine,
+    watched: Watched,
+    status: dict[str, Any],
+    record: dict[str, Any],
+    tmp_path: Path,
+    playbook: str,
+    mode: list[str],
+) -> None:
+    """Here with -e. An inventory beside the lab's says another profile, as an edit of it would."""
+    machine.run("python3", "-c", WRITE, RECORD, json.dumps(record | {"origin": "-e"}))
+    active = status["active_profile"]
+    other = next(name for name in ("e2b-only", "nvfp4-tp2") if name != active["profile"])
+    (tmp_path / "hosts.yml").write_text(json.dumps({"gpu_hosts": {"hosts": {INVENTORY_HOST: None}}}))
+    (tmp_path / "host_vars").mkdir()
+    (tmp_path / "host_vars" / f"{INVENTORY_HOST}.yml").write_text(f"serving_profile: {other}\n")
+    before = lives(ask(machine))
+    play = watched.play(playbook, f"--inventory={tmp_path}", *mode)
+    assert play.rc != 0 and play.recap["changed"] == 0
+    told = " ".join(play.output.split())
+    assert f"{INVENTORY_HOST} runs profile {active['profile']} (generation {active['generation']})" in told
+    assert f"put 'serving_profile: {active['profile']}' into the inventory" in told
+    assert f"run with '-e serving_profile={other}'" in told
+    assert "PLAY [Prepare the host]" not in play.output
+    assert lives(ask(machine)) == before
 
 
 # ---- verify -----------------------------------------------------------------------------------------------------
@@ -212,6 +321,8 @@ def test_verify_names_everything_that_is_wrong_at_once(
     assert f"{INVENTORY_HOST}: NOT verified, {3 + len(set(over))} problems" in play.output
     assert "does not answer as it should" not in told, "what is down is not said to be silent, too"
     now = ask(machine)
+    named = f"{damaged['create']} is not what generation {status['active_profile']['generation']} says: mode 0666"
+    assert [problem for problem in now["problems"] if named in problem], "by the host's own program, too"
     kept = {name: life for name, life in lives(status).items() if name != victim["engine"]}
     assert {name: life for name, life in lives(now).items() if name != victim["engine"]} == kept
 
