@@ -28,8 +28,8 @@ JOIN_S = TIMEOUT_S + 1.0
 class Role:
     """What is known of one role."""
 
-    good_s: float
-    """The last good answer; at first the beginning of the watch."""
+    good_s: float = 0.0
+    """The last good answer, in seconds since the watch began; at first its beginning."""
     asked: int = 0
     down: bool = False
     gaps: list[Gap] = field(default_factory=list)
@@ -83,23 +83,20 @@ class RoleWatch:
         wanted: Generation,
         former: Generation | None,
         *,
-        began_s: float,
         clock: Callable[[], float],
         ask: Ask = request,
         every_s: float = EVERY_S,
     ) -> None:
-        """`began_s` is when the switch began, on `clock`."""
         self._wanted = frozenset(wanted.roles)
         self._former = frozenset(former.roles) if former else self._wanted
-        self._began_s = began_s
         self._clock = clock
+        self._began_s = clock()
         self._ask = ask
         self._every_s = every_s
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        now = clock() - began_s
         where = addresses(wanted, former)
-        self._roles = {role: Role(now) for role in where}
+        self._roles = {role: Role() for role in where}
         groups: dict[tuple[str, ...], list[str]] = {}
         for role, urls in where.items():
             groups.setdefault(urls, []).append(role)
@@ -138,7 +135,8 @@ class RoleWatch:
             self._stop.wait(max(0.0, self._every_s - (self._clock() - began)))
 
     def end(self, phases: Iterable[PhaseRecord]) -> dict[str, Downtime]:
-        """Of the roles of the generation that serves now: after a way back that is the former one."""
+        """Of the roles of the generation that serves now: after a way back that is the former one. `phases` count from
+        the beginning of the watch, as what is returned does."""
         self._stop.set()
         for thread in self._threads:
             thread.join(JOIN_S)

@@ -132,7 +132,7 @@ def _drained(engine: _Draining) -> str:
 
 def words_for(config: EngineConfig) -> int:
     """How many words make a longer prompt, about one token each; two each would fit as well."""
-    return max(1, min((config.max_model_len or LONGEST_PROMPT_TOKENS) // 2, LONGEST_PROMPT_TOKENS) - 64)
+    return max(1, min((config.max_model_len or 2 * LONGEST_PROMPT_TOKENS) // 2, LONGEST_PROMPT_TOKENS) - 64)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ FREE_MIB = 64
 KILLED_S = 10.0
 SETTLE_S = 30.0
 POLL_S = 0.5
+PASSING_S = 10.0
+"""How long a measurement waits for a card that has no answer just now."""
 # Answers of NVML that no patience changes.
 FINAL = frozenset({"GPU_IS_LOST", "DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND", "LIB_RM_VERSION_MISMATCH"})
 
@@ -70,13 +72,17 @@ def read_boards(session: NvmlSession, slots: Sequence[gpu_slots.Slot]) -> Boards
 
 
 def require(boards: Boards, needed: Collection[str]) -> None:
-    """Refuses to go on without a card that is needed; what another one does is no concern of ours."""
+    """Raises NvmlFailure for a card that is needed and does not answer, PhaseFailed for one that is not there. What
+    another one does is no concern of ours."""
     missing = [uuid for uuid in needed if uuid not in boards.uuids]
     if not missing:
         return
-    named = [str(failure) for failure in boards.lost if failure.gpu is None or failure.gpu in missing]
+    named = [failure for failure in boards.lost if failure.gpu in missing]
+    if len(named) < len(missing):
+        # A card that was lost before NVML was opened may have no name: it is meant where no named one is.
+        named += [failure for failure in boards.lost if failure.gpu is None]
     if named:
-        raise PhaseFailed(" ".join(dict.fromkeys(named)))
+        raise next((failure for failure in named if failure.code in FINAL), named[0])
     there = ", ".join(f"{gpu.uuid} ({gpu.name} at {gpu.pci_bus_id})" for gpu in boards.gpus) or "no GPU at all"
     raise PhaseFailed(
         f"NVML does not see {', '.join(missing)}; it sees {there}. Where the card was exchanged, put its new UUID into "
@@ -410,10 +416,18 @@ def measure(
 
             def read() -> HostReading:
                 nonlocal lost
-                boards = read_boards(session, slots)
-                lost = boards.lost
-                require(boards, needed)
-                return HostReading(boards.driver_version, boards.gpus)
+                deadline = clock() + PASSING_S
+                while True:
+                    boards = read_boards(session, slots)
+                    lost = boards.lost
+                    try:
+                        require(boards, needed)
+                    except NvmlFailure as failure:
+                        if failure.code in FINAL or clock() >= deadline:
+                            raise
+                        sleep(POLL_S)
+                    else:
+                        return HostReading(boards.driver_version, boards.gpus)
 
             result = settle(read, judge, timeout_s, clock=clock, sleep=sleep)
     except NvmlFailure as failure:

@@ -84,16 +84,11 @@ class HostWorld:
     sleep: Callable[[float], None] = time.sleep
     _failures: dict[str, Failure | None] = field(default_factory=dict)
     """What each engine's supervisor knew before the engine was told to start."""
-    _began_s: float | None = None
-    """When the time was asked for first: the switch's beginning, which its watch counts from."""
 
     # -- time and the host's life
 
     def monotonic(self) -> float:
-        now = self.clock()
-        if self._began_s is None:
-            self._began_s = now
-        return now
+        return self.clock()
 
     def stamp(self) -> str:
         return stamp()
@@ -333,7 +328,7 @@ class HostWorld:
             loading = [engine for engine in engines.values() if not engine.serves and not engine.problem]
             over = now >= limit
             if failed and not all_of_them:
-                break
+                raise self._unhealthy(failed, units, now, wanted)
             if over or not loading:
                 break
             self.sleep(POLL_S)
@@ -341,7 +336,8 @@ class HostWorld:
             raise self._unhealthy([*failed, *loading], units, now, wanted)
         slowest = max(engines.values(), key=lambda engine: engine.seconds)
         return Done(
-            f"{several(names)} serve after {now:.1f} s" + (f", {slowest.name} last" if len(names) > 1 else ""),
+            f"{several(names)} {'serve' if len(names) > 1 else 'serves'} after {now:.1f} s"
+            + (f", {slowest.name} last" if len(names) > 1 else ""),
             data={"load_seconds": {engine.name: round(engine.seconds, 1) for engine in engines.values()}},
         )
 
@@ -387,7 +383,8 @@ class HostWorld:
                 why = f"{failure.reason[:1].upper()}{failure.reason[1:]}. {failure.remedy}"
             else:
                 why = f"{unit.status_text or f'systemd says {engine.problem}'}. 'vllm-edge explain {engine.name}'"
-            texts.append(f"Engine {engine.name} ended while it was loading. {why.rstrip('.')}.")
+            when = "ended again after it had loaded" if engine.seconds else "ended while it was loading"
+            texts.append(f"Engine {engine.name} {when}. {why.rstrip('.')}.")
         return PhaseFailed(" ".join(texts), engines=[engine.name for engine in engines])
 
     # -- what the new engines do
@@ -438,6 +435,7 @@ class HostWorld:
         """As much of it as can be done; what cannot is told together. No engine of `wanted` is stopped by it: its
         target is written and started, never restarted, which its engines would follow."""
         problems: list[str] = []
+        warnings: list[str] = []
         done: list[str] = []
         try:
             if generations.install(wanted, self.paths, (), target=True):
@@ -466,7 +464,6 @@ class HostWorld:
             done.append(f"files of {several(removed)} removed")
         for order, what in (
             (self.systemd.daemon_reload, "systemd could not read the units again"),
-            (lambda: self.systemd.reset_failed([unit_name(name) for name in removed]), "Failures were not forgotten"),
             (lambda: self.systemd.enable(TARGET), f"{TARGET} could not be enabled"),
             (lambda: self.systemd.start([TARGET], wait=True), f"{TARGET} could not be started"),
         ):
@@ -479,10 +476,14 @@ class HostWorld:
             if pruned:
                 done.append(f"generations {several(map(str, pruned))} removed")
         except GenerationError as error:
-            problems.append(f"Old generations were not removed: {error}.")
+            warnings.append(f"Old generations were not removed: {error}.")
+        try:
+            self.systemd.reset_failed([unit_name(name) for name in removed])
+        except SystemdError as error:
+            warnings.append(f"systemd still lists engines that are no more: {error}.")
         if problems:
             raise PhaseFailed(" ".join(problems))
-        return Done("; ".join(done) or "nothing was left to do")
+        return Done("; ".join(done) or "nothing was left to do", warnings=tuple(warnings))
 
     def what_runs(self, wanted: Generation) -> str:
         names = sorted(set(wanted.engines) | self._our_units() | set(generations.live_engines(self.paths)))
@@ -547,7 +548,7 @@ class HostWorld:
         return hooks.run_hooks(name, wanted, former, self.paths)
 
     def watch(self, wanted: Generation, former: Generation | None) -> Watch:
-        return RoleWatch(wanted, former, began_s=self._began_s or self.clock(), clock=self.clock, ask=self.ask)
+        return RoleWatch(wanted, former, clock=self.clock, ask=self.ask)
 
 
 def open_world(paths: HostPaths) -> World:

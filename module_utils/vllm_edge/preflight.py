@@ -16,6 +16,7 @@ from .containers import DockerAway, DockerRefused
 from .engine_config import EngineConfig
 from .gpus import Boards, Occupied, command_of, require
 from .host_docker import HostDocker, Listed
+from .nvml import NvmlFailure
 from .status import parse_listeners
 from .switching import Generation, PhaseFailed
 from .weights import load_record, survey_recorded
@@ -207,8 +208,8 @@ def check_gpus(wanted: Generation, start: Iterable[str], boards: Boards, looks: 
     needed = dict.fromkeys(uuid for engine in wanted.engines.values() for uuid in engine.config.gpus)
     try:
         require(boards, list(needed))
-    except PhaseFailed as failed:
-        found.problems.append(failed.text)
+    except (PhaseFailed, NvmlFailure) as failed:
+        found.problems.append(str(failed))
     for name in start:
         for uuid in wanted.engines[name].config.gpus:
             look = looks.get(uuid)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host in this process: systemd as `systemctl` prints it, Docker, a clock that only sleeping moves, HTTP answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.vllm_edge.containers import DockerAway, DockerRefused
+from ansible.module_utils.vllm_edge.health import Answer
+from ansible.module_utils.vllm_edge.host_docker import Listed
+from ansible.module_utils.vllm_edge.systemd import Ran, SystemdError
+
+
+class Clock:
+    """Seconds pass where somebody sleeps; `at` says what happens meanwhile."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.events: list[tuple[float, Callable[[], None]]] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def at(self, seconds: float, what: Callable[[], None]) -> None:
+        self.events.append((self.now + seconds, what))
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        due = [event for event in self.events if event[0] <= self.now]
+        self.events = [event for event in self.events if event[0] > self.now]
+        for _, what in due:
+            what()
+
+
+@dataclass
+class FakeUnit:
+    """One unit's properties, as far as a test gives them."""
+
+    values: dict[str, str] = field(default_factory=dict)
+
+    def set(self, **values: object) -> None:
+        self.values |= {key: str(value) for key, value in values.items()}
+
+
+class FakeSystemctl:
+    """Stands in for the program: prints what the real one prints."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.units: dict[str, FakeUnit] = {}
+        self.calls: list[list[str]] = []
+        self.refuse: dict[str, str] = {}
+        """By verb: what it says when it fails."""
+        self.on: dict[str, Callable[[list[str]], None]] = {}
+        """By verb: what an order does."""
+        self.state = "running"
+        self.busy = 0
+        """So many questions fail, as while systemd executes itself again."""
+
+    def unit(self, name: str, **values: object) -> FakeUnit:
+        unit = self.units.setdefault(name, FakeUnit())
+        unit.set(**values)
+        return unit
+
+    def orders(self, verb: str) -> list[list[str]]:
+        return [call[1:] for call in self.calls if call[0] == verb]
+
+    def __call__(self, command: Sequence[str], timeout_s: float) -> Ran:
+        assert command[0] == "systemctl"
+        verb, *rest = command[1:]
+        options = [word for word in rest if word.startswith("--") and word != "--"]
+        names = [word for word in rest if not word.startswith("--")]
+        if verb == "show":
+            return self._show(names)
+        if verb == "list-units":
+            return Ran(0, "".join(f"{name} loaded active running A unit\n" for name in sorted(self.units)))
+        if verb == "is-system-running":
+            return Ran(0 if self.state == "running" else 1, f"{self.state}\n")
+        self.calls.append([verb, *options, *names])
+        if verb in self.refuse:
+            return Ran(1, "", self.refuse[verb])
+        if verb in self.on:
+            self.on[verb](names)
+        return Ran(0)
+
+    def _show(self, names: Sequence[str]) -> Ran:
+        if self.busy:
+            self.busy -= 1
+            return Ran(1, "", "Failed to get properties: Connection reset by peer")
+        blocks = []
+        for name in names:
+            values = self.units[name].values if name in self.units else {}
+            shown = {"LoadState": "loaded" if values else "not-found", "ActiveState": "inactive", "SubState": "dead"}
+            blocks.append("".join(f"{key}={value}\n" for key, value in {**shown, **values, "Id": name}.items()))
+        return Ran(0, "\n".join(blocks))
+
+
+def never(command: Sequence[str], timeout_s: float) -> Ran:
+    raise SystemdError(f"'{' '.join(command)}' did not end within {timeout_s:g} s")
+
+
+class FakeDocker:
+    def __init__(self) -> None:
+        self.away = ""
+        self.containers: list[Listed] = []
+        self.images: dict[str, str] = {"vllm-edge/vllm:1": "sha256:11"}
+        self.removed: list[str] = []
+        self.refuse_remove = ""
+
+    def engine(self, name: str, input_hash: str = "h", state: str = "running", port: int | None = None) -> Listed:
+        labels = {"vllm-edge.engine": name, "vllm-edge.input-hash": input_hash}
+        ports = () if port is None else (("127.0.0.1", port),)
+        made = Listed(f"id-{name}", f"vllm-{name}", state, labels, ports)
+        self.containers.append(made)
+        return made
+
+    def _answer(self) -> None:
+        if self.away:
+            raise DockerAway(self.away)
+
+    def ping(self, timeout_s: float) -> None:
+        self._answer()
+
+    def listed(self) -> list[Listed]:
+        self._answer()
+        return list(self.containers)
+
+    def image_id(self, name: str) -> str | None:
+        self._answer()
+        return self.images.get(name)
+
+    def remove(self, container_id: str) -> None:
+        self._answer()
+        if self.refuse_remove:
+            raise DockerRefused(self.refuse_remove)
+        self.removed.append(container_id)
+        self.containers = [container for container in self.containers if container.id != container_id]
+
+
+class Http:
+    """Answers by the path of the question, or of one address; remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {}
+        self.asked: list[tuple[str, str, Any]] = []
+
+    def __call__(self, url: str, path: str, timeout_s: float, *, method: str = "GET", payload: Any = None) -> Answer:
+        self.asked.append((url, path, payload))
+        answer = self.answers.get(url + path, self.answers.get(path, Answer(None, error="connection refused")))
+        return answer(payload) if callable(answer) else answer
+
+
+def ok(body: object) -> Answer:
+    return Answer(200, (body if isinstance(body, str) else json.dumps(body)).encode())
+
+
+def models(*names: str) -> Answer:
+    return ok({"data": [{"id": name} for name in names]})
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path

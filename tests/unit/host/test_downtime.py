@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients notice of a switch, as counted by the watch; the servers here are answers by address and time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ansible.module_utils.vllm_edge import downtime, generations
+from ansible.module_utils.vllm_edge.downtime import Role, RoleWatch, addresses, by_phase
+from ansible.module_utils.vllm_edge.health import Answer
+from ansible.module_utils.vllm_edge.host_paths import HostPaths
+from ansible.module_utils.vllm_edge.switching import Gap, Generation, Phase, PhaseRecord
+from fake_host import models, ok
+from test_generations import engine, put, rendered
+
+
+def record(phase: Phase, began_s: float, seconds: float | None, direction: str = "forward") -> PhaseRecord:
+    return PhaseRecord(phase, direction, "2026-11-21T16:40:00Z", began_s, seconds, "done")  # type: ignore[arg-type]
+
+
+PHASES = (
+    record(Phase.DRAIN, 0, 2),
+    record(Phase.STOP, 2, 3),
+    record(Phase.HEALTHY, 5, 20),
+    record(Phase.CANARY, 25, 5),
+)
+
+
+def role(*answers: tuple[float, bool]) -> Role:
+    made = Role()
+    for at_s, good in answers:
+        made.answered(at_s, good)
+    return made
+
+
+# -- gaps
+
+
+def test_a_role_that_always_answers_has_no_downtime() -> None:
+    seen = role(*((at / 2, True) for at in range(60))).result(30, PHASES)
+    assert (seen.seconds, seen.gaps, seen.phases, seen.asked) == (0, (), {}, 60)
+
+
+def test_a_gap_is_from_the_last_good_answer_to_the_next_good_one() -> None:
+    seen = role((2.5, True), (3.0, True), (3.5, False), (20.0, False), (24.0, True), (24.5, True)).result(30, PHASES)
+    assert seen.gaps == (Gap(3.0, 24.0),) and seen.seconds == 21.0
+    assert seen.phases == {"stop": 2.0, "healthy": 19.0}
+
+
+def test_several_gaps_and_one_that_lasts() -> None:
+    seen = role((1, True), (2, False), (3, True), (4, True), (26, False)).result(30, PHASES)
+    assert seen.gaps == (Gap(1, 3), Gap(4, None)) and seen.seconds == 2 + 26
+    assert seen.phases == {"drain": 1.0, "stop": 2.0, "healthy": 20.0, "canary": 5.0}
+
+
+def test_a_role_that_was_never_up_counts_from_the_beginning() -> None:
+    assert role((1, False), (6, True)).result(30, PHASES).gaps == (Gap(0, 6),)
+    assert role((1, False)).result(30, PHASES).gaps == (Gap(0, None),)
+
+
+def test_phases_of_a_rollback_have_names_of_their_own() -> None:
+    phases = [record(Phase.STOP, 0, 2), record(Phase.STOP, 4, 2, "back"), record(Phase.HEALTHY, 6, None, "back")]
+    assert by_phase([Gap(1, 9)], phases, 20) == {"stop": 1.0, "back:stop": 2.0, "back:healthy": 3.0}
+    assert by_phase([Gap(1, None)], phases, 20)["back:healthy"] == 14.0
+
+
+# -- asking
+
+
+class Servers:
+    """Which names each address lists now; an address that is not here refuses, one of None hangs."""
+
+    def __init__(self) -> None:
+        self.lists: dict[str, tuple[str, ...] | None] = {}
+        self.asked: list[str] = []
+        self.hanging = threading.Event()
+
+    def __call__(self, url: str, path: str, timeout_s: float) -> Answer:
+        assert path == "/v1/models"
+        self.asked.append(url)
+        listed = self.lists.get(url, ())
+        if listed is None:
+            self.hanging.wait(0.3)
+            return Answer(None, error="no answer within 5 s")
+        if url not in self.lists:
+            return Answer(None, error="connection refused")
+        return models(*listed)
+
+
+def generation(root: Path, *engines: tuple[str, int, list[str]]) -> Generation:
+    paths = HostPaths(root / "etc", root / "state", root / "units")
+    files = [engine(name, port=port, served_names=roles) for name, port, roles in engines]
+    return generations.load(paths, put(paths, rendered(*files)))
+
+
+@pytest.fixture
+def former(tmp_path: Path) -> Generation:
+    return generation(tmp_path, ("big", 8050, ["architect", "worker"]), ("small", 8070, ["sentry"]))
+
+
+@pytest.fixture
+def wanted(tmp_path: Path) -> Generation:
+    return generation(tmp_path, ("one", 8050, ["architect", "worker", "sentry"]))
+
+
+URL = "http://127.0.0.1:{}".format
+
+
+def watch(wanted: Generation, former: Generation | None, servers: Servers) -> RoleWatch:
+    return RoleWatch(wanted, former, clock=time.monotonic, ask=servers, every_s=0.02)
+
+
+def until(what: Callable[[], bool], seconds: float = 5) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_where_each_role_may_be(wanted: Generation, former: Generation) -> None:
+    assert addresses(wanted, former) == {
+        "architect": (URL(8050),),
+        "worker": (URL(8050),),
+        "sentry": (URL(8070), URL(8050)),
+    }
+    assert addresses(wanted, None)["sentry"] == (URL(8050),)
+
+
+def test_a_role_that_moves_to_another_address_is_up_at_either(wanted: Generation, former: Generation) -> None:
+    servers = Servers()
+    servers.lists = {URL(8050): ("architect", "worker"), URL(8070): ("sentry",)}
+    seen = watch(wanted, former, servers)
+    until(lambda: seen._roles["sentry"].asked > 3)
+    servers.lists = {URL(8070): ("sentry",)}
+    until(lambda: seen._roles["architect"].down)
+    servers.lists = {URL(8050): ("architect", "worker", "sentry"), URL(8070): ("sentry",)}
+    until(lambda: not seen._roles["architect"].down)
+    del servers.lists[URL(8070)]
+    asked = seen._roles["sentry"].asked
+    until(lambda: seen._roles["sentry"].asked > asked + 3)
+    found = seen.end([])
+    assert set(found) == {"architect", "worker", "sentry"}
+    assert found["sentry"].gaps == () and found["sentry"].asked > 6
+    assert len(found["architect"].gaps) == 1 and found["architect"].gaps[0].to_s is not None
+    assert found["architect"].gaps == found["worker"].gaps
+
+
+def test_the_address_that_answers_is_asked_first(wanted: Generation, former: Generation) -> None:
+    servers = Servers()
+    servers.lists = {URL(8050): ("architect", "worker", "sentry"), URL(8070): None}
+    seen = watch(wanted, former, servers)
+    until(lambda: seen._roles["sentry"].asked > 5)
+    servers.hanging.set()
+    found = seen.end([])
+    assert servers.asked.count(URL(8070)) == 1 and found["sentry"].gaps == ()
+
+
+def test_answers_that_are_no_list_of_models_are_no_service(wanted: Generation) -> None:
+    strange = iter([ok("<html>"), Answer(503, b"{}"), ok({"data": 3})])
+
+    def ask(url: str, path: str, timeout_s: float) -> Answer:
+        return next(strange, models("architect", "worker", "sentry"))
+
+    seen = RoleWatch(wanted, None, clock=time.monotonic, ask=ask, every_s=0.01)
+    until(lambda: seen._roles["sentry"].asked > 5)
+    found = seen.end([])
+    assert len(found["sentry"].gaps) == 1 and found["sentry"].gaps[0].from_s == 0.0
+
+
+def test_after_a_way_back_the_roles_of_before_count(wanted: Generation, tmp_path: Path) -> None:
+    former = generation(tmp_path, ("small", 8070, ["sentry", "reflector"]))
+    servers = Servers()
+    servers.lists = {URL(8070): ("sentry", "reflector")}
+    forward, back = watch(wanted, former, servers), watch(wanted, former, servers)
+    until(lambda: back._roles["reflector"].asked > 1 and forward._roles["architect"].asked > 1)
+    assert set(forward.end([record(Phase.STOP, 0, 1)])) == {"architect", "worker", "sentry"}
+    found = back.end([record(Phase.STOP, 0, 1), record(Phase.START, 1, 1, "back")])
+    assert set(found) == {"sentry", "reflector"} and found["reflector"].seconds == 0
+
+
+def test_it_ends_though_an_engine_hangs(wanted: Generation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downtime, "JOIN_S", 0.05)
+    held = threading.Event()
+
+    def ask(url: str, path: str, timeout_s: float) -> Answer:
+        held.wait(10)
+        return models("architect")
+
+    seen = RoleWatch(wanted, None, clock=time.monotonic, ask=ask, every_s=0.01)
+    began = time.monotonic()
+    found = seen.end([])
+    assert time.monotonic() - began < 2
+    assert found["architect"].asked == 0
+    held.set()

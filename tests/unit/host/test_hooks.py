@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks of a switch: real executables, in order, told where it goes, with a limit that their children do not outlive."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ansible.module_utils.vllm_edge import generations, hooks
+from ansible.module_utils.vllm_edge.host_paths import HostPaths
+from ansible.module_utils.vllm_edge.switching import Done, Generation, Limits, PhaseFailed
+from test_generations import engine, put, rendered
+
+
+class Place:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.paths = HostPaths(root / "etc", root / "state", root / "units")
+        self.former = generations.load(self.paths, put(self.paths, rendered(engine("a"), profile="small")))
+        wanted = generations.load(self.paths, put(self.paths, rendered(engine("b"), profile="large")))
+        self.wanted = replace(wanted, limits=Limits(hook_timeout_s=20))
+
+    def hook(self, name: str, script: str, point: str = "before_drain", mode: int = 0o755) -> Path:
+        place = self.paths.hook_dir(point) / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(script)
+        place.chmod(mode)
+        return place
+
+    def run(self, point: hooks.Hook = "before_drain", former: Generation | None = None, limit_s: float = 20) -> Done:
+        wanted = replace(self.wanted, limits=Limits(hook_timeout_s=limit_s))
+        return hooks.run_hooks(point, wanted, former, self.paths)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_no_hooks(place: Place) -> None:
+    assert place.run().detail == f"no hook in {place.paths.hook_dir('before_drain')}"
+
+
+def test_hooks_run_in_order_and_are_told_where_the_switch_goes(place: Place) -> None:
+    out = place.root / "out"
+    place.hook("20-second", f'#!/bin/sh\necho second "[$VLLM_EDGE_FROM_PROFILE]" >>{out}\n')
+    place.hook("10-first", f"#!/bin/sh\nenv | grep ^VLLM_EDGE_ | sort >>{out}; pwd >>{out}\n")
+    done = place.run(former=place.former)
+    assert out.read_text().splitlines() == [
+        "VLLM_EDGE_FROM_GENERATION=1",
+        "VLLM_EDGE_FROM_PROFILE=small",
+        "VLLM_EDGE_GENERATION=2",
+        "VLLM_EDGE_HOOK=before_drain",
+        "VLLM_EDGE_PROFILE=large",
+        "/",
+        "second [small]",
+    ]
+    assert done.detail.startswith("hooks run: 10-first (0.") and "20-second (0." in done.detail
+    out.unlink()
+    place.run()
+    assert "VLLM_EDGE_FROM_GENERATION=\n" in out.read_text() and "second []" in out.read_text()
+
+
+def test_what_is_no_hook_is_left_out_and_what_could_be_one_is_named(place: Place) -> None:
+    marker = place.root / "ran"
+    for name in (".hidden", "backup~"):
+        place.hook(name, f"#!/bin/sh\ntouch {marker}\n")
+    (place.paths.hook_dir("before_drain") / "directory").mkdir()
+    forgotten = place.hook("10-forgotten", f"#!/bin/sh\ntouch {marker}\n", mode=0o644)
+    done = place.run()
+    assert not marker.exists()
+    assert done.warnings == (f"{forgotten} is not executable and was not run: 'chmod +x {forgotten}', or remove it.",)
+
+
+def test_a_failing_hook_before_the_drain_fails_the_switch_with_its_words(place: Place) -> None:
+    marker = place.root / "ran"
+    bad = place.hook("10-bad", "#!/bin/sh\necho to stdout\necho to stderr >&2\nexit 3\n")
+    place.hook("20-next", f"#!/bin/sh\ntouch {marker}\n")
+    with pytest.raises(PhaseFailed) as failed:
+        place.run()
+    assert failed.value.text == (
+        f"Hook before_drain failed: {bad} ended with exit status 3. It printed: to stdout\nto stderr No engine was "
+        f"stopped. Correct or remove {bad}; the switch can then be begun again."
+    )
+    assert not marker.exists()
+
+
+def test_a_failing_hook_after_the_commit_is_a_warning_and_the_next_one_runs(place: Place) -> None:
+    marker = place.root / "ran"
+    bad = place.hook("10-bad", "#!/bin/sh\nkill -KILL $$\n", "after_commit")
+    place.hook("20-next", f"#!/bin/sh\ntouch {marker}\n", "after_commit")
+    done = place.run("after_commit")
+    assert done.warnings == (f"Hook after_commit failed: {bad} was ended by signal 9. It printed nothing.",)
+    assert marker.exists()
+
+
+def test_a_file_that_the_kernel_cannot_run(place: Place) -> None:
+    place.hook("10-empty", "no interpreter is named here\n")
+    with pytest.raises(PhaseFailed, match=r"10-empty cannot be run: .*A script begins with a line such as '#!/bin/sh'"):
+        place.run()
+
+
+@pytest.mark.parametrize("ignoring", ["", "trap '' TERM\n"])
+def test_a_hook_that_hangs_is_ended_with_its_children(place: Place, ignoring: str) -> None:
+    child = place.root / "child"
+    place.hook("10-hangs", f"#!/bin/sh\n{ignoring}sleep 300 & echo $! >{child}\necho waiting\nwait\nsleep 300\n")
+    began = time.monotonic()
+    with pytest.raises(PhaseFailed) as failed:
+        place.run(limit_s=0.5)
+    assert "did not end within 0.5 s and was ended, with its children. It printed: waiting" in failed.value.text
+    assert "A larger hook_timeout_s" in failed.value.text
+    assert time.monotonic() - began < 6
+    assert gone(int(child.read_text()))
+
+
+def test_a_child_in_the_background_is_not_waited_for(place: Place) -> None:
+    child = place.root / "child"
+    place.hook("10-starts", f"#!/bin/sh\nsleep 60 & echo $! >{child}\n")
+    began = time.monotonic()
+    place.run(limit_s=30)
+    assert time.monotonic() - began < 10
+    os.kill(int(child.read_text()), 9)
+
+
+def test_only_the_end_of_a_long_output_is_shown(place: Place) -> None:
+    place.hook("10-talks", "#!/bin/sh\nseq 1 100000\nexit 1\n")
+    with pytest.raises(PhaseFailed) as failed:
+        place.run()
+    assert "It printed: ..." in failed.value.text and "\n100000 No engine" in failed.value.text
+    assert len(failed.value.text) < 3000
+
+
+def test_a_signal_to_the_switch_ends_the_hook_too(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = place.root / "child"
+    place.hook("10-hangs", f"#!/bin/sh\necho $$ >{child}\nexec sleep 300\n")
+
+    class Asked(Exception):
+        pass
+
+    wait = hooks.subprocess.Popen.wait
+
+    def interrupted(self: object, timeout: float | None = None) -> int:
+        if timeout == 20:
+            while not child.exists() or not child.read_text().strip():
+                threading.Event().wait(0.01)
+            raise Asked
+        return wait(self, timeout)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(hooks.subprocess.Popen, "wait", interrupted)
+    with pytest.raises(Asked):
+        place.run()
+    assert gone(int(child.read_text()))
+
+
+def test_a_directory_that_cannot_be_read(place: Place) -> None:
+    directory = place.paths.hook_dir("before_drain")
+    directory.parent.mkdir(parents=True)
+    directory.write_text("a file")
+    done = place.run()
+    assert "cannot be read: " in done.warnings[0] and "no hook was run" in done.warnings[0]
+
+
+def gone(pid: int) -> bool:
+    """Within a moment; a zombie is gone."""
+    for _ in range(100):
+        try:
+            if " Z " in Path(f"/proc/{pid}/stat").read_text():
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.02)
+    return False

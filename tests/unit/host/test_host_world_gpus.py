@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory measured free before an engine starts, and against budgets after. NVML is the simulated library under the
+real client; the processes that hold memory are real, and what is killed is really killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ansible.module_utils.vllm_edge import generations, gpus
+from ansible.module_utils.vllm_edge.gpus import Release
+from ansible.module_utils.vllm_edge.host_paths import HostPaths
+from ansible.module_utils.vllm_edge.host_world import HostWorld
+from ansible.module_utils.vllm_edge.nvml import open_nvml
+from ansible.module_utils.vllm_edge.owners import ENDED, Owner
+from ansible.module_utils.vllm_edge.switching import Generation, Limits, Moves, PhaseFailed
+from fake_host import Clock
+from test_generations import activate, engine, rendered
+
+from lab.nvidia.testing import UUIDS, LabRoot
+
+NOBODY = -1
+BUDGET = 20_900
+
+
+class Bench:
+    """Whose each process is, said by the test."""
+
+    def __init__(self, boards: LabRoot, paths: HostPaths) -> None:
+        self.boards = boards
+        self.paths = paths
+        self.clock = Clock()
+        self.kinds: dict[int, Owner] = {}
+        self.uids: dict[int, int] = {}
+
+    def owners(self, pids: Iterable[int]) -> Mapping[int, Owner]:
+        return {pid: self.kinds.get(pid, Owner("foreign")) for pid in pids}
+
+    def ours(self, pid: int, engine_name: str = "e2b") -> None:
+        self.kinds[pid] = Owner("ours", f"vllm-{engine_name}", f"vllm-{engine_name}.service")
+
+    def release(self, *needed: int, keep: Iterable[str] = (), killer: Callable[..., bool] = gpus.kill) -> Release:
+        return Release(
+            {UUIDS[gpu]: BUDGET for gpu in needed},
+            set(keep),
+            gpus.slots_of(self.paths),
+            open_nvml=open_nvml,
+            owners=self.owners,
+            clock=self.clock,
+            sleep=self.clock.sleep,
+            killer=killer,
+            uid=lambda pid: self.uids.get(pid),
+            ours=8050,
+        )
+
+
+@pytest.fixture
+def bench(gpus: LabRoot, tmp_path: Path) -> Bench:
+    return Bench(gpus, HostPaths(tmp_path / "etc", tmp_path / "state", tmp_path / "units"))
+
+
+def alive(pid: int) -> bool:
+    """A zombie has ended."""
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+# -- free
+
+
+def test_gpus_without_anything_of_ours_are_free_at_once(bench: Bench) -> None:
+    with bench.boards.claim(3, 20_000):
+        done = bench.release(0, 1).run(60)
+    assert done.detail == "GPU 0, 1 measured free after 0.0 s" and done.warnings == ()
+
+
+def test_an_engine_that_ends_is_waited_for(bench: Bench) -> None:
+    with bench.boards.claim(0, 20_000) as pid:
+        bench.ours(pid)
+
+        def ends() -> None:
+            os.kill(pid, 9)
+            while alive(pid):
+                time.sleep(0.01)
+
+        bench.clock.at(7, ends)
+        done = bench.release(0).run(60)
+    assert done.detail == "GPU 0 measured free after 7.0 s" and done.warnings == ()
+
+
+def test_memory_that_comes_back_late_is_waited_for(bench: Bench) -> None:
+    bench.boards.set_fault(1, "orphan", 20_000)
+    bench.clock.at(12, lambda: bench.boards.clear_fault(1, "orphan"))
+    assert bench.release(1).run(60).detail == "GPU 1 measured free after 12.0 s"
+
+
+def test_a_kept_engine_and_other_people_do_not_count(bench: Bench) -> None:
+    with bench.boards.claim(2, 5_000) as kept, bench.boards.claim(2, 3_000) as foreign:
+        bench.ours(kept, "e4b")
+        done = bench.release(2, keep=["vllm-e4b.service"]).run(60)
+        assert done.detail == "GPU 2 measured free after 0.0 s"
+        assert alive(kept) and alive(foreign)
+
+
+@pytest.mark.parametrize("how", ["container", "orphan"])
+def test_what_is_ours_and_stays_is_named_and_ended(bench: Bench, how: str) -> None:
+    with bench.boards.claim(0, 9_000) as pid, bench.boards.claim(0, 500) as foreign:
+        bench.uids = {pid: 8050, foreign: 1000}
+        if how == "container":
+            bench.ours(pid)
+        done = bench.release(0).run(60)
+        assert not alive(pid) and alive(foreign)
+    assert bench.clock.now == 1060
+    where = "container vllm-e2b" if how == "container" else "in no container"
+    assert f"pid {pid} (" in done.warnings[0] and f"; {where}) holds 9000 MiB 60 s after" in done.warnings[0]
+    assert "8050" in done.warnings[0] and done.warnings[0].endswith("it was ended.")
+
+
+def test_what_is_not_ours_is_never_ended(bench: Bench) -> None:
+    """Another user's process; ours by user, but in a container that is not; and one that became somebody else's."""
+    with (
+        bench.boards.claim(0, 100) as other,
+        bench.boards.claim(0, 100) as inside,
+        bench.boards.claim(0, 100) as turned,
+    ):
+        bench.uids = {other: 1000, inside: 8050, turned: 8050}
+        bench.kinds[inside] = Owner("foreign", container="somebody")
+        release = bench.release(0)
+        assert release._still_ours(turned)
+
+        def owners(pids: Iterable[int]) -> Mapping[int, Owner]:
+            # When the descriptor is held, the number is another process's.
+            seen = bench.owners(pids)
+            return {pid: Owner("foreign", "new") if set(pids) == {turned} else seen[pid] for pid in pids}
+
+        release._owners = owners
+        with pytest.raises(PhaseFailed):
+            release.run(5)
+        assert alive(other) and alive(inside) and alive(turned)
+
+
+def test_a_process_that_cannot_be_ended_is_named_with_the_remedy(bench: Bench) -> None:
+    with bench.boards.claim(0, 9_000) as pid:
+        bench.ours(pid)
+        with pytest.raises(PhaseFailed) as failed:
+            bench.release(0, killer=lambda pid, still: False).run(60)
+    text = failed.value.text
+    assert f"GPU 0 (NVIDIA L4, {UUIDS[0]}) is still held by a process of ours that was killed" in text
+    assert f"pid {pid} (" in text and "holds 9000 MiB" in text and "then reboot" in text
+    assert bench.clock.now == 1070
+
+
+def test_memory_without_a_process_that_leaves_too_little(bench: Bench) -> None:
+    bench.boards.set_fault(0, "orphan", 3_000)
+    with pytest.raises(PhaseFailed) as failed:
+        bench.release(0, 1).run(60)
+    assert "has 3000 MiB in use that no process holds, 60 s after the engines were stopped" in failed.value.text
+    assert f"the 19564 MiB that are left are less than the budget of {BUDGET} MiB" in failed.value.text
+    assert f"'nvidia-smi --gpu-reset -i {UUIDS[0]}', or reboot" in failed.value.text
+    assert UUIDS[1] not in failed.value.text
+
+
+def test_memory_without_a_process_that_leaves_enough_is_a_warning(bench: Bench) -> None:
+    bench.boards.set_fault(0, "orphan", 300)
+    done = bench.release(0).run(60)
+    assert done.detail == "GPU 0 measured free enough after 60.0 s"
+    assert "300 MiB in use that no process holds" in done.warnings[0] and "fits beside it" in done.warnings[0]
+
+
+def test_containers_that_docker_does_not_name_are_waited_for_and_left_alone(bench: Bench) -> None:
+    with bench.boards.claim(0, 9_000) as pid:
+        bench.uids = {pid: 8050}
+        bench.kinds[pid] = Owner("unknown", "c0ffee", reason="Docker cannot say whose container c0ffee is: away")
+
+        def back() -> None:
+            bench.ours(pid)
+
+        bench.clock.at(20, back)
+        done = bench.release(0).run(60)
+        assert "container vllm-e2b) holds 9000 MiB" in done.warnings[0] and not alive(pid)
+    with bench.boards.claim(0, 9_000) as pid:
+        bench.kinds[pid] = Owner("unknown", "c0ffee", reason="Docker cannot say whose container c0ffee is: away")
+        with pytest.raises(PhaseFailed) as failed:
+            bench.release(0).run(60)
+        assert alive(pid)
+    assert "used by processes that may be ours: pid" in failed.value.text
+    assert "They were left alone" in failed.value.text and "docker.service" in failed.value.text
+
+
+def test_a_process_that_ends_while_it_is_looked_up_is_looked_for_again(bench: Bench) -> None:
+    with bench.boards.claim(0, 9_000) as pid:
+        bench.kinds[pid] = Owner("unknown", reason=ENDED)
+        bench.clock.at(1, lambda: os.kill(pid, 9))
+        assert "measured free after" in bench.release(0).run(60).detail
+
+
+def test_where_nvml_does_not_say_what_processes_hold(bench: Bench) -> None:
+    bench.boards.set_fault(0, "no-process-memory")
+    with bench.boards.claim(0, 4_000):
+        assert bench.release(0).run(60).detail == "GPU 0 measured free after 0.0 s"
+
+
+def test_a_lost_gpu_that_is_needed_fails_at_once_and_another_is_no_concern(bench: Bench) -> None:
+    bench.boards.set_fault(2, "gpu-lost")
+    assert bench.release(0).run(60).detail == "GPU 0 measured free after 0.0 s"
+    with pytest.raises(PhaseFailed, match=r"The GPU is lost: .* has fallen off the bus\. .*Xid 79"):
+        bench.release(2).run(60)
+    assert bench.clock.now == 1000
+
+
+def test_a_lost_gpu_is_called_by_what_the_host_remembers_of_it(bench: Bench) -> None:
+    slot = {"slot": 0, "uuid": UUIDS[2], "name": "NVIDIA L4", "pci_bus_id": "00000000:CA:00.0"}
+    rows = [slot | {"slot": at, "uuid": uuid} for at, uuid in enumerate(UUIDS)]
+    bench.paths.state.mkdir(parents=True)
+    (bench.paths.state / "gpu-slots.json").write_text(json.dumps({"version": 1, "gpus": rows}))
+    bench.boards.set_fault(2, "gpu-lost")
+    with pytest.raises(PhaseFailed, match=rf"{UUIDS[2]} \(NVIDIA L4 at 00000000:CA:00.0\)"):
+        bench.release(2).run(60)
+
+
+def test_answers_of_nvml_that_pass_are_waited_for(bench: Bench) -> None:
+    bench.boards.set_fault(0, "nvml-error", "TIMEOUT")
+    bench.clock.at(5, lambda: bench.boards.clear_fault(0, "nvml-error"))
+    assert bench.release(0).run(60).detail == "GPU 0 measured free after 5.0 s"
+    bench.boards.set_module(None)
+    with pytest.raises(PhaseFailed, match="Whether the GPUs are free cannot be told: The NVIDIA kernel module"):
+        bench.release(0).run(60)
+
+
+def test_killing_spares_a_number_that_was_given_anew(bench: Bench) -> None:
+    with bench.boards.claim(0, 100) as pid:
+        assert gpus.kill(pid, lambda pid: False) is True
+        assert alive(pid)
+        assert gpus.kill(pid, lambda pid: True) is True
+        assert not alive(pid)
+    assert gpus.kill(pid, lambda pid: True) is True
+
+
+# -- through the world, and measured
+
+
+def generation_on(paths: HostPaths, gpu: int, budget: int, foreign: str = "warn") -> Generation:
+    value = rendered(engine("e2b", gpus=[UUIDS[gpu]]), foreign=foreign)
+    value = replace(value, budgets_mib={**dict.fromkeys(UUIDS, 0), UUIDS[gpu]: budget})
+    return generations.load(paths, activate(paths, value))
+
+
+def world(bench: Bench) -> HostWorld:
+    return HostWorld(bench.paths, owners=bench.owners, clock=bench.clock, sleep=bench.clock.sleep)
+
+
+def test_the_world_frees_the_gpus_of_what_starts(bench: Bench) -> None:
+    wanted = replace(generation_on(bench.paths, 1, BUDGET), limits=Limits(free_timeout_s=3))
+    with bench.boards.claim(0, 5_000) as pid:
+        bench.ours(pid, "other")
+        assert world(bench).free(wanted, Moves(start=("e2b",))).detail == "GPU 1 measured free after 0.0 s"
+        assert alive(pid)
+    assert world(bench).free(wanted, Moves(keep=("e2b",))).detail == "no engine has to start"
+    bench.boards.set_fault(1, "orphan", 10_000)
+    with pytest.raises(PhaseFailed, match="3 s after the engines were stopped"):
+        world(bench).free(wanted, Moves(start=("e2b",)))
+
+
+def test_memory_within_its_budget(bench: Bench) -> None:
+    wanted = generation_on(bench.paths, 1, BUDGET)
+    with bench.boards.claim(1, 20_600) as pid:
+        bench.ours(pid)
+        done = world(bench).measure(wanted)
+    assert done.detail == "within budget: GPU 1 20600 of 20900 MiB"
+    row = next(row for row in done.data["gpus"] if row["uuid"] == UUIDS[1])
+    assert (row["engine_mib"], row["budget_mib"], row["within_budget"]) == (20_600, BUDGET, True)
+    assert row["processes"][0]["unit"] == "vllm-e2b.service" and len(done.data["gpus"]) == 4
+
+
+def test_memory_over_its_budget_fails_with_the_rows(bench: Bench) -> None:
+    wanted = generation_on(bench.paths, 1, BUDGET)
+    with bench.boards.claim(1, 21_000) as pid:
+        bench.ours(pid)
+        with pytest.raises(PhaseFailed) as failed:
+            world(bench).measure(wanted)
+    assert "is over budget: 21000 MiB are in use where its budget of 20900 MiB: 100 MiB too many" in failed.value.text
+    assert len(failed.value.data["gpus"]) == 4
+
+
+def test_other_people_and_a_lost_card_that_nobody_needs_are_warnings(bench: Bench) -> None:
+    wanted = generation_on(bench.paths, 1, BUDGET)
+    bench.boards.set_fault(3, "gpu-lost")
+    with bench.boards.claim(1, 1_000):
+        done = world(bench).measure(wanted)
+    assert any("also used by others" in text for text in done.warnings)
+    assert any("has fallen off the bus" in text for text in done.warnings)
+    bench.boards.set_fault(1, "gpu-lost")
+    with pytest.raises(PhaseFailed, match="has fallen off the bus"):
+        world(bench).measure(wanted)
+    bench.boards.clear_fault(1, "gpu-lost")
+    bench.boards.set_fault(1, "nvml-error", "TIMEOUT")
+    now = bench.clock.now
+    with pytest.raises(PhaseFailed, match="did not answer NVML in time"):
+        world(bench).measure(wanted)
+    assert bench.clock.now == now + gpus.PASSING_S
+    bench.clock.at(3, lambda: bench.boards.clear_fault(1, "nvml-error"))
+    assert world(bench).measure(wanted).detail == "within budget: GPU 1 0 of 20900 MiB"
+
+
+def test_no_driver_is_told_with_its_remedy(bench: Bench) -> None:
+    bench.boards.set_module(None)
+    with pytest.raises(PhaseFailed, match="VRAM cannot be measured: The NVIDIA kernel module is not loaded"):
+        world(bench).measure(generation_on(bench.paths, 1, BUDGET))

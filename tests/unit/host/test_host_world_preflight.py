@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be known to fail is said before anything is touched, all of it at once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge import generations, preflight
+from ansible.module_utils.vllm_edge.containers import DockerUnit
+from ansible.module_utils.vllm_edge.host_docker import Listed, listed_of
+from ansible.module_utils.vllm_edge.host_paths import HostPaths
+from ansible.module_utils.vllm_edge.host_world import HostWorld
+from ansible.module_utils.vllm_edge.owners import Owner
+from ansible.module_utils.vllm_edge.preflight import Listener
+from ansible.module_utils.vllm_edge.switching import Generation, Moves, PhaseFailed
+from ansible.module_utils.vllm_edge.systemd import Systemd
+from ansible.module_utils.vllm_edge.weights import Record, observe
+from fake_host import Clock, FakeDocker, FakeSystemctl, Http, never, write
+from test_generations import engine, put, rendered
+
+from lab.nvidia.testing import UUIDS, LabRoot
+
+SHARD = "model-00001-of-00001.safetensors"
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def recorded(root: Path, model: str = "e2b") -> tuple[Path, Path]:
+    """A directory of weights and the record of it."""
+    directory = root / "weights" / model
+    files = {name: write(directory / name, text) for name, text in ((SHARD, "w" * 4000), ("config.json", "{}"))}
+    sums = {name: hashlib.sha256(place.read_bytes()).hexdigest() for name, place in files.items()}
+    known = {name: observe(place, sums[name], None) for name, place in files.items()}
+    record = Record(model, f"google/{model}", "main", "c" * 40, str(directory), "hub", known)
+    return directory, write(root / "records" / f"{model}.json", record.to_json())
+
+
+class Bench:
+    """A host on which everything is as it should be."""
+
+    def __init__(self, root: Path, boards: LabRoot) -> None:
+        self.paths = HostPaths(root / "etc", root / "state", root / "units")
+        self.boards = boards
+        self.clock = Clock()
+        self.docker = FakeDocker()
+        self.kinds: dict[int, Owner] = {}
+        self.port = free_port()
+        self.directory, self.record = recorded(root)
+        self.world = HostWorld(
+            self.paths,
+            systemd=Systemd(FakeSystemctl(self.clock)),
+            docker=self.docker,
+            docker_unit=lambda: DockerUnit(True, "1"),
+            owners=lambda pids: {pid: self.kinds.get(pid, Owner("foreign")) for pid in pids},
+            ask=Http(),
+            clock=self.clock,
+            sleep=self.clock.sleep,
+        )
+
+    def generation(self, foreign: str = "warn", budget: int = 20_900, **config: Any) -> Generation:
+        settings = {"weights_path": str(self.directory), "weights_record": str(self.record), "gpus": [UUIDS[1]]}
+        value = rendered(engine("e2b", port=self.port, **(settings | config)), foreign=foreign)
+        value = replace(value, budgets_mib={**dict.fromkeys(UUIDS, 0), UUIDS[1]: budget})
+        return generations.load(self.paths, put(self.paths, value))
+
+    def refused(self, wanted: Generation | None = None, stop: tuple[str, ...] = ()) -> str:
+        with pytest.raises(PhaseFailed) as failed:
+            self.world.preflight(wanted or self.generation(), Moves(start=("e2b",), stop=stop))
+        return failed.value.text
+
+
+@pytest.fixture
+def bench(tmp_path: Path, gpus: LabRoot) -> Bench:
+    return Bench(tmp_path, gpus)
+
+
+def test_a_host_that_is_ready(bench: Bench) -> None:
+    done = bench.world.preflight(bench.generation(), Moves(start=("e2b",)))
+    assert done.detail.startswith("image, weights, ports, GPUs and disk as they should be") and done.warnings == ()
+
+
+def test_everything_that_is_wrong_is_said_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.docker.images = {}
+    (bench.directory / SHARD).unlink()
+    bench.boards.set_fault(1, "gpu-lost")
+    monkeypatch.setattr(preflight, "STATE_MIB", 10**12)
+    with socket.create_server(("127.0.0.1", bench.port)):
+        text = bench.refused()
+    for part in ("Image vllm-edge/vllm:1", f"{SHARD} is missing", f"Port {bench.port}", "fallen off", "MiB free"):
+        assert part in text
+
+
+def test_what_does_not_start_is_not_looked_at(bench: Bench) -> None:
+    bench.docker.images = {}
+    (bench.directory / SHARD).unlink()
+    with socket.create_server(("127.0.0.1", bench.port)), bench.boards.claim(1, 20_000):
+        assert bench.world.preflight(bench.generation(foreign="fail"), Moves(keep=("e2b",))).warnings == ()
+
+
+def test_docker_that_does_not_answer(bench: Bench) -> None:
+    bench.docker.away = "connection refused"
+    assert "The Docker Engine did not answer for 60 s (connection refused)" in bench.refused()
+
+
+# -- image
+
+
+def test_an_image_that_is_absent_or_another_one(bench: Bench) -> None:
+    bench.docker.images = {}
+    assert (
+        "Image vllm-edge/vllm:1 of e2b is not on this host: 'ansible-playbook playbooks/image.yml' brings it."
+        in bench.refused()
+    )
+    bench.docker.images = {"vllm-edge/vllm:1": "sha256:22"}
+    assert "is sha256:22 on this host, the generation wants sha256:11: somebody moved the tag" in bench.refused()
+    # An older generation does not say which image it means.
+    assert bench.world.preflight(bench.generation(image_id=""), Moves(start=("e2b",)))
+
+
+# -- weights
+
+
+def test_weights_by_file(bench: Bench) -> None:
+    place = bench.directory / SHARD
+    place.write_text("w" * 3999)
+    text = bench.refused()
+    assert f"In {bench.directory}, the weights of e2b (google/e2b): {SHARD} is damaged" in text
+    assert "it has 3999 bytes, 4000 were recorded" in text and "-e verify_weights=full' brings" in text
+    place.write_text("x" * 4000)
+    assert f"{SHARD} is damaged (its sha256 is" in bench.refused()
+    place.write_text("w" * 4000)
+    os.utime(place, (1, 1))
+    assert bench.world.preflight(bench.generation(), Moves(start=("e2b",)))
+    place.unlink()
+    assert f"{SHARD} is missing" in bench.refused()
+
+
+def test_weights_without_a_record_or_with_another_one(bench: Bench, tmp_path: Path) -> None:
+    absent = tmp_path / "absent.json"
+    assert f"are not recorded in {absent}: 'ansible-playbook playbooks/weights.yml'" in bench.refused(
+        bench.generation(weights_record=str(absent))
+    )
+    other = bench.generation(weights_path="/data/other")
+    assert f"are recorded at {bench.directory}, the engine reads /data/other: run site.yml" in bench.refused(other)
+    done = bench.world.preflight(bench.generation(weights_record=""), Moves(start=("e2b",)))
+    assert "were not looked at: the generation names no record" in done.warnings[0]
+
+
+def test_weights_that_cannot_be_read(bench: Bench) -> None:
+    bench.record.unlink()
+    bench.record.mkdir()
+    assert "cannot be read: " in bench.refused() and "Is the disk mounted?" in bench.refused()
+
+
+# -- ports
+
+
+def test_a_port_that_a_process_holds_is_named_with_it(bench: Bench) -> None:
+    with socket.create_server(("127.0.0.1", bench.port)):
+        text = bench.refused()
+    assert f"Port {bench.port} of engine e2b is taken: pid {os.getpid()} (" in text and "pytest" in text
+    assert f"listens on 127.0.0.1: stop it, or give the engine another port; 'ss -ltnp sport = :{bench.port}'" in text
+
+
+def test_a_port_that_only_another_address_uses_is_free(bench: Bench) -> None:
+    with socket.create_server(("127.0.0.2", bench.port)):
+        assert bench.world.preflight(bench.generation(), Moves(start=("e2b",)))
+    with socket.create_server(("0.0.0.0", bench.port)):
+        assert "listens on 0.0.0.0" in bench.refused()
+
+
+def test_the_port_of_an_engine_that_stops_is_free_and_a_strangers_is_not(bench: Bench) -> None:
+    bench.docker.engine("old", port=bench.port)
+    with socket.create_server(("127.0.0.1", bench.port)):  # as Docker's proxy does for its container
+        assert bench.world.preflight(bench.generation(), Moves(start=("e2b",), stop=("old",)))
+        assert "container vllm-old publishes it on 127.0.0.1: stop it" in bench.refused()
+    bench.docker.containers = [Listed("1", "somebody", "running", ports=(("0.0.0.0", bench.port),))]
+    text = bench.refused()
+    assert f"Port {bench.port} of engine e2b is taken: container somebody publishes it on 0.0.0.0" in text
+    assert "pid" not in text
+
+
+def test_a_holder_that_cannot_be_seen() -> None:
+    config = engine("e2b").config
+    wanted = preflight.check_ports(
+        [SimpleNamespace(**config)], (), [], lambda port: [Listener("::", "77")], lambda inode: None
+    )
+    assert "a process that is not visible from here listens on ::" in wanted[0]
+
+
+def test_containers_as_docker_lists_them() -> None:
+    entry = {
+        "Id": "c" * 64,
+        "Names": ["/vllm-e2b"],
+        "State": "running",
+        "Labels": {"vllm-edge.engine": "e2b", "vllm-edge.input-hash": "ab12"},
+        "Ports": [
+            {"IP": "127.0.0.1", "PrivatePort": 8000, "PublicPort": 8070, "Type": "tcp"},
+            {"PrivatePort": 9000, "Type": "tcp"},
+        ],
+    }
+    listed = listed_of(entry)
+    assert (listed.name, listed.engine, listed.input_hash, listed.running) == ("vllm-e2b", "e2b", "ab12", True)
+    assert listed.ports == (("127.0.0.1", 8070),)
+    bare = listed_of({"Id": "c" * 64, "Names": None, "Labels": None, "Ports": None})
+    assert (bare.name, bare.engine, bare.running) == ("c" * 12, None, False)
+
+
+# -- disk
+
+
+def test_a_disk_that_is_full(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = bench.generation()
+    found = os.statvfs(bench.paths.state)
+    frozen = os.statvfs_result((found.f_bsize, 4096, *found[2:4], 100, *found[5:10]))
+    monkeypatch.setattr(preflight.os, "statvfs", lambda path: frozen)
+    text = bench.refused(wanted)
+    assert f"The file system of {bench.paths.state} has 0 MiB free, a switch wants 64" in text
+
+
+def test_a_state_directory_that_is_not_there(tmp_path: Path) -> None:
+    assert "cannot be used: " in preflight.check_disk(tmp_path / "absent")[0]
+
+
+# -- GPUs
+
+
+def test_a_card_that_was_exchanged(bench: Bench) -> None:
+    other = "GPU-00000000-0000-0000-0000-000000000000"
+    text = bench.refused(bench.generation(gpus=[other]))
+    assert f"NVML does not see {other}; it sees {UUIDS[0]}" in text and "gpu_uuids" in text
+
+
+def test_no_driver(bench: Bench) -> None:
+    bench.boards.set_module(None)
+    assert "The GPUs cannot be read: The NVIDIA kernel module is not loaded." in bench.refused()
+
+
+def test_other_peoples_processes_by_policy(bench: Bench) -> None:
+    with bench.boards.claim(1, 1_000) as pid:
+        who = f"GPU 1 (NVIDIA L4, {UUIDS[1]}), which engine e2b is to use, is used by others: pid {pid} ("
+        text = bench.refused(bench.generation(foreign="fail"))
+        assert who in text and "foreign is fail: stop them" in text
+        done = bench.world.preflight(bench.generation(), Moves(start=("e2b",)))
+        assert who in done.warnings[0]
+        assert bench.world.preflight(bench.generation(foreign="ignore"), Moves(start=("e2b",))).warnings == ()
+        for foreign in ("warn", "ignore"):
+            text = bench.refused(bench.generation(foreign=foreign, budget=22_000))
+            assert who in text and "The 21564 MiB beside them are less than the budget of 22000 MiB" in text
+    with bench.boards.claim(2, 20_000):
+        assert bench.world.preflight(bench.generation(foreign="fail"), Moves(start=("e2b",))).warnings == ()
+
+
+def test_memory_of_engines_that_stop_counts_as_free(bench: Bench) -> None:
+    with bench.boards.claim(1, 20_000) as pid:
+        bench.kinds[pid] = Owner("ours", "vllm-old", "vllm-old.service")
+        done = bench.world.preflight(bench.generation(foreign="fail"), Moves(start=("e2b",), stop=("old",)))
+    assert done.warnings == ()
+
+
+def test_other_people_whose_memory_nvml_does_not_give(bench: Bench) -> None:
+    bench.boards.set_fault(1, "no-process-memory")
+    with bench.boards.claim(1, 1_000):
+        done = bench.world.preflight(bench.generation(), Moves(start=("e2b",)))
+    assert done.warnings[0].endswith("NVML does not say how much they hold.")
+
+
+def test_nothing_is_ordered_of_systemd(bench: Bench) -> None:
+    bench.world.systemd = Systemd(never)
+    bench.world.preflight(bench.generation(), Moves(start=("e2b",)))

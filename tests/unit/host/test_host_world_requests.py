@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a switch asks engines: whether requests run, first work, the canary; and weights read ahead."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge import engine_requests, generations, page_cache
+from ansible.module_utils.vllm_edge.engine_config import EngineConfig
+from ansible.module_utils.vllm_edge.engine_requests import requests_in_work, side_by_side, words_for
+from ansible.module_utils.vllm_edge.health import Answer
+from ansible.module_utils.vllm_edge.host_paths import HostPaths
+from ansible.module_utils.vllm_edge.host_world import HostWorld
+from ansible.module_utils.vllm_edge.switching import Generation, Limits, Moves, PhaseFailed
+from fake_host import Clock, FakeDocker, Http, models, ok
+from test_generations import activate, engine, put, rendered
+from test_host_world_preflight import recorded
+
+METRICS = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{engine="0",model_name="a"}} {0}
+vllm:num_requests_running{{engine="1",model_name="a"}} 1.0
+vllm:num_requests_waiting{{engine="0",model_name="a"}} {1}
+vllm:num_requests_waiting_by_reason{{engine="0",reason="capacity"}} 99.0
+"""
+CHAT = {"choices": [{"message": {"content": "on"}, "finish_reason": "length"}], "usage": {"completion_tokens": 1}}
+
+
+class Bench:
+    def __init__(self, root: Path) -> None:
+        self.paths = HostPaths(root / "etc", root / "state", root / "units")
+        self.clock = Clock()
+        self.http = Http()
+        self.world = HostWorld(self.paths, docker=FakeDocker(), ask=self.http, clock=self.clock, sleep=self.clock.sleep)
+
+    def live(self, *engines: Any) -> Generation:
+        return generations.load(self.paths, activate(self.paths, rendered(*engines)))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+# -- side by side
+
+
+def test_answers_keep_the_order_of_the_questions_and_run_at_once() -> None:
+    together = threading.Barrier(3, timeout=5)
+
+    def answer(item: int) -> int:
+        together.wait()
+        time.sleep(0.01 * (3 - item))
+        return item * 2
+
+    assert side_by_side(answer, [0, 1, 2]) == [0, 2, 4]
+    assert side_by_side(answer, []) == []
+
+
+def test_what_one_raises_is_raised_after_all_have_ended() -> None:
+    ended = []
+
+    def answer(item: int) -> None:
+        if item == 0:
+            raise PhaseFailed("no")
+        time.sleep(0.05)
+        ended.append(item)
+
+    with pytest.raises(PhaseFailed, match="no"):
+        side_by_side(answer, [0, 1])
+    assert ended == [1]
+
+
+# -- drain
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (METRICS.format("2.0", "3.0"), 6),
+        (METRICS.format("0.0", "0.0"), 1),
+        ("vllm:num_requests_running 0.0\n", 0),
+        ("vllm:num_requests_running 1e0\nvllm:num_requests_waiting 2\n", 3),
+        ("other_metric 4\n", None),
+        ("", None),
+    ],
+)
+def test_requests_in_work(text: str, count: int | None) -> None:
+    assert requests_in_work(text) == count
+
+
+def test_draining_ends_when_twice_in_a_row_nothing_runs(bench: Bench) -> None:
+    bench.live(engine("e2b"))
+    answers = iter([3, 0, 1, 0, 0, 7])
+    bench.http.answers["/metrics"] = lambda _: ok(f"vllm:num_requests_running {next(answers)}")
+    done = bench.world.drain(Moves(stop=("e2b",)), Limits(drain_timeout_s=30))
+    assert done.detail == "e2b has no request; 2.0 s" and done.warnings == ()
+    assert next(answers) == 7
+
+
+def test_draining_has_a_limit_and_says_what_is_left(bench: Bench) -> None:
+    bench.live(engine("e2b"))
+    bench.http.answers["/metrics"] = ok(METRICS.format("2.0", "0.0"))
+    done = bench.world.drain(Moves(stop=("e2b",)), Limits(drain_timeout_s=5))
+    assert done.detail == "e2b still has 3 requests; 5.0 s" and done.data["left"] == {"e2b": 3}
+    assert done.warnings[0].startswith("e2b still had 3 requests after 5 s: they end with it.")
+
+
+def test_an_engine_that_cannot_tell_is_not_waited_for(bench: Bench) -> None:
+    bench.live(engine("a"), engine("b", port=8060), engine("c", port=8050, shutdown_timeout_s=20))
+    bench.http.answers["http://127.0.0.1:8060/metrics"] = ok("python_info 1")
+    done = bench.world.drain(Moves(stop=("a", "b", "c", "gone")), Limits())
+    assert done.detail == (
+        "a does not tell (connection refused): not waited for; b does not tell (no such metric): not waited for; "
+        "c finishes its requests itself when it is stopped (20 s); 0.0 s"
+    )
+    assert not any(":8050" in url for url, _, _ in bench.http.asked)
+    assert bench.world.drain(Moves(), Limits()).detail == "no engine has to stop; 0.0 s"
+
+
+# -- warm-up
+
+
+def config(bench: Bench, **values: Any) -> EngineConfig:
+    return bench.live(engine("e2b", **values)).engines["e2b"].config
+
+
+@pytest.mark.parametrize(("longest", "words"), [(None, 960), (4096, 960), (100_000, 960), (512, 192), (64, 1)])
+def test_how_long_the_longer_prompt_is(bench: Bench, longest: int | None, words: int) -> None:
+    assert words_for(config(bench, max_model_len=longest)) == words
+
+
+def test_new_engines_get_work_and_those_that_serve_do_not(bench: Bench) -> None:
+    wanted = bench.live(engine("a"), engine("b", port=8060), engine("c", port=8050))
+    bench.http.answers["/v1/chat/completions"] = ok(CHAT)
+    done = bench.world.warm_up(wanted, Moves(keep=("a",), start=("b",), wait=("c",)))
+    assert done.detail.startswith("b, c: 3 requests each, the longest of 960 words; ")
+    asked = {(url, len(payload["messages"][0]["content"].split())) for url, _, payload in bench.http.asked}
+    assert asked == {(f"http://127.0.0.1:{port}", words) for port in (8060, 8050) for words in (960, 3)}
+    assert len(bench.http.asked) == 6
+    assert bench.world.warm_up(wanted, Moves(keep=("a",))).detail == "no engine is new"
+
+
+def test_work_that_fails_fails_the_phase_with_vllms_words(bench: Bench) -> None:
+    wanted = bench.live(engine("a"), engine("b", port=8060))
+    error = {"error": {"message": "EngineCore encountered an issue"}}
+    bench.http.answers["http://127.0.0.1:8070/v1/chat/completions"] = lambda payload: (
+        Answer(500, json.dumps(error).encode()) if len(payload["messages"][0]["content"]) > 100 else ok(CHAT)
+    )
+    bench.http.answers["http://127.0.0.1:8060/v1/chat/completions"] = ok(CHAT)
+    with pytest.raises(PhaseFailed) as failed:
+        bench.world.warm_up(wanted, Moves(start=("a", "b")))
+    assert failed.value.text == (
+        "Engine a does not answer a longer prompt at http://127.0.0.1:8070: HTTP 500: EngineCore encountered an issue. "
+        "'journalctl -u vllm-a' has vLLM's own words."
+    )
+    assert failed.value.engines == ("a",)
+
+
+# -- canary
+
+
+def test_a_canary_of_every_role(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = bench.live(engine("a", served_names=["architect", "worker"]), engine("b", port=8060))
+    bench.http.answers["http://127.0.0.1:8070/v1/models"] = models("architect", "worker")
+    with pytest.raises(PhaseFailed) as failed:
+        bench.world.canary(wanted)
+    text = failed.value.text
+    assert "Role architect of engine a failed the canary's check completion: " in text
+    assert "Role b of engine b failed the canary's check completion: no answer to GET /v1/models" in text
+    assert "'vllm-edge canary b' asks again" in text and failed.value.engines == ("a", "b")
+    rows = failed.value.data["canary"]
+    assert [(row["engine"], row["served_name"], row["ok"]) for row in rows] == [
+        ("a", "architect", False),
+        ("a", "worker", False),
+        ("b", "b", False),
+    ]
+    good = [engine_requests.Result("a", "architect", True, 0.1, "on", 1, None, ())]
+    monkeypatch.setattr(engine_requests, "canary", lambda config, timeout_s, ask: good)
+    done = bench.world.canary(wanted)
+    assert done.detail.startswith("2 served names answer; ") and done.data["canary"][0]["served_name"] == "architect"
+
+
+def test_roles_that_failed_alike_are_told_once(bench: Bench) -> None:
+    wanted = bench.live(engine("a", served_names=["architect", "worker", "auditor"]))
+    with pytest.raises(PhaseFailed) as failed:
+        bench.world.canary(wanted)
+    assert failed.value.text.startswith("Role architect, worker, auditor of engine a failed")
+
+
+# -- weights into the page cache
+
+
+def prepared(bench: Bench, root: Path, room: int, **more: Any) -> Any:
+    directory, record = recorded(root)
+    one = config(bench, weights_path=str(directory), weights_record=str(record))
+    available = page_cache.RESERVE_BYTES + room
+    return page_cache.prepare([one, one], clock=bench.clock, available=lambda: available, **more)
+
+
+def test_weights_are_read_once_each(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    through = page_cache.read_through
+
+    def watched(path: Path, *rest: Any) -> tuple[int, bool]:
+        read.append(path.name)
+        return through(path, *rest)
+
+    monkeypatch.setattr(page_cache, "read_through", watched)
+    assert prepared(bench, tmp_path, 10_000).detail == "e2b 0.0 MiB read in 0.0 s"
+    assert read == ["config.json", "model-00001-of-00001.safetensors"]
+
+
+def test_weights_that_do_not_fit_are_left_on_the_disk(bench: Bench, tmp_path: Path) -> None:
+    done = prepared(bench, tmp_path, 100)
+    assert "e2b (0.0 MiB) does not fit into the 0.0 MiB of memory" in done.detail
+    assert "a reserve of 8.0 GiB and was not read" in done.detail and done.warnings == ()
+
+
+def test_reading_ahead_has_a_limit(bench: Bench, tmp_path: Path) -> None:
+    assert "the limit of 0 s was reached" in prepared(bench, tmp_path, 10_000, limit_s=0.0).detail
+
+
+def test_reading_ahead_never_fails_the_switch(bench: Bench, tmp_path: Path) -> None:
+    directory, record = recorded(tmp_path)
+    (directory / "config.json").unlink()
+    one = config(bench, weights_path=str(directory), weights_record=str(record))
+    done = page_cache.prepare([one], clock=bench.clock, available=lambda: page_cache.RESERVE_BYTES * 2)
+    assert "Weights of e2b could not be read ahead: " in done.warnings[0]
+    wanted = generations.load(bench.paths, put(bench.paths, rendered(engine("e2b"))))
+    done = bench.world.prepare(wanted, Moves(start=("e2b",)))
+    assert done.detail == "e2b has no record of its weights and was not read"
+    assert bench.world.prepare(wanted, Moves()).detail == "no engine has to start"
+
+
+def test_what_the_kernel_could_give(tmp_path: Path) -> None:
+    assert page_cache.available_bytes() > 0
+    place = tmp_path / "meminfo"
+    place.write_text("MemTotal: 10 kB\nMemAvailable:      8 kB\n")
+    assert page_cache.available_bytes(place) == 8192
+    place.write_text("nonsense\n")
+    assert page_cache.available_bytes(place) == 0
+    assert page_cache.available_bytes(tmp_path / "absent") == 0

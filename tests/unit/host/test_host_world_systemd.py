@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `systemctl` prints, read; and what it is told. A program of that name stands on the PATH."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from ansible.module_utils.vllm_edge.systemd import Systemd, SystemdError, Unit, run_command, timespan
+
+LOADING = """\
+Id=vllm-e2b.service
+LoadState=loaded
+ActiveState=activating
+SubState=start
+UnitFileState=disabled
+NeedDaemonReload=no
+FragmentPath=/etc/systemd/system/vllm-e2b.service
+StatusText=loading weights, 12 s
+Result=success
+NRestarts=2
+InvocationID=5d4c3b2a
+Job=417
+TimeoutStopUSec=1min 30s
+"""
+UNKNOWN = "Id=vllm-gone.service\nLoadState=not-found\nActiveState=inactive\nSubState=dead\nTimeoutStopUSec=infinity\n"
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A systemctl that answers with the file `answer`, and writes down what it was asked."""
+    place = tmp_path / "systemctl"
+    place.write_text(
+        '#!/bin/sh\nprintf "%s\\n" "$*" >>"$0.asked"\ncat "$0.says" >&2\ncat "$0.answer"\nexit "$(cat "$0.status")"\n'
+    )
+    place.chmod(0o755)
+    for name, text in (("answer", ""), ("says", ""), ("status", "0"), ("asked", "")):
+        (tmp_path / f"systemctl.{name}").write_text(text)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return place
+
+
+def tell(program: Path, **texts: str) -> None:
+    for name, text in texts.items():
+        Path(f"{program}.{name}").write_text(text)
+
+
+def asked(program: Path) -> list[str]:
+    return Path(f"{program}.asked").read_text().splitlines()
+
+
+def test_units_as_systemctl_shows_them(program: Path) -> None:
+    tell(program, answer=f"{LOADING}\n{UNKNOWN}")
+    units = Systemd().show(["vllm-gone.service", "vllm-e2b.service", "vllm-other.service"])
+    loading = units["vllm-e2b.service"]
+    assert loading == Unit(
+        "vllm-e2b.service",
+        load_state="loaded",
+        active_state="activating",
+        sub_state="start",
+        file_state="disabled",
+        fragment="/etc/systemd/system/vllm-e2b.service",
+        status_text="loading weights, 12 s",
+        restarts=2,
+        invocation="5d4c3b2a",
+        job=True,
+        stop_timeout_s=90.0,
+    )
+    assert loading.loaded and not loading.down and not loading.auto_restart
+    gone = units["vllm-gone.service"]
+    assert not gone.loaded and gone.down and gone.stop_timeout_s is None
+    assert units["vllm-other.service"] == Unit("vllm-other.service")
+    assert asked(program)[0].endswith("-- vllm-e2b.service vllm-gone.service vllm-other.service")
+
+
+@pytest.mark.parametrize(
+    ("active", "sub", "job", "down", "auto_restart"),
+    [
+        ("inactive", "dead", "0", True, False),
+        ("inactive", "dead", "12", False, False),
+        ("failed", "failed", "", True, False),
+        ("activating", "auto-restart", "", False, True),
+        ("activating", "auto-restart-queued", "", False, True),
+        ("deactivating", "stop-sigterm", "3", False, False),
+    ],
+)
+def test_what_a_state_means(program: Path, active: str, sub: str, job: str, down: bool, auto_restart: bool) -> None:
+    tell(program, answer=f"Id=a.service\nLoadState=loaded\nActiveState={active}\nSubState={sub}\nJob={job}\n")
+    unit = Systemd().show(["a.service"])["a.service"]
+    assert (unit.down, unit.auto_restart) == (down, auto_restart)
+
+
+def test_nothing_is_asked_of_no_unit(program: Path) -> None:
+    assert Systemd().show([]) == {}
+    assert asked(program) == []
+
+
+def test_a_systemd_that_cannot_be_asked_is_an_error(program: Path) -> None:
+    tell(program, status="1", says="Failed to connect to bus")
+    for ask in (lambda: Systemd().show(["a.service"]), lambda: Systemd().loaded("vllm-*.service")):
+        with pytest.raises(SystemdError, match="cannot be asked: Failed to connect to bus"):
+            ask()
+
+
+def test_units_in_memory_with_and_without_marks(program: Path) -> None:
+    tell(program, answer="● vllm-a.service loaded failed failed A\nvllm-b.service loaded active running B\n\n")
+    assert Systemd().loaded("vllm-*.service") == ["vllm-a.service", "vllm-b.service"]
+
+
+def test_orders_and_their_refusals(program: Path) -> None:
+    systemd = Systemd()
+    systemd.daemon_reload()
+    systemd.start(["a.service", "b.service"])
+    systemd.start(["t.target"], wait=True)
+    systemd.start([])
+    systemd.enable("t.target")
+    systemd.reset_failed(["a.service"])
+    systemd.reset_failed([])
+    assert asked(program) == [
+        "daemon-reload",
+        "start --no-block -- a.service b.service",
+        "start -- t.target",
+        "enable -- t.target",
+        "reset-failed -- a.service",
+    ]
+    tell(program, status="5", says="Unit a.service is masked.")
+    with pytest.raises(SystemdError, match=r"'systemctl start --no-block -- a.service': Unit a.service is masked"):
+        systemd.start(["a.service"])
+    systemd.reset_failed(["a.service"])
+    assert systemd.stop(["a.service"], 5) == "Unit a.service is masked."
+    tell(program, status="0", says="")
+    assert systemd.stop(["a.service"], 5) is None
+
+
+def test_a_stop_that_takes_too_long_is_told_and_no_exception(program: Path) -> None:
+    program.write_text("#!/bin/sh\nexec sleep 30\n")
+    said = Systemd().stop(["a.service"], 0.1)
+    assert said == "'systemctl stop -- a.service' did not end within 0.1 s"
+
+
+def test_a_program_that_is_not_there() -> None:
+    with pytest.raises(SystemdError, match="'nothing-like-it' cannot be run"):
+        run_command(["nothing-like-it"], 1)
+
+
+@pytest.mark.parametrize(("state", "down"), [("stopping", True), ("running", False), ("degraded", False)])
+def test_whether_the_host_goes_down(program: Path, state: str, down: bool) -> None:
+    tell(program, answer=f"{state}\n", status="0" if state == "running" else "1")
+    assert Systemd().going_down() is down
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1min 30s", 90.0), ("2h 5min", 7500.0), ("500ms", 0.5), ("infinity", None), ("1month", 2_629_800.0), ("0", 0.0)],
+)
+def test_time_spans(text: str, seconds: float | None) -> None:
+    assert timespan(text) == seconds
