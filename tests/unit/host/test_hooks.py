@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of a switch: real executables, in order, told where it goes, with a limit that their children do not outlive."""
+"""Hooks of a switch: real executables, in order, told where it goes; their children do not outlive the limit."""
 
 from __future__ import annotations
 
