@@ -176,7 +176,6 @@ class Transaction:
         *,
         began: float,
         zero: float,
-        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.world = world
         self.file = file
@@ -186,7 +185,6 @@ class Transaction:
         """Of `world.monotonic()`: the switch's zero."""
         self.ahead = began - zero
         """The world's zero is its own first answer: a recovery, or a switch after one, has another."""
-        self.pause = pause
         self._watch: Watch | None = None
 
     @property
@@ -261,6 +259,15 @@ class Transaction:
         if phase not in HARMLESS and self.goes_down():
             raise LeftForBoot(phase)
         return Failed(phase, _sentence(outcome.text), outcome.engines)
+
+    def with_all_room(
+        self, phase: Phase, direction: Direction, act: Callable[[], Done], *, shielded: bool = False
+    ) -> Failed | None:
+        """Where there is no other way on: files that cannot be written get the ballast's room."""
+        failure = self.phase(phase, direction, act, shielded=shielded)
+        if failure is not None and phase in (Phase.INSTALL, Phase.CLEAN_UP) and self.file.give_up_ballast():
+            failure = self.phase(phase, direction, act, shielded=shielded)
+        return failure
 
     def goes_down(self) -> bool:
         try:
@@ -337,7 +344,8 @@ class Transaction:
             if phase is Phase.DRAIN:
                 self.begin_watch(wanted, former)
             shielded = phase in (Phase.COMMIT, Phase.CLEAN_UP)
-            failure = self.phase(phase, "forward", acts[phase], shielded=shielded)
+            tried = self.with_all_room if phase is Phase.CLEAN_UP else self.phase
+            failure = tried(phase, "forward", acts[phase], shielded=shielded)
             if failure is None:
                 continue
             if phase in HARMLESS:
@@ -502,10 +510,7 @@ class Transaction:
         failures: list[Failed] = []
         for phase in BACK_PHASES:
             act = functools.partial(self._act_back, phase, moves, generation, serving, other, direction)
-            failure = self.phase(phase, direction, act)
-            if failure is not None and phase is Phase.INSTALL and self.file.give_up_ballast():
-                # The disk may be the one that is full.
-                failure = self.phase(phase, direction, act)
+            failure = self.with_all_room(phase, direction, act)
             if failure is None:
                 continue
             failures.append(failure)
@@ -565,7 +570,7 @@ class Transaction:
             if self.world.monotonic() >= deadline:
                 break
             _complain(f"what runs cannot be seen, asking again: {failure.text}")
-            self.pause(DECIDE_POLL_S)
+            time.sleep(DECIDE_POLL_S)
         self.warn(f"What runs could not be seen, going by the journal: {failure.text}")
         keep = tuple(name for name in generation.engines if name in self.journal.keep)
         return Moves(
@@ -682,7 +687,6 @@ def switch(
     origin: str,
     inventory_profile: str | None,
     asked_by: str,
-    pause: Callable[[float], None] = time.sleep,
 ) -> Result | None:
     """With the lock held. None where the host goes down and the boot has to end it."""
     zero = world.monotonic()
@@ -691,7 +695,7 @@ def switch(
         _archive(paths, left)
     elif left is not None:
         _say("a former switch did not end: going back first")
-        if recover(world, paths, left, signals, zero=zero, pause=pause) is None:
+        if recover(world, paths, left, signals, zero=zero) is None:
             return None
         signals.go_forward()
     problem, profile, warning = "", "", ""
@@ -706,7 +710,7 @@ def switch(
         problem = _sentence(str(error))
     journal = _fresh_journal(world, paths, number=number, profile=profile, now=now, origin=origin, asked_by=asked_by)
     file = JournalFile(paths, journal)
-    change = Transaction(world, file, signals, began=journal.began_monotonic_s or zero, zero=zero, pause=pause)
+    change = Transaction(world, file, signals, began=journal.began_monotonic_s or zero, zero=zero)
     refused = f"{_route(journal)} was refused."
     if wanted is None or problem:
         return change.finish(Result.REFUSED, f"{refused} {_capital(problem)} Nothing was touched.")
@@ -786,13 +790,12 @@ def recover(
     signals: Signals,
     *,
     zero: float | None = None,
-    pause: Callable[[float], None] = time.sleep,
 ) -> Result | None:
     """With the lock held: to the committed generation, whichever that is. None where the host goes down."""
     signals.go_back()
     zero = world.monotonic() if zero is None else zero
     file, began = _taken_over(world, paths, left)
-    change = Transaction(world, file, signals, began=began, zero=zero, pause=pause)
+    change = Transaction(world, file, signals, began=began, zero=zero)
     with contextlib.suppress(JournalLost):
         file.take_ballast()
     head = _killed(left)

@@ -1,0 +1,515 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host of files for the switch: engines, units and GPUs in one JSON file, so that a killed program leaves its state.
+
+Generations and live files are the real ones. An engine is what its live engine.json says at its start; what is wrong
+with it stands in `quirks`, by name of the engine and input hash or by name alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ansible.module_utils.vllm_edge import generations
+from ansible.module_utils.vllm_edge.generations import EngineFiles, GenerationError, Rendered
+from ansible.module_utils.vllm_edge.host_paths import HostPaths
+from ansible.module_utils.vllm_edge.moves import SeenEngine, decide_moves
+from ansible.module_utils.vllm_edge.switching import (
+    Done,
+    Downtime,
+    Gap,
+    Generation,
+    Limits,
+    Moves,
+    PhaseFailed,
+    PhaseRecord,
+)
+
+GPUS = [f"GPU-f52a6b98-d1e7-5b3c-a05f-38c2d471000{slot}" for slot in range(4)]
+TOTAL_MIB = 23034
+FOREIGN = {"name": "grafana", "id": "f0e1d2", "started_at": "2026-11-01T00:00:00Z"}
+"""Somebody else's container: it must come through everything as it is."""
+
+State = dict[str, Any]
+
+
+def engine(name: str, gpus: Iterable[int], port: int, roles: list[str], mib: int, note: str = "") -> EngineFiles:
+    """`note` makes another input hash."""
+    create = f"--name=vllm-{name}\n--label=vllm-edge.engine={name}\nvllm-edge/vllm:1\n/models/{name}\n--note={note}\n"
+    unit = f"# {generations.MARK}\n[Service]\nExecStart=/usr/local/bin/vllm-edge run-engine {name}\n"
+    config: dict[str, Any] = {
+        "engine": name,
+        "unit": f"vllm-{name}.service",
+        "container": f"vllm-{name}",
+        "url": f"http://127.0.0.1:{port}",
+        "served_names": roles,
+        "model": name,
+        "repo": f"google/{name}",
+        "revision": "main",
+        "precision": "bf16",
+        "tensor_parallel_size": len(list(gpus)),
+        "gpus": [GPUS[slot] for slot in gpus],
+        "port": port,
+        "image": "vllm-edge/vllm:1",
+        "image_id": "sha256:11",
+        "vram_budget_mib": mib,
+        "stop_timeout_s": 30,
+        "stall_timeout_s": 300,
+        "health_timeout_s": 5,
+    }
+    return EngineFiles(create, unit, config, None, generations.input_hash(create, unit, config, None, "m1"))
+
+
+def rendered(profile: str, *engines: EngineFiles) -> Rendered:
+    budgets = dict.fromkeys(GPUS, 0)
+    for item in engines:
+        budgets.update(dict.fromkeys(item.config["gpus"], item.config["vram_budget_mib"]))
+    by_name = {str(item.config["engine"]): item for item in engines}
+    wants = " ".join(f"vllm-{name}.service" for name in by_name)
+    limits = Limits(free_timeout_s=10.0, healthy_timeout_s=60.0)
+    return Rendered(profile, by_name, f"[Unit]\nWants={wants}\n", budgets, limits=limits)
+
+
+BIG = engine("31b-nvfp4", range(2), 8050, ["architect", "worker"], 22200)
+SMALL = engine("31b-w4a16", range(2), 8050, ["architect", "worker"], 20000)
+KEPT = engine("e4b", range(2, 3), 8060, ["auditor"], 20800)
+E2B = engine("e2b", range(3, 4), 8070, ["sentry"], 20900, note="max_model_len=8192")
+E2B_CHANGED = engine("e2b", range(3, 4), 8070, ["sentry"], 20900, note="max_model_len=4096")
+
+OLD = rendered("nvfp4-tp2", BIG, KEPT, E2B)
+NEW = rendered("w4a16-tp2", SMALL, KEPT, E2B_CHANGED)
+"""Against OLD: the 31B is another engine, E2B the same one with other arguments, E4B keeps running."""
+
+
+def put(paths: HostPaths, value: Rendered) -> int:
+    number = generations.number_for(value.digest, paths)
+    now = generations.committed(paths)
+    staged = generations.stage(paths)
+    generations.write_directory(staged, generations.documents(value, number, now, "2026-11-21T16:40:00Z"))
+    generations.put(staged, number, paths)
+    return number
+
+
+class FakeWatch:
+    """Every role is down from the first stop on; what matters here is its times and that it ends."""
+
+    def __init__(self, world: FakeWorld, wanted: Generation, former: Generation | None) -> None:
+        self.world, self.wanted, self.former = world, wanted, former
+        self.at = world.monotonic() - (world.zero or 0.0)
+
+    def end(self, phases: Iterable[PhaseRecord]) -> dict[str, Downtime]:
+        records = list(phases)
+        self.world.watched.append([record.began_s for record in records])
+        until = self.world.monotonic() - (self.world.zero or 0.0)
+        return {role: Downtime(until - self.at, (Gap(self.at, until),), {}, 7) for role in self.wanted.roles}
+
+
+@dataclass
+class FakeWorld:
+    """See `World`. `before` and `after` are called with the name of the action and the generation it is towards."""
+
+    paths: HostPaths
+    file: Path
+    before: Callable[[str, int | None], None] = lambda name, number: None
+    after: Callable[[str, int | None], None] = lambda name, number: None
+
+    def __post_init__(self) -> None:
+        self.zero: float | None = None
+        self.watched: list[list[float]] = []
+        self.towards: int | None = None
+
+    # -- the host
+
+    def load(self) -> State:
+        state: State = json.loads(self.file.read_text())
+        return state
+
+    def save(self, state: State) -> None:
+        fresh = self.file.with_suffix(".new")
+        fresh.write_text(json.dumps(state, indent=1))
+        os.rename(fresh, self.file)
+
+    def change(self, **values: Any) -> None:
+        self.save({**self.load(), **values})
+
+    def quirk(self, state: State, name: str) -> str:
+        unit = state["units"].get(name, {})
+        quirks: Mapping[str, str] = state["quirks"]
+        return quirks.get(f"{name}@{unit.get('hash')}") or quirks.get(name) or ""
+
+    def used(self, state: State, uuid: str) -> dict[str, int]:
+        """MiB by holder."""
+        return {name: mib for name, mib in state["memory"].get(uuid, {}).items() if mib}
+
+    def tick(self, state: State, seconds: float = 1.0) -> None:
+        state["now"] += seconds
+
+    def act(self, name: str, action: Callable[[State], Done], number: int | None = None) -> Done:
+        number = self.towards if number is None else number
+        self.before(name, number)
+        state = self.load()
+        state["log"].append(f"{name}@{number}")
+        self.tick(state)
+        try:
+            done = action(state)
+        finally:
+            self.save(state)
+        self.after(name, number)
+        return done
+
+    # -- World: time and the host's life
+
+    def monotonic(self) -> float:
+        now = float(self.load()["now"])
+        if self.zero is None:
+            self.zero = now
+        return now
+
+    def stamp(self) -> str:
+        state = self.load()
+        stamps: list[str] = state["stamps"]
+        if len(stamps) > 1:
+            self.change(stamps=stamps[1:])
+        return stamps[0]
+
+    def boot_id(self) -> str:
+        return str(self.load()["boot_id"])
+
+    def going_down(self) -> bool:
+        return bool(self.load()["going_down"])
+
+    # -- World: what there is
+
+    def moves(self, wanted: Generation) -> Moves:
+        self.towards = wanted.number
+        self.before("moves", wanted.number)
+        state = self.load()
+        self.tick(state)
+        state["log"].append(f"moves@{wanted.number}")
+        away = state["docker_away"]
+        if away:
+            state["docker_away"] = away - 1
+        self.save(state)
+        if away:
+            raise PhaseFailed("The Docker Engine did not answer.")
+        seen = [SeenEngine(name, unit["active"], unit["sub"], unit["hash"]) for name, unit in state["units"].items()]
+        target = [f"not {what}" for what in ("enabled", "active") if not state["target"][what]]
+        return decide_moves(wanted.hashes, seen, generations.live_changes(wanted, self.paths), target)
+
+    # -- World: phases
+
+    def preflight(self, wanted: Generation, moves: Moves) -> Done:
+        def action(state: State) -> Done:
+            for name in moves.start:
+                config = wanted.engines[name].config
+                holders = [holder for uuid in config.gpus for holder in self.used(state, uuid)]
+                foreign = [holder for holder in holders if holder.startswith("foreign")]
+                if foreign:
+                    raise PhaseFailed(f"{', '.join(foreign)} is on a GPU of {name}.")
+                if state["ports"].get(str(config.port)):
+                    raise PhaseFailed(f"Port {config.port} is taken by {state['ports'][str(config.port)]}.")
+                if config.image in state["missing_images"]:
+                    raise PhaseFailed(f"Image {config.image} is missing.")
+                if config.model in state["damaged_weights"]:
+                    raise PhaseFailed(f"Weights of {config.model} are damaged.")
+            return Done("nothing is in the way")
+
+        return self.act("preflight", action, wanted.number)
+
+    def prepare(self, wanted: Generation, moves: Moves) -> Done:
+        return self.act("prepare", lambda state: Done("weights are in the page cache"), wanted.number)
+
+    def hook(
+        self, name: Literal["before_drain", "after_commit"], wanted: Generation, former: Generation | None
+    ) -> Done:
+        def action(state: State) -> Done:
+            if name in state["failing_hooks"]:
+                raise PhaseFailed(f"Hook {name}.d/10-gateway ended with status 1: no.")
+            return Done(f"{name} told")
+
+        return self.act(f"hook {name}", action, wanted.number)
+
+    def drain(self, moves: Moves, limits: Limits) -> Done:
+        return self.act("drain", lambda state: Done("nothing runs"))
+
+    def stop(self, moves: Moves) -> Done:
+        def action(state: State) -> Done:
+            stuck = []
+            for name in moves.stop:
+                quirk = self.quirk(state, name)
+                if quirk == "cannot be stopped":
+                    stuck.append(name)
+                    continue
+                if quirk == "ignores SIGTERM":
+                    self.tick(state, 30)
+                unit = state["units"].setdefault(name, {"active": "inactive", "sub": "dead", "hash": None})
+                unit.update(active="inactive", sub="dead", hash=None)
+                for held in state["memory"].values():
+                    mib = held.pop(name, 0)
+                    if mib and quirk == "leaves an orphan":
+                        held[f"orphan of {name}"] = mib
+                    if mib and quirk == "releases slowly":
+                        held[f"slowly {name}"] = mib
+            if stuck:
+                raise PhaseFailed(f"{', '.join(stuck)} did not stop.", engines=stuck)
+            return Done(f"{', '.join(moves.stop) or 'nothing'} stopped")
+
+        return self.act("stop", action)
+
+    def free(self, wanted: Generation, moves: Moves) -> Done:
+        def action(state: State) -> Done:
+            gpus = {uuid for name in moves.start for uuid in wanted.engines[name].config.gpus}
+            warnings = []
+            for uuid in gpus:
+                held = state["memory"].setdefault(uuid, {})
+                for holder in list(held):
+                    if holder.startswith("slowly"):
+                        self.tick(state, 5)
+                        del held[holder]
+                    elif holder.startswith("orphan"):
+                        self.tick(state, wanted.limits.free_timeout_s)
+                        del held[holder]
+                        warnings.append(f"{holder} on {uuid[-1]} was killed.")
+                    elif holder not in wanted.engines or holder in moves.start:
+                        raise PhaseFailed(f"{holder} holds {held[holder]} MiB of GPU {uuid[-1]}.")
+            return Done("free", warnings=tuple(warnings))
+
+        return self.act("free", action, wanted.number)
+
+    def install(self, wanted: Generation, moves: Moves) -> Done:
+        def action(state: State) -> Done:
+            try:
+                written = generations.install(
+                    wanted, self.paths, [*moves.start, *moves.keep, *moves.wait], target=False
+                )
+            except GenerationError as error:
+                raise PhaseFailed(str(error)) from error
+            return Done(f"{len(written)} files")
+
+        return self.act("install", action, wanted.number)
+
+    def start(self, moves: Moves) -> Done:
+        def action(state: State) -> Done:
+            for name in moves.start:
+                try:
+                    config = json.loads((self.paths.engine_dir(name) / "engine.json").read_text())
+                except OSError as error:
+                    raise PhaseFailed(f"{name} could not be started: {error}", engines=[name]) from error
+                unit = state["units"].get(name, {})
+                if unit.get("active") == "active":
+                    continue
+                state["pids"] += 1
+                state["units"][name] = {
+                    "active": "activating",
+                    "sub": "start",
+                    "hash": config["input_hash"],
+                    "pid": state["pids"],
+                }
+            return Done(f"{', '.join(moves.start) or 'nothing'} told to start")
+
+        return self.act("start", action)
+
+    def _load_engine(self, state: State, name: str) -> str:
+        """Ends the loading of one engine; what went wrong, or nothing."""
+        unit = state["units"].get(name)
+        if unit is None or unit["active"] not in ("activating", "active"):
+            return f"{name} is not there"
+        if unit["active"] == "active":
+            return ""
+        config = json.loads((self.paths.engine_dir(name) / "engine.json").read_text())
+        quirk = self.quirk(state, name)
+        wrong = ""
+        if quirk == "never healthy":
+            self.tick(state, 60)
+            return f"{name} does not serve after 60 s"
+        if quirk == "crashes while loading":
+            wrong = f"{name} ended while it was loading"
+        for uuid in config["gpus"]:
+            if uuid in state["lost_gpus"]:
+                wrong = f"{name}: GPU {uuid[-1]} is lost"
+            elif sum(self.used(state, uuid).values()) + config["vram_budget_mib"] - 100 > TOTAL_MIB:
+                wrong = f"{name} does not fit on GPU {uuid[-1]}"
+        if quirk == "does not fit":
+            wrong = f"{name} does not fit: no memory is left for the KV cache"
+        if wrong:
+            unit.update(active="failed", sub="failed", hash=None)
+            return wrong
+        for uuid in config["gpus"]:
+            state["memory"].setdefault(uuid, {})[name] = config["vram_budget_mib"] - 100
+        unit.update(active="active", sub="running")
+        return ""
+
+    def healthy(self, wanted: Generation, moves: Moves, *, all_of_them: bool) -> Done:
+        def action(state: State) -> Done:
+            self.tick(state, 20)
+            wrong = {}
+            for name in [*moves.start, *moves.wait]:
+                text = self._load_engine(state, name)
+                if text:
+                    wrong[name] = text
+                    if not all_of_them:
+                        break
+            if wrong:
+                raise PhaseFailed(". ".join(wrong.values()), engines=wrong)
+            return Done("healthy")
+
+        return self.act("healthy", action, wanted.number)
+
+    def warm_up(self, wanted: Generation, moves: Moves) -> Done:
+        def action(state: State) -> Done:
+            for name in [*moves.start, *moves.wait]:
+                if name not in wanted.engines:
+                    raise AssertionError(f"{name} is warmed up, which is not of {sorted(wanted.engines)}")
+                if self.quirk(state, name) == "grows":
+                    for uuid in wanted.engines[name].config.gpus:
+                        state["memory"][uuid][name] += 600
+            return Done("warm")
+
+        return self.act("warm_up", action, wanted.number)
+
+    def canary(self, wanted: Generation) -> Done:
+        def action(state: State) -> Done:
+            rows = [
+                {"served_name": role, "engine": name, "passed": not self.silent(state, wanted, name)}
+                for role, name in wanted.roles.items()
+            ]
+            failed = [row for row in rows if not row["passed"]]
+            if failed:
+                roles = ", ".join(str(row["served_name"]) for row in failed)
+                raise PhaseFailed(f"The canary of {roles} failed.", data={"canary": rows})
+            return Done(f"{len(rows)} served names answer", data={"canary": rows})
+
+        return self.act("canary", action, wanted.number)
+
+    def silent(self, state: State, wanted: Generation, name: str) -> bool:
+        unit = state["units"].get(name, {})
+        as_wanted = unit.get("active") == "active" and unit.get("hash") == wanted.hashes[name]
+        return not as_wanted or self.quirk(state, name) in ("canary wrong", "hangs")
+
+    def measure(self, wanted: Generation) -> Done:
+        def action(state: State) -> Done:
+            rows, wrong = [], []
+            for index, uuid in enumerate(GPUS):
+                if uuid in state["lost_gpus"]:
+                    wrong.append(f"GPU {index} is lost.")
+                used = sum(mib for who, mib in self.used(state, uuid).items() if not who.startswith("foreign"))
+                rows.append({"index": index, "used_mib": used})
+                if used > wanted.budgets_mib[uuid]:
+                    wrong.append(f"GPU {index}: {used} MiB, budget {wanted.budgets_mib[uuid]} MiB.")
+            if wrong:
+                raise PhaseFailed(" ".join(wrong), data={"gpus": rows})
+            return Done("within budget", data={"gpus": rows})
+
+        return self.act("measure", action, wanted.number)
+
+    def clean_up(self, wanted: Generation, former: Generation | None) -> Done:
+        def action(state: State) -> Done:
+            try:
+                generations.install(wanted, self.paths, (), target=True)
+                for name in generations.live_engines(self.paths):
+                    if name not in wanted.engines:
+                        if state["units"].get(name, {}).get("active") not in ("inactive", "failed", None):
+                            raise PhaseFailed(f"{name} runs and is no engine of generation {wanted.number}.")
+                        generations.remove_engine(name, self.paths)
+                generations.prune(self.paths, wanted.limits.keep_generations)
+            except GenerationError as error:
+                raise PhaseFailed(str(error)) from error
+            state["target"] = {"enabled": True, "active": True}
+            return Done("clean")
+
+        return self.act("clean_up", action, wanted.number)
+
+    def what_runs(self, wanted: Generation) -> str:
+        state = self.load()
+        return ", ".join(f"{name} {state['units'].get(name, {}).get('active', 'absent')}" for name in wanted.engines)
+
+    def watch(self, wanted: Generation, former: Generation | None) -> FakeWatch:
+        return FakeWatch(self, wanted, former)
+
+
+def new_host(root: Path) -> FakeWorld:
+    """A host on which nothing was ever committed."""
+    paths = HostPaths(etc=root / "etc", state=root / "state", units=root / "units")
+    for directory in (paths.etc, paths.state, paths.units):
+        directory.mkdir(parents=True)
+    world = FakeWorld(paths, root / "host.json")
+    world.save(
+        {
+            "now": 1000.0,
+            "stamps": ["2026-11-21T16:40:00Z"],
+            "boot_id": "boot-1",
+            "going_down": False,
+            "units": {},
+            "memory": {},
+            "target": {"enabled": False, "active": False},
+            "quirks": {},
+            "lost_gpus": [],
+            "ports": {},
+            "missing_images": [],
+            "damaged_weights": [],
+            "failing_hooks": [],
+            "docker_away": 0,
+            "pids": 0,
+            "foreign": FOREIGN,
+            "log": [],
+        }
+    )
+    return world
+
+
+def serve(world: FakeWorld, value: Rendered) -> Generation:
+    """Puts a generation there, committed and serving, as a switch would have left it."""
+    number = put(world.paths, value)
+    generation = generations.load(world.paths, number)
+    generations.install(generation, world.paths, generation.engines, target=True)
+    generations.commit(
+        generation, world.paths, origin="inventory", inventory_profile=value.profile, chosen_at="2026-11-20T00:00:00Z"
+    )
+    moves = Moves(start=tuple(generation.engines))
+    world.start(moves)
+    world.healthy(generation, moves, all_of_them=False)
+    world.change(target={"enabled": True, "active": True}, log=[])
+    return generation
+
+
+def host(root: Path) -> tuple[FakeWorld, Generation, Generation]:
+    """OLD serves as generation 1; NEW lies there as generation 2."""
+    world = new_host(root)
+    old = serve(world, OLD)
+    return world, old, generations.load(world.paths, put(world.paths, NEW))
+
+
+def unlike(world: FakeWorld, generation: Generation | None) -> list[str]:
+    """What keeps this host from being just what a generation says: nothing where it serves in full, all roles."""
+    state = world.load()
+    found = []
+    engines = generation.engines if generation else {}
+    hashes = generation.hashes if generation else {}
+    for name in {*state["units"], *engines}:
+        unit = state["units"].get(name, {"active": "absent", "hash": None})
+        if name in engines and (unit["active"], unit["hash"]) != ("active", hashes[name]):
+            found.append(f"{name} is {unit['active']} with {unit['hash']}, wanted {hashes[name]}")
+        if name not in engines and unit["active"] not in ("inactive", "failed"):
+            found.append(f"{name} is {unit['active']}, and of no generation that counts")
+    now = generations.committed(world.paths)
+    if (now.generation if now else None) != (generation.number if generation else None):
+        found.append(f"committed is {now}")
+    if generation is not None:
+        found += [f"{item.path} differs" for item in generations.live_changes(generation, world.paths)]
+        found += [f"target is not {what}" for what in ("enabled", "active") if not state["target"][what]]
+        for uuid in GPUS:
+            holders = [name for name, value in engines.items() if uuid in value.config.gpus]
+            if sorted(world.used(state, uuid)) != sorted(holders):
+                found.append(f"{uuid} is held by {world.used(state, uuid)}")
+    if state["foreign"] != FOREIGN:
+        found.append("somebody else's container was touched")
+    return found
+
+
+def pid(world: FakeWorld, name: str) -> int:
+    """Another one after a restart."""
+    return int(world.load()["units"][name]["pid"])
