@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host of a switch against a real Docker Engine and real HTTP servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge import preflight
+from ansible.module_utils.vllm_edge.downtime import RoleWatch
+from ansible.module_utils.vllm_edge.host_docker import DockerHost, Listed
+from ansible.module_utils.vllm_edge.host_paths import HostPaths
+from ansible.module_utils.vllm_edge.host_world import HostWorld
+from ansible.module_utils.vllm_edge.switching import Moves
+from ansible.module_utils.vllm_edge.systemd import Ran, Systemd
+from harness import IMAGE, docker, free_port
+
+# -- Docker
+
+
+@dataclass
+class Made:
+    """A container of ours and one of somebody else, with a published port each."""
+
+    engine: str
+    ours: str
+    foreign: str
+    port: int
+
+
+@pytest.fixture
+def made(docker_ready: None) -> Iterator[Made]:
+    name = f"t{uuid.uuid4().hex[:8]}"
+    port = free_port()
+    run = ["run", "--detach", "--init", "--entrypoint", "sleep"]
+    labels = ["--label", f"vllm-edge.engine={name}", "--label", "vllm-edge.input-hash=ab12"]
+    ours = docker(*run, "--name", f"vllm-{name}", *labels, "--publish", f"127.0.0.1:{port}:8000", IMAGE, "300")
+    foreign = docker(*run, "--name", f"vllm-{name}-of-somebody", IMAGE, "300")
+    try:
+        yield Made(name, ours, foreign, port)
+    finally:
+        docker("rm", "--force", "--volumes", ours, foreign, check=False)
+
+
+def find(container_id: str) -> Listed | None:
+    return next((one for one in DockerHost().listed() if one.id == container_id), None)
+
+
+def test_containers_as_a_real_docker_lists_them(made: Made) -> None:
+    ours, foreign = find(made.ours), find(made.foreign)
+    assert ours is not None and foreign is not None
+    assert (ours.name, ours.engine, ours.input_hash) == (f"vllm-{made.engine}", made.engine, "ab12")
+    assert ours.running and ours.ports == (("127.0.0.1", made.port),)
+    assert foreign.engine is None and foreign.running
+
+
+def test_images_by_name(docker_ready: None) -> None:
+    assert DockerHost().image_id(IMAGE) == docker("image", "inspect", "--format", "{{.Id}}", IMAGE)
+    assert DockerHost().image_id("vllm-edge/no-such-image:1") is None
+
+
+def test_a_container_that_outlives_its_unit_is_removed_and_the_neighbour_stays(made: Made, tmp_path: Path) -> None:
+    def systemctl(command: Any, timeout_s: float) -> Ran:
+        return Ran(0, f"Id=vllm-{made.engine}.service\nLoadState=not-found\nActiveState=inactive\n")
+
+    paths = HostPaths(tmp_path / "etc", tmp_path / "state", tmp_path / "units")
+    world = HostWorld(paths, systemd=Systemd(systemctl), docker_unit=lambda: None)
+    done = world.stop(Moves(stop=(made.engine,)))
+    assert f"Container vllm-{made.engine} outlived its unit and was removed." in done.warnings
+    assert find(made.ours) is None
+    left = find(made.foreign)
+    assert left is not None and left.running
+
+
+def test_the_port_of_a_running_container_is_its_containers(made: Made) -> None:
+    config: Any = SimpleNamespace(engine="new", port=made.port, url=f"http://127.0.0.1:{made.port}")
+    containers = DockerHost().listed()
+    assert preflight.check_ports([config], (made.engine,), containers) == []
+    problems = preflight.check_ports([config], (), containers)
+    assert len(problems) == 1 and f"container vllm-{made.engine} publishes it on 127.0.0.1" in problems[0]
+
+
+# -- a client's view
+
+
+class Handler(BaseHTTPRequestHandler):
+    names: tuple[str, ...] = ("architect",)
+
+    def do_GET(self) -> None:
+        body = json.dumps({"data": [{"id": name} for name in self.names]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def serve(port: int) -> ThreadingHTTPServer:
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def end(server: ThreadingHTTPServer) -> None:
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_server_that_goes_away_and_comes_back_is_one_gap() -> None:
+    port = free_port()
+    config = SimpleNamespace(url=f"http://127.0.0.1:{port}")
+    generation: Any = SimpleNamespace(roles={"architect": "a"}, engines={"a": SimpleNamespace(config=config)})
+    server = serve(port)
+    watch = RoleWatch(generation, generation, clock=time.monotonic)
+    began = time.monotonic()
+    time.sleep(1.2)
+    end(server)
+    down = time.monotonic() - began
+    time.sleep(2.0)
+    server = serve(port)
+    up = time.monotonic() - began
+    time.sleep(1.2)
+    seen = watch.end([])["architect"]
+    end(server)
+    assert len(seen.gaps) == 1, seen
+    gap = seen.gaps[0]
+    assert gap.to_s is not None
+    # At least as long as the time without service, and at most an interval longer at either end.
+    assert down - 0.8 < gap.from_s <= down + 0.05 and up - 0.05 <= gap.to_s < up + 0.8
+    assert seen.seconds == pytest.approx(gap.to_s - gap.from_s)
+    assert seen.asked >= 6
+
+
+def test_a_listener_is_found_with_its_process() -> None:
+    port = free_port()
+    server = serve(port)
+    try:
+        found = preflight.listeners(port)
+        assert [listener.address for listener in found] == ["127.0.0.1"]
+        assert preflight.process_of(found[0].inode) == os.getpid()
+    finally:
+        end(server)
+    assert preflight.listeners(port) == []
