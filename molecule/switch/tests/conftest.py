@@ -1,0 +1,614 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host of this scenario: switched by its own program over ssh, and by Ansible as the default scenario runs it.
+
+Two generations of one small engine are what most tests need; they differ in `max_model_len`, by which a fault of the
+simulated GPU is meant for one of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testinfra.host import Host
+
+ROOT = Path(__file__).resolve().parents[3]
+_spec = importlib.util.spec_from_file_location("default_scenario", ROOT / "molecule/default/tests/conftest.py")
+assert _spec is not None and _spec.loader is not None
+default = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = default
+_spec.loader.exec_module(default)
+sys.path.insert(0, str(ROOT / "tests" / "tools"))
+
+import role_client
+
+# Fixtures and hooks of the default scenario that this one has as they are.
+host = default.host
+pytest_configure = default.pytest_configure
+pytest_collection_modifyitems = default.pytest_collection_modifyitems
+
+GPUS: list[str] = default.GPUS
+Play = default.Play
+Controller = default.Controller
+
+SETTINGS = f"--extra-vars=@{ROOT / 'molecule' / 'switch' / 'settings.yml'}"
+PROFILE = "e2b-only"
+INVENTORY_PROFILE = "nvfp4-tp2"
+ENGINE, CONTAINER, UNIT = "e2b-all", "vllm-e2b-all", "vllm-e2b-all.service"
+GPU = GPUS[3]
+PORT = 8070
+ROLES = ["architect", "worker", "auditor", "sentry"]
+SWITCH_UNIT = "vllm-edge-switch.service"
+STATE = "/var/lib/vllm-edge"
+HOOKS = "/etc/vllm-edge/hooks"
+BYSTANDER = "somebody-elses-program"
+FOREIGN_MIB = 100
+LAB = os.environ.get("VLLM_EDGE_LAB_NAME", "vllm-edge-switch")
+EVIDENCE = os.environ.get("VLLM_EDGE_EVIDENCE", "")
+
+LOADED_S = 180
+"""The longest that one engine may take from its start until it answers, on a machine that does other things, too."""
+SWITCHED_S = 2 * LOADED_S
+"""A switch with its way back."""
+
+OK, ROLLED_BACK, REFUSED, FAILED, BUSY = range(5)
+"""Exit status of the commands that switch."""
+
+# On the host: a generation that differs from another one by texts of its files and by limits.
+VARIANT = """
+import json, shutil, sys
+from dataclasses import asdict
+sys.path.insert(0, "/opt/vllm-edge/lib")
+from vllm_edge import generations as g
+from vllm_edge.host_paths import host_paths
+from vllm_edge.switching import TARGET, Limits
+asked, paths = json.loads(sys.argv[1]), host_paths()
+there = g.load(paths, asked["of"])
+hits = 0
+def edited(text):
+    global hits
+    for old, new in asked["replace"]:
+        hits += text.count(old)
+        text = text.replace(old, new)
+    return text
+engines = {}
+for name, engine in there.engines.items():
+    place = there.directory / "engines" / name
+    create = g.bare(edited((place / "docker-create").read_text()))
+    config = json.loads(edited((place / "engine.json").read_text()))
+    config = {key: value for key, value in config.items() if key not in g.OF_NO_ENGINE}
+    unit = edited((there.directory / "units" / config["unit"]).read_text())
+    chat = (place / "chat-template.jinja").read_text() if (place / "chat-template.jinja").exists() else None
+    hashed = engine.config.input_hash if not asked["replace"] else g.input_hash(create, unit, config, chat, "variant")
+    engines[name] = g.EngineFiles(create, unit, config, chat, hashed)
+if asked["replace"] and not hits:
+    sys.exit(f"nothing of {asked['replace']} stands in generation {asked['of']}")
+limits = Limits(**{**asdict(there.limits), **asked["limits"]})
+target = (there.directory / "units" / TARGET).read_text()
+rendered = g.Rendered(there.profile, engines, target, there.budgets_mib, there.foreign, limits)
+number = g.number_for(rendered.digest, paths)
+if not paths.generation_dir(number).exists():
+    staged = g.stage(paths)
+    g.write_directory(staged, g.documents(rendered, number, g.committed(paths), "2026-11-21T00:00:00Z"))
+    g.put(staged, number, paths)
+print(number)
+"""
+
+# On the host: waits until a switch that began after the given one is in a phase, and may then kill its program.
+UNTIL = """
+import json, os, sys, time
+before, direction, phase, seconds, number = sys.argv[1:]
+deadline = time.monotonic() + float(seconds)
+while time.monotonic() < deadline:
+    try:
+        journal = json.load(open("/var/lib/vllm-edge/switch.json"))
+    except (OSError, ValueError):
+        journal = {"id": before}
+    if journal["id"] != before:
+        if journal["result"]:
+            sys.exit(f"the switch was never seen in phase {phase}, it has ended: {journal['message']}")
+        if (journal["direction"], journal["phase"]) == (direction, phase):
+            if int(number):
+                os.kill(journal["pid"], int(number))
+            print(journal["id"])
+            sys.exit()
+    time.sleep(0.02)
+sys.exit(f"no switch was seen in phase {phase} within {seconds} s")
+"""
+
+
+# ---- what was seen ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: a fault and its end."""
+
+    fault: str
+    seen: str
+    served: str
+    seconds: float | None
+
+
+@dataclass
+class Record:
+    """Everything that is told at the end."""
+
+    rows: list[Row] = field(default_factory=list)
+    texts: list[tuple[str, list[str]]] = field(default_factory=list)
+
+    def add(self, fault: str, seen: str, served: str, seconds: float | None = None) -> None:
+        self.rows.append(Row(fault, " ".join(seen.split()), served, seconds))
+
+    def tell(self, title: str, lines: Sequence[str]) -> None:
+        self.texts.append((title, list(lines)))
+
+
+RECORD = Record()
+
+
+@pytest.fixture(scope="session")
+def seen() -> Callable[..., None]:
+    """Adds a line to the table: fault, what an operator saw, who served afterwards, seconds."""
+    return RECORD.add
+
+
+@pytest.fixture(scope="session")
+def tell() -> Callable[[str, Sequence[str]], None]:
+    """Adds lines to what is told at the end, under a title."""
+    return RECORD.tell
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not RECORD.rows and not RECORD.texts:
+        return
+    for title, lines in RECORD.texts:
+        terminalreporter.section(title)
+        terminalreporter.write_line("\n".join(lines))
+    terminalreporter.section("faults, what was seen of them, and who served afterwards")
+    for row in RECORD.rows:
+        seconds = "" if row.seconds is None else f", {row.seconds:.0f} s"
+        terminalreporter.write_line(f"{row.fault} ({row.served}{seconds})\n    {row.seen}")
+    if EVIDENCE:
+        Path(EVIDENCE).write_text("\n".join(markdown(RECORD)) + "\n", encoding="utf-8")
+
+
+def markdown(record: Record) -> list[str]:
+    def cell(text: str) -> str:
+        return text.replace("|", "\\|")
+
+    lines = ["# Switching", ""]
+    for title, texts in record.texts:
+        lines += [f"## {title}", "", "```", *texts, "```", ""]
+    lines += ["## Faults", "", "| fault | what was seen | who served afterwards | seconds |", "|---|---|---|---|"]
+    for row in record.rows:
+        seconds = "" if row.seconds is None else f"{row.seconds:.0f}"
+        lines.append(f"| {cell(row.fault)} | {cell(row.seen)} | {cell(row.served)} | {seconds} |")
+    return lines
+
+
+# ---- the host ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Switched:
+    """How `vllm-edge switch` or `rollback` ended."""
+
+    rc: int
+    journal: dict[str, Any] | None
+    errors: str
+    seconds: float
+
+    @property
+    def message(self) -> str:
+        return str(self.journal["message"]) if self.journal else self.errors
+
+    @property
+    def result(self) -> str:
+        return str(self.journal["result"]) if self.journal else ""
+
+    def phase(self, name: str, direction: str = "forward") -> dict[str, Any]:
+        """The last record of a phase."""
+        assert self.journal is not None, self.errors
+        found = [row for row in self.journal["phases"] if (row["phase"], row["direction"]) == (name, direction)]
+        assert found, f"no phase {name} ({direction}) in {json.dumps(self.journal['phases'], indent=2)}"
+        return dict(found[-1])
+
+    def failed_in(self) -> str | None:
+        rows = (self.journal or {"phases": []})["phases"]
+        return next((row["phase"] for row in rows if row["outcome"] == "failed"), None)
+
+
+@dataclass
+class Begun:
+    """A switch that goes on in the background, followed over an ssh connection of its own."""
+
+    process: subprocess.Popen[str]
+    before: str
+    began: float
+
+    def end(self, seconds: float = SWITCHED_S) -> Switched:
+        output, errors = self.process.communicate(timeout=seconds)
+        return switched(self.process.returncode, output, errors, time.monotonic() - self.began)
+
+
+def switched(rc: int, output: str, errors: str, seconds: float) -> Switched:
+    try:
+        journal = json.loads(output)
+    except ValueError:
+        journal = None
+    return Switched(rc, journal, errors.strip() or output.strip(), seconds)
+
+
+class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
+    """The host by its own program."""
+
+    # -- connections
+
+    def ssh(self, *words: str, own: bool = True) -> list[str]:
+        """An ssh command line; a connection of its own is not shared with the other questions."""
+        alone = ["-o", "ControlPath=none", "-o", "ServerAliveInterval=2"] if own else []
+        config = ROOT / "lab" / "generated" / LAB / "ssh_config"
+        return ["ssh", "-F", str(config), *alone, f"{LAB}-host", *words]
+
+    def forget_connection(self) -> None:
+        """The shared one, before the host goes away under it."""
+        words = [*self.ssh(own=False)]
+        command = [*words[:-1], *shlex.split(default.SSH_OPTIONS), "-O", "exit", words[-1]]
+        subprocess.run(command, capture_output=True, check=False, timeout=30)
+
+    def python(self, program: str, *arguments: str, interpreter: str = "python3") -> str:
+        return self.run(interpreter, "-c", program, *arguments).strip()
+
+    def put(self, path: str, text: str, mode: str = "0644") -> None:
+        coded = base64.b64encode(text.encode()).decode()
+        self.shell(f"mkdir -p {shlex.quote(str(Path(path).parent))} && echo {coded} | base64 -d > {shlex.quote(path)}")
+        self.run("chmod", mode, path)
+
+    # -- what is there
+
+    def status(self, *options: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.run("vllm-edge", "status", "--format", "json", *options))
+        return found
+
+    def committed(self) -> dict[str, Any]:
+        return dict(json.loads(self.run("cat", f"{STATE}/active-profile.json")))
+
+    def number(self) -> int:
+        return int(self.committed()["generation"])
+
+    def history(self) -> list[dict[str, Any]]:
+        return list(json.loads(self.run("vllm-edge", "history", "--format", "json")))
+
+    def last(self) -> dict[str, Any] | None:
+        """The journal of the running or last switch."""
+        done = self.host.run(f"cat {STATE}/switch.json")
+        return dict(json.loads(done.stdout)) if done.rc == 0 else None
+
+    def last_id(self) -> str:
+        return str((self.last() or {}).get("id", ""))
+
+    def generation(self, number: int) -> dict[str, Any]:
+        return dict(json.loads(self.run("cat", f"{STATE}/generations/{number}/generation.json")))
+
+    def numbers(self) -> list[int]:
+        return sorted(int(word) for word in self.run("ls", f"{STATE}/generations").split())
+
+    def engines(self, number: int) -> dict[str, dict[str, Any]]:
+        """engine.json of each engine of a generation."""
+        names = self.generation(number)["engines"]
+        place = f"{STATE}/generations/{number}/engines"
+        return {name: json.loads(self.run("cat", f"{place}/{name}/engine.json")) for name in names}
+
+    def our_containers(self) -> dict[str, default.Life]:  # type: ignore[name-defined, unused-ignore]
+        words = ["docker", "ps", "--all", "--filter", "label=vllm-edge.engine", "--format", "{{.Names}}"]
+        return {name: default.life(self, name) for name in sorted(self.run(*words).split())}
+
+    def complete_at(self, port: int, role: str, seconds: int = 60) -> int:
+        question = {
+            "model": role,
+            "messages": [{"role": "user", "content": "Count to three."}],
+            "max_tokens": 8,
+            "temperature": 0,
+        }
+        arguments = [f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(question), str(seconds)]
+        return int(json.loads(self.run("python3", "-c", default.ASK, *arguments))[0])
+
+    def serves(self, number: int) -> str:
+        """Just this generation serves, all of it, and nothing is left of another; in words for the table."""
+        status = self.status()
+        active = status["active_profile"]
+        assert active["generation"] == number, (active, (self.last() or {}).get("message"))
+        assert status["problems"] == []
+        assert status["live_files"] == []
+        assert (status["switch"], status["unfinished_switch"]) == (None, None)
+        hashes = {name: engine["input_hash"] for name, engine in active["engines"].items()}
+        assert {engine["engine"]: engine["running_input_hash"] for engine in status["engines"]} == hashes
+        answers = {
+            role: self.complete_at(engine["port"], role)
+            for engine in status["engines"]
+            for role in engine["served_names"]
+        }
+        assert answers.keys() >= set(ROLES) and set(answers.values()) == {200}, answers
+        assert set(self.our_containers()) == {f"vllm-{name}" for name in hashes}, "a container was left over"
+        used = {uuid for engine in status["engines"] for uuid in engine["gpus"]}
+        left = {board["index"]: board["engine_mib"] for board in status["gpus"] if board["uuid"] not in used}
+        assert set(left.values()) <= {0}, f"memory of ours is left on GPUs without an engine: {left}"
+        last = self.last()
+        assert last is not None and last["result"] is not None
+        assert self.history()[0]["id"] == last["id"], "the history lacks the last switch"
+        assert self.host.run(f"ls {STATE}/.switch.ballast").rc != 0, "the journal's ballast was left over"
+        return f"generation {number} ({active['profile']})"
+
+    # -- switching
+
+    def switch(self, wanted: int | str, *options: str) -> Switched:
+        began = time.monotonic()
+        done = self.host.run(shlex.join(["vllm-edge", "switch", str(wanted), "--format", "json", *options]))
+        return switched(done.rc, done.stdout, done.stderr, time.monotonic() - began)
+
+    def rollback(self) -> Switched:
+        began = time.monotonic()
+        done = self.host.run("vllm-edge rollback --format json")
+        return switched(done.rc, done.stdout, done.stderr, time.monotonic() - began)
+
+    def begin(self, *command: str) -> Begun:
+        """`vllm-edge switch 2 --format json` and the like, over its own connection."""
+        before = self.last_id()
+        process = subprocess.Popen(
+            self.ssh(shlex.join(["sudo", *command])),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return Begun(process, before, time.monotonic())
+
+    def begin_switch(self, number: int) -> Begun:
+        return self.begin("vllm-edge", "switch", str(number), "--format", "json")
+
+    def until(self, before: str, phase: str, *, kill: bool = False, back: bool = False, seconds: float = 120) -> str:
+        """Until a switch later than `before` is in a phase; its id. With `kill` its program is killed there."""
+        number = str(int(signal.SIGKILL) if kill else 0)
+        return self.python(UNTIL, before, "back" if back else "forward", phase, str(seconds), number)
+
+    def ended(self, before: str, seconds: float = SWITCHED_S) -> dict[str, Any]:
+        """The journal of the switch after `before`, once systemd has ended its unit and its recovery."""
+
+        def over() -> bool:
+            journal = self.last()
+            if journal is None or journal["id"] == before or journal["result"] is None:
+                return False
+            state = self.unit("ActiveState", unit=SWITCH_UNIT)["ActiveState"]
+            return state in ("inactive", "failed")
+
+        self.wait("the end of the switch", over, seconds)
+        journal = self.last()
+        assert journal is not None
+        return journal
+
+    def wait(self, what: str, condition: Callable[[], object], seconds: float, every: float = 0.5) -> float:
+        begin = time.monotonic()
+        while not condition():
+            if time.monotonic() - begin > seconds:
+                journal = self.journal(unit=SWITCH_UNIT)
+                pytest.fail(f"not within {seconds:.0f} s: {what}\n{journal}\n{self.journal(unit=UNIT)}", pytrace=False)
+            time.sleep(every)
+        return time.monotonic() - begin
+
+    def variant(self, of: int, *replace: tuple[str, str], limits: Mapping[str, float] | None = None) -> int:
+        """Number of a generation that differs from another one; made once."""
+        asked = {"of": of, "replace": replace, "limits": limits or {}}
+        return int(self.python(VARIANT, json.dumps(asked), interpreter="/opt/vllm-edge/venv/bin/python"))
+
+    # -- hooks and faults
+
+    def hook(self, name: str, script: str, file: str = "50-test") -> None:
+        self.put(f"{HOOKS}/{name}.d/{file}", f"#!/bin/sh\n{script}\n", "0755")
+
+    def hold(self, hook: str) -> None:
+        """A hook that stays until `let_go`, so that its phase lasts."""
+        self.run("touch", "/run/hold")
+        self.hook(hook, "while [ -e /run/hold ]; do sleep 0.1; done")
+
+    def let_go(self) -> None:
+        self.run("rm", "--force", "/run/hold")
+
+    def calm(self) -> None:
+        """No hook, fault or helper of a test outlives it."""
+        self.let_go()
+        self.shell(f"find {HOOKS} -type f -delete")
+        self.clear_faults()
+
+    def engine_fault(self, name: str, max_model_len: int, value: str = "") -> None:
+        """For the engine of one generation only."""
+        condition = f"max_model_len={max_model_len}"
+        self.run("lab-gpu", "fault", "set", "--gpu", "3", f"{name}={f'{value},' if value else ''}{condition}")
+
+
+@pytest.fixture(scope="session")
+def edge(host: Host) -> Edge:
+    return Edge(host)
+
+
+@pytest.fixture(scope="session")
+def controller() -> Any:
+    found = Controller()
+    found.environment["VLLM_EDGE_LAB_NAME"] = LAB
+    return found
+
+
+# ---- other people -----------------------------------------------------------------------------------------------
+
+
+class Bystanders:
+    """Somebody else's container and somebody else's process on a GPU; nothing of ours may touch them."""
+
+    def __init__(self, edge: Edge) -> None:
+        self.edge = edge
+        self.expected: tuple[Any, Any] = (None, None)
+        self.pid = ""
+
+    def start(self) -> None:
+        image = self.edge.run("docker", "image", "ls", "--quiet", "--filter=reference=*/vllm/vllm-openai").split()[0]
+        self.edge.host.run(f"docker rm --force {BYSTANDER}")
+        words = [f"--name={BYSTANDER}", "--stop-signal=SIGKILL", "--entrypoint=sleep", image, "infinity"]
+        self.edge.run("docker", "run", "--detach", *words)
+        self.edge.run("lab-gpu", "foreign", "stop")
+        self.pid = self.edge.run("lab-gpu", "foreign", "start", "--gpu", "0", "--mib", str(FOREIGN_MIB)).strip()
+        self.expected = self.look()
+
+    def again(self) -> None:
+        """After the host went down with all that ran on it: the container is there still, and starts."""
+        self.edge.run("docker", "start", BYSTANDER)
+        self.pid = self.edge.run("lab-gpu", "foreign", "start", "--gpu", "0", "--mib", str(FOREIGN_MIB)).strip()
+        after = self.look()
+        assert after[0].id == self.expected[0].id, "the bystander's container is another one"
+        self.expected = after
+
+    def look(self) -> tuple[Any, Any]:
+        container = default.life(self.edge, BYSTANDER)
+        # Name and the time of its start, the 22nd field.
+        stat = self.edge.host.run(f"cat /proc/{self.pid}/stat").stdout.rpartition(")")
+        return container, (stat[0], stat[2].split()[19:20])
+
+    def stop(self) -> None:
+        self.edge.run("docker", "rm", "--force", BYSTANDER)
+        self.edge.run("lab-gpu", "foreign", "stop")
+
+
+@pytest.fixture(scope="session")
+def bystanders(edge: Edge) -> Iterator[Bystanders]:
+    found = Bystanders(edge)
+    found.start()
+    assert found.expected[0] is not None and found.expected[1][1], found.expected
+    yield found
+    found.stop()
+
+
+@pytest.fixture(autouse=True)
+def undisturbed(edge: Edge, bystanders: Bystanders) -> Iterator[None]:
+    """Around every test: other people's container and process live on, and nothing of the test stays."""
+    yield
+    edge.calm()
+    assert bystanders.look() == bystanders.expected, "somebody else was disturbed"
+
+
+# ---- ends of those who ask -------------------------------------------------------------------------------------
+
+
+def start_play(controller: Any, playbook: str, *arguments: str) -> subprocess.Popen[str]:
+    """A run with a process group of its own, so that all of it can be killed at once."""
+    return subprocess.Popen(
+        controller._command("ansible-playbook", *arguments, str(ROOT / playbook)),
+        cwd=ROOT,
+        env=controller.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def kill_group(process: subprocess.Popen[str]) -> None:
+    """Nothing of it may say goodbye."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
+
+
+def cut_ssh(edge: Edge) -> None:
+    """Every ssh session of the host ends, ours among them: those of operators, of Ansible, of followers."""
+    sessions = "ps -o pid= --ppid $(systemctl show --property=MainPID --value ssh.service)"
+    edge.run("systemd-run", "--quiet", "--collect", "sh", "-c", f"sleep 0.5; kill -9 $({sessions})")
+    *words, name = edge.ssh(own=False)
+    question = [*words, *shlex.split(default.SSH_OPTIONS), "-O", "check", name]
+
+    def gone() -> bool:
+        return subprocess.run(question, capture_output=True, check=False, timeout=30).returncode != 0
+
+    edge.wait("the ssh sessions to be cut", gone, 30)
+
+
+# ---- two generations --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Where the host is, and where a test wants it to go."""
+
+    here: int
+    there: int
+    here_len: int
+    there_len: int
+
+
+LENGTHS = (4096, 2048)
+
+
+@pytest.fixture
+def pair(edge: Edge) -> Pair:
+    """The committed generation of one engine, and another one that differs in max_model_len. It serves first."""
+    here = edge.number()
+    if set(edge.generation(here)["engines"]) != {ENGINE}:
+        back = edge.switch(1)
+        assert back.rc == OK, back.message
+        here = 1
+    config = edge.engines(here)[ENGINE]
+    length = int(config["max_model_len"])
+    other = LENGTHS[1] if length == LENGTHS[0] else LENGTHS[0]
+    there = edge.variant(here, *edit_of(length, other))
+    if edge.status()["problems"]:
+        again = edge.switch(here)
+        assert again.rc == OK, again.message
+    return Pair(here, there, length, other)
+
+
+def edit_of(length: int, other: int) -> tuple[tuple[str, str], tuple[str, str]]:
+    return (
+        (f"--max-model-len={length}\n", f"--max-model-len={other}\n"),
+        (f'"max_model_len": {length},', f'"max_model_len": {other},'),
+    )
+
+
+# ---- clients ----------------------------------------------------------------------------------------------------
+
+
+class Clients:
+    """Asks every role once a second, on the host, over whatever happens to the ssh connections."""
+
+    LOG = "/var/tmp/role-client.jsonl"
+
+    def __init__(self, edge: Edge) -> None:
+        self.edge = edge
+
+    def start(self, *options: str) -> None:
+        self.edge.put("/usr/local/bin/role_client.py", Path(role_client.__file__).read_text(), "0755")
+        self.edge.run("rm", "--force", self.LOG)
+        words = ["/usr/local/bin/role_client.py", "watch", "--log", self.LOG, *options]
+        self.edge.run("systemd-run", "--quiet", "--collect", "--unit=role-client", *words)
+        time.sleep(2)
+
+    def stop(self, directory: Path) -> role_client.Recorded:
+        self.edge.run("systemctl", "stop", "role-client")
+        log = directory / "role-client.jsonl"
+        log.write_text(self.edge.run("cat", self.LOG))
+        return role_client.read(log)
+
+
+@pytest.fixture
+def clients(edge: Edge) -> Iterator[Clients]:
+    yield Clients(edge)
+    edge.host.run("systemctl stop role-client")

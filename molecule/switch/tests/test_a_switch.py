@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a switch does: through Ansible with clients that ask meanwhile, and by the host's own program.
+
+In the order that needs the fewest loads: each test begins where the one before has left the host.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import role_client
+import yaml
+from conftest import (
+    BUSY,
+    CONTAINER,
+    ENGINE,
+    GPUS,
+    INVENTORY_PROFILE,
+    OK,
+    PROFILE,
+    ROLES,
+    ROLLED_BACK,
+    ROOT,
+    SETTINGS,
+    STATE,
+    Begun,
+    Clients,
+    Edge,
+    Switched,
+    cut_ssh,
+    default,
+    kill_group,
+    start_play,
+)
+
+GROUP_VARS = ROOT / "group_vars" / "all"
+SECOND = "e2b-beside"
+AGREE_S = 2.0
+"""Client and journal ask at other moments, the one every second, the other twice a second."""
+FORWARD = ["preflight", "prepare", "drain", "stop", "free", "install", "start", "healthy", "warm_up", "canary"]
+FORWARD += ["measure", "commit", "clean_up"]
+
+Tell = Callable[[str, Sequence[str]], None]
+
+
+def group_vars(name: str) -> dict[str, Any]:
+    return dict(yaml.safe_load((GROUP_VARS / f"{name}.yml").read_text()))
+
+
+def edited(**engines: Mapping[str, Any]) -> str:
+    """`-e` with the engines of the project, some of them edited or new, as an operator's edit of the file would be."""
+    there = group_vars("engines")["serving_engines"]
+    for name, values in engines.items():
+        there[name] = {**there.get(name, {}), **values}
+    return f"--extra-vars={json.dumps({'serving_engines': there})}"
+
+
+EDIT = edited(**{ENGINE: {"max_model_len": 2048}})
+# The first engine as it is after the edit, and one more of the same model on another GPU.
+BESIDE = {**group_vars("engines")["serving_engines"][ENGINE], "gpus": [2], "port": 8060, "served_names": ["scribe"]}
+TWO = {
+    "serving_profiles": {PROFILE: {**group_vars("profiles")["serving_profiles"][PROFILE], "engines": [ENGINE, SECOND]}}
+}
+WITH_SECOND = [edited(**{ENGINE: {"max_model_len": 2048}, SECOND: BESIDE}), f"--extra-vars={json.dumps(TWO)}"]
+
+
+def gaps_of(recorded: role_client.Recorded) -> dict[str, list[role_client.Gap]]:
+    found: dict[str, list[role_client.Gap]] = {role: [] for role in ROLES}
+    for gap in role_client.gaps(recorded.asked):
+        found[gap.role].append(gap)
+    return found
+
+
+def agree(recorded: role_client.Recorded, journal: Mapping[str, Any], roles: Sequence[str]) -> None:
+    """One gap for each of these roles, as long as the journal says, in the same phases; none for any other."""
+    for role, found in gaps_of(recorded).items():
+        told = journal["downtime"][role]
+        if role not in roles:
+            assert found == [] and told["seconds"] == 0, (role, found, told)
+            continue
+        (gap,) = found
+        assert gap.seconds is not None and abs(gap.seconds - told["seconds"]) <= AGREE_S, (role, gap, told)
+        (asked,) = told["gaps"]
+        began = journal["began_monotonic_s"]
+        assert abs(began + asked["from_s"] - gap.from_s) <= AGREE_S, (role, gap, told)
+        assert abs(sum(told["phases"].values()) - told["seconds"]) <= 0.5, told
+        assert max(told["phases"], key=lambda name: told["phases"][name]) == "healthy", told
+
+
+# ---- through Ansible --------------------------------------------------------------------------------------------
+
+
+def test_the_first_run_is_a_switch(edge: Edge) -> None:
+    """What molecule's converge did."""
+    (first,) = edge.history()
+    assert (first["result"], first["from_generation"], first["generation"]) == ("committed", None, 1)
+    assert first["origin"] == "-e" and "Ansible" in first["asked_by"]
+    assert edge.serves(1)
+
+
+def test_check_mode_shows_an_edit_and_changes_nothing(edge: Edge, controller: Any) -> None:
+    before, numbers, container = edge.committed(), edge.numbers(), default.life(edge, CONTAINER)
+    play = controller.play("playbooks/engines.yml", SETTINGS, EDIT, "--check")
+    assert play.rc == 0, play.output[-6000:]
+    assert "--max-model-len=4096" in play.output and "--max-model-len=2048" in play.output
+    assert re.search(r"^\+--max-model-len=2048$", play.output, re.MULTILINE), play.output[-4000:]
+    assert (edge.committed(), edge.numbers(), default.life(edge, CONTAINER)) == (before, numbers, container)
+    assert len(edge.history()) == 1
+
+
+@pytest.fixture(scope="module")
+def edit(edge: Edge, controller: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """site.yml with the edit of one engine, while clients ask."""
+    clients = Clients(edge)
+    clients.start()
+    play = controller.play("site.yml", SETTINGS, EDIT)
+    recorded = clients.stop(tmp_path_factory.mktemp("edit"))
+    yield {"play": play, "recorded": recorded, "journal": edge.last()}
+
+
+def test_an_edit_of_one_engine(edge: Edge, edit: dict[str, Any], tell: Tell) -> None:
+    play, journal = edit["play"], edit["journal"]
+    assert play.rc == 0, play.output[-8000:]
+    assert edge.serves(2)
+    assert (journal["result"], journal["from_generation"], journal["generation"]) == ("committed", 1, 2)
+    assert (journal["keep"], journal["stop"], journal["start"]) == ([], [ENGINE], [ENGINE])
+    assert [row["phase"] for row in journal["phases"]] == FORWARD
+    assert {row["outcome"] for row in journal["phases"]} == {"done"}
+    assert {row["served_name"] for row in journal["canary"]} == set(ROLES)
+    (measured,) = [row for row in journal["gpus"] if row["uuid"] == GPUS[3]]
+    assert measured["within_budget"] and measured["engine_mib"] > 20_000
+    tell("An edit of max_model_len, seen by clients", role_client.summary(edit["recorded"], [journal]))
+
+
+def test_clients_and_journal_agree(edit: dict[str, Any]) -> None:
+    agree(edit["recorded"], edit["journal"], ROLES)
+
+
+def test_the_report_tells_phases_and_downtime(edge: Edge, edit: dict[str, Any]) -> None:
+    output, journal = edit["play"].output, edit["journal"]
+    assert re.search(r"^\s+healthy\s+\d+\.\d s", output, re.MULTILINE), output[-4000:]
+    for role in ROLES:
+        assert f"{role}  " in output and f"{journal['downtime'][role]['seconds']:.1f} s" in output
+    report = json.loads(edge.run("cat", f"{STATE}/report.json"))
+    assert report["generation"] == 2
+
+
+def test_what_is_active_already_is_left_alone(edge: Edge, controller: Any) -> None:
+    container, unit, last = default.life(edge, CONTAINER), edge.unit("InvocationID", "MainPID"), edge.last_id()
+    play = controller.play("playbooks/engines.yml", SETTINGS, EDIT)
+    assert (play.rc, play.changed, play.recap["changed"]) == (0, [], 0), play.output[-6000:]
+    again = edge.switch(2)
+    assert (again.rc, again.result) == (OK, "unchanged"), again.message
+    assert "nothing was touched" in again.message
+    assert (default.life(edge, CONTAINER), edge.unit("InvocationID", "MainPID")) == (container, unit)
+    assert next(row["id"] for row in edge.history() if row["result"] != "unchanged") == last
+
+
+def test_a_plain_run_does_not_end_what_was_chosen(edge: Edge, controller: Any) -> None:
+    container, last = default.life(edge, CONTAINER), edge.last_id()
+    play = controller.play("site.yml")
+    said = " ".join(play.output.split())
+    assert play.rc != 0 and play.recap["changed"] == 0
+    assert f"runs profile {PROFILE} (generation 2), which was chosen with -e" in said, play.output[-4000:]
+    assert f"put 'serving_profile: {PROFILE}' into the inventory" in said
+    assert f"run with '-e serving_profile={INVENTORY_PROFILE}'" in said
+    assert (default.life(edge, CONTAINER), edge.last_id(), edge.number()) == (container, last, 2)
+
+
+def test_status_tells_the_switch_and_who_chose(edge: Edge, controller: Any) -> None:
+    play = controller.play("playbooks/status.yml")
+    assert play.rc == 0, play.output[-4000:]
+    said = " ".join(play.output.split())
+    assert f"inventory says {INVENTORY_PROFILE}, host runs {PROFILE} (chosen by -e" in said, play.output
+    line = rf"^\S+Z\s+1 {PROFILE}\s+2 {PROFILE}\s+committed\s+\d+ s\s+\d+ s\s+-e$"
+    assert re.search(line, play.output, re.MULTILINE), play.output
+    play = controller.play("playbooks/status.yml", "-e", "format=json")
+    (shown,) = re.findall(r"^\{$.*?^\}$", play.output, re.MULTILINE | re.DOTALL)
+    history = json.loads(shown)["history"]
+    assert any((row["from_generation"], row["generation"], row["result"]) == (1, 2, "committed") for row in history)
+
+
+# ---- by the host's own program ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Busy:
+    """A rollback in which much else happened."""
+
+    ended: dict[str, Any]
+    second: Switched
+    playing: Any
+    follower: Switched
+    hooks: list[dict[str, str]]
+    status: dict[str, Any]
+    progress: str
+
+
+NOTE = """env | grep ^VLLM_EDGE_ | sort > /run/hook-$VLLM_EDGE_HOOK
+systemctl is-active {unit} >> /run/hook-$VLLM_EDGE_HOOK"""
+
+
+@pytest.fixture(scope="module")
+def busy(edge: Edge, controller: Any) -> Iterator[Busy]:
+    """`vllm-edge rollback` is held in its drain by a hook. Meanwhile others ask for a switch, and ssh is cut."""
+    number = edge.number()
+    for name in ("before_drain", "after_commit"):
+        edge.hook(name, NOTE.format(unit=f"vllm-{ENGINE}.service"), "10-note")
+    edge.hold("before_drain")
+    begun: Begun = edge.begin("vllm-edge", "rollback", "--format", "json")
+    edge.until(begun.before, "drain")
+    status = edge.status()
+    progress = edge.run("vllm-edge", "progress")
+    second = edge.switch(number)
+    playing = controller.play("playbooks/engines.yml", SETTINGS, EDIT)
+    cut_ssh(edge)
+    follower = begun.end(60)
+    edge.let_go()
+    ended = edge.ended(begun.before)
+    hooks = [
+        dict(line.split("=", 1) for line in edge.run("cat", f"/run/hook-{name}").splitlines() if "=" in line)
+        | {"engine": edge.run("tail", "--lines=1", f"/run/hook-{name}").strip()}
+        for name in ("before_drain", "after_commit")
+    ]
+    yield Busy(ended, second, playing, follower, hooks, status, progress)
+
+
+def test_rollback_on_the_host(edge: Edge, busy: Busy) -> None:
+    journal = busy.ended
+    assert (journal["result"], journal["from_generation"], journal["generation"]) == ("committed", 2, 1)
+    assert (journal["origin"], journal["asked_by"]) == ("host", "vllm-edge rollback by ops")
+    assert edge.serves(1)
+    assert (edge.committed()["origin"], edge.committed()["previous_generation"]) == ("host", 2)
+
+
+def test_history_on_the_host(edge: Edge, busy: Busy) -> None:
+    text = edge.run("vllm-edge", "history")
+    lines = [line.split() for line in text.splitlines()]
+    rows = [line for line in lines if "committed" in line]
+    assert rows[0][1:6] == ["2", PROFILE, "1", PROFILE, "committed"], text
+    assert rows[1][1:6] == ["1", PROFILE, "2", PROFILE, "committed"], text
+
+
+def test_ssh_was_cut(busy: Busy, seen: Callable[..., None]) -> None:
+    """The follower went with its connection, the switch did not."""
+    assert busy.follower.rc == 255 and busy.follower.journal is None
+    assert busy.ended["result"] == "committed"
+    seen("ssh cut, in phase drain", busy.ended["message"], "the new generation", busy.ended["seconds"])
+
+
+def test_hooks_know_the_switch(busy: Busy) -> None:
+    route = {
+        "VLLM_EDGE_GENERATION": "1",
+        "VLLM_EDGE_PROFILE": PROFILE,
+        "VLLM_EDGE_FROM_GENERATION": "2",
+        "VLLM_EDGE_FROM_PROFILE": PROFILE,
+        "engine": "active",
+    }
+    assert busy.hooks[0] == {"VLLM_EDGE_HOOK": "before_drain", **route}
+    assert busy.hooks[1] == {"VLLM_EDGE_HOOK": "after_commit", **route}
+
+
+def test_two_at_once(busy: Busy, seen: Callable[..., None]) -> None:
+    assert busy.second.rc == BUSY
+    assert "asked by vllm-edge rollback by ops, phase drain" in busy.second.message, busy.second.message
+    assert "Nothing was done" in busy.second.message
+    said = " ".join(busy.playing.output.split())
+    assert busy.playing.rc != 0 and "asked by vllm-edge rollback by ops, phase drain" in said, busy.playing.output
+    assert (busy.status["switch"]["phase"], busy.status["switch"]["generation"]) == ("drain", 1)
+    assert busy.status["problems"] == []
+    assert re.match(rf"generation 1 \({PROFILE}\): drain for \d+ s", busy.progress)
+    seen("two at once, a second switch and a play", busy.second.message, "the first goes on")
+
+
+def test_a_hook_that_fails_stops_nothing(edge: Edge, seen: Callable[..., None]) -> None:
+    container = default.life(edge, CONTAINER)
+    edge.hook("before_drain", "echo the gateway says no; exit 7", "20-gateway")
+    done = edge.switch(2)
+    assert (done.rc, done.result, done.failed_in()) == (ROLLED_BACK, "rolled_back", "drain")
+    assert "20-gateway ended with exit status 7" in done.message and "the gateway says no" in done.message
+    assert default.life(edge, CONTAINER) == container, "no engine had to stop"
+    served = edge.serves(1)
+    assert {row["seconds"] for row in (done.journal or {})["downtime"].values()} == {0}
+    seen("hook before_drain fails", done.message, served, done.seconds)
+
+
+# ---- only what differs moves ------------------------------------------------------------------------------------
+
+
+def test_ansible_killed_while_an_engine_is_added(
+    edge: Edge, controller: Any, clients: Clients, tmp_path: Path, seen: Callable[..., None]
+) -> None:
+    """The profile gets a second engine; the first one is kept, and clients notice nothing. Nor does the host that
+    Ansible goes."""
+    first = edge.committed()["engines"][ENGINE]
+    kept, container = edge.unit("InvocationID", "MainPID"), default.life(edge, CONTAINER)
+    with_second = [WITH_SECOND[0].replace('"max_model_len": 2048', '"max_model_len": 4096'), WITH_SECOND[1]]
+    clients.start()
+    before = edge.last_id()
+    playing = start_play(controller, "playbooks/engines.yml", SETTINGS, *with_second)
+    edge.until(before, "healthy")
+    kill_group(playing)
+    journal = edge.ended(before)
+    recorded = clients.stop(tmp_path)
+    assert journal["result"] == "committed", journal["message"]
+    assert (journal["keep"], journal["stop"], journal["start"]) == ([ENGINE], [], [SECOND])
+    served = edge.serves(journal["generation"])
+    assert (edge.unit("InvocationID", "MainPID"), default.life(edge, CONTAINER)) == (kept, container)
+    assert edge.committed()["engines"][ENGINE] == first, "it keeps its hash and its number"
+    agree(recorded, journal, [])
+    seen("Ansible killed, in phase healthy", journal["message"], served, journal["seconds"])
+
+
+def test_an_engine_is_taken_away(edge: Edge, clients: Clients, tmp_path: Path) -> None:
+    kept = default.life(edge, CONTAINER)
+    clients.start()
+    done = edge.rollback()
+    recorded = clients.stop(tmp_path)
+    assert (done.rc, done.result) == (OK, "committed"), done.message
+    journal = done.journal or {}
+    assert (journal["keep"], journal["stop"], journal["start"]) == ([ENGINE], [SECOND], [])
+    assert edge.serves(1)
+    assert default.life(edge, CONTAINER) == kept
+    assert gaps_of(recorded) == {role: [] for role in ROLES}
+    assert edge.host.run(f"ls /etc/vllm-edge/engines/{SECOND} /etc/systemd/system/vllm-{SECOND}.service").rc != 0
+
+
+# ---- the demonstration ------------------------------------------------------------------------------------------
+
+DEMONSTRATION = ["nvfp4-tp2", "bf16-tp4", "w4a16-tp2", "nvfp4-tp2"]
+SMALL = ["auditor", "sentry"]
+LARGE = ["architect", "worker"]
+
+
+@pytest.mark.thorough
+def test_the_demonstration(edge: Edge, controller: Any, clients: Clients, tmp_path: Path, tell: Tell) -> None:
+    """nvfp4-tp2 -> bf16-tp4 -> w4a16-tp2 -> nvfp4-tp2 -> an edit of the 31B, clients asking throughout."""
+
+    def lives() -> dict[str, Any]:
+        return {name: default.life(edge, f"vllm-{name}") for name in ("e4b", "e2b")}
+
+    def site(profile: str, *arguments: str) -> dict[str, Any]:
+        words = [SETTINGS, f"--extra-vars=serving_profile={profile}", *arguments]
+        play = default.play_result(controller.start_play("site.yml", *words), 900)
+        assert play.rc == 0, play.output[-8000:]
+        journal = edge.last()
+        assert journal is not None and (journal["result"], journal["profile"]) == ("committed", profile)
+        assert edge.serves(journal["generation"])
+        return journal
+
+    site(DEMONSTRATION[0])
+    clients.start("--timeout", "10")
+    journals = [site(profile) for profile in DEMONSTRATION[1:3]]
+    small = lives()
+    journals.append(site(DEMONSTRATION[3]))
+    assert lives() == small and None not in small.values(), "E4B and E2B are in both profiles"
+    length = group_vars("engines")["serving_engines"]["31b-nvfp4-tp2"]["max_model_len"]
+    journals.append(site(DEMONSTRATION[3], edited(**{"31b-nvfp4-tp2": {"max_model_len": length // 2}})))
+    assert lives() == small, "the edit is the 31B's"
+    recorded = clients.stop(tmp_path)
+    tell("The demonstration: gaps of clients beside the phases", role_client.summary(recorded, journals))
+    away = [ROLES, ROLES, LARGE, LARGE]
+    found = gaps_of(recorded)
+    for journal, roles in zip(journals, away, strict=True):
+        began, ended = role_client.span(journal)
+        for role in ROLES:
+            during = [gap for gap in found[role] if began - 1 <= gap.from_s <= ended + 1]
+            told = journal["downtime"][role]["seconds"]
+            if role not in roles:
+                assert during == [] and told == 0, (journal["profile"], role, during, told)
+                continue
+            assert None not in [gap.seconds for gap in during], during
+            total = sum(gap.seconds or 0.0 for gap in during)
+            assert abs(total - told) <= AGREE_S, (journal["profile"], role, during, told)
+    site(PROFILE)
