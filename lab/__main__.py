@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's command: `python3 -m lab up|down|cut|reconnect|offline|shell|status|images`."""
+"""The lab's command: `python3 -m lab up|down|reboot|cut|reconnect|offline|shell|status|images`."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
-from lab.world import World, cut, down, offline_command, prepare, reconnect, ssh_command, status, up
+from lab.world import World, cut, down, offline_command, prepare, reboot, reconnect, ssh_command, status, up
 
 
 def main() -> None:
@@ -25,6 +25,8 @@ def main() -> None:
     bring.add_argument("--medium", default="", help="directory that a new host has, read-only, as a carried disk")
     remove = commands.add_parser("down", help="remove the lab")
     remove.add_argument("--keep-images", action="store_true", help="keep images and cache for the next time")
+    again = commands.add_parser("reboot", help="reboot the host; returns when it can be logged in")
+    again.add_argument("--hard", action="store_true", help="a power cut: every process killed, nothing is told")
     commands.add_parser("cut", help="cut the host from the vendors and from everything but ssh")
     commands.add_parser("reconnect", help="undo `cut`")
     offline = commands.add_parser("offline", help="a command of this machine in the host's network, cut where that is")
@@ -40,6 +42,8 @@ def main() -> None:
         up(world)
     elif options.command == "down":
         down(world, options.keep_images)
+    elif options.command == "reboot":
+        reboot(world, options.hard)
     elif options.command == "cut":
         cut(world)
     elif options.command == "reconnect":

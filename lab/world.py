@@ -39,6 +39,8 @@ ENGINE_REPOSITORY = "vllm/vllm-openai"
 ENGINE_TAG = "v0.32.0"
 # Where the host has a carried disk.
 MEDIUM = "/media/vllm-edge"
+# Longer than any unit of the host may take to stop.
+SHUTDOWN_TIMEOUT_S = 300
 # Names under which the vendors answer to the host.
 VENDORS_ALIASES = ("vendors.lab", "hub.lab", "registry.lab")
 # A host that is cut may answer whoever calls it, and calls nobody: nothing new leaves by its interface, not from its
@@ -274,16 +276,44 @@ def ssh_command(world: World) -> list[str]:
     return ["ssh", "-F", str(world.generated / "ssh_config"), world.host]
 
 
-def wait_for_ssh(world: World, timeout_s: float) -> None:
-    """Wait until the operator can log in and systemd has finished booting."""
+def wait_for_ssh(world: World, timeout_s: float, whole_boot: bool = True) -> None:
+    """Wait until the operator can log in and, with `whole_boot`, systemd has finished booting."""
     deadline = time.monotonic() + timeout_s
+    question = ["systemctl", "is-system-running", "--wait"] if whole_boot else ["true"]
     while True:
-        done = run([*ssh_command(world), "systemctl", "is-system-running", "--wait"], check=False, quiet=True)
-        if done.returncode != 255 and done.stdout.split()[-1:] in (["running"], ["degraded"]):
+        done = run([*ssh_command(world), *question], check=False, quiet=True)
+        if done.returncode == 0 or (done.returncode != 255 and done.stdout.split()[-1:] == ["degraded"]):
             return
         if time.monotonic() > deadline:
             raise SystemExit(f"lab: {world.host} does not answer over ssh after {timeout_s:.0f} s:\n{done.stdout}")
         time.sleep(0.3)
+
+
+def reboot(world: World, hard: bool) -> None:
+    """What a reboot is to the host: an orderly shutdown by its systemd, or a power cut, and a boot with the same disk.
+
+    Memory, /run and the simulated GPUs begin anew, faults and claims with them. Returns when the operator can log in;
+    units may still be starting.
+    """
+    if container_state(world.host) != "running":
+        raise SystemExit(f"lab: {world.host} does not run, so it cannot reboot; `python -m lab up` starts it")
+    was_cut = host_iptables(world, "--check", CUT_RULES[0], check=False)
+    with stage("power cut" if hard else "orderly shutdown, as systemctl reboot does it"):
+        # SIGRTMIN+5 is systemd's word for reboot.target.
+        docker("kill", "--signal=SIGKILL" if hard else "--signal=SIGRTMIN+5", world.host)
+        deadline = time.monotonic() + SHUTDOWN_TIMEOUT_S
+        while container_state(world.host) == "running":
+            if time.monotonic() > deadline:
+                raise SystemExit(
+                    f"lab: {world.host} is still going down after {SHUTDOWN_TIMEOUT_S} s; `docker exec {world.host} "
+                    "systemctl list-jobs` shows what it waits for, `python -m lab reboot --hard` does not wait"
+                )
+            time.sleep(0.2)
+    with stage("boot the host"):
+        docker("start", world.host)
+        if was_cut:
+            cut(world)
+        wait_for_ssh(world, 60, whole_boot=False)
 
 
 def vendors_address(world: World) -> str:
