@@ -7,6 +7,7 @@ are copies of one generation's; which one the host is committed to is in active-
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -638,7 +639,10 @@ def install(generation: Generation, paths: HostPaths, engines: Iterable[str], *,
 
 def remove_engine(name: str, paths: HostPaths) -> list[str]:
     """Removes the live files of an engine; what an operator put beside them stays. Returns what was removed."""
-    gone = [str(place) for place in _engine_places(name, paths).values() if _unlink(place)]
+    places = list(_engine_places(name, paths).values())
+    for place in places:
+        _unlink(_fresh(place))
+    gone = [str(place) for place in places if _unlink(place)]
     directory = paths.engine_dir(name)
     try:
         directory.rmdir()
@@ -709,6 +713,11 @@ def would(generation: Generation, moves: Mapping[str, Iterable[str]]) -> str:
 # -- files
 
 
+def _fresh(path: Path) -> Path:
+    """Where a file is written before it takes its name."""
+    return path.with_name(f".{path.name}.new")
+
+
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -730,20 +739,19 @@ def _unlink(path: Path) -> bool:
 
 def _write(path: Path, text: str) -> None:
     """Atomically: a reader sees the old or the new one, and a power cut leaves one of them."""
-    name = ""
+    # One writer at a time, it holds the lock of the switch: what a killed one left is written over.
+    fresh = _fresh(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        fresh.unlink(missing_ok=True)
+        with open(fresh, "x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())
             os.fchmod(file.fileno(), MODE)
-        os.rename(name, path)
-        name = ""
+            os.fsync(file.fileno())
+        os.rename(fresh, path)
         _sync(path.parent)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
         raise GenerationError(f"{path} could not be written: {error}") from error
-    finally:
-        if name:
-            Path(name).unlink(missing_ok=True)

@@ -330,10 +330,13 @@ def test_old_images_of_ours_are_removed_and_nobody_elses(host: Host) -> None:
     state = {**host.docker_state(), "containers": {"c1": "sha256:0"}}
     state["images"] += [*old, other]
     host.docker(state)
+    generation = host.root / "state/generations/4/engines/e2b"
+    generation.mkdir(parents=True)
+    (generation / "engine.json").write_text(json.dumps({"image_id": "sha256:1"}, indent=2))
     played = host.play(vllm_image_keep=2, vllm_image_driver_version="580.173.02")
     assert played.rc == 0, played.text
-    kept = [tag for tag in host.tags() if "old" in tag]
-    assert kept == ["vllm-edge/vllm-openai:old0", "vllm-edge/vllm-openai:old3"], "old0 is used by a container"
+    kept = [tag.removeprefix("vllm-edge/vllm-openai:") for tag in host.tags() if "old" in tag]
+    assert kept == ["old0", "old1", "old3"], "old0 is used by a container, old1 by a kept generation"
     assert {BASE, "someone/else:1"} <= set(host.tags())
 
 
