@@ -40,6 +40,7 @@ STOP_MARGIN_S = 60.0
 """Beyond TimeoutStopSec: systemd kills then, and the supervisor may take a while to remove its container."""
 STOP_AT_MOST_S = 900.0
 REMOVE_S = 60.0
+TARGET_S = 10.0
 RESTARTS_ON_THE_WAY_BACK = 2
 """A rollback has nothing else to go to: an engine that fails and may heal gets as many more tries."""
 
@@ -465,12 +466,13 @@ class HostWorld:
         for order, what in (
             (self.systemd.daemon_reload, "systemd could not read the units again"),
             (lambda: self.systemd.enable(TARGET), f"{TARGET} could not be enabled"),
-            (lambda: self.systemd.start([TARGET], wait=True), f"{TARGET} could not be started"),
+            (lambda: self.systemd.start([TARGET]), f"{TARGET} could not be started"),
         ):
             try:
                 order()
             except SystemdError as error:
                 problems.append(f"{what}: {error}.")
+        problems += self._target_problems()
         try:
             pruned = generations.prune(self.paths, wanted.limits.keep_generations)
             if pruned:
@@ -485,18 +487,40 @@ class HostWorld:
             raise PhaseFailed(" ".join(problems))
         return Done("; ".join(done) or "nothing was left to do", warnings=tuple(warnings))
 
+    def _target_problems(self) -> list[str]:
+        """Its start is not waited for by systemctl: that would wait for an engine that systemd tries again, too."""
+        deadline = self.clock() + TARGET_S
+        while True:
+            target = self._units([TARGET])[TARGET]
+            if target.active_state == "active" and target.file_state == "enabled":
+                return []
+            if self.clock() >= deadline:
+                state = f"{target.active_state} and {target.file_state or 'not installed'}"
+                return [f"{TARGET} is {state}: its engines do not all start at boot. 'systemctl status {TARGET}'."]
+            self.sleep(POLL_S)
+
     def what_runs(self, wanted: Generation) -> str:
         names = sorted(set(wanted.engines) | self._our_units() | set(generations.live_engines(self.paths)))
         units = self._units([unit_name(name) for name in names])
         roles = {name: several(engine.config.served_names) for name, engine in wanted.engines.items()}
+        try:
+            hashes = {one.engine: one.input_hash for one in self._containers(0) if one.engine and one.running}
+        except PhaseFailed:
+            hashes = {}  # Docker is away: then it is not told of which generation they are
         words = []
         for name in names:
             unit = units[unit_name(name)]
             if name not in wanted.engines and unit.down:
                 continue
-            who = f"{name} ({roles[name]})" if name in roles else f"{name} (of another generation)"
-            state = "serves" if unit.active_state == "active" else f"does not serve ({unit.active_state}"
-            words.append(who + " " + state + ("" if unit.active_state == "active" else f", {unit.sub_state})"))
+            other = name not in roles or hashes.get(name, wanted.hashes[name]) != wanted.hashes[name]
+            who = f"{name} ({'of another generation' if other else roles[name]})"
+            state = self._state(name)
+            if unit.active_state != "active":
+                words.append(f"{who} does not serve ({unit.active_state}, {unit.sub_state})")
+            elif state is not None and state.phase == EnginePhase.UNHEALTHY:
+                words.append(f"{who} is active and does not answer")
+            else:
+                words.append(f"{who} serves")
         return several(words) or "no engine runs"
 
     # -- before anything is touched, hooks, and the client's view

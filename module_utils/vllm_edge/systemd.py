@@ -179,9 +179,10 @@ class Systemd:
         if units:
             self._systemctl("reset-failed", "--", *units, timeout_s=ASK_S)
 
-    def start(self, units: Sequence[str], *, wait: bool = False) -> None:
+    def start(self, units: Sequence[str]) -> None:
+        """Without waiting for them."""
         if units:
-            self._order("start", *([] if wait else ["--no-block"]), "--", *units)
+            self._order("start", "--no-block", "--", *units)
 
     def stop(self, units: Sequence[str], timeout_s: float) -> str | None:
         """All of them side by side; None when they ended in time, else what systemctl said."""

@@ -427,7 +427,7 @@ def test_clean_up_writes_the_target_and_removes_what_is_no_more(host: Host) -> N
     verbs = [call[0] for call in host.systemctl.calls]
     assert verbs == ["daemon-reload", "enable", "start", "reset-failed"]
     # Never restarted: its engines are PartOf it.
-    assert host.systemctl.orders("start") == [[TARGET]]
+    assert host.systemctl.orders("start") == [["--no-block", TARGET]]
 
 
 def test_clean_up_again_changes_nothing(host: Host) -> None:
@@ -454,9 +454,32 @@ def test_clean_up_does_all_it_can_and_then_says_what_it_could_not(host: Host) ->
     assert "vllm-e2b.service is active and no engine of generation 2: 'systemctl stop" in failed.value.text
     assert "could not be enabled: " in failed.value.text and "Read-only file system" in failed.value.text
     assert "vllm-edge.target could not be started" in failed.value.text
+    assert "vllm-edge.target is" not in failed.value.text
     # An engine that runs keeps its files.
     assert host.paths.unit_file("vllm-e2b.service").exists()
     assert "vllm-e4b.service" in host.paths.unit_file(TARGET).read_text()
+
+
+def test_a_target_that_does_not_come_up_is_told(host: Host) -> None:
+    host.systemctl.unit(TARGET, ActiveState="inactive", UnitFileState="disabled")
+    host.clock.at(4, lambda: host.systemctl.unit(TARGET, ActiveState="active", UnitFileState="enabled") and None)
+    host.world.clean_up(host.generation, None)
+    assert host.clock.now == 1004
+    host.systemctl.unit(TARGET, ActiveState="inactive", UnitFileState="disabled")
+    with pytest.raises(PhaseFailed, match=r"vllm-edge.target is inactive and disabled: its engines do not all start"):
+        host.world.clean_up(host.generation, None)
+
+
+def test_what_runs_is_told_of_which_generation_it_is(host: Host) -> None:
+    host.docker.containers = []
+    host.docker.engine("e2b", "of another one")
+    assert host.world.what_runs(host.generation) == "e2b (of another generation) serves"
+    host.docker.away = "connection refused"
+    assert host.world.what_runs(host.generation) == "e2b (e2b) serves"
+    host.docker.away = ""
+    host.docker.containers = []
+    host.failed("e2b", phase="not-answering")
+    assert host.world.what_runs(host.generation) == "e2b (e2b) is active and does not answer"
 
 
 def test_what_runs_is_said_of_every_engine(host: Host) -> None:
