@@ -242,7 +242,7 @@ class Transaction:
                 self.warn(f"{_sentence(str(lost))} The switch goes on without its journal.")
         if journalled:
             _say(f"{'going back, ' if direction == 'back' else ''}{phase}: begins")
-            outcome = self.attempt(f"phase {phase}", act if shielded else self.interruptible(act))
+            outcome = self.attempt(f"Phase {phase}", act if shielded else self.interruptible(act))
         seconds = round(self.now() - began, 3)
         kept: dict[str, Any] = {
             key: tuple(outcome.data[key]) for key in ("canary", "gpus") if outcome.data.get(key) is not None
@@ -304,12 +304,12 @@ class Transaction:
         seen: list[Moves] = []
         failure = self._decide(wanted, seen)
         if failure is not None:
-            return self._refused(failure, former)
+            return self._refused(failure)
         moves = seen[0]
         try:
             self.file.write(keep=moves.keep, stop=moves.stop, start=moves.start)
         except JournalLost as lost:
-            return self._refused(Failed(None, _sentence(str(lost))), former)
+            return self._refused(Failed(None, _sentence(str(lost))))
         if repair and not moves:
             return self._unchanged(wanted, origin=origin, inventory_profile=inventory_profile)
 
@@ -349,7 +349,7 @@ class Transaction:
             if failure is None:
                 continue
             if phase in HARMLESS:
-                return self._refused(failure, former)
+                return self._refused(failure)
             if phase is Phase.COMMIT and not repair and self._is_committed(wanted):
                 # The rename has happened, what came after it failed: from here there is only onward.
                 self.warn(failure.text)
@@ -364,7 +364,7 @@ class Transaction:
             seen.append(self.world.moves(generation))
             return Done()
 
-        outcome = self.attempt("looking at what runs", self.interruptible(look))
+        outcome = self.attempt("Looking at what runs", self.interruptible(look))
         return None if isinstance(outcome, Done) else Failed(None, _sentence(outcome.text))
 
     def _is_committed(self, wanted: Generation) -> bool:
@@ -378,7 +378,7 @@ class Transaction:
         done = self.world.clean_up(wanted, former)
         if not hook:
             return done
-        told = self.attempt("hook after_commit", lambda: self.world.hook("after_commit", wanted, former))
+        told = self.attempt("Hook after_commit", lambda: self.world.hook("after_commit", wanted, former))
         if isinstance(told, Done):
             return _both(done, told)
         # It serves: what a hook says to that is for people.
@@ -395,14 +395,19 @@ class Transaction:
                 )
             return Done()
 
-        outcome = self.attempt("to remember who chose the profile", remember)
+        outcome = self.attempt("Remembering who chose the profile", remember)
         if isinstance(outcome, PhaseFailed):
             self.warn(outcome.text)
         return Result.UNCHANGED, f"{_capital(_named(wanted))} serves already and nothing differs: nothing was touched."
 
-    def _refused(self, failure: Failed, former: Generation | None) -> tuple[Result, str]:
+    def _refused(self, failure: Failed) -> tuple[Result, str]:
         where = f" in phase {failure.phase}" if failure.phase else ""
-        still = f"{_named(former)} is what the host is committed to" if former else "nothing is committed on this host"
+        journal = self.journal
+        still = (
+            "nothing is committed on this host"
+            if journal.from_generation is None
+            else f"the host is committed to generation {journal.from_generation} ({journal.from_profile})"
+        )
         return (
             Result.REFUSED,
             f"{_route(self.journal)} was refused{where}. {failure.text} Nothing was touched: {still}, as before.",
@@ -443,7 +448,7 @@ class Transaction:
         if former is not None and former.number == wanted.number:
             return Result.FAILED, f"{head} What serves was not touched. {self._what_runs(wanted)}"
         if former is None:
-            return self._nothing_before(head, moves.start if self._has_started() else ())
+            return self._nothing_before(head, moves.start if self._has(Phase.START) else ())
         _say(f"going back to {_named(former)}")
         failures = self.towards(former, wanted, "back")
         if self._serves_again(failures):
@@ -459,14 +464,16 @@ class Transaction:
             f"{head} Going back to {_named(former)} failed as well: {self._in_parts(failures, former)}",
         )
 
-    def _has_started(self) -> bool:
-        return any(record.phase is Phase.START for record in self.journal.phases)
+    def _has(self, phase: Phase) -> bool:
+        return any(record.phase is phase for record in self.journal.phases)
 
     def _serves_again(self, failures: Sequence[Failed]) -> bool:
         return all(failure.phase in UNVERIFIED for failure in failures)
 
     def _in_parts(self, failures: Sequence[Failed], committed: Generation) -> str:
-        said = " ".join(f"In phase {failure.phase}: {failure.text}" for failure in failures)
+        said = " ".join(
+            f"In phase {failure.phase}: {failure.text}" if failure.phase else failure.text for failure in failures
+        )
         return f"{said} {self._what_runs(committed)}"
 
     def _what_runs(self, generation: Generation) -> str:
@@ -481,6 +488,9 @@ class Transaction:
 
     def _nothing_before(self, head: str, started: Sequence[str]) -> tuple[Result, str]:
         """No generation to go back to: what was started is stopped."""
+        if self.journal.stop and not self._has(Phase.STOP):
+            runs = ", ".join(self.journal.stop)
+            return Result.ROLLED_BACK, f"{head} Nothing had been stopped or started yet: {runs} were not touched."
         moves = Moves(stop=tuple(started))
         failure = self.phase(Phase.STOP, "back", lambda: self.world.stop(moves))
         stopped = f"{', '.join(started)} stopped again" if started else "no engine had been started"
@@ -528,7 +538,28 @@ class Transaction:
                     start=tuple(name for name in moves.start if name in serving.engines),
                     wait=tuple(name for name in moves.wait if name in serving.engines),
                 )
-        return failures
+        left = self._left(generation) if self._serves_again(failures) else None
+        return [*failures, left] if left is not None else failures
+
+    def _left(self, generation: Generation) -> Failed | None:
+        """What still differs. An engine that could not be stopped may answer and be of the other generation."""
+        seen: list[Moves] = []
+        failure = self._decide(generation, seen)
+        if failure is not None:
+            self.warn(f"What runs could not be seen at the end: {failure.text}")
+            return None
+        moves = seen[0]
+        wrong = [
+            f"{words}: {', '.join(names)}"
+            for words, names in (
+                ("engines that run and should not, or otherwise", moves.stop),
+                ("engines that should run and do not, or otherwise", moves.start),
+                ("files", tuple(change.path for change in moves.files)),
+                (TARGET, moves.target),
+            )
+            if names
+        ]
+        return Failed(None, _sentence(f"Not as {_named(generation)} says are {'; '.join(wrong)}")) if wrong else None
 
     def _act_back(
         self,
@@ -585,7 +616,7 @@ class Transaction:
             why = _sentence(str(error))
             return Result.FAILED, f"{head} Going back failed: {why} 'vllm-edge status' says what runs."
         if committed is None:
-            return self._nothing_before(head, left.start if self._has_started() else ())
+            return self._nothing_before(head, left.start if self._has(Phase.START) else ())
         other = _other(left, committed, self.paths)
         onward = committed.number == left.generation and left.id != DAMAGED
         self.begin_watch(committed, other)

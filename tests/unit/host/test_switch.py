@@ -82,10 +82,14 @@ def journal_of(world: FakeWorld) -> Journal:
     return journal
 
 
-def ended(world: FakeWorld, status: int, result: Result, serving: Generation | None) -> Journal:
+def journal_for(world: FakeWorld, status: int, result: Result) -> Journal:
     journal = journal_of(world)
-    assert journal.result is result, journal.message
-    assert status == EXITS[result]
+    assert (status, journal.result) == (EXITS[result], result), journal.message
+    return journal
+
+
+def ended(world: FakeWorld, status: int, result: Result, serving: Generation | None) -> Journal:
+    journal = journal_for(world, status, result)
     assert unlike(world, serving) == []
     return journal
 
@@ -236,9 +240,7 @@ def test_a_failed_clean_up_leaves_the_new_generation_serving_and_says_what_is_le
 ) -> None:
     world, _old, new = host(tmp_path)
     world.before = failing("clean_up", new.number, lambda: PhaseFailed("systemd did not answer."))
-    status = run(world, new.number)
-    journal = journal_of(world)
-    assert (status, journal.result) == (Exit.FAILED, Result.FAILED)
+    journal = journal_for(world, run(world, new.number), Result.FAILED)
     assert "is committed and serves" in journal.message and "vllm-edge switch 2" in journal.message
     world.before = lambda name, number: None
     started = {name: pid(world, name) for name in new.engines}
@@ -335,9 +337,7 @@ def test_a_foreign_process_that_comes_in_the_middle_is_named_and_the_rest_comes_
             world.save(state)
 
     world.before = arrives
-    status = run(world, new.number)
-    journal = journal_of(world)
-    assert (status, journal.result) == (Exit.FAILED, Result.FAILED)
+    journal = journal_for(world, run(world, new.number), Result.FAILED)
     assert "foreign python3 (pid 99) holds 9000 MiB of GPU 0" in journal.message
     assert "31b-nvfp4 does not fit on GPU 0" in journal.message
     assert "What runs now: 31b-nvfp4 failed, e4b active, e2b active." in journal.message
@@ -354,9 +354,7 @@ def test_a_gpu_that_is_lost_in_the_middle_leaves_the_others_serving(tmp_path: Pa
             world.change(lost_gpus=[new.engines["31b-w4a16"].config.gpus[1]])
 
     world.before = lost
-    status = run(world, new.number)
-    journal = journal_of(world)
-    assert (status, journal.result) == (Exit.FAILED, Result.FAILED)
+    journal = journal_for(world, run(world, new.number), Result.FAILED)
     assert "GPU 1 is lost" in journal.message and "e4b active, e2b active" in journal.message
     canary = [row["served_name"] for row in journal.canary]
     assert sorted(canary) == ["auditor", "sentry"], "what serves is asked all the same"
@@ -457,6 +455,18 @@ def test_a_way_back_that_fails_brings_back_what_it_can(tmp_path: Path, run: Call
     ended(world, run(world, old.number), expected, old)
 
 
+def test_an_engine_that_answers_and_is_of_the_other_generation_is_no_rollback(
+    tmp_path: Path, run: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A canary asks a served name, and cannot know whose it is."""
+    world, _old, new = host(tmp_path)
+    world.change(quirks={f"e2b@{new.hashes['e2b']}": "cannot be stopped"})
+    world.before = failing("measure", new.number, lambda: PhaseFailed("over budget"))
+    monkeypatch.setattr(world, "silent", lambda state, wanted, name: False)
+    journal = journal_for(world, run(world, new.number), Result.FAILED)
+    assert "engines that run and should not, or otherwise: e2b" in journal.message
+
+
 def test_an_engine_without_its_files_is_not_started_as_something_else(tmp_path: Path, run: Callable[..., int]) -> None:
     world, old, new = host(tmp_path)
     forward = failing("canary", new.number, lambda: PhaseFailed("wrong answer"))
@@ -491,9 +501,7 @@ def test_an_old_engine_that_does_not_come_back_leaves_the_others(tmp_path: Path,
             raise PhaseFailed("wrong answer")
 
     world.before = breaks
-    status = run(world, new.number)
-    journal = journal_of(world)
-    assert (status, journal.result) == (Exit.FAILED, Result.FAILED)
+    journal = journal_for(world, run(world, new.number), Result.FAILED)
     assert "In phase healthy: 31b-nvfp4 ended while it was loading." in journal.message
     assert "31b-nvfp4 failed, e4b active, e2b active" in journal.message
     assert {row["served_name"] for row in journal.canary} == {"auditor", "sentry"}
@@ -831,9 +839,7 @@ def test_a_first_switch_that_fails_stops_what_it_started(
 def test_a_first_switch_whose_engines_cannot_be_stopped_again_says_so(tmp_path: Path, run: Callable[..., int]) -> None:
     world, old = first(tmp_path)
     world.change(quirks={"e4b": "cannot be stopped", "e2b": "canary wrong"})
-    status = run(world, old.number)
-    journal = journal_of(world)
-    assert (status, journal.result) == (Exit.FAILED, Result.FAILED)
+    journal = journal_for(world, run(world, old.number), Result.FAILED)
     assert "e4b did not stop" in journal.message and "Nothing is committed" in journal.message
 
 
@@ -861,9 +867,7 @@ def test_a_repair_that_fails_rolls_nothing_back(tmp_path: Path, run: Callable[..
     world.stop(Moves(stop=("e2b",)))
     world.change(quirks={"e2b": "crashes while loading"})
     kept = {name: pid(world, name) for name in ("31b-nvfp4", "e4b")}
-    status = run(world, old.number)
-    journal = journal_of(world)
-    assert (status, journal.result) == (Exit.FAILED, Result.FAILED)
+    journal = journal_for(world, run(world, old.number), Result.FAILED)
     assert "Repairing generation 1 (nvfp4-tp2) failed in phase healthy" in journal.message
     assert "31b-nvfp4 active, e4b active, e2b failed" in journal.message
     assert {name: pid(world, name) for name in kept} == kept
@@ -897,18 +901,22 @@ def test_no_switch_without_a_way_back_where_the_committed_generation_is_damaged(
     assert "nothing to go back to" in journal.message and str(old.directory) in journal.message
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", ["", "before the stop", "after it"])
 def test_a_committed_generation_without_a_directory_is_left_with_a_warning(
-    tmp_path: Path, run: Callable[..., int], fails: bool
+    tmp_path: Path, run: Callable[..., int], fails: str
 ) -> None:
     """As an older release has set the host up."""
     world, old, new = host(tmp_path)
     old.directory.rename(tmp_path / "elsewhere")
-    if fails:
+    if fails == "before the stop":
+        world.change(failing_hooks=["before_drain"])
+        before = world.load()["units"]
+        journal = journal_for(world, run(world, new.number), Result.ROLLED_BACK)
+        assert world.load()["units"] == before and "were not touched" in journal.message
+    elif fails:
         world.change(quirks={NEW_ENGINE: "crashes while loading"})
         status = run(world, new.number)
-        journal = journal_of(world)
-        assert (status, journal.result) == (Exit.FAILED, Result.FAILED)
+        journal = journal_for(world, status, Result.FAILED)
         assert "cannot be brought back" in journal.message
         assert world.load()["units"]["e4b"]["active"] == "active", "what was kept is not touched"
     else:
