@@ -197,6 +197,9 @@ def test_containers_that_docker_does_not_name_are_waited_for_and_left_alone(benc
 def test_a_process_that_ends_while_it_is_looked_up_is_looked_for_again(bench: Bench) -> None:
     with bench.boards.claim(0, 9_000) as pid:
         bench.kinds[pid] = Owner("unknown", reason=ENDED)
+        # It never comes to an end: then its memory is nobody's, and it is not called somebody's.
+        with pytest.raises(PhaseFailed, match="9000 MiB in use that no process holds"):
+            bench.release(0).run(60)
         bench.clock.at(1, lambda: os.kill(pid, 9))
         assert "measured free after" in bench.release(0).run(60).detail
 

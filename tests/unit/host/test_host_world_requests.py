@@ -223,6 +223,16 @@ def test_weights_that_do_not_fit_are_left_on_the_disk(bench: Bench, tmp_path: Pa
     assert "a reserve of 8.0 GiB and was not read" in done.detail and done.warnings == ()
 
 
+def test_memory_is_given_out_once(bench: Bench, tmp_path: Path) -> None:
+    configs = []
+    for name in ("e2b", "e4b"):
+        directory, record = recorded(tmp_path, name)
+        settings = {"weights_path": str(directory), "weights_record": str(record)}
+        configs.append(bench.live(engine(name, **settings)).engines[name].config)
+    done = page_cache.prepare(configs, clock=bench.clock, available=lambda: page_cache.RESERVE_BYTES + 6000)
+    assert done.detail.startswith("e2b 0.0 MiB read") and "e4b (0.0 MiB) does not fit" in done.detail
+
+
 def test_reading_ahead_has_a_limit(bench: Bench, tmp_path: Path) -> None:
     assert "the limit of 0 s was reached" in prepared(bench, tmp_path, 10_000, limit_s=0.0).detail
 
