@@ -121,7 +121,7 @@ def test_the_program_writes_a_line_per_question_and_ends_on_sigterm(engines: lis
     assert {asked.role for asked in recorded.asked if asked.ok} == {"architect", "sentry"}
     assert role_client.gaps(recorded.asked) == []
     times = [asked.monotonic_s for asked in recorded.asked if asked.role == "sentry"]
-    assert times[4] - times[0] == pytest.approx(0.4, abs=0.15)
+    assert times[-1] - times[0] > 0.1 * (len(times) - 1) - 0.09, "asked more often than every 0.1 s"
 
 
 # ---- what a log tells -------------------------------------------------------------------------------------------
