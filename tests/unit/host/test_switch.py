@@ -372,7 +372,8 @@ def test_docker_restarted_in_the_middle_is_waited_for_on_the_way_back(
             raise PhaseFailed("The Docker Engine did not answer.")
 
     world.before = restarted
-    ended(world, run(world, new.number), Result.ROLLED_BACK, old)
+    journal = ended(world, run(world, new.number), Result.ROLLED_BACK, old)
+    assert journal.warnings == (), "it was waited for, and seen"
 
 
 def test_a_docker_that_does_not_come_back_is_gone_back_without(tmp_path: Path, run: Callable[..., int]) -> None:
