@@ -58,7 +58,7 @@ FOREIGN_MIB = 100
 LAB = os.environ.get("VLLM_EDGE_LAB_NAME", "vllm-edge-switch")
 EVIDENCE = os.environ.get("VLLM_EDGE_EVIDENCE", "")
 
-LOADED_S = 180
+LOADED_S = 600
 """The longest that one engine may take from its start until it answers, on a machine that does other things, too."""
 SWITCHED_S = 2 * LOADED_S
 """A switch with its way back."""
@@ -421,7 +421,8 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
     def hold(self, hook: str) -> None:
         """A hook that stays until `let_go`, so that its phase lasts."""
         self.run("touch", "/run/hold")
-        self.hook(hook, "while [ -e /run/hold ]; do sleep 0.1; done")
+        here = '[ -e /run/hold ] && [ "$(systemctl is-system-running)" != stopping ]'
+        self.hook(hook, f"while {here}; do sleep 0.1; done")
 
     def let_go(self) -> None:
         self.run("rm", "--force", "/run/hold")
@@ -521,6 +522,11 @@ def start_play(controller: Any, playbook: str, *arguments: str) -> subprocess.Po
         text=True,
         start_new_session=True,
     )
+
+
+def play(controller: Any, playbook: str, *arguments: str) -> Any:
+    """A run to its end; what it loads may take long beside other tests."""
+    return default.play_result(controller.start_play(playbook, *arguments), 1500)
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:

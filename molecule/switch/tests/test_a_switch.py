@@ -36,6 +36,7 @@ from conftest import (
     cut_ssh,
     default,
     kill_group,
+    play,
     start_play,
 )
 
@@ -62,12 +63,12 @@ def edited(**engines: Mapping[str, Any]) -> str:
 
 
 EDIT = edited(**{ENGINE: {"max_model_len": 2048}})
-# The first engine as it is after the edit, and one more of the same model on another GPU.
+# One more engine of the same model, on another GPU.
 BESIDE = {**group_vars("engines")["serving_engines"][ENGINE], "gpus": [2], "port": 8060, "served_names": ["scribe"]}
 TWO = {
     "serving_profiles": {PROFILE: {**group_vars("profiles")["serving_profiles"][PROFILE], "engines": [ENGINE, SECOND]}}
 }
-WITH_SECOND = [edited(**{ENGINE: {"max_model_len": 2048}, SECOND: BESIDE}), f"--extra-vars={json.dumps(TWO)}"]
+WITH_SECOND = [edited(**{SECOND: BESIDE}), f"--extra-vars={json.dumps(TWO)}"]
 
 
 def gaps_of(recorded: role_client.Recorded) -> dict[str, list[role_client.Gap]]:
@@ -106,10 +107,10 @@ def test_the_first_run_is_a_switch(edge: Edge) -> None:
 
 def test_check_mode_shows_an_edit_and_changes_nothing(edge: Edge, controller: Any) -> None:
     before, numbers, container = edge.committed(), edge.numbers(), default.life(edge, CONTAINER)
-    play = controller.play("playbooks/engines.yml", SETTINGS, EDIT, "--check")
-    assert play.rc == 0, play.output[-6000:]
-    assert "--max-model-len=4096" in play.output and "--max-model-len=2048" in play.output
-    assert re.search(r"^\+--max-model-len=2048$", play.output, re.MULTILINE), play.output[-4000:]
+    run = play(controller, "playbooks/engines.yml", SETTINGS, EDIT, "--check")
+    assert run.rc == 0, run.output[-6000:]
+    assert "--max-model-len=4096" in run.output and "--max-model-len=2048" in run.output
+    assert re.search(r"^\+--max-model-len=2048$", run.output, re.MULTILINE), run.output[-4000:]
     assert (edge.committed(), edge.numbers(), default.life(edge, CONTAINER)) == (before, numbers, container)
     assert len(edge.history()) == 1
 
@@ -119,14 +120,14 @@ def edit(edge: Edge, controller: Any, tmp_path_factory: pytest.TempPathFactory) 
     """site.yml with the edit of one engine, while clients ask."""
     clients = Clients(edge)
     clients.start()
-    play = controller.play("site.yml", SETTINGS, EDIT)
+    run = play(controller, "site.yml", SETTINGS, EDIT)
     recorded = clients.stop(tmp_path_factory.mktemp("edit"))
-    yield {"play": play, "recorded": recorded, "journal": edge.last()}
+    yield {"play": run, "recorded": recorded, "journal": edge.last()}
 
 
 def test_an_edit_of_one_engine(edge: Edge, edit: dict[str, Any], tell: Tell) -> None:
-    play, journal = edit["play"], edit["journal"]
-    assert play.rc == 0, play.output[-8000:]
+    run, journal = edit["play"], edit["journal"]
+    assert run.rc == 0, run.output[-8000:]
     assert edge.serves(2)
     assert (journal["result"], journal["from_generation"], journal["generation"]) == ("committed", 1, 2)
     assert (journal["keep"], journal["stop"], journal["start"]) == ([], [ENGINE], [ENGINE])
@@ -153,37 +154,44 @@ def test_the_report_tells_phases_and_downtime(edge: Edge, edit: dict[str, Any]) 
 
 def test_what_is_active_already_is_left_alone(edge: Edge, controller: Any) -> None:
     container, unit, last = default.life(edge, CONTAINER), edge.unit("InvocationID", "MainPID"), edge.last_id()
-    play = controller.play("playbooks/engines.yml", SETTINGS, EDIT)
-    assert (play.rc, play.changed, play.recap["changed"]) == (0, [], 0), play.output[-6000:]
-    again = edge.switch(2)
-    assert (again.rc, again.result) == (OK, "unchanged"), again.message
-    assert "nothing was touched" in again.message
+    run = play(controller, "playbooks/engines.yml", SETTINGS, EDIT)
+    assert (run.rc, run.changed, run.recap["changed"]) == (0, [], 0), run.output[-6000:]
     assert (default.life(edge, CONTAINER), edge.unit("InvocationID", "MainPID")) == (container, unit)
-    assert next(row["id"] for row in edge.history() if row["result"] != "unchanged") == last
+    assert edge.last_id() == last, "no switch was begun"
 
 
 def test_a_plain_run_does_not_end_what_was_chosen(edge: Edge, controller: Any) -> None:
     container, last = default.life(edge, CONTAINER), edge.last_id()
-    play = controller.play("site.yml")
-    said = " ".join(play.output.split())
-    assert play.rc != 0 and play.recap["changed"] == 0
-    assert f"runs profile {PROFILE} (generation 2), which was chosen with -e" in said, play.output[-4000:]
+    run = play(controller, "site.yml")
+    said = " ".join(run.output.split())
+    assert run.rc != 0 and run.recap["changed"] == 0
+    assert f"runs profile {PROFILE} (generation 2), which was chosen with -e" in said, run.output[-4000:]
     assert f"put 'serving_profile: {PROFILE}' into the inventory" in said
     assert f"run with '-e serving_profile={INVENTORY_PROFILE}'" in said
     assert (default.life(edge, CONTAINER), edge.last_id(), edge.number()) == (container, last, 2)
 
 
 def test_status_tells_the_switch_and_who_chose(edge: Edge, controller: Any) -> None:
-    play = controller.play("playbooks/status.yml")
-    assert play.rc == 0, play.output[-4000:]
-    said = " ".join(play.output.split())
-    assert f"inventory says {INVENTORY_PROFILE}, host runs {PROFILE} (chosen by -e" in said, play.output
+    run = play(controller, "playbooks/status.yml")
+    assert run.rc == 0, run.output[-4000:]
+    said = " ".join(run.output.split())
+    assert f"inventory says {INVENTORY_PROFILE}, host runs {PROFILE} (chosen by -e" in said, run.output
     line = rf"^\S+Z\s+1 {PROFILE}\s+2 {PROFILE}\s+committed\s+\d+ s\s+\d+ s\s+-e$"
-    assert re.search(line, play.output, re.MULTILINE), play.output
-    play = controller.play("playbooks/status.yml", "-e", "format=json")
-    (shown,) = re.findall(r"^\{$.*?^\}$", play.output, re.MULTILINE | re.DOTALL)
+    assert re.search(line, run.output, re.MULTILINE), run.output
+    run = play(controller, "playbooks/status.yml", "-e", "format=json")
+    (shown,) = re.findall(r"^\{$.*?^\}$", run.output, re.MULTILINE | re.DOTALL)
     history = json.loads(shown)["history"]
     assert any((row["from_generation"], row["generation"], row["result"]) == (1, 2, "committed") for row in history)
+
+
+def test_a_switch_to_what_serves_touches_nothing(edge: Edge) -> None:
+    """By the host's own program: nothing moves, and who chose it is remembered."""
+    container, unit = default.life(edge, CONTAINER), edge.unit("InvocationID", "MainPID")
+    done = edge.switch(2)
+    assert (done.rc, done.result) == (OK, "unchanged"), done.message
+    assert "nothing was touched" in done.message
+    assert (default.life(edge, CONTAINER), edge.unit("InvocationID", "MainPID")) == (container, unit)
+    assert (edge.number(), edge.committed()["origin"]) == (2, "host")
 
 
 # ---- by the host's own program ----------------------------------------------------------------------------------
@@ -218,7 +226,7 @@ def busy(edge: Edge, controller: Any) -> Iterator[Busy]:
     status = edge.status()
     progress = edge.run("vllm-edge", "progress")
     second = edge.switch(number)
-    playing = controller.play("playbooks/engines.yml", SETTINGS, EDIT)
+    playing = play(controller, "playbooks/engines.yml", SETTINGS, EDIT)
     cut_ssh(edge)
     follower = begun.end(60)
     edge.let_go()
@@ -300,10 +308,9 @@ def test_ansible_killed_while_an_engine_is_added(
     Ansible goes."""
     first = edge.committed()["engines"][ENGINE]
     kept, container = edge.unit("InvocationID", "MainPID"), default.life(edge, CONTAINER)
-    with_second = [WITH_SECOND[0].replace('"max_model_len": 2048', '"max_model_len": 4096'), WITH_SECOND[1]]
     clients.start()
     before = edge.last_id()
-    playing = start_play(controller, "playbooks/engines.yml", SETTINGS, *with_second)
+    playing = start_play(controller, "playbooks/engines.yml", SETTINGS, *WITH_SECOND)
     edge.until(before, "healthy")
     kill_group(playing)
     journal = edge.ended(before)
@@ -347,8 +354,8 @@ def test_the_demonstration(edge: Edge, controller: Any, clients: Clients, tmp_pa
 
     def site(profile: str, *arguments: str) -> dict[str, Any]:
         words = [SETTINGS, f"--extra-vars=serving_profile={profile}", *arguments]
-        play = default.play_result(controller.start_play("site.yml", *words), 900)
-        assert play.rc == 0, play.output[-8000:]
+        run = play(controller, "site.yml", *words)
+        assert run.rc == 0, run.output[-8000:]
         journal = edge.last()
         assert journal is not None and (journal["result"], journal["profile"]) == ("committed", profile)
         assert edge.serves(journal["generation"])

@@ -150,9 +150,9 @@ def with_small_disk(edge: Edge, mib: int = 96) -> None:
 
 def with_large_disk(edge: Edge) -> None:
     """Back on the former disk, with everything that was written meanwhile."""
-    edge.run("umount", STATE)
+    edge.run("umount", "--lazy", STATE)
     edge.shell(f"rm -rf {STATE}/* && cp --archive /run/small-disk/. {STATE}/")
-    edge.run("umount", "/run/small-disk")
+    edge.run("umount", "--lazy", "/run/small-disk")
 
 
 REFUSALS = {
@@ -254,13 +254,11 @@ def test_new_engine_hangs_after_the_commit(edge: Edge, pair: Pair, seen: Seen) -
 
 def test_old_engine_leaves_an_orphan(edge: Edge, pair: Pair, seen: Seen) -> None:
     """A process of the engines' user holds memory after its container has gone."""
-    pid = edge.run("lab-gpu", "orphan-process", "start", "--gpu", "3", "--mib", "900", "--user", "vllm-edge").strip()
+    pid = edge.run("lab-gpu", "orphan-process", "start", "--gpu", "3", "--mib", "900").strip()
     done = edge.switch(pair.there)
     served = forth(edge, done, pair)
     (warning,) = [text for text in (done.journal or {})["warnings"] if f"pid {pid} " in text]
-    assert re.search(
-        r"VLLM::Worker.*user vllm-edge; in no container\) holds 900 MiB 8 s after .* was ended", warning
-    )
+    assert re.search(r"VLLM::Worker.*user vllm-edge; in no container\) holds 900 MiB 8 s after .* was ended", warning)
     assert edge.host.run(f"test -d /proc/{pid}").rc != 0
     assert 8 <= done.phase("free")["seconds"] < 25
     seen("old engine leaves an orphan", warning, served, done.seconds)
