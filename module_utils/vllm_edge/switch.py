@@ -638,6 +638,7 @@ class Transaction:
     def finish(self, result: Result, message: str) -> Result:
         """The last words of the journal. They stand on stdout, too: a full disk must not swallow them."""
         self.end_watch()
+        message = " ".join(message.split())  # one paragraph, whatever a program said in it
         _say(f"{result}: {message}")
         changes: dict[str, Any] = {
             "result": result,

@@ -191,7 +191,7 @@ def test_a_phase_that_fails(
 
         monkeypatch.setattr(generations, "commit", commit)
     else:
-        setattr(world, when, failing(ACTIONS[phase], new.number, lambda: PhaseFailed("the fault of this test")))
+        setattr(world, when, failing(ACTIONS[phase], new.number, lambda: PhaseFailed("the fault\nof this test")))
     status = run(world, new.number)
     if phase in HARMLESS:
         journal = ended(world, status, Result.REFUSED, old)
