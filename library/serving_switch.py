@@ -38,7 +38,7 @@ options:
     type: list
     elements: dict
     required: true
-    suboptions:
+    options:
       name:
         description: Name of the engine.
         type: str
