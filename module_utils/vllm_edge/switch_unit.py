@@ -257,8 +257,7 @@ class Teller:
         self.told = len(ended)
         lasting = [record for record in journal.phases if record.outcome is None]
         if lasting and journal.result is None and self.clock() - self.told_at >= QUIET_S:
-            loading = engines_that_load(journal)
-            self._print([phase_line(asdict(lasting[-1])), *[f"          {line}" for line in loading]])
+            self._print([phase_line({**asdict(lasting[-1]), "detail": "; ".join(engines_that_load(journal))})])
 
     def _print(self, lines: Sequence[str]) -> None:
         print("\n".join(lines), flush=True)

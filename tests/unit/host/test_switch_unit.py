@@ -189,7 +189,7 @@ def test_a_long_phase_is_not_silent(
     monkeypatch.setattr(switch_unit, "QUIET_S", 0.0)
     run_switch_to("4", paths, Choice(), output="text", unit=FakeUnit(paths, [RUNNING, ended()]))
     out = capsys.readouterr().out
-    assert re.search(r"^ +4\.9 s  healthy +\.\.\.\n +31b-bf16-tp4: loading weights 40 %$", out, re.MULTILINE)
+    assert re.search(r"^ +4\.9 s  healthy +\.\.\.  31b-bf16-tp4: loading weights 40 %$", out, re.MULTILINE)
 
 
 def test_json_is_the_final_journal_alone(paths: HostPaths, capsys: pytest.CaptureFixture[str]) -> None:
