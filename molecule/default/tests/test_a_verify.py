@@ -65,7 +65,10 @@ def test_user_and_group_of_the_engines(host: Host) -> None:
         ("/opt/vllm-edge", "root", "root", 0o755),
         ("/etc/vllm-edge/engines", "root", "root", 0o755),
         *[(engine.etc, "root", "root", 0o755) for engine in ENGINES],
+        ("/etc/vllm-edge/hooks/before_drain.d", "root", "root", 0o755),
+        ("/etc/vllm-edge/hooks/after_commit.d", "root", "root", 0o755),
         (STATE, "root", "root", 0o755),
+        (f"{STATE}/generations/1", "root", "root", 0o755),
         ("/data/vllm", "root", "root", 0o755),
         ("/data/vllm/weights", "root", "vllm-edge", 0o750),
         *[(engine.weights, "root", "vllm-edge", 0o750) for engine in ENGINES],
@@ -87,6 +90,8 @@ def test_directory(host: Host, path: str, owner: str, group: str, mode: int) -> 
         *[(f"{engine.etc}/chat-template.jinja", 0o644) for engine in ENGINES],
         *[(f"/etc/systemd/system/{engine.unit}", 0o644) for engine in ENGINES],
         ("/etc/systemd/system/vllm-edge.target", 0o644),
+        ("/etc/systemd/system/vllm-edge-recover.service", 0o644),
+        (f"{STATE}/generations/1/generation.json", 0o644),
         ("/opt/vllm-edge/bin/vllm-edge", 0o755),
         (f"{STATE}/active-profile.json", 0o644),
         (f"{STATE}/report.json", 0o644),
@@ -321,7 +326,9 @@ def test_target_wants_the_engines(machine: Machine) -> None:
     assert "vllm-edge.target" in machine.unit("Wants", unit="multi-user.target")["Wants"].split()
 
 
-@pytest.mark.parametrize("unit", [*(engine.unit for engine in ENGINES), "vllm-edge.target"])
+@pytest.mark.parametrize(
+    "unit", [*(engine.unit for engine in ENGINES), "vllm-edge.target", "vllm-edge-recover.service"]
+)
 def test_systemd_has_nothing_to_say_about(host: Host, unit: str) -> None:
     done = host.run(f"systemd-analyze verify /etc/systemd/system/{unit}")
     assert (done.rc, done.stdout, done.stderr) == (0, "", "")
@@ -335,6 +342,43 @@ def test_systemd_has_nothing_to_say_about(host: Host, unit: str) -> None:
 @each_engine
 def test_systemd_knows_the_units_as_they_are_on_disk(machine: Machine, engine: Served) -> None:
     assert machine.unit("NeedDaemonReload", unit=engine.unit)["NeedDaemonReload"] == "no"
+
+
+def test_an_interrupted_switch_is_undone_before_the_engines_start(host: Host, machine: Machine) -> None:
+    recover = "vllm-edge-recover.service"
+    assert host.service(recover).is_enabled
+    assert recover in machine.unit("After", unit="vllm-edge.target")["After"].split()
+    assert all(recover in machine.unit("After", unit=engine.unit)["After"].split() for engine in ENGINES)
+    assert recover not in machine.unit("Wants", unit="vllm-edge.target")["Wants"].split(), "at boot, and only there"
+
+
+def test_live_files_are_copies_of_the_committed_generation(host: Host, machine: Machine) -> None:
+    active = read_json(host, f"{STATE}/active-profile.json")
+    assert (active["generation"], active["previous_generation"], active["origin"]) == (1, None, "inventory")
+    generation = f"{STATE}/generations/1"
+    assert read_json(host, f"{generation}/generation.json")["digest"] == active["digest"]
+    assert machine.run("diff", "--recursive", f"{generation}/engines", "/etc/vllm-edge/engines") == ""
+    for unit in (*(engine.unit for engine in ENGINES), "vllm-edge.target"):
+        assert machine.run("diff", f"{generation}/units/{unit}", f"/etc/systemd/system/{unit}") == ""
+
+
+def test_the_first_run_was_a_switch_that_was_committed(host: Host) -> None:
+    journal = read_json(host, f"{STATE}/switch.json")
+    assert (journal["result"], journal["generation"], journal["from_generation"]) == ("committed", 1, None)
+    assert sorted(journal["start"]) == sorted(engine.name for engine in ENGINES)
+    assert {record["outcome"] for record in journal["phases"]} == {"done"}
+    assert sorted(row["served_name"] for row in journal["canary"]) == sorted(ROLES)
+    assert [row["uuid"] for row in journal["gpus"]] == GPUS
+
+
+@each_engine
+def test_compile_cache_is_kept_for_each_image(host: Host, machine: Machine, engine: Served) -> None:
+    identity = machine.container(engine.container)["Image"].removeprefix("sha256:")
+    path = f"/data/vllm/cache/{engine.name}/{identity[:12]}"
+    found = host.file(path)
+    assert (found.user, found.group, oct(found.mode)) == ("vllm-edge", "vllm-edge", oct(0o750))
+    mounts = machine.container(engine.container)["Mounts"]
+    assert [mount["Source"] for mount in mounts if mount["Destination"] == "/cache"] == [path]
 
 
 @each_engine
@@ -379,6 +423,7 @@ def test_vllm_was_given_what_the_inventory_states(machine: Machine, engine: Serv
         "--enable-auto-tool-choice",
         "--reasoning-parser=gemma4",
         "--chat-template=/chat-template.jinja",
+        "--shutdown-timeout=20",
     ]
     assert [word for word in expected if word not in words] == []
     assert ("--kv-cache-dtype=fp8" in words) == (engine.model == "31b-nvfp4")

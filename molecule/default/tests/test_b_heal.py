@@ -3,15 +3,29 @@
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 import pytest
-from conftest import CONTAINER, ENGINE, ROLES, UNIT, Controller, Machine, life
+from conftest import CONTAINER, ENGINE, ENGINES, ROLES, UNIT, Controller, Machine, Play, life
 
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 DOCKER_CREATE = f"/etc/vllm-edge/engines/{ENGINE}/docker-create"
-FILES = [f"vllm_engine : Render the line of docker create ({ENGINE})", f"vllm_engine : Render the units ({ENGINE})"]
-START = "vllm_engine : Start engines that do not run as rendered"
+HEALED = ["vllm_engine : Switch to the rendered generation"]
+DAMAGE = {UNIT_FILE: "content", DOCKER_CREATE: "0777 -> 0644"}
+
+
+def differing(play: Play) -> dict[str, str]:
+    """Files that the play's diffs show, and whether content or mode differs."""
+    found = {path: "content" for path in re.findall(r"^\+\+\+ after: (.*)$", play.output, re.MULTILINE)}
+    modes = re.findall(r"^-\s+mode: '(\d+)'\n\+\s+mode: '(\d+)'\n\s+path: (.*)$", play.output, re.MULTILINE)
+    return found | {path: f"{before} -> {after}" for before, after, path in modes}
+
+
+def last_switch(machine: Machine) -> dict[str, Any]:
+    journal: dict[str, Any] = json.loads(machine.host.file("/var/lib/vllm-edge/switch.json").content_string)
+    return journal
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +41,7 @@ def test_check_mode_names_the_damage_and_leaves_it(
     before = life(machine)
     play = controller.play("site.yml", "--check")
     assert play.rc == 0, play.output[-6000:]
-    assert play.changed == FILES
+    assert (play.changed, differing(play)) == (HEALED, DAMAGE)
     assert f"+Description=vLLM engine {ENGINE}" in play.output, "the diff shows the missing unit"
     assert re.search(r"^-\s+mode: '0777'$", play.output, re.MULTILINE), "and the mode"
     assert not machine.host.file(UNIT_FILE).exists
@@ -47,7 +61,11 @@ def test_one_run_repairs_exactly_the_damage(
     assert life(machine) is None
     play = controller.play("site.yml")
     assert play.rc == 0, play.output[-6000:]
-    assert play.changed == [*FILES, START]
+    assert (play.changed, differing(play)) == (HEALED, DAMAGE)
+    journal = last_switch(machine)
+    assert (journal["result"], journal["generation"], journal["from_generation"]) == ("committed", 1, 1)
+    assert (journal["start"], journal["stop"]) == ([ENGINE], [])
+    assert sorted(journal["keep"]) == sorted(engine.name for engine in ENGINES if engine.name != ENGINE)
     assert "Somebody removed the engine's container with Docker" in machine.journal(cursor)
     unit = machine.host.file(UNIT_FILE)
     assert (unit.user, unit.group, unit.mode) == ("root", "root", 0o644)

@@ -26,7 +26,7 @@ from conftest import (
     life,
     module_result,
 )
-from test_b_heal import DOCKER_CREATE, FILES, UNIT_FILE
+from test_b_heal import DAMAGE, DOCKER_CREATE, HEALED, UNIT_FILE, differing, last_switch
 
 GPU = GPUS[3]
 BUDGETS = {str(slot): engine.budget_mib for engine in ENGINES for slot in engine.slots}
@@ -222,7 +222,9 @@ def test_last_run_repairs_it_without_a_restart(machine: Machine, controller: Con
     engine, stranger, unit = life(machine), life(machine, BYSTANDER), machine.unit(*STABLE)
     play = controller.play("site.yml")
     assert play.rc == 0, play.output[-6000:]
-    assert play.changed == ["container_runtime : Merge the settings of the Docker daemon", *FILES]
+    assert play.changed == ["container_runtime : Merge the settings of the Docker daemon", *HEALED]
+    assert differing(play) == DAMAGE | {DAEMON_JSON: "content"}
+    assert (last_switch(machine)["start"], last_switch(machine)["stop"]) == ([], [])
     options = json.loads(machine.host.file(DAEMON_JSON).content_string)
     assert (options["live-restore"], options["max-concurrent-uploads"]) == (True, 2)
     assert json.loads(machine.run("docker", "info", "--format={{json .LiveRestoreEnabled}}")) is True

@@ -24,9 +24,19 @@ OURS = [
     "/var/lib/vllm-edge/engines",
     "/var/lib/vllm-edge/image.json",
     "/var/lib/vllm-edge/active-profile.json",
+    "/var/lib/vllm-edge/generations",
+    "/var/lib/vllm-edge/history",
+    "/var/lib/vllm-edge/switch.json",
+    "/var/lib/vllm-edge/switch.lock",
+    "/etc/vllm-edge/hooks/before_drain.d",
+    "/etc/systemd/system/vllm-edge-recover.service",
+    "/etc/systemd/system/multi-user.target.wants/vllm-edge-recover.service",
     "/etc/systemd/system/vllm-edge.target",
     "/etc/systemd/system/multi-user.target.wants/vllm-edge.target",
 ]
+NOTES = "/etc/vllm-edge/notes-of-an-operator.txt"
+HOOK = "/etc/vllm-edge/hooks/after_commit.d/50-notify"
+"""An operator's."""
 
 
 def told(play: Play) -> dict[str, list[str]]:
@@ -65,6 +75,7 @@ def before(machine: Machine) -> dict[str, Any]:
     """The host as it serves at first."""
     status: dict[str, Any] = json.loads(machine.run("vllm-edge", "status", "--format", "json"))
     assert status["engines"], "these tests begin on a host with engines"
+    machine.shell(f"printf '#!/bin/sh\\n' > {HOOK}; chmod 0755 {HOOK}")
     base = json.loads(machine.host.file("/var/lib/vllm-edge/image.json").content_string)["base"]
     return status | {"base": base, "weights": weights(machine)}
 
@@ -89,6 +100,23 @@ def test_refuses_while_docker_is_away(machine: Machine, controller: Controller, 
         machine.run("systemctl", "start", "docker.socket", "docker.service")
     assert play.rc != 0 and play.recap["changed"] == 0
     assert "Start it (`systemctl start docker`) and run again" in " ".join(play.output.split())
+    assert containers(machine) == running
+
+
+def test_refuses_while_a_switch_runs(machine: Machine, watched: Watched, before: dict[str, Any]) -> None:
+    """It holds its lock for its whole life."""
+    running, holder = containers(machine), "switch-of-somebody.service"
+    lock = "/var/lib/vllm-edge/switch.lock"
+    watched.before = watched.neighbours.look()  # Docker was restarted above
+    machine.run("systemd-run", f"--unit={holder}", "flock", lock, "sleep", "300")
+    try:
+        machine.wait("the lock", lambda: machine.host.run(f"flock --nonblock {lock} true").rc != 0, 10)
+        plays = [watched.play(TEARDOWN, *NAMED), watched.play(TEARDOWN, "--check")]
+    finally:
+        machine.run("systemctl", "stop", holder)
+    for play in plays:
+        assert play.rc != 0 and play.recap["changed"] == 0
+        assert f"A switch runs on {INVENTORY_HOST}. Nothing was removed." in " ".join(play.output.split())
     assert containers(machine) == running
 
 
@@ -149,8 +177,10 @@ def test_interrupted_and_finished_by_the_next_run(
     assert machine.host.user("vllm-edge").exists
     assert any("weights in /data/vllm/weights/" in line and "remove_weights=true" in line for line in found["kept"])
     assert any("NVIDIA driver, Docker" in line for line in found["kept"])
-    notes = "/etc/vllm-edge/notes-of-an-operator.txt"
-    assert found["not ours, left alone"] == [f"{notes}: nothing of ours is called so"]
+    assert found["not ours, left alone"] == [
+        f"{HOOK}: a hook is an operator's",
+        f"{NOTES}: nothing of ours is called so",
+    ]
 
 
 def test_the_rest_of_the_host_still_works(machine: Machine) -> None:
@@ -183,7 +213,7 @@ def test_weights_go_where_that_is_asked_for(machine: Machine, watched: Watched) 
     found = told(play)
     assert not any("weights in" in line for line in found["kept"])
     left = [line.split(": ")[0] for line in found["not ours, left alone"]]
-    assert sorted(left) == ["/data/vllm/weights/neighbours-model", "/etc/vllm-edge/notes-of-an-operator.txt"]
+    assert sorted(left) == ["/data/vllm/weights/neighbours-model", HOOK, NOTES]
     assert weights_of_ours(machine) == ""
     assert not machine.host.file("/var/lib/vllm-edge").exists
     assert machine.host.group("vllm-edge").exists, "the directory that somebody's files lie in belongs to it"
@@ -196,6 +226,7 @@ def weights_of_ours(machine: Machine) -> str:
 def test_nothing_is_left_and_a_second_run_changes_nothing(machine: Machine, watched: Watched) -> None:
     """Once other people's files are gone, so are directories, user and group."""
     watched.neighbours.stop()
+    machine.run("rm", HOOK)
     first = watched.controller.play(TEARDOWN, *NAMED, "-e", "remove_weights=true")
     assert first.rc == 0, first.output[-5000:]
     assert {"user vllm-edge", "group vllm-edge", "/etc/vllm-edge/", "/data/vllm/"} <= {*told(first)["removed"]}
