@@ -110,7 +110,7 @@ def command_of(pid: int) -> str:
         raw = (PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
         return "ended"
-    words = raw.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    words = " ".join(raw.replace(b"\0", b" ").decode("utf-8", "replace").split())
     try:
         text = words or f"[{(PROC / str(pid) / 'comm').read_text(encoding='utf-8', errors='replace').strip()}]"
     except OSError:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -235,6 +237,20 @@ def test_answers_of_nvml_that_pass_are_waited_for(bench: Bench) -> None:
     bench.boards.set_module(None)
     with pytest.raises(PhaseFailed, match="Whether the GPUs are free cannot be told: The NVIDIA kernel module"):
         bench.release(0).run(60)
+
+
+def test_a_command_is_shown_on_one_line() -> None:
+    script = subprocess.Popen([sys.executable, "-c", "import time\ntime.sleep(60)"])
+    try:
+        deadline = time.monotonic() + 5
+        while "import time" not in gpus.command_of(script.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert gpus.command_of(script.pid).endswith("-c import time time.sleep(60)")
+    finally:
+        script.kill()
+        script.wait()
+    assert gpus.command_of(script.pid) == "ended"
+    assert gpus.user_name(0) == "root" and gpus.user_name(None) == "unknown" and gpus.user_name(54321) == "54321"
 
 
 def test_killing_spares_a_number_that_was_given_anew(bench: Bench) -> None:
