@@ -194,9 +194,11 @@ def phase_line(phase: Row) -> str:
 
 def switch_head(journal: Row) -> list[str]:
     """Whereto, wherefrom, for whom."""
-    former = generation_words(journal["from_generation"], journal["from_profile"])
+    former = f" from {generation_words(journal['from_generation'], journal['from_profile'])}"
+    if journal["from_generation"] == journal["generation"]:
+        former = ", which is committed"
     return wrapped(
-        f"switch to {generation_words(journal['generation'], journal['profile'])} from {former}, "
+        f"switch to {generation_words(journal['generation'], journal['profile'])}{former}, "
         f"asked by {journal['asked_by']}"
     )
 

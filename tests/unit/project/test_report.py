@@ -161,6 +161,13 @@ def test_a_plain_run_has_the_last_switch_in_a_line() -> None:
     assert "last switch" not in "\n".join(render(REPORT)), "a host that has made none"
 
 
+def test_a_switch_to_what_is_committed() -> None:
+    again = SWITCH | {"from_generation": 4, "from_profile": "bf16-tp4"}
+    assert "switch to generation 4 (bf16-tp4), which is committed, asked by Ansible by alice" in render(
+        REPORT | {"switch": again}
+    )
+
+
 def test_the_first_switch_of_a_host() -> None:
     first = SWITCH | {"from_generation": None, "from_profile": None, "downtime": {}, "keep": [], "stop": []}
     lines = render(REPORT | {"switch": first})
