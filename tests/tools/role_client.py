@@ -290,7 +290,8 @@ def summary(recorded: Recorded, journals: Sequence[Mapping[str, Any]]) -> list[s
     first_s = min((one.monotonic_s for one in recorded.asked), default=0.0)
     last_s = max((one.monotonic_s + one.seconds for one in recorded.asked), default=0.0)
     explained: set[Gap] = set()
-    here = [journal for journal in journals if journal["boot_id"] == recorded.boot_id]
+    timed = [one for one in journals if one["boot_id"] == recorded.boot_id and one["began_monotonic_s"] is not None]
+    here = [journal for journal in timed if span(journal)[1] >= first_s and span(journal)[0] <= last_s]
     for journal in sorted(here, key=lambda one: one["began_monotonic_s"]):
         began, ended = span(journal)
         during = [

@@ -172,7 +172,8 @@ def test_the_summary_puts_gaps_beside_the_phases_and_names_those_of_no_switch(tm
     lines += [vars(asked(at, ok=not 102 <= at < 117)) for at in range(90, 125)]
     lines += [vars(asked(at, "worker", ok=at != 60)) for at in range(50, 125)]
     log.write_text("\n".join([json.dumps(line) for line in lines] + ['{"half']))
-    text = "\n".join(role_client.summary(role_client.read(log), [JOURNAL, {**JOURNAL, "boot_id": "another boot"}]))
+    others = [{**JOURNAL, "boot_id": "another boot"}, {**JOURNAL, "began_monotonic_s": 20.0}]
+    text = "\n".join(role_client.summary(role_client.read(log), [JOURNAL, *others]))
     assert text.count("e2b-only (generation 1) -> e2b-only (generation 2), committed, 20.0 s") == 1
     rows = [" ".join(line.split()) for line in text.splitlines()]
     assert "sentry 2.0 .. 17.2 15.2 s 14.9 s stop 1.0, healthy 14.0, commit 0.2" in rows
