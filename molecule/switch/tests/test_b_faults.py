@@ -158,7 +158,7 @@ def with_large_disk(edge: Edge) -> None:
 REFUSALS = {
     "image_missing": r"Image \S+ of e2b-all is not on this host: .*playbooks/image\.yml",
     "weights_damaged": r"weights of e2b .*is damaged .*playbooks/weights\.yml -e verify_weights=full",
-    "port_taken": r"Port 8077 of engine e2b-all is taken: pid \d+ \(python3 .*stop it, or give the engine another port",
+    "port_taken": r"Port 8077 of engine e2b-all is taken: pid \d+ \(\S*python3 .*stop it",
     "foreign_on_the_gpu": r"GPU 3 .* is used by others: pid \d+ \(foreign-cuda-job .*less than the budget of 20900 MiB",
     "gpu_lost": rf"The GPU is lost: {GPU}|{GPU}.*has fallen off the bus",
     "disk_full": r"has \d+ MiB free, a switch wants 64 .*make room",
