@@ -20,6 +20,10 @@ Value = TypeVar("Value")
 
 METRICS_S = 3.0
 DRAIN_POLL_S = 0.5
+IDLE_POLL_S = 0.25
+IDLE_ASK_S = 1.0
+IDLE_TIMES = 3
+"""A request that came in with SIGTERM has been counted by then."""
 LONGEST_PROMPT_TOKENS = 1024
 """As many as an engine with the default max_num_batched_tokens takes in one step, and quick on every card."""
 WARM_UP_TOKENS = 8
@@ -125,6 +129,22 @@ def _drained(engine: _Draining) -> str:
     if engine.note:
         return engine.note
     return "has no request" if not engine.left else f"still has {engine.left} requests"
+
+
+def idle_since(config: EngineConfig, wait: Callable[[float], bool], *, ask: Ask = request) -> bool:
+    """After SIGTERM, until the engine has finished its requests; False where `wait` said that it has ended.
+
+    An engine that was given --shutdown-timeout finishes its requests after SIGTERM, and vLLM 0.32 then spends all the
+    rest of that time on taking itself down. Its /metrics tell when there is nothing left to wait for.
+    """
+    zeros = 0
+    while not wait(IDLE_POLL_S):
+        answer = ask(config.url, "/metrics", IDLE_ASK_S)
+        left = requests_in_work(answer.body.decode("utf-8", "replace")) if answer.ok else None
+        zeros = zeros + 1 if left == 0 else 0
+        if zeros >= IDLE_TIMES:
+            return True
+    return False
 
 
 # -- warm-up

@@ -45,6 +45,8 @@ class HostDocker(Protocol):
 
     def image_id(self, name: str) -> str | None: ...
 
+    def kill(self, container_id: str) -> None: ...
+
     def remove(self, container_id: str) -> None: ...
 
 
@@ -73,6 +75,9 @@ class DockerHost(DockerEngine):
 
     def listed(self) -> list[Listed]:
         return [listed_of(entry) for entry in self._call("docker ps", lambda c: c.containers(all=True))]
+
+    def kill(self, container_id: str) -> None:
+        self._call("docker kill", lambda c: c.kill(container_id))
 
     def image_id(self, name: str) -> str | None:
         """None where the image is not on this host."""

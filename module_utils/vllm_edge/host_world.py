@@ -6,8 +6,10 @@ This file knows what each phase does and in which order; how it is done stands i
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -229,7 +231,8 @@ class HostWorld:
         said = None
         loaded = [name for name in names if units[name].loaded]
         if loaded:
-            said = self.systemd.stop(loaded, patience)
+            with self._ending_idle(moves.stop):
+                said = self.systemd.stop(loaded, patience)
         outlived = self._remove_containers(moves.stop)
         left = [f"{name} is {unit.active_state}" for name, unit in self._units(names).items() if not unit.down]
         if left:
@@ -245,6 +248,27 @@ class HostWorld:
             return Done(engines)
         text = f"{several(outlived)} outlived its unit and was removed"
         return Done(f"{engines}; {text}", warnings=(f"Container {text}.",))
+
+    @contextlib.contextmanager
+    def _ending_idle(self, engines: Collection[str]) -> Iterator[None]:
+        """While units stop: containers of engines that have finished their requests, and only take time, are ended.
+        What goes wrong with that costs time and nothing else."""
+        over = threading.Event()
+
+        def watch(config: EngineConfig) -> None:
+            if engine_requests.idle_since(config, over.wait, ask=self.ask):
+                with contextlib.suppress(DockerAway, DockerRefused):
+                    for container in self.docker.listed():
+                        if container.engine == config.engine and container.running and not over.is_set():
+                            self.docker.kill(container.id)
+
+        for config in self._configs(engines):
+            if config.shutdown_timeout_s is not None:
+                threading.Thread(target=watch, args=(config,), daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
 
     def _remove_containers(self, engines: Collection[str]) -> list[str]:
         """Containers of these engines that are still there; names of those that were running."""

@@ -109,6 +109,7 @@ class FakeDocker:
         self.containers: list[Listed] = []
         self.images: dict[str, str] = {"vllm-edge/vllm:1": "sha256:11"}
         self.removed: list[str] = []
+        self.killed: list[str] = []
         self.refuse_remove = ""
 
     def engine(self, name: str, input_hash: str = "h", state: str = "running", port: int | None = None) -> Listed:
@@ -132,6 +133,10 @@ class FakeDocker:
     def image_id(self, name: str) -> str | None:
         self._answer()
         return self.images.get(name)
+
+    def kill(self, container_id: str) -> None:
+        self._answer()
+        self.killed.append(container_id)
 
     def remove(self, container_id: str) -> None:
         self._answer()

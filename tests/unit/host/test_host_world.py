@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge import generations, host_world
+from ansible.module_utils.vllm_edge import engine_requests, generations, host_world
 from ansible.module_utils.vllm_edge.containers import DockerUnit
 from ansible.module_utils.vllm_edge.engine_state import EngineState, Failure, write_state
 from ansible.module_utils.vllm_edge.host_paths import HostPaths
 from ansible.module_utils.vllm_edge.host_world import HostWorld
 from ansible.module_utils.vllm_edge.switching import TARGET, Generation, Limits, Moves, PhaseFailed
 from ansible.module_utils.vllm_edge.systemd import Systemd
-from fake_host import Clock, FakeDocker, FakeSystemctl, Http, write
+from fake_host import Clock, FakeDocker, FakeSystemctl, Http, ok, write
 from test_generations import activate, engine, put, rendered
 
 OOM = Failure("2026-11-21T03:00:00Z", 1, "oom", "the GPU has too little memory", "Lower max_num_seqs", "loading", [])
@@ -233,6 +234,51 @@ def test_a_unit_that_systemd_does_not_know_has_only_a_container(host: Host) -> N
     done = host.world.stop(Moves(stop=("gone",)))
     assert host.systemctl.orders("stop") == [] and host.docker.removed == ["id-gone"]
     assert "vllm-gone outlived its unit" in done.detail
+
+
+@pytest.mark.parametrize(("running", "killed"), [([2, 1, 0, 0, 0], True), ([2, 0, 0, 1, 0, 0, 3], False)])
+def test_an_engine_that_has_finished_its_requests_need_not_take_its_time(
+    host: Host, running: list[int], killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM with --shutdown-timeout spends all of it after SIGTERM, whether requests run or not."""
+    monkeypatch.setattr(engine_requests, "IDLE_POLL_S", 0.01)
+    activate(host.paths, rendered(engine("e2b", shutdown_timeout_s=20), engine("e4b", port=8060)))
+    neighbour = host.docker.engine("e4b")
+    counts = iter(running)
+    host.http.answers["http://127.0.0.1:8070/metrics"] = lambda _: ok(
+        f"vllm:num_requests_running {next(counts, running[-1])}"
+    )
+
+    def stop(names: list[str]) -> None:
+        deadline = time.monotonic() + (5 if killed else 0.3)
+        while not host.docker.killed and time.monotonic() < deadline:
+            time.sleep(0.01)
+        host.systemctl.unit("vllm-e2b.service", ActiveState="inactive")
+        host.docker.containers = [neighbour]
+
+    host.systemctl.on["stop"] = stop
+    host.world.stop(Moves(stop=("e2b",)))
+    assert host.docker.killed == (["id-e2b"] if killed else [])
+    asked = len(host.http.asked)
+    time.sleep(0.1)
+    assert len(host.http.asked) <= asked + 1
+
+
+def test_without_docker_an_engine_takes_its_time(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_requests, "IDLE_POLL_S", 0.01)
+    activate(host.paths, rendered(engine("e2b", shutdown_timeout_s=20)))
+    host.http.answers["/metrics"] = ok("vllm:num_requests_running 0")
+
+    def stop(names: list[str]) -> None:
+        host.docker.away = "connection refused"
+        time.sleep(0.2)
+        host.docker.away = ""
+        host.systemctl.unit("vllm-e2b.service", ActiveState="inactive")
+        host.docker.containers = []
+
+    host.systemctl.on["stop"] = stop
+    assert host.world.stop(Moves(stop=("e2b",))).detail.startswith("e2b stopped in")
+    assert host.docker.killed == []
 
 
 # -- install and start
