@@ -82,6 +82,15 @@ def test_a_container_that_outlives_its_unit_is_removed_and_the_neighbour_stays(m
     assert left is not None and left.running
 
 
+def test_a_container_is_ended_at_once(made: Made) -> None:
+    began = time.monotonic()
+    DockerHost().kill(made.ours)
+    ended = find(made.ours)
+    assert ended is not None and not ended.running and time.monotonic() - began < 10
+    left = find(made.foreign)
+    assert left is not None and left.running
+
+
 def test_the_port_of_a_running_container_is_its_containers(made: Made) -> None:
     config: Any = SimpleNamespace(engine="new", port=made.port, url=f"http://127.0.0.1:{made.port}")
     containers = DockerHost().listed()
