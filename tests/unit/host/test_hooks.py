@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from dataclasses import replace
@@ -59,7 +60,7 @@ def test_hooks_run_in_order_and_are_told_where_the_switch_goes(place: Place) -> 
         "/",
         "second [small]",
     ]
-    assert done.detail.startswith("hooks run: 10-first (0.") and "20-second (0." in done.detail
+    assert re.fullmatch(r"hooks run: 10-first \([0-9.]+ s\), 20-second \([0-9.]+ s\)", done.detail)
     out.unlink()
     place.run()
     assert "VLLM_EDGE_FROM_GENERATION=\n" in out.read_text() and "second []" in out.read_text()
@@ -110,10 +111,10 @@ def test_a_hook_that_hangs_is_ended_with_its_children(place: Place, ignoring: st
     place.hook("10-hangs", f"#!/bin/sh\n{ignoring}sleep 300 & echo $! >{child}\necho waiting\nwait\nsleep 300\n")
     began = time.monotonic()
     with pytest.raises(PhaseFailed) as failed:
-        place.run(limit_s=0.5)
-    assert "did not end within 0.5 s and was ended, with its children. It printed: waiting" in failed.value.text
+        place.run(limit_s=2)
+    assert "did not end within 2 s and was ended, with its children. It printed: waiting" in failed.value.text
     assert "A larger hook_timeout_s" in failed.value.text
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 60
     assert gone(int(child.read_text()))
 
 
@@ -122,7 +123,7 @@ def test_a_child_in_the_background_is_not_waited_for(place: Place) -> None:
     place.hook("10-starts", f"#!/bin/sh\nsleep 60 & echo $! >{child}\n")
     began = time.monotonic()
     place.run(limit_s=30)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     os.kill(int(child.read_text()), 9)
 
 
