@@ -660,7 +660,7 @@ def _both(first: Done, second: Done) -> Done:
 
 def _later(downtime: Downtime, by_s: float) -> Downtime:
     gaps = (
-        Gap(round(gap.from_s + by_s, 3), None if gap.to_s is None else round(gap.to_s + by_s, 3))
+        Gap(max(0.0, round(gap.from_s + by_s, 3)), None if gap.to_s is None else round(gap.to_s + by_s, 3))
         for gap in downtime.gaps
     )
     return replace(downtime, gaps=tuple(gaps))
