@@ -737,6 +737,9 @@ def switch(
         now = generations.committed(paths)
         wanted = generations.load(paths, number)
         profile = wanted.profile
+        if now is not None and now.generation == number and origin == "host":
+            # Who repairs by hand what is active has not chosen it.
+            origin, inventory_profile = now.origin, now.inventory_profile
         former, warning = _former_of(now, wanted, paths)
     except GenerationError as error:
         problem = _sentence(str(error))

@@ -145,10 +145,18 @@ def test_what_is_active_already_is_not_touched(tmp_path: Path, run: Callable[...
 
 def test_the_same_profile_chosen_by_somebody_else_is_remembered(tmp_path: Path, run: Callable[..., int]) -> None:
     world, old, _ = host(tmp_path)
-    ended(world, run(world, old.number, "host"), Result.UNCHANGED, old)
+    ended(world, run(world, old.number, "-e"), Result.UNCHANGED, old)
     assert world.load()["log"] == ["moves@1"]
     now = generations.committed(world.paths)
-    assert now is not None and now.origin == "host" and now.previous_generation is None
+    assert now is not None and now.origin == "-e" and now.previous_generation is None
+
+
+def test_a_hand_on_what_is_active_chooses_nothing(tmp_path: Path, run: Callable[..., int]) -> None:
+    """Else a later edit of the inventory would be refused, because of somebody who only looked."""
+    world, old, _ = host(tmp_path)
+    ended(world, run(world, old.number, "host"), Result.UNCHANGED, old)
+    now = generations.committed(world.paths)
+    assert now is not None and now.origin == "inventory"
 
 
 def test_there_and_back(tmp_path: Path, run: Callable[..., int]) -> None:
