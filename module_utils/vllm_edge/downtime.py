@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What clients notice of a switch: each role is asked for twice a second, and times without an answer are kept.
 
-A role is up where GET /v1/models lists its name, at the address of the former or of the wanted engine. A gap lasts from
-the last good answer before it to the first good one after it, both as they arrived. Nothing is interpolated: a gap is
-at least as long as the time without service and at most about a second longer. A role that was never up since the watch
-began is down from its beginning.
+A role is up where GET /v1/models lists its name, at the address of the former or of the wanted engine, and that engine
+still takes requests. A gap lasts from the last good answer before it to the first good one after it, both as they
+arrived. Nothing is interpolated: a gap is at least as long as the time without service and at most about a second
+longer. A role that was never up since the watch began is down from its beginning.
 """
 
 from __future__ import annotations
@@ -110,9 +110,18 @@ class RoleWatch:
     def _listed(self, url: str) -> frozenset[str]:
         answer = self._ask(url, "/v1/models", TIMEOUT_S)
         try:
-            return frozenset(models_of(answer)) if answer.ok else frozenset()
+            names = frozenset(models_of(answer)) if answer.ok else frozenset()
         except ValueError:
             return frozenset()
+        return names if names and self._works(url, min(names)) else frozenset()
+
+    def _works(self, url: str, name: str) -> bool:
+        """Whether a request for the model would be taken. From SIGTERM to its end vLLM lists its models and is healthy,
+        and answers every request with an error; to count tokens costs it nothing, and tells."""
+        question = {"model": name, "messages": [{"role": "user", "content": "."}]}
+        answer = self._ask(url, "/tokenize", TIMEOUT_S, method="POST", payload=question)
+        # An engine whose chat template does not like the question, or that has no such path, works all the same.
+        return answer.status is not None and answer.status < 500
 
     def _watch(self, urls: Sequence[str], roles: Sequence[str]) -> None:
         order = list(urls)

@@ -76,11 +76,14 @@ class Servers:
 
     def __init__(self) -> None:
         self.lists: dict[str, tuple[str, ...] | None] = {}
+        self.shutting_down: set[str] = set()
         self.asked: list[str] = []
         self.hanging = threading.Event()
 
-    def __call__(self, url: str, path: str, timeout_s: float) -> Answer:
-        assert path == "/v1/models"
+    def __call__(self, url: str, path: str, timeout_s: float, *, method: str = "GET", payload: object = None) -> Answer:
+        if path == "/tokenize":
+            return Answer(500, b"cannot schedule new futures after shutdown") if url in self.shutting_down else ok({})
+        assert (path, method, payload) == ("/v1/models", "GET", None)
         self.asked.append(url)
         listed = self.lists.get(url, ())
         if listed is None:
@@ -162,13 +165,25 @@ def test_the_address_that_answers_is_asked_first(wanted: Generation, former: Gen
 def test_answers_that_are_no_list_of_models_are_no_service(wanted: Generation) -> None:
     strange = iter([ok("<html>"), Answer(503, b"{}"), ok({"data": 3})])
 
-    def ask(url: str, path: str, timeout_s: float) -> Answer:
-        return next(strange, models("architect", "worker", "sentry"))
+    def ask(url: str, path: str, timeout_s: float, **rest: object) -> Answer:
+        return ok({}) if path == "/tokenize" else next(strange, models("architect", "worker", "sentry"))
 
     seen = RoleWatch(wanted, None, clock=time.monotonic, ask=ask, every_s=0.01)
     until(lambda: seen._roles["sentry"].asked > 5)
     found = seen.end([])
     assert len(found["sentry"].gaps) == 1 and found["sentry"].gaps[0].from_s == 0.0
+
+
+def test_an_engine_that_lists_its_models_while_it_shuts_down_is_away(wanted: Generation) -> None:
+    servers = Servers()
+    servers.lists = {URL(8050): ("architect", "worker", "sentry")}
+    seen = watch(wanted, None, servers)
+    until(lambda: seen._roles["sentry"].asked > 2)
+    servers.shutting_down = {URL(8050)}
+    until(lambda: seen._roles["sentry"].down)
+    servers.shutting_down = set()
+    until(lambda: not seen._roles["sentry"].down)
+    assert len(seen.end([])["sentry"].gaps) == 1
 
 
 def test_after_a_way_back_the_roles_of_before_count(wanted: Generation, tmp_path: Path) -> None:
@@ -186,7 +201,7 @@ def test_it_ends_though_an_engine_hangs(wanted: Generation, monkeypatch: pytest.
     monkeypatch.setattr(downtime, "JOIN_S", 0.05)
     held = threading.Event()
 
-    def ask(url: str, path: str, timeout_s: float) -> Answer:
+    def ask(url: str, path: str, timeout_s: float, **rest: object) -> Answer:
         held.wait(10)
         return models("architect")
 
