@@ -8,6 +8,7 @@ simulated GPU is meant for one of them.
 from __future__ import annotations
 
 import base64
+import contextlib
 import importlib.util
 import json
 import os
@@ -538,7 +539,8 @@ def kill_group(process: subprocess.Popen[str]) -> None:
 def cut_ssh(edge: Edge) -> None:
     """Every ssh session of the host ends, ours among them: those of operators, of Ansible, of followers."""
     sessions = "ps -o pid= --ppid $(systemctl show --property=MainPID --value ssh.service)"
-    edge.run("systemd-run", "--quiet", "--collect", "sh", "-c", f"sleep 0.5; kill -9 $({sessions})")
+    with contextlib.suppress(RuntimeError):  # its own answer may be cut off, too
+        edge.run("systemd-run", "--quiet", "--collect", "sh", "-c", f"sleep 2; kill -9 $({sessions})")
     *words, name = edge.ssh(own=False)
     question = [*words, *shlex.split(default.SSH_OPTIONS), "-O", "check", name]
 

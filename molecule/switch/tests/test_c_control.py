@@ -38,14 +38,6 @@ def hold_in(edge: Edge, phase: str) -> None:
         edge.hold(name)
 
 
-def linger_in(edge: Edge, phase: str, pair: Pair) -> None:
-    """Makes a phase long enough to be met in it."""
-    hold_in(edge, phase)
-    if phase == "stop":
-        edge.engine_fault("engine-ignores-sigterm", pair.here_len)
-        edge.run("sleep", "2")
-
-
 # ---- the switch program -----------------------------------------------------------------------------------------
 
 
@@ -60,7 +52,7 @@ def linger_in(edge: Edge, phase: str, pair: Pair) -> None:
 )
 def test_program_killed(edge: Edge, pair: Pair, phase: str, seen: Seen) -> None:
     """kill -9; the unit's own recovery ends what it began."""
-    linger_in(edge, phase, pair)
+    hold_in(edge, phase)
     container = default.life(edge, CONTAINER)
     begun = edge.begin_switch(pair.there)
     edge.until(begun.before, phase, kill=True)
@@ -95,7 +87,7 @@ def test_program_told_to_stop(edge: Edge, pair: Pair, seen: Seen) -> None:
 @pytest.mark.parametrize("phase", ["drain", "stop", "canary"])
 def test_ansible_killed(edge: Edge, controller: Any, pair: Pair, phase: str, seen: Seen) -> None:
     """All of its processes at once. In phase healthy it is killed in test_a_switch.py."""
-    linger_in(edge, phase, pair)
+    hold_in(edge, phase)
     before = edge.last_id()
     length = pair.there_len - 1024
     edit = edited(**{ENGINE: {"max_model_len": length}})
