@@ -242,6 +242,8 @@ def main() -> int:
     parser.add_argument("--role", default="architect")
     parser.add_argument("--json", type=Path, help="file for the figures")
     given = parser.parse_args()
+    # Ended in the middle, it still gives the engines back to systemd.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     old, new = given.generations
     if committed() not in (old, new):
         raise SystemExit(f"generation {committed()} is committed, neither {old} nor {new}: switch to one of them first")
