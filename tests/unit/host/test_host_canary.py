@@ -271,8 +271,10 @@ def test_a_schema_that_does_not_hold(server: Server, schema: Any, literals: Any,
     assert told in server.check("json_schema").detail
 
 
-def test_a_model_that_fills_its_tokens_with_whitespace(server: Server) -> None:
-    server.answers |= {"schema": chat("{" + " \n" * 40, finish="length"), "literals": chat(LAMP)}
+@pytest.mark.parametrize("end", ["", '"on'])
+def test_a_model_that_fills_its_tokens_with_whitespace(server: Server, end: str) -> None:
+    """Also where the tokens end in the middle of the word after it."""
+    server.answers |= {"schema": chat("{" + " \n" * 40 + end, finish="length"), "literals": chat(LAMP)}
     check = server.check("json_schema")
     assert check.outcome is Outcome.PASSED
     assert "disable_any_whitespace" in check.detail
