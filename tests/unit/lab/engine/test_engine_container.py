@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -93,11 +94,11 @@ class Engine:
             time.sleep(0.5)
         pytest.fail(f"neither healthy nor ended after {seconds} s:\n{self.log[-4000:]}")
 
-    def post(self, path: str, content: dict[str, Any]) -> Any:
+    def post(self, path: str, content: dict[str, Any], timeout_s: float = 120) -> Any:
         request = urllib.request.Request(
             self.url + path, json.dumps(content).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=120) as answer:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             return json.load(answer)
 
     def pids(self) -> set[int]:
@@ -187,4 +188,50 @@ def test_without_a_compiler_the_first_completion_kills_it(board: gpus.Gpu, reque
         engine.post("/v1/completions", {"model": "auditor", "prompt": "Once", "max_tokens": 2})
     docker("wait", engine.container)
     assert "No working C++ compiler found" in engine.log
+    assert gpus.used_mib(board) == 0
+
+
+def test_faults_that_strike_an_engine_while_it_serves(engine: Engine, board: gpus.Gpu) -> None:
+    def fault(name: str, value: str = "") -> Path:
+        file = board.path / "faults" / name
+        file.write_text(f"{value}\n")
+        return file
+
+    def ask(timeout_s: float = 120) -> str:
+        content = {"model": "auditor", "max_tokens": 4, "messages": [{"role": "user", "content": "Say hello."}]}
+        answer = engine.post("/v1/chat/completions", content, timeout_s)
+        return answer["choices"][0]["message"]["content"] or ""
+
+    assert engine.wait(), engine.log[-4000:]
+    assert ask()
+    fault("engine-nan-logits", "max_model_len=4096")
+    assert ask(), "this fault is meant for another engine"
+    wrong = fault("engine-nan-logits", f"max_model_len=8192,model={REPOSITORY},served_model_name=auditor")
+    assert ask() == ""
+    wrong.unlink()
+
+    before = gpus.used_mib(board)
+    fault("engine-grows", "700")
+    assert ask()
+    assert ask()
+    assert gpus.used_mib(board) == before + 700
+
+    hang = fault("engine-hangs")
+    with pytest.raises(OSError):
+        ask(timeout_s=3)
+    assert engine.healthy()
+    hang.unlink()
+    assert ask()
+
+    fault("engine-ignores-sigterm")
+    time.sleep(1.5)
+    docker("kill", "--signal=TERM", engine.container)
+    time.sleep(3)
+    assert ask()
+
+    fault("gpu-lost")
+    with pytest.raises(urllib.error.HTTPError):
+        ask()
+    docker("wait", engine.container)
+    assert "CUDA error: unknown error" in engine.log
     assert gpus.used_mib(board) == 0
