@@ -64,6 +64,11 @@ airgap: bootstrap $(VENV)/.stamp collections ## site.yml on a host without a net
 	@tools/timed "lab images" python -m lab images
 	@tools/timed "air gap" molecule test --scenario-name airgap
 
+.PHONY: switch
+switch: bootstrap $(VENV)/.stamp collections ## Switches between profiles, what can go wrong in them, and what happens to those that are cut off
+	@tools/timed "lab images" python -m lab images
+	@tools/timed "switch" molecule test --scenario-name switch
+
 .PHONY: bootstrap
 bootstrap: ## Install the Debian packages that the lab needs
 	@PYTHON=$(PYTHON) tools/bootstrap all
