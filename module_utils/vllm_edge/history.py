@@ -100,8 +100,8 @@ def engines_that_load(journal: Journal) -> list[str]:
 def run_progress(paths: HostPaths) -> int:
     """Entry of `vllm-edge progress`."""
     journal = holder(paths)
-    if journal is None:
-        return 0
+    if journal is None or not journal.generation:
+        return 0  # nobody switches, or whoever holds the lock has not begun yet
     back = "going back, " if journal.direction == "back" else ""
     lasting = [record for record in journal.phases if record.outcome is None]
     seconds = f" for {seconds_since(lasting[-1].began_at):.0f} s" if lasting else ""

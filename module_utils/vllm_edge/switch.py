@@ -278,6 +278,8 @@ class Transaction:
     # -- what clients see
 
     def begin_watch(self, wanted: Generation, former: Generation | None) -> None:
+        if former is None:
+            return  # nobody served before, so no client misses anything
         try:
             self._watch = self.world.watch(wanted, former)
         except Exception as error:
