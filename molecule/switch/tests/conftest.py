@@ -538,9 +538,13 @@ def kill_group(process: subprocess.Popen[str]) -> None:
 
 def cut_ssh(edge: Edge) -> None:
     """Every ssh session of the host ends, ours among them: those of operators, of Ansible, of followers."""
-    sessions = "ps -o pid= --ppid $(systemctl show --property=MainPID --value ssh.service)"
+    # Each has a privileged process, a child of the daemon, and one below it that holds the connection.
+    cut = """sleep 2
+    for session in $(pgrep --parent $(systemctl show --property=MainPID --value ssh.service)); do
+        kill -9 $(pgrep --parent $session) $session
+    done"""
     with contextlib.suppress(RuntimeError):  # its own answer may be cut off, too
-        edge.run("systemd-run", "--quiet", "--collect", "sh", "-c", f"sleep 2; kill -9 $({sessions})")
+        edge.run("systemd-run", "--quiet", "--collect", "sh", "-c", cut)
     time.sleep(4)
     edge.forget_connection()  # whose other end is gone, which it would only notice at the next question
 

@@ -266,7 +266,7 @@ def test_ssh_was_cut(busy: Busy, seen: Callable[..., None]) -> None:
     """The follower went with its connection, the switch did not."""
     assert busy.follower.rc == 255 and busy.follower.journal is None
     assert busy.ended["result"] == "committed"
-    seen("ssh cut, in phase drain", busy.ended["message"], "the new generation", busy.ended["seconds"])
+    seen("ssh cut, in phase drain", busy.ended["message"], "generation 1 (e2b-only)", busy.ended["seconds"])
 
 
 def test_hooks_know_the_switch(busy: Busy) -> None:
@@ -290,7 +290,7 @@ def test_two_at_once(busy: Busy, seen: Callable[..., None]) -> None:
     assert (busy.status["switch"]["phase"], busy.status["switch"]["generation"]) == ("drain", 1)
     assert busy.status["problems"] == []
     assert re.match(rf"generation 1 \({PROFILE}\): drain for \d+ s", busy.progress)
-    seen("two at once, a second switch and a play", busy.second.message, "the first goes on")
+    seen("two at once, a second switch and a play", busy.second.message, "generation 1, by the first")
 
 
 def test_a_hook_that_fails_stops_nothing(edge: Edge, seen: Callable[..., None]) -> None:
