@@ -49,7 +49,7 @@ def test_no_hooks(place: Place) -> None:
 def test_hooks_run_in_order_and_are_told_where_the_switch_goes(place: Place) -> None:
     out = place.root / "out"
     place.hook("20-second", f'#!/bin/sh\necho second "[$VLLM_EDGE_FROM_PROFILE]" >>{out}\n')
-    place.hook("10-first", f"#!/bin/sh\nenv | grep ^VLLM_EDGE_ | sort >>{out}; pwd >>{out}\n")
+    place.hook("10-first", f"#!/bin/sh\nenv | grep -E '^VLLM_EDGE_(HOOK|GENERATION|PROFILE|FROM_)' | sort >>{out}; pwd >>{out}\n")
     done = place.run(former=place.former)
     assert out.read_text().splitlines() == [
         "VLLM_EDGE_FROM_GENERATION=1",
