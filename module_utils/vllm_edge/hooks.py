@@ -79,7 +79,8 @@ def _printed(descriptor: int) -> str:
     text = raw.decode("utf-8", "replace").strip()
     if not text:
         return "It printed nothing."
-    return f"It printed: {'...' if size > OUTPUT_SHOWN else ''}{text}"
+    end = "" if text.endswith((".", "!", "?")) else "."
+    return f"It printed: {'...' if size > OUTPUT_SHOWN else ''}{text}{end}"
 
 
 def run_one(path: Path, environment: Mapping[str, str], timeout_s: float) -> float:
@@ -108,7 +109,7 @@ def run_one(path: Path, environment: Mapping[str, str], timeout_s: float) -> flo
             _end_group(process)
             raise HookFailed(
                 f"{path} did not end within {timeout_s:g} s and was ended, with its children. {_printed(output)} "
-                "A larger hook_timeout_s gives it more time."
+                "A larger vllm_engine_hook_timeout_s gives it more time."
             ) from None
         except BaseException:
             _end_group(process)

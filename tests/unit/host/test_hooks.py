@@ -84,7 +84,7 @@ def test_a_failing_hook_before_the_drain_fails_the_switch_with_its_words(place: 
     with pytest.raises(PhaseFailed) as failed:
         place.run()
     assert failed.value.text == (
-        f"Hook before_drain failed: {bad} ended with exit status 3. It printed: to stdout\nto stderr No engine was "
+        f"Hook before_drain failed: {bad} ended with exit status 3. It printed: to stdout\nto stderr. No engine was "
         f"stopped. Correct or remove {bad}; the switch can then be begun again."
     )
     assert not marker.exists()
@@ -131,7 +131,7 @@ def test_only_the_end_of_a_long_output_is_shown(place: Place) -> None:
     place.hook("10-talks", "#!/bin/sh\nseq 1 100000\nexit 1\n")
     with pytest.raises(PhaseFailed) as failed:
         place.run()
-    assert "It printed: ..." in failed.value.text and "\n100000 No engine" in failed.value.text
+    assert "It printed: ..." in failed.value.text and "\n100000. No engine" in failed.value.text
     assert len(failed.value.text) < 3000
 
 
