@@ -115,7 +115,7 @@ def drain(
     said = [f"{engine.config.engine} {_drained(engine)}" for engine in engines]
     warnings = tuple(
         f"{engine.config.engine} still had {engine.left} requests after {seconds:.0f} s: they end with it. A larger "
-        "drain_timeout_s waits longer."
+        "vllm_engine_drain_timeout_s waits longer."
         for engine in waiting
         if engine.left
     )

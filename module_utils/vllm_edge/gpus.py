@@ -381,7 +381,7 @@ class Release:
             failures.append(
                 f"{text}, and the {max(0, gpu.left_mib())} MiB that are left are less than the budget of {budget} MiB. "
                 "The driver did not give it back: stop what uses this GPU, then 'nvidia-smi --gpu-reset -i "
-                f"{gpu.gpu.uuid}', or reboot; a larger free_timeout_s waits longer."
+                f"{gpu.gpu.uuid}', or reboot; a larger vllm_engine_free_timeout_s waits longer."
             )
         if failures:
             raise PhaseFailed(" ".join(failures))

@@ -397,7 +397,7 @@ class HostWorld:
                 doing = unit.status_text or unit.sub_state
                 texts.append(
                     f"Engine {engine.name} does not serve after {now:.0f} s ({doing}). 'journalctl -u "
-                    f"vllm-{engine.name}' shows how far it came; healthy_timeout_s is {limit:g}."
+                    f"vllm-{engine.name}' shows how far it came; vllm_engine_healthy_timeout_s is {limit:g}."
                 )
                 continue
             failure = state.last_failure if state else None
