@@ -739,9 +739,6 @@ def switch(
         now = generations.committed(paths)
         wanted = generations.load(paths, number)
         profile = wanted.profile
-        if now is not None and now.generation == number and origin == "host":
-            # Who repairs by hand what is active has not chosen it.
-            origin, inventory_profile = now.origin, now.inventory_profile
         former, warning = _former_of(now, wanted, paths)
     except GenerationError as error:
         problem = _sentence(str(error))
@@ -758,6 +755,9 @@ def switch(
         return change.finish(Result.REFUSED, f"{refused} {_sentence(str(lost))} Nothing was touched.")
     if warning:
         change.warn(warning)
+    if now is not None and now.generation == number and origin == "host":
+        # Who repairs by hand what is active has not chosen it.
+        origin, inventory_profile = now.origin, now.inventory_profile
     try:
         return change.finish(*change.forward(wanted, former, origin=origin, inventory_profile=inventory_profile))
     except LeftForBoot:

@@ -192,13 +192,13 @@ def test_status_tells_the_switch_and_who_chose(edge: Edge, controller: Any) -> N
 
 
 def test_a_switch_to_what_serves_touches_nothing(edge: Edge) -> None:
-    """By the host's own program: nothing moves, and who chose it is remembered."""
+    """By the host's own program: nothing moves, and who chose it stays remembered."""
     container, unit = default.life(edge, CONTAINER), edge.unit("InvocationID", "MainPID")
     done = edge.switch(2)
     assert (done.rc, done.result) == (OK, "unchanged"), done.message
     assert "nothing was touched" in done.message
     assert (default.life(edge, CONTAINER), edge.unit("InvocationID", "MainPID")) == (container, unit)
-    assert (edge.number(), edge.committed()["origin"]) == (2, "host")
+    assert (edge.number(), edge.committed()["origin"]) == (2, "-e")
 
 
 # ---- by the host's own program ----------------------------------------------------------------------------------
