@@ -561,7 +561,12 @@ class HostWorld:
             problems.append(failed.text)
         else:
             problems += preflight.check_images(start, self.docker)
-            problems += preflight.check_ports(start, moves.stop, containers)
+            ports = preflight.check_ports(start, moves.stop, containers)
+            if ports:
+                # Docker listens for a container that systemd is just bringing back, and that was not listed yet.
+                self.sleep(POLL_S)
+                ports = preflight.check_ports(start, moves.stop, self._containers())
+            problems += ports
         weights = preflight.check_weights(start)
         problems += weights.problems
         warnings += weights.warnings

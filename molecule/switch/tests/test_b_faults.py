@@ -211,7 +211,9 @@ def test_new_engine_is_never_healthy(edge: Edge, pair: Pair, seen: Seen) -> None
     number = edge.variant(pair.there, limits={"healthy_timeout_s": 40})
     edge.engine_fault("engine-never-healthy", pair.there_len)
     done = edge.switch(number)
-    assert re.search(r"Engine e2b-all does not serve after 4\d s .*healthy_timeout_s is 40", done.message), done.message
+    assert re.search(
+        r"Engine e2b-all does not serve after 4\d s .*vllm_engine_healthy_timeout_s is 40", done.message
+    ), done.message
     seen("new engine is never healthy", cause(done.message), back(edge, done, pair, "healthy"), done.seconds)
 
 
@@ -317,13 +319,14 @@ def test_disk_fills_while_journalling(edge: Edge, pair: Pair, seen: Seen) -> Non
 @pytest.mark.thorough
 def test_docker_restarted_in_the_middle(edge: Edge, pair: Pair, seen: Seen) -> None:
     """With live-restore, which the host has: while the new engine loads."""
+    cursor = edge.cursor()
     begun = edge.begin_switch(pair.there)
     edge.until(begun.before, "healthy")
     edge.wait("the new container", lambda: default.life(edge, CONTAINER), 30, every=0.2)
     edge.run("systemctl", "restart", "docker.service")
     done = begun.end()
-    cursor = edge.journal(unit=UNIT)
-    assert "the Docker Engine is back" in cursor, cursor
+    told = edge.journal(cursor, unit=UNIT)
+    assert "the Docker Engine is back" in told, told
     seen("Docker restarted in the middle, in phase healthy", done.message, forth(edge, done, pair), done.seconds)
 
 
@@ -351,7 +354,9 @@ def test_gpu_lost_in_the_middle(edge: Edge, pair: Pair, seen: Seen) -> None:
 @pytest.mark.thorough
 def test_foreign_process_comes_in_the_middle(edge: Edge, pair: Pair, seen: Seen) -> None:
     """After the preflight: neither engine fits beside it, and it is not ours to end."""
-    edge.hook("before_drain", "lab-gpu foreign start --gpu 3 --mib 1900 > /run/comer")
+    # Of a unit of its own: what a hook leaves behind ends with the unit of the switch.
+    come = "lab-gpu foreign start --gpu 3 --mib 1500 > /run/comer"
+    edge.hook("before_drain", f"systemd-run --quiet --wait --property=KillMode=none sh -c '{come}'")
     number = edge.variant(
         pair.here,
         *edit_of(pair.here_len, pair.there_len),
