@@ -154,7 +154,7 @@ def test_engine_does_not_fit(machine: Machine, undisturbed: None, seen: Seen) ->
         r"utilization \(0\.9, 19\.83 GiB\)"
     )
     machine.wait("vLLM's own refusal", lambda: refusal.search(machine.journal(cursor)), LOADED_S)
-    wait_for_the_end(machine, cursor, 15)
+    wait_for_the_end(machine, cursor, 45)
     explained, ended = machine.explain(), machine.unit_ended_at(cursor)
     assert ended is not None
     assert re.search(r"the GPU has 1\d\.\d+ of 22\.03 GiB free, 19\.83 GiB are wanted", explained), explained
