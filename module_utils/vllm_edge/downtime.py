@@ -29,7 +29,7 @@ class Role:
     """What is known of one role."""
 
     good_s: float = 0.0
-    """The last good answer, in seconds since the watch began; at first its beginning."""
+    """The last good answer, by the monotonic clock; at first the beginning of the watch."""
     asked: int = 0
     down: bool = False
     gaps: list[Gap] = field(default_factory=list)
@@ -90,13 +90,12 @@ class RoleWatch:
         self._wanted = frozenset(wanted.roles)
         self._former = frozenset(former.roles) if former else self._wanted
         self._clock = clock
-        self._began_s = clock()
         self._ask = ask
         self._every_s = every_s
         self._stop = threading.Event()
         self._lock = threading.Lock()
         where = addresses(wanted, former)
-        self._roles = {role: Role() for role in where}
+        self._roles = {role: Role(good_s=clock()) for role in where}
         groups: dict[tuple[str, ...], list[str]] = {}
         for role, urls in where.items():
             groups.setdefault(urls, []).append(role)
@@ -135,7 +134,7 @@ class RoleWatch:
                     # The one that answers is asked first from now on, so that a hung one costs no time.
                     order.sort(key=lambda other, first=url: other != first)  # type: ignore[misc]
                     break
-            at_s = self._clock() - self._began_s
+            at_s = self._clock()
             if self._stop.is_set():
                 return
             with self._lock:
@@ -144,13 +143,13 @@ class RoleWatch:
             self._stop.wait(max(0.0, self._every_s - (self._clock() - began)))
 
     def end(self, phases: Iterable[PhaseRecord]) -> dict[str, Downtime]:
-        """Of the roles of the generation that serves now: after a way back that is the former one. `phases` count from
-        the beginning of the watch, as what is returned does."""
+        """Of the roles of the generation that serves now: after a way back that is the former one. `phases`, as what is
+        returned, are of the monotonic clock."""
         self._stop.set()
         for thread in self._threads:
             thread.join(JOIN_S)
         records = list(phases)
-        end_s = self._clock() - self._began_s
+        end_s = self._clock()
         back = any(record.direction == "back" for record in records)
         roles: Mapping[str, Role] = self._roles
         with self._lock:

@@ -175,7 +175,6 @@ class Transaction:
         signals: Signals,
         *,
         began: float,
-        zero: float,
     ) -> None:
         self.world = world
         self.file = file
@@ -183,8 +182,6 @@ class Transaction:
         self.signals = signals
         self.began = began
         """Of `world.monotonic()`: the switch's zero."""
-        self.ahead = began - zero
-        """The world's zero is its own first answer: a recovery, or a switch after one, has another."""
         self._watch: Watch | None = None
 
     @property
@@ -289,9 +286,9 @@ class Transaction:
         if self._watch is None:
             return
         watch, self._watch = self._watch, None
-        phases = [replace(record, began_s=record.began_s + self.ahead) for record in self.journal.phases]
+        phases = [replace(record, began_s=record.began_s + self.began) for record in self.journal.phases]
         try:
-            seen = {role: _later(downtime, -self.ahead) for role, downtime in watch.end(phases).items()}
+            seen = {role: _later(downtime, -self.began) for role, downtime in watch.end(phases).items()}
             self.file.journal = replace(self.journal, downtime=seen)
         except Exception as error:
             self.warn(f"Downtime is not known: {error}")
@@ -729,7 +726,7 @@ def switch(
         _archive(paths, left)
     elif left is not None:
         _say("a former switch did not end: going back first")
-        if recover(world, paths, left, signals, zero=zero) is None:
+        if recover(world, paths, left, signals) is None:
             return None
         signals.go_forward()
     problem, profile, warning = "", "", ""
@@ -744,7 +741,7 @@ def switch(
         problem = _sentence(str(error))
     journal = _fresh_journal(world, paths, number=number, profile=profile, now=now, origin=origin, asked_by=asked_by)
     file = JournalFile(paths, journal)
-    change = Transaction(world, file, signals, began=journal.began_monotonic_s or zero, zero=zero)
+    change = Transaction(world, file, signals, began=journal.began_monotonic_s or zero)
     refused = f"{_route(journal)} was refused."
     if wanted is None or problem:
         return change.finish(Result.REFUSED, f"{refused} {_capital(problem)} Nothing was touched.")
@@ -825,14 +822,11 @@ def recover(
     paths: HostPaths,
     left: Journal,
     signals: Signals,
-    *,
-    zero: float | None = None,
 ) -> Result | None:
     """With the lock held: to the committed generation, whichever that is. None where the host goes down."""
     signals.go_back()
-    zero = world.monotonic() if zero is None else zero
     file, began = _taken_over(world, paths, left)
-    change = Transaction(world, file, signals, began=began, zero=zero)
+    change = Transaction(world, file, signals, began=began)
     with contextlib.suppress(JournalLost):
         file.take_ballast()
     head = _killed(left)
@@ -864,9 +858,8 @@ def _other(left: Journal, committed: Generation, paths: HostPaths) -> Generation
 def recover_at_boot(world: World, paths: HostPaths, left: Journal, systemd: Systemd) -> Result:
     """With the lock held, before the engines start: files and target of the committed generation; starting them is
     systemd's, as at every boot."""
-    zero = world.monotonic()
     file, began = _taken_over(world, paths, left)
-    change = Transaction(world, file, Signals(), began=began, zero=zero)
+    change = Transaction(world, file, Signals(), began=began)
     with contextlib.suppress(JournalLost):
         file.take_ballast()
     head = _killed(left)

@@ -261,8 +261,8 @@ class World(Protocol):
         ...
 
     def watch(self, wanted: Generation, former: Generation | None) -> Watch:
-        """Begins to ask for every role, as a client would. Its gaps, and the phases that `end` is given, are seconds
-        since this world was first asked for `monotonic`; the transaction puts them into the switch's own time."""
+        """Begins to ask for every role, as a client would. Its gaps, and the phases that `end` is given, are of
+        `monotonic`; the transaction puts them into the switch's own time."""
         ...
 
 

@@ -99,12 +99,12 @@ class FakeWatch:
 
     def __init__(self, world: FakeWorld, wanted: Generation, former: Generation | None) -> None:
         self.world, self.wanted, self.former = world, wanted, former
-        self.at = world.monotonic() - (world.zero or 0.0)
+        self.at = world.monotonic()
 
     def end(self, phases: Iterable[PhaseRecord]) -> dict[str, Downtime]:
         records = list(phases)
         self.world.watched.append([record.began_s for record in records])
-        until = self.world.monotonic() - (self.world.zero or 0.0)
+        until = self.world.monotonic()
         return {role: Downtime(until - self.at, (Gap(self.at, until),), {}, 7) for role in self.wanted.roles}
 
 
@@ -118,7 +118,6 @@ class FakeWorld:
     after: Callable[[str, int | None], None] = lambda name, number: None
 
     def __post_init__(self) -> None:
-        self.zero: float | None = None
         self.watched: list[list[float]] = []
         self.towards: int | None = None
 
@@ -164,10 +163,7 @@ class FakeWorld:
     # -- World: time and the host's life
 
     def monotonic(self) -> float:
-        now = float(self.load()["now"])
-        if self.zero is None:
-            self.zero = now
-        return now
+        return float(self.load()["now"])
 
     def stamp(self) -> str:
         state = self.load()

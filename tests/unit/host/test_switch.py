@@ -52,7 +52,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """run(world, number) through the entry of `vllm-edge run-switch`."""
 
     def go(world: FakeWorld, number: int, origin: str = "-e", asked_by: str = "site.yml by alice") -> int:
-        world.zero = None
         monkeypatch.setattr(switch, "_open_world", lambda paths: world)
         return switch.run_switch(world.paths, number, origin=origin, inventory_profile="nvfp4-tp2", asked_by=asked_by)
 
@@ -62,7 +61,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 @pytest.fixture
 def recover(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     def go(world: FakeWorld, *, boot: bool = False) -> int:
-        world.zero = None
         monkeypatch.setattr(switch, "_open_world", lambda paths: world)
         return switch.run_recover(world.paths, boot=boot)
 
@@ -157,6 +155,17 @@ def test_a_hand_on_what_is_active_chooses_nothing(tmp_path: Path, run: Callable[
     ended(world, run(world, old.number, "host"), Result.UNCHANGED, old)
     now = generations.committed(world.paths)
     assert now is not None and now.origin == "inventory"
+
+
+def test_a_gap_is_told_in_the_time_of_the_switch(tmp_path: Path, run: Callable[..., int]) -> None:
+    """Beside the phases it can only be read if both count from the same moment."""
+    world, _, new = host(tmp_path)
+    journal = ended(world, run(world, new.number), Result.COMMITTED, new)
+    began = {record.phase: record.began_s for record in journal.phases}
+    for downtime in journal.downtime.values():
+        (gap,) = downtime.gaps
+        assert gap.to_s is not None
+        assert began[Phase.PREPARE] <= gap.from_s <= began[Phase.DRAIN] and gap.to_s >= began[Phase.CLEAN_UP]
 
 
 def test_there_and_back(tmp_path: Path, run: Callable[..., int]) -> None:
