@@ -172,7 +172,7 @@ def test_answers_that_are_no_list_of_models_are_no_service(wanted: Generation) -
     seen = RoleWatch(wanted, None, clock=time.monotonic, ask=ask, every_s=0.01)
     until(lambda: seen._roles["sentry"].asked > 5)
     found = seen.end([])
-    assert len(found["sentry"].gaps) == 1 and 0 <= found["sentry"].gaps[0].from_s - began < 1
+    assert len(found["sentry"].gaps) == 1 and -0.001 <= found["sentry"].gaps[0].from_s - began < 1
 
 
 def test_an_engine_that_lists_its_models_while_it_shuts_down_is_away(wanted: Generation) -> None:
