@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from .durable import write_durably
 
 TAIL_LINES = 40
 
@@ -72,22 +72,5 @@ def read_state(path: Path) -> EngineState | None:
 
 def write_state(path: Path, state: EngineState) -> None:
     """Atomically: a reader sees the old or the new one, a power cut leaves one of them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(asdict(state), indent=2, ensure_ascii=False) + "\n"
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        # The log tail may carry what users sent: not for everybody.
-        os.chmod(name, 0o640)
-        os.rename(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    # The log tail may carry what users sent: not for everybody.
+    write_durably(path, json.dumps(asdict(state), indent=2, ensure_ascii=False) + "\n", 0o640)

@@ -7,7 +7,6 @@ are copies of one generation's; which one the host is committed to is in active-
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from .durable import fresh_name, sync, write_durably
 from .engine_config import (
     ENGINE_NAME,
     LABEL_ENGINE,
@@ -448,10 +448,10 @@ def write_directory(directory: Path, files: Mapping[str, str]) -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(text, encoding="utf-8")
             place.chmod(MODE)
-            _sync(place)
+            sync(place)
         for place in [directory, *(entry for entry in directory.rglob("*") if entry.is_dir())]:
             place.chmod(DIRECTORY_MODE)
-            _sync(place)
+            sync(place)
     except OSError as error:
         raise GenerationError(f"generation could not be written below {directory}: {error}") from error
 
@@ -482,7 +482,7 @@ def put(staged: Path, number: int, paths: HostPaths) -> None:
         if place.exists():
             os.rename(place, aside)
         os.rename(staged, place)
-        _sync(place.parent)
+        sync(place.parent)
     except OSError as error:
         raise GenerationError(f"{place} could not be written: {error}") from error
     shutil.rmtree(aside, ignore_errors=True)
@@ -641,7 +641,7 @@ def remove_engine(name: str, paths: HostPaths) -> list[str]:
     """Removes the live files of an engine; what an operator put beside them stays. Returns what was removed."""
     places = list(_engine_places(name, paths).values())
     for place in places:
-        _unlink(_fresh(place))
+        _unlink(fresh_name(place))
     gone = [str(place) for place in places if _unlink(place)]
     directory = paths.engine_dir(name)
     try:
@@ -713,23 +713,10 @@ def would(generation: Generation, moves: Mapping[str, Iterable[str]]) -> str:
 # -- files
 
 
-def _fresh(path: Path) -> Path:
-    """Where a file is written before it takes its name."""
-    return path.with_name(f".{path.name}.new")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _unlink(path: Path) -> bool:
     try:
         path.unlink()
-        _sync(path.parent)
+        sync(path.parent)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
@@ -738,20 +725,7 @@ def _unlink(path: Path) -> bool:
 
 
 def _write(path: Path, text: str) -> None:
-    """Atomically: a reader sees the old or the new one, and a power cut leaves one of them."""
-    # One writer at a time, it holds the lock of the switch: what a killed one left is written over.
-    fresh = _fresh(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.unlink(missing_ok=True)
-        with open(fresh, "x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fchmod(file.fileno(), MODE)
-            os.fsync(file.fileno())
-        os.rename(fresh, path)
-        _sync(path.parent)
+        write_durably(path, text, MODE)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
         raise GenerationError(f"{path} could not be written: {error}") from error

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from .durable import write_durably
 from .host_paths import HostPaths
 from .switching import Direction, Downtime, Gap, Journal, Phase, PhaseRecord, Result
 
@@ -147,31 +148,6 @@ def _journals(paths: HostPaths) -> Iterable[Path]:
 # ---- writing ----------------------------------------------------------------------------------------------------
 
 
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _write_durably(path: Path, text: str) -> None:
-    """All or nothing, and on the disk when this returns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # One writer at a time, it holds the lock: what a killed one left behind is written over.
-    fresh = path.with_name(f".{path.name}.new")
-    try:
-        with open(fresh, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(fresh, path)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
-    _sync_directory(path.parent)
-
-
 class JournalFile:
     """The journal of the switch that runs; whoever has one holds the lock."""
 
@@ -244,11 +220,11 @@ class JournalFile:
         text = json.dumps(to_json(self.journal), indent=2, ensure_ascii=False, default=str) + "\n"
         try:
             try:
-                _write_durably(path, text)
+                write_durably(path, text)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.give_up_ballast():
                     raise
-                _write_durably(path, text)
+                write_durably(path, text)
         except OSError as error:
             raise JournalLost(
                 f"{path} cannot be written: {error.strerror}. 'df -h {path.parent}' shows how full that disk is"

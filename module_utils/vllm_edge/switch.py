@@ -720,7 +720,6 @@ def switch(
     asked_by: str,
 ) -> Result | None:
     """With the lock held. None where the host goes down and the boot has to end it."""
-    zero = world.monotonic()
     left = read_journal(paths)
     if left is not None and left.result is not None:
         _archive(paths, left)
@@ -741,7 +740,7 @@ def switch(
         problem = _sentence(str(error))
     journal = _fresh_journal(world, paths, number=number, profile=profile, now=now, origin=origin, asked_by=asked_by)
     file = JournalFile(paths, journal)
-    change = Transaction(world, file, signals, began=journal.began_monotonic_s or zero)
+    change = Transaction(world, file, signals, began=journal.began_monotonic_s or 0.0)
     refused = f"{_route(journal)} was refused."
     if wanted is None or problem:
         return change.finish(Result.REFUSED, f"{refused} {_capital(problem)} Nothing was touched.")

@@ -212,14 +212,14 @@ def test_every_write_is_synced_before_and_after_the_rename(paths: HostPaths, mon
 
 def full(monkeypatch: pytest.MonkeyPatch, file: JournalFile, *, for_good: bool = False) -> None:
     """A disk on which nothing fits as long as the ballast lies there; with `for_good` also without it."""
-    real = journal_module._write_durably
+    real = journal_module.write_durably
 
     def write(path: Path, text: str) -> None:
         if for_good or file.ballast.exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(path, text)
 
-    monkeypatch.setattr(journal_module, "_write_durably", write)
+    monkeypatch.setattr(journal_module, "write_durably", write)
 
 
 def test_a_full_disk_takes_the_ballast(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_other_errors_do_not_cost_the_ballast(paths: HostPaths, monkeypatch: pyt
     def write(path: Path, text: str) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(journal_module, "_write_durably", write)
+    monkeypatch.setattr(journal_module, "write_durably", write)
     with pytest.raises(JournalLost, match="Input/output error"):
         file.write()
     assert file.ballast.exists()

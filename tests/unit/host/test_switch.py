@@ -532,7 +532,7 @@ def full_disk(
     monkeypatch: pytest.MonkeyPatch, world: FakeWorld, phase: Phase, direction: str, *, ballast_helps: bool
 ) -> None:
     """From the journal write of this phase on the disk is full."""
-    real = journal_module._write_durably
+    real = journal_module.write_durably
     state = {"full": False}
 
     def write(path: Path, text: str) -> None:
@@ -543,7 +543,7 @@ def full_disk(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(path, text)
 
-    monkeypatch.setattr(journal_module, "_write_durably", write)
+    monkeypatch.setattr(journal_module, "write_durably", write)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -734,14 +734,14 @@ def test_sigterm_between_two_phases_is_obeyed_before_the_commit(
     tmp_path: Path, run: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, old, new = host(tmp_path)
-    real = journal_module._write_durably
+    real = journal_module.write_durably
 
     def write(path: Path, text: str) -> None:
         if json.loads(text)["phase"] == Phase.COMMIT:
             os.kill(os.getpid(), signal.SIGTERM)
         real(path, text)
 
-    monkeypatch.setattr(journal_module, "_write_durably", write)
+    monkeypatch.setattr(journal_module, "write_durably", write)
     journal = ended(world, run(world, new.number), Result.ROLLED_BACK, old)
     assert "in phase commit" in journal.message
 
