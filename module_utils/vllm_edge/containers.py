@@ -338,3 +338,14 @@ def docker_unit(environ: Mapping[str, str] | None = None) -> DockerUnit | None:
         return None
     active = shown.get("ActiveState") in ("active", "activating", "reloading")
     return DockerUnit(active, shown.get("InvocationID", ""))
+
+
+def why_away(ping: Callable[[float], None], unit: DockerUnit | None, timeout_s: float) -> str | None:
+    """None when the Docker Engine answers, else why not. Asked only where its unit runs: see `docker_unit`."""
+    if unit is not None and not unit.active:
+        return "docker.service is not running"
+    try:
+        ping(timeout_s)
+    except (DockerAway, DockerRefused) as error:
+        return str(error)
+    return None

@@ -16,7 +16,7 @@ from typing import Literal
 
 from . import engine_requests, generations, gpus, hooks, page_cache, preflight
 from .canary_checks import Ask
-from .containers import DockerAway, DockerRefused, DockerUnit, docker_unit
+from .containers import DockerAway, DockerRefused, DockerUnit, docker_unit, why_away
 from .downtime import RoleWatch
 from .engine_config import EngineConfig, EngineConfigError, load_config
 from .engine_state import EngineState, Failure, read_state, stamp
@@ -125,15 +125,7 @@ class HostWorld:
             self.sleep(POLL_S)
 
     def _docker_problem(self) -> str | None:
-        unit = self.docker_unit()
-        if unit is not None and not unit.active:
-            # A question over the socket would start what somebody has just stopped.
-            return "docker.service is not running"
-        try:
-            self.docker.ping(PING_S)
-        except (DockerAway, DockerRefused) as error:
-            return str(error)
-        return None
+        return why_away(self.docker.ping, self.docker_unit(), PING_S)
 
     def _containers(self, patience_s: float = DOCKER_PATIENCE_S) -> list[Listed]:
         """All containers; a Docker that is being restarted is waited for."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TextIO
 
-from .containers import Container, Docker, DockerAway, DockerRefused, DockerUnit, docker_unit, stamp_seconds
+from .containers import Container, Docker, DockerAway, DockerRefused, DockerUnit, docker_unit, stamp_seconds, why_away
 from .engine_config import LABEL_ENGINE, Engine, EngineConfig, EngineConfigError, load_engine
 from .engine_state import TAIL_LINES, EngineState, Failure, read_state, stamp, write_state
 from .explain import Death, Explanation, explain, explain_hang
@@ -227,14 +227,7 @@ class Supervisor:
 
     def _reachable(self, timeout_s: float = PING_S) -> str | None:
         """None when Docker answers, else why not."""
-        unit = self._unit()
-        if unit is not None and not unit.active:
-            return "docker.service is not running"
-        try:
-            self.docker.ping(timeout_s)
-        except (DockerAway, DockerRefused) as error:
-            return str(error)
-        return None
+        return why_away(self.docker.ping, self._unit(), timeout_s)
 
     # -- bringing the container up
 
