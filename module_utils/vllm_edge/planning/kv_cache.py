@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM makes of the memory that is left for the KV cache: groups of layers, blocks, tokens.
+
+Every layer has pages; a page holds the keys and values of one block of tokens. Layers with the same kind of attention
+share a block table and are a group. All groups draw their blocks from one pool: a block is one page for each layer of
+a group, so all pages are of one size, and groups have as many layers as each other as far as possible.
+
+The arithmetic is that of vLLM's v1/core/kv_cache_utils.py (0.19.0; from 0.33.0 v1/core/kv_cache_planning.py) and
+v1/kv_cache_interface.py; what its releases do differently is in `vllm_versions`. Context parallelism, speculative
+decoding, KV connectors and layers without attention are in none of the plans and not here.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .contract import Arguments, Attention, DecoderLayer, KvCapacity, KvGroup, Model
+from .vllm_versions import Behaviour, TokenRule, batches_in_flight, behaviour, max_model_len, max_num_batched_tokens
+
+# 0.33.0 utils/torch_utils.py:40
+ELEMENT_BYTES = {
+    "float32": 4,
+    "float": 4,
+    "float16": 2,
+    "half": 2,
+    "bfloat16": 2,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+}
+DEFAULT_BLOCK_TOKENS = 16
+"""0.19.0 config/cache.py:34. FlashAttention, FlashInfer and Triton all take it as it is, and multiples of it."""
+FEW_MORE_LAYERS = 1.5
+"""Up to so many times the layers of the smallest kind, groups are as large as the largest kind."""
+
+
+class UnsupportedKvCache(ValueError):
+    """This release of vLLM makes no KV cache for the model with these arguments. The message says why."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The cache of one layer on one rank. Layers of equal specs are alike to vLLM."""
+
+    attention: Attention
+    window_tokens: int | None
+    kv_heads: int
+    head_size: int
+    element_bytes: int
+    block_tokens: int
+    padded_page_bytes: int = 0
+
+    @property
+    def page_bytes(self) -> int:
+        keys_and_values = 2 * self.kv_heads * self.head_size * self.element_bytes
+        return self.padded_page_bytes or self.block_tokens * keys_and_values
+
+    def blocks(self, request_tokens: int, in_flight_tokens: int) -> int:
+        """Blocks that a request holds at most. One with sliding attention holds its window and what is being computed,
+        and one block more, because a window need not begin with a block (0.19.0 kv_cache_interface.py:252)."""
+        if self.window_tokens is None:
+            return _ceiling(request_tokens, self.block_tokens)
+        return _ceiling(min(self.window_tokens - 1 + in_flight_tokens, request_tokens), self.block_tokens) + 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that share a block table, by their number. Where their pages differ, it is the only group."""
+
+    layers: tuple[int, ...]
+    specs: tuple[Spec, ...]
+
+    def on(self, layers: range) -> tuple[Spec, ...]:
+        """The specs of those of its layers that are among `layers`."""
+        return tuple(spec for layer, spec in zip(self.layers, self.specs, strict=True) if layer in layers)
+
+    def blocks(self, request_tokens: int, in_flight_tokens: int) -> int:
+        return self.specs[0].blocks(request_tokens, in_flight_tokens)
+
+
+def resolved_dtype(model: Model, arguments: Arguments, version: str) -> str:
+    """What the KV cache is made of, as vLLM names it: `bfloat16`, `fp8`.
+
+    `auto` is what the checkpoint's quantization says, else the model's own dtype. Source: 0.33.0
+    utils/torch_utils.py (resolve_kv_cache_dtype_string) and model_executor/layers/attention/attention.py:287.
+    """
+    release = behaviour(version)
+    checkpoint = model.quantization.kv_cache_dtype
+    if checkpoint and checkpoint.startswith("nvfp4") and not release.nvfp4_kv_cache:
+        checkpoint = None
+    overrides = release.scheme_overrides_dtype and model.quantization.method == "compressed-tensors"
+    if arguments.kv_cache_dtype != "auto" and not (checkpoint and overrides):
+        return arguments.kv_cache_dtype
+    return checkpoint or model.dtype
+
+
+def layers_of_rank(model: Model, arguments: Arguments, pipeline_rank: int) -> range:
+    """Numbers of the decoder layers of one pipeline rank.
+
+    What does not divide evenly goes to the ranks before the last, from the back. Source: 0.19.0
+    distributed/utils.py:95 (get_pp_indices), without VLLM_PP_LAYER_PARTITION.
+    """
+    ranks, layers = arguments.pipeline_parallel_size, len(model.layers)
+    if not 1 <= ranks <= layers:
+        raise UnsupportedKvCache(f"pipeline_parallel_size {ranks} does not divide {layers} layers")
+    sizes = [layers // ranks] * ranks
+    for rank in range(2, layers % ranks + 2):
+        sizes[-rank] += 1
+    begin = sum(sizes[:pipeline_rank])
+    return range(begin, begin + sizes[pipeline_rank])
+
+
+def groups(model: Model, arguments: Arguments, version: str) -> tuple[Group, ...]:
+    """Layers with a KV cache of their own, grouped for the whole model; each pipeline rank has its layers of each.
+
+    Source: 0.19.0 v1/core/kv_cache_utils.py:1222. Raises UnsupportedKvCache.
+    """
+    release = behaviour(version)
+    specs = {
+        layer.index: _spec(layer, model, arguments, release) for layer in model.layers if layer.shares_with is None
+    }
+    if not specs:
+        raise UnsupportedKvCache("no layer of the model has a KV cache")
+    if len({(spec.attention, spec.window_tokens, spec.block_tokens) for spec in specs.values()}) == 1:
+        return (Group(tuple(specs), tuple(specs.values())),)
+    return _groups_of_kinds(_with_equal_pages(specs, release))
+
+
+def needed(model: Model, arguments: Arguments, version: str) -> int:
+    """Bytes for the KV cache with which vLLM starts at least: those of one request of max_model_len tokens on the rank
+    that needs most, and of the block that is never handed out where the release counts it."""
+    return max(rank.needed_bytes(max_model_len(model, arguments)) for rank in _ranks(model, arguments, version))
+
+
+def capacity(model: Model, arguments: Arguments, available_bytes: int | Sequence[int], version: str) -> KvCapacity:
+    """What vLLM makes of so many bytes; in a pipeline each rank may have its own number of them.
+
+    Every rank gets as many blocks as the one with the fewest, and the answer's groups are that rank's. It is given
+    where vLLM refuses to start as well: then needed_bytes is more than available_bytes. Source: 0.19.0
+    v1/core/kv_cache_utils.py:1508. Raises UnsupportedKvCache.
+    """
+    ranks = _ranks(model, arguments, version)
+    available = [available_bytes] * len(ranks) if isinstance(available_bytes, int) else list(available_bytes)
+    if len(available) != len(ranks):
+        raise ValueError(f"{len(available)} sizes of memory for {len(ranks)} pipeline ranks")
+    request_tokens = max_model_len(model, arguments)
+    in_rank = [max(size, 0) // rank.block_bytes for rank, size in zip(ranks, available, strict=True)]
+    blocks = min(in_rank)
+    fewest = in_rank.index(blocks)
+    rank = ranks[fewest]
+    concurrency = blocks / rank.request_blocks(request_tokens)
+    if behaviour(version).token_rule is TokenRule.CONCURRENCY:
+        tokens = int(concurrency * request_tokens)
+    else:
+        tokens = blocks // len(rank.groups) * min(group.specs[0].block_tokens for group in rank.groups)
+    return KvCapacity(
+        available_bytes=available[fewest],
+        groups=rank.described(request_tokens),
+        blocks=blocks,
+        tokens=tokens,
+        max_concurrency=concurrency,
+        needed_bytes=max(each.needed_bytes(request_tokens) for each in ranks),
+        max_context_tokens=min(
+            each.longest_request(size, model.max_position_embeddings)
+            for each, size in zip(ranks, available, strict=True)
+        ),
+        used_bytes=blocks * rank.block_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """The groups of the whole model as one pipeline rank holds them."""
+
+    groups: tuple[Group, ...]
+    layers: range
+    in_flight_tokens: int
+    reserved_blocks: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block of the pool: one page for each layer of the largest group."""
+        return max(sum(spec.page_bytes for spec in group.on(self.layers)) for group in self.groups)
+
+    def request_blocks(self, tokens: int) -> int:
+        """Every group counts, also one without a layer on this rank: block tables are those of the whole model."""
+        return sum(group.blocks(tokens, self.in_flight_tokens) for group in self.groups)
+
+    def needed_bytes(self, tokens: int) -> int:
+        return (self.request_blocks(tokens) + self.reserved_blocks) * self.block_bytes
+
+    def longest_request(self, available_bytes: int, limit_tokens: int) -> int:
+        """vLLM's estimated maximum model length: the same search as there (0.19.0 kv_cache_utils.py:1370)."""
+        lengths = range(1, limit_tokens + 1)
+        return bisect.bisect_right(lengths, available_bytes, key=self.needed_bytes)
+
+    def described(self, request_tokens: int) -> tuple[KvGroup, ...]:
+        result = []
+        for group in self.groups:
+            here = group.on(self.layers)
+            pages = {spec.page_bytes for spec in group.specs}
+            result.append(
+                KvGroup(
+                    attention=group.specs[0].attention,
+                    layers=len(here),
+                    block_size_tokens=group.specs[0].block_tokens,
+                    page_bytes=pages.pop() if len(pages) == 1 else sum(spec.page_bytes for spec in here),
+                    blocks_per_request=group.blocks(request_tokens, self.in_flight_tokens),
+                )
+            )
+        return tuple(result)
+
+
+def _ranks(model: Model, arguments: Arguments, version: str) -> tuple[_Rank, ...]:
+    in_flight = batches_in_flight(model, arguments, version) * max_num_batched_tokens(model, arguments, version)
+    reserved = 1 if behaviour(version).null_block_reserved else 0
+    of_model = groups(model, arguments, version)
+    result = []
+    for number in range(arguments.pipeline_parallel_size):
+        rank = _Rank(of_model, layers_of_rank(model, arguments, number), in_flight, reserved)
+        if rank.block_bytes == 0:
+            raise UnsupportedKvCache(f"no layer of pipeline rank {number} has a KV cache of its own")
+        result.append(rank)
+    return tuple(result)
+
+
+def _spec(layer: DecoderLayer, model: Model, arguments: Arguments, release: Behaviour) -> Spec:
+    block = DEFAULT_BLOCK_TOKENS if arguments.block_size is None else arguments.block_size
+    if block % DEFAULT_BLOCK_TOKENS:
+        raise UnsupportedKvCache(f"block_size {block} is not a multiple of {DEFAULT_BLOCK_TOKENS}")
+    dtype = resolved_dtype(model, arguments, release.version)
+    if dtype not in ELEMENT_BYTES:
+        raise UnsupportedKvCache(f"the size of a KV cache of dtype {dtype} is not known")
+    sliding = layer.attention is Attention.SLIDING
+    if sliding and layer.window_tokens is None:
+        raise ValueError(f"layer {layer.index} has sliding attention and no window")
+    return Spec(
+        attention=layer.attention,
+        window_tokens=layer.window_tokens if sliding else None,
+        kv_heads=max(1, layer.kv_heads // arguments.tensor_parallel_size),
+        head_size=layer.head_size,
+        element_bytes=ELEMENT_BYTES[dtype],
+        block_tokens=(release.sliding_block_tokens or block) if sliding else block,
+    )
+
+
+def _with_equal_pages(specs: Mapping[int, Spec], release: Behaviour) -> dict[int, Spec]:
+    """Smaller pages hold more tokens, until they are as large as the largest (0.19.0 kv_cache_utils.py:914)."""
+    largest = max(spec.page_bytes for spec in specs.values())
+    result = {}
+    for layer, spec in specs.items():
+        times, rest = divmod(largest, spec.page_bytes)
+        if rest and not release.pads_pages:
+            raise UnsupportedKvCache(
+                f"pages of {spec.page_bytes} and {largest} bytes cannot be made equal by vLLM {release.version}"
+            )
+        if rest:
+            result[layer] = replace(spec, padded_page_bytes=largest)
+        else:
+            result[layer] = replace(spec, block_tokens=spec.block_tokens * times)
+    return result
+
+
+def _groups_of_kinds(specs: Mapping[int, Spec]) -> tuple[Group, ...]:
+    """Groups of equally many layers, from specs with equal pages (0.19.0 kv_cache_utils.py:959).
+
+    A group is as large as the rarest kind of layer. Layers of a kind are dealt to its groups in turn, so that each
+    pipeline rank has about as many of each group.
+    """
+    kinds: dict[Spec, list[int]] = {}
+    for layer, spec in specs.items():
+        kinds.setdefault(spec, []).append(layer)
+    counts = [len(layers) for layers in kinds.values()]
+    size = max(counts) if max(counts) < min(counts) * FEW_MORE_LAYERS else min(counts)
+    result = []
+    for spec, layers in kinds.items():
+        number = _ceiling(len(layers), size)
+        for first in range(number):
+            dealt = tuple(layers[first::number])
+            result.append(Group(dealt, (spec,) * len(dealt)))
+    return tuple(result)
+
+
+def _ceiling(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)

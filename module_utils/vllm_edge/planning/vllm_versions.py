@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs between releases of vLLM, as far as it moves memory on a GPU.
+
+`CHANGES` is the table: what each release changed, and the line of vLLM's sources that says so. `behaviour` adds up the
+rows up to a release. Every release from 0.19.0 to 0.33.0 was looked at, so a row says exactly where a change came in.
+Environment variables of vLLM count as unset.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from .contract import Arguments, Model
+
+
+class UnknownVersion(ValueError):
+    """A release of vLLM whose memory behaviour is not known."""
+
+
+class TokenRule(StrEnum):
+    """How a release counts the tokens of its line `GPU KV cache size`."""
+
+    BLOCKS_PER_GROUP = "blocks // groups * smallest block"
+    CONCURRENCY = "maximum concurrency * max_model_len"
+
+
+class NonKvMemory(StrEnum):
+    """What a release subtracts from its budget before the rest becomes KV cache."""
+
+    PARTS = "weights + increase of torch's peak + increase outside of torch"
+    CONSUMED = "everything consumed since the start by cudaMemGetInfo + headroom of the transient peak"
+
+
+class SecondRunner(StrEnum):
+    """Which models run in vLLM's second model runner; it overlaps batches in a pipeline, the first one does not."""
+
+    NONE = "none"
+    DENSE = "dense models"
+    ALL = "all models"
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    version: str
+    default_gpu_memory_utilization: float = 0.9
+    graphs_in_budget: bool = False
+    """The estimate for CUDA graphs is subtracted from the budget; otherwise graphs come on top of it."""
+    non_kv_memory: NonKvMemory = NonKvMemory.PARTS
+    token_rule: TokenRule = TokenRule.BLOCKS_PER_GROUP
+    default_max_num_seqs: int = 256
+    """Of an API server on a GPU below 70 GiB, as the next one."""
+    default_max_num_batched_tokens: int = 2048
+    batch_holds_multimodal_item: bool = False
+    """The default of max_num_batched_tokens is raised to what the largest image or video of the model needs."""
+    text_only_needs_no_item: bool = False
+    """... but not where language_model_only switches those off."""
+    batches_widen_window: bool = False
+    """A sliding request holds the tokens of every batch in flight, not only of one."""
+    second_runner: SecondRunner = SecondRunner.NONE
+    """Where batches_widen_window does not hold, nothing depends on it."""
+    null_block_reserved: bool = False
+    """The block that is never handed out counts in the check for one request of max_model_len tokens."""
+    pads_pages: bool = False
+    """A page that does not divide the largest is padded; before, vLLM refused to start."""
+    sliding_block_tokens: int | None = None
+    """Block of sliding layers before pages are made equal; None: the same as that of full attention."""
+    scheme_overrides_dtype: bool = False
+    """A kv_cache_scheme of compressed-tensors also replaces an explicit kv_cache_dtype."""
+    nvfp4_kv_cache: bool = False
+    """ModelOpt's `nvfp4` in a checkpoint becomes an NVFP4 KV cache; before, it was ignored."""
+
+
+@dataclass(frozen=True)
+class Change:
+    since: tuple[int, int]
+    sets: Mapping[str, Any]
+    """Fields of Behaviour."""
+    source: str
+    """File and line under vllm/ in the release that brought it."""
+
+
+FIRST = (0, 19)
+LAST = (0, 33)
+CHANGES = (
+    Change(FIRST, {"default_gpu_memory_utilization": 0.9}, "config/cache.py:41"),
+    Change(FIRST, {"graphs_in_budget": False}, "envs.py:1655 (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS)"),
+    Change(FIRST, {"non_kv_memory": NonKvMemory.PARTS}, "v1/worker/gpu_worker.py:417"),
+    Change(FIRST, {"token_rule": TokenRule.BLOCKS_PER_GROUP}, "v1/core/kv_cache_utils.py:1287"),
+    # The same lines until 0.33.0.
+    Change(
+        FIRST, {"default_max_num_seqs": 256, "default_max_num_batched_tokens": 2048}, "engine/arg_utils.py:2064-2072"
+    ),
+    Change(FIRST, {"scheme_overrides_dtype": True}, "model_executor/layers/attention/attention.py:230"),
+    Change((0, 20), {"default_gpu_memory_utilization": 0.92}, "config/cache.py:66"),
+    Change((0, 20), {"graphs_in_budget": True}, "envs.py:1725"),
+    Change((0, 20), {"nvfp4_kv_cache": True}, "utils/torch_utils.py:64"),
+    Change((0, 21), {"token_rule": TokenRule.CONCURRENCY}, "v1/core/kv_cache_utils.py:1708"),
+    Change((0, 22), {"batch_holds_multimodal_item": True}, "engine/arg_utils.py:2528"),
+    Change((0, 22), {"scheme_overrides_dtype": False}, "model_executor/layers/attention/attention.py:238"),
+    # FlashAttention, FlashInfer and Triton all order their cache so that it applies.
+    Change((0, 24), {"pads_pages": True}, "v1/core/kv_cache_utils.py (unify_kv_cache_spec_page_size)"),
+    # 16 tokens are the smallest block of those three.
+    Change((0, 25), {"sliding_block_tokens": 16}, "model_executor/layers/attention/attention.py:95"),
+    Change(
+        (0, 26),
+        {"batches_widen_window": True, "second_runner": SecondRunner.DENSE},
+        "config/vllm.py:512,525 (max_concurrent_batches, max_in_flight_tokens) and :605",
+    ),
+    Change((0, 27), {"non_kv_memory": NonKvMemory.CONSUMED}, "v1/worker/gpu_worker.py:526"),
+    Change((0, 27), {"text_only_needs_no_item": True}, "config/model.py:813"),
+    Change((0, 29), {"second_runner": SecondRunner.ALL}, "config/vllm.py:645"),
+    Change((0, 29), {"null_block_reserved": True}, "v1/core/kv_cache_utils.py:2316"),
+    Change((0, 30), {"sliding_block_tokens": None}, "model_executor/layers/attention/attention.py:648"),
+)
+# 32 frames of 70 soft tokens, each with its begin, its end and 6 tokens of time stamp; more than any image or audio of
+# Gemma 4 (0.22.0 model_executor/models/gemma4_mm.py:86 and get_mm_max_tokens_per_item, the same until 0.33.0).
+GEMMA4_VIDEO_TOKENS = 32 * (70 + 2 + 6)
+
+VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?(?:[-.+]?[a-z].*)?")
+
+
+def behaviour(version: str) -> Behaviour:
+    """How a release of vLLM uses memory.
+
+    `version` is what vLLM calls itself: `0.19.0`, also with what a build adds, as `0.32.0+cpu`. Patch releases behave
+    as their minor release. Raises UnknownVersion outside of the known range.
+    """
+    found = VERSION.fullmatch(version)
+    number = (int(found[1]), int(found[2])) if found else None
+    if number is None or not FIRST <= number <= LAST:
+        known = f"{FIRST[0]}.{FIRST[1]} to {LAST[0]}.{LAST[1]}"
+        raise UnknownVersion(f"how vLLM {version} uses memory is not known; known are the releases {known}")
+    result = Behaviour(version)
+    for change in CHANGES:
+        if change.since <= number:
+            result = replace(result, **change.sets)
+    return result
+
+
+def max_model_len(model: Model, arguments: Arguments) -> int:
+    """Tokens of the longest request: as given, or the model's own maximum."""
+    return arguments.max_model_len or model.max_position_embeddings
+
+
+def max_num_batched_tokens(model: Model, arguments: Arguments, version: str) -> int:
+    """Tokens of one batch, as vLLM's API server decides on a GPU below 70 GiB.
+
+    Source: 0.33.0 engine/arg_utils.py:3190-3224, and the rows of CHANGES.
+    """
+    release = behaviour(version)
+    if arguments.max_num_batched_tokens is not None:
+        return arguments.max_num_batched_tokens
+    tokens = release.default_max_num_batched_tokens
+    item_must_fit = release.batch_holds_multimodal_item and not (
+        arguments.language_model_only and release.text_only_needs_no_item
+    )
+    if item_must_fit and _attends_to_whole_items(model):
+        tokens = max(tokens, GEMMA4_VIDEO_TOKENS)
+    sequences = release.default_max_num_seqs if arguments.max_num_seqs is None else arguments.max_num_seqs
+    return min(tokens, sequences * max_model_len(model, arguments))
+
+
+def max_num_seqs(model: Model, arguments: Arguments, version: str) -> int:
+    """Sequences of one batch. Source: 0.33.0 engine/arg_utils.py:3232."""
+    if arguments.max_num_seqs is not None:
+        return arguments.max_num_seqs
+    return min(behaviour(version).default_max_num_seqs, max_num_batched_tokens(model, arguments, version))
+
+
+def batches_in_flight(model: Model, arguments: Arguments, version: str) -> int:
+    """Batches whose tokens a request with sliding attention holds at once.
+
+    Async scheduling is on unless it is switched off: with one process per GPU, vLLM's own executor, nothing but
+    speculative decoding by other than a drafter switches it off (0.33.0 config/vllm.py:1685), and no engine of a plan
+    decodes speculatively. Source: 0.26.0 config/vllm.py:512.
+    """
+    release = behaviour(version)
+    if not release.batches_widen_window:
+        return 1
+    stages = arguments.pipeline_parallel_size
+    if arguments.async_scheduling is False:
+        return stages
+    dense = model.experts == 0
+    if release.second_runner is SecondRunner.ALL or (release.second_runner is SecondRunner.DENSE and dense):
+        return stages + 1
+    return 2 if stages == 1 else stages
+
+
+def _attends_to_whole_items(model: Model) -> bool:
+    """Whether tokens of an image attend to each other in both directions, so that an image cannot be cut.
+
+    Source: 0.22.0 transformers_utils/model_arch_config_convertor.py:528. Gemma 3 does too, and names no number of
+    tokens, which leaves the default.
+    """
+    text = model.facts.config.get("text_config", model.facts.config)
+    return model.multimodal and model.family == "gemma4" and text.get("use_bidirectional_attention") == "vision"
