@@ -161,10 +161,13 @@ class Model:
     experts_per_token: int = 0
     expert_intermediate_size: int = 0
     rope_cache_sizes: tuple[int, ...] = ()
-    """Rotary dimensions of each cos/sin cache that vLLM keeps for the model; each has max_position_embeddings rows."""
+    """Rotary dimensions of each cos/sin cache that vLLM keeps for the model; each has max_position_embeddings rows,
+    unless `rope_cache_rows` says otherwise."""
     per_layer_embedding_size: int = 0
     """Gemma 4's E models: width of what each layer gets of its own embedding table; 0 without."""
     multimodal: bool = False
+    rope_cache_rows: tuple[int, ...] = ()
+    """Rows of each cache of `rope_cache_sizes`: more than max_position_embeddings where RoPE is scaled."""
 
 
 # ---- an engine and its GPUs --------------------------------------------------------------------------------------
@@ -269,7 +272,7 @@ class GpuPlan:
     graphs_bytes: int
     kv_cache_bytes: int
     warm_up_bytes: int
-    """What the sampler's warm-up needs for a moment, after the graphs."""
+    """What the sampler's warm-up needs for a moment, after the graphs: of overhead_bytes, whose peak it was before."""
     total_bytes: int
     free_bytes: int
     """Of the GPU's CUDA total after start-up; negative where it does not fit."""
@@ -305,6 +308,10 @@ class EnginePlan:
     advice: tuple[str, ...] = ()
     """What is right but could be better, each with its reference."""
     facts_source: str = ""
+    derived_kv_cache_memory_bytes: int = 0
+    """What would leave plan_margin_mib free on each of its GPUs."""
+    observed: tuple[str, ...] = ()
+    """Figures that are an operator's own (plan_observations), by the name of the GpuPlan's field."""
 
 
 @dataclass(frozen=True)
