@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine takes of a GPU besides weights and KV cache: activations, CUDA context, CUDA graphs.
+
+Nothing here follows from a checkpoint alone. Each constant says where it comes from, how far it may be off, and whether
+the reference host's own measurements were used to find it; what then agrees with those proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .contract import Arguments, Model, Uncertain
+
+MIB = 2**20
+GIB = 2**30
+
+ACTIVATION_BYTES = Uncertain(
+    0.27 * GIB,
+    0.15 * GIB,
+    0.45 * GIB,
+    "what two runs of the reference host (31B NVFP4 over 2 GPUs, 31B bf16 over 4, vLLM 0.19.0) leave beside weights, "
+    "KV cache and logits; at max_num_batched_tokens 2048",
+    fitted=True,
+)
+SAMPLER_BYTES_PER_LOGIT = Uncertain(
+    14.0,
+    10.0,
+    16.0,
+    "the slope between the same two runs, 0.875 GiB for 256 rows of 262,144 logits. The tensors that live at once in "
+    "vLLM 0.19.0 are the model's logits (2 B, bf16), their copy in fp32 (4 B, v1/sample/sampler.py:90), probabilities "
+    "(4 B, v1/sample/ops/topk_topp_sampler.py:112) and random numbers (4 B, ibid. random_sample): 14 B. A log of E4B "
+    "with 256 sequences on another GPU (vLLM 0.22.1) leaves 1.1 GiB for both, as these two give",
+    fitted=True,
+)
+ALLOCATOR_BYTES = Uncertain(
+    0.06 * GIB,
+    0.05 * GIB,
+    0.2 * GIB,
+    "what vLLM logs for the weights beyond their tensors: 15.18 GiB for E4B (0.22.1), whose tensors and caches are "
+    "15.12; 0.05 to 0.2 elsewhere",
+)
+CONTEXT_BYTES_ALONE = Uncertain(
+    200 * MIB,
+    150 * MIB,
+    300 * MIB,
+    "CUDA of the reference host had 21.84 of 22.034 GiB free when an engine of one GPU began to count",
+    fitted=True,
+)
+CONTEXT_BYTES_PER_PEER = Uncertain(
+    (391 - 200) * MIB / 3,
+    0.0,
+    100 * MIB,
+    "NVML's 21,149 MiB of 31B bf16 over 4 GPUs minus 0.92 of CUDA's 22,563 leave 391 MiB for context and NCCL, here "
+    "divided among three peers. Over two GPUs 105 MiB were left, less than one GPU alone takes: hence +-300 MiB",
+    fitted=True,
+)
+GRAPH_POOL_BYTES_PER_TOKEN_AND_HIDDEN = Uncertain(
+    0.167 * GIB / (512 * 2560),
+    0.1 * GIB / (512 * 2560),
+    0.25 * GIB / (512 * 2560),
+    "published logs of vLLM with 51 + 35 captured sizes on one GPU: Qwen3.5-4B 0.55 GiB (0.22.0) and Qwen3.5-9B 0.65 "
+    "GiB (0.19.0), 32 layers both, hidden sizes 2560 and 4096",
+)
+GRAPH_BYTES_PER_LAYER = Uncertain(
+    0.145 * MIB,
+    0.12 * MIB,
+    0.2 * MIB,
+    "the same logs; they predict 0.68 GiB for Gemma 4 E4B, whose log says 0.71 (0.22.1), and 0.33 for Qwen2.5-7B with "
+    "128 sequences, whose log says 0.31 (0.22.0)",
+)
+GRAPH_BYTES_PER_LAYER_TENSOR_PARALLEL = Uncertain(
+    0.222 * MIB,
+    0.145 * MIB,
+    0.26 * MIB,
+    "1.47 GiB in the reference's log of 31B NVFP4 over 2 GPUs with 256 sequences: 51 + 35 sizes, 60 layers, less the "
+    "pool",
+    fitted=True,
+)
+GRAPH_ESTIMATE_RATIO = Uncertain(
+    1.16,
+    1.11,
+    1.21,
+    "vLLM's own estimate over what capturing took, in the four logs above; the estimate is what it keeps free",
+)
+GRAPHS_SEEN_ALONE = Uncertain(
+    0.08,
+    0.0,
+    1.0,
+    "NVML on the reference host, vLLM 0.19.0, one GPU, leaves about 0 MiB for graphs of E4B and 98 MiB of E2B, where "
+    "the log of another host has 0.71 GiB for E4B (0.22.1). What differs is not known; later releases keep "
+    "graphs in the share",
+    fitted=True,
+)
+
+OBSERVABLE = ("weights_bytes", "overhead_bytes", "context_bytes", "graphs_bytes")
+"""What an operator's observation of an engine may replace."""
+
+
+class ObservationError(ValueError):
+    """An observation that cannot be used; the message names variable, value and what would do."""
+
+
+@dataclass(frozen=True)
+class Captures:
+    """CUDA graphs that vLLM captures without further arguments."""
+
+    piecewise: int
+    """One for each batch size."""
+    full: int
+    """One for each batch size that decoding alone can have."""
+    largest_tokens: int
+
+
+def captures(max_num_seqs: int, max_num_batched_tokens: int) -> Captures:
+    """Batch sizes that are captured: 1, 2, 4, every 8 up to 248, every 16 from 256, up to twice max_num_seqs and 512.
+
+    Source: vLLM 0.19.0 config/vllm.py:1399-1444, the same in 0.33.0 on GPUs before Blackwell (:2463). Decoding has at
+    most max_num_seqs tokens. Logs say so: 51 and 35 for 256 sequences, 35 and 19 for 128, 5 and 4 for 8.
+    """
+    most = min(max_num_seqs * 2, 512, max_num_batched_tokens)
+    sizes = [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if size <= most]
+    return Captures(len(sizes), len([size for size in sizes if size <= max_num_seqs]), sizes[-1] if sizes else 0)
+
+
+def sampler(model: Model, rows: int) -> Uncertain:
+    """Bytes that sampling `rows` sequences at once takes, at profiling and again after the graphs."""
+    return scaled(SAMPLER_BYTES_PER_LOGIT, rows * model.vocabulary)
+
+
+def activations(model: Model, rows: int, *, samples: bool) -> Uncertain:
+    """Bytes that vLLM's profile finds besides the weights: activations, the sampler's, growth outside of torch.
+
+    `rows` is the smaller of max_num_seqs and max_num_batched_tokens. Only the last rank of a pipeline samples
+    (vLLM 0.19.0 v1/worker/gpu_model_runner.py:5785).
+    """
+    return together(ACTIVATION_BYTES, sampler(model, rows)) if samples else ACTIVATION_BYTES
+
+
+def context(ranks: int) -> Uncertain:
+    """Bytes of the CUDA context and NCCL's buffers on each GPU of an engine; vLLM takes its first snapshot after them
+    (0.19.0 v1/worker/gpu_worker.py:277-283)."""
+    return (
+        together(CONTEXT_BYTES_ALONE, scaled(CONTEXT_BYTES_PER_PEER, ranks - 1)) if ranks > 1 else CONTEXT_BYTES_ALONE
+    )
+
+
+def graphs(
+    model: Model,
+    arguments: Arguments,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    *,
+    in_budget: bool,
+) -> Uncertain:
+    """Bytes that capturing CUDA graphs takes on each GPU; 0 with enforce_eager.
+
+    Each graph costs something for each of its layers, and all share one pool as large as the largest batch needs.
+    `in_budget` is whether the release keeps them inside of gpu_memory_utilization.
+    """
+    if arguments.enforce_eager:
+        return Uncertain(0.0, 0.0, 0.0, "enforce_eager: none are captured")
+    sizes = captures(max_num_seqs, max_num_batched_tokens)
+    layers = -(-len(model.layers) // arguments.pipeline_parallel_size)
+    ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
+    per_layer = GRAPH_BYTES_PER_LAYER_TENSOR_PARALLEL if arguments.tensor_parallel_size > 1 else GRAPH_BYTES_PER_LAYER
+    found = together(
+        scaled(GRAPH_POOL_BYTES_PER_TOKEN_AND_HIDDEN, sizes.largest_tokens * model.hidden_size),
+        scaled(per_layer, (sizes.piecewise + sizes.full) * layers),
+    )
+    if in_budget or ranks > 1:
+        return found
+    seen = GRAPHS_SEEN_ALONE
+    return Uncertain(
+        found.value * seen.value, found.low * seen.low, found.high * seen.high, f"{found.source}; {seen.source}", True
+    )
+
+
+NOTHING = Uncertain(0.0, 0.0, 0.0, "nothing is taken")
+
+
+def plus(figure: Uncertain, known: int) -> Uncertain:
+    """A figure and something that is known."""
+    return Uncertain(figure.value + known, figure.low + known, figure.high + known, figure.source, figure.fitted)
+
+
+def scaled(figure: Uncertain, factor: float) -> Uncertain:
+    """A figure times something that is known."""
+    return Uncertain(figure.value * factor, figure.low * factor, figure.high * factor, figure.source, figure.fitted)
+
+
+def together(first: Uncertain, second: Uncertain) -> Uncertain:
+    """The sum of two figures, as far off as both at once."""
+    return Uncertain(
+        first.value + second.value,
+        first.low + second.low,
+        first.high + second.high,
+        f"{first.source}; {second.source}",
+        first.fitted or second.fitted,
+    )
+
+
+def observed(observations: Mapping[str, Any], engine: str) -> dict[str, int]:
+    """What an operator has observed of an engine, by name of the component.
+
+    Raises ObservationError for an unknown component or what is no number of bytes.
+    """
+    given = observations.get(engine, {})
+    if not isinstance(given, Mapping):
+        raise ObservationError(
+            f"plan_observations.{engine}: {given!r} is not a mapping; write {', '.join(OBSERVABLE)} with bytes."
+        )
+    for name, value in given.items():
+        where = f"plan_observations.{engine}.{name}"
+        if name not in OBSERVABLE:
+            raise ObservationError(f"{where}: nothing reads it; there are {', '.join(OBSERVABLE)}.")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ObservationError(
+                f"{where}: {value!r} is not a number of bytes; write a whole number, as logs in GiB x 2^30."
+            )
+    return dict(given)
