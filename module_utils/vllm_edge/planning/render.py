@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan for people, within 100 columns and without colour, and for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from .contract import EnginePlan, GpuPlan, Plan, Verdict
+
+WIDTH = 100
+BAR_WIDTH = 34
+MIB = 2**20
+
+LEGEND = (
+    "W weights, A activations, S sampler's warm-up, C CUDA context, G CUDA graphs, K KV cache, . free, | end of GPU"
+)
+HEADINGS = ("weights", "activ.", "warm-up", "context", "graphs", "KV", "free")
+
+
+def document(plan: Plan) -> dict[str, Any]:
+    """The plan as plain data: keys are texts, verdicts their values."""
+    found: dict[str, Any] = _plain(dataclasses.asdict(plan))
+    return found | {"verdict": plan.verdict.value}
+
+
+def lines(plan: Plan) -> list[str]:
+    """The plan as text, of at most WIDTH columns."""
+    result = [f"profile {plan.profile}, vLLM {plan.vllm_version}: {plan.verdict.value}"]
+    for engine in plan.engines:
+        result += ["", *_engine(engine)]
+    budgets = ", ".join(f"GPU {slot} {mib:,}" for slot, mib in sorted(plan.budgets_mib.items()))
+    return [*result, "", *_wrapped("budgets, MiB: ", budgets)]
+
+
+def legend() -> list[str]:
+    """What the letters of a bar mean, and that figures are MiB."""
+    return _wrapped("", f"{LEGEND}; figures are MiB per GPU; tok/s are estimates for one sequence at short context.")
+
+
+def refusals(plan: Plan) -> list[str]:
+    """One line for each engine that will not start: verdict, reason, fix."""
+    return [
+        f"{engine.engine}: {engine.verdict.value}. {engine.reason}{f' Set {engine.fix}.' if engine.fix else ''}"
+        for engine in plan.engines
+        if engine.verdict is not Verdict.FITS
+    ]
+
+
+def bar(parts: Mapping[str, int], capacity_bytes: int, width: int = BAR_WIDTH) -> str:
+    """Letters to scale: each part as long as its share of the GPU, or of all that is needed where that is more.
+
+    `parts` are bytes by letter, in order. A bar that is too full has the end of the GPU as `|` in it. A part that is
+    not 0 has one cell at least.
+    """
+    needed = sum(parts.values())
+    whole = max(capacity_bytes, needed)
+    sizes = {letter: size for letter, size in {**parts, ".": whole - needed}.items() if size > 0}
+    cells = {letter: max(1, size * width // whole) for letter, size in sizes.items()}
+    # What rounding left goes to those that lost most by it; what single cells took, comes from the longest.
+    by_loss = sorted(sizes, key=lambda letter: -(sizes[letter] * width % whole))
+    for letter in by_loss[: max(width - sum(cells.values()), 0)]:
+        cells[letter] += 1
+    while sum(cells.values()) > width:
+        cells[max(cells, key=lambda letter: cells[letter])] -= 1
+    text = "".join(letter * count for letter, count in cells.items())
+    if needed > capacity_bytes:
+        end = capacity_bytes * width // whole
+        text = text[:end] + "|" + text[end + 1 :]
+    return text
+
+
+# ---- one engine --------------------------------------------------------------------------------------------------
+
+
+def _engine(engine: EnginePlan) -> Iterator[str]:
+    yield from _wrapped(f"{engine.engine}  {engine.verdict.value}: ", engine.reason)
+    if engine.fix:
+        yield from _wrapped("  fix: ", f"set {engine.fix}")
+    if engine.kv_blocks:
+        yield from _wrapped(
+            "  context: ",
+            f"at most {engine.max_context:,} tokens; {engine.max_concurrency:.2f} requests of max_model_len at once; "
+            f"KV cache {engine.kv_cache_dtype}, {engine.kv_cache_tokens:,} tokens in {engine.kv_blocks:,} blocks",
+        )
+    speed = engine.decode_tok_s
+    if speed is not None and engine.verdict is Verdict.FITS:
+        yield from _wrapped(
+            "  speed: ",
+            f"{speed.mid:.1f} tok/s (estimate: {speed.low:.1f} to {speed.high:.1f}, ceiling {speed.ceiling:.1f})",
+        )
+    if engine.derived_kv_cache_memory_bytes:
+        pinned = engine.derived_kv_cache_memory_bytes
+        yield from _wrapped(
+            "  pinned: ", f"kv_cache_memory_bytes: {pinned} ({pinned // MIB:,} MiB) would leave plan_margin_mib free"
+        )
+    if engine.observed:
+        yield from _wrapped("  observed: ", f"{', '.join(engine.observed)} (plan_observations)")
+    for sentence in engine.advice:
+        yield from _wrapped("  advice: ", sentence)
+    if engine.gpus:
+        yield "  GPU " + " " * (BAR_WIDTH + 3) + "".join(f"{heading:>8}" for heading in HEADINGS)
+        yield from map(_gpu, engine.gpus)
+
+
+def _gpu(gpu: GpuPlan) -> str:
+    parts = _parts(gpu)
+    cells = bar(parts, gpu.total_bytes + gpu.free_bytes)
+    figures = [round(parts[letter] / MIB) for letter in "WASCGK"] + [gpu.free_bytes // MIB]
+    return f"  {gpu.slot:>3} [{cells}] " + "".join(f"{figure:>8,}" for figure in figures)
+
+
+def _parts(gpu: GpuPlan) -> dict[str, int]:
+    """Bytes by letter; what the sampler's warm-up needs is part of the activations' peak."""
+    return {
+        "W": gpu.weights_bytes,
+        "A": gpu.overhead_bytes - gpu.warm_up_bytes,
+        "S": gpu.warm_up_bytes,
+        "C": gpu.context_bytes,
+        "G": gpu.graphs_bytes,
+        "K": gpu.kv_cache_bytes,
+    }
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    indent = " " * (len(head) if len(head) < 20 else 4)
+    return textwrap.wrap(head + text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    return value

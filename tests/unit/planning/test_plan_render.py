@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan as people see it: to scale, within the width, nothing left out."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.planning import render
+from ansible.module_utils.vllm_edge.planning.contract import Decode, EnginePlan, GpuPlan, Plan, Verdict
+
+MIB = 2**20
+
+
+def gpu(slot: int = 0, free_mib: int = 500, **mib: int) -> GpuPlan:
+    sizes = {"weights": 16000, "overhead": 1200, "context": 260, "graphs": 1500, "kv_cache": 2400, "warm_up": 900} | mib
+    total = sum(size for name, size in sizes.items() if name != "warm_up")
+    return GpuPlan(
+        slot=slot,
+        total_bytes=total * MIB,
+        free_bytes=free_mib * MIB,
+        **{f"{name}_bytes": size * MIB for name, size in sizes.items()},
+    )
+
+
+def engine(verdict: Verdict = Verdict.FITS, **more: Any) -> EnginePlan:
+    given: dict[str, Any] = {
+        "engine": "31b",
+        "verdict": verdict,
+        "reason": "500 MiB stay free on GPU 0.",
+        "fix": "",
+        "kv_cache_dtype": "fp8",
+        "kv_blocks": 3956,
+        "kv_cache_tokens": 10544,
+        "max_concurrency": 3.62,
+        "max_context": 95712,
+        "decode_tok_s": Decode(12.2, 15.0, 16.6, 18.9),
+        "gpus": (gpu(0), gpu(1)),
+    }
+    return EnginePlan(**given | more)
+
+
+def plan(*engines: EnginePlan) -> Plan:
+    return Plan("nvfp4-tp2", "0.32.0", engines, {0: 21660, 1: 21660, 2: 0})
+
+
+def test_what_an_operator_reads() -> None:
+    text = "\n".join(render.lines(plan(engine(advice=("watch it",), observed=("graphs_bytes",)))))
+    for words in (
+        "profile nvfp4-tp2, vLLM 0.32.0: fits",
+        "31b  fits: 500 MiB stay free on GPU 0.",
+        "at most 95,712 tokens; 3.62 requests of max_model_len at once; KV cache fp8, 10,544 tokens",
+        "15.0 tok/s (estimate: 12.2 to 16.6, ceiling 18.9)",
+        "observed: graphs_bytes (plan_observations)",
+        "advice: watch it",
+        "GPU 0 21,660, GPU 1 21,660, GPU 2 0",
+    ):
+        assert words in " ".join(text.split()) or words in text
+    for figure in ("16,000", "300", "900", "260", "1,500", "2,400", "500"):
+        assert re.search(rf" {figure}(\s|$)", text, re.MULTILINE), figure
+
+
+def test_a_refusal_has_reason_and_fix() -> None:
+    refused = engine(Verdict.NO_KV, reason="It is 1 MiB too little.", fix="max_num_seqs: 8", kv_blocks=0)
+    assert render.refusals(plan(refused, engine())) == ["31b: no_kv. It is 1 MiB too little. Set max_num_seqs: 8."]
+    text = "\n".join(render.lines(plan(refused)))
+    assert "no_kv" in text and "fix: set max_num_seqs: 8" in text
+    assert "tok/s" not in text and "tokens" not in text
+
+
+def test_nothing_is_wider_than_100_columns() -> None:
+    long = engine(
+        engine="an-engine-with-a-name-as-long-as-names-can-be-0123456789",
+        reason="words " * 60,
+        fix="tensor_parallel_size: 4, pipeline_parallel_size: 1, gpus: [0, 1, 2, 3] " * 3,
+        advice=("advice " * 50, "vllm/" + "x" * 60),
+        gpus=(gpu(0, free_mib=-999_999, weights=999_999),),
+    )
+    lines = render.lines(plan(long)) + render.legend()
+    assert max(map(len, lines)) <= render.WIDTH
+    assert all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("parts", "capacity", "cells"),
+    [
+        ({"W": 50, "K": 25}, 100, "WWWWWKKK.."),
+        ({"W": 100}, 100, "WWWWWWWWWW"),
+        ({"W": 0, "K": 50}, 100, "KKKKK....."),
+        ({"W": 98, "C": 1, "G": 1}, 100, "WWWWWWWWCG"),
+        ({"W": 150, "K": 50}, 100, "WWWWW|WWKK"),
+        ({}, 100, ".........."),
+    ],
+)
+def test_bars_are_to_scale(parts: dict[str, int], capacity: int, cells: str) -> None:
+    assert render.bar(parts, capacity, 10) == cells
+
+
+def test_bars_are_as_long_as_asked_and_miss_no_part() -> None:
+    over = 0
+    for seed in range(300):
+        parts = {letter: (seed * 7919 + place * 104_729) ** 2 % 9_973 for place, letter in enumerate("WASCGK")}
+        cells = render.bar(parts, 30_000)
+        assert len(cells) == render.BAR_WIDTH
+        over += "|" in cells
+        missing = {letter for letter, size in parts.items() if size} - set(cells)
+        assert len(missing) <= ("|" in cells), (parts, cells)
+    assert 30 < over < 270
+
+
+def test_json_is_the_whole_plan() -> None:
+    document = json.loads(json.dumps(render.document(plan(engine()))))
+    assert document["verdict"] == "fits" and document["budgets_mib"] == {"0": 21660, "1": 21660, "2": 0}
+    (only,) = document["engines"]
+    assert only["gpus"][1]["weights_bytes"] == 16000 * MIB
+    assert only["decode_tok_s"] == {"low": 12.2, "mid": 15.0, "high": 16.6, "ceiling": 18.9}
+    assert only["verdict"] == "fits"
+
+
+def test_json_of_a_gpu_that_is_not_known() -> None:
+    assert render.document(plan(engine(decode_tok_s=None)))["engines"][0]["decode_tok_s"] is None
