@@ -162,14 +162,17 @@ class _Work:
     content: str
 
 
-def _work(config: EngineConfig) -> list[_Work]:
-    """One longer prompt and two short ones: prefill, and a batch, have then been run for real."""
+def _work(config: EngineConfig) -> tuple[list[_Work], list[_Work]]:
+    """A short prompt, then a longer one beside another short one: prefill, and a batch, have then been run for real.
+
+    The short one goes first and alone, for the first request compiles kernels, and a client that asks at that moment
+    waits for that and not for a long prefill as well.
+    """
     long = " ".join(["on"] * words_for(config))
-    return [
-        _Work(config, "a longer prompt", long),
-        _Work(config, "a short prompt", "Name a colour."),
-        _Work(config, "a short prompt", "Name a number."),
-    ]
+    return (
+        [_Work(config, "a short prompt", "Name a colour.")],
+        [_Work(config, "a longer prompt", long), _Work(config, "a short prompt", "Name a number.")],
+    )
 
 
 def warm_up(
@@ -179,10 +182,10 @@ def warm_up(
     ask: Ask = request,
     clock: Callable[[], float],
 ) -> Done:
-    """First work of new engines, all side by side: what it allocates is there when memory is measured."""
+    """First work of new engines, side by side: what it allocates is there when memory is measured."""
     began = clock()
 
-    def ask_one(work: _Work) -> str | None:
+    def problem_of(work: _Work) -> str | None:
         config = work.config
         answer = ask(
             config.url,
@@ -201,9 +204,17 @@ def warm_up(
         why = answer.error if answer.status is None else f"HTTP {answer.status}: {error_text(answer)}"
         return f"Engine {config.engine} does not answer {work.what} at {config.url}: {why}"
 
-    work = [one for config in configs for one in _work(config)]
+    def ask_one(config: EngineConfig) -> str | None:
+        for beside in _work(config):
+            found = [problem for problem in side_by_side(problem_of, beside) if problem]
+            if found:
+                return found[0]
+        return None
+
     problems = {
-        one.config.engine: problem for one, problem in zip(work, side_by_side(ask_one, work), strict=True) if problem
+        config.engine: problem
+        for config, problem in zip(configs, side_by_side(ask_one, configs), strict=True)
+        if problem
     }
     if problems:
         units = " ".join(f"-u vllm-{name}" for name in problems)

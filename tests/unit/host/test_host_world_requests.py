@@ -144,6 +144,9 @@ def test_new_engines_get_work_and_those_that_serve_do_not(bench: Bench) -> None:
     asked = {(url, len(payload["messages"][0]["content"].split())) for url, _, payload in bench.http.asked}
     assert asked == {(f"http://127.0.0.1:{port}", words) for port in (8060, 8050) for words in (960, 3)}
     assert len(bench.http.asked) == 6
+    for port in (8060, 8050):
+        first = next(payload for url, _, payload in bench.http.asked if url.endswith(str(port)))
+        assert first["messages"][0]["content"] == "Name a colour.", "a client that asks then waits for no long prefill"
     assert bench.world.warm_up(wanted, Moves(keep=("a",))).detail == "no engine is new"
 
 
