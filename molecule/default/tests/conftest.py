@@ -119,25 +119,6 @@ except Exception as error:  # a connection that ends in the middle of an answer
 FAULTS_ROWS = pytest.StashKey[list[tuple[str, str, str]]]()
 
 
-# ---- which tests ------------------------------------------------------------------------------------------------
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "thorough: another case of a class that `make test` has; `make test-all` runs it"
-    )
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without VLLM_EDGE_THOROUGH the cases that say nothing new are left out; pytest's summary counts them."""
-    if os.environ.get("VLLM_EDGE_THOROUGH"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("thorough")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
-
-
 # ---- the controller ---------------------------------------------------------------------------------------------
 
 

@@ -145,6 +145,7 @@ def test_engine_crashes_while_loading(machine: Machine, undisturbed: None, seen:
     seen(explained, failed_after=ended - dead)
 
 
+@pytest.mark.thorough
 def test_engine_does_not_fit(machine: Machine, undisturbed: None, seen: Seen) -> None:
     pid = machine.run("lab-gpu", "foreign", "start", "--gpu", "3", "--mib", "8000").strip()
     cursor, begin = machine.cursor(), machine.now()
@@ -164,6 +165,7 @@ def test_engine_does_not_fit(machine: Machine, undisturbed: None, seen: Seen) ->
     seen(explained, failed_after=ended - begin)
 
 
+@pytest.mark.thorough
 def test_live_restore_turned_off(machine: Machine, undisturbed: None) -> None:
     """Somebody does that, and nobody notices until Docker is restarted, below."""
     options = json.loads(machine.host.file(DAEMON_JSON).content_string) | {"live-restore": False}
@@ -215,6 +217,7 @@ def test_docker_restarted_without_live_restore(machine: Machine, bystander: obje
     seen(explained, serving_after=machine.now() - begin)
 
 
+@pytest.mark.thorough
 def test_last_run_repairs_it_without_a_restart(machine: Machine, controller: Controller) -> None:
     """live-restore is set again, and files are repaired beside it: nothing of that reaches a running container."""
     machine.run("rm", UNIT_FILE)

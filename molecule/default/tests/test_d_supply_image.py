@@ -110,6 +110,7 @@ def test_archive_that_is_not_there(supply: Supply, seen: Seen) -> None:
     seen(message)
 
 
+@pytest.mark.thorough
 def test_archive_of_another_image(supply: Supply, seen: Seen, tmp_path: Path) -> None:
     file = archive(tmp_path / "base.tar", "somebody/else:1")
     message = supply.refusal(vllm_image_base=ABSENT, vllm_image_base_archive=str(file))
@@ -159,6 +160,7 @@ def prepared(directory: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.thorough
 def test_pip_fails_in_the_build(supply: Supply, seen: Seen, tmp_path: Path) -> None:
     message = supply.refusal(**prepared(tmp_path / "wheels"))
     assert "could not be built from" in message and "No matching distribution found for no-such-package>=1" in message
@@ -167,6 +169,7 @@ def test_pip_fails_in_the_build(supply: Supply, seen: Seen, tmp_path: Path) -> N
     seen(message)
 
 
+@pytest.mark.thorough
 def test_no_room_for_the_base_image(supply: Supply, seen: Seen) -> None:
     message = reason(supply.play(vllm_image_base=ABSENT, vllm_image_free_mib=10**9))
     assert "1000000000 MiB (vllm_image_free_mib, which may be lower for a smaller image) are wanted" in message

@@ -196,6 +196,7 @@ def test_status_and_verify_of_a_host_without_it(watched: Watched) -> None:
     assert play.rc != 0 and "there is nothing to verify. Run site.yml" in " ".join(play.output.split())
 
 
+@pytest.mark.thorough
 def test_site_brings_it_back_with_the_weights_that_are_there(
     machine: Machine, watched: Watched, before: dict[str, Any]
 ) -> None:

@@ -35,10 +35,8 @@ sys.path.insert(0, str(ROOT / "tests" / "tools"))
 
 import role_client
 
-# Fixtures and hooks of the default scenario that this one has as they are.
+# Fixtures of the default scenario that this one has as they are.
 host = default.host
-pytest_configure = default.pytest_configure
-pytest_collection_modifyitems = default.pytest_collection_modifyitems
 
 GPUS: list[str] = default.GPUS
 Play = default.Play

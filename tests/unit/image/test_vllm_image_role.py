@@ -187,6 +187,7 @@ def test_way_of_a_derived_image(host: Host) -> None:
     assert not (host.root / "state/build/image").exists()
 
 
+@pytest.mark.thorough
 def test_base_that_meets_the_requirement_is_used_until_its_tag_moves(host: Host) -> None:
     host.meet_the_requirement()
     played = host.play()
@@ -238,6 +239,7 @@ def test_failed_pull_says_what_docker_said(host: Host) -> None:
     assert "The registry registry.example answers and does not have it. Set vllm_image_base (now" in failed.text
 
 
+@pytest.mark.thorough
 def test_archive_of_the_controller_is_loaded(host: Host) -> None:
     host.meet_the_requirement()
     (image,) = host.docker_state()["images"]
@@ -264,6 +266,7 @@ def test_archive_of_the_controller_is_loaded(host: Host) -> None:
     assert sorted(path.name for path in (host.root / "state").iterdir()) == ["image.json", "log"]
 
 
+@pytest.mark.thorough
 def test_build_on_a_full_disk_is_said_and_nothing_is_left(host: Host) -> None:
     full = host.play(vllm_image_free_mib=1, __vllm_image_layer_mib=10**9)
     assert full.rc != 0 and "1000000000 MiB are wanted to build vllm-edge/vllm-openai:0.32.0-" in full.text
