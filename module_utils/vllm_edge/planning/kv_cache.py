@@ -137,9 +137,9 @@ def needed(model: Model, arguments: Arguments, version: str) -> int:
 def capacity(model: Model, arguments: Arguments, available_bytes: int | Sequence[int], version: str) -> KvCapacity:
     """What vLLM makes of so many bytes; in a pipeline each rank may have its own number of them.
 
-    Every rank gets as many blocks as the one with the fewest, and the answer's groups are that rank's. It is given
-    where vLLM refuses to start as well: then needed_bytes is more than available_bytes. Source: 0.19.0
-    v1/core/kv_cache_utils.py:1508. Raises UnsupportedKvCache.
+    Every rank gets as many blocks as the one with the fewest. Bytes and groups in the answer are that rank's, which is
+    also the first to be short of memory. It is given where vLLM refuses to start as well: then needed_bytes is more
+    than available_bytes. Source: 0.19.0 v1/core/kv_cache_utils.py:1508. Raises UnsupportedKvCache.
     """
     ranks = _ranks(model, arguments, version)
     available = [available_bytes] * len(ranks) if isinstance(available_bytes, int) else list(available_bytes)
@@ -161,7 +161,7 @@ def capacity(model: Model, arguments: Arguments, available_bytes: int | Sequence
         blocks=blocks,
         tokens=tokens,
         max_concurrency=concurrency,
-        needed_bytes=max(each.needed_bytes(request_tokens) for each in ranks),
+        needed_bytes=rank.needed_bytes(request_tokens),
         max_context_tokens=min(
             each.longest_request(size, model.max_position_embeddings)
             for each, size in zip(ranks, available, strict=True)
@@ -176,13 +176,10 @@ class _Rank:
 
     groups: tuple[Group, ...]
     layers: range
+    block_bytes: int
+    """Of one block of the pool: one page for each layer of the largest group."""
     in_flight_tokens: int
     reserved_blocks: int
-
-    @property
-    def block_bytes(self) -> int:
-        """Of one block of the pool: one page for each layer of the largest group."""
-        return max(sum(spec.page_bytes for spec in group.on(self.layers)) for group in self.groups)
 
     def request_blocks(self, tokens: int) -> int:
         """Every group counts, also one without a layer on this rank: block tables are those of the whole model."""
@@ -219,10 +216,11 @@ def _ranks(model: Model, arguments: Arguments, version: str) -> tuple[_Rank, ...
     of_model = groups(model, arguments, version)
     result = []
     for number in range(arguments.pipeline_parallel_size):
-        rank = _Rank(of_model, layers_of_rank(model, arguments, number), in_flight, reserved)
-        if rank.block_bytes == 0:
+        layers = layers_of_rank(model, arguments, number)
+        block_bytes = max(sum(spec.page_bytes for spec in group.on(layers)) for group in of_model)
+        if block_bytes == 0:
             raise UnsupportedKvCache(f"no layer of pipeline rank {number} has a KV cache of its own")
-        result.append(rank)
+        result.append(_Rank(of_model, layers, block_bytes, in_flight, reserved))
     return tuple(result)
 
 

@@ -112,6 +112,18 @@ def test_a_pipeline_has_the_groups_of_the_whole_model_and_the_blocks_of_its_poor
         kv_cache.capacity(HYBRID, arguments, [GIB] * 3, "0.33.0")
 
 
+def test_the_rank_with_the_fewest_blocks_decides_whether_a_request_fits() -> None:
+    uneven = model([full(index, 8, 128) for index in range(3)])
+    arguments = Arguments(pipeline_parallel_size=2, max_model_len=160)
+    page = 2 * 16 * 8 * 128 * 2
+    # Two layers on the first rank, one on the second; ten blocks for a request and the null block.
+    assert kv_cache.needed(uneven, arguments, "0.33.0") == 11 * 2 * page
+    fits = kv_cache.capacity(uneven, arguments, [20 * 2 * page, 11 * page], "0.33.0")
+    assert fits.blocks == 11 and fits.needed_bytes == fits.available_bytes == 11 * page
+    refused = kv_cache.capacity(uneven, arguments, [20 * 2 * page, 11 * page - 1], "0.33.0")
+    assert refused.needed_bytes > refused.available_bytes and refused.max_context_tokens == 144
+
+
 @pytest.mark.parametrize(
     "layers, ranks, expected",
     [(60, 2, [30, 30]), (35, 2, [18, 17]), (26, 4, [6, 7, 7, 6]), (62, 4, [15, 16, 16, 15]), (7, 4, [2, 2, 2, 1])],
