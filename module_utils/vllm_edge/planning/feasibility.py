@@ -8,9 +8,8 @@ know the GPU and the GPU is not among those that are written down, it says nothi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from .contract import Arguments, Gpu, Model, Verdict
 from .gpu_models import GpuModel
@@ -23,8 +22,9 @@ DRAFTERS_SINCE = (0, 21)
 TILE_PADDING_SINCE = (0, 25)
 """vLLM 0.25.1 pads what does not fill Marlin's tiles (quantization/utils/marlin_utils.py:220, :333), 0.21.0 does not;
 what is between was not looked at, and counts as padding from 0.25."""
-MARLIN_INPUT, MARLIN_EXPERTS = 128, 64
-"""What the input of a linear layer and an expert's intermediate size divide by (0.19.0 marlin_utils.py:27 and :242)."""
+MARLIN_INPUT, MARLIN_INPUT_FP4, MARLIN_EXPERTS = 128, 64, 64
+"""What inputs of linear layers divide by, those of integers (0.19.0 marlin_utils.py:27) and those in FP4, of which the
+kernel alone decides (csrc/quantization/marlin/marlin.cuh:31), and an expert's intermediate size (marlin_utils.py)."""
 PACKED_DTYPES = ("U8", "I32", "F4")
 """Of weights in fewer than 8 bits, as safetensors holds them."""
 FEW_ENOUGH_REQUESTS = 2.0
@@ -168,10 +168,11 @@ def _marlin(case: Case) -> Iterator[Finding]:
     group = max(quantization.group_size or 1, 1)
     pads = case.release >= TILE_PADDING_SINCE
     packed = {part.kind for part in case.model.components if part.tensor.dtype in PACKED_DTYPES}
-    rule = f"groups of {group}" if pads else f"{max(MARLIN_INPUT, group)}"
+    tile = MARLIN_INPUT_FP4 if _is_fp4(case.model) else MARLIN_INPUT
+    rule = f"groups of {group}" if pads else f"{max(tile, group)}"
     for kind, what, whole in _inputs(case.model):
         part = whole // size
-        if kind in packed and whole % size == 0 and (part % group or (not pads and part % MARLIN_INPUT)):
+        if kind in packed and whole % size == 0 and (part % group or (not pads and part % tile)):
             yield _misfit(
                 case,
                 f"{what} {whole} over tensor_parallel_size {size} is {part}, which Marlin cannot divide by {rule}",
@@ -219,8 +220,8 @@ def _per_layer_pipeline(case: Case) -> Iterator[str]:
 
 
 def _no_fp4(case: Case) -> Iterator[str]:
-    method, gpu = case.model.quantization.method, case.gpu_model
-    if gpu and gpu.compute_capability < (10, 0) and (method == "modelopt_fp4" or _is_fp4(case.model)):
+    gpu = case.gpu_model
+    if gpu and gpu.compute_capability < (10, 0) and _is_fp4(case.model):
         yield (
             f"{case.gpu.name} has no FP4 units: the weights stay in FP4 and are multiplied in bf16 through Marlin, "
             f"which saves memory and reading, no arithmetic (vLLM quantization/utils/marlin_utils_fp4.py)"
@@ -287,12 +288,8 @@ def _speculates(case: Case) -> bool:
 
 
 def _is_fp4(model: Model) -> bool:
-    return "nvfp4" in str(_plain(model.facts.quantization)).lower()
-
-
-def _plain(quantization: Mapping[str, Any]) -> Any:
-    """What names the format of a compressed-tensors or ModelOpt checkpoint."""
-    return [quantization.get("format"), quantization.get("quant_algo"), quantization.get("quant_method")]
+    """ModelOpt's NVFP4, or compressed-tensors in one of its formats of that name."""
+    return model.quantization.method == "modelopt_fp4" or "nvfp4" in str(model.facts.quantization.get("format")).lower()
 
 
 def _said(numbers: tuple[int, int]) -> str:
