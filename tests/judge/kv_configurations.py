@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configurations for the judge of the KV cache, and how an answer of vLLM is compared with ours.
+
+Made from a fixed seed: published shapes of the families that the planner knows, and made-up ones that reach the rules
+which those shapes do not. Available bytes lie around what one request needs, and around whole blocks.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.module_utils.vllm_edge.planning import kv_cache
+from ansible.module_utils.vllm_edge.planning.contract import (
+    Arguments,
+    Attention,
+    DecoderLayer,
+    Facts,
+    Model,
+    Quantization,
+)
+
+SEED = 20261121
+GEMMA4 = yaml.safe_load((Path(__file__).parents[1] / "unit/planning/kv_oracle.yaml").read_text())["models"]
+PER_SHAPE = 24
+WINDOWS = (128, 512, 1000, 1024, 4096)
+LENGTHS = (1, 17, 1000, 4096, 8192, 16384, 32768, 100000)
+BATCHES = (256, 2048, 2496, 8192)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    family: str
+    model: Model
+    arguments: Arguments
+    available_bytes: tuple[int, ...]
+    """One for each pipeline rank."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For the judge, in which nothing of this project is imported."""
+        layers = [
+            {
+                "index": layer.index,
+                "kv_heads": layer.kv_heads,
+                "head_size": layer.head_size,
+                "window": layer.window_tokens,
+                "own_cache": layer.shares_with is None,
+            }
+            for layer in self.model.layers
+        ]
+        names = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype", "max_model_len", "block_size")
+        return {
+            "layers": layers,
+            **{name: getattr(self.arguments, name) for name in names},
+            "max_num_batched_tokens": self.arguments.max_num_batched_tokens,
+            "async_scheduling": self.arguments.async_scheduling is not False,
+            "model_maximum": self.model.max_position_embeddings,
+            "available_bytes": list(self.available_bytes),
+        }
+
+
+def configurations() -> tuple[Configuration, ...]:
+    generator = random.Random(SEED)
+    return tuple(
+        configuration
+        for family, layers, maximum in shapes(generator)
+        for configuration in _around(generator, family, _model(layers, maximum))
+    )
+
+
+def shapes(generator: random.Random) -> Iterator[tuple[str, list[DecoderLayer], int]]:
+    """Family, layers and longest request of each shape."""
+    for facts in GEMMA4.values():
+        yield "Gemma 4", _gemma4(facts), facts["max_position_embeddings"]
+        # The same with another window, for what is rounded.
+        other = {**facts, "sliding_window": generator.choice(WINDOWS)}
+        yield "Gemma 4", _gemma4(other), facts["max_position_embeddings"]
+    # layers, KV heads, head size, window of 1b, 4b, 12b and 27b: one layer of six has full attention.
+    for count, heads, size, window in ((26, 1, 256, 512), (34, 4, 256, 1024), (48, 8, 256, 1024), (62, 16, 128, 1024)):
+        layers = [_layer(index, heads, size, None if index % 6 == 5 else window) for index in range(count)]
+        yield "Gemma 3", layers, 32768 if heads == 1 else 131072
+    # 8B, 70B, 3.2 1B and 3B
+    for count, heads, size in ((32, 8, 128), (80, 8, 128), (16, 8, 64), (28, 8, 128)):
+        yield "Llama 3", [_layer(index, heads, size) for index in range(count)], 131072
+    # 0.6B, 8B, 32B
+    for count, heads in ((28, 8), (36, 8), (64, 8)):
+        yield "Qwen3", [_layer(index, heads, 128) for index in range(count)], 40960
+    # 30B-A3B, 235B-A22B
+    for count, heads in ((48, 4), (94, 4)):
+        yield "Qwen3 MoE", [_layer(index, heads, 128) for index in range(count)], 40960
+    # 7B v0.1, whose layers all slide, 7B v0.3, Nemo, Small 24B
+    for count, window in ((32, 4096), (32, None), (40, None), (40, None)):
+        yield "Mistral", [_layer(index, 8, 128, window) for index in range(count)], 32768
+    for _ in range(12):
+        yield "made up", _made_up(generator), generator.choice((4096, 40000, 131072))
+
+
+def differences(configuration: Configuration, told: Mapping[str, Any], version: str) -> list[str]:
+    """What our port says otherwise than vLLM, each as `name: ours, vLLM's`."""
+    made, arguments = configuration.model, configuration.arguments
+    try:
+        ours = kv_cache.capacity(made, arguments, configuration.available_bytes, version)
+        groups = kv_cache.groups(made, arguments, version)
+    except kv_cache.UnsupportedKvCache as error:
+        return [] if "error" in told else [f"refused: {error}, nothing"]
+    if "error" in told:
+        return [f"refused: nothing, {told['error']}"]
+    ranks = [kv_cache.layers_of_rank(made, arguments, rank) for rank in range(arguments.pipeline_parallel_size)]
+    checks = told["checks"]
+    # What is kept back before the check, in releases that do.
+    kept = [have - check["available"] for have, check in zip(configuration.available_bytes, checks, strict=True)]
+    needs = [check["needed"] + rest for check, rest in zip(checks, kept, strict=True)]
+    held = [[[layer for layer in group.layers if layer in rank] for group in groups] for rank in ranks]
+    poorest = next(
+        index
+        for index, of_groups in enumerate(held)
+        if ours.available_bytes == configuration.available_bytes[index]
+        and [group.layers for group in ours.groups] == [len(layers) for layers in of_groups]
+    )
+    compared = {
+        "layers of groups": (
+            held,
+            [[group["layers"] for group in groups_of_rank] for groups_of_rank in told["groups"]],
+        ),
+        "groups": (
+            [_described(group) for group in ours.groups],
+            [_told(group) for group in told["groups"][poorest]],
+        ),
+        "blocks": ([ours.blocks], told["blocks"]),
+        "tokens": (ours.tokens, told["tokens"]),
+        "concurrency": (ours.max_concurrency, told["concurrency"]),
+        "needed bytes": (kv_cache.needed(made, arguments, version), max(needs)),
+        "needed bytes of the poorest rank": (ours.needed_bytes, needs[poorest]),
+        "verdict": (
+            "refused" if ours.needed_bytes > ours.available_bytes else "fits",
+            "refused" if any(check["refusal"] for check in checks) else "fits",
+        ),
+        "longest request": (ours.max_context_tokens, min(check["longest"] for check in checks)),
+        "estimated length in the refusal": _estimates(configuration, checks, version),
+    }
+    return [f"{name}: {mine}, {theirs}" for name, (mine, theirs) in compared.items() if mine != theirs]
+
+
+def table(compared: Sequence[tuple[Configuration, list[str]]]) -> str:
+    """Configurations, refusals by the check and mismatches, per family."""
+    rows = {}
+    for configuration, found in compared:
+        count, wrong = rows.get(configuration.family, (0, 0))
+        rows[configuration.family] = (count + 1, wrong + bool(found))
+    rows["all"] = (len(compared), sum(bool(found) for _, found in compared))
+    lines = [f"{'family':<10} {'configurations':>14} {'mismatches':>10}"]
+    return "\n".join(lines + [f"{family:<10} {count:>14} {wrong:>10}" for family, (count, wrong) in rows.items()])
+
+
+def _estimates(configuration: Configuration, checks: Sequence[Mapping[str, Any]], version: str) -> tuple[Any, Any]:
+    """The length that each rank's refusal names; none for what has no memory at all, or not for one token."""
+    mine, theirs = [], []
+    for rank, check in enumerate(checks):
+        named = re.search(r"estimated maximum model length is (\d+)", check["refusal"])
+        theirs.append(int(named[1]) if named else None)
+        if named:
+            ours = kv_cache.capacity(configuration.model, configuration.arguments, _alone(configuration, rank), version)
+            mine.append(ours.max_context_tokens)
+        else:
+            mine.append(None)
+    return mine, theirs
+
+
+def _alone(configuration: Configuration, rank: int) -> list[int]:
+    """As if only this rank were short of memory."""
+    return [size if index == rank else 2**50 for index, size in enumerate(configuration.available_bytes)]
+
+
+def _described(group: Any) -> tuple[Any, ...]:
+    sliding = group.attention is Attention.SLIDING
+    return (group.layers, sliding, group.block_size_tokens, group.page_bytes, group.blocks_per_request)
+
+
+def _told(group: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (
+        len(group["layers"]),
+        group["sliding"],
+        group["block_size"],
+        group["page_bytes"],
+        group["blocks_per_request"],
+    )
+
+
+def _around(generator: random.Random, family: str, made: Model) -> Iterator[Configuration]:
+    """Configurations of one shape whose memory is about what one request needs, or about whole blocks."""
+    for _ in range(PER_SHAPE):
+        ranks = generator.choice((1, 1, 2))
+        arguments = Arguments(
+            tensor_parallel_size=generator.choice((1, 2, 4)),
+            pipeline_parallel_size=ranks,
+            max_model_len=min(generator.choice(LENGTHS), made.max_position_embeddings),
+            max_num_batched_tokens=generator.choice(BATCHES),
+            kv_cache_dtype=generator.choice(("bfloat16", "fp8")),
+            block_size=generator.choice((16, 16, 16, 32, 64, 128)),
+            async_scheduling=generator.choice((None, None, False)),
+        )
+        try:
+            much = kv_cache.capacity(made, arguments, 2**40, "0.33.0")
+            one_block = much.used_bytes // much.blocks
+            needed = kv_cache.needed(made, arguments, "0.33.0")
+        except kv_cache.UnsupportedKvCache:
+            one_block = needed = 2**20
+        around = (
+            needed,
+            needed - 1,
+            needed - one_block,
+            needed + one_block,
+            generator.randrange(0, needed),
+            generator.randrange(needed, 8 * needed),
+            generator.randrange(1, 5000) * one_block - generator.choice((0, 1)),
+            generator.choice((0, 1)),
+        )
+        weights = (3, 3, 1, 1, 3, 6, 6, 1)
+        sizes = generator.choices(around, weights, k=ranks)
+        if generator.random() < 0.5:
+            sizes = sizes[:1] * ranks
+        yield Configuration(family, made, arguments, tuple(sizes))
+
+
+def _model(layers: Sequence[DecoderLayer], maximum: int) -> Model:
+    return Model(
+        facts=Facts("judge/model", "", {}, ()),
+        architecture="",
+        family="",
+        dtype="bfloat16",
+        hidden_size=0,
+        vocabulary=0,
+        query_heads=0,
+        max_position_embeddings=maximum,
+        layers=tuple(layers),
+        components=(),
+        quantization=Quantization("none", 16),
+        intermediate_sizes=(),
+    )
+
+
+def _layer(index: int, kv_heads: int, head_size: int, window: int | None = None) -> DecoderLayer:
+    return DecoderLayer(index, Attention.SLIDING if window else Attention.FULL, kv_heads, head_size, window)
+
+
+def _gemma4(facts: Mapping[str, Any]) -> list[DecoderLayer]:
+    pattern = facts["layer_pattern"]
+    own = len(pattern) - facts["num_kv_shared_layers"]
+    heads = facts["num_key_value_heads"]
+    layers = []
+    for index, kind in enumerate(pattern):
+        if kind == "F":
+            layer = _layer(index, facts["num_global_key_value_heads"] or heads, facts["global_head_dim"])
+        else:
+            layer = _layer(index, heads, facts["head_dim"], facts["sliding_window"])
+        layers.append(layer if index < own else replace(layer, shares_with=own - 1))
+    return layers
+
+
+def _made_up(generator: random.Random) -> list[DecoderLayer]:
+    """Up to three kinds of layers, in an order without a pattern, some with pages that do not divide each other."""
+    kinds = [
+        (generator.choice((1, 2, 4, 6)), generator.choice((64, 96, 128, 256)), generator.choice((None, *WINDOWS)))
+        for _ in range(generator.choice((1, 2, 2, 3)))
+    ]
+    counts = [generator.randrange(2, 13) for _ in kinds]
+    order = [kind for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
+    generator.shuffle(order)
+    return [_layer(index, *kind) for index, kind in enumerate(order)]

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inside an image with vLLM: what vLLM's own functions make of the configurations on standard input.
+
+Reads a JSON list, prints {"version": ..., "answers": [...]}, in the same order. Layers become vLLM's KVCacheSpec by its
+own attention layer, are cut into pipeline ranks, grouped, checked and turned into blocks by its own functions; what
+stands here are only the few attributes of a VllmConfig that they read. Nothing is imported from this project.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+
+import torch
+import vllm
+from vllm.config import ModelConfig, VllmConfig
+from vllm.distributed.utils import get_pp_indices
+from vllm.model_executor.layers.attention.attention import Attention
+from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype, resolve_kv_cache_dtype_string
+from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleOf
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_interface import SlidingWindowSpec, UniformTypeKVCacheSpecs
+
+try:  # vLLM 0.33 moved its planning there.
+    from vllm.v1.core import kv_cache_planning as planning
+except ImportError:
+    planning = kv_cache_utils
+
+
+class Backend(AttentionBackend):
+    """As FlashAttention and Triton on CUDA: pages of any multiple of 16 tokens, as dense as they can be."""
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        return [MultipleOf(16)]
+
+    @classmethod
+    def is_mla(cls) -> bool:
+        return False
+
+
+class Config(SimpleNamespace):
+    """The VllmConfig of an engine on CUDA, as far as the KV cache is concerned."""
+
+    max_in_flight_tokens = getattr(VllmConfig, "max_in_flight_tokens", None)
+    max_concurrent_batches = getattr(VllmConfig, "max_concurrent_batches", None)
+
+
+def layout() -> Any:
+    """The one that vLLM takes where no backend asks for another; None before it had them."""
+    try:
+        from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
+    except ImportError:
+        return None
+    return get_supported_kv_cache_layouts([])[0]
+
+
+def config_of(given: dict[str, Any]) -> Config:
+    return Config(
+        model_config=SimpleNamespace(
+            max_model_len=given["max_model_len"],
+            original_max_model_len=given["max_model_len"],
+            dtype=torch.bfloat16,
+            use_mla=False,
+            supports_kv_cache_grouping=False,
+        ),
+        cache_config=SimpleNamespace(
+            block_size=given["block_size"],
+            num_gpu_blocks_override=None,
+            skip_page_size_padded=None,
+            prefix_cache_retention_interval=None,
+            get_resolved_kv_cache_layout=layout,
+        ),
+        scheduler_config=SimpleNamespace(
+            max_num_batched_tokens=given["max_num_batched_tokens"],
+            async_scheduling=given["async_scheduling"],
+            disable_hybrid_kv_cache_manager=False,
+        ),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=given["tensor_parallel_size"],
+            pipeline_parallel_size=given["pipeline_parallel_size"],
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+        ),
+        attention_config=SimpleNamespace(hisparse_config=None),
+        device_config=SimpleNamespace(device_type="cuda"),
+        speculative_config=None,
+        kv_transfer_config=None,
+        num_prefill_lookahead_tokens=0,
+        # Asks for Triton, which this image has not and every CUDA image has.
+        use_v2_model_runner=True,
+    )
+
+
+def spec_of(layer: dict[str, Any], given: dict[str, Any], config: Config) -> Any:
+    heads = SimpleNamespace(
+        use_mla=False,
+        get_total_num_kv_heads=lambda: layer["kv_heads"],
+        model_arch_config=SimpleNamespace(total_num_kv_heads=layer["kv_heads"]),
+    )
+    dtype = given["kv_cache_dtype"]
+    attention = SimpleNamespace(
+        attn_type=AttentionType.DECODER,
+        attn_backend=Backend,
+        kv_cache_dtype=dtype,
+        kv_cache_torch_dtype=kv_cache_dtype_str_to_dtype(dtype, config.model_config),
+        sliding_window=layer["window"],
+        num_kv_heads=ModelConfig.get_num_kv_heads(heads, config.parallel_config),
+        head_size=layer["head_size"],
+        head_size_v=layer["head_size"],
+    )
+    return Attention.get_kv_cache_spec(attention, config)
+
+
+def workers(given: dict[str, Any], config: Config) -> list[dict[str, Any]]:
+    """The specs of each pipeline rank; the ranks of tensor parallelism are alike."""
+    ranks = given["pipeline_parallel_size"]
+    result = []
+    for rank in range(ranks):
+        first, end = get_pp_indices(len(given["layers"]), rank, ranks)
+        own = [layer for layer in given["layers"][first:end] if layer["own_cache"]]
+        result.append({str(layer["index"]): spec_of(layer, given, config) for layer in own})
+    return result
+
+
+class Checks:
+    """Stands before vLLM's check for one request: lets it speak, and the planning go on after a refusal."""
+
+    def __init__(self, config: Config, given: dict[str, Any]) -> None:
+        self.config, self.given = config, given
+        self.found: list[dict[str, Any]] = []
+        self.check = planning._check_enough_kv_cache_memory
+
+    def __call__(self, available: int, needed: Any, length: int, estimate: Any) -> None:
+        refusal = ""
+        try:
+            self.check(available, needed, length, estimate)
+        except ValueError as error:
+            refusal = str(error)
+        self.config.model_config.max_model_len = self.given["model_maximum"]
+        longest = estimate(available) if available > 0 else 0
+        self.config.model_config.max_model_len = length
+        self.found.append({"available": available, "needed": needed(), "refusal": refusal, "longest": longest})
+
+
+def tokens_of(config: Config, made: list[Any]) -> tuple[int, float]:
+    concurrency = kv_cache_utils.get_max_concurrency_for_kv_cache_config(config, made[0])
+    if capacity := getattr(kv_cache_utils, "get_kv_cache_capacity", None):
+        return capacity(config, kv_cache_utils.generate_scheduler_kv_cache_config(made))
+    # Before 0.22 the number is in the log alone.
+    with mock.patch.object(kv_cache_utils.logger, "info_once", create=True) as told:
+        kv_cache_utils._report_kv_cache_config(config, made[0])
+    printed = next(call.args[1] for call in told.call_args_list if "KV cache size" in call.args[0])
+    return int(printed.replace(",", "")), concurrency
+
+
+def group_of(group: Any, config: Config) -> dict[str, Any]:
+    spec = group.kv_cache_spec
+    first = next(iter(spec.kv_cache_specs.values())) if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+    return {
+        "layers": [int(name) for name in group.layer_names],
+        "sliding": isinstance(first, SlidingWindowSpec),
+        "block_size": spec.block_size,
+        "page_bytes": spec.page_size_bytes,
+        "blocks_per_request": -(-spec.max_memory_usage_bytes(config) // spec.page_size_bytes),
+    }
+
+
+def answer(given: dict[str, Any]) -> dict[str, Any]:
+    if "quantization_config" in given:
+        model = SimpleNamespace(hf_config=SimpleNamespace(quantization_config=given["quantization_config"]))
+        return {"kv_cache_dtype": resolve_kv_cache_dtype_string("auto", model)}
+    config = config_of(given)
+    checks = Checks(config, given)
+    specs = workers(given, config)
+    try:
+        with mock.patch.object(planning, "_check_enough_kv_cache_memory", checks):
+            more = {}
+            if find_groups := getattr(planning, "get_global_kv_cache_groups", None):
+                more["global_kv_cache_groups"] = find_groups(config, specs)
+            made = planning.get_kv_cache_configs(config, specs, given["available_bytes"], **more)
+        tokens, concurrency = tokens_of(config, made)
+    except (AssertionError, NotImplementedError, ValueError, ZeroDivisionError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {
+        "groups": [[group_of(group, config) for group in each.kv_cache_groups] for each in made],
+        "blocks": sorted({each.num_blocks for each in made}),
+        "tokens": tokens,
+        "concurrency": concurrency,
+        "checks": checks.found,
+        "in_flight_tokens": getattr(config, "max_in_flight_tokens", None) or given["max_num_batched_tokens"],
+    }
+
+
+def main() -> None:
+    logging.disable(logging.CRITICAL)
+    given = json.load(sys.stdin)
+    json.dump({"version": vllm.__version__, "answers": [answer(each) for each in given]}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
