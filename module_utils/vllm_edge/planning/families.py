@@ -1,0 +1,567 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint is, in the planner's words: Facts -> Model, for the families that the planner knows.
+
+Each rule is what vLLM does with that family; `vllm/model_executor/models/<family>.py` of releases 0.19 to 0.33 is
+meant where a file is named without more. An architecture, a quantization or a weight that is not known is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .contract import (
+    Attention,
+    Component,
+    DecoderLayer,
+    Facts,
+    Model,
+    Quantization,
+    Sharding,
+    Tensor,
+    UnknownArchitecture,
+)
+from .model_facts import FactsError
+
+CONFIG_KEYS = frozenset(
+    {
+        "_sliding_window_pattern",
+        "attention_k_eq_v",
+        "decoder_sparse_step",
+        "dtype",
+        "global_head_dim",
+        "head_dim",
+        "hidden_size",
+        "hidden_size_per_layer_input",
+        "intermediate_size",
+        "layer_types",
+        "max_position_embeddings",
+        "max_window_layers",
+        "mlp_only_layers",
+        "moe_intermediate_size",
+        "num_attention_heads",
+        "num_experts",
+        "num_experts_per_tok",
+        "num_global_key_value_heads",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "num_kv_shared_layers",
+        "num_local_experts",
+        "per_layer_config",
+        "rope_parameters",
+        "rope_scaling",
+        "sliding_window",
+        "sliding_window_pattern",
+        "tie_word_embeddings",
+        "top_k_experts",
+        "torch_dtype",
+        "use_bidirectional_attention",
+        "use_double_wide_mlp",
+        "use_sliding_window",
+        "vocab_size",
+    }
+)
+"""What the planner reads of config.json, of its top and of its text_config; recorded facts have no more of it."""
+
+
+@dataclass(frozen=True)
+class _Config:
+    """config.json's part about the language model, and what its family takes for what is not there."""
+
+    repo: str
+    values: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+
+    def __getitem__(self, key: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            raise FactsError(f"{self.repo}: config.json lacks {key}. Fetch it again, or complete it.")
+        return value
+
+    def get(self, key: str) -> Any:
+        # A key that is not recorded would be missing where there are no files.
+        assert key in CONFIG_KEYS, key
+        return self.values.get(key, self.defaults.get(key))
+
+    @property
+    def head_size(self) -> int:
+        return int(self.get("head_dim") or self["hidden_size"] // self["num_attention_heads"])
+
+    @property
+    def kv_heads(self) -> int:
+        return int(self.get("num_key_value_heads") or self["num_attention_heads"])
+
+    @property
+    def layers(self) -> range:
+        return range(self["num_hidden_layers"])
+
+
+_Layers = Callable[[_Config], tuple[DecoderLayer, ...]]
+
+
+@dataclass(frozen=True)
+class _Family:
+    name: str
+    layers: _Layers
+    defaults: Mapping[str, Any]
+    """Of config.json keys, from the family's configuration class in transformers 5.16."""
+    towers: Sharding = Sharding.NOT_LOADED
+    """Of an architecture that also sees or hears."""
+
+
+def _window(config: _Config) -> int | None:
+    """Sliding window of the whole model. Qwen's counts only where use_sliding_window says so; 0 means none
+    (`ModelConfig.__post_init__`, vllm/config/model.py)."""
+    if config.get("use_sliding_window") is False:
+        return None
+    return config.get("sliding_window") or None
+
+
+def _uniform(config: _Config, by_type: bool = True) -> tuple[DecoderLayer, ...]:
+    """Layers that differ at most in their attention type.
+
+    Without layer_types, or where they are all the same, sliding_window holds for every layer (`is_interleaved` in
+    vllm/engine/arg_utils.py). With mixed types llama.py goes by the type, and Qwen's files refuse (`by_type`).
+    """
+    window, types = _window(config), config.get("layer_types") or []
+    mixed = len(set(types)) > 1
+    if mixed and not by_type and window:
+        raise FactsError(f"{config.repo}: a sliding window for some of its layers is what vLLM does not run.")
+
+    def layer(index: int) -> DecoderLayer:
+        sliding = bool(window) and (not mixed or types[index] == Attention.SLIDING)
+        kind = Attention.SLIDING if sliding else Attention.FULL
+        return DecoderLayer(index, kind, config.kv_heads, config.head_size, window if sliding else None)
+
+    return tuple(layer(index) for index in config.layers)
+
+
+def _qwen(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Qwen3's layer_types: sliding from max_window_layers on (`Qwen3Config`); its MoE has none at all."""
+    if config.get("layer_types") is None and config.get("max_window_layers") is not None and _window(config):
+        first = config["max_window_layers"]
+        types = [Attention.FULL if index < first else Attention.SLIDING for index in config.layers]
+        config = replace(config, values={**config.values, "layer_types": types})
+    return _uniform(config, by_type=False)
+
+
+def _types(config: _Config) -> list[str]:
+    """Gemma's layer_types: every sixth is full attention, unless config.json says otherwise."""
+    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+    types = config.get("layer_types") or [
+        Attention.SLIDING if (index + 1) % pattern else Attention.FULL for index in config.layers
+    ]
+    unknown = set(types) - set(Attention)
+    if unknown or len(types) != len(config.layers):
+        raise FactsError(
+            f"{config.repo}: layer_types in config.json has {len(types)} entries {sorted(set(types))} for "
+            f"{len(config.layers)} layers; the planner knows {' and '.join(Attention)}."
+        )
+    return list(types)
+
+
+def _gemma3(config: _Config) -> tuple[DecoderLayer, ...]:
+    def layer(index: int, kind: str) -> DecoderLayer:
+        window = config["sliding_window"] if kind == Attention.SLIDING else None
+        return DecoderLayer(index, Attention(kind), config.kv_heads, config.head_size, window)
+
+    return tuple(layer(index, kind) for index, kind in enumerate(_types(config)))
+
+
+def _gemma4(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Full attention has its own head size and, with attention_k_eq_v, its own number of KV heads; the last layer is
+    always full; the last num_kv_shared_layers read the cache of the last layer of their type before them."""
+    types = _types(config)
+    types[-1] = Attention.FULL
+    own = len(types) - (config.get("num_kv_shared_layers") or 0)
+    # transformers from 5.16 on writes per layer what was global_head_dim and num_global_key_value_heads.
+    overrides = {int(index): values for index, values in (config.get("per_layer_config") or {}).items()}
+    full: dict[str, Any] = {"head_dim": config.get("global_head_dim")}
+    if config.get("attention_k_eq_v"):
+        full["num_key_value_heads"] = config.get("num_global_key_value_heads")
+
+    def layer(index: int, kind: str) -> DecoderLayer:
+        special = full if kind == Attention.FULL else {}
+        special = overrides.get(index, {}) if overrides else special
+        target = None
+        if index >= own:
+            earlier = [other for other in range(own) if types[other] == kind]
+            target = earlier[-1] if earlier else None
+        return DecoderLayer(
+            index,
+            Attention(kind),
+            special.get("num_key_value_heads") or config.kv_heads,
+            special.get("head_dim") or config.head_size,
+            config["sliding_window"] if kind == Attention.SLIDING else None,
+            target,
+        )
+
+    return tuple(layer(index, kind) for index, kind in enumerate(types))
+
+
+_GEMMA3 = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+}
+_GEMMA4 = {
+    "vocab_size": 262144,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "max_position_embeddings": 131072,
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+}
+_MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072}
+_QWEN3 = {"head_dim": 128, "use_sliding_window": False, "max_window_layers": 28}
+_QWEN3_MOE = {"use_sliding_window": False, "decoder_sparse_step": 1}
+
+FAMILIES: Mapping[str, _Family] = {
+    # gemma4_mm.py builds transformers' own towers, whole on every rank; gemma3_mm.py vLLM's SigLIP, which is sharded.
+    "Gemma4ForConditionalGeneration": _Family("gemma4", _gemma4, _GEMMA4, Sharding.REPLICATED),
+    "Gemma4ForCausalLM": _Family("gemma4", _gemma4, _GEMMA4),
+    "Gemma3ForConditionalGeneration": _Family("gemma3", _gemma3, _GEMMA3, Sharding.SHARDED),
+    "Gemma3ForCausalLM": _Family("gemma3", _gemma3, _GEMMA3),
+    "LlamaForCausalLM": _Family("llama3", _uniform, {}),
+    "MistralForCausalLM": _Family("mistral", _uniform, _MISTRAL),
+    "Qwen3ForCausalLM": _Family("qwen3", _qwen, _QWEN3),
+    "Qwen3MoeForCausalLM": _Family("qwen3_moe", _qwen, _QWEN3_MOE),
+}
+
+
+def interpret(facts: Facts) -> Model:
+    """What the planner makes of a checkpoint.
+
+    Raises UnknownArchitecture for any architecture that is not in FAMILIES, and FactsError where config.json lacks
+    something, contradicts the tensors, or names a quantization or a weight that the planner does not know.
+    """
+    architecture = next(iter(facts.config.get("architectures") or ["(none)"]))
+    family = FAMILIES.get(architecture)
+    if family is None:
+        raise UnknownArchitecture(
+            f"{facts.repo} is a {architecture}, which the planner does not know; it knows {', '.join(FAMILIES)}."
+        )
+    text = facts.config.get("text_config") or {}
+    said = {key: value for key, value in text.items() if value is not None or key not in facts.config}
+    config = _Config(facts.repo, {**facts.config, **said}, family.defaults)
+    layers = family.layers(config)
+    # transformers' name for Qwen's, when it writes config.json itself, is num_local_experts.
+    experts = config.get("num_experts") or config.get("num_local_experts") or 0
+    per_token = (config.get("top_k_experts") or config.get("num_experts_per_tok") or 0) if experts else 0
+    sizes, rows = _rope_caches(config, layers)
+    model = Model(
+        facts=facts,
+        architecture=architecture,
+        family=family.name,
+        dtype=_dtype(config),
+        hidden_size=config["hidden_size"],
+        vocabulary=config["vocab_size"],
+        query_heads=config["num_attention_heads"],
+        max_position_embeddings=config["max_position_embeddings"],
+        layers=layers,
+        components=(),
+        quantization=_quantization(facts),
+        intermediate_sizes=_intermediate_sizes(config, experts),
+        experts=experts,
+        experts_per_token=per_token,
+        expert_intermediate_size=(config.get("moe_intermediate_size") or 0) if experts else 0,
+        rope_cache_sizes=sizes,
+        per_layer_embedding_size=config.get("hidden_size_per_layer_input") or 0,
+        multimodal=family.towers is not Sharding.NOT_LOADED,
+        rope_cache_rows=rows,
+    )
+    _check(model)
+    tied = bool(config.get("tie_word_embeddings"))
+    components = list(_components(model, family, tied))
+    if not tied and not any(component.tensor.name.endswith("lm_head.weight") for component in components):
+        raise FactsError(
+            f"{facts.repo}: config.json says that tie_word_embeddings is false, and there is no lm_head.weight. "
+            "Fetch its weights again."
+        )
+    if config.get("attention_k_eq_v"):
+        components += _copies_of_k(model, components)
+    return replace(model, components=tuple(components))
+
+
+def _dtype(config: _Config) -> str:
+    """The dtype vLLM computes in: float32 becomes bfloat16 (`_resolve_auto_dtype`, vllm/config/model.py)."""
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "")
+    if not dtype:
+        raise FactsError(f"{config.repo}: config.json lacks dtype (or torch_dtype). Fetch it again, or complete it.")
+    return "bfloat16" if dtype == "float32" else dtype
+
+
+def _intermediate_sizes(config: _Config, experts: int) -> tuple[int, ...]:
+    """Of the dense MLPs that there are. Gemma 4 has one beside its experts, Qwen3 MoE one or the other."""
+    base = config.get("intermediate_size") or 0
+    if experts and config.get("decoder_sparse_step"):
+        step, dense = config["decoder_sparse_step"], set(config.get("mlp_only_layers") or [])
+        some = any(index in dense or (index + 1) % step for index in config.layers)
+        return (base,) if some else ()
+    doubled = config.get("use_double_wide_mlp") and config.get("num_kv_shared_layers")
+    return (base, 2 * base) if doubled else (base,)
+
+
+def _rope_caches(config: _Config, layers: tuple[DecoderLayer, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Rotary dimension and rows of each cos/sin cache.
+
+    `get_rope` keeps one for each head size and set of parameters; `linear` has factor times as many rows, `yarn`
+    factor times the original positions (vllm/model_executor/layers/rotary_embedding/).
+    """
+    given: Mapping[str, Any] = config.get("rope_parameters") or {}
+    legacy: Mapping[str, Any] = config.get("rope_scaling") or {}
+    positions = config["max_position_embeddings"]
+    split = config.get("layer_types") is not None and any(kind in given for kind in Attention)
+    # Gemma turns sliding layers with another base than full ones, even where config.json does not say so.
+    split = split or {layer.attention for layer in layers} == set(Attention)
+    caches: dict[tuple[str, int], tuple[int, int]] = {}
+    for layer in layers:
+        kind = layer.attention if split else Attention.FULL
+        parameters = given.get(kind, given if not any(key in given for key in Attention) else {})
+        if not given and kind is Attention.FULL:
+            parameters = legacy
+        rope = str(parameters.get("rope_type") or parameters.get("type") or "default")
+        # `proportional` keeps the dimensions that it does not turn (gemma4_rope.py).
+        part = 1.0 if rope == "proportional" else float(parameters.get("partial_rotary_factor") or 1.0)
+        rows = positions
+        if rope == "linear":
+            rows = int(positions * _scaling(config, parameters, "factor"))
+        elif rope == "yarn":
+            original = _scaling(config, parameters, "original_max_position_embeddings")
+            rows = int(original * _scaling(config, parameters, "factor"))
+        caches[kind, layer.head_size] = (int(layer.head_size * part), rows)
+    return tuple(size for size, _ in caches.values()), tuple(rows for _, rows in caches.values())
+
+
+def _scaling(config: _Config, parameters: Mapping[str, Any], key: str) -> float:
+    if parameters.get(key) is None:
+        raise FactsError(f"{config.repo}: config.json scales RoPE without {key}. Fetch it again, or complete it.")
+    return float(parameters[key])
+
+
+# ---- quantization ------------------------------------------------------------------------------------------------
+
+
+def _quantization(facts: Facts) -> Quantization:
+    """vLLM's name of the method, its bits, and what it makes of the KV cache.
+
+    For modelopt `kv_cache_dtype: auto` follows the checkpoint (`get_kv_cache_quant_algo_string`,
+    vllm/utils/torch_utils.py), for compressed-tensors too (`Attention.__init__`,
+    vllm/model_executor/layers/attention/attention.py).
+    """
+    config = facts.quantization
+    if not config:
+        return Quantization("none", 16)
+    inner = config.get("quantization") or config
+    # hf_quant_config.json has no quant_method, only its producer.
+    producer = (config.get("producer") or {}).get("name")
+    method = str(config.get("quant_method") or producer or "").lower()
+    if method.startswith("modelopt"):
+        algorithm = str(inner.get("quant_algo") or "").upper()
+        kv_cache = _modelopt_kv_cache(config, inner)
+        if algorithm == "NVFP4":
+            return Quantization("modelopt_fp4", 4, _group(inner, "group_size", 16), kv_cache)
+        if algorithm.startswith("FP8"):
+            return Quantization("modelopt", 8, None, kv_cache)
+        method = f"modelopt {algorithm}"
+    elif method == "compressed-tensors":
+        weights = [group["weights"] for group in (config.get("config_groups") or {}).values() if group.get("weights")]
+        if weights:
+            scheme = min(weights, key=lambda weight: weight.get("num_bits") or 16)
+            kv_cache = "fp8" if config.get("kv_cache_scheme") else None
+            return Quantization(method, scheme.get("num_bits") or 16, scheme.get("group_size"), kv_cache)
+    elif method == "fp8":
+        block = config.get("weight_block_size")
+        return Quantization(method, 8, block[1] if block else None)
+    elif method in ("awq", "gptq"):
+        bits = config.get("bits") or config.get("w_bit")
+        if bits:
+            return Quantization(method, int(bits), _group(config, "group_size", None) or config.get("q_group_size"))
+    raise FactsError(
+        f"{facts.repo}: the planner does not know the quantization '{method}'; it knows modelopt (NVFP4, FP8), "
+        "compressed-tensors, fp8, awq and gptq."
+    )
+
+
+def _group(config: Mapping[str, Any], key: str, default: int | None) -> int | None:
+    """Group size; compressed-tensors' nested form is looked into, -1 means one scale per channel."""
+    value = config.get(key)
+    for group in (config.get("config_groups") or {}).values():
+        value = value or (group.get("weights") or {}).get(key)
+    value = value or default
+    return None if value in (None, -1) else int(value)
+
+
+def _modelopt_kv_cache(config: Mapping[str, Any], inner: Mapping[str, Any]) -> str | None:
+    said: Any = None
+    for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
+        said = said or inner.get(key) or config.get(key)
+    if isinstance(said, Mapping):
+        eight = said.get("type") == "float" and said.get("num_bits") == 8 and said.get("dynamic") is False
+        return "fp8" if eight else None
+    return "fp8" if isinstance(said, str) and said.lower() == "fp8" else None
+
+
+# ---- tensors -----------------------------------------------------------------------------------------------------
+
+_TOWERS = ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "multi_modal_projector", "vision_embedder")
+SCALES = frozenset(
+    {
+        "weight_scale",
+        "weight_scale_2",
+        "weight_scale_inv",
+        "weight_global_scale",
+        "weight_zero_point",
+        "input_scale",
+        "input_global_scale",
+        "scales",
+        "qzeros",
+    }
+)
+"""What quantizers keep beside a weight, under the name of its layer."""
+_VALUES = "weight|weight_packed|qweight"
+_SUFFIX = re.compile(rf"\.(?P<leaf>{_VALUES}|{'|'.join(sorted(SCALES))}|weight_shape|weight_g_idx|g_idx|bias)$")
+_NOT_LOADED = re.compile(r"(rotary_emb\.inv_freq|\.weight_shape|masked_bias)$|embed_(vision|audio)\.embedding\.")
+
+# Of the rest of the name, without the model's prefix, the layer and the leaf.
+_RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
+    (re.compile(pattern), kind, sharding)
+    for pattern, kind, sharding in (
+        (r"embed_tokens(_per_layer)?$|lm_head$", "embeddings", Sharding.VOCABULARY),
+        (r"self_attn\.[kv]_proj$", "attention", Sharding.KV_HEADS),
+        (r"self_attn\.[qo]_proj$", "attention", Sharding.SHARDED),
+        (r"self_attn\.[kv]_(proj\.[kv]_)?scale$|self_attn\.q_scale$", "other", Sharding.REPLICATED),
+        (r"mlp\.(gate|up|down)_proj$", "mlp", Sharding.SHARDED),
+        (r"(mlp\.|moe\.)?experts(\.\*)?\.(gate|up|down|gate_up)_proj$", "experts", Sharding.EXPERTS),
+        (r"mlp\.gate$|router(\.|$)", "router", Sharding.REPLICATED),
+        (r"per_layer_(input_gate|projection)$", "other", Sharding.REPLICATED),
+        (r"per_layer_model_projection$", "other", Sharding.SHARDED),
+        (r"(^|\.|_)(layer)?norm(_\d)?$|layer_scalar$", "norms", Sharding.REPLICATED),
+    )
+)
+_ROW_PARALLEL = re.compile(r"(o|down|out)_proj$|fc2$")
+
+
+def _components(model: Model, family: _Family, tied: bool) -> Iterator[Component]:
+    for tensor in model.facts.tensors:
+        for part in _by_kv_heads(model, tensor):
+            yield _component(model, family, part, tied)
+
+
+def _by_kv_heads(model: Model, tensor: Tensor) -> Iterator[Tensor]:
+    """K and V of layers with different numbers of KV heads may be of one shape; they are sharded differently."""
+    if tensor.layers is None or not re.search(r"self_attn\.[kv]_proj\.", tensor.name):
+        yield tensor
+        return
+    for heads in sorted({model.layers[layer].kv_heads for layer in tensor.layers}):
+        yield replace(tensor, layers=tuple(layer for layer in tensor.layers if model.layers[layer].kv_heads == heads))
+
+
+def _component(model: Model, family: _Family, tensor: Tensor, tied: bool) -> Component:
+    if _NOT_LOADED.search(tensor.name):
+        return Component(tensor, "other", Sharding.NOT_LOADED, read_per_token=0.0)
+    if any(tower in tensor.name.split(".") for tower in _TOWERS):
+        sharding = family.towers
+        if sharding is Sharding.SHARDED:
+            sharding = _siglip(tensor)
+        return Component(tensor, "towers", sharding, read_per_token=0.0)
+    path = re.sub(r"^(?:(?:model|language_model)\.)*(?:layers\.\*\.)?", "", tensor.name)
+    suffix = _SUFFIX.search(path)
+    leaf = suffix["leaf"] if suffix else ""
+    path = path[: suffix.start()] if suffix else path
+    kind, sharding = next((rule[1:] for rule in _RULES if rule[0].search(path)), ("", Sharding.NOT_LOADED))
+    if not kind:
+        raise FactsError(
+            f"{model.facts.repo}: {tensor.name} {list(tensor.shape)} is no weight that the planner knows of a "
+            f"{model.architecture}. Its place on the GPUs cannot be foreseen."
+        )
+    if kind == "embeddings":
+        head = path.endswith("lm_head")
+        if head and tied:
+            return Component(tensor, kind, Sharding.NOT_LOADED, read_per_token=0.0)
+        # A head, and so a tied table too, is read whole for each token; of any other table one row.
+        whole = head or (tied and path.endswith("embed_tokens"))
+        return Component(tensor, kind, sharding, read_per_token=1.0 if whole else 1.0 / tensor.shape[0])
+    if kind == "experts":
+        read = model.experts_per_token / model.experts if model.experts else 1.0
+        return Component(tensor, kind, _of_experts(path, leaf, tensor), read_per_token=read)
+    if sharding in (Sharding.SHARDED, Sharding.KV_HEADS) and _is_whole(path, leaf, tensor):
+        sharding = Sharding.REPLICATED
+    heads = None
+    if sharding is Sharding.KV_HEADS:
+        heads = model.layers[tensor.layers[0]].kv_heads if tensor.layers else None
+    return Component(tensor, kind, sharding, heads)
+
+
+def _is_whole(path: str, leaf: str, tensor: Tensor) -> bool:
+    """Whether each rank keeps all of a tensor of a sharded linear layer: a scale of the whole weight, and of a
+    row-parallel one its bias and the scales of its output channels."""
+    if not tensor.shape or tensor.shape == (1,):
+        return True
+    if leaf in ("g_idx", "weight_g_idx"):
+        return not _ROW_PARALLEL.search(path)
+    per_channel = leaf == "bias" or (leaf in SCALES and (len(tensor.shape) == 1 or tensor.shape[1] == 1))
+    return per_channel and bool(_ROW_PARALLEL.search(path))
+
+
+def _of_experts(path: str, leaf: str, tensor: Tensor) -> Sharding:
+    return Sharding.REPLICATED if _is_whole(path, leaf, tensor) else Sharding.EXPERTS
+
+
+def _siglip(tensor: Tensor) -> Sharding:
+    """siglip.py: linear layers are sharded, embeddings and norms are not; nor is gemma3_mm.py's projector."""
+    path = tensor.name.rsplit(".", 1)[0]
+    if tensor.name.endswith(".weight") and re.search(r"encoder\.layers\.\*\.(self_attn\.\w+_proj|mlp\.fc\d)$", path):
+        return Sharding.SHARDED
+    if re.search(r"encoder\.layers\.\*\.(self_attn\.[qkv]_proj|mlp\.fc1)$", path):
+        return Sharding.SHARDED
+    return Sharding.REPLICATED
+
+
+def _copies_of_k(model: Model, components: list[Component]) -> Iterator[Component]:
+    """Gemma 4's attention_k_eq_v: full layers have no V in the file, and vLLM loads K into both of its places."""
+    has_v = {
+        layer for c in components if re.search(r"self_attn\.v_proj\.", c.tensor.name) for layer in c.tensor.layers or ()
+    }
+    for component in components:
+        if not re.search(r"self_attn\.k_proj\.", component.tensor.name):
+            continue
+        missing = tuple(layer for layer in component.tensor.layers or () if layer not in has_v)
+        if missing:
+            name = component.tensor.name.replace(".k_proj.", ".v_proj.")
+            yield replace(component, tensor=replace(component.tensor, name=name, layers=missing))
+
+
+def _check(model: Model) -> None:
+    """config.json and the tensors must be of the same model."""
+    repo = model.facts.repo
+    seen = {layer for tensor in model.facts.tensors for layer in tensor.layers or ()}
+    if seen != set(range(len(model.layers))):
+        raise FactsError(
+            f"{repo}: config.json says {len(model.layers)} layers, the tensors are of {len(seen)}. Fetch both again."
+        )
+    for tensor in model.facts.tensors:
+        leaf = tensor.name.rsplit(".", 1)[-1]
+        if "self_attn.k_proj." in tensor.name and leaf in ("weight", "weight_packed"):
+            for layer in (model.layers[index] for index in tensor.layers or ()):
+                if tensor.shape[0] != layer.kv_heads * layer.head_size:
+                    raise FactsError(
+                        f"{repo}: config.json says {layer.kv_heads} KV heads of {layer.head_size} for layer "
+                        f"{layer.index}, {tensor.name} has {tensor.shape[0]} rows. Fetch both again."
+                    )
+        if re.fullmatch(r"(?:(?:model|language_model)\.)*embed_tokens\.weight", tensor.name) and tensor.shape != (
+            model.vocabulary,
+            model.hidden_size,
+        ):
+            raise FactsError(
+                f"{repo}: config.json says vocab_size {model.vocabulary} and hidden_size {model.hidden_size}, "
+                f"{tensor.name} is {list(tensor.shape)}. Fetch both again."
+            )

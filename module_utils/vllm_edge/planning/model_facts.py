@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint says of itself: config.json and the headers of its safetensors files, never the weights.
+
+A safetensors file begins with eight bytes, the length of a JSON header, little-endian; the header names each tensor,
+its dtype, shape and place in the file (https://github.com/huggingface/safetensors, "Format").
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .contract import Facts, Tensor
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+MAX_HEADER_BYTES = 100_000_000
+"""What the safetensors library itself accepts at most (`MAX_HEADER_SIZE` in safetensors/src/tensor.rs)."""
+
+DTYPE_BITS: Mapping[str, int] = {
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
+"""The dtypes of safetensors and their width."""
+
+_DECODER_LAYER = re.compile(r"(?:(?:model|language_model)\.)*layers\.(\d+)\.")
+"""Where a tensor's name begins like this, it is a decoder layer's; layers of towers have the tower's name before."""
+
+
+class FactsError(ValueError):
+    """Files that are missing, damaged or contradict each other. Names the file and the remedy."""
+
+
+Header = tuple[str, str, Sequence[int]]
+"""Name, dtype and shape of one tensor."""
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Bytes of one of the tensors that `tensor` stands for, as they are in the file."""
+    return (math.prod(tensor.shape) * DTYPE_BITS[tensor.dtype] + 7) // 8
+
+
+def how_many(tensor: Tensor) -> int:
+    """How many tensors of the checkpoint `tensor` stands for."""
+    return tensor.count * (1 if tensor.layers is None else len(tensor.layers))
+
+
+def parameters(facts: Facts) -> int:
+    """Elements of all tensors. For packed weights that is the number of packed words."""
+    return sum(math.prod(tensor.shape) * how_many(tensor) for tensor in facts.tensors)
+
+
+def checkpoint_bytes(facts: Facts) -> int:
+    """Bytes of all tensors in the files."""
+    return sum(bytes_of(tensor) * how_many(tensor) for tensor in facts.tensors)
+
+
+def read(directory: Path, repo: str = "", revision: str = "") -> Facts:
+    """Facts of a model directory in Hugging Face's layout. Raises FactsError.
+
+    `repo` and `revision` are what the caller knows of the files' origin; without, the directory's name stands for it.
+    """
+    config = _read_json(directory / "config.json", "It is no model directory in Hugging Face's layout, or incomplete.")
+    quantization = None
+    path = directory / "hf_quant_config.json"
+    if not quantization_of(config) and path.exists():
+        quantization = _read_json(path, "Fetch it again.")
+    headers = (header for shard in _shards(directory) for header in _read_headers(shard))
+    return from_headers(repo or directory.name, revision, config, headers, quantization)
+
+
+def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What config.json says about quantization; vLLM looks in the same places
+    (`ModelConfig._parse_quant_hf_config`, vllm/config/model.py of 0.33)."""
+    for place in (config, config.get("text_config") or {}):
+        for key in ("quantization_config", "compression_config"):
+            if place.get(key):
+                return dict(place[key])
+    return {}
+
+
+def from_headers(
+    repo: str,
+    revision: str,
+    config: Mapping[str, Any],
+    headers: Iterable[Header],
+    quantization: Mapping[str, Any] | None = None,
+    source: str = "files",
+) -> Facts:
+    """Facts of headers, with the names of alike tensors collapsed into one pattern.
+
+    `quantization` counts only where config.json says nothing. Raises FactsError for an unknown dtype or a tensor
+    that is there twice.
+    """
+    seen: set[str] = set()
+    patterns: dict[tuple[str, str, tuple[int, ...]], dict[int | None, int]] = {}
+    for name, dtype, shape in headers:
+        if dtype not in DTYPE_BITS:
+            raise FactsError(f"{repo}: tensor {name} has dtype {dtype}, which is none of {', '.join(DTYPE_BITS)}.")
+        if name in seen:
+            raise FactsError(f"{repo}: tensor {name} is there twice; remove the files that do not belong to it.")
+        seen.add(name)
+        match = _DECODER_LAYER.match(name)
+        layer = int(match[1]) if match else None
+        pattern = ".".join("*" if part.isdecimal() else part for part in name.split("."))
+        counts = patterns.setdefault((pattern, dtype, tuple(shape)), {})
+        counts[layer] = counts.get(layer, 0) + 1
+    if not seen:
+        raise FactsError(f"{repo}: its safetensors files hold no tensors.")
+    tensors = [
+        Tensor(pattern, dtype, shape, layers, count)
+        for (pattern, dtype, shape), counts in patterns.items()
+        for layers, count in _groups(counts)
+    ]
+    tensors.sort(key=lambda tensor: (tensor.name, tensor.layers or (), tensor.dtype, tensor.shape))
+    return Facts(repo, revision, config, tuple(tensors), quantization_of(config) or dict(quantization or {}), source)
+
+
+def recorded(repo: str) -> Facts | None:
+    """Facts that are shipped with the project, for where the files are not at hand; None for an unknown repository."""
+    # Only here: the data is large, and who reads files does not need it.
+    from . import recorded_facts
+
+    record = recorded_facts.RECORDS.get(repo)
+    if record is None:
+        return None
+    tensors = tuple(
+        Tensor(name, dtype, tuple(shape), None if layers is None else tuple(_numbers(layers)), count)
+        for name, dtype, shape, layers, count in record["tensors"]
+    )
+    config, quantization = record["config"], record["quantization"]
+    return Facts(repo, record["revision"], config, tensors, quantization, f"recorded: {record['source']}")
+
+
+def _groups(counts: Mapping[int | None, int]) -> Iterator[tuple[tuple[int, ...] | None, int]]:
+    """Layers that have the same number of such tensors, and that number."""
+    if None in counts:
+        yield None, counts[None]
+    for count in sorted({counts[layer] for layer in counts if layer is not None}):
+        yield tuple(sorted(layer for layer, has in counts.items() if layer is not None and has == count)), count
+
+
+def _numbers(ranges: str) -> Iterator[int]:
+    """`0-4,6` as 0, 1, 2, 3, 4, 6."""
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def ranges(layers: Sequence[int]) -> str:
+    """0, 1, 2, 3, 4, 6 as `0-4,6`: how recorded facts spell layers."""
+    parts: list[list[int]] = []
+    for layer in layers:
+        if parts and parts[-1][1] == layer - 1:
+            parts[-1][1] = layer
+        else:
+            parts.append([layer, layer])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def _shards(directory: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, each of which is there."""
+    index = directory / INDEX
+    if index.exists():
+        weight_map = _read_json(index, "Fetch it again.").get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise FactsError(f"{index} has no weight_map. Fetch it again.")
+        shards = [directory / name for name in sorted(set(weight_map.values()))]
+        missing = [shard.name for shard in shards if not shard.exists()]
+        if missing:
+            raise FactsError(f"{directory} lacks {', '.join(missing)}, which {INDEX} names. Fetch the rest of it.")
+        return shards
+    if (directory / SINGLE).exists():
+        return [directory / SINGLE]
+    raise FactsError(f"{directory} has neither {SINGLE} nor {INDEX}. Fetch its weights in safetensors format.")
+
+
+def _read_headers(path: Path) -> Iterator[Header]:
+    """The tensors of one safetensors file, checked as far as its size and header tell."""
+    remedy = "It is damaged or not yet complete; fetch it again."
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+                raise FactsError(f"{path} does not begin with the length of a safetensors header. {remedy}")
+            raw = file.read(length)
+    except OSError as error:
+        raise FactsError(f"{path} cannot be read: {error.strerror}. It must be readable for who plans.") from error
+    headers, end = parse_header(raw, str(path))
+    if size != 8 + length + end:
+        raise FactsError(f"{path} has {size:,} bytes, and its header says {8 + length + end:,}. {remedy}")
+    yield from headers
+
+
+def parse_header(raw: bytes, where: str) -> tuple[list[Header], int]:
+    """The tensors of a header and the bytes of data that must follow it. Raises FactsError naming `where`."""
+    remedy = "It is damaged; fetch it again."
+    try:
+        document = json.loads(raw)
+        entries = {name: entry for name, entry in document.items() if name != "__metadata__"}
+        headers: list[Header] = []
+        end = 0
+        for name, entry in entries.items():
+            dtype, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+            if not all(isinstance(size, int) and size >= 0 for size in shape):
+                raise ValueError(name)
+            if dtype in DTYPE_BITS and (math.prod(shape) * DTYPE_BITS[dtype] + 7) // 8 != last - first:
+                raise FactsError(f"{where}: {name} is {dtype} {list(shape)}, but has {last - first} bytes. {remedy}")
+            headers.append((name, dtype, shape))
+            end = max(end, last)
+    except FactsError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FactsError(f"{where} has a header that is no safetensors header ({error!r}). {remedy}") from error
+    return headers, end
+
+
+def _read_json(path: Path, remedy: str) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise FactsError(f"{path} is missing. {remedy}") from None
+    except OSError as error:
+        raise FactsError(f"{path} cannot be read: {error.strerror}. It must be readable for who plans.") from error
+    except ValueError as error:
+        raise FactsError(f"{path} is no JSON: {error}. Fetch it again.") from error
+    if not isinstance(document, dict):
+        raise FactsError(f"{path} holds no JSON object. Fetch it again.")
+    return document

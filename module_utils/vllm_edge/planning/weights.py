@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of the weights on each rank, as vLLM allocates them: what it logs as `Model loading took N GiB`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+
+from .contract import Arguments, Component, Model, RankWeights, Sharding
+from .families import SCALES
+from .model_facts import DTYPE_BITS
+
+VOCABULARY_PADDING = 64
+"""Rows of an embedding table are padded to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE,
+vllm/model_executor/layers/vocab_parallel_embedding.py)."""
+MAX_NUM_BATCHED_TOKENS = 2048
+"""What vLLM takes on a GPU below 70 GiB when none is given (vllm/engine/arg_utils.py)."""
+
+EVERY_STAGE = frozenset({"gemma4", "gemma3", "qwen3_moe"})
+"""Families whose model files build embeddings, head and last norm on every stage of the pipeline, used there or not
+(gemma4.py, gemma3.py, qwen3_moe.py of 0.19 to 0.33); llama.py and qwen2.py build them where they are used."""
+SHARED_LAYERS_WITHOUT_KV = (0, 30)
+"""From here on a layer that shares another's KV cache has no K and V projection (gemma4.py of 0.30.0; up to 0.28.0 it
+has both, and uses neither)."""
+TOWERS_ON_FIRST_STAGE = (0, 33)
+"""From here on towers are built on the first stage only (`_mark_tower_model`, interfaces.py of 0.33.0)."""
+
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+def pipeline_stages(layers: int, stages: int) -> tuple[range, ...]:
+    """Layers of each stage of the pipeline.
+
+    What does not divide goes to the stages before the last, the later ones first (`get_pp_indices`,
+    vllm/distributed/utils.py).
+    """
+    each, rest = divmod(layers, stages)
+    sizes = [each + (1 if stages - 1 - rest <= stage < stages - 1 else 0) for stage in range(stages)]
+    starts = [sum(sizes[:stage]) for stage in range(stages)]
+    return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One stage of the pipeline, and what decides what it holds."""
+
+    model: Model
+    layers: range
+    release: tuple[int, ...]
+    towers: bool
+    tied: bool
+    """The table of embeddings is the head too."""
+
+    @property
+    def first(self) -> bool:
+        return self.layers.start == 0
+
+    @property
+    def last(self) -> bool:
+        return self.layers.stop == len(self.model.layers)
+
+
+def per_rank(model: Model, arguments: Arguments, vllm_version: str = "0.19.0") -> tuple[RankWeights, ...]:
+    """Weights of one rank of each stage of the pipeline; ranks of tensor parallelism are alike.
+
+    Up to some 0.2 GiB below what vLLM logs: its allocator rounds up. Releases differ in two things, above; the default
+    is the release that loads most.
+    """
+    release = tuple(int(part) for part in re.findall(r"\d+", vllm_version)[:2])
+    loaded = [component for component in model.components if component.sharding is not Sharding.NOT_LOADED]
+    tied = not any(_is_head(component) for component in loaded)
+    ranks: list[RankWeights] = []
+    for layers in pipeline_stages(len(model.layers), arguments.pipeline_parallel_size):
+        stage = _Stage(model, layers, release, not arguments.language_model_only, tied)
+        held: Counter[str] = Counter()
+        read = Fraction(0)
+        for component in loaded:
+            size = _count(component, stage) * _bytes_on_rank(component, model, arguments.tensor_parallel_size)
+            held[component.kind] += size
+            if _is_read(component, stage):
+                read += size * Fraction(component.read_per_token)
+        held["rope_caches"] += _rope_bytes(model)
+        held["buffers"] += _per_layer_embedding_buffer(model, arguments)
+        by_kind = {kind: size for kind, size in held.items() if size}
+        ranks.append(RankWeights(len(ranks), sum(by_kind.values()), by_kind, round(read)))
+    return tuple(ranks)
+
+
+def _is_head(component: Component) -> bool:
+    return component.tensor.name.endswith("lm_head.weight")
+
+
+def _count(component: Component, stage: _Stage) -> int:
+    """How many tensors of a component the stage has."""
+    tensor = component.tensor
+    if tensor.layers is None:
+        return tensor.count if _is_on(component, stage) else 0
+    here = [layer for layer in tensor.layers if layer in stage.layers]
+    if stage.release >= SHARED_LAYERS_WITHOUT_KV and re.search(r"self_attn\.(k_proj|v_proj|k_norm)\.", tensor.name):
+        here = [layer for layer in here if stage.model.layers[layer].shares_with is None]
+    return tensor.count * len(here)
+
+
+def _is_on(component: Component, stage: _Stage) -> bool:
+    """Whether the stage has what is of no decoder layer."""
+    if component.kind == "towers":
+        return stage.towers and (stage.first or stage.release < TOWERS_ON_FIRST_STAGE)
+    if stage.model.family in EVERY_STAGE:
+        return True
+    if component.kind == "embeddings" and not _is_head(component):
+        return stage.first or (stage.tied and stage.last)
+    return stage.last
+
+
+def _is_read(component: Component, stage: _Stage) -> bool:
+    """Heads, and tables that serve as one, are read on the last stage, other tables on the first."""
+    if component.kind != "embeddings":
+        return True
+    return stage.last if component.read_per_token == 1.0 else stage.first
+
+
+def _bytes_on_rank(component: Component, model: Model, ranks: int) -> int:
+    """Bytes of one tensor of a component on one of `ranks` ranks of tensor parallelism."""
+    shape, bits = component.tensor.shape, DTYPE_BITS[component.tensor.dtype]
+    if component.tensor.dtype in _FLOATS and component.tensor.name.rsplit(".", 1)[-1] not in SCALES:
+        # Whatever the file has, a weight that is not quantized is kept in the model's dtype.
+        bits = 8 * _DTYPE_BYTES.get(model.dtype, 2)
+    elements = math.prod(shape)
+    if component.sharding is Sharding.VOCABULARY:
+        rows = -(-shape[0] // VOCABULARY_PADDING) * VOCABULARY_PADDING
+        elements = rows * math.prod(shape[1:])
+    share = Fraction(1, ranks)
+    if component.sharding is Sharding.REPLICATED:
+        share = Fraction(1)
+    elif component.sharding is Sharding.KV_HEADS and component.kv_heads:
+        share = Fraction(max(1, component.kv_heads // ranks), component.kv_heads)
+    return math.ceil(elements * share * bits / 8)
+
+
+def _rope_bytes(model: Model) -> int:
+    """Cos and sin of every position, on every rank."""
+    rows = model.rope_cache_rows or (model.max_position_embeddings,) * len(model.rope_cache_sizes)
+    width = _DTYPE_BYTES.get(model.dtype, 2)
+    return sum(size * count * width for size, count in zip(model.rope_cache_sizes, rows, strict=True))
+
+
+def _per_layer_embedding_buffer(model: Model, arguments: Arguments) -> int:
+    """Gemma 4's E models: gemma4_mm.py keeps the per-layer embeddings of one batch."""
+    if not model.multimodal or not model.per_layer_embedding_size:
+        return 0
+    tokens = arguments.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS
+    return tokens * len(model.layers) * model.per_layer_embedding_size * _DTYPE_BYTES.get(model.dtype, 2)

@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the planner makes of a checkpoint: layers, quantization, and what becomes of each tensor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.planning import families, model_facts, recorded_facts
+from ansible.module_utils.vllm_edge.planning.contract import (
+    Attention,
+    Component,
+    Facts,
+    Model,
+    Quantization,
+    Sharding,
+    Tensor,
+    UnknownArchitecture,
+)
+from ansible.module_utils.vllm_edge.planning.model_facts import FactsError
+
+FULL, SLIDING = Attention.FULL, Attention.SLIDING
+
+
+def recorded(repo: str) -> Facts:
+    facts = model_facts.recorded(repo)
+    assert facts is not None, repo
+    return facts
+
+
+def model(repo: str) -> Model:
+    return families.interpret(recorded(repo))
+
+
+def with_config(facts: Facts, **changes: Any) -> Facts:
+    """Facts with another config.json; None takes a key away."""
+
+    def changed(config: Mapping[str, Any]) -> dict[str, Any]:
+        merged = {**config, **changes}
+        return {key: value for key, value in merged.items() if value is not None or key not in changes}
+
+    if "text_config" in facts.config:
+        return replace(facts, config={**facts.config, "text_config": changed(facts.config["text_config"])})
+    return replace(facts, config=changed(facts.config))
+
+
+def with_quantization(repo: str, quantization: Mapping[str, Any]) -> Quantization:
+    return families.interpret(replace(recorded(repo), quantization=quantization)).quantization
+
+
+def components(found: Model, name: str) -> list[Component]:
+    return [component for component in found.components if name in component.tensor.name]
+
+
+def shape_of(found: Model) -> tuple[int, int, int, int]:
+    sliding = sum(layer.attention is SLIDING for layer in found.layers)
+    return len(found.layers), sliding, len(found.layers) - sliding, found.max_position_embeddings
+
+
+# -- architectures
+
+
+@pytest.mark.parametrize("repo", recorded_facts.RECORDS)
+def test_every_recorded_model_is_understood(repo: str) -> None:
+    found = model(repo)
+    assert found.architecture == found.facts.config["architectures"][0]
+    in_files = Counter({tensor: model_facts.how_many(tensor) for tensor in found.facts.tensors})
+    layers = {layer for component in found.components for layer in component.tensor.layers or ()}
+    assert layers == {layer.index for layer in found.layers}
+    names = {component.tensor.name for component in found.components}
+    assert {tensor.name for tensor in in_files} <= names
+
+
+@pytest.mark.parametrize("architectures", [["PhiForCausalLM"], ["Gemma4UnifiedForConditionalGeneration"], [], None])
+def test_another_architecture_is_refused_by_name(architectures: list[str] | None) -> None:
+    facts = recorded("Qwen/Qwen3-8B")
+    facts = replace(facts, config={**facts.config, "architectures": architectures})
+    with pytest.raises(UnknownArchitecture) as refused:
+        families.interpret(facts)
+    assert str(refused.value).startswith(f"Qwen/Qwen3-8B is a {(architectures or ['(none)'])[0]}, which")
+    assert all(name in str(refused.value) for name in families.FAMILIES)
+
+
+def test_a_weight_that_is_not_known_is_refused() -> None:
+    facts = recorded("Qwen/Qwen3-8B")
+    strange = Tensor("model.layers.*.self_attn.indexer.weight", "BF16", (64, 64), (0, 1))
+    with pytest.raises(FactsError, match=r"indexer\.weight \[64, 64\] is no weight that the planner knows"):
+        families.interpret(replace(facts, tensors=(*facts.tensors, strange)))
+
+
+# -- layers
+
+
+@pytest.mark.parametrize(
+    ("repo", "shape", "sliding", "full"),
+    [
+        ("google/gemma-4-31B-it", (60, 50, 10, 262144), (16, 256, 1024), (4, 512, None)),
+        ("google/gemma-4-26B-A4B-it", (30, 25, 5, 262144), (8, 256, 1024), (2, 512, None)),
+        ("google/gemma-4-E4B-it", (42, 35, 7, 131072), (2, 256, 512), (2, 512, None)),
+        ("google/gemma-4-E2B-it", (35, 28, 7, 131072), (1, 256, 512), (1, 512, None)),
+        ("google/gemma-3-27b-it", (62, 52, 10, 131072), (16, 128, 1024), (16, 128, None)),
+        ("meta-llama/Llama-3.1-8B-Instruct", (32, 0, 32, 131072), None, (8, 128, None)),
+        ("mistralai/Mistral-7B-Instruct-v0.3", (32, 0, 32, 32768), None, (8, 128, None)),
+        ("Qwen/Qwen3-8B", (36, 0, 36, 40960), None, (8, 128, None)),
+        ("Qwen/Qwen3-30B-A3B", (48, 0, 48, 40960), None, (4, 128, None)),
+    ],
+)
+def test_layers_are_those_of_the_published_sizes(
+    repo: str, shape: tuple[int, ...], sliding: tuple[int, ...] | None, full: tuple[int, ...]
+) -> None:
+    found = model(repo)
+    assert shape_of(found) == shape
+    for kind, expected in ((SLIDING, sliding), (FULL, full)):
+        seen = {(x.kv_heads, x.head_size, x.window_tokens) for x in found.layers if x.attention is kind}
+        assert seen == ({expected} if expected else set())
+
+
+@pytest.mark.parametrize(
+    ("repo", "own", "sliding_target", "full_target"),
+    [("google/gemma-4-E4B-it", 24, 22, 23), ("google/gemma-4-E2B-it", 15, 13, 14)],
+)
+def test_layers_share_with_the_last_of_their_type_before_them(
+    repo: str, own: int, sliding_target: int, full_target: int
+) -> None:
+    layers = model(repo).layers
+    assert all(layer.shares_with is None for layer in layers[:own])
+    for layer in layers[own:]:
+        assert layer.shares_with == (sliding_target if layer.attention is SLIDING else full_target)
+
+
+def test_per_layer_config_says_the_same_as_the_older_keys() -> None:
+    facts = recorded("google/gemma-4-31B-it")
+    newer = with_config(
+        facts,
+        global_head_dim=None,
+        num_global_key_value_heads=None,
+        per_layer_config={f"{n:02d}": {"head_dim": 512, "num_key_value_heads": 4} for n in range(5, 60, 6)},
+    )
+    assert families.interpret(newer).layers == families.interpret(facts).layers
+
+
+@pytest.mark.parametrize("repo", ["google/gemma-4-31B-it", "google/gemma-3-27b-it"])
+def test_gemmas_layer_types_are_derived_where_config_has_none(repo: str) -> None:
+    facts = recorded(repo)
+    assert families.interpret(with_config(facts, layer_types=None)).layers == families.interpret(facts).layers
+
+
+def test_wrong_layer_types_are_refused() -> None:
+    with pytest.raises(FactsError, match=r"layer_types .* has 1 entries \['linear_attention'\] for 60 layers"):
+        families.interpret(with_config(recorded("google/gemma-4-31B-it"), layer_types=["linear_attention"]))
+
+
+def test_a_window_of_the_whole_model_holds_for_every_layer() -> None:
+    found = families.interpret(with_config(recorded("mistralai/Mistral-7B-Instruct-v0.3"), sliding_window=4096))
+    assert {(layer.attention, layer.window_tokens) for layer in found.layers} == {(SLIDING, 4096)}
+
+
+def test_mistral_goes_by_mixed_layer_types() -> None:
+    types = [SLIDING if index % 4 else FULL for index in range(32)]
+    facts = with_config(recorded("mistralai/Mistral-7B-Instruct-v0.3"), sliding_window=512, layer_types=types)
+    layers = families.interpret(facts).layers
+    assert [layer.attention for layer in layers] == types
+    assert {layer.window_tokens for layer in layers if layer.attention is FULL} == {None}
+
+
+@pytest.mark.parametrize("window", [0, None])
+def test_a_window_of_0_is_none(window: int | None) -> None:
+    facts = recorded("mistralai/Mistral-7B-Instruct-v0.3")
+    facts = replace(facts, config={**facts.config, "sliding_window": window})
+    assert {layer.attention for layer in families.interpret(facts).layers} == {FULL}
+
+
+def test_mistrals_default_window_counts_where_config_says_nothing() -> None:
+    facts = recorded("mistralai/Mistral-7B-Instruct-v0.3")
+    config = {key: value for key, value in facts.config.items() if key != "sliding_window"}
+    assert {layer.window_tokens for layer in families.interpret(replace(facts, config=config)).layers} == {4096}
+
+
+def test_qwens_window_counts_only_where_it_is_switched_on() -> None:
+    facts = with_config(recorded("Qwen/Qwen3-8B"), sliding_window=4096, max_window_layers=0, layer_types=None)
+    assert {layer.attention for layer in families.interpret(facts).layers} == {FULL}
+    on = with_config(facts, use_sliding_window=True)
+    assert {layer.window_tokens for layer in families.interpret(on).layers} == {4096}
+    with pytest.raises(FactsError, match="a sliding window for some of its layers"):
+        families.interpret(with_config(on, max_window_layers=20))
+
+
+# -- config.json against the tensors
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 35}, "config.json says 35 layers, the tensors are of 36"),
+        ({"num_key_value_heads": 4}, r"config.json says 4 KV heads of 128 for layer 0, .*k_proj\.weight has 1024 rows"),
+        ({"vocab_size": 7}, r"config.json says vocab_size 7 and hidden_size 4096, .* is \[151936, 4096\]"),
+        ({"hidden_size": None}, "config.json lacks hidden_size"),
+        ({"dtype": None}, "config.json lacks dtype"),
+    ],
+)
+def test_contradictions_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FactsError, match=rf"^Qwen/Qwen3-8B: {message}"):
+        families.interpret(with_config(recorded("Qwen/Qwen3-8B"), **changes))
+
+
+def test_a_head_that_is_not_tied_must_be_there() -> None:
+    facts = recorded("Qwen/Qwen3-8B")
+    headless = replace(facts, tensors=tuple(tensor for tensor in facts.tensors if tensor.name != "lm_head.weight"))
+    with pytest.raises(FactsError, match=r"tie_word_embeddings is false, and there is no lm_head\.weight"):
+        families.interpret(headless)
+
+
+# -- RoPE
+
+
+@pytest.mark.parametrize(
+    ("repo", "sizes", "rows"),
+    [
+        ("google/gemma-4-31B-it", (256, 512), (262144, 262144)),
+        # Its full layers scale by 8, linearly: eight times the rows.
+        ("google/gemma-3-27b-it", (128, 128), (131072, 1048576)),
+        ("meta-llama/Llama-3.1-8B-Instruct", (128,), (131072,)),
+    ],
+)
+def test_rope_caches(repo: str, sizes: tuple[int, ...], rows: tuple[int, ...]) -> None:
+    found = model(repo)
+    assert (found.rope_cache_sizes, found.rope_cache_rows) == (sizes, rows)
+
+
+def test_yarn_has_rows_for_the_scaled_positions() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    for key in ("rope_parameters", "rope_scaling"):
+        facts = with_config(recorded("Qwen/Qwen3-8B"), **{"rope_parameters": None, "rope_scaling": None, key: yarn})
+        assert families.interpret(facts).rope_cache_rows == (131072,)
+
+
+def test_a_scaling_without_its_factor_is_refused() -> None:
+    facts = with_config(recorded("Qwen/Qwen3-8B"), rope_parameters=None, rope_scaling={"type": "linear"})
+    with pytest.raises(FactsError, match=r"config\.json scales RoPE without factor"):
+        families.interpret(facts)
+
+
+# -- quantization
+
+
+@pytest.mark.parametrize(
+    ("repo", "expected"),
+    [
+        ("google/gemma-4-31B-it", Quantization("none", 16)),
+        ("nvidia/Gemma-4-31B-IT-NVFP4", Quantization("modelopt_fp4", 4, 16, "fp8")),
+        ("google/gemma-4-31B-it-qat-w4a16-ct", Quantization("compressed-tensors", 4, 32)),
+        ("RedHatAI/gemma-4-31B-it-FP8-dynamic", Quantization("compressed-tensors", 8)),
+    ],
+)
+def test_quantization_of_recorded_models(repo: str, expected: Quantization) -> None:
+    assert model(repo).quantization == expected
+
+
+WEIGHTS = {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, Quantization("modelopt", 8)),
+        (
+            {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
+            Quantization("modelopt", 8, None, "fp8"),
+        ),
+        (
+            {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}},
+            Quantization("modelopt_fp4", 4, 16),
+        ),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "NVFP4",
+                "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": True},
+            },
+            Quantization("modelopt_fp4", 4, 16),
+        ),
+        ({"quant_method": "compressed-tensors", **WEIGHTS}, Quantization("compressed-tensors", 8)),
+        (
+            {"quant_method": "compressed-tensors", **WEIGHTS, "kv_cache_scheme": {"num_bits": 8}},
+            Quantization("compressed-tensors", 8, None, "fp8"),
+        ),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, Quantization("fp8", 8, 128)),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, Quantization("fp8", 8)),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, Quantization("awq", 4, 128)),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, Quantization("awq", 4, 64)),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, Quantization("gptq", 8)),
+    ],
+)
+def test_quantization_in_its_spellings(config: Mapping[str, Any], expected: Quantization) -> None:
+    assert with_quantization("Qwen/Qwen3-8B", config) == expected
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quant_method": "bitsandbytes"},
+        {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
+        {"quant_method": "compressed-tensors"},
+        {"quant_method": "awq"},
+    ],
+)
+def test_another_quantization_is_refused(config: Mapping[str, Any]) -> None:
+    with pytest.raises(FactsError, match=f"does not know the quantization '{config['quant_method']}.*; it knows"):
+        with_quantization("Qwen/Qwen3-8B", config)
+
+
+# -- tensors
+
+
+def sharding(found: Model, name: str) -> set[tuple[str, Sharding, int | None]]:
+    return {(part.kind, part.sharding, part.kv_heads) for part in components(found, name)}
+
+
+def test_what_becomes_of_the_tensors_of_a_dense_model() -> None:
+    found = model("meta-llama/Llama-3.1-8B-Instruct")
+    assert sharding(found, "embed_tokens") == {("embeddings", Sharding.VOCABULARY, None)}
+    assert sharding(found, "lm_head") == {("embeddings", Sharding.VOCABULARY, None)}
+    assert sharding(found, "q_proj") == {("attention", Sharding.SHARDED, None)}
+    assert sharding(found, "k_proj") == sharding(found, "v_proj") == {("attention", Sharding.KV_HEADS, 8)}
+    assert sharding(found, "down_proj") == {("mlp", Sharding.SHARDED, None)}
+    assert sharding(found, "norm") == {("norms", Sharding.REPLICATED, None)}
+    (table,), (head,) = components(found, "embed_tokens"), components(found, "lm_head")
+    assert (table.read_per_token, head.read_per_token) == (1 / 128256, 1.0)
+
+
+def test_a_tied_head_is_read_and_not_loaded_again() -> None:
+    facts = recorded("google/gemma-4-31B-it")
+    found = families.interpret(
+        replace(facts, tensors=(*facts.tensors, Tensor("lm_head.weight", "BF16", (262144, 5376))))
+    )
+    assert sharding(found, "lm_head") == {("embeddings", Sharding.NOT_LOADED, None)}
+    (table,) = components(found, "embed_tokens.weight")
+    assert table.read_per_token == 1.0
+
+
+def test_gemma4_copies_k_where_it_is_v_too() -> None:
+    found = model("google/gemma-4-31B-it")
+    full = tuple(range(5, 60, 6))
+    (copy,) = [part for part in components(found, "v_proj.weight") if part.tensor.layers == full]
+    assert (copy.tensor.shape, copy.sharding, copy.kv_heads) == ((2048, 5376), Sharding.KV_HEADS, 4)
+    assert not any(tensor.layers == full for tensor in found.facts.tensors if "v_proj" in tensor.name)
+
+
+def test_kv_heads_are_told_apart_where_shapes_are_not() -> None:
+    # 16 heads of 256 and 8 of 512 are both 4096 rows.
+    facts = with_config(recorded("google/gemma-4-31B-it"), num_global_key_value_heads=8)
+    same = tuple(
+        replace(tensor, shape=(4096, 5376)) if "k_proj" in tensor.name and tensor.shape[0] == 2048 else tensor
+        for tensor in facts.tensors
+    )
+    k = Tensor("model.language_model.layers.*.self_attn.k_proj.weight", "BF16", (4096, 5376), tuple(range(60)))
+    tensors = (*(tensor for tensor in same if tensor.name != k.name), k)
+    found = families.interpret(replace(facts, tensors=tensors))
+    heads = {part.kv_heads: len(part.tensor.layers or ()) for part in components(found, "k_proj.weight")}
+    assert heads == {16: 50, 8: 10}
+
+
+def test_experts_are_read_in_part() -> None:
+    for repo in ("google/gemma-4-26B-A4B-it", "nvidia/Gemma-4-26B-A4B-NVFP4", "Qwen/Qwen3-30B-A3B"):
+        found = model(repo)
+        assert (found.experts, found.experts_per_token) == (128, 8)
+        weights = [part for part in found.components if part.kind == "experts" and len(part.tensor.shape) > 1]
+        assert {(part.sharding, part.read_per_token) for part in weights} == {(Sharding.EXPERTS, 8 / 128)}
+    assert model("google/gemma-4-26B-A4B-it").expert_intermediate_size == 704
+    assert model("Qwen/Qwen3-30B-A3B").intermediate_sizes == ()
+    assert model("google/gemma-4-26B-A4B-it").intermediate_sizes == (2112,)
+
+
+def test_the_shared_layers_of_e2b_have_twice_the_mlp() -> None:
+    assert model("google/gemma-4-E2B-it").intermediate_sizes == (6144, 12288)
+    assert model("google/gemma-4-E4B-it").intermediate_sizes == (10240,)
+
+
+def test_per_layer_embeddings() -> None:
+    found = model("google/gemma-4-E4B-it")
+    assert found.per_layer_embedding_size == 256
+    (table,) = components(found, "embed_tokens_per_layer")
+    assert (table.kind, table.sharding, table.read_per_token) == ("embeddings", Sharding.VOCABULARY, 1 / 262144)
+    assert sharding(found, "per_layer_input_gate") == {("other", Sharding.REPLICATED, None)}
+    assert sharding(found, "per_layer_model_projection") == {("other", Sharding.SHARDED, None)}
+
+
+def test_towers() -> None:
+    whole = model("google/gemma-4-31B-it")
+    assert whole.multimodal
+    assert sharding(whole, "vision_tower") == {("towers", Sharding.REPLICATED, None)}
+    facts = recorded("google/gemma-4-31B-it")
+    text = families.interpret(replace(facts, config={**facts.config, "architectures": ["Gemma4ForCausalLM"]}))
+    assert not text.multimodal
+    assert sharding(text, "vision_tower") == {("towers", Sharding.NOT_LOADED, None)}
+    siglip = model("google/gemma-3-27b-it")
+    assert sharding(siglip, "fc1") == {("towers", Sharding.SHARDED, None)}
+    assert sharding(siglip, "fc2.bias") == sharding(siglip, "multi_modal") == {("towers", Sharding.REPLICATED, None)}
+
+
+def test_scales_are_sharded_as_what_they_scale_is() -> None:
+    found = model("RedHatAI/gemma-4-31B-it-FP8-dynamic")
+    assert sharding(found, "gate_proj.weight_scale") == {("mlp", Sharding.SHARDED, None)}
+    # Of output channels, which a row-parallel layer does not divide.
+    assert sharding(found, "down_proj.weight_scale") == {("mlp", Sharding.REPLICATED, None)}
+    groups = model("nvidia/Gemma-4-31B-IT-NVFP4")
+    assert sharding(groups, "down_proj.weight_scale_2") == {("mlp", Sharding.REPLICATED, None)}
+    assert {part.sharding for part in components(groups, "down_proj.weight_scale") if len(part.tensor.shape) == 2} == {
+        Sharding.SHARDED
+    }
+    packed = model("google/gemma-4-31B-it-qat-w4a16-ct")
+    assert sharding(packed, "weight_shape") == {("other", Sharding.NOT_LOADED, None)}
+
+
+@pytest.mark.parametrize(
+    ("leaf", "dtype", "shape", "of", "expected"),
+    [
+        ("qweight", "I32", (512, 12288), "gate", Sharding.SHARDED),
+        ("qzeros", "I32", (32, 1536), "down", Sharding.SHARDED),
+        ("scales", "F16", (32, 4096), "down", Sharding.SHARDED),
+        ("g_idx", "I32", (12288,), "down", Sharding.SHARDED),
+        ("g_idx", "I32", (4096,), "gate", Sharding.REPLICATED),
+        ("weight_scale_inv", "F32", (32, 96), "down", Sharding.SHARDED),
+        ("weight_scale", "F32", (), "gate", Sharding.REPLICATED),
+        ("bias", "BF16", (4096,), "down", Sharding.REPLICATED),
+        ("bias", "BF16", (12288,), "gate", Sharding.SHARDED),
+    ],
+)
+def test_tensors_of_other_quantizers(
+    leaf: str, dtype: str, shape: tuple[int, ...], of: str, expected: Sharding
+) -> None:
+    facts = recorded("Qwen/Qwen3-8B")
+    extra = Tensor(f"model.layers.*.mlp.{of}_proj.{leaf}", dtype, shape, tuple(range(36)))
+    found = families.interpret(replace(facts, tensors=(*facts.tensors, extra)))
+    (part,) = [part for part in found.components if part.tensor == extra]
+    assert (part.kind, part.sharding) == ("mlp", expected)

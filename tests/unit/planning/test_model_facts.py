@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts of checkpoints: from files that are whole, from files that are not, and recorded ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible.module_utils.vllm_edge.planning import families, model_facts, recorded_facts, recording
+from ansible.module_utils.vllm_edge.planning.contract import Tensor
+from ansible.module_utils.vllm_edge.planning.model_facts import FactsError
+
+ROOT = Path(__file__).resolve().parents[3]
+Shapes = Mapping[str, tuple[str, Sequence[int]]]
+CONFIG: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "dtype": "bfloat16",
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "max_position_embeddings": 64,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 1,
+    "tie_word_embeddings": True,
+    "vocab_size": 100,
+}
+TENSORS: Shapes = {
+    "model.embed_tokens.weight": ("BF16", [100, 8]),
+    "model.norm.weight": ("BF16", [8]),
+    **{f"model.layers.{n}.self_attn.{p}_proj.weight": ("BF16", [8, 8]) for n in range(2) for p in "qo"},
+    **{f"model.layers.{n}.self_attn.{p}_proj.weight": ("BF16", [4, 8]) for n in range(2) for p in "kv"},
+    **{f"model.layers.{n}.mlp.{p}_proj.weight": ("BF16", [16, 8]) for n in range(2) for p in ("gate", "up")},
+    **{f"model.layers.{n}.mlp.down_proj.weight": ("BF16", [8, 16]) for n in range(2)},
+}
+
+
+def write_shard(path: Path, tensors: Shapes) -> None:
+    """A safetensors file of which only the header is written; its data is a hole."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        start, end = end, end + math.prod(shape) * model_facts.DTYPE_BITS[dtype] // 8
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    raw = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        file.truncate(8 + len(raw) + end)
+
+
+def write(directory: Path, tensors: Shapes = TENSORS, config: Mapping[str, Any] = CONFIG) -> Path:
+    (directory / "config.json").write_text(json.dumps(config))
+    write_shard(directory / "model.safetensors", tensors)
+    return directory
+
+
+def write_sharded(directory: Path) -> Path:
+    names = list(TENSORS)
+    parts = {"model-1.safetensors": names[:5], "model-2.safetensors": names[5:]}
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    for file, part in parts.items():
+        write_shard(directory / file, {name: TENSORS[name] for name in part})
+    weight_map = {name: file for file, part in parts.items() for name in part}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return directory
+
+
+def tensors_of(*names: str) -> dict[str, list[Tensor]]:
+    facts = model_facts.from_headers("a/b", "", {}, ((name, "BF16", (2, 2)) for name in names))
+    found: dict[str, list[Tensor]] = {}
+    for tensor in facts.tensors:
+        found.setdefault(tensor.name, []).append(tensor)
+    return found
+
+
+# -- files
+
+
+def test_layers_of_the_decoder_are_told_apart_from_everything_else(tmp_path: Path) -> None:
+    facts = model_facts.read(write(tmp_path), "example/tiny", "0123abcd")
+    assert (facts.repo, facts.revision, facts.source) == ("example/tiny", "0123abcd", "files")
+    by_name = {tensor.name: tensor for tensor in facts.tensors}
+    assert by_name["model.layers.*.self_attn.k_proj.weight"] == Tensor(
+        "model.layers.*.self_attn.k_proj.weight", "BF16", (4, 8), (0, 1)
+    )
+    assert by_name["model.norm.weight"].layers is None
+    assert model_facts.parameters(facts) == sum(math.prod(shape) for _, shape in TENSORS.values())
+    assert model_facts.checkpoint_bytes(facts) == 2 * model_facts.parameters(facts)
+
+
+def test_shards_make_the_same_facts_as_one_file(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    one, two = write(tmp_path / "one"), write_sharded(tmp_path / "two")
+    assert model_facts.read(one, "x/y") == model_facts.read(two, "x/y")
+
+
+@pytest.mark.parametrize(
+    "prefix", ["model.layers", "model.language_model.layers", "language_model.model.layers", "layers"]
+)
+def test_experts_are_counted_in_each_layer(prefix: str) -> None:
+    names = [f"{prefix}.{layer}.mlp.experts.{n}.up_proj.weight" for layer in (1, 2, 5) for n in range(4)]
+    found = tensors_of(*names)[f"{prefix}.*.mlp.experts.*.up_proj.weight"]
+    assert [(tensor.layers, tensor.count) for tensor in found] == [((1, 2, 5), 4)]
+
+
+def test_layers_of_towers_are_no_decoder_layers() -> None:
+    found = tensors_of(*(f"model.vision_tower.encoder.layers.{n}.mlp.fc1.weight" for n in range(27)))
+    (tensor,) = found["model.vision_tower.encoder.layers.*.mlp.fc1.weight"]
+    assert (tensor.layers, tensor.count) == (None, 27)
+
+
+def test_layers_with_another_shape_are_another_entry() -> None:
+    headers = [(f"model.layers.{n}.self_attn.q_proj.weight", "BF16", (8 if n == 1 else 4, 2)) for n in range(3)]
+    facts = model_facts.from_headers("a/b", "", {}, headers)
+    assert {(tensor.shape, tensor.layers) for tensor in facts.tensors} == {((4, 2), (0, 2)), ((8, 2), (1,))}
+
+
+def truncate(directory: Path, name: str, size: int) -> None:
+    with (directory / name).open("r+b") as file:
+        file.truncate(size)
+
+
+def overwrite(directory: Path, name: str, content: bytes) -> None:
+    (directory / name).write_bytes(content)
+
+
+SHARD_2 = "model-2.safetensors"
+DAMAGE: Mapping[str, tuple[Callable[[Path], object], str]] = {
+    "shard missing": (lambda at: (at / SHARD_2).unlink(), rf"lacks {SHARD_2}, which .*index.json names.*[Ff]etch"),
+    "data cut off": (
+        lambda at: truncate(at, SHARD_2, (at / SHARD_2).stat().st_size - 1),
+        rf"{SHARD_2} has [\d,]+ bytes, and its header says .*fetch it again",
+    ),
+    "header cut off": (lambda at: truncate(at, SHARD_2, 40), rf"{SHARD_2} does not begin .*fetch it again"),
+    "empty": (lambda at: truncate(at, SHARD_2, 0), rf"{SHARD_2} does not begin .*fetch it again"),
+    "a pointer of git-lfs": (
+        lambda at: overwrite(at, SHARD_2, b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n"),
+        rf"{SHARD_2} does not begin .*fetch it again",
+    ),
+    "no header": (
+        lambda at: overwrite(at, SHARD_2, (4).to_bytes(8, "little") + b"[1,}"),
+        rf"{SHARD_2} has a header that is no safetensors header.*fetch it again",
+    ),
+    "header of a list": (
+        lambda at: overwrite(at, SHARD_2, (4).to_bytes(8, "little") + b"[1] "),
+        rf"{SHARD_2} has a header that is no safetensors header.*fetch it again",
+    ),
+    "twice": (
+        lambda at: write_shard(at / SHARD_2, {next(iter(TENSORS)): ("BF16", [100, 8])}),
+        r"model\.embed_tokens\.weight is there twice",
+    ),
+    "no config": (lambda at: (at / "config.json").unlink(), r"config\.json is missing"),
+    "config no JSON": (lambda at: overwrite(at, "config.json", b"{"), r"config\.json is no JSON.*[Ff]etch"),
+    "no weights": (
+        lambda at: [path.unlink() for path in at.glob("model*")],
+        r"has neither model\.safetensors nor .*index\.json.*[Ff]etch",
+    ),
+    "index without a map": (
+        lambda at: overwrite(at, "model.safetensors.index.json", b"{}"),
+        r"index\.json has no weight_map.*[Ff]etch",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_checkpoints_are_refused_by_file_and_remedy(damage: str, tmp_path: Path) -> None:
+    write_sharded(tmp_path)
+    assert model_facts.read(tmp_path).tensors
+    harm, message = DAMAGE[damage]
+    harm(tmp_path)
+    with pytest.raises(FactsError, match=message):
+        model_facts.read(tmp_path)
+
+
+def test_a_tensor_whose_place_does_not_fit_its_shape_is_refused() -> None:
+    raw = json.dumps({"x": {"dtype": "BF16", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    with pytest.raises(FactsError, match=r"here: x is BF16 \[4\], but has 4 bytes"):
+        model_facts.parse_header(raw, "here")
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    with pytest.raises(FactsError, match="tensor x has dtype Q3"):
+        model_facts.from_headers("a/b", "", {}, [("x", "Q3", (4,))])
+
+
+def test_packed_dtypes_count_in_bits() -> None:
+    assert model_facts.bytes_of(Tensor("x", "F4", (3, 3))) == 5
+    assert model_facts.bytes_of(Tensor("x", "F32", ())) == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "beside", "expected"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, {"quantization": {}}, {"quant_method": "fp8"}),
+        ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, None, {"quant_method": "awq"}),
+        ({"compression_config": {"quant_method": "x"}}, None, {"quant_method": "x"}),
+        ({}, {"producer": {"name": "modelopt"}}, {"producer": {"name": "modelopt"}}),
+        ({}, None, {}),
+    ],
+)
+def test_quantization_is_said_by_config_json_before_any_other_file(
+    config: Mapping[str, Any], beside: Mapping[str, Any] | None, expected: Mapping[str, Any], tmp_path: Path
+) -> None:
+    write(tmp_path, config={**CONFIG, **config})
+    if beside is not None:
+        (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    assert model_facts.read(tmp_path).quantization == expected
+
+
+# -- recorded
+
+
+def test_what_is_recorded_is_what_the_files_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = model_facts.read(write(tmp_path, config={**CONFIG, "unused": 1}), "example/tiny", "abc")
+    text = recording.render({"example/tiny": recording.record(facts, "a test")})
+    namespace: dict[str, Any] = {}
+    exec(text, namespace)
+    monkeypatch.setattr(recorded_facts, "RECORDS", namespace["RECORDS"])
+    recorded = model_facts.recorded("example/tiny")
+    assert recorded is not None
+    assert recorded.source == "recorded: a test"
+    assert recorded.config == CONFIG
+    assert (recorded.repo, recorded.revision, recorded.tensors) == (facts.repo, facts.revision, facts.tensors)
+    assert families.interpret(recorded).components == families.interpret(facts).components
+    assert model_facts.recorded("example/other") is None
+
+
+def test_the_recorded_file_is_as_it_would_be_written_now() -> None:
+    path = ROOT / "module_utils/vllm_edge/planning/recorded_facts.py"
+    assert path.read_text() == recording.render(recorded_facts.RECORDS)
+
+
+def test_every_model_of_the_project_is_recorded() -> None:
+    models = yaml.safe_load((ROOT / "group_vars/all/models.yml").read_text())["vllm_models"]
+    assert {model["repo"] for model in models.values()} <= recorded_facts.RECORDS.keys()
+
+
+def test_changes_are_told() -> None:
+    before = recording.record(model_facts.from_headers("a/b", "1", CONFIG, [("x", "BF16", (4,))]), "here")
+    changed = {**CONFIG, "vocab_size": 7}
+    after = recording.record(model_facts.from_headers("a/b", "2", changed, [("x", "F32", (4,))]), "here")
+    assert recording.changes(before, before) == []
+    assert recording.changes(None, before) == ["new: 1 kinds of tensors"]
+    assert recording.changes(before, after) == [
+        "revision is another",
+        "vocab_size: 100 -> 7",
+        "- ('x', 'BF16', (4,), None, 1)",
+        "+ ('x', 'F32', (4,), None, 1)",
+    ]
+
+
+def test_the_module_reads_a_directory_and_changes_nothing(run_module: Callable[..., Any], tmp_path: Path) -> None:
+    result = run_module("model_facts", {"repo": "example/tiny", "path": str(write(tmp_path))})
+    assert result["rc"] == 0, result
+    assert not result["changed"]
+    assert result["architecture"] == "LlamaForCausalLM"
+    assert result["changes"] == ["new: 9 kinds of tensors"]
+    assert result["msg"] == "example/tiny: 1,960 elements in 0.0 GB."
+    namespace: dict[str, Any] = {}
+    exec(result["recorded_facts"], namespace)
+    assert namespace["RECORDS"].keys() == {*recorded_facts.RECORDS, "example/tiny"}
+
+
+def test_the_module_refuses_what_the_planner_does_not_know(run_module: Callable[..., Any], tmp_path: Path) -> None:
+    write(tmp_path, config={**CONFIG, "architectures": ["PhiForCausalLM"]})
+    result = run_module("model_facts", {"repo": "example/tiny", "path": str(tmp_path)})
+    assert result["rc"] == 1
+    assert "PhiForCausalLM" in result["msg"]

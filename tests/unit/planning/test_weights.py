@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of the weights on each rank, against a model of vLLM 0.19's `Model loading took N GiB` that was made apart.
+
+The table is of Gemma 4 in every precision that is common. Of the recipes that nobody has published as a checkpoint
+the tensors are made here, from those of the released bf16 one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.planning import families, model_facts, weights
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Facts, Model, RankWeights, Sharding, Tensor
+
+GIB = 2**30
+PARAMETERS = {
+    "google/gemma-4-31B-it": 31_273_088_876,
+    "google/gemma-4-26B-A4B-it": 25_805_936_206,
+    "google/gemma-4-E4B-it": 7_996_156_490,
+    "google/gemma-4-E2B-it": 5_123_178_051,
+    "google/gemma-3-27b-it": 27_432_406_640,
+    "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+    "mistralai/Mistral-7B-Instruct-v0.3": 7_248_023_552,
+}
+"""Published: the hub's count of each repository's safetensors."""
+
+BYTES = {
+    "nvidia/Gemma-4-31B-IT-NVFP4": 32_633_171_112,
+    "google/gemma-4-31B-it-qat-w4a16-ct": 20_446_424_232,
+    "RedHatAI/gemma-4-31B-it-FP8-dynamic": 33_259_367_592,
+}
+"""Derived from parameters and bits: without scales of whole weights or channels, without shapes, and without small
+norms and scalars, which are 82,480 bytes."""
+
+COMPONENTS = {
+    "google/gemma-4-31B-it": {
+        "embeddings": 1_409_286_144,
+        "attention": 8_477_736_960,
+        "mlp": 20_808_990_720,
+        "norms": 1_331_516,
+        "towers": 569_550_384 + 6_193_152,
+    },
+    "google/gemma-4-26B-A4B-it": {
+        "embeddings": 738_197_504,
+        "attention": 1_110_179_840,
+        "mlp": 535_265_280,
+        "experts": 22_837_985_280,
+        "router": 10_901_760,
+        "norms": 612_126,
+        "towers": 569_550_384 + 3_244_032,
+    },
+    "google/gemma-4-E4B-it": {
+        "embeddings": 671_088_640 + 2_818_572_288,
+        "other": 82_575_360,
+        "attention": 642_252_800,
+        "mlp": 3_303_014_400,
+        "norms": 565_546,
+        "towers": 167_364_608 + 1_966_080 + 308_756_768,
+    },
+    "google/gemma-4-E2B-it": {
+        "embeddings": 402_653_184 + 2_348_810_240,
+        "other": 41_287_680,
+        "attention": 297_271_296,
+        "mlp": 1_557_135_360,
+        "norms": 292_131,
+        "towers": 167_364_608 + 1_179_648 + 307_183_904,
+    },
+}
+LOAD_GIB = {
+    ("google/gemma-4-31B-it", "bf16"): (58.83, 30.14, 15.80),
+    ("google/gemma-4-31B-it", "fp8"): (31.45, 16.45, 8.95),
+    ("google/gemma-4-31B-it", "nvfp4-nvidia"): (30.97, 16.21, 8.83),
+    ("google/gemma-4-31B-it", "nvfp4-all"): (19.47, 10.46, 5.96),
+    ("google/gemma-4-31B-it", "w4a16-g32"): (19.47, 10.46, 5.96),
+    ("google/gemma-4-26B-A4B-it", "bf16"): (48.47, 24.97, 13.23),
+    ("google/gemma-4-26B-A4B-it", "fp8"): (25.65, 13.56, 7.52),
+    ("google/gemma-4-26B-A4B-it", "nvfp4-nvidia"): (17.18, 9.32, 5.40),
+    ("google/gemma-4-26B-A4B-it", "nvfp4-all"): (15.67, 8.57, 5.02),
+    ("google/gemma-4-26B-A4B-it", "w4a16-g32"): (15.67, 8.57, 5.02),
+    ("google/gemma-4-E4B-it", "bf16"): (15.12, 8.17, 4.76),
+    ("google/gemma-4-E4B-it", "fp8"): (11.45, 6.34, 3.81),
+    ("google/gemma-4-E4B-it", "nvfp4-nvidia"): (10.70, 5.96, 3.65),
+    ("google/gemma-4-E4B-it", "nvfp4-all"): (9.84, 5.53, 3.39),
+    ("google/gemma-4-E4B-it", "w4a16-g32"): (9.84, 5.53, 3.39),
+    ("google/gemma-4-E2B-it", "bf16"): (9.76, 5.49, 3.36),
+    ("google/gemma-4-E2B-it", "fp8"): (8.04, 4.61, 2.90),
+    ("google/gemma-4-E2B-it", "nvfp4-nvidia"): (7.68, 4.45, 2.84),
+    ("google/gemma-4-E2B-it", "nvfp4-all"): (7.28, 4.23, 2.70),
+    ("google/gemma-4-E2B-it", "w4a16-g32"): (7.28, 4.23, 2.70),
+}
+"""GiB on one GPU with 1, 2 and 4 of them. Scales of channels are not in it."""
+
+STREAM_GB = {
+    ("google/gemma-4-31B-it", "bf16"): (61.61, 30.81, 15.41),
+    ("google/gemma-4-31B-it", "fp8"): (32.22, 16.11, 8.06),
+    ("google/gemma-4-31B-it", "nvfp4-nvidia"): (31.70, 15.85, 7.93),
+    ("google/gemma-4-31B-it", "w4a16-g32"): (19.36, 9.68, 4.84),
+    ("google/gemma-4-26B-A4B-it", "bf16"): (7.67, 3.85, 1.95),
+    ("google/gemma-4-26B-A4B-it", "fp8"): (4.59, 2.30, 1.17),
+    ("google/gemma-4-26B-A4B-it", "nvfp4-nvidia"): (4.85, 2.44, 1.24),
+    ("google/gemma-4-26B-A4B-it", "w4a16-g32"): (3.24, 1.63, 0.83),
+    ("google/gemma-4-E4B-it", "bf16"): (9.40, 4.75, 2.50),
+    ("google/gemma-4-E4B-it", "w4a16-g32"): (3.73, 1.92, 1.03),
+    ("google/gemma-4-E2B-it", "bf16"): (4.60, 2.36, 1.24),
+    ("google/gemma-4-E2B-it", "w4a16-g32"): (1.93, 1.00, 0.54),
+}
+"""Bytes that one GPU reads for one token, in 1e9."""
+
+PUBLISHED = {
+    "nvidia/Gemma-4-31B-IT-NVFP4": ("google/gemma-4-31B-it", "nvfp4-nvidia"),
+    "google/gemma-4-31B-it-qat-w4a16-ct": ("google/gemma-4-31B-it", "w4a16-g32"),
+    "RedHatAI/gemma-4-31B-it-FP8-dynamic": ("google/gemma-4-31B-it", "fp8"),
+    "nvidia/Gemma-4-26B-A4B-NVFP4": ("google/gemma-4-26B-A4B-it", "nvfp4-nvidia"),
+}
+QUANTIZED = {
+    "fp8": "self_attn|mlp|experts",
+    "nvfp4-nvidia": "mlp|experts",
+    "nvfp4-all": "self_attn|mlp|experts",
+    "w4a16-g32": "self_attn|mlp|experts",
+}
+
+
+def recorded(repo: str) -> Facts:
+    facts = model_facts.recorded(repo)
+    assert facts is not None, repo
+    return facts
+
+
+def quantized(facts: Facts, precision: str) -> Facts:
+    """The same model with the weights of linear layers in another precision; no scales but those of groups."""
+
+    def parts(tensor: Tensor) -> Iterator[Tensor]:
+        chosen = precision != "bf16" and re.search(rf"\.({QUANTIZED[precision]})\..*_proj", tensor.name)
+        if not chosen or tensor.layers is None:
+            yield tensor
+            return
+        *rows, width = tensor.shape
+        base = tensor.name if tensor.name.endswith(".weight") else f"{tensor.name}.weight"
+        if precision == "fp8":
+            yield replace(tensor, name=base, dtype="F8_E4M3")
+        elif precision == "w4a16-g32":
+            yield replace(tensor, name=f"{base}_packed", dtype="I32", shape=(*rows, width // 8))
+            yield replace(tensor, name=f"{base}_scale", dtype="BF16", shape=(*rows, width // 32))
+        else:
+            yield replace(tensor, name=base, dtype="U8", shape=(*rows, width // 2))
+            yield replace(tensor, name=f"{base}_scale", dtype="F8_E4M3", shape=(*rows, width // 16))
+
+    return replace(facts, tensors=tuple(part for tensor in facts.tensors for part in parts(tensor)))
+
+
+def model(repo: str, precision: str = "bf16") -> Model:
+    return families.interpret(quantized(recorded(repo), precision))
+
+
+def ranks(found: Model, version: str = "0.19.0", **arguments: Any) -> tuple[RankWeights, ...]:
+    return weights.per_rank(found, Arguments(**arguments), version)
+
+
+def one(found: Model, version: str = "0.19.0", **arguments: Any) -> RankWeights:
+    (rank,) = ranks(found, version, **arguments)
+    return rank
+
+
+# -- what is in the files
+
+
+@pytest.mark.parametrize("repo", PARAMETERS)
+def test_parameters_are_as_published(repo: str) -> None:
+    assert model_facts.parameters(recorded(repo)) == PARAMETERS[repo]
+    assert model_facts.checkpoint_bytes(recorded(repo)) == 2 * PARAMETERS[repo]
+
+
+@pytest.mark.parametrize("repo", BYTES)
+def test_bytes_of_quantized_checkpoints(repo: str) -> None:
+    tensors = recorded(repo).tensors
+    extra = r"(weight_scale_2|input_scale|[kv]_scale|weight_shape)$"
+    kept = [
+        tensor
+        for tensor in tensors
+        if not re.search(extra, tensor.name) and not (tensor.name.endswith("_scale") and tensor.shape[1:] == (1,))
+    ]
+    assert sum(model_facts.bytes_of(tensor) * model_facts.how_many(tensor) for tensor in kept) == BYTES[repo] + 82_480
+
+
+@pytest.mark.parametrize("repo", COMPONENTS)
+def test_parameters_of_each_component(repo: str) -> None:
+    in_files = recorded(repo)
+    found: dict[str, int] = {}
+    for component in families.interpret(in_files).components:
+        if component.tensor in in_files.tensors or "k_proj" in component.tensor.name:
+            part = model_facts.parameters(replace(in_files, tensors=(component.tensor,)))
+            found[component.kind] = found.get(component.kind, 0) + part
+    assert found == COMPONENTS[repo]
+
+
+# -- what is on a GPU
+
+
+@pytest.mark.parametrize(("repo", "precision"), LOAD_GIB)
+def test_load_is_as_modelled(repo: str, precision: str) -> None:
+    found = model(repo, precision)
+    for size, expected in zip((1, 2, 4), LOAD_GIB[repo, precision], strict=True):
+        assert one(found, tensor_parallel_size=size).bytes / GIB == pytest.approx(expected, abs=0.02), size
+
+
+@pytest.mark.parametrize("repo", PUBLISHED)
+def test_load_of_published_checkpoints_is_as_modelled(repo: str) -> None:
+    for size, expected in zip((1, 2, 4), LOAD_GIB[PUBLISHED[repo]], strict=True):
+        assert one(model(repo), tensor_parallel_size=size).bytes / GIB == pytest.approx(expected, abs=0.02), size
+
+
+def test_scales_of_channels_come_on_top() -> None:
+    # 128 experts of 30 layers have 4,224 channels in bf16; the rest has a tenth of that.
+    found = model("RedHatAI/gemma-4-26B-A4B-it-FP8-dynamic")
+    assert one(found).bytes / GIB == pytest.approx(25.65 + 128 * 30 * 4224 * 2 / GIB, abs=0.02)
+
+
+@pytest.mark.parametrize(("repo", "precision"), STREAM_GB)
+def test_what_a_token_reads_is_as_modelled(repo: str, precision: str) -> None:
+    found = model(repo, precision)
+    for size, expected in zip((1, 2, 4), STREAM_GB[repo, precision], strict=True):
+        read = one(found, tensor_parallel_size=size).read_bytes_per_token
+        assert read / 1e9 == pytest.approx(expected, abs=0.011), size
+
+
+@pytest.mark.parametrize("repo", [*PARAMETERS, *BYTES])
+def test_kinds_add_up(repo: str) -> None:
+    found = model(repo)
+    for arguments in ({}, {"tensor_parallel_size": 4}, {"pipeline_parallel_size": 2}):
+        for rank in ranks(found, **arguments):
+            assert sum(rank.by_kind.values()) == rank.bytes
+            assert 0 < rank.read_bytes_per_token < rank.bytes
+
+
+def test_language_model_only_leaves_the_towers_out() -> None:
+    found = model("google/gemma-4-31B-it")
+    saved = one(found).bytes - one(found, language_model_only=True).bytes
+    assert saved == 2 * COMPONENTS["google/gemma-4-31B-it"]["towers"]
+    assert one(found, language_model_only=True).read_bytes_per_token == one(found).read_bytes_per_token
+
+
+def test_kv_heads_are_replicated_where_there_are_fewer_than_ranks() -> None:
+    found = model("google/gemma-4-26B-A4B-it")
+    full = 5 * (2 * 2816 * 1024) * 2  # K, and V as its copy
+    two, four = (one(found, tensor_parallel_size=size).by_kind["attention"] for size in (2, 4))
+    assert two - 2 * four == -full // 2
+
+
+def test_a_vocabulary_is_padded() -> None:
+    facts = recorded("Qwen/Qwen3-8B")
+    tensors = tuple(
+        replace(tensor, shape=(151937, 4096)) if tensor.shape == (151936, 4096) else tensor for tensor in facts.tensors
+    )
+    odd = families.interpret(replace(facts, config={**facts.config, "vocab_size": 151937}, tensors=tensors))
+    even = one(model("Qwen/Qwen3-8B")).by_kind["embeddings"]
+    assert one(odd).by_kind["embeddings"] - even == 2 * 64 * 4096 * 2
+
+
+def test_weights_are_kept_in_the_models_dtype_and_scales_in_theirs() -> None:
+    facts = recorded("nvidia/Gemma-4-31B-IT-NVFP4")
+    wide = replace(
+        facts,
+        tensors=tuple(replace(tensor, dtype="F32") if tensor.dtype == "BF16" else tensor for tensor in facts.tensors),
+    )
+    assert one(families.interpret(wide)).bytes == one(families.interpret(facts)).bytes
+
+
+def test_per_layer_embeddings_of_a_batch_have_a_buffer() -> None:
+    found = model("google/gemma-4-E4B-it")
+    assert one(found).by_kind["buffers"] == 2048 * 42 * 256 * 2
+    assert one(found, max_num_batched_tokens=8192).by_kind["buffers"] == 8192 * 42 * 256 * 2
+    assert "buffers" not in one(model("google/gemma-4-31B-it")).by_kind
+
+
+def test_rope_caches_are_whole_on_every_rank() -> None:
+    for size in (1, 4):
+        assert one(model("google/gemma-4-31B-it"), tensor_parallel_size=size).by_kind["rope_caches"] == 0.375 * GIB
+    rope = one(model("google/gemma-3-27b-it")).by_kind["rope_caches"]
+    assert rope == 131072 * 128 * 2 * (1 + 8)
+
+
+# -- releases
+
+
+def test_layers_that_share_a_cache_have_no_k_and_v_from_0_30_on() -> None:
+    found = model("google/gemma-4-E4B-it")
+    before, after = (one(found, version).by_kind["attention"] for version in ("0.28.0", "0.30.0"))
+    assert before - after == (15 * 2 * 512 + 3 * 2 * 1024) * 2560 * 2
+    assert one(model("google/gemma-4-31B-it"), "0.30.0") == one(model("google/gemma-4-31B-it"), "0.28.0")
+
+
+def test_towers_are_on_the_first_stage_only_from_0_33_on() -> None:
+    found = model("google/gemma-4-31B-it")
+    assert ["towers" in rank.by_kind for rank in ranks(found, "0.32.0", pipeline_parallel_size=2)] == [True, True]
+    assert ["towers" in rank.by_kind for rank in ranks(found, "0.33.0", pipeline_parallel_size=2)] == [True, False]
+
+
+# -- pipeline parallelism
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "sizes"),
+    [(60, 2, [30, 30]), (61, 2, [31, 30]), (35, 4, [9, 9, 9, 8]), (62, 4, [15, 16, 16, 15]), (5, 1, [5])],
+)
+def test_layers_are_parted_as_vllm_does(layers: int, stages: int, sizes: list[int]) -> None:
+    parts = weights.pipeline_stages(layers, stages)
+    assert [len(part) for part in parts] == sizes
+    assert [layer for part in parts for layer in part] == list(range(layers))
+
+
+@pytest.mark.parametrize(
+    ("repo", "expected"),
+    [
+        # Table on the first stage, head on the last.
+        ("meta-llama/Llama-3.1-8B-Instruct", (1, 0, 1)),
+        # Both on every stage.
+        ("Qwen/Qwen3-30B-A3B", (2, 2, 2)),
+        ("google/gemma-3-27b-it", (1, 1, 1)),
+    ],
+)
+def test_embeddings_of_a_pipeline(repo: str, expected: tuple[int, ...]) -> None:
+    found = model(repo)
+    table = 2 * found.vocabulary * found.hidden_size
+    held = [rank.by_kind.get("embeddings", 0) for rank in ranks(found, pipeline_parallel_size=3)]
+    assert held == [table * count for count in expected]
+
+
+def test_a_tied_table_is_on_both_ends_and_read_on_the_last() -> None:
+    facts = recorded("Qwen/Qwen3-8B")
+    tied = families.interpret(replace(facts, config={**facts.config, "tie_word_embeddings": True}))
+    assert any(part.sharding is Sharding.NOT_LOADED for part in tied.components)
+    first, middle, last = ranks(tied, pipeline_parallel_size=3)
+    table = 2 * 151936 * 4096
+    assert [rank.by_kind.get("embeddings", 0) for rank in (first, middle, last)] == [table, 0, table]
+    assert (
+        last.read_bytes_per_token - middle.read_bytes_per_token
+        == table + last.by_kind["norms"] - (middle.by_kind["norms"])
+    )
+    assert first.read_bytes_per_token == middle.read_bytes_per_token
+
+
+def test_every_layer_is_on_one_stage() -> None:
+    found: Mapping[str, Any] = one(model("google/gemma-4-31B-it")).by_kind
+    stages = ranks(model("google/gemma-4-31B-it"), pipeline_parallel_size=3)
+    for kind in ("attention", "mlp"):
+        assert sum(stage.by_kind[kind] for stage in stages) == found[kind]
+
+
+def test_the_reference_runs_that_ran_out_of_memory() -> None:
+    """bf16 over two stages needs about 31.5 GiB, NVFP4 about 17.6."""
+    first, last = ranks(model("google/gemma-4-31B-it"), pipeline_parallel_size=2)
+    assert first.bytes / GIB == pytest.approx(31.45, abs=0.05)
+    assert last.bytes == first.bytes
+    first, last = ranks(model("nvidia/Gemma-4-31B-IT-NVFP4"), pipeline_parallel_size=2)
+    assert first.bytes / GIB == pytest.approx(17.55, abs=0.05)
