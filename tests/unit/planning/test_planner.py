@@ -1,0 +1,554 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts and figures against what was measured on the reference host, and what an operator makes of a plan.
+
+Rows of the reference that were used to find a constant are marked; that they agree proves only that one set of
+constants does for all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.planning import decode, families, feasibility, model_facts, overhead, planner
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, EnginePlan, Gpu, Model, Verdict
+from ansible.module_utils.vllm_edge.planning.gpu_models import GPU_MODELS
+from ansible.module_utils.vllm_edge.planning.vllm_versions import UnknownVersion
+
+MIB, GIB = 2**20, 2**30
+L4 = Gpu("NVIDIA L4", 23_659_151_360)
+REFERENCE, DEFAULT = "0.19.0", "0.32.0"
+REPOS = {
+    "31b-bf16": "google/gemma-4-31B-it",
+    "31b-nvfp4": "nvidia/Gemma-4-31B-IT-NVFP4",
+    "31b-w4a16": "google/gemma-4-31B-it-qat-w4a16-ct",
+    "31b-fp8": "RedHatAI/gemma-4-31B-it-FP8-dynamic",
+    "26b-bf16": "google/gemma-4-26B-A4B-it",
+    "26b-nvfp4": "nvidia/Gemma-4-26B-A4B-NVFP4",
+    "e4b": "google/gemma-4-E4B-it",
+    "e2b": "google/gemma-4-E2B-it",
+}
+
+
+@functools.cache
+def model(name: str) -> Model:
+    facts = model_facts.recorded(REPOS[name])
+    assert facts is not None
+    return families.interpret(facts)
+
+
+def engine(name: str, tensor_parallel_size: int = 1, **more: Any) -> dict[str, Any]:
+    ranks = tensor_parallel_size * more.get("pipeline_parallel_size", 1)
+    return {
+        "name": "engine",
+        "model": name,
+        "tensor_parallel_size": tensor_parallel_size,
+        "gpus": list(range(ranks)),
+        "max_model_len": 4096,
+    } | more
+
+
+def plan_of(wanted: Mapping[str, Any], version: str = REFERENCE, gpus: int = 4, **more: Any) -> EnginePlan:
+    models = {wanted["model"]: model(wanted["model"])}
+    return planner.plan("profile", [wanted], models, [L4] * gpus, version, **more).engines[0]
+
+
+BF16_TP4 = engine("31b-bf16", 4, gpu_memory_utilization=0.92, max_model_len=16384, max_num_seqs=8, enforce_eager=True)
+NVFP4_TP2 = engine("31b-nvfp4", 2, gpu_memory_utilization=0.90)
+
+
+# -- the rows of measured.md: verdict, reason, fix
+
+
+@pytest.mark.parametrize(
+    ("wanted", "verdict", "reason", "fix"),
+    [
+        pytest.param(
+            engine("31b-bf16", 2, gpu_memory_utilization=0.90),
+            Verdict.OOM_WEIGHTS,
+            "Weights need 30.20 GiB on GPU 0, which has 22.03 GiB",
+            "tensor_parallel_size: 4, gpus: [0, 1, 2, 3]",
+            id="bf16-tp2",
+        ),
+        pytest.param(
+            engine("31b-bf16", pipeline_parallel_size=2, gpu_memory_utilization=0.90),
+            Verdict.OOM_WEIGHTS,
+            "Weights need 31.5",
+            "tensor_parallel_size: 4, pipeline_parallel_size: 1, gpus: [0, 1, 2, 3]",
+            id="bf16-pp2",
+        ),
+        pytest.param(
+            engine("31b-nvfp4", gpu_memory_utilization=0.90),
+            Verdict.OOM_WEIGHTS,
+            "Weights need 31.03 GiB on GPU 0, which has 22.03 GiB",
+            "tensor_parallel_size: 2, gpus: [0, 1]",
+            id="nvfp4-tp1",
+        ),
+        pytest.param(NVFP4_TP2, Verdict.FITS, "stay free", "", id="nvfp4-tp2"),
+        pytest.param(
+            engine("31b-nvfp4", pipeline_parallel_size=2, gpu_memory_utilization=0.90),
+            Verdict.UNSUPPORTED_ENGINE,
+            "crashes in vLLM 0.19, whose IntermediateTensors lacks what gemma4.py calls (vllm-project/vllm#40786)",
+            "tensor_parallel_size: 2, pipeline_parallel_size: 1",
+            id="nvfp4-pp2",
+        ),
+        pytest.param(BF16_TP4, Verdict.FITS, "stay free", "", id="bf16-tp4"),
+        pytest.param(engine("e4b", gpu_memory_utilization=0.90), Verdict.FITS, "stay free", "", id="e4b"),
+        pytest.param(engine("e2b", gpu_memory_utilization=0.90), Verdict.FITS, "stay free", "", id="e2b"),
+        pytest.param(
+            BF16_TP4 | {"max_num_seqs": None, "enforce_eager": False},
+            Verdict.OOM_WARMUP,
+            "GPU 0 would hold 22.12 GiB: CUDA graphs (1.47 GiB) and the CUDA context (0.38 GiB) come on top",
+            "max_num_seqs: 128",
+            id="bf16-tp4 with graphs and 256 sequences",
+        ),
+        pytest.param(
+            BF16_TP4 | {"max_num_seqs": None, "enforce_eager": False, "gpu_memory_utilization": 0.90},
+            Verdict.FITS,
+            "stay free",
+            "",
+            id="the same at 0.90",
+        ),
+    ],
+)
+def test_verdicts_of_the_reference(wanted: Mapping[str, Any], verdict: Verdict, reason: str, fix: str) -> None:
+    found = plan_of(wanted)
+    assert (found.verdict, found.fix) == (verdict, fix), found.reason
+    assert reason in found.reason
+
+
+def test_a_pipeline_of_gemma4_runs_with_the_default_release() -> None:
+    found = plan_of(engine("31b-nvfp4", pipeline_parallel_size=2, max_num_seqs=16), DEFAULT)
+    assert found.verdict is Verdict.FITS, found.reason
+
+
+def test_what_would_come_after_the_weights_is_told_too() -> None:
+    found = plan_of(engine("31b-bf16", pipeline_parallel_size=2))
+    assert any("crashes in vLLM 0.19" in sentence for sentence in found.advice)
+
+
+# -- figures
+
+
+@pytest.mark.parametrize(
+    ("wanted", "weights_gib"),
+    [
+        pytest.param(engine("31b-bf16", 2), 30.14, id="bf16-tp2"),
+        pytest.param(NVFP4_TP2, 16.3, id="nvfp4-tp2"),
+        pytest.param(engine("31b-nvfp4"), 30.97, id="nvfp4-tp1"),
+        pytest.param(BF16_TP4, 15.80, id="bf16-tp4"),
+        pytest.param(engine("e4b"), 15.18, id="e4b, as vLLM 0.22.1 logged it elsewhere"),
+    ],
+)
+def test_weights(wanted: Mapping[str, Any], weights_gib: float) -> None:
+    found = plan_of(wanted).gpus[0].weights_bytes / GIB
+    assert found == pytest.approx(weights_gib, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kv_gib", "tokens", "concurrency"),
+    [
+        pytest.param(BF16_TP4, 4.12, 17_968, None, id="bf16-tp4"),
+        pytest.param(NVFP4_TP2, 2.39, 10_432, 3.58, id="nvfp4-tp2"),
+    ],
+)
+def test_kv_cache_of_the_reference_fitted(
+    wanted: Mapping[str, Any], kv_gib: float, tokens: int, concurrency: float | None
+) -> None:
+    found = plan_of(wanted)
+    assert found.gpus[0].kv_cache_bytes / GIB == pytest.approx(kv_gib, rel=0.015)
+    assert found.kv_cache_tokens == pytest.approx(tokens, rel=0.015)
+    if concurrency is not None:
+        assert found.max_concurrency == pytest.approx(concurrency, rel=0.015)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "tokens", "concurrency"),
+    [
+        # The logged GiB leave room for these numbers of tokens; nothing of the overhead is in them.
+        pytest.param(BF16_TP4 | {"kv_cache_memory_bytes": 4_419_413_973}, 17_968, 4.565, id="bf16-tp4"),
+        pytest.param(NVFP4_TP2 | {"kv_cache_memory_bytes": 2_566_242_959}, 10_432, 3.582, id="nvfp4-tp2"),
+    ],
+)
+def test_kv_cache_that_is_set_is_taken_as_it_is(wanted: Mapping[str, Any], tokens: int, concurrency: float) -> None:
+    found = plan_of(wanted)
+    assert found.kv_cache_tokens == tokens
+    assert found.max_concurrency == pytest.approx(concurrency, abs=5e-4)
+    assert {gpu.kv_cache_bytes for gpu in found.gpus} == {wanted["kv_cache_memory_bytes"]}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "measured_mib"),
+    [
+        pytest.param(NVFP4_TP2, 21_900, id="nvfp4-tp2"),
+        pytest.param(BF16_TP4, 21_149, id="bf16-tp4"),
+        pytest.param(engine("e4b", gpu_memory_utilization=0.90), 20_500, id="e4b"),
+        pytest.param(engine("e2b", gpu_memory_utilization=0.90), 20_600, id="e2b"),
+    ],
+)
+def test_what_nvml_showed_on_the_reference_fitted(wanted: Mapping[str, Any], measured_mib: int) -> None:
+    for gpu in plan_of(wanted).gpus:
+        assert gpu.total_bytes / MIB == pytest.approx(measured_mib, abs=300)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "low", "high", "ceiling"),
+    [
+        pytest.param(BF16_TP4, 14.8, 14.8, 19.5, id="bf16-tp4"),
+        pytest.param(NVFP4_TP2, 15.1, 15.1, 18.9, id="nvfp4-tp2"),
+        pytest.param(engine("e4b"), 19, 26, 31.9, id="e4b"),
+    ],
+)
+def test_tokens_per_second_of_the_reference_fitted(
+    wanted: Mapping[str, Any], low: float, high: float, ceiling: float
+) -> None:
+    found = plan_of(wanted).decode_tok_s
+    assert found is not None
+    assert low * 0.97 <= found.mid <= high * 1.03
+    assert found.low < found.mid < found.high < found.ceiling
+    assert found.ceiling == pytest.approx(ceiling, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ceiling"),
+    [
+        (engine("31b-fp8", 4), 37),
+        (engine("31b-nvfp4", 4), 38),
+        (engine("31b-w4a16", 2), 31),
+        (engine("31b-w4a16", 4), 62),
+        (engine("e2b"), 65),
+        # A pipeline's ranks work one after the other.
+        (engine("31b-nvfp4", pipeline_parallel_size=2), 9.5),
+    ],
+)
+def test_ceilings(wanted: Mapping[str, Any], ceiling: float) -> None:
+    arguments = planner.arguments_of(wanted)
+    chosen = model(wanted["model"])
+    ranks = planner.per_rank(chosen, arguments, REFERENCE)
+    found = decode.estimate(chosen, arguments, ranks, GPU_MODELS["NVIDIA L4"])
+    assert found.ceiling == pytest.approx(ceiling, rel=0.015)
+
+
+def test_eager_experts_are_slow() -> None:
+    graphs, eager = (plan_of(engine("26b-nvfp4", 2, enforce_eager=eager), DEFAULT) for eager in (False, True))
+    assert graphs.decode_tok_s and eager.decode_tok_s and eager.decode_tok_s.mid < graphs.decode_tok_s.mid / 3
+    assert any("enforce_eager costs a mixture of experts" in sentence for sentence in eager.advice)
+
+
+# -- refusals
+
+
+def test_no_kv_cache_is_left() -> None:
+    found = plan_of(engine("31b-w4a16", kv_cache_dtype="fp8"))
+    assert found.verdict is Verdict.NO_KV
+    assert "weights take 19.53 GiB and activations 1.14 GiB, which leaves no KV cache on GPU 0" in found.reason
+    assert found.fix == "tensor_parallel_size: 2, gpus: [0, 1]"
+
+
+def test_one_request_does_not_fit() -> None:
+    tight = engine("31b-w4a16", kv_cache_dtype="fp8", gpu_memory_utilization=0.92, max_num_seqs=8, enforce_eager=True)
+    found = plan_of(tight)
+    assert found.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN
+    assert "One request of max_model_len 4,096 needs 1.33 GiB of KV cache in fp8, and 0.44 GiB are left" in found.reason
+    alone = plan_of(tight, gpus=1)
+    assert alone.fix == "max_model_len: 1024"
+    assert plan_of(tight | {"max_model_len": 1024}, gpus=1).verdict is Verdict.FITS
+
+
+def test_a_context_that_is_little_shorter_is_the_nearest() -> None:
+    wanted = BF16_TP4 | {"kv_cache_memory_bytes": round(2.5 * GIB), "max_model_len": 131_072}
+    found = plan_of(wanted)
+    assert found.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN
+    name, _, value = found.fix.partition(": ")
+    assert name == "max_model_len" and int(value) % 1024 == 0 and int(value) >= 131_072 / 2
+    assert plan_of(wanted | {"max_model_len": int(value)}).verdict is Verdict.FITS
+    assert plan_of(wanted | {"max_model_len": int(value) + 1024}).verdict is not Verdict.FITS
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "verdict", "fix"),
+    [(20_600, Verdict.FITS, ""), (20_400, Verdict.NOT_FREE, "gpu_memory_utilization: 0.89")],
+)
+def test_memory_of_others(free_mib: int, verdict: Verdict, fix: str) -> None:
+    gpu = dataclasses.replace(L4, free_bytes=free_mib * MIB)
+    found = planner.plan(
+        "profile", [engine("e2b", gpu_memory_utilization=0.90)], {"e2b": model("e2b")}, [gpu], REFERENCE
+    ).engines[0]
+    assert (found.verdict, found.fix) == (verdict, fix), found.reason
+    assert found.gpus[0].free_bytes == free_mib * MIB - found.gpus[0].total_bytes
+
+
+def test_an_engine_may_not_ask_for_what_its_own_context_takes() -> None:
+    assert plan_of(engine("e2b", gpu_memory_utilization=0.995)).verdict is Verdict.NOT_FREE
+
+
+def test_two_engines_on_one_gpu() -> None:
+    first, second = (
+        engine("e2b", gpu_memory_utilization=0.6) | {"name": "first"},
+        engine("e2b", gpu_memory_utilization=0.6) | {"name": "second"},
+    )
+    models = {"e2b": model("e2b")}
+    refused = planner.plan("both", [first, second], models, [L4], REFERENCE)
+    assert [each.verdict for each in refused.engines] == [Verdict.FITS, Verdict.NOT_FREE]
+    assert refused.verdict is Verdict.NOT_FREE
+
+    small = {"gpu_memory_utilization": 0.48, "max_num_seqs": 8}
+    shared = planner.plan("both", [first | small, second | small], models, [L4], REFERENCE)
+    assert shared.verdict is Verdict.FITS
+    totals = [each.gpus[0].total_bytes for each in shared.engines]
+    assert shared.engines[1].gpus[0].free_bytes == L4.cuda_total_bytes - sum(totals)
+    assert shared.budgets_mib == {0: -(-sum(totals) // MIB) + 300}
+
+
+def test_a_fix_takes_no_gpu_of_another_engine() -> None:
+    models = {name: model(name) for name in ("31b-nvfp4", "e2b")}
+    large, small = engine("31b-nvfp4", gpus=[1]), engine("e2b", gpus=[2]) | {"name": "small"}
+    found = planner.plan("profile", [large, small], models, [L4] * 4, REFERENCE)
+    assert found.engines[0].fix == "tensor_parallel_size: 2, gpus: [0, 1]"
+    assert planner.plan("profile", [large, small], models, [L4] * 3, REFERENCE).engines[0].fix.endswith("gpus: [0, 1]")
+    elsewhere = engine("e2b", gpus=[0]) | {"name": "small"}
+    assert planner.plan("profile", [large, elsewhere], models, [L4] * 2, REFERENCE).engines[0].fix == ""
+
+
+def test_a_kv_cache_that_is_larger_than_the_gpu() -> None:
+    found = plan_of(BF16_TP4 | {"kv_cache_memory_bytes": 8 * GIB})
+    assert found.verdict is Verdict.NO_KV
+    assert "kv_cache_memory_bytes is 8.00 GiB, and weights leave 5.80 GiB of GPU 0" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("wanted", "version", "reason"),
+    [
+        (
+            engine("31b-bf16", 2, gpus=[0, 1]) | {"tensor_parallel_size": 3, "gpus": [0, 1, 2]},
+            DEFAULT,
+            "query heads 32",
+        ),
+        (engine("26b-nvfp4", 2), REFERENCE, "intermediate size 2112 over tensor_parallel_size 2 is 1056"),
+        (engine("26b-nvfp4", 2, extra_args=["--enable-expert-parallel"]), REFERENCE, "is 1056, which Marlin"),
+    ],
+)
+def test_shapes_that_do_not_divide(wanted: Mapping[str, Any], version: str, reason: str) -> None:
+    found = plan_of(wanted, version)
+    assert found.verdict is Verdict.UNSUPPORTED_SHAPE
+    assert reason in found.reason[0].lower() + found.reason[1:]
+
+
+def test_tiles_are_padded_by_later_releases() -> None:
+    assert plan_of(engine("26b-nvfp4", 2), DEFAULT).verdict is Verdict.FITS
+
+
+def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any) -> feasibility.Case:
+    arguments = {key: more.pop(key) for key in list(more) if key in {f.name for f in dataclasses.fields(Arguments)}}
+    return feasibility.Case(
+        model(name),
+        Arguments(**arguments),
+        feasibility.release_of(version),
+        dataclasses.replace(L4, name=gpu),
+        GPU_MODELS.get(gpu),
+        more.pop("kv_cache", "bfloat16"),
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("looked_at", "said"),
+    [
+        (case_of, said)
+        for case_of, said in [
+            (("31b-bf16", {"version": "0.20.2", "pipeline_parallel_size": 2}), "#40786"),
+            (("31b-bf16", {"version": "0.20.2", "extra_args": ("--speculative-config={}",)}), "#41745"),
+            (("31b-fp8", {"gpu": "NVIDIA A10", "kv_cache": "fp8"}), "FP8 KV cache needs compute capability 8.9"),
+            (("31b-bf16", {"gpu": "Tesla T4"}), "bfloat16 needs compute capability 8.0"),
+            (("26b-bf16", {"tensor_parallel_size": 3}), "neither divides the other"),
+        ]
+    ],
+)
+def test_what_memory_does_not_decide(looked_at: tuple[str, dict[str, Any]], said: str) -> None:
+    name, more = looked_at
+    assert any(said in finding.reason for finding in feasibility.findings(case(name, **more)))
+
+
+@pytest.mark.parametrize(
+    "looked_at",
+    [
+        ("31b-bf16", {"version": "0.21.0", "pipeline_parallel_size": 2}),
+        ("31b-bf16", {"version": "0.21.0", "extra_args": ("--speculative-config={}",)}),
+        ("31b-nvfp4", {"version": "0.19.0", "tensor_parallel_size": 4, "kv_cache": "fp8"}),
+        ("31b-w4a16", {"version": "0.19.0", "tensor_parallel_size": 4}),
+        # 2112 is 33 x 64: what Marlin takes in FP4, and would not in integers.
+        ("26b-nvfp4", {"version": "0.19.0"}),
+        ("31b-bf16", {"gpu": "GPU nobody has written down", "kv_cache": "fp8"}),
+    ],
+)
+def test_what_runs_is_not_refused(looked_at: tuple[str, dict[str, Any]]) -> None:
+    name, more = looked_at
+    assert feasibility.findings(case(name, **more)) == []
+
+
+@pytest.mark.parametrize(
+    ("looked_at", "said"),
+    [
+        (("31b-nvfp4", {}), "has no FP4 units"),
+        (("31b-bf16", {"tensor_parallel_size": 4}), "custom all-reduce is off for 4 GPUs"),
+        (("26b-bf16", {}), "all 128 experts are in memory, of which a token reads 8"),
+        (("31b-bf16", {"enforce_eager": True}), "warm-up was seen to fail"),
+        (("31b-bf16", {"extra_args": ("--speculative-config", "{}"), "tool_call_parser": "gemma4"}), "tool calls"),
+        (("e4b", {"pipeline_parallel_size": 2}), "per-layer embeddings"),
+    ],
+)
+def test_advice(looked_at: tuple[str, dict[str, Any]], said: str) -> None:
+    name, more = looked_at
+    assert any(said in sentence for sentence in feasibility.advice(case(name, **more)))
+
+
+def test_advice_is_for_those_whom_it_concerns() -> None:
+    assert feasibility.advice(case("e2b")) == []
+    assert feasibility.advice(case("31b-bf16", tensor_parallel_size=2)) == []
+    assert feasibility.advice(case("31b-bf16", enforce_eager=True, max_num_seqs=8)) == []
+
+
+# -- overhead
+
+
+@pytest.mark.parametrize(
+    ("sequences", "piecewise", "full", "largest"),
+    [(256, 51, 35, 512), (128, 35, 19, 256), (32, 11, 7, 64), (8, 5, 4, 16)],
+)
+def test_captured_sizes_are_as_logs_say(sequences: int, piecewise: int, full: int, largest: int) -> None:
+    assert overhead.captures(sequences, 2048) == overhead.Captures(piecewise, full, largest)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gib", "allowed"),
+    [
+        pytest.param(NVFP4_TP2, 1.47, 0.01, id="31B over two GPUs, the reference's log, fitted"),
+        pytest.param(engine("e4b"), 0.71, 0.05, id="E4B, vLLM 0.22.1, a log that nothing was fitted to"),
+    ],
+)
+def test_graphs(wanted: Mapping[str, Any], gib: float, allowed: float) -> None:
+    arguments = planner.arguments_of(wanted)
+    found = overhead.graphs(model(wanted["model"]), arguments, 256, 2048, in_budget=True)
+    assert found.value / GIB == pytest.approx(gib, rel=allowed)
+    assert found.low <= found.value <= found.high
+    eager = dataclasses.replace(arguments, enforce_eager=True)
+    assert overhead.graphs(model(wanted["model"]), eager, 256, 2048, in_budget=True).value == 0
+
+
+def test_activations_grow_with_rows_and_vocabulary() -> None:
+    chosen = model("31b-bf16")
+    few, many = (overhead.activations(chosen, rows, samples=True).value / GIB for rows in (8, 256))
+    assert many - few == pytest.approx(0.875 * 248 / 256, rel=0.001)
+    assert many == pytest.approx(0.27 + 0.875, rel=0.001)
+    half = dataclasses.replace(chosen, vocabulary=chosen.vocabulary // 2)
+    assert overhead.activations(half, 256, samples=True).value / GIB == pytest.approx(0.27 + 0.4375, rel=0.001)
+    assert overhead.activations(chosen, 256, samples=False).value / GIB == pytest.approx(0.27)
+
+
+@pytest.mark.parametrize(("ranks", "mib"), [(1, 200), (2, 263.7), (4, 391)])
+def test_context(ranks: int, mib: float) -> None:
+    assert overhead.context(ranks).value / MIB == pytest.approx(mib, abs=0.1)
+
+
+def test_every_constant_says_where_it_is_from() -> None:
+    figures = {
+        name: value
+        for module in (overhead, decode)
+        for name, value in vars(module).items()
+        if isinstance(value, overhead.Uncertain) and name != "NOTHING"
+    }
+    assert len(figures) >= 12
+    for name, figure in figures.items():
+        assert figure.low <= figure.value <= figure.high, name
+        assert len(figure.source) > 40, name
+
+
+# -- releases, observations, derived sizes
+
+
+def test_graphs_are_in_the_budget_since_020() -> None:
+    older, newer = (plan_of(NVFP4_TP2, version).gpus[0] for version in (REFERENCE, "0.20.0"))
+    kept = older.kv_cache_bytes - newer.kv_cache_bytes
+    assert kept / GIB == pytest.approx(1.47 * 1.16, rel=0.01)
+    assert newer.total_bytes < older.total_bytes - GIB
+
+
+def test_a_pipeline_samples_on_its_last_rank() -> None:
+    first, last = plan_of(engine("31b-nvfp4", pipeline_parallel_size=2, max_num_seqs=16), DEFAULT).gpus
+    assert first.warm_up_bytes == 0 < last.warm_up_bytes
+    assert last.overhead_bytes - first.overhead_bytes == last.warm_up_bytes
+
+
+def test_unknown_releases_are_refused() -> None:
+    with pytest.raises(UnknownVersion, match=r"0\.19"):
+        plan_of(NVFP4_TP2, "0.18.0")
+
+
+def test_observations_take_the_place_of_predictions() -> None:
+    seen = {"weights_bytes": 17 * GIB, "overhead_bytes": GIB, "context_bytes": 300 * MIB, "graphs_bytes": 2 * GIB}
+    found = plan_of(NVFP4_TP2, observations={"engine": seen, "another": {"weights_bytes": 1}})
+    gpu = found.gpus[0]
+    assert {name: getattr(gpu, name) for name in seen} == seen
+    assert found.observed == ("context_bytes", "graphs_bytes", "overhead_bytes", "weights_bytes")
+    assert found.verdict is Verdict.OOM_WARMUP
+    # What vLLM logged as available: requested minus what was observed.
+    assert gpu.kv_cache_bytes == -(-L4.cuda_total_bytes * 9 // 10) - 18 * GIB
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"engine": {"weight_bytes": 1}}, "plan_observations.engine.weight_bytes: nothing reads it"),
+        ({"engine": {"weights_bytes": "16 GiB"}}, "is not a number of bytes"),
+        ({"engine": 5}, "is not a mapping"),
+    ],
+)
+def test_observations_that_cannot_be_used(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(overhead.ObservationError, match=said):
+        plan_of(NVFP4_TP2, observations=given)
+
+
+@pytest.mark.parametrize("version", [REFERENCE, DEFAULT])
+@pytest.mark.parametrize("wanted", [NVFP4_TP2, BF16_TP4, engine("e4b")], ids=["nvfp4-tp2", "bf16-tp4", "e4b"])
+def test_a_derived_kv_cache_leaves_the_margin_free(wanted: Mapping[str, Any], version: str) -> None:
+    models = {wanted["model"]: model(wanted["model"])}
+    derived = planner.derived_kv_cache_memory_bytes(wanted, models, [L4] * 4, version)
+    assert derived % MIB == 0
+    pinned = plan_of({**wanted, "gpu_memory_utilization": None, "kv_cache_memory_bytes": derived}, version)
+    assert pinned.verdict is Verdict.FITS
+    assert 0 <= min(gpu.free_bytes for gpu in pinned.gpus) - 512 * MIB < MIB
+    assert pinned.derived_kv_cache_memory_bytes == derived
+
+
+def test_budgets_are_totals_and_the_tolerance() -> None:
+    wanted = engine("e2b", gpus=[2])
+    plan = planner.plan("profile", [wanted], {"e2b": model("e2b")}, [L4] * 4, REFERENCE, tolerance_mib=100)
+    total = plan.engines[0].gpus[0].total_bytes
+    assert plan.budgets_mib == {0: 0, 1: 0, 2: -(-total // MIB) + 100, 3: 0}
+
+
+def test_what_is_uncertain_is_told_where_it_decides() -> None:
+    assert any("highest of the uncertain figures" in sentence for sentence in plan_of(NVFP4_TP2).advice)
+    assert not any("highest of the uncertain figures" in sentence for sentence in plan_of(BF16_TP4).advice)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (engine("e2b") | {"model": "e3b"}, "serving_engines.engine.model: 'e3b' is none of the models"),
+        (engine("e2b") | {"gpus": [4]}, r"serving_engines.engine.gpus: slot 4 is not there; slots are 0 to 3"),
+        (engine("e2b") | {"gpus": [0, 1]}, "2 GPUs for tensor_parallel_size x pipeline_parallel_size = 1"),
+    ],
+)
+def test_what_cannot_be_planned(wanted: Mapping[str, Any], said: str) -> None:
+    with pytest.raises(planner.PlanError, match=said):
+        planner.plan("profile", [wanted], {"e2b": model("e2b")}, [L4] * 4, REFERENCE)
+
+
+def test_extra_arguments_that_move_memory_are_read() -> None:
+    words = ["--block-size", "32", "--enable-expert-parallel", "--no-async-scheduling", "--port=1"]
+    found = planner.arguments_of({"name": "x", "max_num_seqs": 4, "gpus": [0], "extra_args": words})
+    assert found == Arguments(max_num_seqs=4, block_size=32, enable_expert_parallel=True, async_scheduling=False)
