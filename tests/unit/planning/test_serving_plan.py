@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The module serving_plan and its playbook, as an operator runs them: no host, no GPU, no network."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+L4 = {"name": "NVIDIA L4", "cuda_total_bytes": 23_659_151_360}
+MODELS = {
+    "31b-nvfp4": {"repo": "nvidia/Gemma-4-31B-IT-NVFP4", "dir": "Gemma-4-31B-IT-NVFP4", "facts": "recorded"},
+    "e2b": {"repo": "google/gemma-4-E2B-it", "dir": "gemma-4-E2B-it", "facts": "files"},
+}
+E2B = {"name": "e2b", "model": "e2b", "tensor_parallel_size": 1, "gpus": [0], "max_model_len": 4096}
+NVFP4_TP1 = {"name": "31b", "model": "31b-nvfp4", "tensor_parallel_size": 1, "gpus": [1], "max_model_len": 4096}
+
+Run = Callable[..., dict[str, Any]]
+
+
+def arguments(**more: Any) -> dict[str, Any]:
+    return {
+        "profile": {"engines": [E2B, NVFP4_TP1]},
+        "models": MODELS,
+        "gpus": [L4, L4, L4],
+        "vllm_version": "0.19.0",
+        "weights_root": "/nowhere",
+    } | more
+
+
+def test_keys_of_the_contract(run_module: Run) -> None:
+    found = run_module("serving_plan", arguments(), check=True)
+    assert (found["rc"], found["changed"], found["verdict"]) == (0, False, "oom_weights")
+    assert [engine["engine"] for engine in found["engines"]] == ["e2b", "31b"]
+    for engine in found["engines"]:
+        assert engine.keys() >= {
+            *("kv_blocks", "kv_cache_tokens", "max_concurrency", "max_context"),
+            *("verdict", "reason", "fix", "decode_tok_s", "gpus"),
+        }
+        assert engine["decode_tok_s"].keys() == {"low", "mid", "high", "ceiling"}
+        for gpu in engine["gpus"]:
+            assert gpu.keys() >= {"weights_bytes", "overhead_bytes", "kv_cache_bytes"}
+    assert found["engines"][1]["fix"] == "tensor_parallel_size: 2, gpus: [1, 2]"
+    assert found["refusals"] == [f"31b: oom_weights. {found['engines'][1]['reason']} Set {found['engines'][1]['fix']}."]
+    assert any("WWW" in line for line in found["lines"]) and found["legend"]
+
+
+def test_several_profiles_at_once(run_module: Run) -> None:
+    profiles = {"small": {"engines": [E2B]}, "large": {"engines": [NVFP4_TP1]}}
+    given = {name: value for name, value in arguments(profiles=profiles).items() if name != "profile"}
+    found = run_module("serving_plan", given)
+    assert {name: plan["verdict"] for name, plan in found["plans"].items()} == {"small": "fits", "large": "oom_weights"}
+    assert found["plans"]["small"]["profile"] == "small"
+
+
+def test_one_of_several_that_cannot_be_planned_keeps_none_of_the_others(run_module: Run) -> None:
+    profiles = {"own": {"engines": [E2B | {"model": "own"}]}, "small": {"engines": [E2B]}}
+    models = MODELS | {"own": {"repo": "somebody/else", "dir": "else"}}
+    given = {name: value for name, value in arguments(profiles=profiles, models=models).items() if name != "profile"}
+    found = run_module("serving_plan", given)
+    assert found["plans"]["small"]["verdict"] == "fits"
+    own = found["plans"]["own"]
+    assert own["verdict"] is None and own.keys() == found["plans"]["small"].keys()
+    assert "nothing is recorded of somebody/else" in own["refusals"][0]
+
+
+def test_files_come_before_what_is_recorded(run_module: Run, tmp_path: Path) -> None:
+    directory = tmp_path / MODELS["e2b"]["dir"]
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    found = run_module("serving_plan", arguments(weights_root=str(tmp_path)))
+    assert found["rc"] == 1
+    assert str(directory) in found["msg"]
+    shutil.rmtree(directory)
+    assert run_module("serving_plan", arguments(weights_root=str(tmp_path)))["rc"] == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"vllm_version": "0.18.0"}, "0.19 to 0.33"),
+        ({"models": {"e2b": {"repo": "somebody/else", "dir": "else"}}}, "nothing is recorded of somebody/else"),
+        ({"models": {}}, "serving_engines.e2b.model: 'e2b' is none of the models"),
+        ({"gpus": [{}, L4]}, "gpus[0]: neither cuda_total_bytes nor nvml_total_mib is given"),
+        ({"observations": {"e2b": {"weights": 1}}}, "plan_observations.e2b.weights: nothing reads it"),
+    ],
+)
+def test_what_is_wrong_is_said(run_module: Run, more: dict[str, Any], said: str) -> None:
+    found = run_module("serving_plan", arguments(**more))
+    assert found["rc"] == 1
+    assert said in found["msg"]
+
+
+def test_gpus_by_what_nvidia_smi_prints(run_module: Run) -> None:
+    by_total = run_module("serving_plan", arguments(gpus=[{"nvml_total_mib": 23034}] * 3))
+    assert by_total["engines"] == run_module("serving_plan", arguments())["engines"]
+    unknown = run_module("serving_plan", arguments(gpus=[{"nvml_total_mib": 49140}] * 2))
+    assert len(unknown["warnings"]) == 2 and "48135 MiB" in unknown["warnings"][0]
+    assert unknown["engines"][0]["decode_tok_s"] is None
+
+
+# -- the playbook
+
+
+def play(*options: str) -> subprocess.CompletedProcess[str]:
+    plan = ["ansible-playbook", "-i", "inventories/xr7620", "playbooks/plan.yml", "-e", "model_weights_root=/nowhere"]
+    return subprocess.run(
+        [*plan, *options],
+        cwd=ROOT,
+        env=os.environ | {"ANSIBLE_NOCOLOR": "1"},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_reference_as_it_was_measured() -> None:
+    done = play("-e", "@tests/by_hand/refused_profiles.yml", "-e", "vllm_version=0.19.0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for profile, verdict in {
+        "bf16-tp2": "oom_weights",
+        "bf16-pp2": "oom_weights",
+        "nvfp4-tp1": "oom_weights",
+        "nvfp4-tp2": "fits",
+        "nvfp4-pp2": "unsupported_engine",
+        "bf16-tp4": "fits",
+        "bf16-tp4-graphs": "oom_warmup",
+    }.items():
+        assert f"profile {profile}, vLLM 0.19.0: {verdict}\n" in done.stdout
+    for engine in ("e4b", "e2b"):
+        assert f"\n{engine}  fits: " in done.stdout
+
+
+def test_a_pipeline_fits_with_the_default_release() -> None:
+    done = play("-e", "@tests/by_hand/refused_profiles.yml", "-e", "serving_profile=nvfp4-pp2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "profile nvfp4-pp2, vLLM 0.32.0: fits\n" in done.stdout
+
+
+def test_a_chosen_profile_that_does_not_fit_is_refused() -> None:
+    refused = [
+        "-e",
+        "@tests/by_hand/refused_profiles.yml",
+        "-e",
+        "serving_profile=nvfp4-tp1",
+        "-e",
+        "plan_profile=nvfp4-tp1",
+    ]
+    done = play(*refused)
+    assert done.returncode == 2
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "nvfp4-tp1 will not start with vLLM 0.32.0" in said and "Weights need 31.03 GiB" in said
+    assert "profile bf16-tp2" not in done.stdout
+
+    done = play(*refused, "-e", "plan_override=true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "plan_override: nvfp4-tp1 would be started although it is not expected to." in done.stdout
+
+
+def test_json_is_for_programs() -> None:
+    done = play("-e", "format=json", "-e", "plan_profile=e2b-only", "-e", "serving_profile=e2b-only")
+    assert done.returncode == 0, done.stdout + done.stderr
+    begin, end = done.stdout.index("\n{\n"), done.stdout.index("\n}\n")
+    document = json.loads(done.stdout[begin : end + 3])
+    assert document["host"] == "xr7620"
+    assert document["plans"]["e2b-only"]["engines"][0]["verdict"] == "fits"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["-e", "format=yaml"], "format is 'yaml'; a plan is written as"),
+        (["-e", "plan_profile=e2b-olny"], "plan_profile 'e2b-olny' is not a key of serving_profiles"),
+        (["-e", "gpu_count=2", "-e", "vllm_image_base=registry/vllm:latest"], "names no release of vLLM"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(options: list[str], said: str) -> None:
+    done = play(*options)
+    assert done.returncode == 2
+    assert said in " ".join((done.stdout + done.stderr).split())
