@@ -145,7 +145,7 @@ def from_hub(repo: str, revision: str, endpoint: str, token: str | None) -> Fact
     """Facts of a repository at a hub, of one commit. Raises FactsError."""
     try:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, SafetensorsParsingError
+        from huggingface_hub.errors import EntryNotFoundError, SafetensorsParsingError
     except ImportError as error:
         raise model_facts.FactsError(
             f"The hub's client is needed to read {repo} there ({error}). Install huggingface_hub, or give path."
@@ -169,13 +169,13 @@ def from_hub(repo: str, revision: str, endpoint: str, token: str | None) -> Fact
         files = api.get_safetensors_metadata(repo, revision=commit).files_metadata
     except SafetensorsParsingError as error:
         raise model_facts.FactsError(f"{repo} at {endpoint} has a damaged safetensors file: {error}.") from error
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except Exception as error:  # the client's, and those of the HTTP library below it, which changes
         raise model_facts.FactsError(
             f"{repo} cannot be read at {endpoint}: {error}. Is the name right, the hub within reach, the licence "
             "accepted and the token given? With the files at hand, give path."
         ) from error
     headers = ((name, tensor.dtype, tensor.shape) for file in files.values() for name, tensor in file.tensors.items())
-    return model_facts.from_headers(repo, commit, config, headers, quantization, f"{endpoint}")
+    return model_facts.from_headers(repo, commit, config, headers, quantization, endpoint)
 
 
 def main() -> None:

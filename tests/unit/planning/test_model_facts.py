@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import yaml
 from ansible.module_utils.vllm_edge.planning import families, model_facts, recorded_facts, recording
 from ansible.module_utils.vllm_edge.planning.contract import Tensor
 from ansible.module_utils.vllm_edge.planning.model_facts import FactsError
+
+from lab.hub.server import Hub
 
 ROOT = Path(__file__).resolve().parents[3]
 Shapes = Mapping[str, tuple[str, Sequence[int]]]
@@ -271,3 +275,67 @@ def test_the_module_refuses_what_the_planner_does_not_know(run_module: Callable[
     result = run_module("model_facts", {"repo": "example/tiny", "path": str(tmp_path)})
     assert result["rc"] == 1
     assert "PhiForCausalLM" in result["msg"]
+
+
+# -- a hub
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    (tmp_path / "hub").mkdir()
+    with Hub(tmp_path / "hub", 0, "127.0.0.1", tmp_path / "state") as served:
+        served.log = io.StringIO()  # type: ignore[assignment]
+        thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield served
+        served.shutdown()
+        thread.join()
+
+
+def asked(run_module: Callable[..., Any], hub: Hub, **arguments: str) -> Any:
+    endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
+    return run_module("model_facts", {"repo": "example/tiny", "endpoint": endpoint, **arguments})
+
+
+def test_of_a_hub_only_headers_are_read(run_module: Callable[..., Any], hub: Hub, tmp_path: Path) -> None:
+    directory = tmp_path / "hub" / "example" / "tiny"
+    directory.mkdir(parents=True)
+    write_sharded(directory)
+    # Large enough that whoever reads weights is seen to.
+    large = {name: (dtype, [5000 * shape[0], *shape[1:]]) for name, (dtype, shape) in TENSORS.items()}
+    for shard in ("model-1.safetensors", "model-2.safetensors"):
+        named = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]
+        write_shard(directory / shard, {name: large[name] for name, file in named.items() if file == shard})
+    config = {**CONFIG, "vocab_size": 500000, "num_key_value_heads": 5000}
+    (directory / "config.json").write_text(json.dumps(config))
+    result = asked(run_module, hub)
+    assert result["rc"] == 0, result
+    requests = [json.loads(line) for line in hub.log.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert sum(request["bytes"] for request in requests) < 300_000 < result["checkpoint_bytes"]
+    assert result["elements"] == 5000 * 1960
+    assert len(result["revision"]) == 40
+    assert result["record"]["source"].endswith(f", commit {result['revision']}")
+    from_files = model_facts.read(directory, "example/tiny")
+    assert result["record"]["tensors"] == json.loads(json.dumps(recording.record(from_files, "")["tensors"]))
+
+
+def test_of_a_hub_quantization_may_be_in_its_own_file(run_module: Callable[..., Any], hub: Hub, tmp_path: Path) -> None:
+    directory = tmp_path / "hub" / "example" / "tiny"
+    directory.mkdir(parents=True)
+    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    (write(directory) / "hf_quant_config.json").write_text(json.dumps(said))
+    result = asked(run_module, hub)
+    assert (result["rc"], result.get("quantization")) == (0, "modelopt"), result
+
+
+def test_what_a_hub_does_not_have_is_said(run_module: Callable[..., Any], hub: Hub) -> None:
+    result = asked(run_module, hub)
+    assert result["rc"] == 1
+    assert result["msg"].startswith("example/tiny cannot be read at http://127.0.0.1:")
+    assert "give path" in result["msg"]
+
+
+def test_a_hub_that_is_away_is_said(run_module: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run_module("model_facts", {"repo": "example/tiny", "endpoint": "http://127.0.0.1:9"})
+    assert result["rc"] == 1
+    assert result["msg"].startswith("example/tiny cannot be read at http://127.0.0.1:9")
