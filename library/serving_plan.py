@@ -21,7 +21,7 @@ options:
   profile:
     description: The profile. Exactly one of this and O(profiles) is given.
     type: dict
-    suboptions:
+    options:
       name:
         description: Name of the profile.
         type: str
@@ -46,7 +46,7 @@ options:
     type: list
     elements: dict
     required: true
-    suboptions:
+    options:
       name:
         description: Name as NVML has it. What is not known of a GPU of that name is not claimed.
         type: str
