@@ -148,6 +148,12 @@ def test_gemmas_layer_types_are_derived_where_config_has_none(repo: str) -> None
     assert families.interpret(with_config(facts, layer_types=None)).layers == families.interpret(facts).layers
 
 
+def test_gemma4s_last_layer_is_full_whatever_config_says() -> None:
+    facts = recorded("google/gemma-4-31B-it")
+    types = [*facts.config["text_config"]["layer_types"][:-1], SLIDING]
+    assert families.interpret(with_config(facts, layer_types=types)).layers == families.interpret(facts).layers
+
+
 def test_wrong_layer_types_are_refused() -> None:
     with pytest.raises(FactsError, match=r"layer_types .* has 1 entries \['linear_attention'\] for 60 layers"):
         families.interpret(with_config(recorded("google/gemma-4-31B-it"), layer_types=["linear_attention"]))
@@ -211,6 +217,12 @@ def test_a_head_that_is_not_tied_must_be_there() -> None:
     headless = replace(facts, tensors=tuple(tensor for tensor in facts.tensors if tensor.name != "lm_head.weight"))
     with pytest.raises(FactsError, match=r"tie_word_embeddings is false, and there is no lm_head\.weight"):
         families.interpret(headless)
+
+
+@pytest.mark.parametrize(("said", "dtype"), [("float32", "bfloat16"), ("float16", "float16")])
+def test_float32_is_computed_in_bfloat16(said: str, dtype: str) -> None:
+    facts = with_config(recorded("Qwen/Qwen3-8B"), dtype=None, torch_dtype=said)
+    assert families.interpret(facts).dtype == dtype
 
 
 # -- RoPE
