@@ -36,8 +36,8 @@ test: bootstrap $(VENV)/.stamp collections ## Every test
 
 .PHONY: test-all
 test-all: export VLLM_EDGE_THOROUGH := 1
-test-all: test ## Every test and the cases that take longer: further cases on the simulated host, real engines in containers
-	@tools/timed "engines in containers" pytest -m docker tests/unit
+test-all: test ## Every test and the cases that take longer: further cases on the simulated host, real engines in containers, the judge of the plan
+	@tools/timed "engines in containers" pytest -m docker tests/unit tests/judge
 
 .PHONY: lint
 lint: bootstrap-python $(VENV)/.stamp collections ## Linters and type checker
