@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Controller, Machine, Play
 from test_d_supply_weights import active_profile, operator, reason, unharmed
+
+from conftest import Controller, Machine, Play
 
 __all__ = ["operator", "unharmed"]
 

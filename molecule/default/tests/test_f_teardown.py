@@ -9,8 +9,9 @@ import time
 from typing import Any
 
 import pytest
-from conftest import INVENTORY_HOST, Controller, Machine, Play
 from neighbours import Watched, watched
+
+from conftest import INVENTORY_HOST, Controller, Machine, Play
 
 __all__ = ["watched"]  # a fixture
 
