@@ -13,8 +13,6 @@ import shlex
 from collections.abc import Callable, Iterator
 
 import pytest
-from test_b_heal import DAMAGE, DOCKER_CREATE, HEALED, UNIT_FILE, differing, last_switch
-
 from conftest import (
     BYSTANDER,
     CONTAINER,
@@ -28,6 +26,7 @@ from conftest import (
     life,
     module_result,
 )
+from test_b_heal import DAMAGE, DOCKER_CREATE, HEALED, UNIT_FILE, differing, last_switch
 
 GPU = GPUS[3]
 BUDGETS = {str(slot): engine.budget_mib for engine in ENGINES for slot in engine.slots}

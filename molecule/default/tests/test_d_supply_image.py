@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_d_supply_weights import active_profile, operator, reason, unharmed
-
 from conftest import Controller, Machine, Play
+from test_d_supply_weights import active_profile, operator, reason, unharmed
 
 __all__ = ["operator", "unharmed"]
 

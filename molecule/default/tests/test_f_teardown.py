@@ -9,9 +9,8 @@ import time
 from typing import Any
 
 import pytest
-from neighbours import Watched, watched
-
 from conftest import INVENTORY_HOST, Controller, Machine, Play
+from neighbours import Watched, watched
 
 __all__ = ["watched"]  # a fixture
 
