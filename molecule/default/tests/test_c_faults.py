@@ -174,6 +174,7 @@ def test_live_restore_turned_off(machine: Machine, undisturbed: None) -> None:
     assert json.loads(machine.run("docker", "info", "--format={{json .LiveRestoreEnabled}}")) is False
 
 
+@pytest.mark.thorough
 def test_first_completion_kills_the_engine(machine: Machine, undisturbed: None, seen: Seen) -> None:
     machine.fault("engine-dies-on-first-completion")
     restart(machine)

@@ -118,6 +118,7 @@ def test_archive_of_another_image(supply: Supply, seen: Seen, tmp_path: Path) ->
     seen(message)
 
 
+@pytest.mark.thorough
 def test_package_index_that_cannot_be_reached(supply: Supply, seen: Seen) -> None:
     message = supply.refusal(**supply.pip("http://127.0.0.1:9/simple", PIP_RETRIES="1", PIP_DEFAULT_TIMEOUT="2"))
     assert f"(vllm_image_requirement: {REQUIREMENT})" in message and "Connection refused" in message
@@ -197,6 +198,7 @@ def test_disk_full_while_the_wheels_come(
     seen(message)
 
 
+@pytest.mark.thorough
 def test_plain_run_finds_everything_in_place(operator: Controller, machine: Machine) -> None:
     play = operator.play("playbooks/image.yml", f"--extra-vars=serving_profile={active_profile(machine)}")
     assert play.rc == 0 and play.recap["changed"] == 0, play.output[-4000:]

@@ -203,6 +203,7 @@ def test_hub_breaks_off_in_the_middle_of_a_file(supply: Supply, hub: Hub, seen: 
     seen(f"The play goes on: the rest is asked for by Range ({parts[1][0]}), and the file verifies.")
 
 
+@pytest.mark.thorough
 def test_hub_breaks_off_and_stays_away(supply: Supply, hub: Hub, seen: Seen) -> None:
     """A new revision, of which the small files come and the large one does not."""
     hub.weights(LARGE, LARGE_MIB)

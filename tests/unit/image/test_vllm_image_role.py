@@ -217,6 +217,7 @@ def test_pinned_identity_that_differs_is_refused(host: Host) -> None:
     assert host.commands() == []
 
 
+@pytest.mark.thorough
 def test_absent_base_is_pulled_by_the_pinned_digest(host: Host) -> None:
     host.meet_the_requirement()
     (image,) = host.docker_state()["images"]
