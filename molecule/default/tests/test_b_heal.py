@@ -66,7 +66,7 @@ def test_one_run_repairs_exactly_the_damage(
     assert (journal["result"], journal["generation"], journal["from_generation"]) == ("committed", 1, 1)
     assert (journal["start"], journal["stop"]) == ([ENGINE], [])
     assert sorted(journal["keep"]) == sorted(engine.name for engine in ENGINES if engine.name != ENGINE)
-    # `docker rm --force` kills and removes; on a busy machine the supervisor tells of the death before the removal is there.
+    # Removal by force is a kill first; on a busy machine the supervisor tells of that before the removal is there.
     assert re.search(r"Somebody (removed|stopped) the engine's container with Docker", machine.journal(cursor))
     unit = machine.host.file(UNIT_FILE)
     assert (unit.user, unit.group, unit.mode) == ("root", "root", 0o644)
