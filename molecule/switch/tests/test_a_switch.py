@@ -322,7 +322,7 @@ def test_ansible_killed_while_an_engine_is_added(
     Ansible goes."""
     first = edge.committed()["engines"][ENGINE]
     kept, container = edge.unit("InvocationID", "MainPID"), default.life(edge, CONTAINER)
-    clients.start()
+    clients.start("--interval", "2")
     before = edge.last_id()
     playing = start_play(controller, "playbooks/engines.yml", SETTINGS, *WITH_SECOND)
     edge.until(before, "healthy")
@@ -340,7 +340,7 @@ def test_ansible_killed_while_an_engine_is_added(
 
 def test_an_engine_is_taken_away(edge: Edge, clients: Clients, tmp_path: Path) -> None:
     kept = default.life(edge, CONTAINER)
-    clients.start()
+    clients.start("--interval", "2")
     done = edge.rollback()
     recorded = clients.stop(tmp_path)
     assert (done.rc, done.result) == (OK, "committed"), done.message
