@@ -25,6 +25,7 @@ from .engine_inputs import (
     unknown_key,
     value_errors,
 )
+from .planning.gpu_models import GPU_MODELS
 from .project_variables import Project, unknown_variables
 from .vllm_arguments import DEFAULT_GPU_MEMORY_UTILIZATION, VERSION
 from .wording import nearest, not_among, shown
@@ -42,7 +43,11 @@ RESERVED_ENGINE_NAMES = re.compile(r"edge(-.*)?")
 
 # What CUDA gives to programs of what nvidia-smi prints as a GPU's total, where it was measured: the NVIDIA L4 of the
 # reference host, 22.034 GiB of 23,034 MiB. The driver keeps the rest.
-CUDA_TOTAL_MIB: dict[int, int] = {23034: 22563}
+CUDA_TOTAL_MIB: dict[int, int] = {
+    model.nvml_total_mib: model.cuda_total_bytes // 2**20
+    for model in GPU_MODELS.values()
+    if model.nvml_total_mib is not None and model.cuda_total_bytes is not None
+}
 
 _UUID = re.compile(r"GPU-[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _RELEASE = re.compile(r":v?(\d+\.\d+\.\d+)[^/]*$")

@@ -96,20 +96,24 @@ def resolved_dtype(model: Model, arguments: Arguments, version: str) -> str:
     return checkpoint or model.dtype
 
 
-def layers_of_rank(model: Model, arguments: Arguments, pipeline_rank: int) -> range:
-    """Numbers of the decoder layers of one pipeline rank.
+def pipeline_stages(layers: int, stages: int) -> tuple[range, ...]:
+    """Layers of each stage of the pipeline.
 
-    What does not divide evenly goes to the ranks before the last, from the back. Source: 0.19.0
+    What does not divide goes to the stages before the last, the later ones first. Source: 0.19.0
     distributed/utils.py:95 (get_pp_indices), without VLLM_PP_LAYER_PARTITION.
     """
+    each, rest = divmod(layers, stages)
+    sizes = [each + (1 if stages - 1 - rest <= stage < stages - 1 else 0) for stage in range(stages)]
+    starts = [sum(sizes[:stage]) for stage in range(stages)]
+    return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))
+
+
+def layers_of_rank(model: Model, arguments: Arguments, pipeline_rank: int) -> range:
+    """Numbers of the decoder layers of one pipeline rank. Raises UnsupportedKvCache where one would have none."""
     ranks, layers = arguments.pipeline_parallel_size, len(model.layers)
     if not 1 <= ranks <= layers:
         raise UnsupportedKvCache(f"pipeline_parallel_size {ranks} does not divide {layers} layers")
-    sizes = [layers // ranks] * ranks
-    for rank in range(2, layers % ranks + 2):
-        sizes[-rank] += 1
-    begin = sum(sizes[:pipeline_rank])
-    return range(begin, begin + sizes[pipeline_rank])
+    return pipeline_stages(layers, ranks)[pipeline_rank]
 
 
 def groups(model: Model, arguments: Arguments, version: str) -> tuple[Group, ...]:

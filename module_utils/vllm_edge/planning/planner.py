@@ -67,6 +67,7 @@ class _Engine:
 class _Rank:
     """What one pipeline rank takes besides its KV cache, in bytes, and how much each may be at most."""
 
+    loaded: RankWeights
     weights: Uncertain
     overhead: Uncertain
     context: Uncertain
@@ -246,6 +247,7 @@ def _ranks(engine: _Engine, release: Behaviour) -> tuple[_Rank, ...]:
         activations = overhead.activations(model, rows, samples=samples)
         ranks.append(
             _Rank(
+                loaded=rank,
                 weights=_seen(engine, "weights_bytes", overhead.plus(overhead.ALLOCATOR_BYTES, rank.bytes)),
                 overhead=_seen(engine, "overhead_bytes", activations),
                 context=_seen(engine, "context_bytes", overhead.context(len(engine.slots))),
@@ -466,9 +468,7 @@ def _described(
     if fits and kv is not None:
         advice += feasibility.context_advice(max_model_len(engine.model, engine.arguments), kv.max_concurrency)
         advice += _if_highest(engine, outcome, free)
-    weights: tuple[RankWeights, ...] = (
-        per_rank(engine.model, engine.arguments, release.version) if outcome.ranks else ()
-    )
+    weights = tuple(rank.loaded for rank in outcome.ranks)
     return EnginePlan(
         engine=engine.name,
         verdict=outcome.verdict,

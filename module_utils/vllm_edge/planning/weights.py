@@ -11,6 +11,7 @@ from fractions import Fraction
 
 from .contract import Arguments, Component, Model, RankWeights, Sharding
 from .families import SCALES
+from .kv_cache import pipeline_stages
 from .model_facts import DTYPE_BITS
 
 VOCABULARY_PADDING = 64
@@ -30,18 +31,6 @@ TOWERS_ON_FIRST_STAGE = (0, 33)
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-
-
-def pipeline_stages(layers: int, stages: int) -> tuple[range, ...]:
-    """Layers of each stage of the pipeline.
-
-    What does not divide goes to the stages before the last, the later ones first (`get_pp_indices`,
-    vllm/distributed/utils.py).
-    """
-    each, rest = divmod(layers, stages)
-    sizes = [each + (1 if stages - 1 - rest <= stage < stages - 1 else 0) for stage in range(stages)]
-    starts = [sum(sizes[:stage]) for stage in range(stages)]
-    return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
 @dataclass(frozen=True)
