@@ -30,7 +30,7 @@ ROLES = ("architect", "worker", "auditor", "sentry")
 PORTS = (8050, 8060, 8070)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MODELS_TIMEOUT_S = 2.0
-TOKENS = 4
+TOKENS = 1
 # Engines are on loopback: a proxy of the environment has no part in it.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 

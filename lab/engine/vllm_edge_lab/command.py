@@ -22,6 +22,7 @@ from pathlib import Path
 from vllm_edge_lab import gpus
 
 REAL = "/usr/local/bin/vllm.real"
+PROCESSES = "vllm_edge_lab.processes"
 NO_COMPILER = "/bin/false"
 WORKER = "vllm_edge_lab.worker.LabWorker"
 # Options of the real command that the CPU build or the tiny text-only checkpoint cannot take, with their values.
@@ -122,5 +123,5 @@ def main() -> None:
         os.environ[gpus.IDENTITY] = json.dumps(identity(arguments[1:]))
         kills = any(gpus.fault(gpu, "engine-dies-on-first-completion") is not None for gpu in visible)
         prepare_environment(os.environ, kills)
-        arguments = ["serve", *rewrite(arguments[1:])]
+        os.execv(sys.executable, [sys.executable, "-m", PROCESSES, "serve", *rewrite(arguments[1:])])
     os.execv(REAL, [REAL, *arguments])

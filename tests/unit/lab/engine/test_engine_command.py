@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,15 @@ def test_serving_puts_the_simulated_gpus_under_the_real_command(
         monkeypatch.delenv(name)
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
     monkeypatch.setenv(gpus.IDENTITY, "")
-    assert run(monkeypatch, "serve", "/models/x") == [command.REAL, "serve", "/models/x", *DEFAULTS, *WORKER]
+    assert run(monkeypatch, "serve", "/models/x") == [
+        sys.executable,
+        "-m",
+        command.PROCESSES,
+        "serve",
+        "/models/x",
+        *DEFAULTS,
+        *WORKER,
+    ]
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "torchinductor")
     assert "CXX" not in os.environ
     assert json.loads(os.environ[gpus.IDENTITY]) == {"model": ["/models/x"]}
