@@ -78,7 +78,9 @@ uuids:
   elements: str
   sample: [GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000, GPU-84be2d17-0c59-5f7a-b2f3-5d1a9e820001]
 slots:
-  description: The same with what is known about each card.
+  description: >-
+    The same with what is known about each card; C(total_mib) and C(reserved_mib) are NVML's memory, the latter V(null)
+    where it does not tell.
   returned: success
   type: list
   elements: dict
@@ -87,6 +89,8 @@ slots:
       uuid: GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000
       name: NVIDIA L4
       pci_bus_id: "00000000:17:00.0"
+      total_mib: 23034
+      reserved_mib: 470
 source:
   description: Where the slots are from. V(declared) in O(gpu_uuids), V(recorded) on the host, or V(discovered) in
     this run.
@@ -167,14 +171,16 @@ def skip(module: AnsibleModule, reason: str, **more: Any) -> NoReturn:
     module.exit_json(skipped=True, uuids=uuids, msg=f"Would settle and record the GPU slots; not yet: {reason}", **more)
 
 
-def see(module: AnsibleModule) -> tuple[GpuIdentity, ...]:
-    """The GPUs that NVML sees. One that it sees lost is an error with its name."""
+def see(module: AnsibleModule) -> tuple[tuple[GpuIdentity, ...], dict[str, dict[str, int | None]]]:
+    """The GPUs that NVML sees, and their memory by UUID. One that it sees lost is an error with its name."""
     with open_nvml() as session:
         if session.lost:
             expected = slot_identities([(slot.uuid, slot.name, slot.pci_bus_id) for slot in remembered(module)])
             raise name_lost(session.lost[0], expected, [gpu.uuid for gpu in session.identities])
-        identities: tuple[GpuIdentity, ...] = session.identities
-        return identities
+        memory = {
+            gpu.uuid: {"total_mib": gpu.total_mib, "reserved_mib": gpu.reserved_mib} for gpu in session.read().gpus
+        }
+        return session.identities, memory
 
 
 def write(module: AnsibleModule, path: str, text: str) -> None:
@@ -201,8 +207,9 @@ def main() -> None:
             if module.check_mode:
                 skip(module, f"{reason}.")
             module.fail_json(msg=f"The GPUs cannot be listed: {reason}. {RUNTIME_REMEDY}")
+        identities, memory = see(module)
         plan = gpu_slots.plan(
-            module.params["gpu_uuids"], gpu_slots.read_text(path), see(module), module.params["minimum"], path
+            module.params["gpu_uuids"], gpu_slots.read_text(path), identities, module.params["minimum"], path
         )
     except NvmlFailure as failure:
         if failure.driver_absent and module.check_mode:
@@ -221,7 +228,7 @@ def main() -> None:
     module.exit_json(
         changed=changed,
         uuids=plan.uuids,
-        slots=[slot.as_dict(number) for number, slot in enumerate(plan.slots)],
+        slots=[slot.as_dict(number) | memory.get(slot.uuid, {}) for number, slot in enumerate(plan.slots)],
         source=plan.source,
         paste=plan.paste,
         diff={"before": plan.before, "after": plan.after, "before_header": path, "after_header": path},

@@ -56,6 +56,9 @@ options:
       nvml_total_mib:
         description: Total as nvidia-smi prints it, for a GPU of which CUDA's total is known.
         type: int
+      nvml_reserved_mib:
+        description: What NVML calls reserved, which is not in CUDA's total where that is not known.
+        type: int
       free_bytes:
         description: What is free now. Without it the GPU counts as empty.
         type: int
@@ -81,6 +84,17 @@ options:
     description: MiB by which a measurement may be above the plan, part of RV(budgets_mib).
     type: int
     default: 300
+  drift_tolerances:
+    description: >-
+      How far a component may be from the plan, C(weights_mib), C(graphs_mib), C(kv_cache_mib), C(kv_cache_tokens) and
+      C(total_mib), over the defaults.
+    type: dict
+    default: {}
+  on_drift:
+    description: What becomes of a component that is farther from the plan.
+    type: str
+    choices: [ignore, warn, fail]
+    default: warn
 """
 
 EXAMPLES = r"""
@@ -194,8 +208,14 @@ engines:
       description: Where the facts of the checkpoint are from.
       type: str
     derived_kv_cache_memory_bytes:
-      description: C(kv_cache_memory_bytes) that would leave O(margin_mib) free on each GPU.
+      description: C(kv_cache_memory_bytes) that leaves O(margin_mib) free on each GPU, or would.
       type: int
+    settings:
+      description: >-
+        What the plan adds to the engine, under the keys of C(serving_engines). C(kv_cache_memory_bytes) and
+        C(gpu_memory_utilization) for an engine that sets neither, where the latter is the share that has to be free for
+        the plan; C(vram_budget_mib) where it states none; and C(plan), which is what measurements are held against.
+      type: dict
     observed:
       description: Figures that are the operator's own.
       type: list
@@ -233,7 +253,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.vllm_edge.planning import families, gpu_models, model_facts, planner, render
+from ansible.module_utils.vllm_edge.planning import drift, families, gpu_models, model_facts, planner, render
 from ansible.module_utils.vllm_edge.planning.contract import Facts, Gpu, Model, Plan
 
 UNKNOWN_RESERVE = 1 - 22563 / 23034
@@ -262,9 +282,11 @@ def gpu_of(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) -> 
         if nvml is None:
             raise ValueError(f"gpus[{slot}]: neither cuda_total_bytes nor nvml_total_mib is given; write one of them.")
         found = gpu_models.by_total(nvml)
-        total = found[1] if found else int(nvml * (1 - UNKNOWN_RESERVE)) * 2**20
+        reserved = given.get("nvml_reserved_mib")
+        kept = nvml * UNKNOWN_RESERVE if reserved is None else reserved
+        total = found[1] if found else int(nvml - kept) * 2**20
         name = name or (found[0] if found else None)
-        if found is None:
+        if found is None and reserved is None:
             warn(
                 f"gpus[{slot}]: nobody has looked at what CUDA has of {nvml} MiB; the plan takes {total // 2**20} MiB, "
                 f"with the driver's part of an L4."
@@ -272,9 +294,12 @@ def gpu_of(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) -> 
     return Gpu(name or "", total, given.get("free_bytes"))
 
 
-def described(plan: Plan) -> dict[str, Any]:
+def described(plan: Plan, tolerances: Mapping[str, float], on_drift: drift.OnDrift) -> dict[str, Any]:
     """What the module says of one profile."""
-    return render.document(plan) | {"lines": render.lines(plan), "refusals": render.refusals(plan)}
+    document = render.document(plan)
+    for engine, row in zip(plan.engines, document["engines"], strict=True):
+        row["settings"]["plan"] = drift.expectation(engine, plan.vllm_version, tolerances, on_drift)
+    return document | {"lines": render.lines(plan), "refusals": render.refusals(plan)}
 
 
 def unplanned(name: str, version: str, error: str) -> dict[str, Any]:
@@ -312,6 +337,7 @@ def main() -> None:
                     "name": {"type": "str"},
                     "cuda_total_bytes": {"type": "int"},
                     "nvml_total_mib": {"type": "int"},
+                    "nvml_reserved_mib": {"type": "int"},
                     "free_bytes": {"type": "int"},
                 },
             },
@@ -320,6 +346,8 @@ def main() -> None:
             "observations": {"type": "dict", "default": {}},
             "margin_mib": {"type": "int", "default": planner.MARGIN_MIB},
             "tolerance_mib": {"type": "int", "default": planner.TOLERANCE_MIB},
+            "drift_tolerances": {"type": "dict", "default": {}},
+            "on_drift": {"type": "str", "choices": list(drift.ON_DRIFT), "default": "warn"},
         },
         mutually_exclusive=[("profile", "profiles")],
         required_one_of=[("profile", "profiles")],
@@ -343,10 +371,11 @@ def main() -> None:
             margin_mib=options["margin_mib"],
             tolerance_mib=options["tolerance_mib"],
         )
-        return described(plan)
+        return described(plan, tolerances, options["on_drift"])
 
     # Whatever is wrong is a ValueError whose message says what, and what would do.
     try:
+        tolerances = drift.tolerances(options["drift_tolerances"], options["tolerance_mib"])
         gpus = [gpu_of(slot, given, module.warn) for slot, given in enumerate(options["gpus"])]
         if options["profile"]:
             answer = planned(options["profile"]["name"], options["profile"]["engines"])

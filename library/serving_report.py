@@ -61,6 +61,16 @@ options:
   last_switch:
     description: The last switch of the host, as C(vllm-edge status --format json) has it, for a run that made none.
     type: dict
+  drift:
+    description: Plan against measurement, as C(vllm-edge status --format json) has it.
+    type: list
+    elements: dict
+    default: []
+  overrides:
+    description: Why the plan refused what serves, one sentence for each engine; only with C(plan_override).
+    type: list
+    elements: str
+    default: []
   pins:
     description: Lines for the inventory that pin what was recorded at first use.
     type: list
@@ -109,6 +119,8 @@ def main() -> None:
             "problems": {"type": "list", "elements": "str", "default": []},
             "switch": {"type": "dict"},
             "last_switch": {"type": "dict"},
+            "drift": {"type": "list", "elements": "dict", "default": []},
+            "overrides": {"type": "list", "elements": "str", "default": []},
             "pins": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,

@@ -67,6 +67,8 @@ class EngineConfig:
     max_model_len: int | None = None
     shutdown_timeout_s: float | None = None
     """vLLM's own --shutdown-timeout, where it was given: it finishes requests after SIGTERM."""
+    plan: Mapping[str, Any] | None = None
+    """What was predicted of it (planning/drift.py, expectation); None where nobody planned."""
 
     @property
     def address(self) -> str:
@@ -148,6 +150,9 @@ def engine_problems(data: Mapping[str, Any]) -> list[str]:
     patience = data.get("shutdown_timeout_s")
     if patience is not None and not (_is_number(patience) and patience > 0):
         found.append(f"shutdown_timeout_s is {patience!r}: seconds, more than 0, or null")
+    plan = data.get("plan")
+    if plan is not None and not (isinstance(plan, dict) and isinstance(plan.get("gpus"), list)):
+        found.append(f"plan is {plan!r}: an object with gpus, or null")
     name = data.get("engine")
     if isinstance(name, str) and name and not ENGINE_NAME.fullmatch(name):
         found.append(f"engine is {name!r}: small letters, digits and '-', at most 63")
@@ -186,6 +191,7 @@ def parse_engine(text: str, source: str) -> EngineConfig:
         **{key: data.get(key, "") for key in _TEXTS},
         max_model_len=data.get("max_model_len"),
         shutdown_timeout_s=None if data.get("shutdown_timeout_s") is None else float(data["shutdown_timeout_s"]),
+        plan=data.get("plan"),
     )
 
 

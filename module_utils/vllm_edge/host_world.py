@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +27,7 @@ from .host_paths import HostPaths
 from .moves import SeenEngine, decide_moves
 from .nvml import NvmlFailure, open_nvml
 from .owners import find_owners
+from .planning import drift
 from .preflight import Found
 from .progress import Phase as EnginePhase
 from .switching import TARGET, Done, Generation, Limits, Moves, PhaseFailed, Watch, World
@@ -414,7 +415,7 @@ class HostWorld:
         return engine_requests.run_canary(wanted, ask=self.ask, clock=self.clock)
 
     def measure(self, wanted: Generation) -> Done:
-        return gpus.measure(
+        measured = gpus.measure(
             wanted,
             gpus.slots_of(self.paths),
             open_nvml=self.nvml,
@@ -422,6 +423,19 @@ class HostWorld:
             clock=self.clock,
             sleep=self.sleep,
         )
+        return self._against_the_plan(wanted, measured)
+
+    def _against_the_plan(self, wanted: Generation, measured: Done) -> Done:
+        """Drift is a warning, or a failure where the operator wants it to be one."""
+        configs = [engine.config for engine in wanted.engines.values()]
+        states = {config.engine: self._state(config.engine) for config in configs}
+        rows = [row.as_dict() for row in drift.of_engines(configs, states, measured.data["gpus"])]
+        said = drift.sentences(rows)
+        data = {**measured.data, "drift": rows}
+        if said and any((config.plan or {}).get("on_drift") == "fail" for config in configs):
+            raise PhaseFailed(" ".join(said), data=data)
+        quiet = all((config.plan or {}).get("on_drift") == "ignore" for config in configs)
+        return replace(measured, data=data, warnings=(*measured.warnings, *(() if quiet else said)))
 
     # -- drain and free
 

@@ -80,7 +80,7 @@ def from_json(data: Mapping[str, Any]) -> Journal:
         for key, kind in (("phase", Phase), ("result", Result)):
             if values.get(key) is not None:
                 values[key] = kind(values[key])
-        for key in ("keep", "stop", "start", "warnings", "canary", "gpus"):
+        for key in ("keep", "stop", "start", "warnings", "canary", "gpus", "drift"):
             values[key] = tuple(values.get(key, ()))
         values["phases"] = tuple(_record(item) for item in values.get("phases", ()))
         values["downtime"] = {role: _downtime(item, role) for role, item in values.get("downtime", {}).items()}

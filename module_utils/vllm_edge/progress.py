@@ -84,7 +84,14 @@ _NO_PROGRESS = re.compile(r"No available shared memory broadcast block|Waiting f
 
 _FACTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("model_gib", re.compile(r"Model loading took (?P<value>[\d.]+) GiB")),
-    ("kv_cache_gib", re.compile(r"Available KV cache memory: (?P<value>-?[\d.]+) GiB")),
+    # What is left of its share, or what it was given by kv_cache_memory_bytes.
+    (
+        "kv_cache_gib",
+        re.compile(
+            r"(?:Available KV cache memory:|free memory [\d.]+ GiB, reserved) (?P<value>-?[\d.]+) GiB", re.IGNORECASE
+        ),
+    ),
+    ("graphs_gib", re.compile(r"Graph capturing finished in .* secs, took (?P<value>[\d.]+) GiB")),
     ("kv_cache_tokens", re.compile(r"KV cache size: (?P<value>[\d,]+) tokens")),
     ("max_concurrency", re.compile(r"Maximum concurrency for [\d,]+ tokens per request: (?P<value>[\d.]+)x")),
 )

@@ -170,6 +170,41 @@ def gpu_table(gpus: Sequence[Row]) -> list[str]:
     )
 
 
+# ---- plan and measurement ---------------------------------------------------------------------------------------
+
+COMPONENTS = {
+    "weights_mib": "weights",
+    "graphs_mib": "CUDA graphs",
+    "kv_cache_mib": "KV cache",
+    "kv_cache_tokens": "KV cache, tokens",
+    "total_mib": "NVML",
+}
+"""In MiB, but for tokens: vLLM's own lines of an engine, and what NVML shows of our engines on a GPU."""
+
+
+def drift_table(rows: Sequence[Row], index: Mapping[str, Any]) -> list[str]:
+    """One line for each component: what was planned, what was measured, and whether that is within its tolerance."""
+    cells = []
+    for row in rows:
+        measured = row["measured"]
+        far = "-" if measured is None else f"{measured - row['planned']:+,.0f}"
+        within = {True: "within", False: "DRIFT", None: "not told"}[row["within"]]
+        name = f"GPU {index[row['what']]}" if row["what"] in index else str(row["what"])
+        cells.append(
+            [
+                shorten(name, NAME),
+                COMPONENTS.get(row["component"], str(row["component"])),
+                f"{row['planned']:,.0f}",
+                "?" if measured is None else f"{measured:,.0f}",
+                far,
+                f"{row['tolerance']:,.0f}",
+                within,
+            ]
+        )
+    headings = ["plan against measurement", "MiB", "planned", "measured", "drift", "tolerated", ""]
+    return table(headings, cells, frozenset({2, 3, 4, 5}))
+
+
 # ---- switches ---------------------------------------------------------------------------------------------------
 
 
@@ -310,6 +345,10 @@ def render(report: Mapping[str, Any]) -> list[str]:
         ports = {engine.get("engine"): engine["port"] for engine in report["engines"]}
         lines += [*role_table([{"port": ports.get(row["engine"]), **row} for row in report["completions"]]), ""]
     lines += gpu_table(report["gpus"])
+    if report.get("drift"):
+        lines += ["", *drift_table(report["drift"], {gpu["uuid"]: gpu["index"] for gpu in report["gpus"]})]
+    for override in report.get("overrides") or []:
+        lines += wrapped(f"plan_override: {override}")
     if report.get("switch"):
         lines += ["", *switch_block(report["switch"])]
     elif report.get("last_switch"):

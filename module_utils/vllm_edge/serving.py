@@ -236,8 +236,8 @@ def _engine_errors(name: str, engine: Mapping[str, Any], inventory: Inventory, k
     if "gpu_memory_utilization" in engine and "kv_cache_memory_bytes" in engine:
         yield (
             f"{where}: gpu_memory_utilization ({shown(engine['gpu_memory_utilization'])}) and kv_cache_memory_bytes "
-            f"({shown(engine['kv_cache_memory_bytes'])}) are two sources for one thing, and vLLM ignores the "
-            f"first where the second is given; keep one."
+            f"({shown(engine['kv_cache_memory_bytes'])}) are two sources for one thing: vLLM takes the second, and of "
+            f"the first only that so much is free when it begins, which the plan sets; keep one."
         )
     tokens, requests = engine.get("max_num_batched_tokens"), engine.get("max_num_seqs")
     if _is_whole(tokens) and _is_whole(requests) and 0 < tokens < requests:

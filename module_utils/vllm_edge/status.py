@@ -31,8 +31,9 @@ from .generations import GenerationError, live_changes, load
 from .history import running_json, short
 from .host_paths import HostPaths
 from .journal import history, holder, read_journal
+from .planning import drift
 from .progress import WORDS, Phase
-from .report import engine_table, generation_words, gpu_table, switch_table, table, wrapped
+from .report import drift_table, engine_table, generation_words, gpu_table, switch_table, table, wrapped
 from .switching import SWITCH_UNIT, TARGET, FileChange
 
 UNIT_PROPERTIES = (
@@ -335,9 +336,10 @@ def collect(
     problems += [text for text in (profile_problem, unit_problem, docker_problem, gpu_problem) if text]
     problems += [*switch_problems, *file_problems]
     engines = []
+    states: dict[str, EngineState | None] = {}
     for config in configs:
         path = paths.engine_state(config.engine)
-        state = read_state(path)
+        states[config.engine] = state = read_state(path)
         if state is None and path.exists() and not os.access(path, os.R_OK):
             problems.append(f"{path} is not for this user: phases and failures of {config.engine} are shown to root")
         engine = engine_json(config, shown.get(config.unit), containers.get(config.container), state, listening)
@@ -359,6 +361,8 @@ def collect(
         "live_files": live_files,
         "engines": engines,
         "gpus": boards,
+        "drift": [row.as_dict() for row in drift.of_engines(configs, states, boards)],
+        "on_drift": next((str(config.plan["on_drift"]) for config in configs if config.plan), "ignore"),
     }
     return status | {"problems": [*problems, *judge(status)]}
 
@@ -376,6 +380,7 @@ def judge(status: Mapping[str, Any]) -> list[str]:
         *[problem for engine in status["engines"] for problem in engine_problems(engine, switching=switching)],
         *([] if switching else target_problems(status["target"], bool(status["engines"]))),
         *[str(board["problem"]) for board in status["gpus"] if board.get("problem")],
+        *drift_problems(status),
     ]
 
 
@@ -391,6 +396,14 @@ def switch_problems(status: Mapping[str, Any]) -> list[str]:
         f"A switch to {generation_words(killed['generation'], killed['profile'])}, which {killed['asked_by']} asked "
         f"for at {killed['started_at']}, was ended in phase {killed['phase'] or 'none'} and left unfinished: {remedy}"
     ]
+
+
+def drift_problems(status: Mapping[str, Any]) -> list[str]:
+    """Plan against measurement, where every engine serves: one that loads holds less than it will."""
+    settled = all(state_words(engine) == "serving" for engine in status["engines"])
+    if status.get("switch") is not None or not settled or status.get("on_drift") == "ignore":
+        return []
+    return drift.sentences(status.get("drift") or [])
 
 
 CHOSEN = {"inventory": "by the inventory", "-e": "by -e", "host": "on the host"}
@@ -589,6 +602,8 @@ def status_lines(status: Mapping[str, Any]) -> list[str]:
         lines.append("no engine is configured on this host")
     if status["gpus"]:
         lines += ["", *gpu_lines(status["gpus"])]
+    if status.get("drift"):
+        lines += ["", *drift_table(status["drift"], {board["uuid"]: board["index"] for board in status["gpus"]})]
     if status["history"]:
         lines += ["", *switch_table(status["history"][:SHOWN])]
     if status["problems"]:

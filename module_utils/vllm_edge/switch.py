@@ -242,7 +242,7 @@ class Transaction:
             outcome = self.attempt(f"Phase {phase}", act if shielded else self.interruptible(act))
         seconds = round(self.now() - began, 3)
         kept: dict[str, Any] = {
-            key: tuple(outcome.data[key]) for key in ("canary", "gpus") if outcome.data.get(key) is not None
+            key: tuple(outcome.data[key]) for key in ("canary", "gpus", "drift") if outcome.data.get(key) is not None
         }
         self.file.journal = replace(self.journal, **kept)
         if isinstance(outcome, Done):

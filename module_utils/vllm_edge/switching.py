@@ -168,7 +168,7 @@ class Done:
 
     detail: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Keys `canary` (rows of results), `gpus` (rows of vram) go into the journal under their names."""
+    """Keys `canary` (rows of results), `gpus` (rows of vram) and `drift` go into the journal under their names."""
     warnings: tuple[str, ...] = ()
 
 
@@ -249,7 +249,7 @@ class World(Protocol):
         ...
 
     def measure(self, wanted: Generation) -> Done:
-        """data `gpus`."""
+        """data `gpus` and `drift`."""
         ...
 
     def clean_up(self, wanted: Generation, former: Generation | None) -> Done:
@@ -342,5 +342,7 @@ class Journal:
     downtime: Mapping[str, Downtime] = field(default_factory=dict)
     canary: tuple[Mapping[str, Any], ...] = ()
     gpus: tuple[Mapping[str, Any], ...] = ()
+    drift: tuple[Mapping[str, Any], ...] = ()
+    """Plan against measurement, a row for each component."""
     warnings: tuple[str, ...] = ()
     format: int = 1

@@ -5,6 +5,9 @@ vLLM spawns its engine, and the engine each of its ranks; a spawned process impo
 core each. With real GPUs that is little beside the weights. In the lab it is most of a load, and an engine of four
 ranks on two cores would import six times. Here they come from a fork server, which is itself forked before vLLM has
 begun anything: no thread, no socket and no event loop of the server is in them, as in spawned ones.
+
+And they wait for each other without computing: vLLM's engine and ranks go round in a loop for a second after each
+message, so that with a question every second each of them would keep a core busy.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from multiprocessing import context, forkserver, resource_tracker, util
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+WAITS_IN_A_LOOP_S = 0.01
+"""In place of vLLM's 1 s (SpinCondition of vllm/distributed/device_communicators/shm_broadcast.py)."""
 # What the server, the engine and a rank import: the last one takes most of the others with it.
 MODULES = ("vllm.entrypoints.openai.api_server", "vllm.v1.engine.core", "vllm_edge_lab.worker")
 
@@ -86,6 +91,8 @@ def main() -> None:
     importlib.import_module("setproctitle").getproctitle()
     for name in MODULES:
         importlib.import_module(name)
+    shared = importlib.import_module("vllm.distributed.device_communicators.shm_broadcast")
+    shared.SpinCondition.__init__.__defaults__ = (WAITS_IN_A_LOOP_S,)
     fork_instead_of_spawning()
     command = importlib.import_module("vllm.entrypoints.cli.main")
     sys.exit(command.main())

@@ -309,7 +309,12 @@ class EnginePlan:
     """What is right but could be better, each with its reference."""
     facts_source: str = ""
     derived_kv_cache_memory_bytes: int = 0
-    """What would leave plan_margin_mib free on each of its GPUs."""
+    """What leaves plan_margin_mib free on each of its GPUs, or would."""
+    settings: Mapping[str, float | int] = field(default_factory=dict)
+    """What the plan adds to the engine as it is written down, under the keys of serving_engines:
+    `kv_cache_memory_bytes`, `gpu_memory_utilization`, `vram_budget_mib`."""
+    pinned: bool = False
+    """Whether its KV cache is so many bytes, its own or derived ones, and not what is left of a share of the GPU."""
     observed: tuple[str, ...] = ()
     """Figures that are an operator's own (plan_observations), by the name of the GpuPlan's field."""
 
@@ -321,7 +326,8 @@ class Plan:
     engines: tuple[EnginePlan, ...]
     """In the order in which they were given."""
     budgets_mib: Mapping[int, int]
-    """By slot: the sum of the engines' totals, rounded up, and the tolerance; 0 for a GPU without an engine."""
+    """By slot: the sum of the engines' budgets, each what the engine states, else its total, rounded up, and the
+    tolerance; 0 for a GPU without an engine."""
 
     @property
     def verdict(self) -> Verdict:

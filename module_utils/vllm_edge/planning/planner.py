@@ -59,6 +59,7 @@ class _Engine:
     tool_call_parser: str
     observed: Mapping[str, int]
     kv_cache_dtype: str
+    margin_bytes: int
     others: frozenset[int] = frozenset()
     """Slots of the profile's other engines."""
 
@@ -95,6 +96,8 @@ class _Outcome:
     ranks: tuple[_Rank, ...]
     later: tuple[feasibility.Finding, ...] = ()
     """What would keep it from running even if it fitted."""
+    kv_cache_memory_bytes: int | None = None
+    """What each GPU is given; None where the engine's share of the GPU decides."""
 
 
 def plan(
@@ -112,25 +115,28 @@ def plan(
 
     `engines` are as in serving_engines, each with its `name`; the n-th of `gpus` is slot n. Engines start in their
     order, so one finds the memory taken that those before it on the same GPU took. `observations` are
-    plan_observations: what an operator has measured of an engine, in place of what is predicted. Raises PlanError,
+    plan_observations: what an operator has measured of an engine, in place of what is predicted. An engine that has
+    neither gpu_memory_utilization nor kv_cache_memory_bytes is given what leaves margin_mib free. Raises PlanError,
     vllm_versions.UnknownVersion and overhead.ObservationError.
     """
     release = behaviour(vllm_version)
     given = observations or {}
     free = [gpu.cuda_total_bytes if gpu.free_bytes is None else gpu.free_bytes for gpu in gpus]
-    totals = [0] * len(gpus)
+    budgets = dict.fromkeys(range(len(gpus)), 0)
     plans = []
     for described in engines:
         others = (slot for other in engines if other is not described for slot in other.get("gpus") or ())
-        engine = replace(_understood(described, models, gpus, given, vllm_version), others=frozenset(others))
+        engine = _understood(described, models, gpus, given, vllm_version, margin_mib * MIB)
+        engine = replace(engine, others=frozenset(others))
         outcome = _judged(engine, gpus, free, release)
-        derived = _derived_kv_cache_bytes(engine, free, outcome.ranks, margin_mib)
-        plans.append(_described(engine, outcome, gpus, free, release, derived))
+        found = _described(engine, outcome, gpus, free, release)
+        budget = described.get("vram_budget_mib") or _budget_mib(outcome, gpus, tolerance_mib)
+        settings = {**found.settings, **({} if described.get("vram_budget_mib") else {"vram_budget_mib": budget})}
+        plans.append(replace(found, settings=settings))
+        for slot in engine.slots:
+            budgets[slot] += budget
         for taken in outcome.gpus:
             free[taken.slot] -= taken.total_bytes
-            # NVML can show no more than there is, whatever an engine that does not fit would need.
-            totals[taken.slot] = min(totals[taken.slot] + taken.total_bytes, gpus[taken.slot].cuda_total_bytes)
-    budgets = {slot: math.ceil(total / MIB) + tolerance_mib if total else 0 for slot, total in enumerate(totals)}
     return Plan(profile_name, vllm_version, tuple(plans), budgets)
 
 
@@ -147,10 +153,10 @@ def derived_kv_cache_memory_bytes(
 
     In whole MiB; 0 where nothing is left. Raises as plan.
     """
-    understood = _understood(engine, models, gpus, observations or {}, vllm_version)
+    understood = _understood(engine, models, gpus, observations or {}, vllm_version, margin_mib * MIB)
     free = [gpu.cuda_total_bytes if gpu.free_bytes is None else gpu.free_bytes for gpu in gpus]
     ranks = _ranks(understood, behaviour(vllm_version))
-    return _derived_kv_cache_bytes(understood, free, ranks, margin_mib)
+    return _derived_kv_cache_bytes(understood, free, ranks)
 
 
 def arguments_of(engine: Mapping[str, Any]) -> Arguments:
@@ -176,6 +182,7 @@ def _understood(
     gpus: Sequence[Gpu],
     observations: Mapping[str, Any],
     version: str,
+    margin_bytes: int,
 ) -> _Engine:
     name = str(engine.get("name", ""))
     where = f"serving_engines.{name}"
@@ -201,6 +208,7 @@ def _understood(
         str(engine.get("tool_call_parser") or ""),
         overhead.observed(observations, name),
         resolved_dtype(model, arguments, version),
+        margin_bytes,
     )
 
 
@@ -218,10 +226,11 @@ def _outcome(engine: _Engine, gpus: Sequence[Gpu], free: Sequence[int], release:
         if not finding.after_load:
             return _refused(finding)
     ranks = _ranks(engine, release)
-    verdict, reason, kv, gpu_plans = _memory(engine, ranks, gpus, free, release)
+    pinned = _pinned(engine, free, ranks)
+    verdict, reason, kv, gpu_plans = _memory(engine, ranks, gpus, free, release, pinned)
     if found and verdict not in (Verdict.NOT_FREE, Verdict.OOM_WEIGHTS):
-        return replace(_refused(found[0]), gpus=gpu_plans, kv=kv, ranks=ranks)
-    return _Outcome(verdict, reason, "", gpu_plans, kv, ranks, tuple(found))
+        return replace(_refused(found[0]), gpus=gpu_plans, kv=kv, ranks=ranks, kv_cache_memory_bytes=pinned)
+    return _Outcome(verdict, reason, "", gpu_plans, kv, ranks, tuple(found), pinned)
 
 
 def _refused(finding: feasibility.Finding) -> _Outcome:
@@ -268,16 +277,19 @@ def _seen(engine: _Engine, name: str, predicted: Uncertain) -> Uncertain:
 
 
 def _memory(
-    engine: _Engine, ranks: Sequence[_Rank], gpus: Sequence[Gpu], free: Sequence[int], release: Behaviour
+    engine: _Engine,
+    ranks: Sequence[_Rank],
+    gpus: Sequence[Gpu],
+    free: Sequence[int],
+    release: Behaviour,
+    pinned: int | None,
 ) -> tuple[Verdict, str, KvCapacity | None, tuple[GpuPlan, ...]]:
     """What comes of it on the GPUs, as vLLM finds out: free memory, weights, KV cache, graphs and warm-up."""
     arguments, version = engine.arguments, release.version
     share = arguments.gpu_memory_utilization
-    share = release.default_gpu_memory_utilization if share is None else share
     places = [(slot, ranks[number // arguments.tensor_parallel_size]) for number, slot in enumerate(engine.slots)]
-    pinned = arguments.kv_cache_memory_bytes
-
-    requested = {slot: math.ceil(gpus[slot].cuda_total_bytes * share) for slot, _ in places}
+    # What vLLM asks to be free before it begins, whatever it will take.
+    requested = {slot: _requested(share, rank, gpus[slot], pinned) for slot, rank in places}
     left = {
         slot: pinned
         if pinned is not None
@@ -291,10 +303,8 @@ def _memory(
     for slot, rank in places:
         begins = free[slot] - _whole(rank.context)
         if begins < requested[slot]:
-            said = (
-                f"gpu_memory_utilization {share:g} asks for {_gib(requested[slot])} on GPU {slot}, which has "
-                f"{_gib(begins)} free"
-            )
+            asked = "the engine needs" if share is None else f"gpu_memory_utilization {share:g} asks for"
+            said = f"{asked} {_gib(requested[slot])} on GPU {slot}, which has {_gib(begins)} free"
             return Verdict.NOT_FREE, _short(said, requested[slot] - begins), None, gpu_plans
     for slot, rank in places:
         needs = _whole(rank.weights) + _whole(rank.context)
@@ -309,6 +319,15 @@ def _memory(
     except UnsupportedKvCache as error:
         return Verdict.UNSUPPORTED_ENGINE, _sentence(f"vLLM {version}: {error}"), None, gpu_plans
     slot, rank = min(places, key=lambda place: left[place[0]])
+    if pinned == 0:
+        slot, rank = max(places, key=lambda place: place[1].fixed_bytes - free[place[0]])
+        short = rank.fixed_bytes + engine.margin_bytes - free[slot]
+        said = (
+            f"weights take {_gib(_whole(rank.weights))} of the {_gib(free[slot])} of GPU {slot}, activations, context "
+            f"and CUDA graphs {_gib(rank.fixed_bytes - _whole(rank.weights))}, and plan_margin_mib "
+            f"{engine.margin_bytes // MIB} is kept free, which leaves no KV cache"
+        )
+        return Verdict.NO_KV, _short(said, short), kv, gpu_plans
     if pinned is not None:
         for slot, rank in places:
             room = free[slot] - _whole(rank.weights) - _whole(rank.context)
@@ -318,7 +337,7 @@ def _memory(
     elif left[slot] <= 0:
         graphs = f", CUDA graphs {_gib(_whole(rank.graphs_kept))}" if rank.graphs_kept.value else ""
         said = (
-            f"of {_gib(requested[slot])} (gpu_memory_utilization {share:g}) weights take "
+            f"of {_gib(requested[slot])} (gpu_memory_utilization {share or 0:g}) weights take "
             f"{_gib(_whole(rank.weights))} and activations {_gib(_whole(rank.overhead))}{graphs}, which leaves no KV "
             f"cache on GPU {slot}"
         )
@@ -355,12 +374,52 @@ def _gpu_plan(slot: int, rank: _Rank, kv_cache_bytes: int, free: int) -> GpuPlan
     )
 
 
-def _derived_kv_cache_bytes(engine: _Engine, free: Sequence[int], ranks: Sequence[_Rank], margin_mib: int) -> int:
+def _requested(share: float | None, rank: _Rank, gpu: Gpu, pinned: int | None) -> int:
+    """Bytes that must be free when vLLM begins: its share of the GPU, else what it will need."""
+    if share is not None:
+        return math.ceil(gpu.cuda_total_bytes * share)
+    context = _whole(rank.context)
+    return min(rank.fixed_bytes - context + (pinned or 0), gpu.cuda_total_bytes - context)
+
+
+def _pinned(engine: _Engine, free: Sequence[int], ranks: Sequence[_Rank]) -> int | None:
+    """Bytes of KV cache on each GPU: what the engine sets, else, without a share of its own, what leaves the margin."""
+    if engine.arguments.kv_cache_memory_bytes is not None or engine.arguments.gpu_memory_utilization is not None:
+        return engine.arguments.kv_cache_memory_bytes
+    return _derived_kv_cache_bytes(engine, free, ranks)
+
+
+def _settings(engine: _Engine, outcome: _Outcome, gpus: Sequence[Gpu]) -> dict[str, float | int]:
+    """What the plan adds to the engine's own arguments.
+
+    vLLM looks whether gpu_memory_utilization of the GPU is free even where the KV cache is given
+    (vllm/v1/worker/utils.py, request_memory): with the share that the engine needs, in thousandths, it looks for just
+    that.
+    """
+    pinned = outcome.kv_cache_memory_bytes
+    if not pinned or engine.arguments.gpu_memory_utilization is not None:
+        return {}
+    size = engine.arguments.tensor_parallel_size
+    share = max(
+        _requested(None, outcome.ranks[number // size], gpus[slot], pinned) / gpus[slot].cuda_total_bytes
+        for number, slot in enumerate(engine.slots)
+    )
+    given = {} if engine.arguments.kv_cache_memory_bytes is not None else {"kv_cache_memory_bytes": pinned}
+    return {**given, "gpu_memory_utilization": math.floor(share * 1000) / 1000}
+
+
+def _budget_mib(outcome: _Outcome, gpus: Sequence[Gpu], tolerance_mib: int) -> int:
+    """MiB that NVML may show of the engine on each of its GPUs; never more than there is; 0 where nothing is known."""
+    most = max((min(gpu.total_bytes, gpus[gpu.slot].cuda_total_bytes) for gpu in outcome.gpus), default=0)
+    return math.ceil(most / MIB) + tolerance_mib if most else 0
+
+
+def _derived_kv_cache_bytes(engine: _Engine, free: Sequence[int], ranks: Sequence[_Rank]) -> int:
     if not ranks:
         return 0
     size = engine.arguments.tensor_parallel_size
     left = min(free[slot] - ranks[number // size].fixed_bytes for number, slot in enumerate(engine.slots))
-    return max(left - margin_mib * MIB, 0) // MIB * MIB
+    return max(left - engine.margin_bytes, 0) // MIB * MIB
 
 
 # ---- the nearest setting that fits -------------------------------------------------------------------------------
@@ -380,11 +439,14 @@ def _changes(
     arguments, verdict = engine.arguments, outcome.verdict
     # Where it is no matter of the KV cache or of what comes beside it, only other GPUs or a smaller share can help.
     memory_is_short = verdict in (Verdict.NO_KV, Verdict.KV_BELOW_MAX_MODEL_LEN, Verdict.OOM_WARMUP)
-    if verdict is Verdict.NOT_FREE:
+    if verdict is Verdict.NOT_FREE and arguments.gpu_memory_utilization is not None:
         yield from _smaller_shares(engine, gpus, free, outcome.ranks)
     shorter = _shorter_context(engine, outcome)
     if shorter and shorter * 2 >= max_model_len(engine.model, arguments):
         yield f"max_model_len: {shorter}", _with(engine, max_model_len=shorter)
+    if arguments.kv_cache_memory_bytes is not None and outcome.ranks:
+        derived = _derived_kv_cache_bytes(engine, free, outcome.ranks)
+        yield f"kv_cache_memory_bytes: {derived}", _with(engine, kv_cache_memory_bytes=derived)
     if memory_is_short:
         sequences = max_num_seqs(engine.model, arguments, release.version)
         for fewer in (128, 64, 32, 16, 8, 4, 2, 1):
@@ -458,7 +520,7 @@ def _case(engine: _Engine, gpus: Sequence[Gpu], release: Behaviour) -> feasibili
 
 
 def _described(
-    engine: _Engine, outcome: _Outcome, gpus: Sequence[Gpu], free: Sequence[int], release: Behaviour, derived: int
+    engine: _Engine, outcome: _Outcome, gpus: Sequence[Gpu], free: Sequence[int], release: Behaviour
 ) -> EnginePlan:
     kv, fits = outcome.kv, outcome.verdict is Verdict.FITS
     gpu_model = known(gpus[engine.slots[0]].name)
@@ -486,14 +548,16 @@ def _described(
         kv_groups=kv.groups if kv else (),
         advice=tuple(advice),
         facts_source=engine.model.facts.source,
-        derived_kv_cache_memory_bytes=derived,
+        derived_kv_cache_memory_bytes=_derived_kv_cache_bytes(engine, free, outcome.ranks),
+        settings=_settings(engine, outcome, gpus),
+        pinned=outcome.kv_cache_memory_bytes is not None,
         observed=tuple(sorted(engine.observed)),
     )
 
 
 def _if_highest(engine: _Engine, outcome: _Outcome, free: Sequence[int]) -> list[str]:
     """Whether it also fits when everything that is uncertain is as large as it may be."""
-    pinned = engine.arguments.kv_cache_memory_bytes is not None
+    pinned = outcome.kv_cache_memory_bytes is not None
     size = engine.arguments.tensor_parallel_size
     short = 0
     for number, placed in enumerate(outcome.gpus):

@@ -94,8 +94,9 @@ def _engine(engine: EnginePlan) -> Iterator[str]:
         )
     if engine.derived_kv_cache_memory_bytes:
         pinned = engine.derived_kv_cache_memory_bytes
+        leaves = "leaves" if "kv_cache_memory_bytes" in engine.settings else "would leave"
         yield from _wrapped(
-            "  pinned: ", f"kv_cache_memory_bytes: {pinned} ({pinned // MIB:,} MiB) would leave plan_margin_mib free"
+            "  pinned: ", f"kv_cache_memory_bytes: {pinned} ({pinned // MIB:,} MiB) {leaves} plan_margin_mib free"
         )
     if engine.observed:
         yield from _wrapped("  observed: ", f"{', '.join(engine.observed)} (plan_observations)")

@@ -65,8 +65,9 @@ def edited(**engines: Mapping[str, Any]) -> str:
 
 
 EDIT = edited(**{ENGINE: {"max_model_len": 2048}})
-# One more engine of the same model, on another GPU.
+# One more engine of the same model, on another GPU, which states neither share nor budget: the plan does.
 BESIDE = {**group_vars("engines")["serving_engines"][ENGINE], "gpus": [2], "port": 8060, "served_names": ["scribe"]}
+del BESIDE["gpu_memory_utilization"], BESIDE["vram_budget_mib"]
 TWO = {
     "serving_profiles": {PROFILE: {**group_vars("profiles")["serving_profiles"][PROFILE], "engines": [ENGINE, SECOND]}}
 }
@@ -334,6 +335,12 @@ def test_ansible_killed_while_an_engine_is_added(
     served = edge.serves(journal["generation"])
     assert (edge.unit("InvocationID", "MainPID"), default.life(edge, CONTAINER)) == (kept, container)
     assert edge.committed()["engines"][ENGINE] == first, "it keeps its hash and its number"
+    # Its KV cache is what the plan found, to the block, and NVML agrees.
+    rows = {(row["what"], row["component"]): row for row in journal["drift"]}
+    tokens = rows[SECOND, "kv_cache_tokens"]
+    assert tokens["measured"] == tokens["planned"] > 500_000, rows
+    assert rows[GPUS[2], "total_mib"]["planned"] > 22_000, "half a GiB stays free"
+    assert {row["within"] for row in rows.values()} == {True}, rows
     agree(recorded, journal, [])
     seen("Ansible killed, in phase healthy", journal["message"], served, journal["seconds"])
 

@@ -242,7 +242,7 @@ def test_eager_experts_are_slow() -> None:
 
 
 def test_no_kv_cache_is_left() -> None:
-    found = plan_of(engine("31b-w4a16", kv_cache_dtype="fp8"))
+    found = plan_of(engine("31b-w4a16", kv_cache_dtype="fp8", gpu_memory_utilization=0.90))
     assert found.verdict is Verdict.NO_KV
     assert "weights take 19.53 GiB and activations 1.14 GiB, which leaves no KV cache on GPU 0" in found.reason
     assert found.fix == "tensor_parallel_size: 2, gpus: [0, 1]"
@@ -300,7 +300,7 @@ def test_two_engines_on_one_gpu() -> None:
     assert shared.verdict is Verdict.FITS
     totals = [each.gpus[0].total_bytes for each in shared.engines]
     assert shared.engines[1].gpus[0].free_bytes == L4.cuda_total_bytes - sum(totals)
-    assert shared.budgets_mib == {0: -(-sum(totals) // MIB) + 300}
+    assert shared.budgets_mib == {0: sum(-(-total // MIB) + 300 for total in totals)}
 
 
 def test_a_fix_takes_no_gpu_of_another_engine() -> None:
@@ -314,9 +314,64 @@ def test_a_fix_takes_no_gpu_of_another_engine() -> None:
 
 
 def test_a_kv_cache_that_is_larger_than_the_gpu() -> None:
-    found = plan_of(BF16_TP4 | {"kv_cache_memory_bytes": 8 * GIB})
+    wanted = BF16_TP4 | {"kv_cache_memory_bytes": 8 * GIB}
+    found = plan_of(wanted)
     assert found.verdict is Verdict.NO_KV
     assert "kv_cache_memory_bytes is 8.00 GiB, and weights leave 5.80 GiB of GPU 0" in found.reason
+    assert found.fix == f"kv_cache_memory_bytes: {found.derived_kv_cache_memory_bytes}"
+    assert plan_of(wanted | {"kv_cache_memory_bytes": found.derived_kv_cache_memory_bytes}).verdict is Verdict.FITS
+
+
+# -- engines of which the plan says how much KV cache they get
+
+
+@pytest.mark.parametrize("version", [REFERENCE, DEFAULT])
+@pytest.mark.parametrize("wanted", [engine("31b-nvfp4", 2), engine("31b-bf16", 4, max_num_seqs=8), engine("e2b")])
+def test_an_engine_that_sets_no_share_is_pinned_so_that_the_margin_stays_free(
+    wanted: Mapping[str, Any], version: str
+) -> None:
+    found = plan_of(wanted, version, margin_mib=700)
+    assert found.verdict is Verdict.FITS, found.reason
+    pinned = found.settings["kv_cache_memory_bytes"]
+    assert {gpu.kv_cache_bytes for gpu in found.gpus} == {pinned}
+    assert 700 <= min(gpu.free_bytes for gpu in found.gpus) / MIB < 701
+    # vLLM's own look at the free memory asks for all of it, and for no more than an empty GPU has.
+    share = found.settings["gpu_memory_utilization"]
+    needs = max(gpu.total_bytes - gpu.context_bytes for gpu in found.gpus)
+    assert 0 <= needs - share * L4.cuda_total_bytes < L4.cuda_total_bytes / 1000
+    assert found.settings["vram_budget_mib"] == -(-max(gpu.total_bytes for gpu in found.gpus) // MIB) + 300
+    # What the plan adds is what it has planned: written down, it is the same engine.
+    again = plan_of({**wanted, "kv_cache_memory_bytes": pinned}, version)
+    assert (again.verdict, again.gpus, again.kv_blocks) == (found.verdict, found.gpus, found.kv_blocks)
+    assert set(again.settings) == {"gpu_memory_utilization", "vram_budget_mib"}
+
+
+def test_what_an_engine_says_itself_stays() -> None:
+    said = {"gpu_memory_utilization": 0.90, "vram_budget_mib": 21_000}
+    models = {"31b-nvfp4": model("31b-nvfp4")}
+    found = planner.plan("profile", [engine("31b-nvfp4", 2, **said)], models, [L4] * 2, REFERENCE)
+    assert found.engines[0].settings == {}
+    assert found.budgets_mib == {0: 21_000, 1: 21_000}
+
+
+def test_weights_that_leave_the_margin_but_no_kv_cache() -> None:
+    found = plan_of(engine("31b-w4a16", max_num_seqs=8), margin_mib=2048)
+    assert found.verdict is Verdict.NO_KV
+    assert "and plan_margin_mib 2048 is kept free, which leaves no KV cache" in found.reason
+    assert "kv_cache_memory_bytes" not in found.settings
+    assert found.fix == "tensor_parallel_size: 2, gpus: [0, 1]"
+
+
+def test_others_on_the_gpu_make_the_kv_cache_smaller() -> None:
+    models = {"e2b": model("e2b")}
+
+    def beside(foreign_mib: int) -> EnginePlan:
+        gpu = dataclasses.replace(L4, free_bytes=L4.cuda_total_bytes - foreign_mib * MIB)
+        return planner.plan("profile", [engine("e2b")], models, [gpu], DEFAULT).engines[0]
+
+    alone, shared = beside(0), beside(4096)
+    assert shared.verdict is Verdict.FITS
+    assert alone.settings["kv_cache_memory_bytes"] - shared.settings["kv_cache_memory_bytes"] == 4096 * MIB
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plan against measurement: what goes to the host, what is compared there, and what is said where it differs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.planning import drift
+from ansible.module_utils.vllm_edge.planning.contract import EnginePlan, GpuPlan, Verdict
+from ansible.module_utils.vllm_edge.report import drift_table
+
+MIB = 2**20
+
+
+def gpu(slot: int, graphs_mib: int = 1505) -> GpuPlan:
+    parts = {"weights": 16_600, "overhead": 1_172, "context": 264, "graphs": graphs_mib, "kv_cache": 2_448}
+    total = sum(parts.values()) * MIB
+    return GpuPlan(
+        slot, warm_up_bytes=0, total_bytes=total, free_bytes=0, **{f"{k}_bytes": v * MIB for k, v in parts.items()}
+    )
+
+
+PLAN = EnginePlan(
+    engine="31b",
+    verdict=Verdict.FITS,
+    reason="512 MiB stay free on GPU 0.",
+    fix="",
+    kv_cache_dtype="fp8",
+    kv_blocks=3_917,
+    kv_cache_tokens=14_982,
+    max_concurrency=1.8288,
+    max_context=20_000,
+    decode_tok_s=None,
+    gpus=(gpu(0), gpu(1)),
+    pinned=True,
+)
+LIMITS = drift.tolerances({}, 300)
+EXPECTED = drift.expectation(PLAN, "0.32.0", LIMITS, "warn")
+LOGGED = {"model_gib": 16.21, "graphs_gib": 1.47, "kv_cache_gib": 2.39, "kv_cache_tokens": 14_982}
+UUIDS = ("GPU-a", "GPU-b")
+
+
+def rows(
+    logged: dict[str, Any] | None = None, measured: tuple[int | None, ...] = (21_950, 22_050), **expected: Any
+) -> dict[tuple[str, str], drift.Row]:
+    boards = [{"uuid": uuid, "engine_mib": mib} for uuid, mib in zip(UUIDS, measured, strict=True)]
+    found = drift.compare([("31b", UUIDS, {**EXPECTED, **expected}, {**LOGGED, **(logged or {})})], boards)
+    return {(row.what, row.component): row for row in found}
+
+
+def test_the_host_is_given_whole_mib_for_each_gpu() -> None:
+    assert [part["total_mib"] for part in EXPECTED["gpus"]] == [21_989, 21_989]
+    assert EXPECTED["gpus"][0]["kv_cache_mib"] == 2_448
+    assert (EXPECTED["verdict"], EXPECTED["on_drift"], EXPECTED["tolerances"]["total_mib"]) == ("fits", "warn", 300)
+
+
+def test_what_vllm_logs_and_nvml_shows_is_held_against_the_plan() -> None:
+    found = rows()
+    assert {key: row.within for key, row in found.items()} == {
+        ("31b", "weights_mib"): True,
+        ("31b", "graphs_mib"): True,
+        ("31b", "kv_cache_mib"): True,
+        ("31b", "kv_cache_tokens"): True,
+        ("GPU-a", "total_mib"): True,
+        ("GPU-b", "total_mib"): True,
+    }
+    assert found["31b", "kv_cache_mib"].measured == pytest.approx(2.39 * 1024)
+    assert drift.sentences(row.as_dict() for row in found.values()) == []
+
+
+@pytest.mark.parametrize(
+    ("logged", "measured", "key"),
+    [
+        ({"model_gib": 16.40}, (21_950, 22_050), ("31b", "weights_mib")),
+        ({"kv_cache_gib": 2.50}, (21_950, 22_050), ("31b", "kv_cache_mib")),
+        ({"kv_cache_tokens": 14_981}, (21_950, 22_050), ("31b", "kv_cache_tokens")),
+        ({"graphs_gib": 0.5}, (21_950, 22_050), ("31b", "graphs_mib")),
+        ({}, (21_950, 22_290), ("GPU-b", "total_mib")),
+        ({}, (21_688, 22_050), ("GPU-a", "total_mib")),
+    ],
+)
+def test_one_component_that_drifts_is_named(
+    logged: dict[str, Any], measured: tuple[int, int], key: tuple[str, str]
+) -> None:
+    found = rows(logged, measured)
+    assert [place for place, row in found.items() if row.within is False] == [key]
+    (said,) = drift.sentences(row.as_dict() for row in found.values())
+    assert key[0] in said and f"planned {found[key].planned:,.0f}" in said
+
+
+def test_what_nobody_told_is_neither_right_nor_wrong() -> None:
+    found = rows({}, (None, 22_000))
+    assert found["GPU-a", "total_mib"].within is None
+    silent = drift.compare([("31b", UUIDS, EXPECTED, {})], [])
+    assert {row.within for row in silent} == {None}
+    assert drift.sentences(row.as_dict() for row in silent) == []
+
+
+def test_an_engine_without_graphs_has_no_row_for_them() -> None:
+    eager = dataclasses.replace(PLAN, gpus=(gpu(0, 0), gpu(1, 0)))
+    logged = {key: value for key, value in LOGGED.items() if key != "graphs_gib"}
+    expected = drift.expectation(eager, "0.32.0", LIMITS, "warn")
+    assert "graphs_mib" not in [row.component for row in drift.compare([("31b", UUIDS, expected, logged)], [])]
+
+
+def test_engines_on_one_gpu_are_added_up_and_one_without_a_plan_makes_its_gpu_unknown() -> None:
+    small = {**EXPECTED, "gpus": [{**EXPECTED["gpus"][0], "total_mib": 5_000}]}
+    both = drift.compare([("31b", UUIDS, EXPECTED, {}), ("small", ("GPU-b",), small, {})], [])
+    totals = {row.what: (row.planned, row.tolerance) for row in both if row.component == "total_mib"}
+    assert totals == {"GPU-a": (21_989, 300), "GPU-b": (26_989, 600)}
+    mixed = drift.compare([("31b", UUIDS, EXPECTED, {}), ("other", ("GPU-b",), None, {})], [])
+    assert [row.what for row in mixed if row.component == "total_mib"] == ["GPU-a"]
+
+
+def test_a_share_of_the_gpu_leaves_the_kv_cache_to_the_other_components() -> None:
+    shared = drift.expectation(dataclasses.replace(PLAN, pinned=False), "0.32.0", LIMITS, "warn")["tolerances"]
+    assert shared["kv_cache_mib"] == 160 + 768 + 300
+    assert shared["kv_cache_tokens"] == pytest.approx(14_982 * 1228 / 2448, abs=1)
+    assert EXPECTED["tolerances"]["kv_cache_tokens"] == 0
+
+
+def test_tolerances_of_an_operator() -> None:
+    assert drift.tolerances({"weights_mib": 10}, 250) == {**drift.TOLERANCES, "weights_mib": 10, "total_mib": 250}
+    with pytest.raises(ValueError, match="plan_drift_tolerances: 'weights' is none of weights_mib, graphs_mib"):
+        drift.tolerances({"weights": 10}, 300)
+    with pytest.raises(ValueError, match=r"plan_drift_tolerances\.graphs_mib: -1 is not a number from 0"):
+        drift.tolerances({"graphs_mib": -1}, 300)
+
+
+def test_the_table() -> None:
+    lines = drift_table(
+        [row.as_dict() for row in rows({"graphs_gib": 0.5}, (None, 22_000)).values()], {"GPU-a": 0, "GPU-b": 1}
+    )
+    assert max(map(len, lines)) <= 100
+    assert [line.split()[-1] for line in lines[2:]] == ["within", "DRIFT", "within", "within", "told", "within"]
+    assert lines[-1].startswith("GPU 1") and "+11" in lines[-1]
