@@ -168,8 +168,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?:listen tcp\d? (?P<address2>\S+): bind: address already in use)|address already in use"
         ),
         "the port {address}{address2} is taken by something else",
-        "`ss -ltnp` names it; stop it or give the engine another port. Where it names docker-proxy and `docker ps` shows "
-        "no container with that port, Docker kept it through a power cut, and `systemctl restart docker` frees it",
+        "`ss -ltnp` names it; stop it or give the engine another port. Where it names docker-proxy and `docker ps` "
+        "shows no container with that port, Docker kept it through a power cut: `systemctl restart docker` frees it",
     ),
     Signature(
         "name_taken",

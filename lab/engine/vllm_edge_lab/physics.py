@@ -72,8 +72,8 @@ MODELS = {
 
 # CUDA context and NCCL buffers, by tensor_parallel_size. There when vLLM takes its first look at the free memory.
 CONTEXT_MIB = {1: 190, 2: 105, 4: 391}
-# CUDA graphs of 256 sequences, by family and tensor_parallel_size; 31B over four GPUs ran eager only and is taken to need
-# what it needs over two. With fewer sequences vLLM captures fewer sizes, and each is taken to need the same.
+# CUDA graphs of 256 sequences, by family and tensor_parallel_size; 31B over four GPUs ran eager only and is taken to
+# need what it needs over two. With fewer sequences vLLM captures fewer sizes, and each is taken to need the same.
 GRAPHS_MIB = {
     ("31B", 2): 1505,
     ("31B", 4): 1505,

@@ -24,8 +24,8 @@ OnDrift = Literal["ignore", "warn", "fail"]
 ON_DRIFT: tuple[OnDrift, ...] = ("ignore", "warn", "fail")
 
 TOLERANCES: Mapping[str, float] = {
-    # The tensors agree with published loads within 0.02 GiB; what the allocator adds may be 0.14 GiB more than the plan's
-    # 0.06 (overhead.ALLOCATOR_BYTES).
+    # The tensors agree with published loads within 0.02 GiB; what the allocator adds may be 0.14 GiB more than the 0.06
+    # of the plan (overhead.ALLOCATOR_BYTES).
     "weights_mib": 160,
     # Fitted from few logs, which disagree by more than half a GiB for the small models; see overhead.py.
     "graphs_mib": 768,
@@ -174,8 +174,8 @@ def sentences(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         what = f"{COMPONENTS[row['component']]} of {row['what']}"
         found.append(
             f"Plan and measurement differ: {what} {measured:,.0f}{unit}, planned {planned:,.0f} "
-            f"({measured - planned:+,.0f}, tolerated {row['tolerance']:,.0f}). Where it stays so, state what was measured "
-            "in plan_observations; plan_drift and plan_drift_tolerances say what becomes of it."
+            f"({measured - planned:+,.0f}, tolerated {row['tolerance']:,.0f}). Where it stays so, state what was "
+            "measured in plan_observations; plan_drift and plan_drift_tolerances say what becomes of it."
         )
     return found
 
