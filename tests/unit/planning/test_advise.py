@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is advised: found by the planner's figures alone, ranked as asked, and ready to be pasted."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+from ansible.module_utils.vllm_edge.planning import advise, families, model_facts, planner
+from ansible.module_utils.vllm_edge.planning.contract import Gpu, Model, Verdict
+
+L4 = Gpu("NVIDIA L4", 23_659_151_360)
+DEFAULT = "0.32.0"
+ROLES = ("architect", "worker", "auditor", "sentry")
+REPOS = {
+    "31b-bf16": "google/gemma-4-31B-it",
+    "31b-w4a16": "google/gemma-4-31B-it-qat-w4a16-ct",
+    "31b-fp8": "RedHatAI/gemma-4-31B-it-FP8-dynamic",
+    "31b-nvfp4": "nvidia/Gemma-4-31B-IT-NVFP4",
+    "e4b": "google/gemma-4-E4B-it",
+    "e2b": "google/gemma-4-E2B-it",
+}
+SMALL = ("e4b", "e2b")
+MOE = {"26b-nvfp4": "nvidia/Gemma-4-26B-A4B-NVFP4", "e2b": REPOS["e2b"]}
+MEASURED_TOK_S = {"bf16-tp4": 14.8, "nvfp4-tp2": 15.1}
+"""On the reference host, with vLLM 0.19.0."""
+REFERENCE_CONTEXT = {"bf16-tp4": 16384, "nvfp4-tp2": 8192}
+NVFP4_TP2 = {
+    "model": "31b-nvfp4",
+    "tensor_parallel_size": 2,
+    "gpus": [0, 1],
+    "port": 8050,
+    "served_names": ["architect", "worker"],
+    "max_model_len": 8192,
+    "kv_cache_dtype": "fp8",
+    "tool_call_parser": "gemma4",
+    "reasoning_parser": "gemma4",
+}
+E4B = {"model": "e4b", "tensor_parallel_size": 1, "gpus": [2], "port": 8061, "served_names": ["auditor"]}
+
+
+@functools.cache
+def model(repo: str) -> Model:
+    facts = model_facts.recorded(repo)
+    assert facts is not None
+    return families.interpret(facts)
+
+
+def host(repos: Mapping[str, str] | None = None, gpus: int = 4, **more: Any) -> advise.Host:
+    models = {name: model(repo) for name, repo in (repos or REPOS).items()}
+    return advise.Host(**{"models": models, "gpus": [L4] * gpus, "vllm_version": DEFAULT, "roles": ROLES} | more)
+
+
+def advised(at: advise.Host, **asked: Any) -> advise.Advice:
+    return advise.advise(advise.wish(at.models, **asked), at)
+
+
+@functools.cache
+def reference(by: str = "tok_s", choose: int = 1) -> advise.Advice:
+    """For the reference host, four NVIDIA L4."""
+    return advised(host(engines={"31b-nvfp4-tp2": NVFP4_TP2}), by=by, choose=choose)
+
+
+@functools.cache
+def two_gpus(by: str = "tok_s", choose: int = 1) -> advise.Advice:
+    return advised(host({name: REPOS[name] for name in ("31b-w4a16", *SMALL)}, 2), by=by, choose=choose)
+
+
+def repo_of(profile: advise.Profile, at: advise.Host) -> str:
+    return at.models[profile.main.fit.model].facts.repo
+
+
+# -- what is found
+
+
+def test_the_best_beats_both_profiles_of_the_reference() -> None:
+    found = reference()
+    best = found.profiles[0].main
+    assert best.fit.plan.decode_tok_s is not None
+    assert best.fit.plan.decode_tok_s.low > max(MEASURED_TOK_S.values())
+    assert best.max_model_len > max(REFERENCE_CONTEXT.values()) and best.waiting == 0
+    # Both are in the list, so it is their figures that put them behind.
+    for name, shape in {"31b-bf16": advise.Shape(4), "31b-nvfp4": advise.Shape(2)}.items():
+        rank = next(
+            rank
+            for rank, profile in enumerate(found.profiles)
+            if profile.main.fit.model == name and profile.main.fit.shape == shape
+        )
+        assert rank > 0 and found.profiles[rank].main.fit.tok_s < best.fit.tok_s
+    assert (best.fit.model, best.fit.shape) == ("31b-w4a16", advise.Shape(4))
+
+
+def test_no_name_and_no_order_is_preferred() -> None:
+    renamed = {letter: repo for letter, repo in zip("fedcba", reversed(REPOS.values()), strict=True)}
+    at = host(renamed)
+    found = advised(at, models=[name for name, repo in renamed.items() if repo not in (REPOS["31b-fp8"],)])
+    assert repo_of(found.profiles[0], at) == REPOS["31b-w4a16"]
+    assert {at.models[name].facts.repo for name in found.mains} == {
+        repo for name, repo in REPOS.items() if name in ("31b-bf16", "31b-nvfp4", "31b-w4a16")
+    }
+
+
+def test_what_is_faster_is_first_whatever_its_precision() -> None:
+    """The same checkpoint, read as if it had half the layers' weights, wins; nothing knows of 4 bits."""
+    at = host({name: REPOS[name] for name in ("31b-bf16", "31b-w4a16")})
+    light = tuple(
+        dataclasses.replace(component, read_per_token=component.read_per_token / 8)
+        for component in at.models["31b-bf16"].components
+    )
+    models = dict(at.models) | {"31b-bf16": dataclasses.replace(at.models["31b-bf16"], components=light)}
+    assert advised(dataclasses.replace(at, models=models)).profiles[0].main.fit.model == "31b-bf16"
+
+
+@pytest.mark.parametrize("by", list(advise.By))
+def test_ranked_as_asked(by: advise.By) -> None:
+    profiles = reference(by.value).profiles
+    criterion = {
+        advise.By.TOK_S: lambda profile: profile.main.fit.tok_s,
+        advise.By.CONTEXT: lambda profile: profile.main.max_model_len,
+        advise.By.FREE_GPUS: lambda profile: profile.free_gpus,
+    }[by]
+    values = [criterion(profile) for profile in profiles]
+    assert values == sorted(values, reverse=True) and values[0] > values[-1]
+
+
+def test_every_profile_is_one() -> None:
+    profiles = reference().profiles
+    assert len({(profile.label, profile.main.max_model_len) for profile in profiles}) == len(profiles)
+    for profile in profiles:
+        assert profile.gpus + profile.free_gpus == 4
+        assert Counter(itertools.chain(*(engine.roles for engine in profile.engines))) == Counter(ROLES)
+        assert all(engine.max_model_len >= 8192 and engine.at_once >= 1 for engine in profile.engines)
+        sides = [engine.fit.model for engine in profile.sides]
+        assert set(sides) <= set(SMALL) and len(sides) == len(set(sides))
+    assert {len(profile.sides) for profile in profiles} == {0, 1, 2}
+    # Of equal engines the KV cache as the checkpoint has it comes first, although FP8 would hold more.
+    labels = [profile.label for profile in profiles]
+    assert labels.index("31b-w4a16 tp4") < labels.index("31b-w4a16 tp4 kv=fp8")
+
+
+def test_each_engine_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search depends on the engines that there are, and not on the profiles that they make."""
+    calls: list[Any] = []
+    plan = planner.plan
+
+    def counted(*given: Any, **more: Any) -> Any:
+        calls.append(given)
+        return plan(*given, **more)
+
+    monkeypatch.setattr(planner, "plan", counted)
+    found = advised(host({name: REPOS[name] for name in ("31b-w4a16", "e2b")}))
+    dtypes, shapes = 2, len(advise.shapes(4))
+    assert len(calls) <= 2 * shapes * dtypes + 1
+    assert len(found.profiles) > len(calls) / 2
+
+
+# -- the chosen one is what the planner says it is
+
+
+@pytest.mark.parametrize("choose", [1, 9, 16])
+def test_the_chosen_one_fits_as_it_is_shown(choose: int) -> None:
+    found = two_gpus(choose=choose)
+    profile, chosen = found.profiles[choose - 1], found.chosen
+    assert chosen.plan.verdict is Verdict.FITS
+    for engine, planned in zip(profile.engines, chosen.plan.engines, strict=True):
+        assert planned.max_concurrency == pytest.approx(engine.at_once)
+        assert planned.decode_tok_s == engine.fit.plan.decode_tok_s
+        assert planned.kv_cache_dtype == engine.fit.plan.kv_cache_dtype
+    written = list(chosen.serving_engines.values())
+    slots = [slot for engine in written for slot in engine["gpus"]]
+    assert len(slots) == len(set(slots)) == profile.gpus
+    assert len({engine["port"] for engine in written}) == len(written)
+    assert not any("gpu_memory_utilization" in engine for engine in written)
+
+
+def test_what_is_pasted_is_yaml_and_says_the_same() -> None:
+    chosen = reference(choose=next_with_sides()).chosen
+    parsed = yaml.safe_load("\n".join(advise.pasted(chosen)))
+    assert parsed == {"serving_engines": chosen.serving_engines, "serving_profiles": chosen.serving_profiles}
+    roles = Counter(role for engine in parsed["serving_engines"].values() for role in engine["served_names"])
+    assert roles == Counter(ROLES)
+    (profile,) = parsed["serving_profiles"].values()
+    assert profile["engines"] == list(parsed["serving_engines"]) and set(profile) == {"engines", "when", "source"}
+
+
+def next_with_sides() -> int:
+    return next(rank for rank, profile in enumerate(reference().profiles, 1) if len(profile.sides) == 2)
+
+
+@pytest.mark.parametrize("text", ["yes", "1e4", "12", "a: b", "x #y", "", "0x1f", "2026-01-01", "31b-w4a16", "-", "a."])
+def test_texts_stay_texts(text: str) -> None:
+    assert yaml.safe_load(f"key: {advise._yaml(text)}") == {"key": text}
+
+
+def test_names_ports_and_parsers_follow_the_inventory() -> None:
+    at = host({name: REPOS[name] for name in ("31b-nvfp4", "e4b")}, 3, engines={"31b-nvfp4-tp2": NVFP4_TP2, "e4b": E4B})
+    rank = next(
+        rank
+        for rank, profile in enumerate(advised(at).profiles, 1)
+        if profile.kind == (("31b-nvfp4", advise.Shape(2)), ("e4b", advise.Shape(1)))
+    )
+    chosen = advised(at, choose=rank).chosen
+    main, side = chosen.serving_engines
+    assert main.startswith("31b-nvfp4-tp2-") and side.startswith("e4b-")  # the plain names are other engines
+    assert [engine["port"] for engine in chosen.serving_engines.values()] == [8050, 8061]
+    assert all(engine["tool_call_parser"] == "gemma4" for engine in (chosen.serving_engines[main],))
+    # Once they are in the inventory they are the same engines, with the same names.
+    again = dataclasses.replace(
+        at, engines={**at.engines, **chosen.serving_engines}, profiles=dict(chosen.serving_profiles)
+    )
+    same = advised(again, choose=rank).chosen
+    assert (same.serving_engines, same.name) == (chosen.serving_engines, chosen.name)
+
+
+def test_observations_of_an_engine_that_is_like_it_count() -> None:
+    more = {"engines": {"31b-nvfp4-tp2": NVFP4_TP2}, "observations": {"31b-nvfp4-tp2": {"weights_bytes": 10**10}}}
+    at = host({"31b-nvfp4": REPOS["31b-nvfp4"]}, 2, **more)
+    (name,) = advised(at).chosen.serving_engines
+    found = advised(at)
+    assert found.chosen.plan.engines[0].gpus[0].weights_bytes == 10**10
+    assert any(f"write the same for {name}" in said for said in found.chosen.advice[name])
+    # Its batch is another, so of activations nothing follows.
+    other = dataclasses.replace(at, observations={"31b-nvfp4-tp2": {"overhead_bytes": 10**10}})
+    assert advised(other).chosen.plan.engines[0].gpus[0].overhead_bytes < 10**10
+
+
+def test_gpus_that_are_not_alike_are_not_mixed() -> None:
+    large = Gpu("NVIDIA L40S", 47 * 2**30)
+    at = host({name: REPOS[name] for name in ("31b-fp8", "e2b")}, gpus=1)
+    found = advised(dataclasses.replace(at, gpus=[L4, large, L4]))
+    assert {profile.main.fit.gpu for profile in found.profiles} == {L4, large}
+    for rank, profile in enumerate(found.profiles, 1):
+        for engine, slots in zip(profile.engines, advise._slots(profile, [L4, large, L4]), strict=True):
+            assert slots and set(slots) <= ({1} if engine.fit.gpu is large else {0, 2}), rank
+
+
+# -- what is not advised
+
+
+def test_rejections_are_grouped_and_say_why() -> None:
+    found = reference()
+    keys = [(rejection.model, rejection.verdict) for rejection in found.rejections]
+    assert len(keys) == len(set(keys))
+    bf16 = next(rejection for rejection in found.rejections if rejection.model == "31b-bf16")
+    assert bf16.verdict == "oom_weights" and {"tp1", "tp2"} <= set(bf16.shapes) and "Weights need" in bf16.reason
+    text = "\n".join(advise.lines(found))
+    assert "two engines on one GPU" in text
+
+
+def test_a_release_without_pipelines_has_none() -> None:
+    found = advised(host({"31b-nvfp4": REPOS["31b-nvfp4"]}, vllm_version="0.19.0"))
+    assert {profile.main.fit.shape.pipeline_parallel_size for profile in found.profiles} == {1}
+    refused = next(rejection for rejection in found.rejections if rejection.verdict == "unsupported_engine")
+    assert "#40786" in refused.reason and "tp2 pp2" in refused.shapes
+
+
+def test_what_is_larger_than_the_model_allows() -> None:
+    found = advised(host({name: REPOS[name] for name in ("31b-w4a16", "e2b")}), min_context=200_000)
+    assert {profile.label.count("+") for profile in found.profiles} == {0}
+    assert any(rejection.model == "e2b" and "maximum is 131,072" in rejection.reason for rejection in found.rejections)
+
+
+def test_the_largest_that_fits_is_the_main_engine() -> None:
+    found = advised(host({name: REPOS[name] for name in ("31b-bf16", *SMALL)}, 1))
+    assert found.mains == ("e4b",) and {rejection.model for rejection in found.rejections} >= {"31b-bf16"}
+
+
+def test_a_model_that_nobody_knows_is_a_rejection() -> None:
+    at = host({"e2b": REPOS["e2b"]}, 1)
+    found = advise.advise(advise.wish(["e2b", "own"]), at, {"own": "nothing is recorded of it"})
+    assert "own: unknown. nothing is recorded of it" in map(str, found.rejections)
+
+
+# -- what is advised against is said
+
+
+def test_advice_is_with_the_chosen_one() -> None:
+    found = advised(host(MOE, 2))
+    text = " ".join(" ".join(advise.lines(found)).split())
+    assert "all 128 experts are in memory" in text
+    assert any("experts" in said for said in advise.document(found)["profiles"][0]["advice"])
+    with_fp8 = next(
+        rank
+        for rank, profile in enumerate(two_gpus().profiles, 1)
+        if profile.main.fit.kv_cache_dtype == "fp8" and profile.main.waiting
+    )
+    (said, *_) = two_gpus(choose=with_fp8).chosen.advice.values()
+    assert any("no scales for an FP8 KV cache" in sentence for sentence in said)
+    # NVIDIA's checkpoint has them.
+    assert not any("scales" in sentence for sentence in next(iter(advised(host(MOE, 2)).chosen.advice.values())))
+
+
+def test_advice_on_context_is_that_of_the_context_that_is_advised() -> None:
+    for rank, profile in enumerate(two_gpus().profiles, 1):
+        said = " ".join(advise.document(two_gpus())["profiles"][rank - 1]["advice"])
+        assert "8,192: a second one" not in said or profile.main.max_model_len == 8192
+        assert (f"requests of max_model_len {profile.main.max_model_len:,}" in said) == (profile.main.at_once < 2)
+
+
+# -- the answer
+
+
+@pytest.mark.parametrize("by", list(advise.By))
+def test_nothing_is_wider_than_100_columns(by: advise.By) -> None:
+    found = reference(by.value)
+    lines = advise.lines(found)
+    assert max(map(len, lines)) <= 100
+    rows = [line for line in lines if "31b-" in line and "fits (" in line]
+    assert len(rows) == advise.ROWS and rows[0].lstrip().startswith(">1 ")
+    assert any("estimate" in line and "rank" in line for line in lines)
+    assert f"{len(found.profiles)} feasible profiles" in lines[0]
+
+
+def test_the_document_has_them_all() -> None:
+    found = reference()
+    document = advise.document(found)
+    assert [row["rank"] for row in document["profiles"]] == list(range(1, len(found.profiles) + 1))
+    assert document["profiles"][0]["tok_s_estimate"].keys() == {"low", "mid", "high", "ceiling"}
+    assert document["chosen"]["plan"]["verdict"] == "fits" and document["chosen"]["rank"] == 1
+
+
+# -- what is wrong is said
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"by": "toks"}, "advise_by: 'toks' is not one of tok_s, context, free_gpus; did you mean tok_s?"),
+        ({"choose": 0}, "advise_choose: 0 is not the rank of a profile in the table"),
+        ({"choose": "first"}, "advise_choose: 'first' is not the rank"),
+        ({"choose": "99999"}, "profiles are feasible; write 1 to "),
+        ({"min_context": "8k"}, "advise_min_context: '8k' is not tokens"),
+        ({"min_context": 512}, "write a whole number from 1024 on"),
+        ({"min_context": True}, "advise_min_context: true is not tokens"),
+        ({"models": ["e3b"]}, "advise_models: 'e3b' is not a key of vllm_models; did you mean e2b?"),
+        ({"main": "31b"}, "advise_main: '31b' is not a key of vllm_models"),
+        ({"main": "e2b", "models": ["31b-w4a16"]}, "advise_main: 'e2b' is none of advise_models"),
+        ({"main": "31b-bf16"}, "advise_main: no engine of 31b-bf16 fits on 1 x NVIDIA L4 with vLLM 0.32.0. 31b-bf16"),
+        ({"models": ["31b-bf16"]}, "31b-bf16 as tp1: oom_weights. Weights need 58.89 GiB"),
+    ],
+)
+def test_what_cannot_be_advised_on_is_said(asked: dict[str, Any], said: str) -> None:
+    at = host({name: REPOS[name] for name in ("31b-bf16", "31b-w4a16", "e2b")}, 1)
+    with pytest.raises(advise.AdviceError) as refused:
+        advised(at, **asked)
+    assert said in str(refused.value)
+
+
+def test_numbers_may_be_text() -> None:
+    assert advise.wish(["e2b"], choose="2", min_context="4096") == advise.Wish(choose=2, min_context_tokens=4096)
+
+
+def test_a_gpu_whose_bandwidth_nobody_knows() -> None:
+    at = host({"e2b": REPOS["e2b"]}, gpus=1)
+    at = dataclasses.replace(at, gpus=[Gpu("", 23_659_151_360)])
+    with pytest.raises(advise.AdviceError, match="advise_by: 'tok_s' needs the bandwidth of the GPU"):
+        advised(at)
+    assert "not known" in "\n".join(advise.lines(advised(at, by="context")))

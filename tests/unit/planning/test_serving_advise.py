@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The module serving_advise and its playbook, as an operator runs them: no host, no GPU, no network."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+MODELS = {
+    "31b-w4a16": {"repo": "google/gemma-4-31B-it-qat-w4a16-ct", "dir": "w4a16", "facts": "recorded"},
+    "e2b": {"repo": "google/gemma-4-E2B-it", "dir": "gemma-4-E2B-it", "facts": "files"},
+}
+OPTIONS = {
+    "models": MODELS,
+    "gpus": [{"nvml_total_mib": 23034}] * 2,
+    "vllm_version": "0.32.0",
+    "roles": ["architect", "worker", "auditor", "sentry"],
+    "weights_root": "/nowhere",
+}
+
+Run = Callable[..., dict[str, Any]]
+
+
+def test_what_the_module_gives(run_module: Run) -> None:
+    found = run_module("serving_advise", OPTIONS, check=True)
+    assert (found["rc"], found["changed"]) == (0, False)
+    advice = found["advice"]
+    assert advice["main_models"] == ["31b-w4a16"] and advice["chosen"]["plan"]["verdict"] == "fits"
+    assert yaml.safe_load("\n".join(found["pasted"]))["serving_engines"] == advice["chosen"]["serving_engines"]
+    assert "\n".join(found["pasted"]) in "\n".join(found["lines"])
+
+
+def test_a_model_of_which_nothing_is_known_keeps_none_of_the_others(run_module: Run) -> None:
+    models = MODELS | {"own": {"repo": "somebody/else", "dir": "else"}}
+    found = run_module("serving_advise", OPTIONS | {"models": models, "gpus": [{"nvml_total_mib": 23034}]})
+    assert found["advice"]["main_models"] == ["e2b"]
+    (own,) = [rejection for rejection in found["advice"]["rejected"] if rejection["model"] == "own"]
+    assert "nothing is recorded of somebody/else" in own["reason"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"choose": "two"}, "advise_choose: 'two' is not the rank"),
+        ({"only": ["e2c"]}, "advise_models: 'e2c' is not a key of vllm_models; did you mean e2b?"),
+        ({"vllm_version": "0.18.0"}, "0.19 to 0.33"),
+        ({"gpus": [{"nvml_total_mib": 49140}]}, "advise_by: 'tok_s' needs the bandwidth of the GPU"),
+        (
+            {"observations": {"e": {"weights": 1}}, "engines": {"e": {}}},
+            "plan_observations.e.weights: nothing reads it",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(run_module: Run, more: dict[str, Any], said: str) -> None:
+    found = run_module("serving_advise", OPTIONS | more)
+    assert found["rc"] == 1
+    assert said in found["msg"]
+
+
+# -- the playbook
+
+
+def play(name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        "ansible-playbook",
+        "-i",
+        "inventories/xr7620",
+        f"playbooks/{name}.yml",
+        "-e",
+        "model_weights_root=/nowhere",
+    ]
+    return subprocess.run(
+        [*command, *options],
+        cwd=ROOT,
+        env=os.environ | {"ANSIBLE_NOCOLOR": "1"},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_what_is_advised_is_valid_and_fits(tmp_path: Path) -> None:
+    """As an operator does it: ask, save what is to be pasted, validate it, plan it."""
+    done = play("advise", "-e", "advise_models=31b-w4a16,e4b,e2b", "-e", "advise_choose=8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = done.stdout[done.stdout.index("# For group_vars/all/engines.yml") :].split("\n\n")[0]
+    file = tmp_path / "advised.yml"
+    file.write_text(text)
+    advised = yaml.safe_load(text)
+    (profile,) = advised["serving_profiles"]
+    assert len(advised["serving_engines"]) > 1
+
+    chosen = ["-e", f"@{file}", "-e", f"serving_profile={profile}"]
+    valid = play("validate", *chosen)
+    assert valid.returncode == 0, valid.stdout + valid.stderr
+    planned = play("plan", *chosen)
+    assert planned.returncode == 0, planned.stdout + planned.stderr
+    assert f"profile {profile}, vLLM 0.32.0: fits\n" in planned.stdout
+
+
+def test_json_is_for_programs() -> None:
+    done = play("advise", "-e", "format=json", "-e", "advise_models=e2b", "-e", "gpu_count=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    begin, end = done.stdout.index("\n{\n"), done.stdout.index("\n}\n")
+    document = json.loads(done.stdout[begin : end + 3])
+    assert document["host"] == "xr7620" and document["advice"]["profiles"][0]["rank"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["-e", "format=yaml"], "format is 'yaml'; advice is written as"),
+        (
+            ["-e", "advise_model=e2b"],
+            "advise_model is read by nothing, so it would have no effect; there are advise_by",
+        ),
+        (["-e", "gpu_count=0"], "Set gpu_count and gpu_memory_mib"),
+        (["-e", "advise_by=speed"], "advise_by: 'speed' is not one of tok_s, context, free_gpus"),
+    ],
+)
+def test_what_cannot_be_advised_on_is_said(options: list[str], said: str) -> None:
+    done = play("advise", *options)
+    assert done.returncode == 2
+    assert said in " ".join((done.stdout + done.stderr).replace("''", "'").split())
