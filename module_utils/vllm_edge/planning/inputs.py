@@ -38,15 +38,20 @@ def model_of(name: str, model: Mapping[str, Any], weights_root: Path) -> Model:
 
 
 def gpu_of(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) -> Gpu:
-    """A GPU by `name`, `cuda_total_bytes`, `nvml_total_mib` and `free_bytes`, with CUDA's total. Raises ValueError."""
+    """A GPU with CUDA's total, by `name`, `cuda_total_bytes`, `nvml_total_mib`, `nvml_reserved_mib` and `free_bytes`.
+
+    Raises ValueError.
+    """
     name, total, nvml = given.get("name"), given.get("cuda_total_bytes"), given.get("nvml_total_mib")
     if total is None:
         if nvml is None:
             raise ValueError(f"gpus[{slot}]: neither cuda_total_bytes nor nvml_total_mib is given; write one of them.")
         found = gpu_models.by_total(nvml)
-        total = found[1] if found else int(nvml * (1 - UNKNOWN_RESERVE)) * 2**20
+        reserved = given.get("nvml_reserved_mib")
+        kept = nvml * UNKNOWN_RESERVE if reserved is None else reserved
+        total = found[1] if found else int(nvml - kept) * 2**20
         name = name or (found[0] if found else None)
-        if found is None:
+        if found is None and reserved is None:
             warn(
                 f"gpus[{slot}]: nobody has looked at what CUDA has of {nvml} MiB; the plan takes {total // 2**20} MiB, "
                 f"with the driver's part of an L4."
