@@ -50,6 +50,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 LFS_SUFFIXES = (".safetensors", ".bin", ".gguf", ".model", ".pt", ".pth")
 LFS_NAMES = ("tokenizer.json",)
+# What the hub tells of a model's config.json beside its files.
+CONFIG_KEYS = ("architectures", "model_type", "quantization_config")
 LFS_BYTES = 10 * 2**20
 # Below it a file with a hole is hashed whole all the same: that takes seconds, and the digest is what it says.
 HOLE_BYTES = 2**30
@@ -271,6 +273,12 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
     return first, last
 
 
+def config_of(repository: Repository) -> dict[str, Any]:
+    """config.json of a repository that has one."""
+    found = next((file for file in repository.files if file.name == "config.json"), None)
+    return dict(json.loads(found.path.read_text())) if found else {}
+
+
 def describe(repository: Repository, gated: bool, blobs: bool) -> dict[str, Any]:
     siblings = [file.sibling if blobs else {"rfilename": file.name} for file in repository.files]
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(repository.modified))
@@ -290,6 +298,7 @@ def describe(repository: Repository, gated: bool, blobs: bool) -> dict[str, Any]
         "tags": ["transformers", "safetensors"],
         "pipeline_tag": "text-generation",
         "library_name": "transformers",
+        "config": {name: value for name, value in config_of(repository).items() if name in CONFIG_KEYS},
         "siblings": siblings,
     }
 

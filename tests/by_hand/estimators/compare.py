@@ -43,6 +43,8 @@ from typing import Any
 import ansible.module_utils
 import yaml
 
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "library")]
@@ -57,10 +59,8 @@ from lab.hub.server import Hub
 
 GIB = 2**30
 HUB_HOST = "huggingface.co"
-VLLM = "0.32.0"
-"""Release of the planner's weights; figures of the KV cache are of the oracle's releases."""
-REFERENCE_VLLM = "0.19.0"
-"""Of the measurements on the reference host."""
+VLLM = "0.19.0"
+"""Of the modelled figures and of the reference host's; a logged one may be another release's."""
 L4 = Gpu("NVIDIA L4", 23_659_151_360)
 L4_GIB = "22"
 """CUDA's total of an L4 for those who take whole GiB: 22.03."""
@@ -291,7 +291,7 @@ def serving(checkpoints: Path, scratch: Path) -> Iterator[tuple[str, dict[str, s
                 "HF_HUB_DISABLE_PROGRESS_BARS": "1",
                 "PYTHONWARNINGS": "ignore",
                 "COLUMNS": "200",
-                "TERM": "dumb",
+                "TERM": "xterm-256color",
             },
         )
 
@@ -355,7 +355,7 @@ def last_words(*outputs: str) -> str:
     """The line of an output that most likely says what went wrong."""
     lines = [line.strip(" │|╰─╯") for output in outputs for line in output.splitlines()]
     said = [line for line in lines if re.search(r"error|not |unsupported|missing", line, re.IGNORECASE)]
-    return re.sub(r"\s+", " ", (said or [line for line in lines if line] or ["no output"])[-1])[:110]
+    return re.sub(r"\s+", " ", (said or [line for line in lines if line] or ["no output"])[-1])[:200]
 
 
 def prepare(scratch: Path, image: str) -> Path:
@@ -389,7 +389,9 @@ def model_of(repo: str, url: str) -> Model:
 
 def planned_weights(model: Model, ranks: int) -> float:
     """GiB of each GPU as vLLM logs them: tensors, and what its allocator adds."""
-    loaded = weights.per_rank(model, Arguments(tensor_parallel_size=ranks), VLLM)
+    reference = CHECKPOINTS[model.facts.repo]
+    version = reference.get("vllm", VLLM) if ranks in reference.get("logged", {}) else VLLM
+    loaded = weights.per_rank(model, Arguments(tensor_parallel_size=ranks), version)
     return (loaded[0].bytes + overhead.ALLOCATOR_BYTES.value) / GIB
 
 
@@ -412,7 +414,7 @@ def planned_left(row: Mapping[str, Any], model: Model) -> float:
     names = ("tensor_parallel_size", "gpu_memory_utilization", "max_model_len", "max_num_seqs", "enforce_eager")
     ranks = row["tensor_parallel_size"]
     engine = {"name": "engine", "model": "model", "gpus": list(range(ranks)), **{name: row[name] for name in names}}
-    plan = planner.plan("reference", [engine], {"model": model}, [L4] * ranks, REFERENCE_VLLM)
+    plan = planner.plan("reference", [engine], {"model": model}, [L4] * ranks, VLLM)
     return plan.engines[0].gpus[0].kv_cache_bytes / GIB
 
 
@@ -447,7 +449,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def failures(answers: Mapping[str, Sequence[Answer]]) -> str:
     """Why estimators failed, each reason once."""
     said = [f"{name}: {answer.failure}" for name, many in answers.items() for answer in many if answer.failure]
-    return "\n".join(f"* {line.replace('|', '/')}" for line in dict.fromkeys(said))
+    # The same reason for another repository is not another reason.
+    return "\n".join(f"* {line}" for line in dict.fromkeys(re.sub(r"`[\w.-]+/[\w.-]+`", "it", line) for line in said))
 
 
 def weights_table(bench: Bench, chosen: Sequence[Estimator]) -> str:
@@ -497,7 +500,7 @@ def request_table(bench: Bench, chosen: Sequence[Estimator]) -> str:
         }
         newest = max(true, key=lambda version: [int(part) for part in version.split(".")])
         cells = [errors.cell("this planner", planned_request(model_of(repo, bench.url), case, newest), true[newest])]
-        question = Question(repo, ranks, case["max_model_len"], case["kv_cache_dtype"] == "fp8")
+        question = of_case(case)
         for estimator in chosen:
             answer = bench.ask(estimator, question)
             cells.append("failed" if answer.failure else errors.cell(estimator.name, answer.kv_cache, true[newest]))
@@ -512,12 +515,7 @@ def left_table(bench: Bench, chosen: Sequence[Estimator]) -> str:
     names = ["this planner (fitted to it)", *(estimator.name for estimator in chosen)]
     errors, rows = Errors(), []
     for row in REFERENCES["left_for_kv_cache"]:
-        question = Question(
-            row["repo"],
-            row["tensor_parallel_size"],
-            row["max_model_len"],
-            gpu_memory_utilization=row["gpu_memory_utilization"],
-        )
+        question = of_row(row)
         cells = [errors.cell(names[0], planned_left(row, model_of(row["repo"], bench.url)), row["logged"])]
         for estimator in chosen:
             answer = bench.ask(estimator, question)
@@ -533,6 +531,32 @@ def versions(scratch: Path, chosen: Sequence[Estimator]) -> str:
     return ", ".join(f"{estimator.name} {found[estimator.name]}" for estimator in chosen)
 
 
+def questions(chosen: Sequence[Estimator]) -> Iterator[tuple[Estimator, Question]]:
+    """Everything that the tables ask, those of the first table first."""
+    yield from ((estimator, Question(repo)) for estimator in chosen for repo in CHECKPOINTS)
+    parallel = [estimator for estimator in chosen if estimator.parallel]
+    yield from (
+        (estimator, Question(repo, ranks)) for estimator in parallel for repo in CHECKPOINTS for ranks in (2, 4)
+    )
+    with_kv = [estimator for estimator in chosen if estimator.kv_cache]
+    yield from ((estimator, of_case(case)) for estimator in with_kv for case in ORACLE["cases"])
+    yield from ((estimator, of_row(row)) for estimator in parallel for row in REFERENCES["left_for_kv_cache"])
+
+
+def of_case(case: Mapping[str, Any]) -> Question:
+    fp8 = case["kv_cache_dtype"] == "fp8"
+    return Question(f"google/{case['model']}", case["tensor_parallel_size"], case["max_model_len"], fp8)
+
+
+def of_row(row: Mapping[str, Any]) -> Question:
+    return Question(
+        row["repo"],
+        row["tensor_parallel_size"],
+        row["max_model_len"],
+        gpu_memory_utilization=row["gpu_memory_utilization"],
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--image", required=True, help="engine image: makes the checkpoints, runs accelerate")
@@ -545,12 +569,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     with serving(checkpoints, scratch) as (url, environment), ThreadPoolExecutor(2) as pool:
         bench = Bench(scratch, arguments.image, environment, url)
         # Each answer is asked for once; tables then find it.
-        first = [(estimator, Question(repo)) for estimator in chosen for repo in CHECKPOINTS]
-        answers = list(pool.map(lambda asked: bench.ask(*asked), first))
-        print(f"Versions: {versions(scratch, chosen)}; planner for vLLM {VLLM}.")
+        asked = list(questions(chosen))
+        answers = list(pool.map(lambda each: bench.ask(*each), asked))
+        print(f"Versions: {versions(scratch, chosen)}.")
         print(f"\n### Weights on one GPU, GiB\n\n{weights_table(bench, chosen)}")
         by_name: dict[str, list[Answer]] = {}
-        for (estimator, _), answer in zip(first, answers, strict=True):
+        for (estimator, _), answer in zip(asked, answers, strict=True):
             by_name.setdefault(estimator.name, []).append(answer)
         if why := failures(by_name):
             print(f"\nWhy some failed:\n\n{why}")

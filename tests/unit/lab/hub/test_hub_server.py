@@ -111,8 +111,9 @@ def test_metadata_names_sizes_and_hashes(world: World) -> None:
     assert weights.lfs is not None and weights.lfs.sha256 == hashlib.sha256(WEIGHTS).hexdigest()
     assert config.lfs is None
     assert config.blob_id == hashlib.sha1(b"blob %d\0" % len(CONFIG) + CONFIG).hexdigest()
-    plain = world.api.model_info(REPOSITORY).siblings or []
-    assert all(file.size is None for file in plain)
+    plain = world.api.model_info(REPOSITORY)
+    assert all(file.size is None for file in plain.siblings or [])
+    assert plain.config == {"model_type": "gemma4_text"}
 
 
 def test_tree_lists_folders_and_pages_nothing_away(world: World) -> None:
