@@ -70,6 +70,11 @@ options:
     description: Directory with the directories of the models.
     type: path
     default: /data/vllm/weights
+  facts:
+    description: What holds for models that have no C(facts) of their own.
+    type: str
+    choices: [files, recorded]
+    default: files
   observations:
     description: >-
       What was measured of an engine, in place of what is predicted, as a mapping of C(weights_bytes),
@@ -248,50 +253,13 @@ legend:
 """
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.vllm_edge.planning import drift, families, gpu_models, model_facts, planner, render
-from ansible.module_utils.vllm_edge.planning.contract import Facts, Gpu, Model, Plan
-
-UNKNOWN_RESERVE = 1 - 22563 / 23034
-"""Of a GPU of which nobody has looked at CUDA's total: the part that the driver keeps of an L4."""
-
-
-def facts_of(name: str, model: Mapping[str, Any], weights_root: Path) -> Facts:
-    """What the model's checkpoint says of itself. Raises FactsError."""
-    repo = str(model.get("repo", ""))
-    directory = weights_root / str(model.get("dir", ""))
-    if model.get("facts", "files") == "files" and model.get("dir") and (directory / "config.json").is_file():
-        return model_facts.read(directory, repo, str(model.get("revision") or ""))
-    recorded = model_facts.recorded(repo)
-    if recorded is None:
-        raise model_facts.FactsError(
-            f"vllm_models.{name}: {directory} is not here, and nothing is recorded of {repo or 'it'}. Record it once, "
-            f"from its files or from a hub: ansible-playbook playbooks/record_facts.yml"
-        )
-    return recorded
-
-
-def gpu_of(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) -> Gpu:
-    """A GPU, with CUDA's total. Raises ValueError."""
-    name, total, nvml = given.get("name"), given.get("cuda_total_bytes"), given.get("nvml_total_mib")
-    if total is None:
-        if nvml is None:
-            raise ValueError(f"gpus[{slot}]: neither cuda_total_bytes nor nvml_total_mib is given; write one of them.")
-        found = gpu_models.by_total(nvml)
-        reserved = given.get("nvml_reserved_mib")
-        kept = nvml * UNKNOWN_RESERVE if reserved is None else reserved
-        total = found[1] if found else int(nvml - kept) * 2**20
-        name = name or (found[0] if found else None)
-        if found is None and reserved is None:
-            warn(
-                f"gpus[{slot}]: nobody has looked at what CUDA has of {nvml} MiB; the plan takes {total // 2**20} MiB, "
-                f"with the driver's part of an L4."
-            )
-    return Gpu(name or "", total, given.get("free_bytes"))
+from ansible.module_utils.vllm_edge.planning import drift, inputs, planner, render
+from ansible.module_utils.vllm_edge.planning.contract import Model, Plan
 
 
 def described(plan: Plan, tolerances: Mapping[str, float], on_drift: drift.OnDrift) -> dict[str, Any]:
@@ -343,6 +311,7 @@ def main() -> None:
             },
             "vllm_version": {"type": "str", "required": True},
             "weights_root": {"type": "path", "default": "/data/vllm/weights"},
+            "facts": {"type": "str", "choices": ["files", "recorded"], "default": "files"},
             "observations": {"type": "dict", "default": {}},
             "margin_mib": {"type": "int", "default": planner.MARGIN_MIB},
             "tolerance_mib": {"type": "int", "default": planner.TOLERANCE_MIB},
@@ -360,7 +329,7 @@ def main() -> None:
     def planned(name: str, engines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for model in dict.fromkeys(str(engine.get("model")) for engine in engines):
             if model in options["models"] and model not in models:
-                models[model] = families.interpret(facts_of(model, options["models"][model], root))
+                models[model] = inputs.model_of(model, {"facts": options["facts"], **options["models"][model]}, root)
         plan = planner.plan(
             name,
             engines,
@@ -376,7 +345,7 @@ def main() -> None:
     # Whatever is wrong is a ValueError whose message says what, and what would do.
     try:
         tolerances = drift.tolerances(options["drift_tolerances"], options["tolerance_mib"])
-        gpus = [gpu_of(slot, given, module.warn) for slot, given in enumerate(options["gpus"])]
+        gpus = [inputs.gpu_of(slot, given, module.warn) for slot, given in enumerate(options["gpus"])]
         if options["profile"]:
             answer = planned(options["profile"]["name"], options["profile"]["engines"])
     except ValueError as error:

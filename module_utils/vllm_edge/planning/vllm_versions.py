@@ -8,6 +8,7 @@ Environment variables of vLLM count as unset.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -123,6 +124,7 @@ GEMMA4_VIDEO_TOKENS = 32 * (70 + 2 + 6)
 VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?(?:[-.+]?[a-z].*)?")
 
 
+@functools.cache
 def behaviour(version: str) -> Behaviour:
     """How a release of vLLM uses memory.
 
