@@ -106,11 +106,24 @@ def test_gpus_by_what_nvidia_smi_prints(run_module: Run) -> None:
     assert unknown["engines"][0]["decode_tok_s"] is None
 
 
+def test_what_the_plan_adds_to_an_engine(run_module: Run) -> None:
+    given = arguments(profile={"engines": [E2B]}, drift_tolerances={"weights_mib": 7}, on_drift="fail")
+    (engine,) = run_module("serving_plan", given)["engines"]
+    settings = engine["settings"]
+    assert settings.keys() == {"kv_cache_memory_bytes", "gpu_memory_utilization", "vram_budget_mib", "plan"}
+    assert settings["kv_cache_memory_bytes"] == engine["gpus"][0]["kv_cache_bytes"]
+    assert settings["plan"]["gpus"][0]["total_mib"] + 300 == pytest.approx(settings["vram_budget_mib"], abs=1)
+    assert (settings["plan"]["on_drift"], settings["plan"]["tolerances"]["weights_mib"]) == ("fail", 7)
+    wrong = run_module("serving_plan", arguments(drift_tolerances={"weight": 7}))
+    assert wrong["rc"] == 1 and "plan_drift_tolerances: 'weight' is none of" in wrong["msg"]
+
+
 # -- the playbook
 
 
-def play(*options: str) -> subprocess.CompletedProcess[str]:
-    plan = ["ansible-playbook", "-i", "inventories/xr7620", "playbooks/plan.yml", "-e", "model_weights_root=/nowhere"]
+def play(*options: str, playbook: str = "plan") -> subprocess.CompletedProcess[str]:
+    plan = ["ansible-playbook", "-i", "inventories/xr7620", f"playbooks/{playbook}.yml"]
+    plan += ["-e", "model_weights_root=/nowhere"]
     return subprocess.run(
         [*plan, *options],
         cwd=ROOT,
@@ -163,6 +176,18 @@ def test_a_chosen_profile_that_does_not_fit_is_refused() -> None:
     done = play(*refused, "-e", "plan_override=true")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "plan_override: nvfp4-tp1 would be started although it is not expected to." in done.stdout
+
+
+def test_site_refuses_a_profile_that_does_not_fit_before_a_host_is_asked() -> None:
+    """The first stage of site.yml. The inventory's host does not exist, and nobody notices."""
+    refused = ["-e", "serving_profile=w4a16-tp2", "-e", "plan_margin_mib=11500"]
+    done = play(*refused, playbook="validate")
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == 2
+    assert "w4a16-tp2 will not start with vLLM 0.32.0. 31b-w4a16-tp2: no_kv. Weights take 10.52 GiB" in said
+    assert "plan_margin_mib 11500 is kept free, which leaves no KV cache" in said
+    assert "No host was touched." in said and "-e plan_override=true" in said
+    assert play(*refused, "-e", "plan_override=true", playbook="validate").returncode == 0
 
 
 def test_json_is_for_programs() -> None:
