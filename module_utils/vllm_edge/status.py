@@ -400,7 +400,9 @@ def switch_problems(status: Mapping[str, Any]) -> list[str]:
 
 def drift_problems(status: Mapping[str, Any]) -> list[str]:
     """Plan against measurement, where every engine serves: one that loads holds less than it will."""
-    settled = all(state_words(engine) == "serving" for engine in status["engines"])
+    settled = all(
+        (engine["active_state"], state_words(engine)) == ("active", "serving") for engine in status["engines"]
+    )
     if status.get("switch") is not None or not settled or status.get("on_drift") == "ignore":
         return []
     return drift.sentences(status.get("drift") or [])

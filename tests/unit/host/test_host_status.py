@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +140,30 @@ def test_a_serving_engine(serving: tuple[HostPaths, FakeDocker]) -> None:
     assert "last failure 2026-11-21T03:00:00Z: no memory is left. Lower max_num_seqs" in text
     assert max(map(len, text.splitlines())) <= WIDTH
     json.dumps(status)
+
+
+def test_an_engine_that_is_not_as_planned(serving: tuple[HostPaths, FakeDocker]) -> None:
+    paths, docker = serving
+    tolerances = {"weights_mib": 160, "graphs_mib": 768, "kv_cache_mib": 16, "kv_cache_tokens": 0, "total_mib": 300}
+    plan = {
+        "gpus": [{"weights_mib": 10_024, "graphs_mib": 539, "kv_cache_mib": 8_485, "total_mib": 20_612}],
+        "kv_cache_tokens": 480_192,
+        "tolerances": tolerances,
+        "on_drift": "warn",
+    }
+    file = paths.engine_dir("e2b") / "engine.json"
+    file.write_text(json.dumps({**CONFIG, "gpus": [BOARD["uuid"]], "plan": plan}))
+    state = EngineState("e2b", "serving", stamp(), input_hash="ab12", log_facts={"model_gib": 15.0})
+    write_state(paths.engine_state("e2b"), state)
+    board = {**BOARD, "engine_mib": 20_612}
+    status = asked(paths, docker, UNIT, [board])
+    (problem,) = status["problems"]
+    assert "weights of e2b 15,360 MiB, planned 10,024 (+5,336, tolerated 160)" in problem
+    text = "\n".join(status_lines(status))
+    assert "plan against measurement" in text and re.search(r"^GPU 3 .* 20,612 +20,612 +\+0 +300 +within$", text, re.M)
+    # What still loads holds less than it will.
+    loading = asked(paths, docker, UNIT | {"ActiveState": "activating"}, [board])
+    assert not [text for text in loading["problems"] if "Plan" in text]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge import generations, gpus
+from ansible.module_utils.vllm_edge.engine_state import EngineState, stamp, write_state
 from ansible.module_utils.vllm_edge.gpus import Release
 from ansible.module_utils.vllm_edge.host_paths import HostPaths
 from ansible.module_utils.vllm_edge.host_world import HostWorld
@@ -265,8 +267,8 @@ def test_killing_spares_a_number_that_was_given_anew(bench: Bench) -> None:
 # -- through the world, and measured
 
 
-def generation_on(paths: HostPaths, gpu: int, budget: int, foreign: str = "warn") -> Generation:
-    value = rendered(engine("e2b", gpus=[UUIDS[gpu]]), foreign=foreign)
+def generation_on(paths: HostPaths, gpu: int, budget: int, foreign: str = "warn", **config: Any) -> Generation:
+    value = rendered(engine("e2b", gpus=[UUIDS[gpu]], **config), foreign=foreign)
     value = replace(value, budgets_mib={**dict.fromkeys(UUIDS, 0), UUIDS[gpu]: budget})
     return generations.load(paths, activate(paths, value))
 
@@ -296,6 +298,54 @@ def test_memory_within_its_budget(bench: Bench) -> None:
     row = next(row for row in done.data["gpus"] if row["uuid"] == UUIDS[1])
     assert (row["engine_mib"], row["budget_mib"], row["within_budget"]) == (20_600, BUDGET, True)
     assert row["processes"][0]["unit"] == "vllm-e2b.service" and len(done.data["gpus"]) == 4
+
+
+def planned(on_drift: str, total_mib: int = 20_400) -> dict[str, Any]:
+    """What is in engine.json of an engine of one GPU."""
+    parts = {"weights_mib": 10_024, "graphs_mib": 539, "kv_cache_mib": 8_485, "total_mib": total_mib}
+    tolerances = {"weights_mib": 160, "graphs_mib": 768, "kv_cache_mib": 16, "kv_cache_tokens": 0, "total_mib": 300}
+    return {"gpus": [parts], "kv_cache_tokens": 480_192, "tolerances": tolerances, "on_drift": on_drift}
+
+
+@pytest.mark.parametrize(
+    ("on_drift", "tokens", "said"),
+    [
+        ("warn", 480_192, ""),
+        ("warn", 480_176, "KV cache, tokens of e2b 480,176, planned 480,192"),
+        ("ignore", 480_176, ""),
+        ("fail", 480_176, "KV cache, tokens of e2b 480,176, planned 480,192"),
+    ],
+)
+def test_what_an_engine_logged_is_held_against_its_plan(bench: Bench, on_drift: str, tokens: int, said: str) -> None:
+    wanted = generation_on(bench.paths, 1, BUDGET, plan=planned(on_drift))
+    logged = {"model_gib": 9.8, "graphs_gib": 0.5, "kv_cache_tokens": tokens}
+    state = EngineState("e2b", "serving", stamp(), input_hash=wanted.hashes["e2b"], log_facts=logged)
+    write_state(bench.paths.engine_state("e2b"), state)
+    with bench.boards.claim(1, 20_600) as pid:
+        bench.ours(pid)
+        if on_drift == "fail":
+            with pytest.raises(PhaseFailed, match=said) as failed:
+                world(bench).measure(wanted)
+            rows = failed.value.data["drift"]
+        else:
+            done = world(bench).measure(wanted)
+            (warning,) = done.warnings or [""]
+            assert said in warning and bool(said) == bool(warning)
+            rows = done.data["drift"]
+    found = {row["component"]: (row["measured"], row["within"]) for row in rows}
+    assert found["kv_cache_tokens"] == (tokens, tokens == 480_192)
+    assert found["kv_cache_mib"] == (None, None), "no line told"
+    assert found["total_mib"] == (20_600, True)
+
+
+def test_lines_of_another_generations_engine_do_not_count(bench: Bench) -> None:
+    wanted = generation_on(bench.paths, 1, BUDGET, plan=planned("fail", 20_600))
+    state = EngineState("e2b", "serving", stamp(), input_hash="another", log_facts={"kv_cache_tokens": 1})
+    write_state(bench.paths.engine_state("e2b"), state)
+    with bench.boards.claim(1, 20_600) as pid:
+        bench.ours(pid)
+        rows = world(bench).measure(wanted).data["drift"]
+    assert [row["component"] for row in rows if row["measured"] is not None] == ["total_mib"]
 
 
 def test_memory_over_its_budget_fails_with_the_rows(bench: Bench) -> None:
