@@ -30,7 +30,7 @@ HELP_WIDTH = 100
 Doc = dict[str, Any]
 
 # A name's last word is the unit, throughout the project.
-UNITS = {"_s": "seconds", "_mib": "MiB", "_gib": "GiB", "_bytes": "bytes"}
+UNITS = {"tok_s": "tok/s", "_s": "seconds", "_mib": "MiB", "_gib": "GiB", "_bytes": "bytes"}
 
 
 def said(*command: str, **environment: str) -> str:

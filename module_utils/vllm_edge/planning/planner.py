@@ -593,6 +593,6 @@ def _short(said: str, missing: int) -> str:
 
 
 def _sentence(words: str) -> str:
-    """With a capital, unless it begins with the name of a variable, and a full stop."""
+    """With a capital, unless it begins with the name of a variable or vLLM's, and a full stop."""
     first = words.split(" ", 1)[0]
-    return (words if "_" in first else words[0].upper() + words[1:]) + "."
+    return (words if "_" in first or first == "vLLM" else words[0].upper() + words[1:]) + "."
