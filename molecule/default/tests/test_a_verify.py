@@ -578,12 +578,18 @@ def test_report_agrees_with_nvidia_smi(host: Host, machine: Machine) -> None:
     assert [gpu["uuid"] for gpu in on_host["gpus"]] == list(used)
     for gpu in on_host["gpus"]:
         assert abs(gpu["used_mib"] - used[gpu["uuid"]]) <= 16
-    assert [gpu["budget_mib"] for gpu in on_host["gpus"]] == [22_200, 22_200, 20_800, 20_900]
+    assert [gpu["budget_mib"] for gpu in on_host["gpus"]] == [22_351, 22_351, 20_800, 20_900]
     for engine in ENGINES:
         for slot in engine.slots:
             (holder,) = on_host["gpus"][slot]["processes"]
             assert (holder["container"], holder["unit"], holder["owner"]) == (engine.container, engine.unit, "ours")
             assert on_host["gpus"][slot]["within_budget"] is True
+    # The 31B states neither share nor budget. Its KV cache is what was planned, to the block, and the rest within tolerance.
+    drift = {(row["what"], row["component"]): row for row in on_host["drift"]}
+    assert {row["within"] for row in drift.values()} == {True}, drift
+    tokens = drift["31b-nvfp4-tp2", "kv_cache_tokens"]
+    assert (tokens["measured"], tokens["tolerance"]) == (tokens["planned"], 0)
+    assert {what for what, component in drift if component == "total_mib"} == set(used)
     completions = {asked["served_name"]: asked for asked in on_host["completions"]}
     assert {name: asked["engine"] for name, asked in completions.items()} == {
         name: engine.name for name, engine in ROLES.items()
