@@ -3,7 +3,8 @@
 
 * `--quantization` is dropped: the tiny checkpoint is not quantized, whatever the one it stands for is.
 * `--max-num-seqs` and `--max-num-batched-tokens` get the L4's defaults (256, 2048) where they are not given; the CPU
-  build has others.
+  build has others. For a model that sees videos both ways vLLM raises the latter to one video; the tiny checkpoint sees
+  nothing.
 * The worker becomes the lab's. Compiled kernels are kept with vLLM's own cache, so that a second start is quicker.
 * The fault `engine-dies-on-first-completion` takes the C++ compiler away: the first request then compiles one of the
   sampler's kernels, and without a compiler that kills the engine.
@@ -19,7 +20,7 @@ import tempfile
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
-from vllm_edge_lab import gpus
+from vllm_edge_lab import gpus, physics
 
 REAL = "/usr/local/bin/vllm.real"
 PROCESSES = "vllm_edge_lab.processes"
@@ -27,7 +28,6 @@ NO_COMPILER = "/bin/false"
 WORKER = "vllm_edge_lab.worker.LabWorker"
 # Options of the real command that the CPU build or the tiny text-only checkpoint cannot take, with their values.
 DROPPED = ("--quantization", "-q")
-DEFAULTS = (("--max-num-seqs", "256"), ("--max-num-batched-tokens", "2048"))
 NO_GPU = (
     "RuntimeError: Failed to infer device type, please set the environment variable `VLLM_LOGGING_LEVEL=DEBUG` to turn "
     "on verbose logging to help debug the issue."
@@ -64,10 +64,19 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
     """The real command's arguments for those of the unit."""
     result = without(arguments, DROPPED)
     if value_of(arguments, "--config") is None:
-        for name, value in DEFAULTS:
+        for name, value in (("--max-num-seqs", "256"), ("--max-num-batched-tokens", batch_of(arguments))):
             if value_of(arguments, name) is None:
                 result += [name, value]
     return [*result, "--worker-cls", WORKER]
+
+
+def batch_of(arguments: Sequence[str]) -> str:
+    """Tokens of one batch by default on a GPU below 70 GiB: 2,048, since vLLM 0.22 at least one video of Gemma 4."""
+    try:
+        family = physics.model_of(repository_of(arguments[0])).family
+    except (OSError, ValueError, IndexError):
+        family = ""
+    return "2496" if family in physics.SEES_BOTH_WAYS else "2048"
 
 
 def repository_of(model_directory: str) -> str:

@@ -70,6 +70,9 @@ MODELS = {
     "google/gemma-4-E2B-it": Model("E2B", "bf16", {1: 9.76, 2: 5.49, 4: 3.36}),
 }
 
+# Families whose config.json says use_bidirectional_attention: vision.
+SEES_BOTH_WAYS = ("31B", "26B-A4B")
+
 # CUDA context and NCCL buffers, by tensor_parallel_size. There when vLLM takes its first look at the free memory.
 CONTEXT_MIB = {1: 190, 2: 105, 4: 391}
 # CUDA graphs of 256 sequences, by family and tensor_parallel_size; 31B over four GPUs ran eager only and is taken to

@@ -32,6 +32,23 @@ def test_only_what_the_cpu_build_cannot_take_is_changed(given: list[str], run: l
     assert command.rewrite(given) == run
 
 
+@pytest.mark.parametrize(
+    ("repository", "given", "tokens"),
+    [
+        ("google/gemma-4-31B-it", [], ["2496"]),
+        ("google/gemma-4-31B-it", ["--max-num-batched-tokens", "512"], ["512"]),
+        ("google/gemma-4-31B-it", ["--max-num-batched-tokens", "8192"], ["8192"]),
+        ("google/gemma-4-E2B-it", [], ["2048"]),
+    ],
+)
+def test_a_batch_holds_a_video_where_the_real_model_sees_it_both_ways(
+    tmp_path: Path, repository: str, given: list[str], tokens: list[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"_name_or_path": repository}))
+    run = command.rewrite([str(tmp_path), *given])
+    assert [run[place + 1] for place, word in enumerate(run) if word == "--max-num-batched-tokens"] == tokens
+
+
 def test_a_fault_can_ask_which_engine_it_is(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"_name_or_path": "google/gemma-4-E2B-it"}')
     line = [str(tmp_path), "--served-model-name", "architect", "worker", "--max_model_len=4096", "--enforce-eager"]
