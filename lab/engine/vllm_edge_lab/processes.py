@@ -39,7 +39,8 @@ class Process(context.ForkServerProcess):
         wanted = vars(self)["environment"]
         for name in set(os.environ) - set(wanted):
             del os.environ[name]
-        os.environ.update(wanted)
+        # Only what differs: setproctitle finds a process's title by the place of the first variable.
+        os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
         return int(super()._bootstrap(*arguments, **options))  # type: ignore[misc]
 
 
@@ -87,8 +88,6 @@ def fork_instead_of_spawning() -> None:
 
 
 def main() -> None:
-    # It finds a process's title by where the environment lies, which is lost with the first change to that.
-    importlib.import_module("setproctitle").getproctitle()
     for name in MODULES:
         importlib.import_module(name)
     shared = importlib.import_module("vllm.distributed.device_communicators.shm_broadcast")
