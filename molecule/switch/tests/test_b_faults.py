@@ -319,14 +319,16 @@ def test_disk_fills_while_journalling(edge: Edge, pair: Pair, seen: Seen) -> Non
 @pytest.mark.thorough
 def test_docker_restarted_in_the_middle(edge: Edge, pair: Pair, seen: Seen) -> None:
     """With live-restore, which the host has: while the new engine loads."""
-    cursor = edge.cursor()
+    before = edge.unit("InvocationID", unit="docker.service")
     begun = edge.begin_switch(pair.there)
     edge.until(begun.before, "healthy")
     edge.wait("the new container", lambda: default.life(edge, CONTAINER), 30, every=0.2)
+    container = default.life(edge, CONTAINER)
     edge.run("systemctl", "restart", "docker.service")
     done = begun.end()
-    told = edge.journal(cursor, unit=UNIT)
-    assert "the Docker Engine is back" in told, told
+    # The supervisor need not have noticed: a Docker that is back within its poll was never away for it.
+    assert edge.unit("InvocationID", unit="docker.service") != before
+    assert default.life(edge, CONTAINER) == container, "it went on loading"
     seen("Docker restarted in the middle, in phase healthy", done.message, forth(edge, done, pair), done.seconds)
 
 
