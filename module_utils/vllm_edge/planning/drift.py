@@ -85,7 +85,9 @@ def tolerances(given: Mapping[str, Any], tolerance_mib: int) -> dict[str, float]
 
 def expectation(plan: EnginePlan, vllm_version: str, limits: Mapping[str, float], on_drift: OnDrift) -> dict[str, Any]:
     """What of an engine's plan goes into its engine.json: whole MiB, one entry for each of its GPUs in their order."""
-    share: dict[str, float] = {}
+    # What is not known of the graphs is not known of the total; that the total is not too much, its budget says.
+    graphs_mib = max((gpu.graphs_bytes for gpu in plan.gpus), default=0) / MIB
+    share = {"total_mib": limits["total_mib"] + math.ceil(min(limits["graphs_mib"], graphs_mib))}
     cache_mib = min((gpu.kv_cache_bytes for gpu in plan.gpus), default=0) / MIB
     if not plan.pinned and cache_mib:
         # What is left of a share carries the errors of all the other components, and tokens follow from the bytes.
