@@ -37,6 +37,9 @@ options:
       nvml_total_mib:
         description: Total as nvidia-smi prints it, for a GPU of which CUDA's total is known.
         type: int
+      nvml_reserved_mib:
+        description: What NVML calls reserved, which is not in CUDA's total where that is not known.
+        type: int
       free_bytes:
         description: What is free now. Without it the GPU counts as empty.
         type: int
@@ -210,17 +213,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "models": {"type": "dict", "required": True},
-            "gpus": {
-                "type": "list",
-                "elements": "dict",
-                "required": True,
-                "options": {
-                    "name": {"type": "str"},
-                    "cuda_total_bytes": {"type": "int"},
-                    "nvml_total_mib": {"type": "int"},
-                    "free_bytes": {"type": "int"},
-                },
-            },
+            "gpus": inputs.GPUS_SPEC,
             "vllm_version": {"type": "str", "required": True},
             "roles": {"type": "list", "elements": "str", "required": True},
             "engines": {"type": "dict", "default": {}},

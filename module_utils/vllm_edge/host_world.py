@@ -432,10 +432,10 @@ class HostWorld:
         rows = [row.as_dict() for row in drift.of_engines(configs, states, measured.data["gpus"])]
         said = drift.sentences(rows)
         data = {**measured.data, "drift": rows}
-        if said and any((config.plan or {}).get("on_drift") == "fail" for config in configs):
+        on_drift = drift.wanted(configs)
+        if said and on_drift == "fail":
             raise PhaseFailed(" ".join(said), data=data)
-        quiet = all((config.plan or {}).get("on_drift") == "ignore" for config in configs)
-        return replace(measured, data=data, warnings=(*measured.warnings, *(() if quiet else said)))
+        return replace(measured, data=data, warnings=(*measured.warnings, *(() if on_drift == "ignore" else said)))
 
     # -- drain and free
 

@@ -362,7 +362,7 @@ def collect(
         "engines": engines,
         "gpus": boards,
         "drift": [row.as_dict() for row in drift.of_engines(configs, states, boards)],
-        "on_drift": next((str(config.plan["on_drift"]) for config in configs if config.plan), "ignore"),
+        "on_drift": drift.wanted(configs),
     }
     return status | {"problems": [*problems, *judge(status)]}
 

@@ -165,6 +165,11 @@ def of_engines(
     )
 
 
+def wanted(configs: Iterable[EngineConfig]) -> OnDrift:
+    """plan_drift of a generation, which all of its planned engines carry; `ignore` where none was planned."""
+    return next((config.plan["on_drift"] for config in configs if config.plan), "ignore")
+
+
 def sentences(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """What is outside its tolerance, one sentence each."""
     found = []

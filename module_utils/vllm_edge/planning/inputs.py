@@ -13,6 +13,20 @@ from .contract import Facts, Gpu, Model
 UNKNOWN_RESERVE = 1 - 22563 / 23034
 """Of a GPU of which nobody has looked at CUDA's total: the part that the driver keeps of an L4."""
 
+GPUS_SPEC: dict[str, Any] = {
+    "type": "list",
+    "elements": "dict",
+    "required": True,
+    "options": {
+        "name": {"type": "str"},
+        "cuda_total_bytes": {"type": "int"},
+        "nvml_total_mib": {"type": "int"},
+        "nvml_reserved_mib": {"type": "int"},
+        "free_bytes": {"type": "int"},
+    },
+}
+"""Argument spec of the option `gpus` of modules, what `gpu_of` takes."""
+
 
 def facts_of(name: str, model: Mapping[str, Any], weights_root: Path) -> Facts:
     """What the checkpoint of an entry of vllm_models says of itself.

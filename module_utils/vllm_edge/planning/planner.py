@@ -140,25 +140,6 @@ def plan(
     return Plan(profile_name, vllm_version, tuple(plans), budgets)
 
 
-def derived_kv_cache_memory_bytes(
-    engine: Mapping[str, Any],
-    models: Mapping[str, Model],
-    gpus: Sequence[Gpu],
-    vllm_version: str,
-    *,
-    observations: Mapping[str, Any] | None = None,
-    margin_mib: int = MARGIN_MIB,
-) -> int:
-    """kv_cache_memory_bytes that leaves margin_mib free on each GPU of an engine that has them for itself.
-
-    In whole MiB; 0 where nothing is left. Raises as plan.
-    """
-    understood = _understood(engine, models, gpus, observations or {}, vllm_version, margin_mib * MIB)
-    free = [gpu.cuda_total_bytes if gpu.free_bytes is None else gpu.free_bytes for gpu in gpus]
-    ranks = _ranks(understood, behaviour(vllm_version))
-    return _derived_kv_cache_bytes(understood, free, ranks)
-
-
 def arguments_of(engine: Mapping[str, Any]) -> Arguments:
     """Those of an engine's keys, and of its extra_args, that move memory."""
     names = {field.name for field in fields(Arguments)}

@@ -569,8 +569,7 @@ def test_observations_that_cannot_be_used(given: dict[str, Any], said: str) -> N
 @pytest.mark.parametrize("version", [REFERENCE, DEFAULT])
 @pytest.mark.parametrize("wanted", [NVFP4_TP2, BF16_TP4, engine("e4b")], ids=["nvfp4-tp2", "bf16-tp4", "e4b"])
 def test_a_derived_kv_cache_leaves_the_margin_free(wanted: Mapping[str, Any], version: str) -> None:
-    models = {wanted["model"]: model(wanted["model"])}
-    derived = planner.derived_kv_cache_memory_bytes(wanted, models, [L4] * 4, version)
+    derived = plan_of(wanted, version).derived_kv_cache_memory_bytes
     assert derived % MIB == 0
     pinned = plan_of({**wanted, "gpu_memory_utilization": None, "kv_cache_memory_bytes": derived}, version)
     assert pinned.verdict is Verdict.FITS

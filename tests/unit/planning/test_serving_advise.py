@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from plan_plays import play
 
-ROOT = Path(__file__).resolve().parents[3]
 MODELS = {
     "31b-w4a16": {"repo": "google/gemma-4-31B-it-qat-w4a16-ct", "dir": "w4a16", "facts": "recorded"},
     "e2b": {"repo": "google/gemma-4-E2B-it", "dir": "gemma-4-E2B-it", "facts": "files"},
@@ -66,26 +64,6 @@ def test_what_is_wrong_is_said(run_module: Run, more: dict[str, Any], said: str)
 
 
 # -- the playbook
-
-
-def play(name: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        "ansible-playbook",
-        "-i",
-        "inventories/xr7620",
-        f"playbooks/{name}.yml",
-        "-e",
-        "model_weights_root=/nowhere",
-    ]
-    return subprocess.run(
-        [*command, *options],
-        cwd=ROOT,
-        env=os.environ | {"ANSIBLE_NOCOLOR": "1"},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
 
 
 def test_what_is_advised_is_valid_and_fits(tmp_path: Path) -> None:

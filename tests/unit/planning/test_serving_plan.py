@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plan_plays import play
 
-ROOT = Path(__file__).resolve().parents[3]
 L4 = {"name": "NVIDIA L4", "cuda_total_bytes": 23_659_151_360}
 MODELS = {
     "31b-nvfp4": {"repo": "nvidia/Gemma-4-31B-IT-NVFP4", "dir": "Gemma-4-31B-IT-NVFP4", "facts": "recorded"},
@@ -121,22 +119,8 @@ def test_what_the_plan_adds_to_an_engine(run_module: Run) -> None:
 # -- the playbook
 
 
-def play(*options: str, playbook: str = "plan") -> subprocess.CompletedProcess[str]:
-    plan = ["ansible-playbook", "-i", "inventories/xr7620", f"playbooks/{playbook}.yml"]
-    plan += ["-e", "model_weights_root=/nowhere"]
-    return subprocess.run(
-        [*plan, *options],
-        cwd=ROOT,
-        env=os.environ | {"ANSIBLE_NOCOLOR": "1"},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 def test_the_reference_as_it_was_measured() -> None:
-    done = play("-e", "@tests/by_hand/refused_profiles.yml", "-e", "vllm_version=0.19.0")
+    done = play("plan", "-e", "@tests/by_hand/refused_profiles.yml", "-e", "vllm_version=0.19.0")
     assert done.returncode == 0, done.stdout + done.stderr
     for profile, verdict in {
         "bf16-tp2": "oom_weights",
@@ -153,7 +137,7 @@ def test_the_reference_as_it_was_measured() -> None:
 
 
 def test_a_pipeline_fits_with_the_default_release() -> None:
-    done = play("-e", "@tests/by_hand/refused_profiles.yml", "-e", "serving_profile=nvfp4-pp2")
+    done = play("plan", "-e", "@tests/by_hand/refused_profiles.yml", "-e", "serving_profile=nvfp4-pp2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "profile nvfp4-pp2, vLLM 0.32.0: fits\n" in done.stdout
 
@@ -167,13 +151,13 @@ def test_a_chosen_profile_that_does_not_fit_is_refused() -> None:
         "-e",
         "plan_profile=nvfp4-tp1",
     ]
-    done = play(*refused)
+    done = play("plan", *refused)
     assert done.returncode == 2
     said = " ".join((done.stdout + done.stderr).split())
     assert "nvfp4-tp1 will not start with vLLM 0.32.0" in said and "Weights need 31.03 GiB" in said
     assert "profile bf16-tp2" not in done.stdout
 
-    done = play(*refused, "-e", "plan_override=true")
+    done = play("plan", *refused, "-e", "plan_override=true")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "plan_override: nvfp4-tp1 would be started although it is not expected to." in done.stdout
 
@@ -181,17 +165,17 @@ def test_a_chosen_profile_that_does_not_fit_is_refused() -> None:
 def test_site_refuses_a_profile_that_does_not_fit_before_a_host_is_asked() -> None:
     """The first stage of site.yml. The inventory's host does not exist, and nobody notices."""
     refused = ["-e", "serving_profile=w4a16-tp2", "-e", "plan_margin_mib=11500"]
-    done = play(*refused, playbook="validate")
+    done = play("validate", *refused)
     said = " ".join((done.stdout + done.stderr).split())
     assert done.returncode == 2
     assert "w4a16-tp2 will not start with vLLM 0.32.0. 31b-w4a16-tp2: no_kv. Weights take 10.52 GiB" in said
     assert "plan_margin_mib 11500 is kept free, which leaves no KV cache" in said
     assert "No host was touched." in said and "-e plan_override=true" in said
-    assert play(*refused, "-e", "plan_override=true", playbook="validate").returncode == 0
+    assert play("validate", *refused, "-e", "plan_override=true").returncode == 0
 
 
 def test_json_is_for_programs() -> None:
-    done = play("-e", "format=json", "-e", "plan_profile=e2b-only", "-e", "serving_profile=e2b-only")
+    done = play("plan", "-e", "format=json", "-e", "plan_profile=e2b-only", "-e", "serving_profile=e2b-only")
     assert done.returncode == 0, done.stdout + done.stderr
     begin, end = done.stdout.index("\n{\n"), done.stdout.index("\n}\n")
     document = json.loads(done.stdout[begin : end + 3])
@@ -208,6 +192,6 @@ def test_json_is_for_programs() -> None:
     ],
 )
 def test_what_cannot_be_planned_is_said(options: list[str], said: str) -> None:
-    done = play(*options)
+    done = play("plan", *options)
     assert done.returncode == 2
     assert said in " ".join((done.stdout + done.stderr).split())
