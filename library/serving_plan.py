@@ -91,8 +91,8 @@ options:
     default: 300
   drift_tolerances:
     description: >-
-      How far a component may be from the plan, C(weights_mib), C(graphs_mib), C(kv_cache_mib), C(kv_cache_tokens) and
-      C(total_mib), over the defaults.
+      How far a component may be from the plan, C(weights_mib), C(graphs_mib), C(kv_cache_mib), C(kv_cache_tokens),
+      C(kv_blocks) and C(total_mib), over the defaults.
     type: dict
     default: {}
   on_drift:

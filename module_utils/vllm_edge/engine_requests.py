@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ from .canary import Result, canary
 from .canary_checks import Ask, error_text
 from .engine_config import EngineConfig
 from .health import request
+from .metrics import requests_in_work
 from .switching import Done, Generation, Limits, PhaseFailed
 
 Item = TypeVar("Item")
@@ -27,8 +27,6 @@ IDLE_TIMES = 3
 LONGEST_PROMPT_TOKENS = 1024
 """As many as an engine with the default max_num_batched_tokens takes in one step, and quick on every card."""
 WARM_UP_TOKENS = 8
-
-_IN_WORK = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})?\s+([0-9.eE+-]+)", re.MULTILINE)
 
 
 def side_by_side(function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
@@ -58,15 +56,6 @@ def side_by_side(function: Callable[[Item], Value], items: Iterable[Item]) -> li
 
 
 # -- drain
-
-
-def requests_in_work(metrics: str) -> int | None:
-    """Running and waiting requests over all label sets of /metrics; None where it does not tell."""
-    found = _IN_WORK.findall(metrics)
-    try:
-        return int(sum(float(value) for value in found)) if found else None
-    except ValueError:
-        return None
 
 
 @dataclass

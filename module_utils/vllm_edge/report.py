@@ -177,9 +177,10 @@ COMPONENTS = {
     "graphs_mib": "CUDA graphs",
     "kv_cache_mib": "KV cache",
     "kv_cache_tokens": "KV cache, tokens",
+    "kv_blocks": "KV cache, blocks",
     "total_mib": "NVML",
 }
-"""In MiB, but for tokens: vLLM's own lines of an engine, and what NVML shows of our engines on a GPU."""
+"""In MiB, but for tokens and blocks: vLLM's own figures of an engine, and what NVML shows of our engines on a GPU."""
 
 
 def drift_table(rows: Sequence[Row], index: Mapping[str, Any]) -> list[str]:

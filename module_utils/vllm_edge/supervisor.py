@@ -25,8 +25,9 @@ from .containers import Container, Docker, DockerAway, DockerRefused, DockerUnit
 from .engine_config import LABEL_ENGINE, Engine, EngineConfig, EngineConfigError, load_engine
 from .engine_state import TAIL_LINES, EngineState, Failure, read_state, stamp, write_state
 from .explain import Death, Explanation, explain, explain_hang
-from .health import Answer, get_health
+from .health import Answer, get_health, request
 from .host_paths import HostPaths
+from .metrics import kv_blocks
 from .progress import WORDS, Phase
 from .sd_notify import Notifier, watchdog_seconds
 from .supervision import (
@@ -76,6 +77,8 @@ class LogLine:
 @dataclass(frozen=True)
 class HealthSeen:
     answer: Answer
+    metrics: str = ""
+    """The text of /metrics, with the first good answer."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,7 @@ class Supervisor:
         docker_wait_s: float = DOCKER_WAIT_S,
         unit: Callable[[], DockerUnit | None] = docker_unit,
         health: Callable[[str, float], Answer] = get_health,
+        ask: Callable[[str, str, float], Answer] = request,
     ) -> None:
         self.engine = engine
         self.config: EngineConfig = engine.config
@@ -175,6 +179,7 @@ class Supervisor:
         self._unit = unit
         self._invocation: str | None = None
         self._health = health
+        self._ask = ask
         self._closing = threading.Event()
         self._docker_away = threading.Event()
         self._container: Container | None = None
@@ -458,11 +463,15 @@ class Supervisor:
         while not self._closing.is_set():
             begin = time.monotonic()
             answer = self._ask_health(direct)
+            self.events.put(HealthSeen(answer, self._ask_metrics() if answer.ok and not served else ""))
             served = served or answer.ok
-            self.events.put(HealthSeen(answer))
             # Loading: often, so that READY is not late. Missing answers: often, so that one lost is made up for.
             pause = interval if served and answer.ok else min(1.0, interval)
             self._closing.wait(max(0.05, pause - (time.monotonic() - begin)))
+
+    def _ask_metrics(self) -> str:
+        answer = self._ask(self.config.url, "/metrics", self.config.health_timeout_s)
+        return answer.body.decode("utf-8", "replace") if answer.ok else ""
 
     def _ask_health(self, direct: Iterable[str]) -> Answer:
         answer = self._health(self.config.url, self.config.health_timeout_s)
@@ -558,7 +567,10 @@ class Supervisor:
                     return self._bury(life)
                 case LogLine(line):
                     self._apply(life, life.on_log(line, now))
-                case HealthSeen(answer):
+                case HealthSeen(answer, metrics):
+                    blocks = kv_blocks(metrics)
+                    if blocks is not None:
+                        life.progress.facts["kv_blocks"] = blocks
                     self._apply(life, life.on_health(answer, now, datetime.now().strftime("%H:%M:%S")))
                 case DockerSeen(away):
                     self._apply(life, life.on_docker(away, now))

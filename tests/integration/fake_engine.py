@@ -61,9 +61,10 @@ def say(text: str) -> None:
 
 class Handler(BaseHTTPRequestHandler):
     def answer(self, status: int, data: object) -> None:
-        body = json.dumps(data).encode()
+        """JSON, or text as it is."""
+        body = data.encode() if isinstance(data, str) else json.dumps(data).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", "text/plain" if isinstance(data, str) else "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -78,6 +79,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, {})
         elif self.path == "/v1/models":
             self.answer(200, {"object": "list", "data": [{"id": options.name, "object": "model"}]})
+        elif self.path == "/metrics":
+            self.answer(200, 'vllm:cache_config_info{block_size="16",num_gpu_blocks="4452"} 1.0\n')
         else:
             self.answer(404, {"error": {"message": "Not Found"}})
 

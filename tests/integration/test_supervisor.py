@@ -43,6 +43,7 @@ def test_ready_only_after_health_and_a_clean_stop(host: Host) -> None:
         "model_gib": 9.9,
         "kv_cache_gib": 5.25,
         "kv_cache_tokens": 71234,
+        "kv_blocks": 4452,
         "max_concurrency": 17.39,
     }
     before = sum("WATCHDOG" in m.fields for m in run.messages)

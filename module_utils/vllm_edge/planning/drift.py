@@ -2,8 +2,8 @@
 """The plan against what was measured: what of a plan goes to the host, and how far vLLM and NVML are from it.
 
 What is compared, per component: weights, CUDA graphs and the KV cache as vLLM's own lines tell them, on its first rank;
-tokens of the KV cache; and per GPU what NVML shows of our engines. Activations and the CUDA context are in no line of
-vLLM's by themselves: they are in the GPU's total.
+its tokens, from the same lines, and its blocks, from /metrics; and per GPU what NVML shows of our engines. Activations
+and the CUDA context are in no line of vLLM's by themselves: they are in the GPU's total.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ TOLERANCES: Mapping[str, float] = {
     "kv_cache_mib": 16,
     # The same blocks; a release that counts otherwise is a mistake of the plan.
     "kv_cache_tokens": 0,
+    "kv_blocks": 0,
     # As much as a measurement may be above the plan before the budget says so.
     "total_mib": 300,
 }
@@ -44,8 +45,11 @@ LOGGED: Mapping[str, tuple[str, float]] = {
     "graphs_mib": ("graphs_gib", GIB_MIB),
     "kv_cache_mib": ("kv_cache_gib", GIB_MIB),
     "kv_cache_tokens": ("kv_cache_tokens", 1),
+    "kv_blocks": ("kv_blocks", 1),
 }
-"""Component by the name of the figure in vLLM's lines (progress.py), and what makes it the component's unit."""
+"""Component by the name of vLLM's figure (progress.py, metrics.py), and what makes it the component's unit."""
+COUNTED = frozenset({"kv_cache_tokens", "kv_blocks"})
+"""Of the whole engine, and no MiB; all others are of one GPU."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,8 @@ def expectation(plan: EnginePlan, vllm_version: str, limits: Mapping[str, float]
         # What is left of a share carries the errors of all the other components, and tokens follow from the bytes.
         errors = limits["weights_mib"] + limits["graphs_mib"] + SHARE_TOLERANCE_MIB
         share["kv_cache_mib"] = max(limits["kv_cache_mib"], errors)
-        share["kv_cache_tokens"] = math.ceil(plan.kv_cache_tokens * share["kv_cache_mib"] / cache_mib)
+        for name, planned in (("kv_cache_tokens", plan.kv_cache_tokens), ("kv_blocks", plan.kv_blocks)):
+            share[name] = math.ceil(planned * share["kv_cache_mib"] / cache_mib)
     return {
         "vllm_version": vllm_version,
         "verdict": plan.verdict.value,
@@ -114,8 +119,8 @@ def compare(
 ) -> list[Row]:
     """Every component of engines that have a plan, then the GPUs that only such engines use.
 
-    `engines` are name, UUIDs of its GPUs, the expectation in its engine.json, and the figures of vLLM's lines; `gpus`
-    are rows of vram_budget.
+    `engines` are name, UUIDs of its GPUs, the expectation in its engine.json, and vLLM's own figures; `gpus` are rows
+    of vram_budget.
     """
     rows: list[Row] = []
     planned: dict[str, float] = {}
@@ -127,13 +132,14 @@ def compare(
             unplanned.update(uuids)
             continue
         limits = expected["tolerances"]
-        first = {**parts[0], "kv_cache_tokens": expected["kv_cache_tokens"]}
+        first = {**parts[0], **{component: expected[component] for component in COUNTED}}
         for component, (figure, factor) in LOGGED.items():
+            limit = float(limits.get(component, TOLERANCES[component]))
             if component == "graphs_mib" and not first[component] and figure not in logged:
                 continue  # enforce_eager: there are none, and no line says so
             value = logged.get(figure)
             measured = None if value is None else float(value) * factor
-            rows.append(Row(name, component, float(first[component]), measured, float(limits[component])))
+            rows.append(Row(name, component, float(first[component]), measured, limit))
         for uuid, part in zip(uuids, parts, strict=True):
             planned[uuid] = planned.get(uuid, 0.0) + float(part["total_mib"])
             tolerated[uuid] = tolerated.get(uuid, 0.0) + float(limits["total_mib"])
@@ -176,7 +182,7 @@ def sentences(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         if row["within"] is not False:
             continue
-        unit = "" if row["component"] == "kv_cache_tokens" else " MiB"
+        unit = "" if row["component"] in COUNTED else " MiB"
         measured, planned = row["measured"], row["planned"]
         what = f"{COMPONENTS[row['component']]} of {row['what']}"
         found.append(

@@ -590,8 +590,9 @@ def test_report_agrees_with_nvidia_smi(host: Host, machine: Machine) -> None:
     # The 31B states neither share nor budget: its KV cache is what was planned, to the block, and all else is within.
     drift = {(row["what"], row["component"]): row for row in on_host["drift"]}
     assert {row["within"] for row in drift.values()} == {True}, drift
-    tokens = drift["31b-nvfp4-tp2", "kv_cache_tokens"]
-    assert (tokens["measured"], tokens["tolerance"]) == (tokens["planned"], 0)
+    for counted in ("kv_cache_tokens", "kv_blocks"):
+        row = drift["31b-nvfp4-tp2", counted]
+        assert (row["measured"], row["tolerance"]) == (row["planned"], 0)
     assert {what for what, component in drift if component == "total_mib"} == set(used)
     completions = {asked["served_name"]: asked for asked in on_host["completions"]}
     assert {name: asked["engine"] for name, asked in completions.items()} == {

@@ -18,6 +18,7 @@ from ansible.module_utils.vllm_edge.engine_config import parse_engine
 from ansible.module_utils.vllm_edge.engine_state import EngineState, Failure, read_state, stamp, write_state
 from ansible.module_utils.vllm_edge.host_paths import HostPaths
 from ansible.module_utils.vllm_edge.journal import Lock, to_json
+from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
 from ansible.module_utils.vllm_edge.report import WIDTH
 from ansible.module_utils.vllm_edge.status import (
     budgets_of,
@@ -144,10 +145,11 @@ def test_a_serving_engine(serving: tuple[HostPaths, FakeDocker]) -> None:
 
 def test_an_engine_that_is_not_as_planned(serving: tuple[HostPaths, FakeDocker]) -> None:
     paths, docker = serving
-    tolerances = {"weights_mib": 160, "graphs_mib": 768, "kv_cache_mib": 16, "kv_cache_tokens": 0, "total_mib": 300}
+    tolerances = {**TOLERANCES, "total_mib": 300}
     plan = {
         "gpus": [{"weights_mib": 10_024, "graphs_mib": 539, "kv_cache_mib": 8_485, "total_mib": 20_612}],
         "kv_cache_tokens": 480_192,
+        "kv_blocks": 30_012,
         "tolerances": tolerances,
         "on_drift": "warn",
     }

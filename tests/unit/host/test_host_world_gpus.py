@@ -22,6 +22,7 @@ from ansible.module_utils.vllm_edge.host_paths import HostPaths
 from ansible.module_utils.vllm_edge.host_world import HostWorld
 from ansible.module_utils.vllm_edge.nvml import open_nvml
 from ansible.module_utils.vllm_edge.owners import ENDED, Owner
+from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
 from ansible.module_utils.vllm_edge.switching import Generation, Limits, Moves, PhaseFailed
 from fake_host import Clock
 from test_generations import activate, engine, rendered
@@ -303,8 +304,9 @@ def test_memory_within_its_budget(bench: Bench) -> None:
 def planned(on_drift: str, total_mib: int = 20_400) -> dict[str, Any]:
     """What is in engine.json of an engine of one GPU."""
     parts = {"weights_mib": 10_024, "graphs_mib": 539, "kv_cache_mib": 8_485, "total_mib": total_mib}
-    tolerances = {"weights_mib": 160, "graphs_mib": 768, "kv_cache_mib": 16, "kv_cache_tokens": 0, "total_mib": 300}
-    return {"gpus": [parts], "kv_cache_tokens": 480_192, "tolerances": tolerances, "on_drift": on_drift}
+    tolerances = {**TOLERANCES, "total_mib": 300}
+    counted = {"kv_cache_tokens": 480_192, "kv_blocks": 30_012}
+    return {"gpus": [parts], **counted, "tolerances": tolerances, "on_drift": on_drift}
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge import engine_requests, generations, page_cache
 from ansible.module_utils.vllm_edge.engine_config import EngineConfig
-from ansible.module_utils.vllm_edge.engine_requests import requests_in_work, side_by_side, words_for
+from ansible.module_utils.vllm_edge.engine_requests import side_by_side, words_for
 from ansible.module_utils.vllm_edge.health import Answer
 from ansible.module_utils.vllm_edge.host_paths import HostPaths
 from ansible.module_utils.vllm_edge.host_world import HostWorld
+from ansible.module_utils.vllm_edge.metrics import kv_blocks, requests_in_work
 from ansible.module_utils.vllm_edge.switching import Generation, Limits, Moves, PhaseFailed
 from fake_host import Clock, FakeDocker, Http, models, ok
 from test_generations import activate, engine, put, rendered
@@ -78,6 +79,19 @@ def test_what_one_raises_is_raised_after_all_have_ended() -> None:
 
 
 # -- drain
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        ('vllm:cache_config_info{block_size="16",num_gpu_blocks="3917",engine="0"} 1.0\n', 3917),
+        ('# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{num_gpu_blocks="12"} 1.0\n', 12),
+        ('vllm:cache_config_info{num_gpu_blocks="None",num_gpu_blocks_override="7"} 1.0\n', None),
+        ("vllm:num_requests_running 0.0\n", None),
+    ],
+)
+def test_kv_blocks(text: str, blocks: int | None) -> None:
+    assert kv_blocks(text) == blocks
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ PLAN = EnginePlan(
 )
 LIMITS = drift.tolerances({}, 300)
 EXPECTED = drift.expectation(PLAN, "0.32.0", LIMITS, "warn")
-LOGGED = {"model_gib": 16.21, "graphs_gib": 1.47, "kv_cache_gib": 2.39, "kv_cache_tokens": 14_982}
+LOGGED = {"model_gib": 16.21, "graphs_gib": 1.47, "kv_cache_gib": 2.39, "kv_cache_tokens": 14_982, "kv_blocks": 3_917}
 UUIDS = ("GPU-a", "GPU-b")
 
 
@@ -63,6 +63,7 @@ def test_what_vllm_logs_and_nvml_shows_is_held_against_the_plan() -> None:
         ("31b", "graphs_mib"): True,
         ("31b", "kv_cache_mib"): True,
         ("31b", "kv_cache_tokens"): True,
+        ("31b", "kv_blocks"): True,
         ("GPU-a", "total_mib"): True,
         ("GPU-b", "total_mib"): True,
     }
@@ -76,6 +77,7 @@ def test_what_vllm_logs_and_nvml_shows_is_held_against_the_plan() -> None:
         ({"model_gib": 16.40}, (21_950, 22_050), ("31b", "weights_mib")),
         ({"kv_cache_gib": 2.50}, (21_950, 22_050), ("31b", "kv_cache_mib")),
         ({"kv_cache_tokens": 14_981}, (21_950, 22_050), ("31b", "kv_cache_tokens")),
+        ({"kv_blocks": 3_918}, (21_950, 22_050), ("31b", "kv_blocks")),
         ({"graphs_gib": 0.5}, (21_950, 22_050), ("31b", "graphs_mib")),
         ({}, (21_950, 23_058), ("GPU-b", "total_mib")),
         ({}, (20_920, 22_050), ("GPU-a", "total_mib")),
@@ -118,7 +120,8 @@ def test_a_share_of_the_gpu_leaves_the_kv_cache_to_the_other_components() -> Non
     shared = drift.expectation(dataclasses.replace(PLAN, pinned=False), "0.32.0", LIMITS, "warn")["tolerances"]
     assert shared["kv_cache_mib"] == 160 + 768 + 300
     assert shared["kv_cache_tokens"] == pytest.approx(14_982 * 1228 / 2448, abs=1)
-    assert EXPECTED["tolerances"]["kv_cache_tokens"] == 0
+    assert shared["kv_blocks"] == pytest.approx(3_917 * 1228 / 2448, abs=1)
+    assert (EXPECTED["tolerances"]["kv_cache_tokens"], EXPECTED["tolerances"]["kv_blocks"]) == (0, 0)
 
 
 def test_tolerances_of_an_operator() -> None:
@@ -134,5 +137,5 @@ def test_the_table() -> None:
         [row.as_dict() for row in rows({"graphs_gib": 0.5}, (None, 22_000)).values()], {"GPU-a": 0, "GPU-b": 1}
     )
     assert max(map(len, lines)) <= 100
-    assert [line.split()[-1] for line in lines[2:]] == ["within", "DRIFT", "within", "within", "told", "within"]
+    assert [line.split()[-1] for line in lines[2:]] == ["within", "DRIFT", *["within"] * 3, "told", "within"]
     assert lines[-1].startswith("GPU 1") and "+11" in lines[-1]
