@@ -49,25 +49,13 @@ cdi_stale:
   type: str
 """
 
-import glob
 import os
 import re
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
-GPU_KIND = re.compile(r"""^\s*"?kind"?\s*:\s*["']?nvidia\.com/gpu["']?\s*,?\s*$""", re.MULTILINE)
-DRIVER_LIBRARY = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)?)")
-
-
-def parse_packages(text: str) -> dict[str, dict[str, Any]]:
-    """Installed packages from dpkg-query's name, status and version."""
-    found: dict[str, dict[str, Any]] = {}
-    for line in text.splitlines():
-        name, status, version = line.split("\t")
-        if status[1] == "i":
-            found[name] = {"version": version, "held": status[0] == "h"}
-    return found
+from ansible.module_utils.vllm_edge.cdi import compare, driver_versions, gpu_specs
+from ansible.module_utils.vllm_edge.driver_packages import FORMAT, parse_packages
 
 
 def parse_units(text: str) -> dict[str, dict[str, bool]]:
@@ -97,13 +85,6 @@ def parse_smi(code: int, out: str, err: str) -> tuple[list[str], str, str]:
     return [], "", said or f"nvidia-smi ended with {code} and said nothing"
 
 
-def compare(devices: list[str], gpus: list[str]) -> tuple[list[str], list[str]]:
-    """GPUs that no device names by UUID, and UUIDs of devices that no GPU has."""
-    named = {device.split("=", 1)[1] for device in devices}
-    uuids = {name for name in named if name.startswith("GPU-")}
-    return sorted(set(gpus) - uuids), sorted(uuids - set(gpus))
-
-
 def explain(devices: list[str], missing: list[str], gone: list[str], versions: list[str], driver: str) -> str:
     """Why the specification has to be made again; empty where it fits."""
     if not devices:
@@ -117,18 +98,6 @@ def explain(devices: list[str], missing: list[str], gone: list[str], versions: l
     return ""
 
 
-def gpu_specs(directory: str) -> dict[str, str]:
-    """The specifications of NVIDIA's GPUs in a directory; path to text."""
-    found = {}
-    for path in sorted(glob.glob(os.path.join(directory, "*"))):
-        if path.endswith((".yaml", ".json")):
-            with open(path, encoding="utf-8", errors="replace") as file:
-                text = file.read()
-            if GPU_KIND.search(text):
-                found[path] = text
-    return found
-
-
 def look(module: AnsibleModule) -> dict[str, Any]:
     plain = {"LC_ALL": "C"}
     root = module.params["root"]
@@ -139,12 +108,11 @@ def look(module: AnsibleModule) -> dict[str, Any]:
         match = re.search(r"version (\d+(?:\.\d+)+)", out)
         version = match[1] if match else ""
 
-    fmt = "${Package}\\t${db:Status-Abbrev}\\t${Version}\\n"
-    query = ["dpkg-query", "-W", "-f", fmt, *module.params["packages"]]
+    query = ["dpkg-query", "-W", "-f", FORMAT, *module.params["packages"]]
     code, out, err = module.run_command(query, environ_update=plain)
     if code not in (0, 1):
         module.fail_json(msg=f"dpkg-query failed: {err.strip()}")
-    packages = parse_packages(out)
+    packages, _ = parse_packages(out)
 
     units: dict[str, dict[str, bool]] = {}
     if module.params["units"]:
@@ -164,7 +132,7 @@ def look(module: AnsibleModule) -> dict[str, Any]:
         devices = parse_devices(out)
     missing, gone = compare(devices, gpus)
     generated = gpu_specs(os.path.join(root, "var/run/cdi"))
-    versions = sorted({version for text in generated.values() for version in DRIVER_LIBRARY.findall(text)})
+    versions = sorted({version for text in generated.values() for version in driver_versions(text)})
     return {
         "docker_version": version,
         "docker_major": int(version.split(".")[0]) if version else 0,

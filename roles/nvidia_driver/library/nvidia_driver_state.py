@@ -73,57 +73,17 @@ import re
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
-PATTERNS = ("nvidia-*", "libnvidia-*", "libcuda1", "linux-image-*", "linux-headers-*", "linux-modules-nvidia-*")
-# The container toolkit shares the vendor's prefix and has its own versions and its own role; a pin is no driver.
-OTHERS = re.compile(r"nvidia-container-.*|libnvidia-container.*|nvidia-docker.*|nvidia-driver-pinning-.*")
-DRIVER = re.compile(r"(?:lib)?nvidia-.*|libcuda1|linux-modules-nvidia-.*")
-# Left by the vendor's .run installer and by nothing else.
-INSTALLERS = ("/usr/bin/nvidia-uninstall", "/usr/local/bin/nvidia-uninstall")
-
-
-def upstream(version: str) -> str:
-    """The vendor's version in a Debian version, without epoch and revision."""
-    return version.split(":", 1)[-1].rsplit("-", 1)[0]
-
-
-def parse_packages(text: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Installed packages and half installed ones, from dpkg-query's name, status and version."""
-    installed: dict[str, dict[str, Any]] = {}
-    half: list[str] = []
-    for line in text.splitlines():
-        name, status, version = line.split("\t")
-        # Status is what is wanted (i, h = hold, ...) and what is: n nothing, c only its configuration, i installed.
-        if status[1] == "i":
-            installed[name] = {"version": version, "held": status[0] == "h"}
-        elif status[1] not in "nc":
-            half.append(name)
-    return installed, sorted(half)
-
-
-def is_driver(name: str) -> bool:
-    """Whether a package is a part of a driver, whoever made it."""
-    return bool(DRIVER.fullmatch(name)) and not OTHERS.fullmatch(name)
-
-
-def driver_packages(packages: dict[str, dict[str, Any]], version: str) -> list[str]:
-    """The packages that make up the driver: apt must not replace one of them alone."""
-    return sorted(name for name in packages if is_driver(name) and upstream(packages[name]["version"]) == version)
-
-
-def parse_policy(text: str) -> dict[str, list[str]]:
-    """The sources that offer the installed version of each package, from apt-cache policy."""
-    offered: dict[str, list[str]] = {}
-    name, mine = "", False
-    for line in text.splitlines():
-        if re.match(r"\S.*:$", line):
-            name, mine = line[:-1].split(":")[0], False
-            offered.setdefault(name, [])
-        elif match := re.match(r" (\*\*\*|   ) \S+ -?\d+$", line):
-            mine = match[1] == "***"
-        elif mine and (match := re.match(r"\s+-?\d+ (\S+:\S+)", line)):
-            offered[name].append(match[1])
-    return offered
+from ansible.module_utils.vllm_edge.driver_packages import (
+    FORMAT,
+    INSTALLERS,
+    PATTERNS,
+    driver_packages,
+    is_driver,
+    is_versioned,
+    parse_packages,
+    parse_policy,
+    upstream,
+)
 
 
 def from_elsewhere(offered: dict[str, list[str]], repository: str) -> tuple[dict[str, list[str]], list[str]]:
@@ -183,8 +143,7 @@ def look(module: AnsibleModule) -> dict[str, Any]:
         return os.path.join(root, path.lstrip("/"))
 
     plain = {"LC_ALL": "C"}
-    fmt = "${Package}\\t${db:Status-Abbrev}\\t${Version}\\n"
-    code, out, err = module.run_command(["dpkg-query", "-W", "-f", fmt, *PATTERNS], environ_update=plain)
+    code, out, err = module.run_command(["dpkg-query", "-W", "-f", FORMAT, *PATTERNS], environ_update=plain)
     # 1 says that one of the patterns names nothing, which is usual.
     if code not in (0, 1):
         module.fail_json(msg=f"dpkg-query failed: {err.strip()}")
@@ -196,9 +155,7 @@ def look(module: AnsibleModule) -> dict[str, Any]:
     foreign: dict[str, list[str]] = {}
     unknown: list[str] = []
     # Helpers such as nvidia-installer-cleanup have dates for versions and may come from the distribution.
-    candidates = sorted(
-        name for name in packages if is_driver(name) and re.match(r"\d{3}\.\d+", upstream(packages[name]["version"]))
-    )
+    candidates = sorted(name for name in packages if is_driver(name) and is_versioned(packages[name]["version"]))
     if candidates and not os.path.exists(at(module.params["mark"])):
         _, out, _ = module.run_command(["apt-cache", "policy", *candidates], environ_update=plain, check_rc=True)
         foreign, unknown = from_elsewhere(parse_policy(out), module.params["repository"])
