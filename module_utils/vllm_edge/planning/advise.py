@@ -295,7 +295,8 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
 
 
 def parameters(model: Model) -> int:
-    """Parameters of a checkpoint, whatever its precision. Scales of quantized weights count too, some per cent."""
+    """Parameters of a checkpoint, whatever its precision, but for a head that is not tied, which not every checkpoint of
+    a model has. Scales of quantized weights count too, some per cent."""
     packed = model.quantization.weight_bits == 4
     return sum(
         _elements(component.tensor.shape)
@@ -303,6 +304,7 @@ def parameters(model: Model) -> int:
         * len(component.tensor.layers or (0,))
         * (BITS_OF_TENSORS.get(component.tensor.dtype, 1) if packed else 1)
         for component in model.components
+        if not component.tensor.name.endswith("lm_head.weight")
     )
 
 

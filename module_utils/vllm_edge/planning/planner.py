@@ -429,6 +429,7 @@ def _changes(
         derived = _derived_kv_cache_bytes(engine, free, outcome.ranks)
         yield f"kv_cache_memory_bytes: {derived}", _with(engine, kv_cache_memory_bytes=derived)
     if memory_is_short:
+        yield from _larger_shares(engine, gpus, free)
         sequences = max_num_seqs(engine.model, arguments, release.version)
         for fewer in (128, 64, 32, 16, 8, 4, 2, 1):
             if fewer < sequences:
@@ -459,6 +460,17 @@ def _smaller_shares(
             f"gpu_memory_utilization: {hundredths / 100:.2f}",
             _with(engine, gpu_memory_utilization=hundredths / 100),
         )
+
+
+def _larger_shares(engine: _Engine, gpus: Sequence[Gpu], free: Sequence[int]) -> Iterator[tuple[str, _Engine]]:
+    """From the stated share up to one that leaves the margin free on every GPU."""
+    now = engine.arguments.gpu_memory_utilization
+    if now is None:
+        return
+    largest = min((free[slot] - engine.margin_bytes) / gpus[slot].cuda_total_bytes for slot in engine.slots)
+    for hundredths in range(math.floor(now * 100) + 1, math.floor(largest * 100) + 1):
+        share = hundredths / 100
+        yield f"gpu_memory_utilization: {share:.2f}", _with(engine, gpu_memory_utilization=share)
 
 
 def _other_sizes(engine: _Engine, free: Sequence[int]) -> Iterator[tuple[str, _Engine]]:

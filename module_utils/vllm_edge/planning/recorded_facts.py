@@ -296,7 +296,7 @@ RECORDS: Mapping[str, Mapping[str, Any]] = {
         'config': {
           'architectures': ['Gemma4ForConditionalGeneration'],
           'dtype': 'bfloat16',
-          'tie_word_embeddings': True,
+          'tie_word_embeddings': False,
           'text_config': {
             'attention_k_eq_v': True,
             'dtype': 'bfloat16',
@@ -335,7 +335,7 @@ RECORDS: Mapping[str, Mapping[str, Any]] = {
               'sliding_attention': {'rope_theta': 10000.0, 'rope_type': 'default'},
             },
             'sliding_window': 1024,
-            'tie_word_embeddings': True,
+            'tie_word_embeddings': False,
             'top_k_experts': None,
             'use_bidirectional_attention': 'vision',
             'use_double_wide_mlp': False,
@@ -356,6 +356,7 @@ RECORDS: Mapping[str, Mapping[str, Any]] = {
           'quantization_status': 'compressed',
         },
         'tensors': [
+            ('lm_head.weight', 'BF16', (262144, 5376), None, 1),
             ('model.embed_vision.embedding_projection.weight', 'BF16', (5376, 1152), None, 1),
             ('model.language_model.embed_tokens.weight', 'BF16', (262144, 5376), None, 1),
             ('model.language_model.layers.*.input_layernorm.weight', 'BF16', (5376,), '0-59', 1),

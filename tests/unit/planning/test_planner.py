@@ -242,20 +242,26 @@ def test_eager_experts_are_slow() -> None:
 
 
 def test_no_kv_cache_is_left() -> None:
-    found = plan_of(engine("31b-w4a16", kv_cache_dtype="fp8", gpu_memory_utilization=0.90))
+    found = plan_of(engine("26b-nvfp4", kv_cache_dtype="fp8", gpu_memory_utilization=0.78, max_num_seqs=8))
     assert found.verdict is Verdict.NO_KV
-    assert "weights take 19.53 GiB and activations 1.14 GiB, which leaves no KV cache on GPU 0" in found.reason
-    assert found.fix == "tensor_parallel_size: 2, gpus: [0, 1]"
+    assert "weights take 17.24 GiB and activations 0.30 GiB, which leaves no KV cache on GPU 0" in found.reason
+    assert found.fix == "gpu_memory_utilization: 0.82"
+    assert plan_of(engine("31b-w4a16", 2, gpu_memory_utilization=0.50)).fix == "gpu_memory_utilization: 0.65"
 
 
 def test_one_request_does_not_fit() -> None:
-    tight = engine("31b-w4a16", kv_cache_dtype="fp8", gpu_memory_utilization=0.92, max_num_seqs=8, enforce_eager=True)
+    tight = engine("31b-nvfp4", 2, kv_cache_dtype="bfloat16", gpu_memory_utilization=0.97, enforce_eager=True)
+    tight |= {"max_model_len": 262_144, "max_num_seqs": 8}
     found = plan_of(tight)
     assert found.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN
-    assert "One request of max_model_len 4,096 needs 1.33 GiB of KV cache in fp8, and 0.44 GiB are left" in found.reason
-    alone = plan_of(tight, gpus=1)
-    assert alone.fix == "max_model_len: 1024"
-    assert plan_of(tight | {"max_model_len": 1024}, gpus=1).verdict is Verdict.FITS
+    assert "One request of max_model_len 262,144 needs 11.18 GiB of KV cache in bfloat16, and 4.80 GiB" in found.reason
+    assert found.fix == "tensor_parallel_size: 4, gpus: [0, 1, 2, 3]"
+    alone = plan_of(tight, gpus=2)
+    assert alone.fix == "max_model_len: 94208"
+    assert plan_of(tight | {"max_model_len": 94_208}, gpus=2).verdict is Verdict.FITS
+    small = engine("26b-nvfp4", kv_cache_dtype="fp8", gpu_memory_utilization=0.80, max_num_seqs=8)
+    assert plan_of(small).verdict is Verdict.KV_BELOW_MAX_MODEL_LEN
+    assert plan_of(small).fix == "gpu_memory_utilization: 0.82"
 
 
 def test_a_context_that_is_little_shorter_is_the_nearest() -> None:
@@ -355,9 +361,9 @@ def test_what_an_engine_says_itself_stays() -> None:
 
 
 def test_weights_that_leave_the_margin_but_no_kv_cache() -> None:
-    found = plan_of(engine("31b-w4a16", max_num_seqs=8), margin_mib=2048)
+    found = plan_of(engine("e4b", max_num_seqs=8), margin_mib=6700)
     assert found.verdict is Verdict.NO_KV
-    assert "and plan_margin_mib 2048 is kept free, which leaves no KV cache" in found.reason
+    assert "and plan_margin_mib 6700 is kept free, which leaves no KV cache" in found.reason
     assert "kv_cache_memory_bytes" not in found.settings
     assert found.fix == "tensor_parallel_size: 2, gpus: [0, 1]"
 

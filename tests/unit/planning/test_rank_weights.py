@@ -30,9 +30,11 @@ PARAMETERS = {
 }
 """Published: the hub's count of each repository's safetensors."""
 
+HEAD_BYTES = 262_144 * 5_376 * 2
+"""Of the checkpoint whose head is not tied; published are 23.3e9 bytes."""
 BYTES = {
     "nvidia/Gemma-4-31B-IT-NVFP4": 32_633_171_112,
-    "google/gemma-4-31B-it-qat-w4a16-ct": 20_446_424_232,
+    "google/gemma-4-31B-it-qat-w4a16-ct": 20_446_424_232 + HEAD_BYTES,
     "RedHatAI/gemma-4-31B-it-FP8-dynamic": 33_259_367_592,
 }
 """Derived from parameters and bits: without scales of whole weights or channels, without shapes, and without small
@@ -211,8 +213,10 @@ def test_load_is_as_modelled(repo: str, precision: str) -> None:
 
 @pytest.mark.parametrize("repo", PUBLISHED)
 def test_load_of_published_checkpoints_is_as_modelled(repo: str) -> None:
+    head = HEAD_BYTES / GIB if "qat" in repo else 0.0
     for size, expected in zip((1, 2, 4), LOAD_GIB[PUBLISHED[repo]], strict=True):
-        assert one(model(repo), tensor_parallel_size=size).bytes / GIB == pytest.approx(expected, abs=0.02), size
+        found = one(model(repo), tensor_parallel_size=size).bytes / GIB
+        assert found == pytest.approx(expected + head / size, abs=0.02), size
 
 
 def test_scales_of_channels_come_on_top() -> None:
