@@ -91,6 +91,11 @@ options:
     description: Directory with the directories of the models.
     type: path
     default: /data/vllm/weights
+  facts:
+    description: What holds for models that have no C(facts) of their own, as in M(serving_plan).
+    type: str
+    choices: [files, recorded]
+    default: files
   observations:
     description: >-
       What was measured, as C(plan_observations). It counts for an engine with the same model and parallelism; of
@@ -224,6 +229,7 @@ def main() -> None:
             "min_context": {"type": "raw", "default": advise.MIN_CONTEXT_TOKENS},
             "main": {"type": "str"},
             "weights_root": {"type": "path", "default": "/data/vllm/weights"},
+            "facts": inputs.FACTS_SPEC,
             "observations": {"type": "dict", "default": {}},
             "margin_mib": {"type": "int", "default": planner.MARGIN_MIB},
             "tolerance_mib": {"type": "int", "default": planner.TOLERANCE_MIB},
@@ -246,7 +252,8 @@ def main() -> None:
         gpus = [inputs.gpu_of(slot, given, module.warn) for slot, given in enumerate(options["gpus"])]
         for name in asked.models or options["models"]:
             try:
-                models[name] = inputs.model_of(name, options["models"][name], Path(options["weights_root"]))
+                root = Path(options["weights_root"])
+                models[name] = inputs.model_of(name, options["models"][name], root, options["facts"])
             except ValueError as error:
                 unreadable[name] = str(error)
         host = advise.Host(

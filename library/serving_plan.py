@@ -300,7 +300,7 @@ def main() -> None:
             "gpus": inputs.GPUS_SPEC,
             "vllm_version": {"type": "str", "required": True},
             "weights_root": {"type": "path", "default": "/data/vllm/weights"},
-            "facts": {"type": "str", "choices": ["files", "recorded"], "default": "files"},
+            "facts": inputs.FACTS_SPEC,
             "observations": {"type": "dict", "default": {}},
             "margin_mib": {"type": "int", "default": planner.MARGIN_MIB},
             "tolerance_mib": {"type": "int", "default": planner.TOLERANCE_MIB},
@@ -318,7 +318,7 @@ def main() -> None:
     def planned(name: str, engines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for model in dict.fromkeys(str(engine.get("model")) for engine in engines):
             if model in options["models"] and model not in models:
-                models[model] = inputs.model_of(model, {"facts": options["facts"], **options["models"][model]}, root)
+                models[model] = inputs.model_of(model, options["models"][model], root, options["facts"])
         plan = planner.plan(
             name,
             engines,

@@ -295,8 +295,10 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
 
 
 def parameters(model: Model) -> int:
-    """Parameters of a checkpoint, whatever its precision, but for a head that is not tied, which not every checkpoint of
-    a model has. Scales of quantized weights count too, some per cent."""
+    """Parameters of a checkpoint, whatever its precision, but for a head that is not tied: not every one has it.
+
+    Scales of quantized weights count too, some per cent.
+    """
     packed = model.quantization.weight_bits == 4
     return sum(
         _elements(component.tensor.shape)

@@ -28,14 +28,19 @@ GPUS_SPEC: dict[str, Any] = {
 """Argument spec of the option `gpus` of modules, what `gpu_of` takes."""
 
 
-def facts_of(name: str, model: Mapping[str, Any], weights_root: Path) -> Facts:
+FACTS_SPEC: dict[str, Any] = {"type": "str", "choices": ["files", "recorded"], "default": "files"}
+"""Argument spec of the option `facts` of modules, what `model_of` takes."""
+
+
+def facts_of(name: str, model: Mapping[str, Any], weights_root: Path, facts: str) -> Facts:
     """What the checkpoint of an entry of vllm_models says of itself.
 
-    Files below weights_root come first, unless the entry says `facts: recorded`. Raises FactsError.
+    Files below weights_root come first, unless its `facts`, or where it has none those given, are `recorded`. Raises
+    FactsError.
     """
     repo = str(model.get("repo", ""))
     directory = weights_root / str(model.get("dir", ""))
-    if model.get("facts", "files") == "files" and model.get("dir") and (directory / "config.json").is_file():
+    if model.get("facts", facts) == "files" and model.get("dir") and (directory / "config.json").is_file():
         return model_facts.read(directory, repo, str(model.get("revision") or ""))
     recorded = model_facts.recorded(repo)
     if recorded is None:
@@ -46,9 +51,9 @@ def facts_of(name: str, model: Mapping[str, Any], weights_root: Path) -> Facts:
     return recorded
 
 
-def model_of(name: str, model: Mapping[str, Any], weights_root: Path) -> Model:
+def model_of(name: str, model: Mapping[str, Any], weights_root: Path, facts: str) -> Model:
     """The checkpoint of an entry of vllm_models, understood. Raises FactsError and UnknownArchitecture."""
-    return families.interpret(facts_of(name, model, weights_root))
+    return families.interpret(facts_of(name, model, weights_root, facts))
 
 
 def gpu_of(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) -> Gpu:
