@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 import re
 
@@ -33,3 +34,23 @@ def compare(devices: list[str], gpus: list[str]) -> tuple[list[str], list[str]]:
     named = {device.split("=", 1)[1] for device in devices}
     uuids = {name for name in named if name.startswith("GPU-")}
     return sorted(set(gpus) - uuids), sorted(uuids - set(gpus))
+
+
+def device_names(text: str) -> list[str]:
+    """Names of the devices that a specification defines.
+
+    The YAML that nvidia-ctk writes is read without a YAML library, which not every host has: the items of the list
+    under `devices`, whatever its indent, and the key `name` of each, wherever in the item it stands.
+    """
+    try:
+        return [str(device["name"]) for device in json.loads(text)["devices"]]
+    except (ValueError, KeyError, TypeError):
+        pass
+    block = re.search(r"^devices:[ \t]*\n((?:[ \t-].*\n?|\n)*)", text, re.MULTILINE)
+    first = re.search(r"^( *)-( +)", block[1], re.MULTILINE) if block else None
+    if block is None or first is None:
+        return []
+    indent = len(first[1])
+    key = indent + 1 + len(first[2])
+    item = rf"^(?: {{{indent}}}-{first[2]}| {{{key}}})name: *[\"']?([^\"'\n]+?)[\"']? *$"
+    return re.findall(item, block[1], re.MULTILINE)

@@ -79,6 +79,19 @@ def _status(options: Options, paths: HostPaths) -> int:
     return run_status(paths, output=options.format, expected_profile=options.expect_profile)
 
 
+def _doctor_options(parser: argparse.ArgumentParser) -> None:
+    _format(parser)
+    parser.add_argument(
+        "--support-report", metavar="FILE", help="also write evidence, without secrets, into FILE (tar.gz)"
+    )
+
+
+def _doctor(options: Options, paths: HostPaths) -> int:
+    from .doctor.command import run_doctor
+
+    return run_doctor(paths, output=options.format, support_report=options.support_report)
+
+
 def _explain_options(parser: argparse.ArgumentParser) -> None:
     _engine(parser)
     _format(parser)
@@ -178,6 +191,9 @@ def _nothing(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS: tuple[Command, ...] = (
     Command("status", "engines, active profile, switches and GPUs of this host", _status_options, _status),
+    Command(
+        "doctor", "whether this host can serve, what is wrong, what to do; changes nothing", _doctor_options, _doctor
+    ),
     Command("explain", "why an engine failed last, and what to do", _explain_options, _explain),
     Command("canary", "what clients rely on, asked of each served name", _canary_options, _canary),
     Command("switch", "go to another generation, or stay with this one", _switch_options, _switch),

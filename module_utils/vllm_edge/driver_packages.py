@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
+
+Packages = Mapping[str, Mapping[str, Any]]
+"""Installed packages: name to version and held."""
 
 FORMAT = "${Package}\\t${db:Status-Abbrev}\\t${Version}\\n"
 """What dpkg-query -W is to print for `parse_packages`."""
@@ -45,7 +49,12 @@ def is_versioned(version: str) -> bool:
     return bool(re.match(r"\d{3}\.\d+", upstream(version)))
 
 
-def driver_packages(packages: dict[str, dict[str, Any]], version: str) -> list[str]:
+def versioned(packages: Packages) -> list[str]:
+    """Installed packages of drivers, without the helpers that have dates for versions."""
+    return sorted(name for name, package in packages.items() if is_driver(name) and is_versioned(package["version"]))
+
+
+def driver_packages(packages: Packages, version: str) -> list[str]:
     """The packages that make up the driver: apt must not replace one of them alone."""
     return sorted(name for name in packages if is_driver(name) and upstream(packages[name]["version"]) == version)
 

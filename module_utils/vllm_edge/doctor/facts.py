@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a host. Every part that may be hidden from the reader can be an Unread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..driver_packages import Packages
+from ..driver_versions import DriverVersions
+from ..systemd import Unit
+from .contract import Unread
+from .topology import Topology
+
+TOOLKIT = (
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+)
+
+
+@dataclass(frozen=True)
+class HeldLock:
+    """A lock of apt or dpkg that a process holds."""
+
+    path: str
+    pid: int
+    command: str
+
+
+@dataclass(frozen=True)
+class System:
+    name: str
+    """As /etc/os-release has it for people."""
+    distribution: str
+    """ID and VERSION_ID, such as debian-13 and ubuntu-24.04."""
+    packages: Packages | Unread
+    half_installed: tuple[str, ...]
+    dpkg_interrupted: bool | Unread
+    locks: tuple[HeldLock, ...] | Unread
+    synchronized: bool | Unread
+    files_limit: int | Unread | None
+    """Open files of a process in a container, by docker.service; None is no limit."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    release: str
+    has_module: bool
+    """Whether an NVIDIA module is installed for it."""
+
+
+@dataclass(frozen=True)
+class Driver:
+    versions: DriverVersions
+    origins: Mapping[str, tuple[str, ...]] | Unread
+    """Package to who offers the installed version of it."""
+    installer: str
+    """What the vendor's .run installer left; empty without it."""
+    loaded: bool
+    nouveau: bool
+    secure_boot: bool | Unread | None
+    """None: the host was not started by UEFI."""
+    signer: str | Unread
+    """Of the module on disk; empty for none."""
+    running_kernel: str
+    kernels: tuple[Kernel, ...]
+    """Installed ones, oldest first."""
+    persistence: Unit | Unread
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that the driver answers for."""
+
+    uuid: str
+    name: str
+    bus: str
+    persistent: bool | None = None
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process on a GPU."""
+
+    uuid: str
+    pid: int
+    who: str
+    ours: bool
+
+
+@dataclass(frozen=True)
+class Gpus:
+    on_bus: tuple[str, ...]
+    """PCI addresses of NVIDIA's GPUs."""
+    answering: tuple[Gpu, ...]
+    problem: str
+    """What nvidia-smi said beside or instead of them; empty where all is well."""
+    expected: Mapping[str, str]
+    """UUIDs that somebody counts on, to who that is."""
+    needed: int
+    """How many GPUs the profile takes; 0 where nobody said."""
+    holders: tuple[Holder, ...] | Unread
+
+
+@dataclass(frozen=True)
+class Specification:
+    """A CDI specification of NVIDIA's GPUs."""
+
+    path: str
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Runtime:
+    docker_version: str
+    docker: Unit | Unread
+    config: Mapping[str, Any] | Unread
+    """daemon.json; empty without one."""
+    config_error: str
+    """Why daemon.json is no configuration; empty where it is one."""
+    refresh: Unit | Unread
+    """nvidia-cdi-refresh.path."""
+    specifications: tuple[Specification, ...] | Unread
+
+
+@dataclass(frozen=True)
+class Space:
+    """A file system, by what lies on it."""
+
+    what: str
+    path: str
+    free_bytes: int
+    free_inodes: int | None
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine that has files on the host."""
+
+    name: str
+    unit: Unit
+    port: int
+    listeners: tuple[str, ...]
+    gpus: tuple[str, ...]
+    shm_bytes: int | None
+    """None: the container has the host's."""
+    tensor_parallel_size: int = 1
+
+
+@dataclass(frozen=True)
+class Serving:
+    engines: tuple[Engine, ...] | Unread
+    errors: tuple[str, ...]
+    """Engines whose files cannot be used, each with the reason."""
+    target: Unit | Unread
+    unfinished_switch: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    as_root: bool
+    system: System
+    driver: Driver
+    gpus: Gpus
+    runtime: Runtime
+    topology: Topology
+    spaces: tuple[Space | Unread, ...]
+    serving: Serving

@@ -1,0 +1,584 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that touches the host. Changes nothing, needs nobody's leave, and says what it may not see.
+
+Nothing here needs more than Python: it runs on a host that has no driver and nothing of ours yet. Hence nvidia-smi,
+which comes with every driver, and not nvidia-ml-py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import cdi, driver_packages, gpu_slots, owners
+from ..driver_versions import GENERATED, STATIC, read_versions, resolve
+from ..engine_config import DockerCreate, EngineConfigError, engine_names, load_engine
+from ..host_paths import HostPaths
+from ..preflight import listeners
+from ..status import read_switches
+from ..switching import TARGET
+from ..systemd import Ran, Run, Systemd, SystemdError, Unit
+from . import topology
+from .contract import Unread
+from .facts import (
+    Driver,
+    Engine,
+    Facts,
+    Gpu,
+    Gpus,
+    HeldLock,
+    Holder,
+    Kernel,
+    Packages,
+    Runtime,
+    Serving,
+    Space,
+    Specification,
+    System,
+)
+from .topology import Card, Sharing, Topology
+
+DATA = "/data/vllm"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ASK_S = 30.0
+GPU_CLASS = "0x03"
+NVIDIA = "0x10de"
+SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+LOCKS = (
+    "var/lib/dpkg/lock-frontend",
+    "var/lib/dpkg/lock",
+    "var/lib/apt/lists/lock",
+    "var/cache/apt/archives/lock",
+)
+MODULE = re.compile(r"^\S*/nvidia(?:-current)?\.ko(?:\.\w+)?:", re.MULTILINE)
+GPU_FIELDS = (
+    "uuid",
+    "name",
+    "pci.bus_id",
+    "persistence_mode",
+    "ecc.mode.current",
+    "power.limit",
+    "power.default_limit",
+    "pstate",
+    "pcie.link.gen.current",
+    "pcie.link.gen.max",
+    "pcie.link.width.current",
+    "pcie.link.width.max",
+)
+ECC_FIELDS = ("ecc.errors.uncorrected.volatile.total", "remapped_rows.failure", "remapped_rows.pending")
+# The second is the name of drivers before R535.
+REASONS_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+_SIZES = {"": 1, "b": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+
+
+def run_plainly(command: Sequence[str], timeout_s: float) -> Ran:
+    """A program in English, found also where only root looks; SystemdError where it cannot be run."""
+    environment = {**os.environ, "LC_ALL": "C", "PATH": f"{os.environ.get('PATH', '')}:{PATH}"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False, env=environment
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SystemdError(f"'{' '.join(command)}' did not end within {timeout_s:g} s") from error
+    except OSError as error:
+        raise SystemdError(f"'{command[0]}' cannot be run: {error.strerror or error}") from error
+    return Ran(done.returncode, done.stdout, done.stderr.strip())
+
+
+def free_space(what: str, path: Path) -> Space | Unread:
+    """The file system that a path is on, or would be on."""
+    place = path
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        found = os.statvfs(place)
+    except OSError as error:
+        return Unread(f"{path}: {error}")
+    return Space(what, str(path), found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What somebody who asks knows of the host beside what is on it."""
+
+    uuids: tuple[str, ...] = ()
+    gpus: int = 0
+    data: str = DATA
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A host below a directory; tests give another one, and programs of their own."""
+
+    root: Path = Path("/")
+    run: Run = run_plainly
+    paths: HostPaths = field(default_factory=HostPaths)
+    owners: Callable[[Iterable[int]], Mapping[int, owners.Owner]] = owners.find_owners
+    space: Callable[[str, Path], Space | Unread] = free_space
+
+    # -- asking
+
+    def at(self, path: str) -> Path:
+        return self.root / path.lstrip("/")
+
+    def text(self, path: str) -> str | Unread:
+        try:
+            return self.at(path).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            return Unread(f"/{path.lstrip('/')}: {error.strerror or error}")
+
+    def plain(self, path: str) -> str:
+        """A file's text; empty where there is none."""
+        text = self.text(path)
+        return "" if isinstance(text, Unread) else text.strip()
+
+    def ask(self, *command: str) -> Ran | Unread:
+        try:
+            return self.run(command, ASK_S)
+        except SystemdError as error:
+            return Unread(str(error))
+
+    def unit(self, name: str) -> Unit | Unread:
+        try:
+            return Systemd(self.run).show([name])[name]
+        except SystemdError as error:
+            return Unread(str(error))
+
+    # -- everything
+
+    def read(self, expected: Expectation = Expectation()) -> Facts:
+        system, serving = self.system(), self.serving()
+        engines = () if isinstance(serving.engines, Unread) else serving.engines
+        rows, problem = self.smi(GPU_FIELDS)
+        gpus = self.gpus(rows, problem, engines, expected)
+        runtime = self.runtime()
+        docker_root = "/var/lib/docker"
+        if not isinstance(runtime.config, Unread):
+            docker_root = str(runtime.config.get("data-root") or docker_root)
+        return Facts(
+            as_root=os.geteuid() == 0,
+            system=system,
+            driver=self.driver(system.packages),
+            gpus=gpus,
+            runtime=runtime,
+            topology=self.topology(rows, engines),
+            spaces=tuple(
+                self.space(what, self.at(path))
+                for what, path in (("/", "/"), ("images", docker_root), ("weights and caches", expected.data))
+            ),
+            serving=serving,
+        )
+
+    # -- the system
+
+    def system(self) -> System:
+        release = dict(
+            line.split("=", 1) for line in self.plain("etc/os-release").splitlines() if "=" in line and line[0] != "#"
+        )
+        release = {key: value.strip("\"'") for key, value in release.items()}
+        packages, half = self.packages()
+        return System(
+            name=release.get("PRETTY_NAME", "a system without /etc/os-release"),
+            distribution=f"{release.get('ID', '')}-{release.get('VERSION_ID', '')}",
+            packages=packages,
+            half_installed=half,
+            dpkg_interrupted=self.dpkg_interrupted(),
+            locks=self.locks(),
+            synchronized=self.synchronized(),
+            files_limit=self.files_limit(),
+        )
+
+    def packages(self) -> tuple[Packages | Unread, tuple[str, ...]]:
+        ran = self.ask("dpkg-query", "-W", "-f", driver_packages.FORMAT)
+        if isinstance(ran, Unread):
+            return ran, ()
+        if ran.status != 0:
+            return Unread(f"dpkg-query: {ran.err}"), ()
+        found, half = driver_packages.parse_packages(ran.out)
+        return found, tuple(half)
+
+    def dpkg_interrupted(self) -> bool | Unread:
+        """dpkg keeps what it has not merged into its database in numbered files."""
+        try:
+            return any(entry.name.isdigit() for entry in self.at("var/lib/dpkg/updates").iterdir())
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            return Unread(f"/var/lib/dpkg/updates: {error.strerror}")
+
+    def locks(self) -> tuple[HeldLock, ...] | Unread:
+        """Out of /proc/locks: to try a lock would be to take it."""
+        text = self.text("proc/locks")
+        if isinstance(text, Unread):
+            return text
+        held: dict[str, int] = {}
+        for words in (line.split() for line in text.splitlines()):
+            # A waiting process has an arrow before its line.
+            if len(words) >= 8 and words[1] in ("POSIX", "FLOCK", "OFDLCK"):
+                held[words[5]] = int(words[4])
+        found = []
+        for path in LOCKS:
+            try:
+                seen = self.at(path).stat()
+            except OSError:
+                continue
+            pid = held.get(f"{os.major(seen.st_dev):02x}:{os.minor(seen.st_dev):02x}:{seen.st_ino}")
+            if pid is not None:
+                found.append(HeldLock(f"/{path}", pid, self.plain(f"proc/{pid}/comm") or "a process"))
+        return tuple(found)
+
+    def synchronized(self) -> bool | Unread:
+        ran = self.ask("timedatectl", "show", "--property=NTPSynchronized", "--value")
+        if isinstance(ran, Unread):
+            return ran
+        word = ran.out.strip()
+        return word == "yes" if word in ("yes", "no") else Unread(f"timedatectl: {ran.err or 'it said nothing'}")
+
+    def files_limit(self) -> int | Unread | None:
+        ran = self.ask("systemctl", "show", "--property=LimitNOFILE", "docker.service")
+        if isinstance(ran, Unread):
+            return ran
+        value = ran.out.strip().removeprefix("LimitNOFILE=")
+        if value == "infinity":
+            return None
+        return int(value) if value.isdigit() else Unread("systemd names no limit of docker.service")
+
+    # -- the driver
+
+    def driver(self, packages: Packages | Unread) -> Driver:
+        release = self.plain("proc/sys/kernel/osrelease")
+        return Driver(
+            versions=read_versions(self.root),
+            origins=packages if isinstance(packages, Unread) else self.origins(packages),
+            installer=next((path for path in driver_packages.INSTALLERS if self.at(path).exists()), ""),
+            loaded=self.at("sys/module/nvidia").is_dir(),
+            nouveau=self.at("sys/module/nouveau").is_dir(),
+            secure_boot=self.secure_boot(),
+            signer=self.signer(),
+            running_kernel=release,
+            kernels=self.kernels(release),
+            persistence=self.unit("nvidia-persistenced.service"),
+        )
+
+    def origins(self, packages: Packages) -> dict[str, tuple[str, ...]] | Unread:
+        names = driver_packages.versioned(packages)
+        if not names:
+            return {}
+        sources, policy = self.ask("apt-cache", "policy"), self.ask("apt-cache", "policy", *names)
+        if isinstance(sources, Unread):
+            return sources
+        if isinstance(policy, Unread):
+            return policy
+        owners_of = parse_origins(sources.out)
+        return {
+            name: tuple(sorted({owner for uri in uris for owner in owners_of.get(uri, {uri})}))
+            for name, uris in driver_packages.parse_policy(policy.out).items()
+        }
+
+    def secure_boot(self) -> bool | Unread | None:
+        if not self.at("sys/firmware/efi").is_dir():
+            return None
+        try:
+            # Four bytes of attributes, then the value.
+            return self.at(SECURE_BOOT).read_bytes()[-1:] == b"\x01"
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            return Unread(f"the state of Secure Boot: {error.strerror}")
+
+    def signer(self) -> str | Unread:
+        ran = self.ask("modinfo", "-F", "signer", "nvidia")
+        return ran if isinstance(ran, Unread) else ran.out.strip() if ran.status == 0 else ""
+
+    def kernels(self, running: str) -> tuple[Kernel, ...]:
+        """Those that can be started: the running one, and what has an image in /boot."""
+        try:
+            releases = {entry.name for entry in self.at("lib/modules").iterdir() if entry.is_dir()}
+        except OSError:
+            releases = set()
+        bootable = [name for name in releases if name == running or self.at(f"boot/vmlinuz-{name}").exists()]
+        return tuple(
+            Kernel(name, bool(MODULE.search(self.plain(f"lib/modules/{name}/modules.dep"))))
+            for name in sorted(bootable, key=natural)
+        )
+
+    # -- the GPUs
+
+    def smi(self, fields: Sequence[str]) -> tuple[list[list[str]], str]:
+        """One row for each GPU that answers, and what nvidia-smi said otherwise."""
+        ran = self.ask("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+        if isinstance(ran, Unread):
+            return [], ran.why
+        rows, said = [], []
+        for line in f"{ran.out}\n{ran.err}".splitlines():
+            cells = [cell.strip() for cell in line.split(",")]
+            if cells[0].startswith("GPU-") and len(cells) == len(fields):
+                rows.append(cells)
+            elif line.strip():
+                said.append(line.strip())
+        if ran.status != 0 and not said:
+            said = [f"nvidia-smi ended with {ran.status} and said nothing"]
+        return rows, " ".join(said)
+
+    def gpus(
+        self, rows: Sequence[Sequence[str]], problem: str, engines: Sequence[Engine], expected: Expectation
+    ) -> Gpus:
+        counted: dict[str, str] = {uuid: "gpu_uuids of the inventory" for uuid in expected.uuids}
+        with contextlib.suppress(gpu_slots.SlotError, OSError):
+            for number, slot in enumerate(gpu_slots.load(str(self.paths.state / "gpu-slots.json"))):
+                counted.setdefault(slot.uuid, f"slot {number} of this host")
+        for engine in engines:
+            counted |= {uuid: f"engine {engine.name}" for uuid in engine.gpus}
+        return Gpus(
+            on_bus=self.on_bus(),
+            answering=tuple(Gpu(row[0], row[1], topology.kernel_address(row[2]), switch(row[3])) for row in rows),
+            problem=problem,
+            expected=counted,
+            needed=expected.gpus,
+            holders=self.holders() if rows else (),
+        )
+
+    def on_bus(self) -> tuple[str, ...]:
+        devices = self.at("sys/bus/pci/devices")
+        try:
+            names = sorted(entry.name for entry in devices.iterdir())
+        except OSError:
+            return ()
+        return tuple(
+            name
+            for name in names
+            if self.plain(f"sys/bus/pci/devices/{name}/vendor") == NVIDIA
+            and self.plain(f"sys/bus/pci/devices/{name}/class").startswith(GPU_CLASS)
+        )
+
+    def holders(self) -> tuple[Holder, ...] | Unread:
+        ran = self.ask("nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits")
+        if isinstance(ran, Unread):
+            return ran
+        pairs = re.findall(r"^(GPU-\S+), *(\d+)$", ran.out, re.MULTILINE)
+        found = self.owners({int(pid) for _, pid in pairs})
+        return tuple(
+            Holder(uuid, int(pid), self.who(int(pid), owner), owner.kind == "ours")
+            for uuid, pid in pairs
+            if (owner := found[int(pid)])
+        )
+
+    def who(self, pid: int, owner: owners.Owner) -> str:
+        name = self.plain(f"proc/{pid}/comm") or "ended"
+        where = f"container {owner.container}" if owner.container else owner.unit or "in no container"
+        return f"pid {pid} ({name}; {where})"
+
+    # -- how they hang together
+
+    def topology(self, rows: Sequence[Sequence[str]], engines: Sequence[Engine]) -> Topology:
+        ecc = self.by_uuid(ECC_FIELDS)
+        reasons = self.by_uuid(REASONS_FIELDS[:1]) or self.by_uuid(REASONS_FIELDS[1:])
+        cards = []
+        for row in rows:
+            values = dict(zip(GPU_FIELDS, row, strict=True))
+            address = topology.kernel_address(values["pci.bus_id"])
+            device = self.at(f"sys/bus/pci/devices/{address}")
+            errors = ecc.get(row[0], ("", "", ""))
+            active = reasons.get(row[0], ("",))[0]
+            slow = int(active, 16) if re.fullmatch(r"0x[0-9a-fA-F]+", active) else None
+            cards.append(
+                Card(
+                    uuid=row[0],
+                    bus=address,
+                    idle=values["pstate"] not in ("P0", "P1", "P2"),
+                    generation=number(values["pcie.link.gen.current"]),
+                    generation_possible=number(values["pcie.link.gen.max"]),
+                    width=number(values["pcie.link.width.current"]),
+                    width_possible=number(values["pcie.link.width.max"]),
+                    ecc=switch(values["ecc.mode.current"]),
+                    uncorrected=number(errors[0]),
+                    remap_failed=switch(errors[1]),
+                    remap_pending=switch(errors[2]),
+                    power_limit_w=amount(values["power.limit"]),
+                    power_default_w=amount(values["power.default_limit"]),
+                    slowdown=None if slow is None else slow & sum(topology.SLOWDOWNS),
+                    numa=topology.read_numa(device),
+                    iommu=topology.read_iommu(self.root, device),
+                    redirecting=topology.read_redirecting(device),
+                )
+            )
+        memory = re.search(r"^MemTotal:\s+(\d+) kB", self.plain("proc/meminfo"), re.MULTILINE)
+        return Topology(
+            cards=tuple(cards),
+            peers=self.peers([card.uuid for card in sorted(cards, key=lambda card: card.bus)]),
+            xids=self.xids(),
+            memory_bytes=int(memory[1]) * 1024 if memory else None,
+            shm_bytes=self.shm_bytes(),
+            engines=tuple(Sharing(engine.name, engine.gpus, engine.shm_bytes) for engine in engines),
+        )
+
+    def by_uuid(self, fields: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Fields that not every driver knows; none where it refuses them."""
+        rows, _ = self.smi(["uuid", *fields])
+        return {row[0]: tuple(row[1:]) for row in rows}
+
+    def peers(self, uuids: Sequence[str]) -> dict[tuple[str, str], str] | Unread:
+        if len(uuids) < 2:
+            return {}
+        ran = self.ask("nvidia-smi", "topo", "-p2p", "r")
+        if isinstance(ran, Unread):
+            return ran
+        found = topology.parse_peers(ran.out, uuids)
+        said = " ".join(ran.out.split())[:80]
+        return found or Unread(f"'nvidia-smi topo -p2p r' shows no pairs: {said or ran.err}")
+
+    def xids(self) -> tuple[topology.Xid, ...] | Unread:
+        ran = self.ask("journalctl", "--dmesg", "--boot", "--no-pager", "--output=cat", "--grep=NVRM: Xid")
+        if isinstance(ran, Unread):
+            return ran
+        if re.search(r"not seeing messages|insufficient permissions|Permission denied", ran.err):
+            return Unread("the kernel's log is shown to root and the group systemd-journal")
+        found = topology.parse_xids(ran.out)
+        # Without a match it ends with 1 and says so, or nothing.
+        if not found and ran.status != 0 and ran.err and "No entries" not in ran.out + ran.err:
+            return Unread(f"journalctl: {ran.err.splitlines()[-1]}")
+        return found
+
+    def shm_bytes(self) -> int | None:
+        if not re.search(r"^\S+ /dev/shm ", self.plain("proc/mounts"), re.MULTILINE):
+            return None
+        try:
+            found = os.statvfs(self.at("dev/shm"))
+        except OSError:
+            return None
+        return found.f_blocks * found.f_frsize
+
+    # -- the container runtime
+
+    def runtime(self) -> Runtime:
+        ran = self.ask("dockerd", "--version")
+        version = re.search(r"version (\d+(?:\.\d+)+)", "" if isinstance(ran, Unread) else ran.out)
+        config, error = self.docker_config()
+        return Runtime(
+            docker_version=version[1] if version else "",
+            docker=self.unit("docker.service"),
+            config=config,
+            config_error=error,
+            refresh=self.unit("nvidia-cdi-refresh.path"),
+            specifications=self.specifications(),
+        )
+
+    def docker_config(self) -> tuple[Mapping[str, Any] | Unread, str]:
+        path = "etc/docker/daemon.json"
+        if not self.at(path).exists():
+            return {}, ""
+        text = self.text(path)
+        if isinstance(text, Unread):
+            return text, ""
+        if not text.strip():
+            return {}, ""
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            return {}, f"/{path} is no JSON: {error}"
+        return (found, "") if isinstance(found, dict) else ({}, f"/{path} holds no JSON object")
+
+    def specifications(self) -> tuple[Specification, ...] | Unread:
+        found = []
+        for directory in (STATIC, GENERATED):
+            place = resolve(self.root, directory)
+            if place is None:
+                continue
+            try:
+                texts = cdi.gpu_specs(str(place))
+            except OSError as error:
+                return Unread(f"{error.filename}: {error.strerror}")
+            for path, text in texts.items():
+                found.append(Specification(f"/{directory}/{Path(path).name}", tuple(cdi.device_names(text))))
+        return tuple(found)
+
+    # -- what serves
+
+    def serving(self) -> Serving:
+        errors: list[str] = []
+        engines: list[Engine] = []
+        unread: Unread | None = None
+        try:
+            names = engine_names(self.paths)
+        except OSError as error:
+            return Serving(Unread(f"{error.filename}: {error.strerror}"), (), self.unit(TARGET), "")
+        for name in names:
+            try:
+                engine = load_engine(name, self.paths)
+            except EngineConfigError as error:
+                errors.append(str(error))
+                continue
+            unit = self.unit(engine.config.unit)
+            if isinstance(unit, Unread):
+                unread = unit
+                continue
+            found = {item.address for item in listeners(engine.config.port, self.at("proc"))}
+            engines.append(
+                Engine(
+                    name=name,
+                    unit=unit,
+                    port=engine.config.port,
+                    listeners=tuple(sorted(found)),
+                    gpus=engine.config.gpus,
+                    shm_bytes=shm_of(engine.create),
+                    tensor_parallel_size=engine.config.tensor_parallel_size,
+                )
+            )
+        switches, _ = read_switches(self.paths)
+        killed = switches.get("unfinished_switch")
+        return Serving(
+            engines=unread or tuple(engines),
+            errors=tuple(errors),
+            target=self.unit(TARGET),
+            unfinished_switch=str(killed["message"] or killed["id"]) if killed else "",
+        )
+
+
+# -- what texts mean
+
+
+def parse_origins(text: str) -> dict[str, set[str]]:
+    """Addresses of apt's sources to who signs them (`o=` of the release), from `apt-cache policy` without a package."""
+    found: dict[str, set[str]] = {}
+    uri = ""
+    for line in text.splitlines():
+        if match := re.match(r"\s+-?\d+ (\S+:\S+)", line):
+            uri = match[1]
+        elif uri and (match := re.search(r"^\s+release .*?\bo=([^,]+)", line)):
+            found.setdefault(uri, set()).add(match[1])
+    return found
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """A key that sorts 6.12 behind 6.2."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text) if part]
+
+
+def switch(word: str) -> bool | None:
+    """What nvidia-smi writes for on and off."""
+    return {"enabled": True, "yes": True, "disabled": False, "no": False}.get(word.lower())
+
+
+def number(word: str) -> int | None:
+    return int(word) if word.isdigit() else None
+
+
+def amount(word: str) -> float | None:
+    return float(word) if re.fullmatch(r"\d+(\.\d+)?", word) else None
+
+
+def shm_of(create: DockerCreate) -> int | None:
+    """Size of a container's /dev/shm; None where it has the host's."""
+    options = [argument for argument in create.arguments if argument.startswith("--")]
+    if "--ipc=host" in options:
+        return None
+    given = next((option.split("=", 1)[1] for option in options if option.startswith("--shm-size=")), "")
+    match = re.fullmatch(r"(\d+)([bkmg]?)b?", given.lower())
+    return int(match[1]) * _SIZES[match[2]] if match else topology.DEFAULT_SHM_BYTES

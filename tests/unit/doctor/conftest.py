@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A healthy host, for tests to break."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ansible.module_utils.vllm_edge.systemd import Ran
+from doctor_host import BUSES, DRIVER, GPUS, KERNEL, FakeHost, card, specification
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeHost:
+    """Two GPUs and one engine that serves; every check is ok."""
+    found = FakeHost(tmp_path / "host")
+    found.write("etc/os-release", 'PRETTY_NAME="Debian GNU/Linux 13 (trixie)"\nID=debian\nVERSION_ID="13"\n')
+    found.write("proc/sys/kernel/osrelease", f"{KERNEL}\n")
+    found.write("proc/locks", "")
+    found.write("proc/meminfo", "MemTotal:       131072000 kB\n")
+    found.write("proc/mounts", "tmpfs /dev/shm tmpfs rw 0 0\n")
+    for directory in ("dev/shm", "var/lib/dpkg/updates", "var/lib/vllm-edge", "etc/vllm-edge/engines"):
+        (found.root / directory).mkdir(parents=True)
+    for lock in ("var/lib/dpkg/lock-frontend", "var/lib/apt/lists/lock"):
+        found.write(lock)
+    found.kernel("6.2.1-amd64", module=False)
+    found.kernel(KERNEL)
+    found.module(DRIVER)
+    found.library(DRIVER)
+    for uuid, bus in zip(GPUS, BUSES, strict=True):
+        found.bus(bus)
+        found.gpus.append(card(uuid, bus))
+    found.write("etc/docker/daemon.json", '{"features": {"cdi": true}}')
+    found.write("var/run/cdi/nvidia.yaml", specification("0", "1", *GPUS, "all"))
+    for unit in ("docker.service", "nvidia-persistenced.service", "nvidia-cdi-refresh.path", "vllm-edge.target"):
+        found.unit(unit)
+    found.answers = {
+        "timedatectl": Ran(0, "yes\n"),
+        "systemctl show --property=LimitNOFILE": Ran(0, "LimitNOFILE=infinity\n"),
+        "modinfo": Ran(0, "Example key\n"),
+        "dockerd --version": Ran(0, "Docker version 26.1.5+dfsg1, build a72d7cd\n"),
+        "nvidia-smi --query-compute-apps": Ran(0, ""),
+        "nvidia-smi topo": Ran(0, " \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t\n\nLegend:\n  X    = Self\n"),
+        "journalctl --dmesg": Ran(1, "-- No entries --\n"),
+    }
+    found.engine()
+    return found

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host in a directory, with programs that answer as the real ones do: healthy, until a test breaks something."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.vllm_edge.doctor import command
+from ansible.module_utils.vllm_edge.doctor.reading import Expectation, Reader
+from ansible.module_utils.vllm_edge.host_paths import HostPaths
+from ansible.module_utils.vllm_edge.owners import Owner
+from ansible.module_utils.vllm_edge.systemd import Ran, SystemdError
+
+KERNEL = "6.12.48+deb13-amd64"
+DRIVER = "580.173.02"
+GPUS = ("GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000", "GPU-84be2d17-0c59-5f7a-b2f3-5d1a9e820001")
+BUSES = ("0000:17:00.0", "0000:31:00.0")
+NOTHING = Expectation()
+NEW_GPU = "GPU-00000000-0000-4000-8000-000000000009"
+LIBRARIES = "usr/lib/x86_64-linux-gnu"
+
+PACKAGES = {
+    "libc6": ("ii", "2.41-12"),
+    "libnvidia-ml1": ("hi", f"{DRIVER}-1"),
+    "libcuda1": ("hi", f"{DRIVER}-1"),
+    "nvidia-kernel-open-dkms": ("hi", f"{DRIVER}-1"),
+    "nvidia-persistenced": ("hi", f"{DRIVER}-1"),
+    "nvidia-container-toolkit": ("hi", "1.18.2-1"),
+    "nvidia-container-toolkit-base": ("hi", "1.18.2-1"),
+    "libnvidia-container-tools": ("hi", "1.18.2-1"),
+    "libnvidia-container1": ("hi", "1.18.2-1"),
+}
+SOURCES = """Package files:
+ 100 /var/lib/dpkg/status
+     release a=now
+ 500 http://vendor.example/cuda  Packages
+     release v=1.0,o=NVIDIA,a=,n=,l=NVIDIA CUDA,c=,b=amd64
+     origin vendor.example
+ 500 http://deb.example.org/debian trixie/non-free amd64 Packages
+     release v=13.1,o=Debian,a=stable,n=trixie,l=Debian,c=non-free,b=amd64
+     origin deb.example.org
+Pinned packages:
+"""
+
+
+def policy(name: str, version: str, source: str = "http://vendor.example/cuda  Packages") -> str:
+    return (
+        f"{name}:\n  Installed: {version}\n  Candidate: {version}\n  Version table:\n"
+        f" *** {version} 500\n        500 {source}\n        100 /var/lib/dpkg/status\n"
+    )
+
+
+def specification(*devices: str, driver: str = DRIVER) -> str:
+    """As nvidia-ctk writes it, which sorts the keys."""
+    items = "".join(
+        "- containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia0\n      name: no-device\n"
+        f"  name: {json.dumps(name)}\n"
+        for name in devices
+    )
+    return (
+        "---\ncdiVersion: 0.5.0\ncontainerEdits:\n  mounts:\n"
+        f"  - hostPath: /{LIBRARIES}/libcuda.so.{driver}\n    containerPath: /{LIBRARIES}/libcuda.so.{driver}\n"
+        f"devices:\n{items}kind: nvidia.com/gpu\n"
+    )
+
+
+@dataclass
+class FakeHost:
+    """The tree, what the programs answer, and who reads it."""
+
+    root: Path
+    packages: dict[str, tuple[str, str]] = field(default_factory=lambda: dict(PACKAGES))
+    sources: dict[str, str] = field(default_factory=dict)
+    """Package to the source that offers it; NVIDIA's where nothing is said."""
+    gpus: list[dict[str, str]] = field(default_factory=list)
+    answers: dict[str, Ran] = field(default_factory=dict)
+    """Beginning of a command to what it says."""
+    units: dict[str, dict[str, str]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    # -- the tree
+
+    def write(self, path: str, text: str | bytes = "") -> Path:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return file
+
+    def link(self, path: str, target: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        file.symlink_to(target)
+
+    def remove(self, path: str) -> None:
+        file = self.root / path
+        if file.is_dir() and not file.is_symlink():
+            for inner in file.iterdir():
+                self.remove(str(inner.relative_to(self.root)))
+            file.rmdir()
+        else:
+            file.unlink()
+
+    def module(self, version: str) -> None:
+        self.write("sys/module/nvidia/version", f"{version}\n")
+
+    def library(self, version: str) -> None:
+        for name in ("libnvidia-ml", "libcuda"):
+            self.write(f"{LIBRARIES}/{name}.so.{version}", b"\x7fELF")
+            self.link(f"{LIBRARIES}/{name}.so.1", f"{name}.so.{version}")
+
+    def kernel(self, release: str, *, module: bool = True) -> None:
+        self.write(f"boot/vmlinuz-{release}")
+        dep = "updates/dkms/nvidia.ko.xz:\n" if module else ""
+        self.write(f"lib/modules/{release}/modules.dep", f"kernel/drivers/video/nvidiafb.ko.xz:\n{dep}")
+
+    def bus(self, address: str) -> Path:
+        """A GPU below a bridge; gives the bridge's directory."""
+        bridge = f"sys/devices/pci0000:{address[5:7]}/0000:{address[5:7]}:01.0"
+        self.write(f"{bridge}/config", bytes(4096))
+        self.write(f"{bridge}/{address}/vendor", "0x10de\n")
+        self.write(f"{bridge}/{address}/class", "0x030200\n")
+        self.write(f"{bridge}/{address}/numa_node", "0\n")
+        self.link(f"sys/bus/pci/devices/{address}", f"../../../../{bridge}/{address}")
+        return self.root / bridge
+
+    def engine(self, name: str = "e2b", port: int = 8070, gpus: Sequence[str] = GPUS[:1], shm: str = "4g") -> None:
+        config: dict[str, Any] = {
+            "engine": name,
+            "unit": f"vllm-{name}.service",
+            "container": f"vllm-{name}",
+            "url": f"http://127.0.0.1:{port}",
+            "served_names": ["sentry"],
+            "model": name,
+            "repo": "google/gemma-4-E2B-it",
+            "revision": "0" * 40,
+            "precision": "bf16",
+            "tensor_parallel_size": len(gpus),
+            "gpus": list(gpus),
+            "port": port,
+            "input_hash": "ab12",
+            "generation": 1,
+            "image": "vllm-edge:1",
+            "vram_budget_mib": 20900,
+            "stop_timeout_s": 60,
+            "stall_timeout_s": 600,
+            "health_timeout_s": 5,
+        }
+        create = [
+            f"--name=vllm-{name}",
+            f"--label=vllm-edge.engine={name}",
+            "--label=vllm-edge.generation=1",
+            "--label=vllm-edge.input-hash=ab12",
+            *(f"--device=nvidia.com/gpu={gpu}" for gpu in gpus),
+            *([f"--shm-size={shm}"] if shm else []),
+            "vllm-edge:1",
+            "/models/e2b",
+        ]
+        self.write(f"etc/vllm-edge/engines/{name}/engine.json", json.dumps(config))
+        self.write(f"etc/vllm-edge/engines/{name}/docker-create", "\n".join(create) + "\n")
+        self.unit(f"vllm-{name}.service")
+        self.listen(*self.ports, port)
+
+    ports: tuple[int, ...] = ()
+
+    def listen(self, *ports: int) -> None:
+        self.ports = ports
+        lines = [f"   0: 0100007F:{port:04X} 00000000:0000 0A 0:0 00:0 0 0 0 {port} 1 0 100 0" for port in ports]
+        self.write("proc/net/tcp", "\n".join(["  sl  local_address rem_address   st", *lines]) + "\n")
+
+    # -- the programs
+
+    def unit(self, name: str, **changes: str) -> None:
+        healthy = {"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "UnitFileState": "enabled"}
+        self.units[name] = {**healthy, **self.units.get(name, {}), **changes}
+
+    def __call__(self, command: Sequence[str], timeout_s: float) -> Ran:
+        line = " ".join(command)
+        self.asked.append(line)
+        for beginning in sorted(self.answers, key=len, reverse=True):
+            if line.startswith(beginning):
+                return self.answers[beginning]
+        name = command[0]
+        if line.startswith("systemctl show --property=Id"):
+            return Ran(0, "\n\n".join(self._shown(unit) for unit in command[command.index("--") + 1 :]))
+        if name == "dpkg-query":
+            return Ran(
+                0, "".join(f"{name}\t{status} \t{version}\n" for name, (status, version) in self.packages.items())
+            )
+        if line == "apt-cache policy":
+            return Ran(0, SOURCES)
+        if name == "apt-cache":
+            where = "http://vendor.example/cuda  Packages"
+            return Ran(
+                0, "".join(policy(one, self.packages[one][1], self.sources.get(one, where)) for one in command[2:])
+            )
+        if line.startswith("nvidia-smi --query-gpu="):
+            fields = command[1].removeprefix("--query-gpu=").split(",")
+            unknown = [one for one in fields if self.gpus and one not in self.gpus[0]]
+            if unknown:
+                return Ran(2, f'Field "{unknown[0]}" is not a valid field to query.\n\n')
+            return Ran(0, "".join(", ".join(gpu[one] for one in fields) + "\n" for gpu in self.gpus))
+        raise SystemdError(f"'{name}' cannot be run: No such file or directory")
+
+    def _shown(self, name: str) -> str:
+        shown = {"Id": name, "LoadState": "not-found", "ActiveState": "inactive", **self.units.get(name, {})}
+        return "\n".join(f"{key}={value}" for key, value in shown.items())
+
+    # -- reading it
+
+    @property
+    def reader(self) -> Reader:
+        paths = HostPaths(
+            self.root / "etc/vllm-edge", self.root / "var/lib/vllm-edge", self.root / "etc/systemd/system"
+        )
+        return Reader(self.root, self, paths, owners=lambda pids: {pid: Owner("foreign") for pid in pids})
+
+    def examine(self, expected: Expectation = NOTHING) -> dict[str, Any]:
+        return command.examine(self.reader.read(expected))
+
+    def checks(self, expected: Expectation = NOTHING) -> dict[str, dict[str, str]]:
+        return {check["check"]: check for check in self.examine(expected)["checks"]}
+
+    def not_ok(self) -> dict[str, str]:
+        return {name: check["state"] for name, check in self.checks().items() if check["state"] != "ok"}
+
+
+def card(uuid: str, bus: str) -> dict[str, str]:
+    return {
+        "uuid": uuid,
+        "name": "NVIDIA L4",
+        "pci.bus_id": f"0000{bus.upper()}",
+        "persistence_mode": "Enabled",
+        "ecc.mode.current": "Enabled",
+        "power.limit": "72.00",
+        "power.default_limit": "72.00",
+        "pstate": "P8",
+        "pcie.link.gen.current": "1",
+        "pcie.link.gen.max": "4",
+        "pcie.link.width.current": "16",
+        "pcie.link.width.max": "16",
+        "ecc.errors.uncorrected.volatile.total": "0",
+        "remapped_rows.failure": "No",
+        "remapped_rows.pending": "No",
+        "clocks_event_reasons.active": "0x0000000000000001",
+    }
