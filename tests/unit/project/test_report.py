@@ -239,6 +239,14 @@ def test_a_long_name_leaves_the_bar_whole() -> None:
     assert gpu_table([long])[2].endswith("]")
 
 
+def test_what_was_started_against_the_plan_stands_in_the_report() -> None:
+    said = "31b-nvfp4-tp2: no_kv. Weights take 16.27 GiB of the 22.03 GiB of GPU 0, " + "and so on, " * 12
+    lines = render({**REPORT, "overrides": [said]})
+    assert any(line.startswith("plan_override: 31b-nvfp4-tp2: no_kv. Weights") for line in lines)
+    assert max(map(len, lines)) <= 100
+    assert "plan_override" not in "\n".join(render(REPORT))
+
+
 def test_problems_stand_in_the_report() -> None:
     lines = render(REPORT | {"problems": ["Something is wrong. " * 20]})
     assert "Problems:" in lines and max(map(len, lines)) <= 100
