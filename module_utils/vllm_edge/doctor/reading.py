@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import cdi, driver_packages, gpu_slots, owners
+from .. import cdi, driver_packages, gpu_slots
+from ..driver_packages import Packages
 from ..driver_versions import GENERATED, STATIC, read_versions, resolve
 from ..engine_config import DockerCreate, EngineConfigError, engine_names, load_engine
 from ..host_paths import HostPaths
+from ..owners import Owner, find_owners
 from ..preflight import listeners
 from ..status import read_switches
 from ..switching import TARGET
@@ -36,14 +38,13 @@ from .facts import (
     HeldLock,
     Holder,
     Kernel,
-    Packages,
     Runtime,
     Serving,
     Space,
     Specification,
     System,
 )
-from .topology import Card, Sharing, Topology
+from .topology import Card, Sharing, Topology, Xid
 
 DATA = "/data/vllm"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -120,7 +121,7 @@ class Reader:
     root: Path = Path("/")
     run: Run = run_plainly
     paths: HostPaths = field(default_factory=HostPaths)
-    owners: Callable[[Iterable[int]], Mapping[int, owners.Owner]] = owners.find_owners
+    owners: Callable[[Iterable[int]], Mapping[int, Owner]] = find_owners
     space: Callable[[str, Path], Space | Unread] = free_space
 
     # -- asking
@@ -370,7 +371,7 @@ class Reader:
             if (owner := found[int(pid)])
         )
 
-    def who(self, pid: int, owner: owners.Owner) -> str:
+    def who(self, pid: int, owner: Owner) -> str:
         name = self.plain(f"proc/{pid}/comm") or "ended"
         where = f"container {owner.container}" if owner.container else owner.unit or "in no container"
         return f"pid {pid} ({name}; {where})"
@@ -434,7 +435,7 @@ class Reader:
         said = " ".join(ran.out.split())[:80]
         return found or Unread(f"'nvidia-smi topo -p2p r' shows no pairs: {said or ran.err}")
 
-    def xids(self) -> tuple[topology.Xid, ...] | Unread:
+    def xids(self) -> tuple[Xid, ...] | Unread:
         ran = self.ask("journalctl", "--dmesg", "--boot", "--no-pager", "--output=cat", "--grep=NVRM: Xid")
         if isinstance(ran, Unread):
             return ran

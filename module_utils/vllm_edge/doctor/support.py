@@ -53,7 +53,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 }
 
 # A name that holds a secret. max_tokens and the tokenizer hold none.
-_NAME = r"(?:api[-_]?key|[-_.]key|^key|\bkey|token(?!s|i[sz])|secret|passw|passphrase|credential)"
+_NAME = r"(?:api[-_]?key|(?:\b|[-_.])key(?![a-z])|token(?!s|i[sz])|secret|passw|passphrase|credential)"
 _FILE = re.compile(rf"{_NAME}|\.pem$|\.htpasswd", re.IGNORECASE)
 _VALUE = r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s,;}\]\"']+)"
 PATTERNS: tuple[re.Pattern[str], ...] = (
