@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from .containers import Container, Docker, DockerAway, DockerRefused, DockerUnit, docker_unit, stamp_seconds, why_away
+from .driver_versions import DriverVersions, explain_mismatch, read_versions
 from .engine_config import LABEL_ENGINE, Engine, EngineConfig, EngineConfigError, load_engine
 from .engine_state import TAIL_LINES, EngineState, Failure, read_state, stamp, write_state
 from .explain import Death, Explanation, explain, explain_hang
@@ -157,6 +158,7 @@ class Supervisor:
         unit: Callable[[], DockerUnit | None] = docker_unit,
         health: Callable[[str, float], Answer] = get_health,
         ask: Callable[[str, str, float], Answer] = request,
+        driver: Callable[[], DriverVersions] = read_versions,
     ) -> None:
         self.engine = engine
         self.config: EngineConfig = engine.config
@@ -179,6 +181,7 @@ class Supervisor:
         self._unit = unit
         self._invocation: str | None = None
         self._health = health
+        self._driver = driver
         self._ask = ask
         self._closing = threading.Event()
         self._docker_away = threading.Event()
@@ -329,6 +332,13 @@ class Supervisor:
             self.docker.stop(container.id, self.config.stop_timeout_s)
         self._remove(container.id)
 
+    def _refuse_mismatch(self) -> None:
+        """A new container would end minutes later with "Failed to initialize NVML". One that runs has its libraries
+        already and is not judged."""
+        found = explain_mismatch(self._driver())
+        if found is not None:
+            raise Launch(Explanation("driver_mismatch", found.reason, found.remedy, heals=found.heals))
+
     def _prepare(self) -> tuple[Container, Existing]:
         """The container that is to be supervised, running."""
         config = self.config
@@ -346,6 +356,7 @@ class Supervisor:
             self._clear(present, decision)
         if self._signal is not None:
             raise Stopped
+        self._refuse_mismatch()
         self._enter(Phase.STARTING)
         self.notifier.send(extend_s=CREATE_S + EXTEND_BY_S)
         container_id = self.docker.create(self.engine.create.arguments)
