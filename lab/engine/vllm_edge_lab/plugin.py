@@ -101,6 +101,7 @@ class RealKVCache:
             return
         config, real = self.real
         self.report(config, real)
+        vllm_config.cache_config.num_gpu_blocks = real.num_blocks
         vllm_config.cache_config.kv_cache_size_tokens = config.cache_config.kv_cache_size_tokens
         vllm_config.cache_config.kv_cache_max_concurrency = config.cache_config.kv_cache_max_concurrency
 

@@ -65,6 +65,7 @@ def edited(**engines: Mapping[str, Any]) -> str:
 
 
 EDIT = edited(**{ENGINE: {"max_model_len": 2048}})
+TOO_SMALL = edited(**{ENGINE: {"gpu_memory_utilization": 0.48}})
 # One more engine of the same model, on another GPU, which states neither share nor budget: the plan does.
 BESIDE = {**group_vars("engines")["serving_engines"][ENGINE], "gpus": [2], "port": 8060, "served_names": ["scribe"]}
 del BESIDE["gpu_memory_utilization"], BESIDE["vram_budget_mib"]
@@ -122,6 +123,29 @@ def test_check_mode_shows_an_edit_and_changes_nothing(edge: Edge, controller: An
     assert re.search(r"^\+--max-model-len=2048$", run.output, re.MULTILINE), run.output[-4000:]
     assert (edge.committed(), edge.numbers(), default.life(edge, CONTAINER)) == (before, numbers, container)
     assert edge.last_id() == last
+
+
+def test_what_the_plan_refuses_stops_nothing(edge: Edge, controller: Any) -> None:
+    """With the GPUs and the weights of the host: this play does not begin with the plan from the inventory."""
+    before, numbers, container, last = edge.committed(), edge.numbers(), default.life(edge, CONTAINER), edge.last_id()
+    run = play(controller, "playbooks/engines.yml", SETTINGS, TOO_SMALL)
+    said = " ".join(run.output.split())
+    assert run.rc == 2, said[-6000:]
+    reason = rf"{ENGINE}: no_kv\. Of 10\.\d\d GiB \(gpu_memory_utilization 0\.48\) weights take 9\.\d\d GiB"
+    assert re.search(reason + r".* too little\. Set gpu_memory_utilization: 0\.5\d\.", said), said[-6000:]
+    assert "What runs was not touched. To try it anyway, -e plan_override=true." in said
+    assert (edge.committed(), edge.numbers(), default.life(edge, CONTAINER)) == (before, numbers, container)
+    assert edge.last_id() == last
+
+
+@pytest.mark.thorough
+def test_what_is_tried_against_the_plan_goes_back(edge: Edge, controller: Any) -> None:
+    container = default.life(edge, CONTAINER)
+    run = play(controller, "playbooks/engines.yml", SETTINGS, TOO_SMALL, "--extra-vars=plan_override=true")
+    journal = edge.last()
+    assert run.rc == 2 and journal is not None and journal["result"] == "rolled-back", run.output[-6000:]
+    assert "no GPU memory is left for the KV cache" in journal["message"], journal["message"]
+    assert edge.serves(1) and default.life(edge, CONTAINER) not in (None, container)
 
 
 @pytest.fixture(scope="module")
