@@ -19,6 +19,10 @@ attributes:
     description: Changes nothing, so check mode is the same.
     support: full
 options:
+  host:
+    description: Name of the host in the inventory; without it the name that the host gives itself.
+    type: str
+    default: ""
   gpu_uuids:
     description: UUIDs that the inventory names; one that is gone is a fault.
     type: list
@@ -71,6 +75,7 @@ def main() -> None:
     """Run the module."""
     module = AnsibleModule(
         argument_spec={
+            "host": {"type": "str", "default": ""},
             "gpu_uuids": {"type": "list", "elements": "str", "default": []},
             "gpus": {"type": "int", "default": 0},
             "data_directory": {"type": "path", "default": DATA},
@@ -79,7 +84,7 @@ def main() -> None:
     )
     given = module.params
     expected = Expectation(tuple(given["gpu_uuids"]), given["gpus"], given["data_directory"])
-    document = examine(Reader().read(expected))
+    document = examine(Reader().read(expected), given["host"])
     module.exit_json(changed=False, doctor=document, problems=problems(document), lines=render(document))
 
 

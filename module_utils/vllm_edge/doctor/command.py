@@ -24,11 +24,11 @@ WIDTH = 120
 NAME = 26
 
 
-def examine(facts: Facts) -> Document:
+def examine(facts: Facts, host: str = "") -> Document:
     """Every check, and what engines over several GPUs need on this host."""
     findings = judge(facts)
     return {
-        "host": socket.gethostname(),
+        "host": host or socket.gethostname(),
         "time": stamp(),
         "as_root": facts.as_root,
         "exit_status": exit_status(findings),
@@ -41,11 +41,23 @@ def examine(facts: Facts) -> Document:
 def _check(check: Mapping[str, str]) -> list[str]:
     head = f"{check['state']:<8}{check['check']:<{NAME}}"
     indent = " " * len(head)
-    lines = textwrap.wrap(check["evidence"], WIDTH, initial_indent=head, subsequent_indent=indent)
+    lines = _wrapped(check["evidence"], head, indent)
     if check["remedy"]:
         arrow = "advice: " if check["state"] == "ok" else "do: "
-        lines += textwrap.wrap(arrow + check["remedy"], WIDTH, initial_indent=indent, subsequent_indent=indent + "    ")
+        lines += _wrapped(arrow + check["remedy"], indent, indent + "    ")
     return lines
+
+
+def _wrapped(text: str, first: str, following: str) -> list[str]:
+    """Names of packages and units stay whole, so that they can be copied."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=following,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def render(document: Mapping[str, Any]) -> list[str]:

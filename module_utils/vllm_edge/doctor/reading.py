@@ -243,10 +243,13 @@ class Reader:
         return word == "yes" if word in ("yes", "no") else Unread(f"timedatectl: {ran.err or 'it said nothing'}")
 
     def files_limit(self) -> int | Unread | None:
-        ran = self.ask("systemctl", "show", "--property=LimitNOFILE", "docker.service")
+        ran = self.ask("systemctl", "show", "--property=LoadState,LimitNOFILE", "docker.service")
         if isinstance(ran, Unread):
             return ran
-        value = ran.out.strip().removeprefix("LimitNOFILE=")
+        shown = dict(line.split("=", 1) for line in ran.out.splitlines() if "=" in line)
+        if shown.get("LoadState") != "loaded":
+            return Unread("systemd knows no docker.service")
+        value = shown.get("LimitNOFILE", "")
         if value == "infinity":
             return None
         return int(value) if value.isdigit() else Unread("systemd names no limit of docker.service")

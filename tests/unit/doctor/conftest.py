@@ -36,7 +36,7 @@ def host(tmp_path: Path) -> FakeHost:
         found.unit(unit)
     found.answers = {
         "timedatectl": Ran(0, "yes\n"),
-        "systemctl show --property=LimitNOFILE": Ran(0, "LimitNOFILE=infinity\n"),
+        "systemctl show --property=LoadState,LimitNOFILE": Ran(0, "LoadState=loaded\nLimitNOFILE=infinity\n"),
         "modinfo": Ran(0, "Example key\n"),
         "dockerd --version": Ran(0, "Docker version 26.1.5+dfsg1, build a72d7cd\n"),
         "nvidia-smi --query-compute-apps": Ran(0, ""),

@@ -127,7 +127,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     (
         "few files",
-        lambda host: host.answers.update({"systemctl show --property=LimitNOFILE": Ran(0, "LimitNOFILE=1024\n")}),
+        lambda host: host.answers.update(
+            {"systemctl show --property=LoadState,LimitNOFILE": Ran(0, "LoadState=loaded\nLimitNOFILE=1024\n")}
+        ),
         {"system.file-limits": "warn"},
         "1024",
         "LimitNOFILE",

@@ -19,12 +19,13 @@ Run = Callable[..., dict[str, Any]]
 @pytest.mark.parametrize("check", [False, True])
 def test_the_module_reports_and_does_not_fail(run_module: Run, host: FakeHost, check: bool) -> None:
     host.module("570.211.01")
-    args = {"gpu_uuids": [*GPUS, NEW_GPU], "gpus": 2}
+    args = {"host": "xr7620", "gpu_uuids": [*GPUS, NEW_GPU], "gpus": 2}
     found = run_module("host_doctor", args, check=check, replace={"Reader": lambda: host.reader})
     assert (found["rc"], found["changed"], found["doctor"]["exit_status"]) == (0, False, 2)
     assert [check["check"] for check in found["doctor"]["checks"]] == [check.name for check in CHECKS]
     assert [problem.split(":")[0] for problem in found["problems"]] == ["driver.versions", "gpus.expected"]
     assert "allow_reboot=true" in found["problems"][0]
+    assert found["lines"][-1].startswith("xr7620: ")
     assert found["lines"][-1].endswith("2 fail; failed: driver.versions, gpus.expected")
 
 
