@@ -93,8 +93,8 @@ class Holder:
 
 @dataclass(frozen=True)
 class Gpus:
-    on_bus: tuple[str, ...]
-    """PCI addresses of NVIDIA's GPUs."""
+    on_bus: Mapping[str, str]
+    """PCI addresses of NVIDIA's GPUs, to the kernel driver that has them; empty for none."""
     answering: tuple[Gpu, ...]
     problem: str
     """What nvidia-smi said beside or instead of them; empty where all is well."""
@@ -157,6 +157,9 @@ class Serving:
     """Engines whose files cannot be used, each with the reason."""
     target: Unit | Unread
     unfinished_switch: str
+    """What is known of a switch that was killed; empty where there is none."""
+    switching: bool = False
+    """Whether a switch runs now."""
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,10 @@ def driver_packages_whole(facts: Facts) -> Verdict:
 def driver_held(facts: Facts) -> Verdict:
     need_driver(facts)
     packages = known(facts.system.packages)
-    loose = [name for name in installed_driver(facts) if not packages[name]["held"]]
+    # Prebuilt modules have the kernel's version; the helpers do no harm by being newer.
+    prebuilt = {name for name in packages if name.startswith("linux-modules-nvidia-")}
+    names = sorted((prebuilt | set(installed_driver(facts))) - HELPERS)
+    loose = [name for name in names if not packages[name]["held"]]
     if loose:
         return warn(
             f"apt may replace {listed(loose)}",
@@ -357,20 +360,22 @@ def gpus_present(facts: Facts) -> Verdict:
             "machine.",
         )
     names = sorted({gpu.name for gpu in gpus.answering})
-    if gpus.answering and len(gpus.on_bus) > len(gpus.answering):
-        silent = sorted(set(gpus.on_bus) - {gpu.bus for gpu in gpus.answering})
+    given = sorted(bus for bus, driver in gpus.on_bus.items() if driver == "vfio-pci")
+    silent = sorted(set(gpus.on_bus) - {gpu.bus for gpu in gpus.answering} - set(given))
+    if gpus.answering and silent:
         return fail(
             f"{len(gpus.on_bus)} GPUs on the PCI bus, {len(gpus.answering)} answer; silent: {', '.join(silent)}",
-            "'journalctl -k | grep -i nvrm' says why the driver left them; a virtual machine may own them (vfio-pci).",
+            "'journalctl -k | grep -i nvrm' says why the driver left them.",
         )
-    count = len(gpus.answering) or len(gpus.on_bus)
+    count = len(gpus.answering) or len(gpus.on_bus) - len(given)
     if count < gpus.needed:
         return fail(
             f"{count} GPUs are there, the profile needs {gpus.needed}",
             "Choose a serving_profile for fewer GPUs ('ansible-playbook playbooks/advise.yml' ranks them), or look for "
             "the missing cards in 'lspci -d 10de:'.",
         )
-    return good(f"{count} of {', '.join(names)}" if names else f"{count} GPUs on the PCI bus")
+    told = f"{count} of {', '.join(names)}" if names else f"{count} GPUs on the PCI bus"
+    return good(told + (f"; kept for virtual machines (vfio-pci): {', '.join(given)}" if given else ""))
 
 
 def gpus_expected(facts: Facts) -> Verdict:
@@ -630,8 +635,14 @@ def serving_configuration(facts: Facts) -> Verdict:
     return good(f"the files of {len(engines(facts))} engines are valid")
 
 
+def settled(facts: Facts) -> tuple[Engine, ...]:
+    if facts.serving.switching:
+        not_judged("a switch runs; 'vllm-edge progress' says how far it is")
+    return engines(facts)
+
+
 def serving_units(facts: Facts) -> Verdict:
-    found = engines(facts)
+    found = settled(facts)
     failed = [engine for engine in found if engine.unit.active_state == "failed" or engine.unit.auto_restart]
     if failed:
         told = ", ".join(f"{engine.unit.id} {engine.unit.active_state} ({engine.unit.result})" for engine in failed)
@@ -646,7 +657,7 @@ def serving_units(facts: Facts) -> Verdict:
 
 
 def serving_ports(facts: Facts) -> Verdict:
-    found = engines(facts)
+    found = settled(facts)
     taken = [
         f"port {engine.port} of {engine.name} is listened on at {', '.join(engine.listeners)} while its unit is "
         f"{engine.unit.active_state}"

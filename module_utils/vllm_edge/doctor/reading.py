@@ -21,6 +21,7 @@ from .. import cdi, driver_packages, gpu_slots
 from ..driver_packages import Packages
 from ..driver_versions import GENERATED, STATIC, read_versions, resolve
 from ..engine_config import DockerCreate, EngineConfigError, engine_names, load_engine
+from ..gpus import engine_uid
 from ..host_paths import HostPaths
 from ..owners import Owner, find_owners
 from ..preflight import listeners
@@ -122,6 +123,7 @@ class Reader:
     run: Run = run_plainly
     paths: HostPaths = field(default_factory=HostPaths)
     owners: Callable[[Iterable[int]], Mapping[int, Owner]] = find_owners
+    engine_uid: Callable[[], int | None] = engine_uid
     space: Callable[[str, Path], Space | Unread] = free_space
 
     # -- asking
@@ -298,8 +300,14 @@ class Reader:
             return Unread(f"the state of Secure Boot: {error.strerror}")
 
     def signer(self) -> str | Unread:
-        ran = self.ask("modinfo", "-F", "signer", "nvidia")
-        return ran if isinstance(ran, Unread) else ran.out.strip() if ran.status == 0 else ""
+        # Debian's own packages have the module under the second name.
+        for name in ("nvidia", "nvidia-current"):
+            ran = self.ask("modinfo", "-F", "signer", name)
+            if isinstance(ran, Unread):
+                return ran
+            if ran.status == 0:
+                return ran.out.strip()
+        return Unread("modinfo finds no module of the driver for the running kernel")
 
     def kernels(self, running: str) -> tuple[Kernel, ...]:
         """Those that can be started: the running one, and what has an image in /boot."""
@@ -349,18 +357,18 @@ class Reader:
             holders=self.holders() if rows else (),
         )
 
-    def on_bus(self) -> tuple[str, ...]:
+    def on_bus(self) -> dict[str, str]:
         devices = self.at("sys/bus/pci/devices")
         try:
             names = sorted(entry.name for entry in devices.iterdir())
         except OSError:
-            return ()
-        return tuple(
-            name
+            return {}
+        return {
+            name: (devices / name / "driver").resolve().name if (devices / name / "driver").exists() else ""
             for name in names
             if self.plain(f"sys/bus/pci/devices/{name}/vendor") == NVIDIA
             and self.plain(f"sys/bus/pci/devices/{name}/class").startswith(GPU_CLASS)
-        )
+        }
 
     def holders(self) -> tuple[Holder, ...] | Unread:
         ran = self.ask("nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits")
@@ -369,10 +377,17 @@ class Reader:
         pairs = re.findall(r"^(GPU-\S+), *(\d+)$", ran.out, re.MULTILINE)
         found = self.owners({int(pid) for _, pid in pairs})
         return tuple(
-            Holder(uuid, int(pid), self.who(int(pid), owner), owner.kind == "ours")
+            Holder(uuid, int(pid), self.who(int(pid), owner), self.is_ours(int(pid), owner))
             for uuid, pid in pairs
             if (owner := found[int(pid)])
         )
+
+    def is_ours(self, pid: int, owner: Owner) -> bool:
+        """Whether it is an engine. Where Docker cannot be asked whose a container is, by the engines' user."""
+        if owner.kind != "unknown":
+            return owner.kind == "ours"
+        found = re.search(r"^Uid:\s+(\d+)", self.plain(f"proc/{pid}/status"), re.MULTILINE)
+        return found is not None and int(found[1]) == self.engine_uid()
 
     def who(self, pid: int, owner: Owner) -> str:
         name = self.plain(f"proc/{pid}/comm") or "ended"
@@ -542,6 +557,7 @@ class Reader:
             errors=tuple(errors),
             target=self.unit(TARGET),
             unfinished_switch=str(killed["message"] or killed["id"]) if killed else "",
+            switching=switches.get("switch") is not None,
         )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .. import driver_packages
 from ..driver_versions import GENERATED, STATIC
 from .contract import Unread
 from .reading import Reader
@@ -38,6 +39,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "packages": (
         "dpkg-query",
         "-W",
+        "-f",
+        driver_packages.FORMAT,
         "nvidia-*",
         "libnvidia-*",
         "libcuda1",

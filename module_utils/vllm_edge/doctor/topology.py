@@ -436,7 +436,7 @@ def judge_shared_memory(topology: Topology) -> Verdict:
             "Set vllm_engine_shm_size to 2g or more: NCCL passes data between processes there.",
         )
     claimed = sum(engine.shm_bytes or 0 for engine in topology.engines)
-    if topology.memory_bytes is not None and claimed > topology.memory_bytes // 2:
+    if topology.memory_bytes is not None and claimed > topology.memory_bytes:
         return warn(
             f"engines may fill {claimed // MIB} MiB of /dev/shm, and the host has {topology.memory_bytes // MIB} MiB",
             "Lower vllm_engine_shm_size: it is memory of the host, and engines need it to load weights.",

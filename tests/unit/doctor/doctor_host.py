@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.vllm_edge.doctor import command
+from ansible.module_utils.vllm_edge.doctor.facts import Space
 from ansible.module_utils.vllm_edge.doctor.reading import Expectation, Reader
 from ansible.module_utils.vllm_edge.host_paths import HostPaths
 from ansible.module_utils.vllm_edge.owners import Owner
@@ -20,7 +21,10 @@ DRIVER = "580.173.02"
 GPUS = ("GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000", "GPU-84be2d17-0c59-5f7a-b2f3-5d1a9e820001")
 BUSES = ("0000:17:00.0", "0000:31:00.0")
 NOTHING = Expectation()
+SOMEBODY = Owner("foreign")
 NEW_GPU = "GPU-00000000-0000-4000-8000-000000000009"
+ENGINES = 23_000
+"""User of the engines."""
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 
 PACKAGES = {
@@ -167,6 +171,10 @@ class FakeHost:
         self.listen(*self.ports, port)
 
     ports: tuple[int, ...] = ()
+    free_bytes: int = 100 * 1024**3
+    free_inodes: int | None = None
+    owner: Owner = SOMEBODY
+    """Whose every process on a GPU is."""
 
     def listen(self, *ports: int) -> None:
         self.ports = ports
@@ -218,7 +226,14 @@ class FakeHost:
         paths = HostPaths(
             self.root / "etc/vllm-edge", self.root / "var/lib/vllm-edge", self.root / "etc/systemd/system"
         )
-        return Reader(self.root, self, paths, owners=lambda pids: {pid: Owner("foreign") for pid in pids})
+        return Reader(
+            self.root,
+            self,
+            paths,
+            owners=lambda pids: {pid: self.owner for pid in pids},
+            engine_uid=lambda: ENGINES,
+            space=lambda what, path: Space(what, f"/{path.relative_to(self.root)}", self.free_bytes, self.free_inodes),
+        )
 
     def examine(self, expected: Expectation = NOTHING) -> dict[str, Any]:
         return command.examine(self.reader.read(expected))

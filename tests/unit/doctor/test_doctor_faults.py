@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.doctor import judge
-from ansible.module_utils.vllm_edge.doctor.contract import GROUPS, STATES, Unread
-from ansible.module_utils.vllm_edge.doctor.reading import Expectation, Reader
+from ansible.module_utils.vllm_edge.doctor.contract import GROUPS, STATES
+from ansible.module_utils.vllm_edge.doctor.facts import Space
+from ansible.module_utils.vllm_edge.doctor.reading import Expectation, free_space
+from ansible.module_utils.vllm_edge.owners import Owner
 from ansible.module_utils.vllm_edge.systemd import Ran
-from doctor_host import BUSES, DRIVER, GPUS, KERNEL, NEW_GPU, FakeHost, card, specification
+from doctor_host import BUSES, DRIVER, ENGINES, GPUS, KERNEL, NEW_GPU, FakeHost, card, specification
 
 Fault = tuple[str, Callable[[FakeHost], Any], dict[str, str], str, str]
 
@@ -521,24 +523,69 @@ def test_others_on_a_gpu_are_advice(host: FakeHost) -> None:
     assert check["state"] == "ok" and f"pid 4242 (python3; in no container) on {GPUS[1]}" in check["evidence"]
 
 
+@pytest.mark.parametrize(("user", "told"), [(ENGINES, "nobody but our engines"), (1000, "container abc123")])
+def test_whose_a_container_is_where_docker_cannot_be_asked(host: FakeHost, user: int, told: str) -> None:
+    host.owner = Owner("unknown", container="abc123", reason="the Python package docker is not installed here")
+    host.answers["nvidia-smi --query-compute-apps"] = Ran(0, f"{GPUS[1]}, 4242\n")
+    host.write("proc/4242/status", f"Name:\tVLLM::Worker\nUid:\t{user}\t{user}\t{user}\t{user}\n")
+    assert told in host.checks()["gpus.holders"]["evidence"]
+
+
+def test_a_gpu_that_is_kept_for_a_virtual_machine_is_not_missed(host: FakeHost) -> None:
+    host.gpus.pop()
+    host.answers["nvidia-smi topo"] = Ran(0, "")
+    host.write("var/run/cdi/nvidia.yaml", specification("0", GPUS[0]))
+    assert host.not_ok() == {"gpus.present": "fail"}
+    (host.root / "sys/bus/pci/drivers/vfio-pci").mkdir(parents=True)
+    host.link(f"sys/bus/pci/devices/{BUSES[1]}/driver", "../../../../bus/pci/drivers/vfio-pci")
+    assert host.not_ok() == {}
+    assert f"kept for virtual machines (vfio-pci): {BUSES[1]}" in host.checks()["gpus.present"]["evidence"]
+
+
+def test_prebuilt_modules_are_held_too(host: FakeHost) -> None:
+    host.packages["linux-modules-nvidia-580-server-open-generic"] = ("hi", "6.8.0-87.88")
+    assert host.not_ok() == {}
+    host.packages["linux-modules-nvidia-580-server-open-generic"] = ("ii", "6.8.0-87.88")
+    assert host.not_ok() == {"driver.held": "warn"}
+
+
+def test_a_running_switch_moves_units_and_ports(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ansible.module_utils.vllm_edge.doctor import reading
+
+    monkeypatch.setattr(reading, "read_switches", lambda paths: ({"switch": {"generation": 2}}, []))
+    host.unit("vllm-e2b.service", ActiveState="inactive")
+    assert host.not_ok() == {"serving.units": "unknown", "serving.ports": "unknown"}
+
+
+@pytest.mark.parametrize("name", ["nvidia", "nvidia-current"])
+def test_the_signer_of_the_module_under_either_name(host: FakeHost, name: str) -> None:
+    secure_boot(host, "x")
+    del host.answers["modinfo"]
+    host.answers |= {
+        "modinfo -F signer nvidia": Ran(1, "", "modinfo: ERROR: Module nvidia not found."),
+        f"modinfo -F signer {name}": Ran(0, "Example key\n"),
+    }
+    assert "signed by Example key" in host.checks()["driver.secure-boot"]["evidence"]
+
+
 @pytest.mark.parametrize(
     ("free_mib", "inodes", "state"), [(500, None, "fail"), (3000, None, "warn"), (9000, 50, "warn"), (9000, None, "ok")]
 )
 def test_room(host: FakeHost, free_mib: int, inodes: int | None, state: str) -> None:
-    from ansible.module_utils.vllm_edge.doctor.facts import Space
-
     host.write("etc/docker/daemon.json", '{"features": {"cdi": true}, "data-root": "/data/docker"}')
-    asked: dict[str, str] = {}
+    host.free_bytes, host.free_inodes = free_mib * 1024**2, inodes
+    checks = host.checks(Expectation(data="/srv/vllm"))
+    found = [checks[f"storage.{name}"] for name in ("root", "images", "data")]
+    assert [check["state"] for check in found] == [state] * 3
+    assert [check["evidence"].split()[0] for check in found] == ["/.", "/data/docker", "/srv/vllm"]
 
-    def space(what: str, path: Path) -> Space | Unread:
-        asked[what] = str(path.relative_to(host.root))
-        return Space(what, f"/{asked[what]}", free_mib * 1024**2, inodes)
 
-    reader = Reader(host.root, host, host.reader.paths, host.reader.owners, space)
-    found = {finding.check: finding for finding in judge.judge(reader.read())}
-    assert asked == {"/": ".", "images": "data/docker", "weights and caches": "data/vllm"}
-    assert [found[f"storage.{name}"].state for name in ("root", "images", "data")] == [state] * 3
-    assert "/data/docker" in found["storage.images"].evidence
+def test_room_of_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
+    found = free_space("x", tmp_path / "not" / "yet")
+    assert isinstance(found, Space)
+    seen = os.statvfs(tmp_path)
+    assert abs(found.free_bytes - seen.f_bavail * seen.f_frsize) < 1024**3
+    assert found.path == str(tmp_path / "not" / "yet")
 
 
 def test_a_switch_that_was_killed(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,7 @@ def test_what_is_too_long_or_unreadable_is_named(host: FakeHost) -> None:
         ('{"api-key": "abc"}', '{"api-key": "REDACTED"}'),
         ("VLLM_API_KEY=x y", "VLLM_API_KEY=REDACTED y"),
         ("--api-key=abc --port=8000", "--api-key=REDACTED --port=8000"),
+        ("serve --api-key one two --port 8000", "serve --api-key REDACTED --port 8000"),
         ("sk-abcdefghijklmnop", "REDACTED"),
         (
             "max_tokens: 5, tokenizer: /models/a, kv_cache_tokens=14983",

@@ -174,7 +174,7 @@ def test_a_lower_power_limit_and_ecc_off_are_advice(host: FakeHost) -> None:
         (Sharing("a", GPUS, topology.DEFAULT_SHM_BYTES), "warn"),
         (Sharing("a", GPUS[:1], topology.DEFAULT_SHM_BYTES), "ok"),
         (Sharing("a", GPUS, None), "ok"),
-        (Sharing("a", GPUS, 9 * topology.GIB), "warn"),
+        (Sharing("a", GPUS, 17 * topology.GIB), "warn"),
     ],
 )
 def test_shared_memory(engine: Sharing, state: str) -> None:
