@@ -397,8 +397,9 @@ class Reader:
     # -- how they hang together
 
     def topology(self, rows: Sequence[Sequence[str]], engines: Sequence[Engine]) -> Topology:
-        ecc = self.by_uuid(ECC_FIELDS)
-        reasons = self.by_uuid(REASONS_FIELDS[:1]) or self.by_uuid(REASONS_FIELDS[1:])
+        # A driver that does not answer may take its time to say so: it is asked once.
+        ecc = self.by_uuid(ECC_FIELDS) if rows else {}
+        reasons = (self.by_uuid(REASONS_FIELDS[:1]) or self.by_uuid(REASONS_FIELDS[1:])) if rows else {}
         cards = []
         for row in rows:
             values = dict(zip(GPU_FIELDS, row, strict=True))
