@@ -60,6 +60,7 @@ LOCKS = (
     "var/cache/apt/archives/lock",
 )
 MODULE = re.compile(r"^\S*/nvidia(?:-current)?\.ko(?:\.\w+)?:", re.MULTILINE)
+REFUSAL = re.compile(r"\[(?!N/A|Not Supported|Requested functionality)[^\]]+\]")
 GPU_FIELDS = (
     "uuid",
     "name",
@@ -333,6 +334,8 @@ class Reader:
             cells = [cell.strip() for cell in line.split(",")]
             if cells[0].startswith("GPU-") and len(cells) == len(fields):
                 rows.append(cells)
+                # Where a card refuses one field it says why in its place.
+                said += [f"{cells[0]}: {cell}" for cell in cells if REFUSAL.fullmatch(cell)]
             elif line.strip():
                 said.append(line.strip())
         if ran.status != 0 and not said:
