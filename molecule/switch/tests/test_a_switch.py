@@ -143,7 +143,7 @@ def test_what_is_tried_against_the_plan_goes_back(edge: Edge, controller: Any) -
     container = default.life(edge, CONTAINER)
     run = play(controller, "playbooks/engines.yml", SETTINGS, TOO_SMALL, "--extra-vars=plan_override=true")
     journal = edge.last()
-    assert run.rc == 2 and journal is not None and journal["result"] == "rolled-back", run.output[-6000:]
+    assert run.rc == 2 and journal is not None and journal["result"] == "rolled_back", run.output[-6000:]
     assert "no GPU memory is left for the KV cache" in journal["message"], journal["message"]
     assert edge.serves(1) and default.life(edge, CONTAINER) not in (None, container)
 
