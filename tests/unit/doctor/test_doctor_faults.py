@@ -201,6 +201,18 @@ FAULTS: tuple[Fault, ...] = (
         "mokutil --test-key",
     ),
     (
+        "a kernel without a module runs",
+        lambda host: [
+            host.kernel(KERNEL, module=False),
+            host.remove("sys/module/nvidia"),
+            host.gpus.clear(),
+            host.answers.update({"nvidia-smi --query-gpu": Ran(9, "couldn't communicate with the NVIDIA driver")}),
+        ],
+        {**WITHOUT_MODULE, "driver.module-loaded": "fail", "driver.next-kernel": "fail"},
+        f"there is none for the running kernel {KERNEL}",
+        "headers or the prebuilt modules",
+    ),
+    (
         "a newer kernel without a module",
         lambda host: host.kernel("6.12.63+deb13-amd64", module=False),
         {"driver.next-kernel": "warn"},
@@ -273,6 +285,13 @@ FAULTS: tuple[Fault, ...] = (
         "systemctl start docker.service",
     ),
     (
+        "Docker not at boot",
+        lambda host: host.unit("docker.service", UnitFileState="disabled"),
+        {"runtime.docker-running": "warn"},
+        "does not start at boot",
+        "systemctl enable docker.service",
+    ),
+    (
         "daemon.json broken",
         lambda host: host.write("etc/docker/daemon.json", '{"features": {"cdi": true},}'),
         {"runtime.docker-config": "fail", "runtime.cdi-enabled": "fail"},
@@ -292,6 +311,13 @@ FAULTS: tuple[Fault, ...] = (
         {"runtime.toolkit": "warn"},
         "toolkit#1967",
         "container_runtime_toolkit_version",
+    ),
+    (
+        "toolkit without a refresh unit",
+        lambda host: host.packages.update({name: ("hi", "1.17.8-1") for name in judge.TOOLKIT}),
+        {"runtime.toolkit": "warn"},
+        "that came with 1.18",
+        "newer release",
     ),
     (
         "toolkit of two versions",
@@ -359,6 +385,16 @@ FAULTS: tuple[Fault, ...] = (
         lambda host: [host.unit("vllm-e2b.service", ActiveState="failed", Result="exit-code"), host.listen()],
         {"serving.units": "fail"},
         "vllm-e2b.service failed (exit-code)",
+        "vllm-edge explain e2b",
+    ),
+    (
+        "an engine that is started again and again",
+        lambda host: [
+            host.unit("vllm-e2b.service", ActiveState="activating", SubState="auto-restart", Result="exit-code"),
+            host.listen(),
+        ],
+        {"serving.units": "fail"},
+        "vllm-e2b.service activating (exit-code)",
         "vllm-edge explain e2b",
     ),
     (
@@ -437,6 +473,53 @@ FAULTS: tuple[Fault, ...] = (
         "vllm_engine_shm_size",
     ),
 )
+
+
+# What looks like a fault and is none: the check, and what it says.
+FINE: tuple[tuple[str, Callable[[FakeHost], Any], str, str], ...] = (
+    (
+        "a helper of another branch",
+        lambda host: host.packages.update({"nvidia-persistenced": ("ii", "535.171.04-1")}),
+        "driver.one-source",
+        "one source: NVIDIA",
+    ),
+    (
+        "CDI by Docker's default",
+        lambda host: [
+            host.remove("etc/docker/daemon.json"),
+            host.answers.update({"dockerd --version": Ran(0, "Docker version 28.2.0, build 1")}),
+        ],
+        "runtime.cdi-enabled",
+        "by CDI",
+    ),
+    (
+        "an engine that loads",
+        lambda host: [host.unit("vllm-e2b.service", ActiveState="activating"), host.listen()],
+        "serving.units",
+        "vllm-e2b.service is activating",
+    ),
+    (
+        "a module that is loaded and no longer on disk",
+        lambda host: host.kernel(KERNEL, module=False),
+        "driver.next-kernel",
+        "has no module of the driver on disk",
+    ),
+    (
+        "not started by UEFI",
+        lambda host: host.answers.update(modinfo=Ran(1)),
+        "driver.secure-boot",
+        "not started by UEFI",
+    ),
+)
+
+
+@pytest.mark.parametrize(("what", "changes", "check", "evidence"), FINE, ids=[case[0] for case in FINE])
+def test_what_only_looks_like_a_fault(
+    host: FakeHost, what: str, changes: Callable[[FakeHost], Any], check: str, evidence: str
+) -> None:
+    changes(host)
+    assert host.not_ok() == {}
+    assert evidence in host.checks()[check]["evidence"]
 
 
 def test_a_healthy_host_has_no_finding(host: FakeHost) -> None:
