@@ -1,23 +1,25 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: GPUs seen from a throwaway container that has an engine's flags."""
+"""Ansible module: GPUs seen from a throwaway container that has an engine's flags, or from one that runs."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: container_gpu_probe
-short_description: Opens NVML in a throwaway container
+short_description: Opens NVML in a throwaway container, or in one that runs
 description:
-  - Runs an image with given flags and GPUs, and python3 with O(program) in place of its entry point.
+  - Runs an image with given flags and GPUs, and python3 with O(program) in place of its entry point. With O(container)
+    python3 runs beside what that container runs already.
   - Fails with a sentence where the container cannot be started, NVML does not open in it, or it sees other GPUs
     than it was given.
   - Leaves nothing behind. In check mode a failure is returned as RV(problem).
 attributes:
   check_mode: {support: full, description: Runs as well, since it changes nothing.}
 options:
-  image: {description: Name or id of the image. It is not pulled., type: str, required: true}
-  gpus: {description: UUIDs of the GPUs that the container gets., type: list, elements: str, required: true}
-  flags: {description: Options of C(docker run)., type: list, elements: str, required: true}
+  image: {description: Name or id of the image. It is not pulled., type: str}
+  container: {description: Name of a running container., type: str}
+  gpus: {description: UUIDs of the GPUs that the container gets or has., type: list, elements: str, required: true}
+  flags: {description: Options of C(docker run)., type: list, elements: str, default: []}
   program: {description: Python program that prints what it sees as a line of JSON., type: str, required: true}
   timeout: {description: Seconds that the container may take., type: int, default: 120}
 author:
@@ -30,6 +32,12 @@ EXAMPLES = r"""
     image: vllm-edge/vllm-openai
     gpus: [GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000]
     flags: [--read-only, --cap-drop=ALL]
+    program: "{{ lookup('ansible.builtin.file', 'probe.py') }}"
+
+- name: See whether a container that runs still has its GPU
+  container_gpu_probe:
+    container: vllm-e2b
+    gpus: [GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000]
     program: "{{ lookup('ansible.builtin.file', 'probe.py') }}"
 """
 
@@ -92,23 +100,48 @@ def judge(code: int, out: str, err: str, gpus: list[str], image: str, timeout: i
     return f"docker run ended with {code}: {said or out.strip() or 'no message'}. journalctl -u docker says more."
 
 
+def judge_running(code: int, out: str, err: str, gpus: list[str], container: str, timeout: int) -> str:
+    """What a container has lost since it was started, with a remedy; empty where it sees its GPUs."""
+    answer = answer_of(out)
+    if code == 0 and sorted(answer.get("uuids", [])) == sorted(gpus):
+        return ""
+    if code == 124:
+        return f"no answer within {timeout} s. An NVML call that hangs is a lost GPU: dmesg | grep -i xid tells."
+    if "uuids" in answer:
+        lost = f"it sees {', '.join(answer['uuids']) or 'no GPU'} of {', '.join(sorted(gpus))}"
+    else:
+        lost = answer.get("error") or " ".join(err.split()) or out.strip() or f"docker exec ended with {code}"
+    return (
+        f"{lost}. Where a new container sees them, this one lost them while it ran, as containers do whose devices "
+        f"systemd does not know when it is told daemon-reload. "
+        f'"systemctl restart {container}.service" starts it anew.'
+    )
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "image": {"type": "str", "required": True},
+            "image": {"type": "str"},
+            "container": {"type": "str"},
             "gpus": {"type": "list", "elements": "str", "required": True},
-            "flags": {"type": "list", "elements": "str", "required": True},
+            "flags": {"type": "list", "elements": "str", "default": []},
             "program": {"type": "str", "required": True},
             "timeout": {"type": "int", "default": 120},
         },
+        required_one_of=[("image", "container")],
+        mutually_exclusive=[("image", "container")],
         supports_check_mode=True,
     )
     params = module.params
+    running = params["container"]
     docker = module.get_bin_path("docker")
     devices = [f"--device=nvidia.com/gpu={uuid}" for uuid in params["gpus"]]
     started = time.monotonic()
     code, out, err = 127, "", "Docker is not installed"
-    if docker:
+    if docker and running:
+        command = ["timeout", str(params["timeout"]), docker, "exec", running, "python3", "-c", params["program"]]
+        code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
+    elif docker:
         # A name lets the container be removed where docker run had to be killed, which leaves it running.
         name = f"vllm-edge-probe-{module.tmpdir.rsplit('/', 1)[-1].lstrip('.')}"
         command = ["timeout", str(params["timeout"]), docker, "run", "--rm", "--pull=never", f"--name={name}"]
@@ -116,12 +149,12 @@ def main() -> None:
         code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
         if code == 124:
             module.run_command([docker, "rm", "--force", name])
-    problem = judge(code, out, err, params["gpus"], params["image"], params["timeout"])
+    judged = judge_running if running else judge
+    problem = judged(code, out, err, params["gpus"], running or params["image"], params["timeout"])
     result = {"changed": False, "problem": problem, "seconds": round(time.monotonic() - started, 1)}
     if problem and not module.check_mode:
-        module.fail_json(
-            msg=f"A container of {params['image']} with the engine's flags cannot use its GPUs: {problem}", **result
-        )
+        who = f"The container {running}" if running else f"A container of {params['image']} with the engine's flags"
+        module.fail_json(msg=f"{who} cannot use its GPUs: {problem}", **result)
     module.exit_json(driver=answer_of(out).get("driver", ""), **result)
 
 

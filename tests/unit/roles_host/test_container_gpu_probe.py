@@ -79,6 +79,45 @@ def test_command_and_failure(
     assert "ended with 125" in result["problem"]
 
 
+@pytest.mark.parametrize(
+    ("code", "out", "err", "said"),
+    [
+        (0, '{"driver": "580", "uuids": ["GPU-b", "GPU-a"]}', "", ""),
+        (0, '{"driver": "580", "uuids": ["GPU-b"]}', "", "it sees GPU-b of GPU-a, GPU-b"),
+        (
+            3,
+            '{"error": "nvmlInit_v2: Unknown Error (999)"}',
+            "",
+            "nvmlInit_v2: Unknown Error (999). Where a new container",
+        ),
+        (1, "", "Error response from daemon: No such container: vllm-e2b", "No such container"),
+        (124, "", "", "within 60 s"),
+    ],
+)
+def test_sentences_of_one_that_runs(module: ModuleType, code: int, out: str, err: str, said: str) -> None:
+    problem = module.judge_running(code, out, err, GPUS, "vllm-e2b", 60)
+    assert said in problem and bool(said) == bool(problem)
+    assert not said or code == 124 or '"systemctl restart vllm-e2b.service"' in problem
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_one_that_runs(
+    run_role_module: Callable[..., dict[str, Any]], args: dict[str, Any], tmp_path: Path, check: bool
+) -> None:
+    running = {"container": "vllm-e2b", "gpus": GPUS, "program": "pass"}
+    (tmp_path / "answer").write_text(json.dumps({"driver": "580.173.02", "uuids": GPUS}) + "\n")
+    (tmp_path / "code").write_text("0")
+    result = run_role_module("container_runtime", "container_gpu_probe", running, check=check)
+    assert (result["changed"], result["problem"], result["driver"]) == (False, "", "580.173.02")
+    assert (tmp_path / "command").read_text().splitlines() == ["exec", "vllm-e2b", "python3", "-c", "pass"]
+    (tmp_path / "answer").write_text(json.dumps({"error": "nvmlInit_v2: Unknown Error (999)"}) + "\n")
+    (tmp_path / "code").write_text("3")
+    result = run_role_module("container_runtime", "container_gpu_probe", running, check=check)
+    assert result["rc"] == (0 if check else 1) and "Unknown Error (999)" in result["problem"]
+    refused = run_role_module("container_runtime", "container_gpu_probe", running | args)
+    assert "mutually exclusive" in refused["msg"]
+
+
 def run_probe(lab: testing.LabRoot, library: Path) -> tuple[int, dict[str, Any]]:
     command = [sys.executable, "-c", PROBE.read_text()]
     done = subprocess.run(command, env=lab.environment(library), capture_output=True, text=True)
