@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from .. import container_toolkit
 from ..cdi import compare
 from ..driver_packages import upstream, versioned
 from ..driver_versions import explain_mismatch
@@ -38,12 +39,6 @@ RED_HAT = ("rhel", "rocky", "almalinux", "centos", "fedora", "ol")
 # CDI came with Docker 25, and is on without features.cdi from 28.2.0 (moby/moby#49963).
 CDI_SINCE = (25,)
 CDI_DEFAULT_SINCE = (28, 2, 0)
-# The units that refresh the CDI specification came with 1.18.
-REFRESH_SINCE = (1, 18)
-BAD_TOOLKITS = {
-    "1.19.1": "cuInit fails in containers (NVIDIA/nvidia-container-toolkit#1967)",
-    "1.20.0": "cuInit fails in containers (NVIDIA/nvidia-container-toolkit#1967)",
-}
 # Packages of a branch whose version is not that of the driver, since they serve several.
 HELPERS = frozenset({"nvidia-persistenced", "nvidia-modprobe", "nvidia-settings", "nvidia-xconfig"})
 ENABLED = ("enabled", "enabled-runtime", "static", "alias", "generated")
@@ -492,12 +487,12 @@ def runtime_toolkit(facts: Facts) -> Verdict:
     if len(versions) > 1:
         told = ", ".join(f"{name} {version}" for name, version in found.items())
         return fail(told, f"Its four packages have to be of one version: {HOST_STAGE} installs the pinned one.")
-    if versions[0] in BAD_TOOLKITS:
+    if versions[0] in container_toolkit.KNOWN_BAD:
         return warn(
-            f"{versions[0]}: {BAD_TOOLKITS[versions[0]]}",
+            f"{versions[0]}: {container_toolkit.KNOWN_BAD[versions[0]]}",
             "Set container_runtime_toolkit_version to another release and run the host stage.",
         )
-    if numbers(versions[0]) < REFRESH_SINCE:
+    if numbers(versions[0]) < container_toolkit.REFRESH_SINCE:
         return warn(
             f"{versions[0]} has no unit that keeps the CDI specification current; that came with 1.18",
             "Set container_runtime_toolkit_version to a newer release and run the host stage.",

@@ -209,6 +209,11 @@ def test_release_is_not_signed(impostor: None, refused: Refused) -> None:
     assert "its index is not signed by the key " in said and "is not signed" in said.partition(": ")[2]
 
 
+def test_toolkit_that_is_known_not_to_work(refused: Refused) -> None:
+    said = refused(RUNTIME, container_runtime_toolkit_version="1.19.1-1")
+    assert "container_runtime_toolkit_version is 1.19.1-1: cuInit fails in containers" in said
+
+
 def test_version_that_the_repository_does_not_have(refused: Refused) -> None:
     said = refused(RUNTIME, container_runtime_toolkit_version="9.9.9-1")
     assert "No repository of this host has nvidia-container-toolkit, " in said

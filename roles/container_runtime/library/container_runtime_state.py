@@ -43,6 +43,7 @@ cdi_driver:
   type: list
   elements: str
 driver: {description: Version of the driver as NVML names it., returned: success, type: str}
+toolkit_known_bad: {description: Releases of the toolkit that do not work and why., returned: success, type: dict}
 cdi_stale:
   description: Why the generated specification does not fit the host; empty where it does.
   returned: success
@@ -55,6 +56,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.vllm_edge.cdi import compare, driver_versions, gpu_specs
+from ansible.module_utils.vllm_edge.container_toolkit import KNOWN_BAD
 from ansible.module_utils.vllm_edge.driver_packages import FORMAT, parse_packages
 
 
@@ -146,6 +148,7 @@ def look(module: AnsibleModule) -> dict[str, Any]:
         "cdi_gone": gone,
         "cdi_static": sorted(gpu_specs(os.path.join(root, "etc/cdi"))),
         "cdi_driver": versions,
+        "toolkit_known_bad": dict(KNOWN_BAD),
         "cdi_stale": explain(devices, missing, gone, versions, driver),
     }
 
