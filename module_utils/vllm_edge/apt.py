@@ -33,15 +33,18 @@ class Source:
     uri: str
     suite: str
     path: str
+    components: tuple[str, ...] = ()
+    signed_by: str = ""
 
 
 def parse_one_line_sources(text: str, path: str) -> list[Source]:
     """The sources of a classic .list file."""
     found = []
     for line in text.splitlines():
-        match = re.match(r"\s*deb\s+(?:\[[^]]*\]\s*)?(\S+)\s+(\S+)", line)
+        match = re.match(r"\s*deb\s+(?:\[([^]]*)\]\s*)?(\S+)\s+(\S+)([^#]*)", line)
         if match:
-            found.append(Source(match[1], match[2], path))
+            key = re.search(r"signed-by=(\S+)", match[1] or "", re.IGNORECASE)
+            found.append(Source(match[2], match[3], path, tuple(match[4].split()), key[1] if key else ""))
     return found
 
 
@@ -62,7 +65,9 @@ def parse_deb822_sources(text: str, path: str) -> list[Source]:
         enabled = fields.get("enabled", "yes").lower() not in ("no", "false", "0", "off")
         if not enabled or "deb" not in fields.get("types", "").split():
             continue
-        found += [Source(u, s, path) for u in fields.get("uris", "").split() for s in fields.get("suites", "").split()]
+        components, key = tuple(fields.get("components", "").split()), fields.get("signed-by", "")
+        pairs = [(uri, suite) for uri in fields.get("uris", "").split() for suite in fields.get("suites", "").split()]
+        found += [Source(uri, suite, path, components, key) for uri, suite in pairs]
     return found
 
 

@@ -12,10 +12,23 @@ Packages = Mapping[str, Mapping[str, Any]]
 
 FORMAT = "${Package}\\t${db:Status-Abbrev}\\t${Version}\\n"
 """What dpkg-query -W is to print for `parse_packages`."""
-PATTERNS = ("nvidia-*", "libnvidia-*", "libcuda1", "linux-image-*", "linux-headers-*", "linux-modules-nvidia-*")
+PATTERNS = (
+    "nvidia-*",
+    "libnvidia-*",
+    "libcuda1",
+    "linux-image-*",
+    "linux-headers-*",
+    "linux-modules-nvidia-*",
+    "linux-objects-nvidia-*",
+    "linux-signatures-nvidia-*",
+)
 # The container toolkit shares the vendor's prefix and has its own versions and its own role; a pin is no driver.
 OTHERS = re.compile(r"nvidia-container-.*|libnvidia-container.*|nvidia-docker.*|nvidia-driver-pinning-.*")
-DRIVER = re.compile(r"(?:lib)?nvidia-.*|libcuda1|linux-modules-nvidia-.*")
+PREBUILT = re.compile(r"linux-(?:modules|objects|signatures)-nvidia-.*")
+"""Modules that a distribution built and signed; their versions are the kernel's."""
+DRIVER = re.compile(rf"(?:lib)?nvidia-.*|libcuda1|{PREBUILT.pattern}")
+# A metapackage follows the newest kernel of its flavour; the packages of one kernel begin with its version.
+_KERNEL = re.compile(r"linux-image-(?!\d|unsigned-|extra-|uc-)(.+)")
 # Left by the vendor's .run installer and by nothing else.
 INSTALLERS = ("/usr/bin/nvidia-uninstall", "/usr/local/bin/nvidia-uninstall")
 
@@ -72,3 +85,21 @@ def parse_policy(text: str) -> dict[str, list[str]]:
         elif mine and (match := re.match(r"\s+-?\d+ (\S+:\S+)", line)):
             offered[name].append(match[1])
     return offered
+
+
+def kernel_flavours(packages: Packages) -> dict[str, str]:
+    """Installed kernel metapackages to what they call their flavour: linux-image-generic, generic."""
+    found = ((name, _KERNEL.fullmatch(name)) for name in sorted(packages))
+    return {name: match[1] for name, match in found if match}
+
+
+def wanted_modules(prefix: str, packages: Packages, kernels: list[str]) -> list[str]:
+    """Packages of prebuilt modules: for each flavour, so that the next kernel has one, and for these kernels."""
+    names = [*kernel_flavours(packages).values(), *kernels]
+    return [f"{prefix}{name}" for name in dict.fromkeys(names)]
+
+
+def other_branches(names: list[str], branch: str) -> list[str]:
+    """Packages whose names carry another branch: the driver of the wanted one does not replace them."""
+    found = ((name, re.search(r"-(\d{3})(?=-|$)", name)) for name in names)
+    return [name for name, match in found if match and match[1] != branch]

@@ -68,6 +68,27 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
 
 
 @pytest.fixture
+def seen(record_property: Callable[[str, object], None]) -> Callable[[str, str], None]:
+    """Adds a row to the table at the end: a state of a host, and what an operator reads of it."""
+
+    def add(what: str, said: str) -> None:
+        record_property("driver case", (what, said))
+
+    return add
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    # By the reports, which also come from the workers of another process.
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    rows = [value for report in reports for name, value in report.user_properties if name == "driver case"]
+    if rows:
+        terminalreporter.section("what the driver's role says of each state of a host")
+    for what, said in rows:
+        terminalreporter.write_line(what)
+        terminalreporter.write_line(f"    {said}")
+
+
+@pytest.fixture
 def keys() -> Path:
     """Public keys made by gpg 2.2.40 for example.org."""
     return KEYS

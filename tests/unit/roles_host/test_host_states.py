@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from ansible.module_utils.vllm_edge import driver_packages as packaging
 
 Load = Callable[[str, str], ModuleType]
 Run = Callable[..., dict[str, Any]]
@@ -38,8 +39,8 @@ PACKAGES = (
 )
 
 
-def test_packages_installed_held_and_half_installed(driver: ModuleType) -> None:
-    packages, half = driver.parse_packages(PACKAGES)
+def test_packages_installed_held_and_half_installed() -> None:
+    packages, half = packaging.parse_packages(PACKAGES)
     assert {name: package["held"] for name, package in packages.items()} == {
         "nvidia-driver-cuda": True,
         "libnvidia-ml1": False,
@@ -50,17 +51,17 @@ def test_packages_installed_held_and_half_installed(driver: ModuleType) -> None:
     assert half == ["nvidia-kernel-open-dkms"]
 
 
-def test_a_driver_is_the_packages_of_its_version(driver: ModuleType) -> None:
-    packages, _ = driver.parse_packages(PACKAGES + "nvidia-settings\tii \t550.163.01-2\n")
-    assert driver.driver_packages(packages, "580.173.02") == ["libnvidia-ml1", "nvidia-driver-cuda"]
+def test_a_driver_is_the_packages_of_its_version() -> None:
+    packages, _ = packaging.parse_packages(PACKAGES + "nvidia-settings\tii \t550.163.01-2\n")
+    assert packaging.driver_packages(packages, "580.173.02") == ["libnvidia-ml1", "nvidia-driver-cuda"]
 
 
 @pytest.mark.parametrize(
     ("version", "expected"),
     [("580.173.02-1", "580.173.02"), ("1:580.173.02-0ubuntu0.24.04.1", "580.173.02"), ("580", "580")],
 )
-def test_upstream_versions(driver: ModuleType, version: str, expected: str) -> None:
-    assert driver.upstream(version) == expected
+def test_upstream_versions(version: str, expected: str) -> None:
+    assert packaging.upstream(version) == expected
 
 
 POLICY = """libnvidia-ml1:
@@ -90,30 +91,37 @@ nvidia-persistenced:
 """
 
 
-def test_origin_of_what_is_installed_not_of_what_could_be(driver: ModuleType) -> None:
-    foreign, unknown = driver.from_elsewhere(driver.parse_policy(POLICY), REPOSITORY)
-    assert foreign == {"libnvidia-ml1": ["http://mirror.example.org/debian"]}
-    assert unknown == ["nvidia-persistenced"]
-
-
-def test_local_mirrors_count_as_the_repository(driver: ModuleType) -> None:
-    assert driver.from_elsewhere({"a": ["file:/srv/cuda"]}, "file:///srv/cuda/") == ({}, [])
+MIRROR = "http://mirror.example.org/debian"
+SOURCES = f"""Package files:
+ 100 /var/lib/dpkg/status
+     release a=now
+ 500 {MIRROR} trixie/non-free amd64 Packages
+     release v=13.1,o=Debian,a=stable,n=trixie,l=Debian,c=non-free,b=amd64
+     origin mirror.example.org
+ 500 http://vendor.example/cuda  Packages
+     release v=1.0,o=NVIDIA,a=,n=,l=NVIDIA CUDA,c=,b=amd64
+     origin vendor.example
+"""
 
 
 @pytest.mark.parametrize(
-    ("code", "out", "expected"),
+    ("source", "foreign"),
     [
-        (0, "GPU-a\nGPU-b\n", (["GPU-a", "GPU-b"], "")),
-        (18, "Failed to initialize NVML: Driver/library version mismatch\n", ([], "Driver/library version mismatch")),
-        (15, "GPU-a\nUnable to determine the device handle\n", (["GPU-a"], "Unable to determine")),
-        (0, "No devices were found\n", ([], "No devices were found")),
-        (124, "", ([], "ended with 124")),
+        ("nvidia", {"libnvidia-ml1": [MIRROR]}),
+        ("distribution", {"nvidia-driver-cuda": ["http://vendor.example/cuda"]}),
     ],
 )
-def test_answers_of_nvidia_smi(driver: ModuleType, code: int, out: str, expected: tuple[list[str], str]) -> None:
-    gpus, error = driver.parse_smi(code, out, "")
-    assert gpus == expected[0]
-    assert expected[1] in error and bool(expected[1]) == bool(error)
+def test_origin_of_what_is_installed_not_of_what_could_be(
+    driver: ModuleType, source: str, foreign: dict[str, list[str]]
+) -> None:
+    offered = packaging.parse_policy(POLICY)
+    uris = [uri for found in offered.values() for uri in found]
+    home = driver.homes(source, uris, REPOSITORY, "Debian", driver.parse_origins(SOURCES))
+    assert driver.from_elsewhere(offered, home) == (foreign, ["nvidia-persistenced"])
+
+
+def test_local_mirrors_count_as_the_repository(driver: ModuleType) -> None:
+    assert driver.homes("nvidia", ["file:/srv/cuda"], "file:///srv/cuda/", "", {}) == {"file:/srv/cuda": True}
 
 
 METAPACKAGES = {"linux-image-amd64": "linux-headers-amd64", "linux-image-generic": "linux-headers-generic"}
@@ -136,16 +144,24 @@ def test_headers_that_dkms_needs(
     assert driver.wanted_headers(given, built, "6.12", installed, METAPACKAGES) == expected
 
 
+UNIT = "Id=nvidia-persistenced.service\nLoadState=loaded\nUnitFileState=enabled\nActiveState={}\n"
+KERNEL = "6.12.48+deb13-amd64"
+
+
 @pytest.fixture
 def bare_host(program: Callable[[str, str], None], tmp_path: Path) -> dict[str, Any]:
     program("dpkg-query", 'cat "$STATE/packages"; exit 1')
     program(
         "apt-cache",
-        'case $1 in madison) echo "linux-headers-amd64 | 6.12.48-1 | http://x";; *) cat "$STATE/policy";; esac',
+        'case $1$2 in madison*) cat "$STATE/madison";; policy) cat "$STATE/sources";; *) cat "$STATE/policy";; esac',
     )
+    (tmp_path / "madison").write_text("linux-headers-amd64 | 6.12.48-1 | http://x\n")
+    (tmp_path / "sources").write_text(SOURCES)
+    program("modinfo", 'cat "$STATE/signer"')
+    (tmp_path / "signer").write_text("")
     program("systemctl", 'cat "$STATE/unit"')
-    (tmp_path / "unit").write_text("UnitFileState=enabled\nActiveState=inactive\n")
-    program("nvidia-smi", f'printf "{GPUS[0]}\\n"')
+    (tmp_path / "unit").write_text(UNIT.format("inactive"))
+    program("nvidia-smi", f'printf "{GPUS[0]}, Enabled\\n{GPUS[1]}, Disabled\\n"')
     (tmp_path / "packages").write_text("linux-image-amd64\tii \t6.12.48-1\n")
     root = tmp_path / "root"
     (root / "proc/sys/kernel/random").mkdir(parents=True)
@@ -153,6 +169,9 @@ def bare_host(program: Callable[[str, str], None], tmp_path: Path) -> dict[str, 
     (root / "proc/sys/kernel/random/boot_id").write_text("boot\n")
     return {
         "lead_package": "nvidia-driver-cuda",
+        "source": "nvidia",
+        "archive": "Debian",
+        "branch": "580",
         "repository": REPOSITORY,
         "mark": "/etc/apt/apt.conf.d/52vllm-edge-nvidia-driver",
         "metapackages": METAPACKAGES,
@@ -172,7 +191,7 @@ def test_look_at_a_bare_host_and_at_a_driver(run_role_module: Run, bare_host: di
 
     (tmp_path / "packages").write_text(PACKAGES)
     (tmp_path / "policy").write_text(POLICY)
-    (tmp_path / "unit").write_text("UnitFileState=enabled\nActiveState=active\n")
+    (tmp_path / "unit").write_text(UNIT.format("active"))
     (root / "sys/module/nvidia").mkdir(parents=True)
     (root / "sys/module/nvidia/version").write_text("580.100\n")
     (root / "sys/module/nouveau").mkdir()
@@ -185,14 +204,173 @@ def test_look_at_a_bare_host_and_at_a_driver(run_role_module: Run, bare_host: di
     assert (found["headers"], found["nouveau"], found["boot_id"]) == (True, True, "boot")
     assert (found["unheld"], found["persistence"]) == (["libnvidia-ml1"], True)
     assert found["installer"] == "/usr/bin/nvidia-uninstall"
-    assert list(found["foreign"]) == ["libnvidia-ml1"]
+    assert list(found["foreign"]) == ["libnvidia-ml1"] and found["recorded"] == ""
+    assert (found["gpus"], found["volatile_gpus"], found["nvml_error"]) == (GPUS, [GPUS[1]], "")
 
     # With our mark the driver is ours, wherever its version may be offered today.
     mark = root / "etc/apt/apt.conf.d/52vllm-edge-nvidia-driver"
     mark.parent.mkdir(parents=True)
     mark.touch()
     ours = look()
-    assert (ours["foreign"], ours["unknown"]) == ({}, [])
+    assert (ours["foreign"], ours["unknown"], ours["recorded"]) == ({}, [], "nvidia")
+    mark.write_text("// Managed by Ansible\n// Source: distribution\n")
+    assert look()["recorded"] == "distribution"
+
+
+def test_a_driver_that_is_wholly_of_the_other_source_can_be_kept(
+    run_role_module: Run, bare_host: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "packages").write_text("libnvidia-ml1\tii \t550.163.01-2\n")
+    (tmp_path / "policy").write_text(POLICY.partition("nvidia-driver-cuda:")[0])
+    found = run_role_module("nvidia_driver", "nvidia_driver_state", bare_host)
+    assert (list(found["foreign"]), found["fitting"]) == (["libnvidia-ml1"], "distribution")
+    wanted = run_role_module("nvidia_driver", "nvidia_driver_state", bare_host | {"source": "distribution"})
+    assert (wanted["foreign"], wanted["fitting"]) == ({}, "")
+
+
+UBUNTU = "6.8.0-79-generic"
+PREBUILT = "linux-modules-nvidia-580-server-open-"
+UBUNTU_PACKAGES = (
+    "nvidia-headless-no-dkms-580-server-open\tii \t580.173.02-0ubuntu0.24.04.1\n"
+    "nvidia-utils-580-server\thi \t580.173.02-0ubuntu0.24.04.1\n"
+    f"{PREBUILT}generic\tii \t6.8.0-79.79\n"
+    f"{PREBUILT}{UBUNTU}\thi \t6.8.0-79.79\n"
+    f"linux-image-generic\tii \t6.8.0-79.79\nlinux-image-{UBUNTU}\tii \t6.8.0-79.79\n"
+)
+
+
+@pytest.fixture
+def ubuntu(bare_host: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """Prebuilt modules: the running kernel and a newer one, for which there is none yet, and an older one."""
+    root = tmp_path / "root"
+    (tmp_path / "packages").write_text(UBUNTU_PACKAGES)
+    (tmp_path / "signer").write_text("Canonical Ltd. Kernel Module Signing\n")
+    (root / "proc/sys/kernel/osrelease").write_text(f"{UBUNTU}\n")
+    (root / "boot").mkdir()
+    for release, module in (("6.8.0-31-generic", False), (UBUNTU, True), ("6.8.0-100-generic", False)):
+        (root / "lib/modules" / release).mkdir(parents=True)
+        text = "kernel/nvidia-580srv-open/nvidia.ko.zst: kernel/x.ko\n" if module else ""
+        (root / "lib/modules" / release / "modules.dep").write_text(text)
+        (root / "boot" / f"vmlinuz-{release}").touch()
+    mark = root / "etc/apt/apt.conf.d/52vllm-edge-nvidia-driver"
+    mark.parent.mkdir(parents=True)
+    mark.write_text("// Source: distribution\n")
+    names = ["nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server"]
+    return bare_host | {
+        "lead_package": names[0],
+        "packages": names,
+        "source": "distribution",
+        "archive": "Ubuntu",
+        "prebuilt": PREBUILT,
+    }
+
+
+def test_look_at_prebuilt_modules(run_role_module: Run, ubuntu: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "madison").write_text(f"{PREBUILT}6.8.0-100-generic | 6.8.0-100.100 | http://x\n")
+    found = run_role_module("nvidia_driver", "nvidia_driver_state", ubuntu)
+    assert (found["version"], found["signer"]) == ("580.173.02", "Canonical Ltd. Kernel Module Signing")
+    # An older kernel is nobody's next boot; of a newer one the module is wanted where apt knows it.
+    assert found["bare_kernels"] == ["6.8.0-100-generic"]
+    assert found["modules_to_install"] == [f"{PREBUILT}6.8.0-100-generic"]
+    assert found["headers_to_install"] == []
+    # The modules and the kernel's metapackage are held with the driver: a newer kernel would start without a module.
+    assert found["unheld"] == ["linux-image-generic", f"{PREBUILT}generic", "nvidia-headless-no-dkms-580-server-open"]
+    assert found["other_branch"] == []
+
+    names = ["nvidia-headless-no-dkms-615-server-open", "nvidia-utils-615-server"]
+    prebuilt = PREBUILT.replace("580", "615")
+    (tmp_path / "madison").write_text(f"{prebuilt}generic | 1 | http://x\n{prebuilt}{UBUNTU} | 1 | http://x\n")
+    newer = ubuntu | {"lead_package": names[0], "packages": names, "branch": "615", "prebuilt": prebuilt}
+    found = run_role_module("nvidia_driver", "nvidia_driver_state", newer)
+    assert found["version"] == "" and len(found["other_branch"]) == 4
+    assert found["modules_to_install"] == [f"{prebuilt}generic", f"{prebuilt}{UBUNTU}"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [("SecureBoot", b"\x06\0\0\0\x01", True), ("SecureBoot", b"\x06\0\0\0\0", False), ("Boot0000", b"\1\1", False)],
+)
+def test_secure_boot(
+    run_role_module: Run, bare_host: dict[str, Any], tmp_path: Path, variable: str, value: bytes, expected: bool
+) -> None:
+    variables = tmp_path / "root/sys/firmware/efi/efivars"
+    variables.mkdir(parents=True)
+    (variables / f"{variable}-8be4df61-93ca-11d2-aa0d-00e098032b8c").write_bytes(value)
+    found = run_role_module("nvidia_driver", "nvidia_driver_state", bare_host)
+    assert (found["secure_boot"], found["key_enrolled"]) == (expected, False)
+
+
+def test_key_of_dkms_that_the_firmware_trusts(driver: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "var/lib/dkms").mkdir(parents=True)
+    (tmp_path / "sys/firmware/efi/mok-variables").mkdir(parents=True)
+    assert not driver.key_enrolled(tmp_path)
+    (tmp_path / "var/lib/dkms/mok.pub").write_bytes(b"0\x82certificate")
+    trusted = tmp_path / "sys/firmware/efi/mok-variables/MokListRT"
+    trusted.write_bytes(b"head another certificate tail")
+    assert not driver.key_enrolled(tmp_path)
+    trusted.write_bytes(b"head 0\x82certificate tail")
+    assert driver.key_enrolled(tmp_path)
+
+
+# -- the archive's components
+
+TRIXIE = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian trixie main\n"
+DEB822 = """Types: deb
+URIs: http://security.debian.org/debian-security/
+Suites: trixie-security
+Components: main contrib
+Signed-By: /etc/apt/keyrings/own.gpg
+"""
+DOCKER = "deb http://download.docker.com/linux/debian trixie stable\n"
+WANTED = {"name": "driver", "release": "trixie", "components": ["contrib", "non-free"]}
+
+
+@pytest.fixture
+def archive(tmp_path: Path, program: Callable[[str, str], None]) -> Path:
+    sources = tmp_path / "etc/apt/sources.list.d"
+    sources.mkdir(parents=True)
+    (sources.parent / "sources.list").write_text(TRIXIE)
+    (sources / "security.sources").write_text(DEB822)
+    (sources / "docker.list").write_text(DOCKER)
+    program("apt-get", 'echo "$@" >>"$STATE/asked"; [ ! -e "$STATE/broken" ] || { cat "$STATE/broken" >&2; exit 100; }')
+    return tmp_path
+
+
+def test_components_are_added_with_address_and_key_of_the_hosts_own_sources(
+    run_role_module: Run, archive: Path
+) -> None:
+    args = WANTED | {"root": str(archive)}
+    written = archive / "etc/apt/sources.list.d/driver.sources"
+    foreseen = run_role_module("nvidia_driver", "archive_components", args, check=True)
+    assert foreseen["changed"] and not written.exists() and not (archive / "asked").exists()
+    result = run_role_module("nvidia_driver", "archive_components", args)
+    assert result["added"] == [
+        "http://deb.debian.org/debian trixie contrib non-free",
+        "http://security.debian.org/debian-security/ trixie-security non-free",
+    ]
+    assert "Signed-By: /etc/apt/keyrings/own.gpg" in written.read_text() and "docker" not in written.read_text()
+    assert not run_role_module("nvidia_driver", "archive_components", args)["changed"]
+    # What the operator adds to his own sources is left to them.
+    (archive / "etc/apt/sources.list").write_text(TRIXIE.replace("main", "main contrib non-free"))
+    (archive / "etc/apt/sources.list.d/security.sources").unlink()
+    assert run_role_module("nvidia_driver", "archive_components", args)["changed"]
+    assert not written.exists()
+
+
+def test_a_source_that_apt_cannot_read_is_not_written(run_role_module: Run, archive: Path) -> None:
+    (archive / "broken").write_text(
+        "E: Failed to fetch http://deb.debian.org/debian/dists/trixie/InRelease  Could not resolve 'deb.debian.org'\n"
+    )
+    result = run_role_module("nvidia_driver", "archive_components", WANTED | {"root": str(archive)})
+    assert "was not added, and nothing was changed: Could not resolve 'deb.debian.org'" in result["msg"]
+    assert not (archive / "etc/apt/sources.list.d/driver.sources").exists()
+
+
+def test_a_key_inside_a_source_is_nobody_elses(run_role_module: Run, archive: Path) -> None:
+    key = "Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n"
+    (archive / "etc/apt/sources.list.d/security.sources").write_text(DEB822.partition("Signed-By")[0] + key)
+    result = run_role_module("nvidia_driver", "archive_components", WANTED | {"root": str(archive)})
+    assert "add contrib non-free to its components there" in result["msg"]
 
 
 # -- container runtime

@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the role nvidia_driver makes of each state of a host: its own tasks, over states that its look would give.
+
+One ansible-playbook runs them all, on this machine, which they do not touch: they refuse or go on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+GPUS = [f"GPU-84be2d17-0c59-5f7a-b2f3-5d1a9e82000{index}" for index in range(4)]
+KERNEL = "6.8.0-79-generic"
+NEWER = "6.8.0-100-generic"
+PREBUILT = "linux-modules-nvidia-580-server-open-"
+NVIDIA_URL = "https://developer.download.nvidia.com/compute/cuda/repos/debian13/x86_64/"
+LIBRARIES = {"libnvidia-ml1": {"version": "550.163.01-2", "held": False}}
+
+UBUNTU = {"distribution": "Ubuntu", "distribution_version": "24.04", "distribution_major_version": "24"}
+DEBIAN_12 = {"distribution": "Debian", "distribution_version": "12.11", "distribution_major_version": "12"}
+DEBIAN_13 = {"distribution": "Debian", "distribution_version": "13.1", "distribution_major_version": "13"}
+ROCKY = {"distribution": "Rocky", "distribution_version": "9.4", "distribution_major_version": "9"}
+
+BARE: dict[str, Any] = {
+    "packages": {},
+    "unconfigured": [],
+    "version": "",
+    "driver_packages": [],
+    "unheld": [],
+    "other_branch": [],
+    "recorded": "",
+    "foreign": {},
+    "unknown": [],
+    "fitting": "",
+    "installer": "",
+    "module_version": "",
+    "signer": "",
+    "secure_boot": False,
+    "key_enrolled": False,
+    "nouveau": False,
+    "kernel": KERNEL,
+    "bare_kernels": [],
+    "headers": True,
+    "headers_to_install": [],
+    "modules_to_install": [],
+    "persistence": False,
+    "boot_id": "1",
+    "gpus": [],
+    "volatile_gpus": [],
+    "nvml_error": "nvidia-smi is not installed",
+}
+SERVING = BARE | {
+    "packages": {
+        name: {"version": "580.173.02-0ubuntu0.24.04.1", "held": True}
+        for name in ("nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server")
+    },
+    "version": "580.173.02",
+    "driver_packages": ["nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server"],
+    "recorded": "distribution",
+    "module_version": "580.173.02",
+    "signer": "Canonical Ltd. Kernel Module Signing",
+    "persistence": True,
+    "gpus": GPUS,
+    "nvml_error": "",
+}
+DEBIAN_SERVING = SERVING | {
+    "packages": {
+        name: {"version": "580.173.02-1", "held": True}
+        for name in ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced")
+    },
+    "driver_packages": ["nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced"],
+    "recorded": "nvidia",
+    "signer": "",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A state, the file of tasks that meets it, and what an operator reads; nothing where the role goes on."""
+
+    name: str
+    tasks: str
+    said: tuple[str, ...] = ()
+    state: Mapping[str, Any] = field(default_factory=lambda: SERVING)
+    facts: Mapping[str, str] = field(default_factory=lambda: UBUNTU)
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+
+CASES = [
+    Case("a host that serves: nothing is refused", "refuse"),
+    Case("a host that serves: the evidence is there", "evidence", given={"nvidia_driver_gpus": 4}),
+    Case("fresh host: nothing is refused", "refuse", state=BARE),
+    Case("the same on Debian, from NVIDIA's repository", "refuse", state=DEBIAN_SERVING, facts=DEBIAN_13),
+    Case(
+        "driver of another source, which can be kept",
+        "refuse",
+        (
+            "another source than the archive of Ubuntu-24.04: libnvidia-ml1 550.163.01-2 from http://vendor.example",
+            "To keep that driver, set nvidia_driver_source to nvidia. To replace it, remove",
+            '"apt-get purge libnvidia-ml1"',
+        ),
+        BARE | {"packages": LIBRARIES, "foreign": {"libnvidia-ml1": ["http://vendor.example"]}, "fitting": "nvidia"},
+    ),
+    Case(
+        "driver of a third source",
+        "refuse",
+        ("Mixing sources ends in broken dependencies and mismatched versions. Remove them with",),
+        BARE | {"packages": LIBRARIES, "foreign": {"libnvidia-ml1": ["http://ppa.example"]}},
+    ),
+    Case(
+        "driver that this role took from the other source",
+        "refuse",
+        (
+            "took the driver of this host (580.173.02) from the source nvidia; nvidia_driver_source is distribution",
+            "set nvidia_driver_source to nvidia",
+            "playbooks/driver_remove.yml -e driver_remove=localhost",
+        ),
+        SERVING | {"recorded": "nvidia"},
+    ),
+    Case(
+        "driver of NVIDIA's .run installer",
+        "refuse",
+        ('"/usr/bin/nvidia-uninstall --silent"',),
+        BARE | {"installer": "/usr/bin/nvidia-uninstall"},
+    ),
+    Case(
+        "half installed packages",
+        "refuse",
+        ("dpkg left nvidia-utils-580-server half installed", 'run "dpkg --configure -a"'),
+        BARE | {"unconfigured": ["nvidia-utils-580-server"]},
+    ),
+    Case("Secure Boot with prebuilt modules", "refuse", state=BARE | {"secure_boot": True}),
+    Case(
+        "Secure Boot with modules of DKMS, where signed ones exist",
+        "refuse",
+        (
+            'the kernel would refuse the module ("Key was rejected by service"). Nothing was installed.',
+            "Set nvidia_driver_source to distribution: its modules are signed",
+        ),
+        BARE | {"secure_boot": True},
+        given={"nvidia_driver_source": "nvidia"},
+    ),
+    Case(
+        "Secure Boot with modules of DKMS, where there are no others",
+        "refuse",
+        ("Either enrol the key of DKMS", "mokutil --import /var/lib/dkms/mok.pub", "or turn Secure Boot off"),
+        BARE | {"secure_boot": True},
+        DEBIAN_13,
+    ),
+    Case(
+        "Secure Boot with modules of DKMS, whose key is enrolled",
+        "refuse",
+        state=BARE | {"secure_boot": True, "key_enrolled": True},
+        facts=DEBIAN_13,
+    ),
+    Case(
+        "Secure Boot, and a module without a signature",
+        "evidence",
+        ("Secure Boot is on and the module nvidia that is installed for kernel 6.8.0-79-generic has no signature",),
+        SERVING | {"secure_boot": True, "signer": ""},
+    ),
+    Case(
+        "newer branch wanted",
+        "install",
+        (
+            "has driver 580.173.02, wanted is 615.*",
+            "Nothing was changed: playbooks/driver_upgrade.yml stops the engines",
+            "or set nvidia_driver_branch to the driver that is there",
+        ),
+        # Names carry the branch: the look for the wanted one finds another instead.
+        SERVING
+        | {
+            "version": "580.173.02",
+            "other_branch": ["nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server"],
+        },
+        given={"nvidia_driver_branch": "615", "nvidia_driver_allow_reboot": True},
+    ),
+    Case(
+        "newer branch wanted by the play that may change it, and no reboot allowed",
+        "install",
+        ("Kernel module 580.173.02 is loaded, and only a reboot brings another one (590.*)", "-e allow_reboot=true"),
+        DEBIAN_SERVING,
+        DEBIAN_13,
+        {"nvidia_driver_branch": "590", "nvidia_driver_allow_change": True},
+    ),
+    Case(
+        "library newer than the loaded module",
+        "load",
+        (
+            "No engine can run on this host until it is rebooted: the loaded kernel module is 580.100.01, user space "
+            "is 580.173.02",
+        ),
+        SERVING | {"module_version": "580.100.01"},
+    ),
+    Case(
+        "nouveau holds the GPUs",
+        "load",
+        ("No engine can run on this host until it is rebooted: nouveau holds the GPUs",),
+        SERVING | {"nouveau": True, "module_version": ""},
+    ),
+    Case(
+        "a reboot that would lose the GPUs",
+        "load",
+        (f"Kernel {NEWER} is installed without a module", "after the next reboot this host would have no GPU"),
+        SERVING | {"module_version": "580.100.01", "bare_kernels": [NEWER]},
+        given={"nvidia_driver_allow_reboot": True},
+    ),
+    Case(
+        "kernel updated without a module for it",
+        "evidence",
+        (
+            f"Kernel {NEWER} is installed without a module of the NVIDIA driver ({KERNEL} runs): after the next reboot",
+            f"remove that kernel, or bring {PREBUILT}{NEWER} to the mirror",
+            "serves until then",
+        ),
+        SERVING | {"bare_kernels": [NEWER]},
+    ),
+    Case(
+        "kernel updated without headers for DKMS",
+        "evidence",
+        (f'Install its headers ("apt-get install linux-headers-{NEWER}")',),
+        DEBIAN_SERVING | {"bare_kernels": [NEWER]},
+        DEBIAN_13,
+    ),
+    Case(
+        "no GPU",
+        "load",
+        ("NVML does not answer: No devices were found", "journalctl -k -g NVRM"),
+        SERVING | {"gpus": [], "nvml_error": "No devices were found"},
+    ),
+    Case(
+        "fewer GPUs than are expected",
+        "evidence",
+        ("NVML names 3 GPUs, and 4 are expected", GPUS[0], "lspci -d 10de:"),
+        SERVING | {"gpus": GPUS[:3]},
+        given={"nvidia_driver_gpus": 4},
+    ),
+    Case(
+        "persistence off",
+        "evidence",
+        (f"persistence mode is off for {GPUS[1]}", "--no-persistence-mode turns it off"),
+        SERVING | {"volatile_gpus": [GPUS[1]]},
+    ),
+    Case(
+        "archive moved to another branch behind the name",
+        "evidence",
+        ("Wanted is driver 580.*; installed is 615.71.09", "transitional package"),
+        SERVING | {"version": "615.71.09", "module_version": "615.71.09"},
+    ),
+    Case(
+        "unsupported distribution",
+        "validate",
+        (
+            "The driver is installed on Debian-12, Debian-13, Ubuntu-24.04 and this host is Rocky-9, for which nobody "
+            "has run the package names and repositories: take one of those, or install the driver yourself and leave "
+            "the role out.",
+        ),
+        facts=ROCKY,
+    ),
+    Case(
+        "branch that Debian's archive does not have",
+        "validate",
+        (
+            "the archive of Debian-12 has branch 535 alone; nvidia_driver_branch is 580",
+            "Set nvidia_driver_source to nvidia",
+        ),
+        facts=DEBIAN_12,
+        given={"nvidia_driver_source": "distribution"},
+    ),
+    Case(
+        "branch of Debian's archive",
+        "validate",
+        facts=DEBIAN_13,
+        given={"nvidia_driver_source": "distribution", "nvidia_driver_branch": "550"},
+    ),
+    Case(
+        "NVIDIA's repository without an address",
+        "validate",
+        ("nvidia_driver_source is nvidia and nvidia_driver_repository_url is empty",),
+        facts=DEBIAN_13,
+        given={"nvidia_driver_repository_url": ""},
+    ),
+    Case(
+        "air gap with the distribution's driver",
+        "staging",
+        ("Staging brings the driver from NVIDIA's repository alone", "Set nvidia_driver_source to nvidia"),
+    ),
+]
+
+
+def tasks(number: int, case: Case) -> dict[str, Any]:
+    """The case as a block that keeps what was said."""
+    given = {"nvidia_driver_repository_url": NVIDIA_URL} | dict(case.given)
+    defaults = {
+        "nvidia_driver_source": "",
+        "nvidia_driver_branch": "580",
+        "nvidia_driver_version": "",
+        "nvidia_driver_gpus": 0,
+        "nvidia_driver_allow_change": False,
+        "nvidia_driver_allow_reboot": False,
+    }
+    begin = {
+        "__nvidia_driver_state": dict(case.state),
+        **defaults,
+        **given,
+    }
+    include = {"name": "nvidia_driver", "tasks_from": case.tasks, "rolespec_validate": False}
+    keep = "{{ cases_said | combine({'" + str(number) + "': ansible_failed_result.msg}) }}"
+    return {
+        "name": case.name,
+        "block": [
+            {"ansible.builtin.set_fact": {**case.facts, "cacheable": True}},
+            {"ansible.builtin.set_fact": begin},
+            {"ansible.builtin.include_role": include},
+        ],
+        "rescue": [{"ansible.builtin.set_fact": {"cases_said": keep}}],
+    }
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each case said, by its number; nothing of one that went on."""
+    directory = tmp_path_factory.mktemp("cases")
+    play = {
+        "hosts": "localhost",
+        "connection": "local",
+        "gather_facts": False,
+        "vars": {"cases_said": {}},
+        "tasks": [
+            *(tasks(number, case) for number, case in enumerate(CASES)),
+            {"ansible.builtin.copy": {"content": "{{ cases_said | to_json }}", "dest": str(directory / "said.json")}},
+        ],
+    }
+    (directory / "play.yml").write_text(json.dumps([play]))
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_ROLES_PATH": str(ROOT / "roles")}
+    done = subprocess.run(
+        ["ansible-playbook", "--inventory=localhost,", str(directory / "play.yml")],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    found: dict[str, str] = json.loads((directory / "said.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(("number", "case"), list(enumerate(CASES)), ids=[case.name for case in CASES])
+def test_case(said: dict[str, str], number: int, case: Case, seen: Callable[[str, str], None]) -> None:
+    told = said.get(str(number), "")
+    assert bool(told) == bool(case.said), told
+    assert [words for words in case.said if words not in told] == [], told
+    assert "\n" not in told
+    seen(case.name, told or "goes on")
