@@ -59,7 +59,7 @@ LOCKS = (
     "var/lib/apt/lists/lock",
     "var/cache/apt/archives/lock",
 )
-MODULE = re.compile(r"^\S*/nvidia(?:-current)?\.ko(?:\.\w+)?:", re.MULTILINE)
+MODULE = re.compile(r"^\S*/nvidia(?:-current(?:-open)?)?\.ko(?:\.\w+)?:", re.MULTILINE)
 REFUSAL = re.compile(r"\[(?!N/A|Not Supported|Requested functionality)[^\]]+\]")
 GPU_FIELDS = (
     "uuid",
@@ -301,8 +301,8 @@ class Reader:
             return Unread(f"the state of Secure Boot: {error.strerror}")
 
     def signer(self) -> str | Unread:
-        # Debian's own packages have the module under the second name.
-        for name in ("nvidia", "nvidia-current"):
+        # Debian's own packages have the module under the other names.
+        for name in ("nvidia", "nvidia-current", "nvidia-current-open"):
             ran = self.ask("modinfo", "-F", "signer", name)
             if isinstance(ran, Unread):
                 return ran
