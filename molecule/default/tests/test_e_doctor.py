@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`playbooks/doctor.yml` on a host that serves, and on the same with one fault at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from conftest import GPUS, Controller, Machine
+
+SPECIFICATION = "/var/run/cdi/nvidia.yaml"
+DAEMON_JSON = "/etc/docker/daemon.json"
+HOLD_LOCK = """import fcntl, time
+file = open("/var/lib/dpkg/lock-frontend", "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+time.sleep(600)"""
+
+# What nobody can tell of cards that do not answer.
+SILENT = frozenset(
+    {"gpus.present", "gpus.answer", "gpus.expected", "gpus.holders", "runtime.cdi-devices", "runtime.cdi-current"}
+    | {f"topology.{name}" for name in ("pcie", "numa", "iommu", "peer-to-peer", "ecc", "power")}
+)
+
+Seen = Callable[..., None]
+Findings = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """How a fault comes and goes on the host, and what the doctor has to say of it."""
+
+    check: str
+    evidence: str
+    remedy: str
+    come: str = "true"
+    go: str = "true"
+    state: str = "fail"
+    also: frozenset[str] = frozenset()
+    """Other checks that may see it."""
+    variables: dict[str, Any] = field(default_factory=dict)
+
+
+FAULTS = {
+    "driver changed without a reboot": Fault(
+        "driver.versions",
+        "the loaded NVIDIA kernel module is",
+        "Reboot the host",
+        "lab-gpu fault set library-mismatch",
+        "lab-gpu fault clear",
+        also=SILENT,
+    ),
+    "kernel module not loaded": Fault(
+        "driver.module-loaded",
+        "nvidia",
+        "modprobe nvidia",
+        "lab-gpu fault set module-not-loaded",
+        "lab-gpu fault clear",
+        also=SILENT | {"driver.versions"},
+    ),
+    "GPU lost": Fault(
+        "gpus.answer",
+        "GPU is lost",
+        "eboot",
+        f"lab-gpu fault set --gpu {GPUS[1]} gpu-lost",
+        "lab-gpu fault clear",
+        also=SILENT,
+    ),
+    "card gone": Fault(
+        "gpus.expected",
+        "GPU-00000000-0000-0000-0000-000000000000 (gpu_uuids of the inventory)",
+        "Look for the card",
+        variables={"gpu_uuids": [*GPUS[:3], "GPU-00000000-0000-0000-0000-000000000000"]},
+    ),
+    "driver no longer held": Fault(
+        "driver.held",
+        "nvidia-driver-cuda",
+        "host.yml",
+        "apt-mark unhold nvidia-driver-cuda",
+        "apt-mark hold nvidia-driver-cuda",
+        state="warn",
+    ),
+    "persistence daemon stopped": Fault(
+        "driver.persistence",
+        "nvidia-persistenced",
+        "systemctl enable --now nvidia-persistenced.service",
+        "systemctl stop nvidia-persistenced.service",
+        "systemctl start nvidia-persistenced.service",
+        state="warn",
+    ),
+    "CDI specification of another driver": Fault(
+        "runtime.cdi-current",
+        "550.54.15",
+        "nvidia-cdi-refresh.service",
+        rf"sed -Ei 's/(\.so\.)[0-9]+\.[0-9.]+/\1550.54.15/' {SPECIFICATION}",
+        "systemctl restart nvidia-cdi-refresh.service",
+    ),
+    "two CDI specifications": Fault(
+        "runtime.cdi-conflict",
+        "/etc/cdi/own.yaml",
+        "remove /etc/cdi/own.yaml",
+        f"mkdir --parents /etc/cdi && cp {SPECIFICATION} /etc/cdi/own.yaml",
+        "rm /etc/cdi/own.yaml",
+    ),
+    "toolkit no longer held": Fault(
+        "runtime.toolkit-held",
+        "nvidia-container-toolkit",
+        "host.yml",
+        "apt-mark unhold nvidia-container-toolkit",
+        "apt-mark hold nvidia-container-toolkit",
+        state="warn",
+    ),
+    "daemon.json damaged": Fault(
+        "runtime.docker-config",
+        DAEMON_JSON,
+        "dockerd --validate",
+        f"cp --preserve {DAEMON_JSON} /run/daemon.json && echo '{{' >> {DAEMON_JSON}",
+        f"cp --preserve /run/daemon.json {DAEMON_JSON} && rm /run/daemon.json",
+        also=frozenset({"runtime.cdi-enabled"}),
+    ),
+    "dpkg was cut off": Fault(
+        "system.dpkg",
+        "dpkg",
+        "dpkg --configure -a",
+        "touch /var/lib/dpkg/updates/0001",
+        "rm /var/lib/dpkg/updates/0001",
+    ),
+    "somebody installs": Fault(
+        "system.apt-lock",
+        "lock-frontend",
+        "Let it finish",
+        f"systemd-run --quiet --unit=lab-lock python3 -c '{HOLD_LOCK}'",
+        "systemctl stop lab-lock.service",
+        state="warn",
+    ),
+}
+
+
+def doctor(controller: Controller, variables: dict[str, Any]) -> tuple[int, dict[str, Any], str]:
+    """Exit status of the play, its JSON, and all that it printed."""
+    controller.environment["ANSIBLE_STDOUT_CALLBACK"] = "community.general.null"
+    try:
+        played = controller.play("playbooks/doctor.yml", f"--extra-vars={json.dumps({'format': 'json', **variables})}")
+    finally:
+        del controller.environment["ANSIBLE_STDOUT_CALLBACK"]
+    document, _ = json.JSONDecoder().raw_decode(played.output[played.output.index("{\n") :])
+    return played.rc, document, played.output
+
+
+def by_name(document: dict[str, Any]) -> Findings:
+    return {finding["check"]: finding for finding in document["checks"]}
+
+
+@pytest.fixture(scope="module")
+def healthy(controller: Controller) -> Findings:
+    rc, document, output = doctor(controller, {})
+    assert rc == 0, output
+    return by_name(document)
+
+
+def test_a_host_that_serves(healthy: Findings) -> None:
+    wrong = {name: finding for name, finding in healthy.items() if finding["state"] in ("fail", "warn")}
+    # The clock of the lab is that of the machine it runs on, which nothing on the host synchronises.
+    assert set(wrong) <= {"system.time"}, wrong
+    unknown = {name: finding["evidence"] for name, finding in healthy.items() if finding["state"] == "unknown"}
+    # No PCI bus, no EFI and no journal of a kernel are behind the simulated cards.
+    assert not [name for name in unknown if name.partition(".")[0] in ("gpus", "runtime", "serving", "storage")], (
+        unknown
+    )
+
+
+def test_the_same_on_the_host_for_another_user(machine: Machine, healthy: Findings) -> None:
+    done = machine.host.run("sudo --user=ops vllm-edge doctor --format json")
+    assert done.rc in (0, 1), done.stdout + done.stderr
+    found = by_name(json.loads(done.stdout))
+    assert list(found) == list(healthy)
+    assert not [name for name, finding in found.items() if finding["state"] == "fail"], found
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named_with_its_remedy(
+    controller: Controller, machine: Machine, undisturbed: None, healthy: Findings, seen: Seen, name: str
+) -> None:
+    fault = FAULTS[name]
+    machine.shell(fault.come)
+    try:
+        rc, document, output = doctor(controller, fault.variables)
+    finally:
+        machine.shell(fault.go)
+    found = by_name(document)[fault.check]
+    assert found["state"] == fault.state, found
+    assert fault.evidence in found["evidence"], found
+    assert fault.remedy in found["remedy"], found
+    assert rc == (2 if fault.state == "fail" else 0), output[-3000:]
+    moved = {
+        check for check, finding in by_name(document).items() if finding["state"] not in ("ok", healthy[check]["state"])
+    }
+    assert fault.check in moved and moved <= fault.also | {fault.check}, {
+        name: by_name(document)[name] for name in moved
+    }
+    seen(f" What: {name}: {fault.check}, {found['evidence']} {found['remedy']}")
