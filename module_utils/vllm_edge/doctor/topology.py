@@ -306,9 +306,9 @@ def judge_iommu(topology: Topology) -> Verdict:
         words = " ".join([*(f"{key}={value}" for key, value in recommended.environment.items())])
         return warn(
             "; ".join(recommended.reasons),
-            f"Engines over several GPUs need {words} and {' '.join(recommended.arguments)}: put them into extra_env "
-            "and extra_args. Or boot with iommu=pt (or the IOMMU off), with Access Control Services off in the "
-            "firmware, unless virtual machines of this host need them.",
+            f"Engines over several GPUs need {words} and {' '.join(recommended.arguments)}, which site.yml gives them "
+            "while vllm_engine_peer_to_peer is auto. They are faster without: boot with iommu=pt (or the IOMMU off), "
+            "with Access Control Services off in the firmware, unless virtual machines of this host need them.",
         )
     if len(cards) < 2:
         return good("one GPU: there is no other to reach")

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.doctor import topology
@@ -82,6 +84,16 @@ def test_a_bridge_that_keeps_the_gpus_apart(host: FakeHost) -> None:
     assert "NCCL_P2P_DISABLE=1" in check["remedy"] and "--disable-custom-all-reduce" in check["remedy"]
     assert found["recommendation"]["environment"] == {"NCCL_P2P_DISABLE": "1"}
     assert bridge.name in found["recommendation"]["reasons"][0]
+
+
+def test_the_module_for_roles(run_module: Callable[..., dict[str, Any]], host: FakeHost) -> None:
+    asked = {"replace": {"Reader": lambda: host.reader}}
+    assert run_module("gpu_topology", {}, **asked)["environment"] == {}
+    bridge = host.bus(BUSES[1])
+    (bridge / "config").write_bytes(acs(0x1D))
+    found = run_module("gpu_topology", {}, check=True, **asked)
+    assert (found["rc"], found["changed"], found["environment"]) == (0, False, {"NCCL_P2P_DISABLE": "1"})
+    assert found["arguments"] == ["--disable-custom-all-reduce"] and bridge.name in found["reasons"][0]
 
 
 @pytest.mark.parametrize(("kind", "state"), [("identity", "ok"), ("DMA", "warn"), ("DMA-FQ", "warn")])

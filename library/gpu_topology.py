@@ -1,0 +1,62 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: what the bus between a host's GPUs wants of engines over several of them."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gpu_topology
+short_description: Say what engines over several GPUs need to be correct on a host
+description:
+  - Reads the IOMMU, Access Control Services of PCI bridges, and what the driver says of reads between GPUs.
+  - Where something between GPUs may spoil such reads, it names the environment and the arguments without which an
+    engine over several GPUs may hang or compute wrong. What makes engines slower only, M(host_doctor) says.
+  - What cannot be read is no reason. Changes nothing.
+author: vllm-edge
+attributes:
+  check_mode:
+    description: Changes nothing, so check mode is the same.
+    support: full
+options: {}
+"""
+
+EXAMPLES = r"""
+- name: Know the bus
+  gpu_topology:
+  register: bus
+"""
+
+RETURN = r"""
+environment:
+  description: Environment of such an engine; empty where nothing has to be done.
+  type: dict
+  returned: success
+  sample: {NCCL_P2P_DISABLE: "1"}
+arguments:
+  description: Arguments of C(vllm serve).
+  type: list
+  elements: str
+  returned: success
+  sample: [--disable-custom-all-reduce]
+reasons:
+  description: What stands between the GPUs.
+  type: list
+  elements: str
+  returned: success
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.vllm_edge.doctor.reading import GPU_FIELDS, Reader
+from ansible.module_utils.vllm_edge.doctor.topology import correctness
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
+    reader = Reader()
+    rows, _ = reader.smi(GPU_FIELDS)
+    module.exit_json(changed=False, **correctness(reader.topology(rows, ())).as_dict())
+
+
+if __name__ == "__main__":
+    main()

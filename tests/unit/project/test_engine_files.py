@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of an engine as the role renders them, by Ansible itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+ENGINES: list[dict[str, Any]] = [
+    {
+        "name": name,
+        "model": "m",
+        "gpus": gpus,
+        "tensor_parallel_size": len(gpus),
+        "port": 8050,
+        "served_names": ["one"],
+        "max_model_len": 4096,
+        **more,
+    }
+    for name, gpus, more in (
+        ("two", [0, 1], {}),
+        ("own", [0, 1], {"extra_env": {"NCCL_P2P_DISABLE": "0"}, "extra_args": ["--disable-custom-all-reduce"]}),
+        ("one", [2], {}),
+    )
+]
+BUS = {"environment": {"NCCL_P2P_DISABLE": "1"}, "arguments": ["--disable-custom-all-reduce"], "reasons": ["the IOMMU"]}
+
+
+@pytest.fixture
+def rendered(tmp_path: Path) -> Any:
+    def render(**variables: Any) -> dict[str, dict[str, list[str]]]:
+        """Name of the engine to its unit and its docker-create, by lines."""
+        given = {
+            "vllm_engine_engines": ENGINES,
+            "vllm_engine_models": {
+                "m": {"path": "/data/m", "manifest_sha256": "0", "precision": "bf16", "record": "/r"}
+            },
+            "vllm_engine_gpu_uuids": ["GPU-a", "GPU-b", "GPU-c"],
+            "vllm_engine_image": "image",
+            "vllm_engine_image_id": "sha256:0123456789abcdef",
+            "vllm_engine_chat_templates_directory": "/nowhere",
+            **variables,
+        }
+        play = [
+            {
+                "hosts": "localhost",
+                "gather_facts": False,
+                "connection": "local",
+                "vars": given,
+                "vars_files": [
+                    str(ROOT / "roles/vllm_engine" / part) for part in ("defaults/main.yml", "vars/main.yml")
+                ],
+                "tasks": [
+                    {
+                        "ansible.builtin.copy": {
+                            "content": "{{ lookup('ansible.builtin.template', item.1 ~ '.j2', template_vars="
+                            "{'__vllm_engine_item': item.0, '__vllm_engine_chat_template': ''}) }}",
+                            "dest": f"{tmp_path}/{{{{ item.0.name }}}}-{{{{ item.1 }}}}",
+                            "mode": "0644",
+                        },
+                        "loop": "{{ vllm_engine_engines | product(['docker-create', 'vllm-engine.service']) }}",
+                    }
+                ],
+            }
+        ]
+        (tmp_path / "templates").symlink_to(ROOT / "roles/vllm_engine/templates")
+        (tmp_path / "play.json").write_text(json.dumps(play))
+        # Variables of the play go above those of files, as those of an inventory go above a role's defaults.
+        (tmp_path / "given.json").write_text(json.dumps(given))
+        done = subprocess.run(
+            ["ansible-playbook", "-i", "localhost,", "-e", f"@{tmp_path}/given.json", str(tmp_path / "play.json")],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return {
+            engine["name"]: {
+                kind: (tmp_path / f"{engine['name']}-{kind}").read_text().splitlines()
+                for kind in ("docker-create", "vllm-engine.service")
+            }
+            for engine in ENGINES
+        }
+
+    return render
+
+
+NOTE = "# Its GPUs are kept from reading each other's memory: the IOMMU."
+
+
+def test_what_the_bus_wants_goes_to_engines_over_several_gpus(rendered: Any) -> None:
+    found = rendered(__vllm_engine_bus=BUS)
+    create = found["two"]["docker-create"]
+    assert (
+        create.index("--env=NCCL_P2P_DISABLE=1") < create.index("image") < create.index("--disable-custom-all-reduce")
+    )
+    assert NOTE in found["two"]["vllm-engine.service"]
+    # What the operator says of an engine stands, and stands once.
+    own = found["own"]["docker-create"]
+    assert [line for line in own if "P2P" in line] == ["--env=NCCL_P2P_DISABLE=0"]
+    assert own.count("--disable-custom-all-reduce") == 1
+    alone = "\n".join([*found["one"]["docker-create"], *found["one"]["vllm-engine.service"]])
+    assert "P2P" not in alone and "all-reduce" not in alone and "kept from" not in alone
+
+
+@pytest.mark.parametrize(
+    ("variables", "forbidden"),
+    [({"__vllm_engine_bus": {"skipped": True}}, False), ({"vllm_engine_peer_to_peer": "forbidden"}, True)],
+)
+def test_without_a_look_at_the_bus(rendered: Any, variables: dict[str, Any], forbidden: bool) -> None:
+    found = rendered(**variables)["two"]
+    assert ("--env=NCCL_P2P_DISABLE=1" in found["docker-create"]) is forbidden
+    assert (
+        "# Its GPUs are kept from reading each other's memory: vllm_engine_peer_to_peer says so."
+        in found["vllm-engine.service"]
+    ) is forbidden
