@@ -383,6 +383,46 @@ def why_not_installed(
     return f"{told}{complaint(text).rstrip('.')}."
 
 
+# -- room
+
+
+RESERVE_BYTES = 512 * 1024**2
+"""Ours: what has to stay free for the journal, dpkg's own files and an initramfs, which apt does not count."""
+_SIZE = r"([\d.,]+) ?(B|kB|MB|GB)"
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def sizes(text: str) -> tuple[int, int]:
+    """Bytes to download and bytes that packages take on the disk, as apt-get foretells them; 0 where it does not."""
+    download = re.search(rf"^Need to get {_SIZE}(?:/\S+ ?\S+)? of archives", text, re.MULTILINE)
+    installed = re.search(rf"^After this operation, {_SIZE} of additional disk space", text, re.MULTILINE)
+    return (_bytes(download), _bytes(installed))
+
+
+def _bytes(found: re.Match[str] | None) -> int:
+    return int(float(found[1].replace(",", "")) * _UNITS[found[2]]) if found else 0
+
+
+def no_room(purpose: str, needed: tuple[int, int], free: Mapping[str, tuple[int, int]]) -> str:
+    """Why there is too little room for it; empty where there is enough.
+
+    `free` is, for the directory of downloads and for that of programs, a number of the file system and its free bytes.
+    """
+    wanted: dict[int, int] = {}
+    for (system, _), size in zip(free.values(), needed, strict=True):
+        wanted[system] = wanted.get(system, 0) + size
+    for directory, (system, there) in free.items():
+        if wanted[system] and there < wanted[system] + RESERVE_BYTES:
+            mib = 1024**2
+            return (
+                f"{purpose[:1].upper()}{purpose[1:]} could not be installed, and nothing was changed: it takes "
+                f"{wanted[system] // mib} MiB of the file system of {directory}, {RESERVE_BYTES // mib} MiB have to "
+                f"stay free there, and {there // mib} MiB are. 'apt-get clean', removing old kernels ('apt-get "
+                f"autoremove --purge') and 'journalctl --vacuum-size=200M' free some."
+            )
+    return ""
+
+
 def why_unread(uri: str, key: str, uri_variable: str, outcome: Outcome, limits: Limits) -> str:
     """Why a repository was not added: one paragraph, as above."""
     told = f"The repository {uri} was not added, and nothing was changed: "

@@ -12,6 +12,7 @@ description:
     packages can be installed all the same, since a host has sources of other people too.
   - Waits for other programs that hold a lock of apt or dpkg, and names the one that held it too long.
   - A server that does not answer is given up after O(timeout).
+  - Asks apt first how much room the packages take, and refuses where the disk has too little.
   - apt fetches and checks all packages before dpkg touches the first one. A failure before that changed nothing, and
     says so.
 attributes:
@@ -56,6 +57,7 @@ installed:
   sample: [nvidia-persistenced 580.178.04-1]
 """
 
+import os
 import re
 from typing import Any
 
@@ -90,6 +92,21 @@ class Packages:
                 found[name] = sorted(self.run(["apt-cache", "pkgnames", family[1]])[1].split())
         return found
 
+    def cramped(self, command: list[str]) -> str:
+        """Why there is too little room; empty where there is enough, or where apt foretells nothing."""
+        asked = ["--assume-no" if word == "--yes" else word for word in command]
+        # Nothing is written, so nobody's lock has to be waited for.
+        asked += ["-o", "Debug::NoLocking=1"]
+        foretold = apt.apt_get(self.run, asked, self.request.limits)
+        free = {}
+        for directory in ("/var/cache/apt/archives", "/usr"):
+            at = os.path.join(self.module.params["root"], directory.lstrip("/"))
+            if not os.path.isdir(at):
+                return ""
+            found = os.statvfs(at)
+            free[directory] = (os.stat(at).st_dev, found.f_bavail * found.f_frsize)
+        return apt.no_room(self.request.purpose, apt.sizes(foretold.text), free)
+
     def ensure(self) -> dict[str, Any]:
         params = self.module.params
         update = apt.Outcome(True, "", 0)
@@ -103,6 +120,8 @@ class Packages:
         if params["replace"]:
             command += ["--allow-downgrades", "--allow-change-held-packages"]
         command += [*params["packages"], *(f"{name}-" for name in params["absent"])]
+        if cramped := self.cramped(command):
+            self.module.fail_json(msg=cramped)
         outcome = apt.apt_get(self.run, command, self.request.limits)
         sources = apt.read_sources(params["root"])
         if not outcome.ok:

@@ -6,11 +6,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
@@ -67,12 +68,74 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     return make
 
 
+class RoleCase(Protocol):
+    """A state of a host, and the file of a role's tasks that meets it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tasks(self) -> str: ...
+    @property
+    def state(self) -> Mapping[str, Any]: ...
+    @property
+    def facts(self) -> Mapping[str, str]: ...
+    @property
+    def given(self) -> Mapping[str, Any]: ...
+
+
+@pytest.fixture(scope="session")
+def run_role_cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
+    """run_role_cases(role, state variable, variables, cases) -> why the role refused, by the name of the case.
+
+    One ansible-playbook runs them all, on this machine, which they do not touch: they refuse or go on.
+    """
+
+    def run(role: str, state: str, variables: Mapping[str, Any], cases: Sequence[RoleCase]) -> dict[str, str]:
+        directory = tmp_path_factory.mktemp("cases")
+        unchecked = {"rolespec_validate": False}
+        told = "{{{{ cases_said | combine({{{!r}: ansible_failed_result.msg}}) }}}}"
+        blocks = [
+            {
+                "name": case.name,
+                "block": [
+                    {"ansible.builtin.set_fact": {**case.facts, "cacheable": True}},
+                    {"ansible.builtin.set_fact": {state: dict(case.state), **variables, **case.given}},
+                    {
+                        "ansible.builtin.include_role": {
+                            "name": role,
+                            "tasks_from": case.tasks,
+                            "rolespec_validate": False,
+                        }
+                    },
+                ],
+                "rescue": [{"ansible.builtin.set_fact": {"cases_said": told.format(case.name)}}],
+            }
+            for case in cases
+        ]
+        kept = {"content": "{{ cases_said | to_json }}", "dest": str(directory / "said.json")}
+        play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "vars": {"cases_said": {}}}
+        (directory / "play.yml").write_text(json.dumps([{**play, "tasks": [*blocks, {"ansible.builtin.copy": kept}]}]))
+        done = subprocess.run(
+            ["ansible-playbook", "--inventory=localhost,", str(directory / "play.yml")],
+            cwd=directory,
+            env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_ROLES_PATH": str(ROOT / "roles")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+        found: dict[str, str] = json.loads((directory / "said.json").read_text())
+        return found
+
+    return run
+
+
 @pytest.fixture
 def seen(record_property: Callable[[str, object], None]) -> Callable[[str, str], None]:
     """Adds a row to the table at the end: a state of a host, and what an operator reads of it."""
 
     def add(what: str, said: str) -> None:
-        record_property("driver case", (what, said))
+        record_property("state of a host", (what, said))
 
     return add
 
@@ -80,9 +143,9 @@ def seen(record_property: Callable[[str, object], None]) -> Callable[[str, str],
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     # By the reports, which also come from the workers of another process.
     reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
-    rows = [value for report in reports for name, value in report.user_properties if name == "driver case"]
+    rows = [value for report in reports for name, value in report.user_properties if name == "state of a host"]
     if rows:
-        terminalreporter.section("what the driver's role says of each state of a host")
+        terminalreporter.section("what a role says of each state of a host")
     for what, said in rows:
         terminalreporter.write_line(what)
         terminalreporter.write_line(f"    {said}")

@@ -363,15 +363,62 @@ def run(run_role_module: RunModule, args: dict[str, Any], **more: Any) -> dict[s
 def test_packages_are_installed(run_role_module: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
     result = run(run_role_module, args, absent=["old"], replace=True)
     assert (result["changed"], result["installed"]) == (True, ["toolkit 9-1"])
-    update, install = (tmp_path / "apt-get.log").read_text().splitlines()
+    update, asked, install = (tmp_path / "apt-get.log").read_text().splitlines()
     assert update.endswith(" update")
+    assert " install --assume-no " in asked and asked.endswith(" toolkit=9-1 old- -o Debug::NoLocking=1")
     assert install.endswith(" --allow-downgrades --allow-change-held-packages toolkit=9-1 old-")
     (tmp_path / "done").write_text("0 upgraded, 0 newly installed, 0 to remove and 3 not upgraded.\n")
     assert run(run_role_module, args, update=False)["changed"] is False
     assert "--allow" not in (tmp_path / "apt-get.log").read_text().splitlines()[-1]
-    assert len((tmp_path / "apt-get.log").read_text().splitlines()) == 3
+    assert len((tmp_path / "apt-get.log").read_text().splitlines()) == 5
     (tmp_path / "done").write_text("0 upgraded, 0 newly installed, 1 downgraded, 0 to remove and 3 not upgraded.\n")
     assert run(run_role_module, args)["changed"] is True
+
+
+FORETOLD = """0 upgraded, 32 newly installed, 0 to remove and 0 not upgraded.
+Need to get {} of archives.
+After this operation, {} of additional disk space will be used.
+Do you want to continue? [Y/n] N
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "needed"),
+    [
+        (FORETOLD.format("13.7 MB", "42.3 MB"), (13_700_000, 42_300_000)),
+        (FORETOLD.format("0 B/1,024 kB", "1.2 GB"), (0, 1_200_000_000)),
+        ("After this operation, 3 MB disk space will be freed.\n", (0, 0)),
+        ("E: Unable to locate package x\n", (0, 0)),
+    ],
+)
+def test_sizes(text: str, needed: tuple[int, int]) -> None:
+    assert apt.sizes(text) == needed
+
+
+def test_room() -> None:
+    gib = 2**30
+    needed = (1 * gib, 2 * gib)
+    assert apt.no_room("the driver", needed, {"/var": (1, 2 * gib), "/usr": (2, 3 * gib)}) == ""
+    apart = apt.no_room("the driver", needed, {"/var": (1, 1 * gib), "/usr": (2, 3 * gib)})
+    assert "takes 1024 MiB of the file system of /var, 512 MiB have to stay free there, and 1024 MiB are" in apart
+    together = apt.no_room("the driver", needed, {"/var": (1, 3 * gib), "/usr": (1, 3 * gib)})
+    assert "The driver could not be installed, and nothing was changed: it takes 3072 MiB" in together
+    assert apt.no_room("the driver", (0, 0), {"/var": (1, 0), "/usr": (1, 0)}) == ""
+
+
+def test_a_disk_without_room_is_told_before_anything_is_installed(
+    run_role_module: RunModule, args: dict[str, Any], tmp_path: Path, seen: Callable[[str, str], None]
+) -> None:
+    for directory in ("var/cache/apt/archives", "usr"):
+        (tmp_path / directory).mkdir(parents=True)
+    (tmp_path / "done").write_text(FORETOLD.format("300 MB", "900000 GB"))
+    result = run(run_role_module, args)
+    assert result["rc"] == 1
+    assert result["msg"].startswith(
+        "The toolkit could not be installed, and nothing was changed: it takes 858307170 MiB"
+    )
+    assert " --yes " not in (tmp_path / "apt-get.log").read_text()
+    seen("disk too small for the packages", result["msg"])
 
 
 def test_an_index_of_others_that_cannot_be_read_is_a_warning(

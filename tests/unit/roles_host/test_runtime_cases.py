@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the role container_runtime makes of each state of a host: its tasks, over states that its look would give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.container_toolkit import KNOWN_BAD
+
+Run = Callable[..., dict[str, str]]
+DEBIAN_12 = {"distribution": "Debian", "distribution_version": "12.11", "distribution_major_version": "12"}
+ROCKY = {"distribution": "Rocky", "distribution_version": "9.4", "distribution_major_version": "9"}
+BARE: dict[str, Any] = {
+    "docker_version": "",
+    "docker_major": 0,
+    "packages": {},
+    "units": {},
+    "cdi_devices": [],
+    "cdi_static": [],
+    "cdi_stale": "",
+    "toolkit_known_bad": dict(KNOWN_BAD),
+}
+SERVING = BARE | {"docker_version": "28.5.1", "docker_major": 28}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A state, the file of tasks that meets it, and what an operator reads; nothing where the role goes on."""
+
+    name: str
+    tasks: str
+    said: tuple[str, ...] = ()
+    state: Mapping[str, Any] = field(default_factory=lambda: SERVING)
+    facts: Mapping[str, str] = field(default_factory=lambda: DEBIAN_12)
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+
+CASES = [
+    Case("Docker absent: nothing is refused", "refuse", state=BARE),
+    Case("Docker with CDI there: nothing is refused", "refuse"),
+    Case(
+        "Docker too old",
+        "refuse",
+        (
+            "This host has Docker 20.10.24, which knows no CDI; 25 or later does.",
+            "install a newer Docker, or remove this",
+        ),
+        SERVING | {"docker_version": "20.10.24", "docker_major": 20},
+    ),
+    Case(
+        "two CDI specifications in conflict",
+        "refuse",
+        ("/etc/cdi/nvidia.yaml describes the GPUs by hand", "Remove it and run again."),
+        SERVING | {"cdi_static": ["/etc/cdi/nvidia.yaml"]},
+    ),
+    Case(
+        "toolkit that is known not to work",
+        "refuse",
+        ("container_runtime_toolkit_version is 1.20.0-1: cuInit fails in containers", "Take another release"),
+        given={"container_runtime_toolkit_version": "1.20.0-1"},
+    ),
+    Case("Debian 12: its repository is known", "validate"),
+    Case(
+        "distribution of the RHEL family",
+        "validate",
+        ("this host is Rocky-9", "Install one of those, or install Docker 25 and the toolkit yourself"),
+        facts=ROCKY,
+    ),
+]
+DEFAULTS = {"container_runtime_toolkit_version": "1.18.2-1", "container_runtime_docker_packages": []}
+
+
+@pytest.fixture(scope="module")
+def said(run_role_cases: Run) -> dict[str, str]:
+    return run_role_cases("container_runtime", "__container_runtime_state", DEFAULTS, CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_case(said: dict[str, str], case: Case, seen: Callable[[str, str], None]) -> None:
+    told = said.get(case.name, "")
+    assert bool(told) == bool(case.said), told
+    assert [words for words in case.said if words not in told] == [], told
+    seen(case.name, told or "goes on")
