@@ -92,7 +92,6 @@ def run_role_cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., di
 
     def run(role: str, state: str, variables: Mapping[str, Any], cases: Sequence[RoleCase]) -> dict[str, str]:
         directory = tmp_path_factory.mktemp("cases")
-        unchecked = {"rolespec_validate": False}
         told = "{{{{ cases_said | combine({{{!r}: ansible_failed_result.msg}}) }}}}"
         blocks = [
             {
