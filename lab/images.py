@@ -80,7 +80,9 @@ def derived_image(tag: str, base: str, script: str, copies: dict[Path, str], cha
 
     A run and a commit, where others would use a Dockerfile: it needs no builder, so it works with every Docker.
     """
-    container = docker_output("create", "--network=bridge", f"--label={LABEL}=build", base, "sh", "-euc", script)
+    container = docker_output(
+        "create", "--network=bridge", f"--label={LABEL}=build", "--entrypoint=", base, "sh", "-euc", script
+    )
     try:
         for source, target in copies.items():
             docker("cp", source, f"{container}:{target}")
@@ -92,15 +94,15 @@ def derived_image(tag: str, base: str, script: str, copies: dict[Path, str], cha
     return tag
 
 
-def host_image() -> str:
-    """Debian 13 with systemd, ssh and the simulated hardware, and nothing of vllm-edge."""
-    base = debian_image("trixie", HOST_PACKAGES)
+def host_image(release: str = "trixie") -> str:
+    """Debian with systemd, ssh and the simulated hardware, and nothing of vllm-edge."""
+    base = debian_image(release, HOST_PACKAGES)
     gpus = (LAB / "nvidia" / "hardware.sh", LAB / "nvidia" / "lab-gpu")
     inputs = digest(LAB / "host", *gpus, extra=base + apt_proxy())
     tag = f"{LABEL}/host:{inputs}"
     if image_exists(tag):
         return tag
-    with stage("lab host image"), tempfile.TemporaryDirectory() as scratch:
+    with stage(f"lab host image, Debian {release}"), tempfile.TemporaryDirectory() as scratch:
         proxy = Path(scratch) / "30proxy"
         proxy.write_text(f'Acquire::http::Proxy "{apt_proxy()}";\n' if apt_proxy() else "")
         derived_image(
@@ -116,7 +118,8 @@ def host_image() -> str:
             },
             ('ENTRYPOINT ["/usr/local/sbin/lab-init"]', "CMD []"),
         )
-    docker("tag", tag, f"{LABEL}/host:latest")
+    if release == "trixie":
+        docker("tag", tag, f"{LABEL}/host:latest")
     return tag
 
 

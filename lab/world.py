@@ -165,20 +165,20 @@ def publish_engine_image(world: World, image: str) -> None:
     pushed.write_text(identity)
 
 
-def start_host(world: World, image: str) -> None:
+def start_host(world: World, image: str, *options: str) -> None:
     """Boot the host and wait until it answers with the known host key; one that is there keeps what it holds."""
     state = container_state(world.host)
     if state == "running":
         return
     with stage("boot the host"):
         if state == "absent":
-            create_host(world, image)
+            create_host(world, image, *options)
         docker("start", world.host)
         wait_for_ssh(world, 60)
 
 
-def create_host(world: World, image: str) -> None:
-    """Make the host's container, with fresh keys, and leave it switched off."""
+def create_host(world: World, image: str, *options: str) -> None:
+    """Make the host's container, with fresh keys, and leave it switched off. Options are those of `docker create`."""
     keys(world)
     docker(
         "create",
@@ -202,6 +202,7 @@ def create_host(world: World, image: str) -> None:
         f"--volume={world.name}-docker:/var/lib/docker",
         f"--volume={world.name}-data:/data",
         *([f"--mount=type=bind,readonly,source={world.medium},target={MEDIUM}"] if world.medium else []),
+        *options,
         image,
     )
     copy_in(world, world.generated / "ssh_host_ed25519_key", "/etc/ssh/ssh_host_ed25519_key", "root:root")
@@ -279,7 +280,8 @@ def ssh_command(world: World) -> list[str]:
 def wait_for_ssh(world: World, timeout_s: float, whole_boot: bool = True) -> None:
     """Wait until the operator can log in and, with `whole_boot`, systemd has finished booting."""
     deadline = time.monotonic() + timeout_s
-    question = ["systemctl", "is-system-running", "--wait"] if whole_boot else ["true"]
+    # The end of the boot may fall between its question and its waiting, which then lasts for ever: it is asked again.
+    question = ["timeout", "5", "systemctl", "is-system-running", "--wait"] if whole_boot else ["true"]
     while True:
         done = run([*ssh_command(world), *question], check=False, quiet=True)
         if done.returncode == 0 or (done.returncode != 255 and done.stdout.split()[-1:] == ["degraded"]):

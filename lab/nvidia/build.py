@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Build the vendors' apt repositories of the lab.
+"""Build the vendors' apt repositories of the lab, and the part of Ubuntu's archive that has drivers.
 
     python3 lab/nvidia/build.py --out DIR
 
@@ -8,6 +8,7 @@ DIR then holds what the vendors' site serves at its root:
     cuda/repos/debian13/x86_64/            driver packages, <short id>.pub
     libnvidia-container/stable/deb/amd64/  container toolkit packages
     libnvidia-container/gpgkey
+    ubuntu/                                Ubuntu's archive as far as a driver goes, and its key archive-keyring.asc
     fingerprints.json                      of the two signing keys, with their paths
 The keys are made once, in DIR/../keys. Nothing is done when nothing that goes into the packages has changed.
 """
@@ -27,7 +28,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from lab.nvidia import repository
+from lab.nvidia import repository, ubuntu
 from lab.nvidia.packages import cuda_repository, toolkit_repository
 
 BUILD_PACKAGES = ("gcc", "libc6-dev", "binutils", "dpkg", "gnupg")
@@ -35,12 +36,13 @@ BUILD_PACKAGES = ("gcc", "libc6-dev", "binutils", "dpkg", "gnupg")
 
 CUDA = "cuda/repos/debian13/x86_64"
 TOOLKIT = "libnvidia-container"
+UBUNTU = "ubuntu"
 STAMP = ".inputs"
 
 
 def inputs_digest(*keys: repository.Key) -> str:
-    """Of everything that goes into the repositories: these sources, the compiler's machine, the keys."""
-    digest = hashlib.sha256(platform.machine().encode())
+    """Of everything that goes into the repositories: these sources, the compiler's machine and kernel, the keys."""
+    digest = hashlib.sha256(f"{platform.machine()} {ubuntu.KERNEL}".encode())
     for path in sorted(path for path in HERE.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
         digest.update(f"{path.relative_to(HERE)}\0".encode() + path.read_bytes())
     for key in keys:
@@ -48,9 +50,12 @@ def inputs_digest(*keys: repository.Key) -> str:
     return digest.hexdigest()
 
 
-def build(scratch: Path, cuda_key: repository.Key, toolkit_key: repository.Key) -> None:
+def build(scratch: Path, cuda_key: repository.Key, toolkit_key: repository.Key, archive_key: repository.Key) -> None:
     with tempfile.TemporaryDirectory() as binaries:
         repository.write(scratch / CUDA, list(cuda_repository(Path(binaries))), cuda_key, "NVIDIA")
+        archive = ubuntu.archive(Path(binaries))
+        repository.write_archive(scratch / UBUNTU, ubuntu.SUITE, archive, archive_key, "Ubuntu")
+    (scratch / UBUNTU / "archive-keyring.asc").write_bytes(archive_key.public())
     toolkit_packages = list(toolkit_repository())
     repository.write(scratch / TOOLKIT / "stable/deb/amd64", toolkit_packages, toolkit_key, "https://nvidia.github.io")
 
@@ -100,16 +105,17 @@ def main() -> int:
     keys = (arguments.cache or out.parent) / "keys"
     cuda_key = repository.Key(keys / "cuda.asc", "cudatools (vllm-edge lab) <cudatools@lab.invalid>")
     toolkit_key = repository.Key(keys / "libnvidia-container.asc", "toolkit (vllm-edge lab) <toolkit@lab.invalid>")
-    for key in (cuda_key, toolkit_key):
+    archive_key = repository.Key(keys / "ubuntu.asc", "Ubuntu Archive (vllm-edge lab) <archive@lab.invalid>")
+    for key in (cuda_key, toolkit_key, archive_key):
         key.ensure()
 
     stamp = out / STAMP
-    digest = inputs_digest(cuda_key, toolkit_key)
+    digest = inputs_digest(cuda_key, toolkit_key, archive_key)
     if not arguments.force and stamp.exists() and stamp.read_text() == digest:
         return 0
     stamp.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        build(Path(scratch), cuda_key, toolkit_key)
+        build(Path(scratch), cuda_key, toolkit_key, archive_key)
         publish(Path(scratch), out)
     stamp.write_text(digest)
     os.chmod(out, 0o755)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A signed flat apt repository, as both vendors have: packages, index and signatures in one directory."""
+"""Signed apt repositories: flat ones, as both vendors have, and one in the layout of a distribution's archive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import hashlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
@@ -76,13 +76,13 @@ def _gpg(command: list[str]) -> bytes:
     return result.stdout
 
 
-def stanza(package: Package, deb: Path) -> str:
+def stanza(package: Package, deb: Path, place: str = "./") -> str:
     """What the index says about one package."""
     data = deb.read_bytes()
     head, description = package.control.split("Description: ", 1)
     sums = {"MD5sum": hashlib.md5, "SHA1": hashlib.sha1, "SHA256": hashlib.sha256}
     return (
-        f"{head}Filename: ./{deb.name}\nSize: {len(data)}\n"
+        f"{head}Filename: {place}{deb.name}\nSize: {len(data)}\n"
         + "".join(f"{name}: {function(data).hexdigest()}\n" for name, function in sums.items())
         + f"Description: {description}"
     )
@@ -91,13 +91,36 @@ def stanza(package: Package, deb: Path) -> str:
 def write(directory: Path, packages: list[Package], key: Key, origin: str) -> None:
     """Build the packages into directory and index and sign them."""
     directory.mkdir(parents=True)
-    index = "\n".join(stanza(package, package.build(directory)) for package in packages)
+    listed = write_index(directory, "".join(f"{stanza(package, package.build(directory))}\n" for package in packages))
+    write_release(directory, listed, key, {"Origin": origin, "Label": origin})
+
+
+def write_archive(root: Path, suite: str, components: Mapping[str, list[Package]], key: Key, origin: str) -> None:
+    """The same in a distribution's layout: one suite with components, packages in a pool."""
+    release = root / "dists" / suite
+    listed = []
+    for component, packages in components.items():
+        pool = root / "pool" / component
+        pool.mkdir(parents=True)
+        index = "".join(f"{stanza(package, package.build(pool), f'pool/{component}/')}\n" for package in packages)
+        directory = release / component / "binary-amd64"
+        directory.mkdir(parents=True)
+        listed += write_index(directory, index)
+    fields = {"Origin": origin, "Label": origin, "Suite": suite, "Codename": suite, "Components": " ".join(components)}
+    write_release(release, listed, key, fields)
+
+
+def write_index(directory: Path, index: str) -> list[Path]:
     (directory / "Packages").write_text(index)
     (directory / "Packages.gz").write_bytes(gzip.compress(index.encode(), mtime=EPOCH))
-    listed = [directory / "Packages", directory / "Packages.gz"]
-    release = {"Origin": origin, "Label": origin, "Architectures": "amd64", "Date": formatdate(usegmt=True)}
+    return [directory / "Packages", directory / "Packages.gz"]
+
+
+def write_release(directory: Path, listed: list[Path], key: Key, fields: Mapping[str, str]) -> None:
+    release = {**fields, "Architectures": "amd64", "Date": formatdate(usegmt=True)}
     text = "".join(f"{name}: {value}\n" for name, value in release.items()) + "SHA256:\n"
     for path in listed:
-        text += f" {hashlib.sha256(path.read_bytes()).hexdigest()} {path.stat().st_size:>8} {path.name}\n"
+        data = path.read_bytes()
+        text += f" {hashlib.sha256(data).hexdigest()} {len(data):>8} {path.relative_to(directory)}\n"
     (directory / "Release").write_text(text)
     key.sign(directory / "Release")

@@ -9,5 +9,8 @@ DRIVER_BRANCHES = ("580", "590")
 CUDA_VERSIONS = {"580": 13000, "590": 13010}
 """CUDA's version as the driver reports it: 1000 * major + 10 * minor."""
 
+UBUNTU_VERSIONS = (DRIVER_VERSION, "615.71.09")
+"""The server branches that Ubuntu 24.04's archive has, each in one release."""
+
 TOOLKIT_VERSION = "1.18.2"
 TOOLKIT_VERSIONS = (TOOLKIT_VERSION, "1.20.0")

@@ -27,8 +27,11 @@ static int fail(const char *what) {
 
 int main(int argc, char **argv) {
     const char *user = NULL;
-    for (int i = 1; i < argc; i++)
+    int persistence = 1;
+    for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--user") && i + 1 < argc) user = argv[++i];
+        if (!strcmp(argv[i], "--no-persistence-mode")) persistence = 0;
+    }
 
     if (access("/proc/driver/nvidia/version", R_OK) != 0 || access("/dev/nvidiactl", R_OK | W_OK) != 0) {
         fprintf(stderr, "nvidia-persistenced failed to initialize. Failed to query NVIDIA devices. Please ensure that the NVIDIA "
@@ -43,10 +46,11 @@ int main(int argc, char **argv) {
     struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = SOCKET};
     int listener = socket(AF_UNIX, SOCK_STREAM, 0);
     unlink(SOCKET);
-    if (listener < 0 || bind(listener, (struct sockaddr *)&address, sizeof address) != 0 || listen(listener, 4) != 0)
+    if (persistence &&
+        (listener < 0 || bind(listener, (struct sockaddr *)&address, sizeof address) != 0 || listen(listener, 4) != 0))
         return fail(SOCKET);
     if (account && (chown(DIRECTORY, account->pw_uid, account->pw_gid) != 0 ||
-                    chown(SOCKET, account->pw_uid, account->pw_gid) != 0))
+                    (persistence && chown(SOCKET, account->pw_uid, account->pw_gid) != 0)))
         return fail("chown");
 
     pid_t child = fork();

@@ -49,6 +49,10 @@ packages:
   type: dict
 unconfigured: {description: Packages that dpkg left half installed., returned: success, type: list, elements: str}
 version: {description: Version of the driver in user space; empty without one., returned: success, type: str}
+installed:
+  description: The same; where the lead package is absent, the version of what else there is of a driver.
+  returned: success
+  type: str
 driver_packages: {description: Installed packages of that version., returned: success, type: list, elements: str}
 unheld:
   description: >-
@@ -57,6 +61,12 @@ unheld:
   returned: success
   type: list
   elements: str
+held:
+  description: Packages of a driver that are held, and the kernel's metapackages where modules are prebuilt.
+  returned: success
+  type: list
+  elements: str
+of_the_driver: {description: Installed packages of any driver., returned: success, type: list, elements: str}
 other_branch:
   description: Installed packages with another branch in their names, which the wanted branch does not replace.
   returned: success
@@ -248,6 +258,7 @@ class Look:
         lead = packages.get(self.params["lead_package"])
         version = packaging.upstream(lead["version"]) if lead else ""
         ours = packaging.driver_packages(packages, version) if lead else []
+        others = packaging.versioned(packages)
         prebuilt = self.params["prebuilt"]
 
         driver = self.reader.driver({})
@@ -262,10 +273,13 @@ class Look:
             given, metapackages = self.params["headers"] or [], self.params["metapackages"]
             wanted = wanted_headers(given, headers, driver.running_kernel, packages, metapackages)
 
-        hold = [name for name in {*ours, *self.params["packages"]} if name in packages] if lead else []
+        drivers = [name for name in packages if packaging.is_driver(name)]
+        built = [name for name in packages if packaging.PREBUILT.fullmatch(name)]
+        # A newer kernel would start without a module.
+        kernel = [*built, *(packaging.kernel_flavours(packages) if built else ())]
+        hold = [name for name in (*ours, *self.params["packages"]) if name in packages] if lead else []
         if prebuilt and lead:
-            hold += [name for name in packages if packaging.PREBUILT.fullmatch(name)]
-            hold += packaging.kernel_flavours(packages)
+            hold += kernel
 
         unit = driver.persistence
         enabled = not isinstance(unit, Unread) and unit.file_state.startswith("enabled")
@@ -274,11 +288,12 @@ class Look:
             "packages": packages,
             "unconfigured": half,
             "version": version,
+            "installed": version or next((packaging.upstream(packages[name]["version"]) for name in others), ""),
             "driver_packages": ours,
             "unheld": sorted({name for name in hold if not packages[name]["held"]}),
-            "other_branch": packaging.other_branches(
-                sorted(name for name in packages if packaging.is_driver(name)), self.params["branch"]
-            ),
+            "held": sorted({name for name in (*drivers, *kernel) if packages[name]["held"]}),
+            "of_the_driver": sorted(drivers),
+            "other_branch": packaging.other_branches(sorted(drivers), self.params["branch"]),
             **self.origins(packages),
             "installer": f"/{driver.installer.lstrip('/')}" if driver.installer else "",
             "module_version": driver.versions.module,

@@ -33,6 +33,7 @@ BARE: dict[str, Any] = {
     "packages": {},
     "unconfigured": [],
     "version": "",
+    "installed": "",
     "driver_packages": [],
     "unheld": [],
     "other_branch": [],
@@ -63,6 +64,7 @@ SERVING = BARE | {
         for name in ("nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server")
     },
     "version": "580.173.02",
+    "installed": "580.173.02",
     "driver_packages": ["nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server"],
     "recorded": "distribution",
     "module_version": "580.173.02",
@@ -178,7 +180,7 @@ CASES = [
         # Names carry the branch: the look for the wanted one finds another instead.
         SERVING
         | {
-            "version": "580.173.02",
+            "version": "",
             "other_branch": ["nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server"],
         },
         given={"nvidia_driver_branch": "615", "nvidia_driver_allow_reboot": True},
@@ -253,7 +255,7 @@ CASES = [
         "archive moved to another branch behind the name",
         "evidence",
         ("Wanted is driver 580.*; installed is 615.71.09", "transitional package"),
-        SERVING | {"version": "615.71.09", "module_version": "615.71.09"},
+        SERVING | {"version": "615.71.09", "installed": "615.71.09", "module_version": "615.71.09"},
     ),
     Case(
         "unsupported distribution",

@@ -282,7 +282,7 @@ def test_look_at_prebuilt_modules(run_role_module: Run, ubuntu: dict[str, Any], 
     (tmp_path / "madison").write_text(f"{prebuilt}generic | 1 | http://x\n{prebuilt}{UBUNTU} | 1 | http://x\n")
     newer = ubuntu | {"lead_package": names[0], "packages": names, "branch": "615", "prebuilt": prebuilt}
     found = run_role_module("nvidia_driver", "nvidia_driver_state", newer)
-    assert found["version"] == "" and len(found["other_branch"]) == 4
+    assert (found["version"], found["installed"], len(found["other_branch"])) == ("", "580.173.02", 4)
     assert found["modules_to_install"] == [f"{prebuilt}generic", f"{prebuilt}{UBUNTU}"]
 
 

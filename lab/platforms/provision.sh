@@ -1,0 +1,34 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Makes the lab's host into one of another distribution, on which somebody else runs Docker already.
+set -eu
+platform=$1
+here=$(dirname "$0")
+export DEBIAN_FRONTEND=noninteractive
+
+apt-get update -qq
+# busybox is what the somebody's container is made of. The simulated NVML is compiled on the host for the driver that it has.
+case $platform in
+    debian12) packages="docker.io gcc libc6-dev" ;;
+    debian13) packages="docker.io docker-cli gcc libc6-dev" ;;
+    ubuntu2404) packages="docker.io docker-cli" ;;
+esac
+apt-get install -y -qq --no-install-recommends busybox-static iptables $packages
+rm -rf /var/lib/apt/lists/*
+
+if [ "$platform" = ubuntu2404 ]; then
+    # The rest of the system stays Debian's: Ubuntu's archive cannot be had everywhere.
+    rm -f /etc/os-release
+    cp "$here/ubuntu-os-release" /etc/os-release
+    cp "$here/ubuntu.sources" /etc/apt/sources.list.d/ubuntu.sources
+fi
+
+# The kernel side of the driver. The name sorts before those of the drivers' own files, and modprobe takes the first.
+install -m 0755 "$here/load-module" /usr/local/sbin/lab-load-module
+echo 'install nvidia /usr/local/sbin/lab-load-module' > /etc/modprobe.d/00-lab.conf
+install -m 0644 "$here/lab-load-module.service" /etc/systemd/system/lab-load-module.service
+systemctl enable lab-load-module.service
+if [ "$platform" != ubuntu2404 ]; then
+    mkdir -p /etc/systemd/system/nvidia-persistenced.service.d
+    install -m 0644 "$here/persistenced.conf" /etc/systemd/system/nvidia-persistenced.service.d/lab.conf
+fi

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another branch by the play for it, with a reboot, and the way back to what the distribution had. Last of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from conftest import UBUNTU, Run
+
+Seen = Callable[[str], None]
+UNIT = "vllm-lab.service"
+# Two units in the shape of ours, and in place of the host's program one that takes note: no engine runs on these hosts.
+ENGINE = f"""
+printf '[Install]\\nWantedBy=multi-user.target\\n' > /etc/systemd/system/vllm-edge.target
+printf '[Unit]\\nPartOf=vllm-edge.target\\n[Service]\\nExecStart=/bin/sleep infinity\\n' > /etc/systemd/system/{UNIT}
+printf '[Install]\\nWantedBy=vllm-edge.target\\n' >> /etc/systemd/system/{UNIT}
+systemctl daemon-reload
+systemctl enable --now vllm-edge.target {UNIT}
+mkdir -p /var/lib/vllm-edge
+mv /usr/local/bin/vllm-edge /root/vllm-edge
+printf '#!/bin/sh\\necho "$@" >> /root/asked\\n' > /usr/local/bin/vllm-edge
+chmod 0755 /usr/local/bin/vllm-edge
+"""
+CLEAN = f"""
+systemctl disable --now vllm-edge.target {UNIT}
+rm /etc/systemd/system/vllm-edge.target /etc/systemd/system/{UNIT}
+systemctl daemon-reload
+mv /root/vllm-edge /usr/local/bin/vllm-edge
+"""
+UPGRADE = "playbooks/driver_upgrade.yml"
+NEWER = {"nvidia_driver_branch": "615"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engine() -> Iterator[None]:
+    with UBUNTU.broken(ENGINE, CLEAN):
+        yield
+
+
+def unit() -> str:
+    return UBUNTU.run(f"systemctl show --property=ActiveState,InvocationID {UNIT}")
+
+
+def test_upgrade_is_foreseen(play: Run, seen: Seen) -> None:
+    before = unit()
+    result = play(UPGRADE, UBUNTU.name, "--check", **NEWER)
+    said = " ".join(result.output.split())
+    assert result.rc == 0, result.output[-3000:]
+    assert "would replace driver 580.173.02 of ubuntu2404 by 615.*: stop vllm-lab.service, reboot the host" in said
+    assert "A reboot also stops somebody." in said
+    assert unit() == before
+    seen(
+        "would replace driver 580.173.02 by 615.*: stop vllm-lab.service, reboot the host; a reboot also stops somebody"
+    )
+
+
+def test_upgrade_of_a_host_that_was_not_named(play: Run, seen: Seen) -> None:
+    before = unit()
+    result = play(UPGRADE, UBUNTU.name, allow_reboot="true", **NEWER)
+    assert "Nothing was changed: name the host, -e driver_upgrade=ubuntu2404" in result.message
+    assert unit() == before
+    seen(result.message)
+
+
+def test_upgrade(play: Run, seen: Seen) -> None:
+    boot, before = UBUNTU.run("cat /proc/sys/kernel/random/boot_id"), unit()
+    result = play(UPGRADE, UBUNTU.name, driver_upgrade="ubuntu2404", allow_reboot="true", **NEWER)
+    assert result.rc == 0, result.output[-5000:]
+    assert UBUNTU.run("cat /proc/sys/kernel/random/boot_id") != boot
+    assert UBUNTU.run("cat /sys/module/nvidia/version") == "615.71.09"
+    packages = UBUNTU.run("dpkg-query -W -f '${Package} ${db:Status-Abbrev}\\n' '*nvidia*'").splitlines()
+    assert [line for line in packages if "-580-" in line and not line.endswith(("un ", "rc "))] == []
+    held = UBUNTU.run("apt-mark showhold").split()
+    assert {"nvidia-utils-615-server", "linux-image-generic"} <= set(held)
+    assert "ActiveState=active" in unit() and unit() != before
+    assert UBUNTU.run("cat /root/asked").splitlines()[-1] == "canary lab"
+    assert "615.71.09" in UBUNTU.run("cat /var/run/cdi/nvidia.yaml")
+    words = " ".join(result.output.split())
+    begin = words.index("ubuntu2404: driver 615.71.09")
+    seen(words[begin : words.index("PLAY RECAP")].strip(' "'))
+
+
+def test_removal_without_packages(play: Run, seen: Seen) -> None:
+    result = play("playbooks/driver_remove.yml", UBUNTU.name, driver_remove="ubuntu2404")
+    assert result.rc == 0, result.output[-3000:]
+    held = UBUNTU.run("apt-mark showhold").split()
+    assert [name for name in held if "nvidia" in name or "linux" in name] == [
+        name for name in held if "container" in name
+    ]
+    assert "busybox-static" in held
+    left = UBUNTU.run("find /etc/apt /etc/systemd/system/nvidia-persistenced.service.d -name '*vllm-edge*' -type f")
+    assert [path for path in left.splitlines() if "container-toolkit" not in path] == []
+    assert UBUNTU.run("dpkg-query -W -f '${db:Status-Abbrev}' nvidia-utils-615-server") == "ii"
+    again = play("playbooks/driver_remove.yml", UBUNTU.name, driver_remove="ubuntu2404")
+    assert (again.rc, again.changed) == (0, [])
+    seen("holds, source, configuration and drop-in are gone, the packages are there; a second run changes nothing")
+
+
+def test_taken_up_again_and_removed_with_its_packages(play: Run, driver_play: Run, seen: Seen) -> None:
+    result = driver_play(UBUNTU.name, **NEWER)
+    assert result.rc == 0, result.output[-3000:]
+    arguments = {"driver_remove": "ubuntu2404", "driver_remove_packages": "true"}
+    refused = play("playbooks/driver_remove.yml", UBUNTU.name, **arguments)
+    assert "its engines need the driver's packages. Nothing was changed." in refused.message
+    UBUNTU.run("systemctl stop vllm-edge.target")
+    result = play("playbooks/driver_remove.yml", UBUNTU.name, **arguments)
+    assert result.rc == 0, result.output[-3000:]
+    packages = UBUNTU.run("dpkg-query -W -f '${Package} ${db:Status-Abbrev}\\n' '*nvidia*'").splitlines()
+    assert [line for line in packages if line.split()[1] == "ii" and "container" not in line] == []
+    seen("a driver of its own archive is welcome; with packages it is refused while engines run, then all of it goes")
