@@ -69,6 +69,11 @@ switch: bootstrap $(VENV)/.stamp collections ## Switches between profiles, what 
 	@tools/timed "lab images" python -m lab images
 	@tools/timed "switch" molecule test --scenario-name switch
 
+.PHONY: platforms
+platforms: bootstrap $(VENV)/.stamp collections ## The driver on Debian 12, Debian 13 and Ubuntu 24.04: every case, another branch, removal
+	@tools/timed "platform images" python -m lab.platforms images
+	@tools/timed "platforms" molecule test --scenario-name platforms
+
 .PHONY: bootstrap
 bootstrap: ## Install the Debian packages that the lab needs
 	@PYTHON=$(PYTHON) tools/bootstrap all
