@@ -59,7 +59,10 @@ CASES = [
     Case(
         "toolkit that is known not to work",
         "refuse",
-        ("container_runtime_toolkit_version is 1.20.0-1: cuInit fails in containers", "Nothing was changed: take another release"),
+        (
+            "container_runtime_toolkit_version is 1.20.0-1: cuInit fails in containers",
+            "Nothing was changed: take another release",
+        ),
         given={"container_runtime_toolkit_version": "1.20.0-1"},
     ),
     Case("Debian 12: its repository is known", "validate"),
