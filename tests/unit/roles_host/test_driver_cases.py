@@ -290,6 +290,7 @@ CASES = [
         facts=DEBIAN_13,
         given={"nvidia_driver_repository_url": ""},
     ),
+    Case("air gap with NVIDIA's repository", "staging", facts=DEBIAN_13),
     Case(
         "air gap with the distribution's driver",
         "staging",
