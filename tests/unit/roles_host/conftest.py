@@ -6,12 +6,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
@@ -66,67 +65,6 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
         path.chmod(0o755)
 
     return make
-
-
-class RoleCase(Protocol):
-    """A state of a host, and the file of a role's tasks that meets it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def tasks(self) -> str: ...
-    @property
-    def state(self) -> Mapping[str, Any]: ...
-    @property
-    def facts(self) -> Mapping[str, str]: ...
-    @property
-    def given(self) -> Mapping[str, Any]: ...
-
-
-@pytest.fixture(scope="session")
-def run_role_cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
-    """run_role_cases(role, state variable, variables, cases) -> why the role refused, by the name of the case.
-
-    One ansible-playbook runs them all, on this machine, which they do not touch: they refuse or go on.
-    """
-
-    def run(role: str, state: str, variables: Mapping[str, Any], cases: Sequence[RoleCase]) -> dict[str, str]:
-        directory = tmp_path_factory.mktemp("cases")
-        told = "{{{{ cases_said | combine({{{!r}: ansible_failed_result.msg}}) }}}}"
-        blocks = [
-            {
-                "name": case.name,
-                "block": [
-                    {"ansible.builtin.set_fact": {**case.facts, "cacheable": True}},
-                    {"ansible.builtin.set_fact": {state: dict(case.state), **variables, **case.given}},
-                    {
-                        "ansible.builtin.include_role": {
-                            "name": role,
-                            "tasks_from": case.tasks,
-                            "rolespec_validate": False,
-                        }
-                    },
-                ],
-                "rescue": [{"ansible.builtin.set_fact": {"cases_said": told.format(case.name)}}],
-            }
-            for case in cases
-        ]
-        kept = {"content": "{{ cases_said | to_json }}", "dest": str(directory / "said.json")}
-        play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "vars": {"cases_said": {}}}
-        (directory / "play.yml").write_text(json.dumps([{**play, "tasks": [*blocks, {"ansible.builtin.copy": kept}]}]))
-        done = subprocess.run(
-            ["ansible-playbook", "--inventory=localhost,", str(directory / "play.yml")],
-            cwd=directory,
-            env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_ROLES_PATH": str(ROOT / "roles")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr
-        found: dict[str, str] = json.loads((directory / "said.json").read_text())
-        return found
-
-    return run
 
 
 @pytest.fixture

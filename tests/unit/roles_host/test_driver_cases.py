@@ -1,22 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the role nvidia_driver makes of each state of a host: its own tasks, over states that its look would give.
-
-One ansible-playbook runs them all, on this machine, which they do not touch: they refuse or go on.
-"""
+"""What the role nvidia_driver makes of each state of a host: its tasks, over states that its look would give."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from role_cases import Case, Role
 
-ROOT = Path(__file__).resolve().parents[3]
 GPUS = [f"GPU-84be2d17-0c59-5f7a-b2f3-5d1a9e82000{index}" for index in range(4)]
 KERNEL = "6.8.0-79-generic"
 NEWER = "6.8.0-100-generic"
@@ -82,18 +74,6 @@ DEBIAN_SERVING = SERVING | {
     "recorded": "nvidia",
     "signer": "",
 }
-
-
-@dataclass(frozen=True)
-class Case:
-    """A state, the file of tasks that meets it, and what an operator reads; nothing where the role goes on."""
-
-    name: str
-    tasks: str
-    said: tuple[str, ...] = ()
-    state: Mapping[str, Any] = field(default_factory=lambda: SERVING)
-    facts: Mapping[str, str] = field(default_factory=lambda: UBUNTU)
-    given: Mapping[str, Any] = field(default_factory=dict)
 
 
 CASES = [
@@ -299,67 +279,28 @@ CASES = [
 ]
 
 
-def tasks(number: int, case: Case) -> dict[str, Any]:
-    """The case as a block that keeps what was said."""
-    given = {"nvidia_driver_repository_url": NVIDIA_URL} | dict(case.given)
-    defaults = {
-        "nvidia_driver_source": "",
-        "nvidia_driver_branch": "580",
-        "nvidia_driver_version": "",
-        "nvidia_driver_gpus": 0,
-        "nvidia_driver_allow_change": False,
-        "nvidia_driver_allow_reboot": False,
-    }
-    begin = {
-        "__nvidia_driver_state": dict(case.state),
-        **defaults,
-        **given,
-    }
-    include = {"name": "nvidia_driver", "tasks_from": case.tasks, "rolespec_validate": False}
-    keep = "{{ cases_said | combine({'" + str(number) + "': ansible_failed_result.msg}) }}"
-    return {
-        "name": case.name,
-        "block": [
-            {"ansible.builtin.set_fact": {**case.facts, "cacheable": True}},
-            {"ansible.builtin.set_fact": begin},
-            {"ansible.builtin.include_role": include},
-        ],
-        "rescue": [{"ansible.builtin.set_fact": {"cases_said": keep}}],
-    }
+VARIABLES = {
+    "nvidia_driver_repository_url": NVIDIA_URL,
+    "nvidia_driver_source": "",
+    "nvidia_driver_branch": "580",
+    "nvidia_driver_version": "",
+    "nvidia_driver_gpus": 0,
+    "nvidia_driver_allow_change": False,
+    "nvidia_driver_allow_reboot": False,
+}
+
+
+ROLE = Role("nvidia_driver", "__nvidia_driver_state", SERVING, UBUNTU, VARIABLES)
 
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case said, by its number; nothing of one that went on."""
-    directory = tmp_path_factory.mktemp("cases")
-    play = {
-        "hosts": "localhost",
-        "connection": "local",
-        "gather_facts": False,
-        "vars": {"cases_said": {}},
-        "tasks": [
-            *(tasks(number, case) for number, case in enumerate(CASES)),
-            {"ansible.builtin.copy": {"content": "{{ cases_said | to_json }}", "dest": str(directory / "said.json")}},
-        ],
-    }
-    (directory / "play.yml").write_text(json.dumps([play]))
-    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_ROLES_PATH": str(ROOT / "roles")}
-    done = subprocess.run(
-        ["ansible-playbook", "--inventory=localhost,", str(directory / "play.yml")],
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
-    found: dict[str, str] = json.loads((directory / "said.json").read_text())
-    return found
+    return ROLE.said(tmp_path_factory.mktemp("cases"), CASES)
 
 
-@pytest.mark.parametrize(("number", "case"), list(enumerate(CASES)), ids=[case.name for case in CASES])
-def test_case(said: dict[str, str], number: int, case: Case, seen: Callable[[str, str], None]) -> None:
-    told = said.get(str(number), "")
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_case(said: dict[str, str], case: Case, seen: Callable[[str, str], None]) -> None:
+    told = said.get(case.name, "")
     assert bool(told) == bool(case.said), told
     assert [words for words in case.said if words not in told] == [], told
     assert "\n" not in told

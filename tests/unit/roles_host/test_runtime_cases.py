@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.container_toolkit import KNOWN_BAD
+from role_cases import Case, Role
 
-Run = Callable[..., dict[str, str]]
 DEBIAN_12 = {"distribution": "Debian", "distribution_version": "12.11", "distribution_major_version": "12"}
 ROCKY = {"distribution": "Rocky", "distribution_version": "9.4", "distribution_major_version": "9"}
 BARE: dict[str, Any] = {
@@ -24,18 +23,6 @@ BARE: dict[str, Any] = {
     "toolkit_known_bad": dict(KNOWN_BAD),
 }
 SERVING = BARE | {"docker_version": "28.5.1", "docker_major": 28}
-
-
-@dataclass(frozen=True)
-class Case:
-    """A state, the file of tasks that meets it, and what an operator reads; nothing where the role goes on."""
-
-    name: str
-    tasks: str
-    said: tuple[str, ...] = ()
-    state: Mapping[str, Any] = field(default_factory=lambda: SERVING)
-    facts: Mapping[str, str] = field(default_factory=lambda: DEBIAN_12)
-    given: Mapping[str, Any] = field(default_factory=dict)
 
 
 CASES = [
@@ -73,12 +60,15 @@ CASES = [
         facts=ROCKY,
     ),
 ]
-DEFAULTS = {"container_runtime_toolkit_version": "1.18.2-1", "container_runtime_docker_packages": []}
+VARIABLES = {"container_runtime_toolkit_version": "1.18.2-1", "container_runtime_docker_packages": []}
+
+
+ROLE = Role("container_runtime", "__container_runtime_state", SERVING, DEBIAN_12, VARIABLES)
 
 
 @pytest.fixture(scope="module")
-def said(run_role_cases: Run) -> dict[str, str]:
-    return run_role_cases("container_runtime", "__container_runtime_state", DEFAULTS, CASES)
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return ROLE.said(tmp_path_factory.mktemp("cases"), CASES)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
