@@ -94,9 +94,9 @@ class Packages:
 
     def cramped(self, command: list[str]) -> str:
         """Why there is too little room; empty where there is enough, or where apt foretells nothing."""
-        asked = ["--assume-no" if word == "--yes" else word for word in command]
-        # Nothing is written, so nobody's lock has to be waited for.
-        asked += ["-o", "Debug::NoLocking=1"]
+        # Not --assume-no, which only answers questions: apt asks none where it installs just what it was told. Nothing is
+        # written, so nobody's lock has to be waited for.
+        asked = [*command, "--print-uris", "-o", "Debug::NoLocking=1"]
         foretold = apt.apt_get(self.run, asked, self.request.limits)
         free = {}
         for directory in ("/var/cache/apt/archives", "/usr"):
