@@ -94,8 +94,8 @@ class Packages:
 
     def cramped(self, command: list[str]) -> str:
         """Why there is too little room; empty where there is enough, or where apt foretells nothing."""
-        # Not --assume-no, which only answers questions: apt asks none where it installs just what it was told. Nothing is
-        # written, so nobody's lock has to be waited for.
+        # Not --assume-no, which only answers questions: apt asks none where it installs just what it was told. Nothing
+        # is written, so nobody's lock has to be waited for.
         asked = [*command, "--print-uris", "-o", "Debug::NoLocking=1"]
         foretold = apt.apt_get(self.run, asked, self.request.limits)
         free = {}
