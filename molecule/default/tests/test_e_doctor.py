@@ -201,3 +201,16 @@ def test_a_fault_is_named_with_its_remedy(
         name: by_name(document)[name] for name in moved
     }
     seen(f" What: {name}: {fault.check}, {found['evidence']} {found['remedy']}")
+
+
+def test_the_next_run_makes_a_stale_specification_anew(
+    controller: Controller, machine: Machine, undisturbed: None
+) -> None:
+    fault = FAULTS["CDI specification of another driver"]
+    right = machine.run("cat", SPECIFICATION)
+    machine.shell(fault.come)
+    assert machine.run("cat", SPECIFICATION) != right
+    healed = controller.play("playbooks/host.yml", "--start-at-task=container_runtime : Learn the distribution")
+    assert healed.rc == 0, healed.output[-4000:]
+    assert healed.changed == ["container_runtime : Run the refresh"]
+    assert machine.run("cat", SPECIFICATION) == right
