@@ -75,3 +75,15 @@ def gpus(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     root = testing.create_root(tmp_path / "gpus")
     monkeypatch.setenv("LAB_GPU_ROOT", str(root.path))
     return root
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    # Here and not beside the tests: with workers, the process that writes the summary reads this file alone. By the
+    # reports, which also come from them.
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    rows = [value for report in reports for name, value in report.user_properties if name == "state of a host"]
+    if rows:
+        terminalreporter.section("what a role says of each state of a host")
+    for what, said in rows:
+        terminalreporter.write_line(what)
+        terminalreporter.write_line(f"    {said}")

@@ -77,17 +77,6 @@ def seen(record_property: Callable[[str, object], None]) -> Callable[[str, str],
     return add
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    # By the reports, which also come from the workers of another process.
-    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
-    rows = [value for report in reports for name, value in report.user_properties if name == "state of a host"]
-    if rows:
-        terminalreporter.section("what a role says of each state of a host")
-    for what, said in rows:
-        terminalreporter.write_line(what)
-        terminalreporter.write_line(f"    {said}")
-
-
 @pytest.fixture
 def keys() -> Path:
     """Public keys made by gpg 2.2.40 for example.org."""
