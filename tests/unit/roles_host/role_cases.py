@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,14 @@ class Case:
     facts: Mapping[str, str] = field(default_factory=dict)
     """The same of the distribution."""
     given: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self, said: Mapping[str, str], seen: Callable[[str, str], None]) -> None:
+        """That the role said what it has to, in one paragraph, or nothing; a row of the table where it did."""
+        told = said.get(self.name, "")
+        assert bool(told) == bool(self.said), told
+        assert [words for words in self.said if words not in told] == [], told
+        assert "\n" not in told
+        seen(self.name, told or "goes on")
 
 
 @dataclass(frozen=True)
