@@ -17,12 +17,22 @@ attributes:
   check_mode:
     description: Changes nothing, so check mode is the same.
     support: full
-options: {}
+options:
+  peer_to_peer:
+    description: V(auto) looks at the host. V(forbidden) looks at nothing and names what keeps GPUs from such reads.
+    type: str
+    choices: [auto, forbidden]
+    default: auto
 """
 
 EXAMPLES = r"""
 - name: Know the bus
   gpu_topology:
+  register: bus
+
+- name: Know what keeps GPUs from reading each other's memory, whatever is between them
+  gpu_topology:
+    peer_to_peer: forbidden
   register: bus
 """
 
@@ -39,23 +49,33 @@ arguments:
   returned: success
   sample: [--disable-custom-all-reduce]
 reasons:
-  description: What stands between the GPUs.
+  description: What stands between the GPUs, or that the reads are forbidden.
   type: list
   elements: str
   returned: success
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.vllm_edge.doctor.reading import GPU_FIELDS, Reader
-from ansible.module_utils.vllm_edge.doctor.topology import correctness
+from ansible.module_utils.vllm_edge.doctor.reading import BUS_FIELDS, Reader
+from ansible.module_utils.vllm_edge.doctor.topology import FORBIDDEN, Recommendation, correctness
+
+
+def recommend(peer_to_peer: str) -> Recommendation:
+    """What engines over several GPUs need on this host."""
+    if peer_to_peer == "forbidden":
+        return FORBIDDEN
+    reader = Reader()
+    rows, _ = reader.smi(BUS_FIELDS)
+    return correctness(reader.bus((uuid, bus_id) for uuid, bus_id in rows))
 
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
-    reader = Reader()
-    rows, _ = reader.smi(GPU_FIELDS)
-    module.exit_json(changed=False, **correctness(reader.topology(rows, ())).as_dict())
+    module = AnsibleModule(
+        argument_spec={"peer_to_peer": {"type": "str", "choices": ["auto", "forbidden"], "default": "auto"}},
+        supports_check_mode=True,
+    )
+    module.exit_json(changed=False, **recommend(module.params["peer_to_peer"]).as_dict())
 
 
 if __name__ == "__main__":

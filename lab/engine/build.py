@@ -238,6 +238,8 @@ def image_changes(inputs: str, base: str) -> list[str]:
         # Being set, whatever to, keeps every rank on the one memory node there is; 1 would demand binding.
         "VLLM_CPU_SIM_MULTI_NUMA": "0",
         "OMP_NUM_THREADS": "1",
+        # As the real image says which CUDA it is made with; nothing here is.
+        "CUDA_VERSION": "13.0.2",
         # The reference's totals were measured with CUDA graphs outside the fraction; see vllm_edge_lab/physics.py.
         "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "0",
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..driver_packages import Packages
 from ..driver_versions import DriverVersions
+from ..gpu_access import Access
 from ..systemd import Unit
 from .contract import Unread
 from .topology import Topology
@@ -124,6 +125,19 @@ class Runtime:
     refresh: Unit | Unread
     """nvidia-cdi-refresh.path."""
     specifications: tuple[Specification, ...] | Unread
+    access: tuple[Access, ...] | Unread
+    """What the running containers that have GPUs may use of them."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """The engines' image, as the role that made it recorded it."""
+
+    name: str
+    cuda: str
+    """Version of the CUDA that it is made with; empty where it does not say."""
+    driver_branch: str
+    """Oldest branch of the driver that this CUDA works with; empty where that is not known."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +183,8 @@ class Facts:
     driver: Driver
     gpus: Gpus
     runtime: Runtime
+    image: Image | Unread | None
+    """None: no image is recorded."""
     topology: Topology
     spaces: tuple[Space | Unread, ...]
     serving: Serving

@@ -257,6 +257,32 @@ def driver_versions(facts: Facts) -> Verdict:
     return good(f"module and libraries are {found.module}")
 
 
+def driver_cuda(facts: Facts) -> Verdict:
+    need_driver(facts)
+    library = facts.driver.versions.library
+    if not library:
+        not_judged("the driver's libraries are not there")
+    image = known(facts.image)
+    if image is None:
+        not_judged("no image is recorded on this host")
+    if not image.cuda:
+        not_judged(f"the record of {image.name} names no CUDA")
+    branch = numbers(image.driver_branch)
+    if not branch:
+        not_judged(
+            f"{image.name} is made with CUDA {image.cuda}, and vllm_image_cuda_floors names no driver branch for it"
+        )
+    if numbers(library) < branch:
+        return fail(
+            f"{image.name} is made with CUDA {image.cuda}, which needs a driver of branch {image.driver_branch} or "
+            f"newer, and the host has {library}",
+            f"Set nvidia_driver_branch to {image.driver_branch} or newer and run 'ansible-playbook "
+            "playbooks/driver_upgrade.yml', or take an image with an older CUDA (vllm_image_base): with this driver "
+            "engines end with CUDA's error 803 or 804.",
+        )
+    return good(f"{image.name} is made with CUDA {image.cuda}, and driver {library} is new enough for it")
+
+
 def driver_secure_boot(facts: Facts) -> Verdict:
     driver = facts.driver
     state = driver.secure_boot
@@ -592,6 +618,28 @@ def runtime_cdi_devices(facts: Facts) -> Verdict:
     return good(f"each of the {len(gpus)} GPUs has a CDI device by its UUID")
 
 
+def runtime_gpu_access(facts: Facts) -> Verdict:
+    docker_parts(facts)
+    asked = known(facts.runtime.access)
+    lost = [one for one in asked if one.denied]
+    if lost:
+        told = "; ".join(f"container {one.name} may not use {', '.join(one.denied)}, which it has" for one in lost)
+        remedies = [f"'systemctl restart {one.unit}' starts the engine anew." for one in lost if one.engine]
+        others = [one.name for one in lost if not one.engine]
+        if others:
+            remedies.append(
+                f"Nothing of ours restarts {listed(others)}: the owner does ('docker restart {others[0]}'). systemd "
+                "closes such devices when it is told daemon-reload; a container keeps those that it gets by CDI "
+                "('--device nvidia.com/gpu=...'), and all of them with the links that 'nvidia-ctk system "
+                "create-dev-char-symlinks --create-all' makes, after each boot."
+            )
+        return (warn if len(others) == len(lost) else fail)(told, " ".join(remedies))
+    unsure = [f"{one.name} ({one.unknown})" for one in asked if one.unknown]
+    if unsure:
+        raise NotKnown(f"{len(unsure)} of {len(asked)} containers with GPUs could not be asked: {listed(unsure)}")
+    return good(f"{len(asked)} containers with GPUs were asked, and may use them")
+
+
 # -- storage
 
 
@@ -705,6 +753,7 @@ CHECKS: tuple[Check, ...] = (
     Check("driver.module-loaded", "The kernel module `nvidia` is loaded.", driver_module_loaded),
     Check("driver.nouveau", "The module `nouveau` does not hold the GPUs.", driver_nouveau),
     Check("driver.versions", "Loaded module and libraries have one version; else a reboot is due.", driver_versions),
+    Check("driver.cuda", "The driver is new enough for the CUDA of the image.", driver_cuda),
     Check(
         "driver.secure-boot",
         "With Secure Boot on, the module is signed by a key that the kernel takes.",
@@ -731,6 +780,7 @@ CHECKS: tuple[Check, ...] = (
     Check("runtime.cdi-current", "The CDI specification was made for this driver.", runtime_cdi_current),
     Check("runtime.cdi-conflict", "No two CDI specifications define the same device.", runtime_cdi_conflict),
     Check("runtime.cdi-devices", "Every GPU has a CDI device by its UUID.", runtime_cdi_devices),
+    Check("runtime.gpu-access", "No running container has lost its GPUs.", runtime_gpu_access),
     Check(
         "topology.pcie",
         "No PCIe link is narrower, or slower under load, than it can be.",

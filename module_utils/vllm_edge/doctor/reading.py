@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from .. import cdi, driver_packages, gpu_slots
 from ..driver_packages import Packages
 from ..driver_versions import GENERATED, STATIC, read_versions, resolve
 from ..engine_config import DockerCreate, EngineConfigError, engine_names, load_engine
+from ..gpu_access import Access, Asker, CannotAsk, ask_as_member, look
 from ..gpus import engine_uid
 from ..host_paths import HostPaths
 from ..owners import Owner, find_owners
@@ -38,6 +39,7 @@ from .facts import (
     Gpus,
     HeldLock,
     Holder,
+    Image,
     Kernel,
     Runtime,
     Serving,
@@ -75,6 +77,7 @@ GPU_FIELDS = (
     "pcie.link.width.current",
     "pcie.link.width.max",
 )
+BUS_FIELDS = ("uuid", "pci.bus_id")
 ECC_FIELDS = ("ecc.errors.uncorrected.volatile.total", "remapped_rows.failure", "remapped_rows.pending")
 # The second is the name of drivers before R535.
 REASONS_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
@@ -126,6 +129,7 @@ class Reader:
     owners: Callable[[Iterable[int]], Mapping[int, Owner]] = find_owners
     engine_uid: Callable[[], int | None] = engine_uid
     space: Callable[[str, Path], Space | Unread] = free_space
+    ask_member: Asker = ask_as_member
 
     # -- asking
 
@@ -172,6 +176,7 @@ class Reader:
             driver=self.driver(system.packages),
             gpus=gpus,
             runtime=runtime,
+            image=self.image(),
             topology=self.topology(rows, engines),
             spaces=tuple(
                 self.space(what, self.at(path))
@@ -399,43 +404,55 @@ class Reader:
 
     # -- how they hang together
 
-    def topology(self, rows: Sequence[Sequence[str]], engines: Sequence[Engine]) -> Topology:
-        # A driver that does not answer may take its time to say so: it is asked once.
-        ecc = self.by_uuid(ECC_FIELDS) if rows else {}
-        reasons = (self.by_uuid(REASONS_FIELDS[:1]) or self.by_uuid(REASONS_FIELDS[1:])) if rows else {}
+    def bus(self, places: Iterable[tuple[str, str]]) -> Topology:
+        """No more than `correctness` needs. A place is a GPU's UUID and its address as nvidia-smi writes it."""
         cards = []
-        for row in rows:
-            values = dict(zip(GPU_FIELDS, row, strict=True))
-            address = topology.kernel_address(values["pci.bus_id"])
+        for uuid, bus_id in places:
+            address = topology.kernel_address(bus_id)
             device = self.at(f"sys/bus/pci/devices/{address}")
-            errors = ecc.get(row[0], ("", "", ""))
-            active = reasons.get(row[0], ("",))[0]
-            slow = int(active, 16) if re.fullmatch(r"0x[0-9a-fA-F]+", active) else None
             cards.append(
                 Card(
-                    uuid=row[0],
+                    uuid=uuid,
                     bus=address,
-                    idle=values["pstate"] not in ("P0", "P1", "P2"),
-                    generation=number(values["pcie.link.gen.current"]),
-                    generation_possible=number(values["pcie.link.gen.max"]),
-                    width=number(values["pcie.link.width.current"]),
-                    width_possible=number(values["pcie.link.width.max"]),
-                    ecc=switch(values["ecc.mode.current"]),
-                    uncorrected=number(errors[0]),
-                    remap_failed=switch(errors[1]),
-                    remap_pending=switch(errors[2]),
-                    power_limit_w=amount(values["power.limit"]),
-                    power_default_w=amount(values["power.default_limit"]),
-                    slowdown=None if slow is None else slow & sum(topology.SLOWDOWNS),
-                    numa=topology.read_numa(device),
                     iommu=topology.read_iommu(self.root, device),
                     redirecting=topology.read_redirecting(device),
                 )
             )
+        return Topology(tuple(cards), self.peers([card.uuid for card in sorted(cards, key=lambda card: card.bus)]))
+
+    def topology(self, rows: Sequence[Sequence[str]], engines: Sequence[Engine]) -> Topology:
+        values = [dict(zip(GPU_FIELDS, row, strict=True)) for row in rows]
+        bus = self.bus((value["uuid"], value["pci.bus_id"]) for value in values)
+        # A driver that does not answer may take its time to say so: it is asked once.
+        ecc = self.by_uuid(ECC_FIELDS) if rows else {}
+        reasons = (self.by_uuid(REASONS_FIELDS[:1]) or self.by_uuid(REASONS_FIELDS[1:])) if rows else {}
+        cards = []
+        for card, value in zip(bus.cards, values, strict=True):
+            errors = ecc.get(card.uuid, ("", "", ""))
+            active = reasons.get(card.uuid, ("",))[0]
+            slow = int(active, 16) if re.fullmatch(r"0x[0-9a-fA-F]+", active) else None
+            cards.append(
+                replace(
+                    card,
+                    idle=value["pstate"] not in ("P0", "P1", "P2"),
+                    generation=number(value["pcie.link.gen.current"]),
+                    generation_possible=number(value["pcie.link.gen.max"]),
+                    width=number(value["pcie.link.width.current"]),
+                    width_possible=number(value["pcie.link.width.max"]),
+                    ecc=switch(value["ecc.mode.current"]),
+                    uncorrected=number(errors[0]),
+                    remap_failed=switch(errors[1]),
+                    remap_pending=switch(errors[2]),
+                    power_limit_w=amount(value["power.limit"]),
+                    power_default_w=amount(value["power.default_limit"]),
+                    slowdown=None if slow is None else slow & sum(topology.SLOWDOWNS),
+                    numa=topology.read_numa(self.at(f"sys/bus/pci/devices/{card.bus}")),
+                )
+            )
         memory = re.search(r"^MemTotal:\s+(\d+) kB", self.plain("proc/meminfo"), re.MULTILINE)
-        return Topology(
+        return replace(
+            bus,
             cards=tuple(cards),
-            peers=self.peers([card.uuid for card in sorted(cards, key=lambda card: card.bus)]),
             xids=self.xids(),
             memory_bytes=int(memory[1]) * 1024 if memory else None,
             shm_bytes=self.shm_bytes(),
@@ -491,7 +508,20 @@ class Reader:
             config_error=error,
             refresh=self.unit("nvidia-cdi-refresh.path"),
             specifications=self.specifications(),
+            access=self.access(),
         )
+
+    def access(self) -> tuple[Access, ...] | Unread:
+        def run(command: Sequence[str]) -> tuple[int, str, str]:
+            ran = self.ask(*command)
+            if isinstance(ran, Unread):
+                raise CannotAsk(ran.why)
+            return ran.status, ran.out, ran.err
+
+        try:
+            return tuple(look(run, self.root, self.ask_member))
+        except CannotAsk as error:
+            return Unread(str(error))
 
     def docker_config(self) -> tuple[Mapping[str, Any] | Unread, str]:
         path = "etc/docker/daemon.json"
@@ -521,6 +551,24 @@ class Reader:
             for path, text in texts.items():
                 found.append(Specification(f"/{directory}/{Path(path).name}", tuple(cdi.device_names(text))))
         return tuple(found)
+
+    # -- the image
+
+    def image(self) -> Image | Unread | None:
+        path = self.paths.state / "image.json"
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return Unread(f"{path}: {error.strerror or error}")
+        except ValueError as error:
+            return Unread(f"{path} is no JSON: {error}")
+        if not isinstance(found, dict):
+            return Unread(f"{path} holds no JSON object")
+        # A record of an earlier release has the name alone.
+        name, cuda, branch = (str(found.get(key) or "") for key in ("name", "cuda", "driver_branch"))
+        return Image(name, cuda, branch)
 
     # -- what serves
 

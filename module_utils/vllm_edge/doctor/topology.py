@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .contract import NotKnown, Unread, Verdict, fail, good, known, warn
@@ -94,7 +94,7 @@ class Topology:
     cards: tuple[Card, ...]
     peers: Mapping[tuple[str, str], str] | Unread
     """Pair of UUIDs to what the driver says of reads between them: OK, or why not."""
-    xids: tuple[Xid, ...] | Unread
+    xids: tuple[Xid, ...] | Unread = UNSEEN
     memory_bytes: int | None = None
     shm_bytes: int | None = None
     """Of the host's /dev/shm; None without one."""
@@ -118,6 +118,8 @@ class Recommendation:
 
 
 NO_PEERS = Recommendation({"NCCL_P2P_DISABLE": "1"}, ("--disable-custom-all-reduce",))
+"""Keeps the GPUs of an engine from reading each other's memory, for whatever reasons."""
+FORBIDDEN = replace(NO_PEERS, reasons=("vllm_engine_peer_to_peer says so",))
 
 
 def in_the_way(cards: Iterable[Card]) -> list[str]:
@@ -143,7 +145,7 @@ def correctness(topology: Topology) -> Recommendation:
     if not isinstance(peers, Unread) and peers and "OK" not in peers.values():
         return Recommendation()
     reasons = in_the_way(topology.cards)
-    return Recommendation(NO_PEERS.environment, NO_PEERS.arguments, tuple(reasons)) if reasons else Recommendation()
+    return replace(NO_PEERS, reasons=tuple(reasons)) if reasons else Recommendation()
 
 
 # -- reading: what the kernel shows of the bus

@@ -13,6 +13,16 @@ from conftest import GPUS, Controller, Machine
 
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
 DAEMON_JSON = "/etc/docker/daemon.json"
+IMAGE_RECORD = "/var/lib/vllm-edge/image.json"
+# As systemd does it to what it does not know, where it is told daemon-reload. With cgroup v2 only a BPF program could.
+LOSE_GPU = f"""set -e
+test -d /sys/fs/cgroup/devices
+image=$(docker image ls --quiet --filter=reference=*/vllm/vllm-openai | head -n 1)
+docker run --detach --name=somebodys-gpu --device=nvidia.com/gpu={GPUS[3]} --entrypoint=sleep "$image" infinity
+pid=$(docker inspect --format {{{{.State.Pid}}}} somebodys-gpu)
+group=$(sed -n 's/^[0-9]*:[^:]*devices[^:]*://p' "/proc/$pid/cgroup")
+echo 'c 195:3 rwm' > "/sys/fs/cgroup/devices$group/devices.deny"
+"""
 HOLD_LOCK = """import fcntl, time
 file = open("/var/lib/dpkg/lock-frontend", "w")
 fcntl.lockf(file, fcntl.LOCK_EX)
@@ -68,6 +78,13 @@ FAULTS = {
         "lab-gpu fault clear",
         also=SILENT,
     ),
+    "image wants a newer driver": Fault(
+        "driver.cuda",
+        "CUDA 13.0.2",
+        "playbooks/driver_upgrade.yml",
+        f"""sed --in-place=.kept 's/"driver_branch": "580"/"driver_branch": "600"/' {IMAGE_RECORD}""",
+        f"mv {IMAGE_RECORD}.kept {IMAGE_RECORD}",
+    ),
     "card gone": Fault(
         "gpus.expected",
         "GPU-00000000-0000-0000-0000-000000000000 (gpu_uuids of the inventory)",
@@ -96,6 +113,14 @@ FAULTS = {
         "nvidia-cdi-refresh.service",
         rf"sed -Ei 's/(\.so\.)[0-9]+\.[0-9.]+/\1550.54.15/' {SPECIFICATION}",
         "systemctl restart nvidia-cdi-refresh.service",
+    ),
+    "somebody's container lost its GPU": Fault(
+        "runtime.gpu-access",
+        "container somebodys-gpu may not use /dev/nvidia3",
+        "docker restart somebodys-gpu",
+        LOSE_GPU,
+        "docker rm --force somebodys-gpu",
+        state="warn",
     ),
     "two CDI specifications": Fault(
         "runtime.cdi-conflict",

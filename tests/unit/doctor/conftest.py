@@ -19,6 +19,7 @@ def host(tmp_path: Path) -> FakeHost:
     found.write("proc/locks", "")
     found.write("proc/meminfo", "MemTotal:       131072000 kB\n")
     found.write("proc/mounts", "tmpfs /dev/shm tmpfs rw 0 0\n")
+    found.write("proc/self/mountinfo", "29 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n")
     for directory in ("dev/shm", "var/lib/dpkg/updates", "var/lib/vllm-edge", "etc/vllm-edge/engines"):
         (found.root / directory).mkdir(parents=True)
     for lock in ("var/lib/dpkg/lock-frontend", "var/lib/apt/lists/lock"):
@@ -43,5 +44,8 @@ def host(tmp_path: Path) -> FakeHost:
         "nvidia-smi topo": Ran(0, " \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t\n\nLegend:\n  X    = Self\n"),
         "journalctl --dmesg": Ran(1, "-- No entries --\n"),
     }
+    found.image(cuda="13.0.2", driver_branch="580")
     found.engine()
+    found.container("vllm-e2b", 4001, "e2b")
+    found.container("trainer", 4002)
     return found

@@ -78,6 +78,7 @@ WITHOUT_DRIVER = {
     "driver.one-source": "unknown",
     "driver.held": "unknown",
     "driver.module-loaded": "unknown",
+    "driver.cuda": "unknown",
     "driver.next-kernel": "unknown",
     "driver.persistence": "unknown",
     "runtime.cdi-current": "unknown",
@@ -187,6 +188,25 @@ FAULTS: tuple[Fault, ...] = (
         "allow_reboot=true",
     ),
     (
+        "an image too new for the driver",
+        lambda host: host.image(cuda="14.0.1", driver_branch="615"),
+        {"driver.cuda": "fail"},
+        f"vllm-edge:1 is made with CUDA 14.0.1, which needs a driver of branch 615 or newer, and the host has {DRIVER}",
+        "Set nvidia_driver_branch to 615 or newer and run 'ansible-playbook playbooks/driver_upgrade.yml', or take an "
+        "image with an older CUDA",
+    ),
+    (
+        "a driver that became too old for the image",
+        lambda host: [
+            host.module("570.211.01"),
+            host.library("570.211.01"),
+            host.write("var/run/cdi/nvidia.yaml", specification(*GPUS, driver="570.211.01")),
+        ],
+        {"driver.cuda": "fail"},
+        "CUDA 13.0.2, which needs a driver of branch 580 or newer, and the host has 570.211.01",
+        "playbooks/driver_upgrade.yml",
+    ),
+    (
         "Secure Boot without a signature",
         lambda host: secure_boot(host, ""),
         {**WITHOUT_MODULE, "driver.module-loaded": "fail", "driver.secure-boot": "fail"},
@@ -266,6 +286,7 @@ FAULTS: tuple[Fault, ...] = (
             "runtime.docker-version": "unknown",
             "runtime.docker-running": "unknown",
             "runtime.cdi-enabled": "unknown",
+            "runtime.gpu-access": "unknown",
         },
         "no dockerd",
         "installs it",
@@ -280,7 +301,7 @@ FAULTS: tuple[Fault, ...] = (
     (
         "Docker stopped",
         lambda host: host.unit("docker.service", ActiveState="failed"),
-        {"runtime.docker-running": "fail"},
+        {"runtime.docker-running": "fail", "runtime.gpu-access": "unknown"},
         "failed",
         "systemctl start docker.service",
     ),
@@ -367,6 +388,20 @@ FAULTS: tuple[Fault, ...] = (
         {"runtime.cdi-devices": "fail", "runtime.cdi-current": "unknown", "runtime.cdi-conflict": "unknown"},
         "no CDI specification",
         "nvidia-cdi-refresh",
+    ),
+    (
+        "an engine's container lost its GPU",
+        lambda host: host.container("vllm-e2b", 4001, "e2b", denied=("nvidia0",)),
+        {"runtime.gpu-access": "fail"},
+        "container vllm-e2b may not use /dev/nvidia0, which it has",
+        "'systemctl restart vllm-e2b.service' starts the engine anew.",
+    ),
+    (
+        "somebody else's container lost its GPU",
+        lambda host: host.container("trainer", 4002, denied=("nvidia0", "nvidiactl")),
+        {"runtime.gpu-access": "warn"},
+        "container trainer may not use /dev/nvidia0, /dev/nvidiactl",
+        "the owner does ('docker restart trainer')",
     ),
     (
         "no engine's files are readable",
@@ -578,7 +613,8 @@ def test_a_bare_host_is_read_without_an_error(tmp_path: Path) -> None:
         "runtime.toolkit",
         "topology.shared-memory",
     }
-    assert "not judged: no driver is installed" in found["driver.held"]["evidence"]
+    for name in ("driver.held", "driver.cuda"):
+        assert found[name]["evidence"] == "not judged: no driver is installed"
     assert host.examine()["exit_status"] == 2
 
 
@@ -599,6 +635,37 @@ def test_the_inventory_adds_what_it_expects(host: FakeHost) -> None:
     assert f"{NEW_GPU} (gpu_uuids of the inventory)" in checks["gpus.expected"]["evidence"]
 
 
+def test_an_engine_and_somebody_else_lost_their_gpus(host: FakeHost) -> None:
+    host.container("vllm-e2b", 4001, "e2b", denied=("nvidia0",))
+    host.container("trainer", 4002, denied=("nvidia0",))
+    check = host.checks()["runtime.gpu-access"]
+    assert check["state"] == "fail"
+    for words in ("systemctl restart vllm-e2b.service", "docker restart trainer", "--device nvidia.com/gpu="):
+        assert words in check["remedy"]
+
+
+def test_how_many_containers_were_asked_for_their_gpus(host: FakeHost) -> None:
+    assert host.checks()["runtime.gpu-access"]["evidence"] == "2 containers with GPUs were asked, and may use them"
+
+
+@pytest.mark.parametrize(
+    ("changes", "evidence"),
+    [
+        (
+            lambda host: host.answers.update({"docker ps": Ran(1, "", "permission denied")}),
+            "docker ps: permission denied",
+        ),
+        (lambda host: host.container("trainer", 4002, paused=True), "1 of 2 containers with GPUs could not be asked"),
+    ],
+)
+def test_containers_that_cannot_be_asked_are_no_fault(
+    host: FakeHost, changes: Callable[[FakeHost], Any], evidence: str
+) -> None:
+    changes(host)
+    assert host.not_ok() == {"runtime.gpu-access": "unknown"}
+    assert evidence in host.checks()["runtime.gpu-access"]["evidence"]
+
+
 def test_others_on_a_gpu_are_advice(host: FakeHost) -> None:
     host.answers["nvidia-smi --query-compute-apps"] = Ran(0, f"{GPUS[1]}, 4242\n")
     host.write("proc/4242/comm", "python3\n")
@@ -612,6 +679,42 @@ def test_whose_a_container_is_where_docker_cannot_be_asked(host: FakeHost, user:
     host.answers["nvidia-smi --query-compute-apps"] = Ran(0, f"{GPUS[1]}, 4242\n")
     host.write("proc/4242/status", f"Name:\tVLLM::Worker\nUid:\t{user}\t{user}\t{user}\t{user}\n")
     assert told in host.checks()["gpus.holders"]["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "not judged: no image is recorded on this host"),
+        ('{"name": "vllm-edge:1"}', "not judged: the record of vllm-edge:1 names no CUDA"),
+        ('{"name": "vllm-edge:1", "cuda": "", "driver_branch": ""}', "not judged: the record of vllm-edge:1 names no"),
+        ('{"name": "vllm-edge:1", "cuda": "14.0.1", "driver_branch": ""}', "CUDA 14.0.1, and vllm_image_cuda_floors"),
+        ('{"name": ', "image.json is no JSON"),
+        ("[]", "image.json holds no JSON object"),
+    ],
+)
+def test_an_image_whose_cuda_nobody_knows(host: FakeHost, text: str | None, told: str) -> None:
+    host.remove("var/lib/vllm-edge/image.json")
+    if text is not None:
+        host.write("var/lib/vllm-edge/image.json", text)
+    assert host.not_ok() == {"driver.cuda": "unknown"}
+    assert told in host.checks()["driver.cuda"]["evidence"]
+
+
+def test_a_driver_that_is_new_enough_for_the_image(host: FakeHost) -> None:
+    check = host.checks()["driver.cuda"]
+    assert check["evidence"] == f"vllm-edge:1 is made with CUDA 13.0.2, and driver {DRIVER} is new enough for it"
+    # A branch far below whose digits would come later as text.
+    host.image(cuda="12.9.1", driver_branch="99")
+    assert host.checks()["driver.cuda"]["state"] == "ok"
+
+
+def test_a_driver_whose_libraries_are_gone_is_one_fault(host: FakeHost) -> None:
+    host.image(cuda="14.0.1", driver_branch="615")
+    for name in ("libnvidia-ml", "libcuda"):
+        host.remove(f"usr/lib/x86_64-linux-gnu/{name}.so.1")
+    checks = host.checks()
+    assert [name for name, check in checks.items() if check["state"] == "fail"] == ["driver.installed"]
+    assert checks["driver.cuda"]["evidence"] == "not judged: the driver's libraries are not there"
 
 
 def test_a_gpu_that_is_kept_for_a_virtual_machine_is_not_missed(host: FakeHost) -> None:

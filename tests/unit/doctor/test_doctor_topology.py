@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.doctor import topology
 from ansible.module_utils.vllm_edge.doctor.contract import NotKnown, Unread
+from ansible.module_utils.vllm_edge.doctor.reading import Reader
 from ansible.module_utils.vllm_edge.doctor.topology import Card, Recommendation, Sharing, Topology, Xid
 from ansible.module_utils.vllm_edge.systemd import Ran
 from doctor_host import BUSES, GPUS, FakeHost
@@ -94,6 +95,38 @@ def test_the_module_for_roles(run_module: Callable[..., dict[str, Any]], host: F
     found = run_module("gpu_topology", {}, check=True, **asked)
     assert (found["rc"], found["changed"], found["environment"]) == (0, False, {"NCCL_P2P_DISABLE": "1"})
     assert found["arguments"] == ["--disable-custom-all-reduce"] and bridge.name in found["reasons"][0]
+
+
+def test_the_module_reads_what_it_judges_and_no_more(
+    run_module: Callable[..., dict[str, Any]], host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Reader, "plain", lambda self, path: pytest.fail(f"{path} was read"))
+    assert run_module("gpu_topology", {"peer_to_peer": "auto"}, replace={"Reader": lambda: host.reader})["rc"] == 0
+    assert [line.split(" --format")[0] for line in host.asked] == [
+        "nvidia-smi --query-gpu=uuid,pci.bus_id",
+        "nvidia-smi topo -p2p r",
+    ]
+
+
+def test_the_small_look_and_the_whole_one_agree(host: FakeHost) -> None:
+    for bus in BUSES:
+        (host.bus(bus) / "config").write_bytes(acs(0x1D))
+    reader = host.reader
+    small = reader.bus((gpu["uuid"], gpu["pci.bus_id"]) for gpu in host.gpus)
+    assert topology.correctness(small) == topology.correctness(reader.read().topology) != Recommendation()
+
+
+def test_the_module_forbids_without_a_look(run_module: Callable[..., dict[str, Any]]) -> None:
+    asked = {"replace": {"Reader": lambda: pytest.fail("it looked at the host")}}
+    found = run_module("gpu_topology", {"peer_to_peer": "forbidden"}, **asked)
+    assert (found["rc"], found["changed"], found["environment"]) == (0, False, {"NCCL_P2P_DISABLE": "1"})
+    assert found["arguments"] == ["--disable-custom-all-reduce"]
+    assert found["reasons"] == ["vllm_engine_peer_to_peer says so"]
+
+
+def test_the_module_refuses_another_word(run_module: Callable[..., dict[str, Any]]) -> None:
+    found = run_module("gpu_topology", {"peer_to_peer": "allowed"})
+    assert found["rc"] != 0 and "must be one of: auto, forbidden" in found["msg"]
 
 
 @pytest.mark.parametrize(("kind", "state"), [("identity", "ok"), ("DMA", "warn"), ("DMA-FQ", "warn")])

@@ -51,7 +51,8 @@ def main(arguments: list[str]) -> None:
         case ["image", "inspect", reference]:
             image = find(state, reference)
             digests = [f"registry.example/base@{digest}" for digest in image["digests"]]
-            config = {"User": "", "Labels": image["labels"], "Env": ["PATH=/usr/bin", "CUDA_VERSION=13.0.2"]}
+            environment = image.get("environment", ["PATH=/usr/bin", "CUDA_VERSION=13.0.2"])
+            config = {"User": "", "Labels": image["labels"], "Env": environment}
             print(json.dumps([{"Id": image["id"], "RepoDigests": digests, "Config": config}]))
         case ["image", "pull", reference]:
             offered = state["registry"].get(reference)

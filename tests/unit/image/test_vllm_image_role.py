@@ -80,6 +80,10 @@ class Host:
         state["images"][0]["contents"]["packages"]["transformers"] = "5.18.0"
         self.docker(state)
 
+    def record(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.root / "state/image.json").read_text())
+        return found
+
     def tags(self) -> list[str]:
         return [tag for image in self.docker_state()["images"] for tag in image["tags"]]
 
@@ -173,6 +177,9 @@ def test_way_of_a_derived_image(host: Host) -> None:
     assert context["requirements.txt"] == "transformers==5.19.0\n"
     assert not (host.root / "state/build/image").exists()
 
+    record = host.record()
+    assert (record["cuda"], record["driver_branch"]) == ("13.0.2", "580"), "those of the base image"
+
     again = host.play()
     assert again.rc == 0 and again.changed == 0, again.text
     assert host.commands() == [], "neither looked into nor tested again"
@@ -205,8 +212,7 @@ def test_base_that_meets_the_requirement_is_used_until_its_tag_moves(host: Host)
     assert f"docker tag {BASE_ID} {BASE}" in moved.text
     accepted = host.play(vllm_image_base_id=OTHER_ID)
     assert accepted.rc == 0 and accepted.result["base_id"] == OTHER_ID, accepted.text
-    record = json.loads((host.root / "state/image.json").read_text())
-    assert record["base_id"] == OTHER_ID, "what was accepted is what is recorded"
+    assert host.record()["base_id"] == OTHER_ID, "what was accepted is what is recorded"
 
 
 def test_pinned_identity_that_differs_is_refused(host: Host) -> None:
@@ -342,6 +348,58 @@ def test_old_images_of_ours_are_removed_and_nobody_elses(host: Host) -> None:
     kept = [tag.removeprefix("vllm-edge/vllm-openai:") for tag in host.tags() if "old" in tag]
     assert kept == ["old0", "old1", "old3"], "old0 is used by a container, old1 by a kept generation"
     assert {BASE, "someone/else:1"} <= set(host.tags())
+
+
+@pytest.mark.parametrize("stage", ["image", "engines"])
+def test_stages_by_themselves_know_the_driver_before_the_image(stage: str) -> None:
+    """Else an image whose CUDA is too new would be used, and its engines would end one after the other."""
+    (play,) = yaml.safe_load((ROOT / f"playbooks/{stage}.yml").read_text())
+    files = [task.get("ansible.builtin.include_tasks") for task in play["pre_tasks"]]
+    roles = [task.get("ansible.builtin.include_role", {}).get("name") for task in play["pre_tasks"]]
+    # Roles of a play come after its pre_tasks.
+    roles += [role["role"] for role in play.get("roles", [])]
+    asks = files.index("tasks/driver.yml")
+    assert asks < roles.index("vllm_image")
+    assert play["pre_tasks"][asks]["when"] == "nvidia_driver_result is not defined", "the host stage knows more of it"
+
+
+def test_record_of_an_earlier_release_learns_of_cuda_once(host: Host) -> None:
+    host.meet_the_requirement()
+    played = host.play()
+    assert played.rc == 0, played.text
+    record = host.record()
+    earlier = {key: value for key, value in record.items() if key not in ("cuda", "driver_branch")}
+    assert len(earlier) == len(record) - 2
+    (host.root / "state/image.json").write_text(json.dumps(earlier))
+    host.commands()
+    foreseen = host.play(check=True)
+    assert (foreseen.rc, foreseen.changed) == (0, 1) and host.record() == earlier, foreseen.text
+    written = host.play()
+    assert (written.rc, written.changed) == (0, 1) and host.record() == record, written.text
+    assert host.commands() == [], "nothing is looked into, built or tested for it"
+    assert written.result == played.result
+    again = host.play()
+    assert (again.rc, again.changed) == (0, 0), again.text
+
+
+@pytest.mark.parametrize(
+    ("environment", "cuda"),
+    [
+        (["PATH=/usr/bin", "NV_CUDA_VERSION=12.9.1"], ""),
+        pytest.param(["CUDA_VERSION=14.0.1"], "14.0.1", marks=pytest.mark.thorough),
+        pytest.param(None, "", marks=pytest.mark.thorough),
+    ],
+)
+def test_image_whose_driver_nobody_knows(host: Host, environment: list[str] | None, cuda: str) -> None:
+    """It is used with whatever driver there is, and the record says no more than is known."""
+    host.meet_the_requirement()
+    state = host.docker_state()
+    state["images"][0]["environment"] = environment
+    host.docker(state)
+    played = host.play(vllm_image_driver_version="470.256.02")
+    assert played.rc == 0, played.text
+    record = host.record()
+    assert (record["cuda"], record["driver_branch"]) == (cuda, "")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def rendered(tmp_path: Path) -> Any:
             "vllm_engine_image": "image",
             "vllm_engine_image_id": "sha256:0123456789abcdef",
             "vllm_engine_chat_templates_directory": "/nowhere",
+            "ansible_python_interpreter": sys.executable,
             **variables,
         }
         play = [
@@ -56,6 +58,8 @@ def rendered(tmp_path: Path) -> Any:
                     str(ROOT / "roles/vllm_engine" / part) for part in ("defaults/main.yml", "vars/main.yml")
                 ],
                 "tasks": [
+                    # What a case gives of its own as __vllm_engine_bus goes above what is found on this machine.
+                    {"ansible.builtin.include_tasks": str(ROOT / "roles/vllm_engine/tasks/topology.yml")},
                     {
                         "ansible.builtin.copy": {
                             "content": "{{ lookup('ansible.builtin.template', item.1 ~ '.j2', template_vars="
@@ -64,7 +68,7 @@ def rendered(tmp_path: Path) -> Any:
                             "mode": "0644",
                         },
                         "loop": "{{ vllm_engine_engines | product(['docker-create', 'vllm-engine.service']) }}",
-                    }
+                    },
                 ],
             }
         ]
@@ -109,14 +113,13 @@ def test_what_the_bus_wants_goes_to_engines_over_several_gpus(rendered: Any) -> 
     assert "P2P" not in alone and "all-reduce" not in alone and "kept from" not in alone
 
 
-@pytest.mark.parametrize(
-    ("variables", "forbidden"),
-    [({"__vllm_engine_bus": {"skipped": True}}, False), ({"vllm_engine_peer_to_peer": "forbidden"}, True)],
-)
-def test_without_a_look_at_the_bus(rendered: Any, variables: dict[str, Any], forbidden: bool) -> None:
-    found = rendered(**variables)["two"]
-    assert ("--env=NCCL_P2P_DISABLE=1" in found["docker-create"]) is forbidden
-    assert (
-        "# Its GPUs are kept from reading each other's memory: vllm_engine_peer_to_peer says so."
-        in found["vllm-engine.service"]
-    ) is forbidden
+@pytest.mark.parametrize("forbidden", [False, True])
+def test_without_a_look_at_the_bus(rendered: Any, forbidden: bool) -> None:
+    """What the inventory says goes above what the host would say, and the engine over one GPU is never meant."""
+    found = rendered(vllm_engine_peer_to_peer="forbidden" if forbidden else "allowed")
+    create, unit = found["two"]["docker-create"], found["two"]["vllm-engine.service"]
+    assert ("--env=NCCL_P2P_DISABLE=1" in create) is forbidden
+    assert ("--disable-custom-all-reduce" in create) is forbidden
+    note = "# Its GPUs are kept from reading each other's memory: vllm_engine_peer_to_peer says so."
+    assert (note in unit) is forbidden
+    assert found["one"]["docker-create"].count("--env=NCCL_P2P_DISABLE=1") == 0
