@@ -186,6 +186,8 @@ def create_host(world: World, image: str, *options: str) -> None:
         f"--label={LABEL}={world.name}",
         "--hostname=xr7620-lab",
         "--stop-signal=SIGRTMIN+3",
+        # A host that reboots itself comes back; one that this program stopped waits for it.
+        "--restart=unless-stopped",
         f"--network={world.name}",
         f"--publish=127.0.0.1:{world.ssh_port}:22",
         "--cap-add=ALL",
@@ -340,16 +342,24 @@ def write_variables(world: World, names: dict[str, str]) -> None:
     (world.generated / "vars.json").write_text(json.dumps(variables, indent=2) + "\n")
 
 
-def down(world: World, keep_images: bool) -> None:
-    """Remove the lab; without `keep_images` also its images, its cache and an Engine that it started."""
-    if not answers():
-        ensure_engine()
+def remove(world: World) -> None:
+    """Remove one lab's containers, volumes, network and keys."""
     docker("rm", "--force", "--volumes", world.host, world.vendors, check=False)
     docker("volume", "rm", f"{world.name}-docker", f"{world.name}-data", check=False)
     docker("network", "rm", world.name, check=False)
     shutil.rmtree(world.generated, ignore_errors=True)
+
+
+def down(world: World, keep_images: bool) -> None:
+    """Remove the lab; without `keep_images` every lab, their images, their cache and an Engine that they started."""
+    if not answers():
+        ensure_engine()
+    remove(world)
     if keep_images:
         return
+    form = f'{{{{.Label "{LABEL}"}}}}'
+    for name in set(docker_output("ps", "--all", f"--filter=label={LABEL}", "--format", form).split()):
+        remove(World(name, world.ssh_port))
     remove_images()
     stop_engine_started_by_lab()
     # The registry's files belong to root, as its container does.

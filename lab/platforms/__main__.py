@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 
 from lab.docker import LABEL, docker, ensure_engine, image_exists
 from lab.images import HOST_PACKAGES, apt_repositories, debian_image, derived_image, digest, host_image
 from lab.shell import LAB, alone, stage
-from lab.world import World, start_host
+from lab.world import World, remove, start_host
 
 RELEASES = {"debian12": "bookworm", "debian13": "trixie", "ubuntu2404": "trixie"}
 """The Debian release that each platform's root file system is made of."""
@@ -55,19 +54,14 @@ def up(name: str, first_port: int, platforms: list[str]) -> None:
         host = world(name, first_port, platform)
         if docker("network", "inspect", host.name, check=False).returncode != 0:
             docker("network", "create", f"--label={LABEL}={host.name}", host.name)
-        # A host that reboots itself comes back.
-        start_host(host, image, f"--volume={repositories}:/srv/apt:ro", "--restart=always", f"--hostname={platform}")
+        start_host(host, image, f"--volume={repositories}:/srv/apt:ro", f"--hostname={platform}")
 
 
 def down(name: str, first_port: int, platforms: list[str]) -> None:
     """Remove the platforms' hosts, and keep the images."""
     ensure_engine()
     for platform in platforms:
-        host = world(name, first_port, platform)
-        docker("rm", "--force", "--volumes", host.host, check=False)
-        docker("volume", "rm", f"{host.name}-docker", f"{host.name}-data", check=False)
-        docker("network", "rm", host.name, check=False)
-        shutil.rmtree(host.generated, ignore_errors=True)
+        remove(world(name, first_port, platform))
 
 
 def main() -> None:

@@ -137,6 +137,13 @@ def _rollback(options: Options, paths: HostPaths) -> int:
     return run_rollback(paths, output=options.format)
 
 
+def _stop(options: Options, paths: HostPaths) -> int:
+    from .host_world import open_world
+    from .stop import run_stop
+
+    return run_stop(paths, output=options.format, open_world=open_world)
+
+
 def _history(options: Options, paths: HostPaths) -> int:
     from .history import run_history
 
@@ -198,6 +205,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("canary", "what clients rely on, asked of each served name", _canary_options, _canary),
     Command("switch", "go to another generation, or stay with this one", _switch_options, _switch),
     Command("rollback", "switch to the generation that was committed before this one", _format, _rollback),
+    Command("stop", "finish requests, stop every engine; the next boot or switch brings them back", _format, _stop),
     Command("history", "former switches of this host, newest first", _format, _history),
     Command("progress", "how far the running switch is; nothing when none runs", _nothing, _progress),
     Command("recover", "end a switch that was killed: back to the committed generation", _recover_options, _recover),

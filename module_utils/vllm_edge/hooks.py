@@ -2,8 +2,8 @@
 """Hooks of a switch: an operator's executables, such as those of a gateway that has to be told which profile serves.
 
 They lie in /etc/vllm-edge/hooks/<hook>.d, run one after the other in the order of their names, and have a time limit
-each. One that fails in `before_drain` fails the switch before anything stops; in `after_commit` it is a warning, since
-the new generation serves already.
+each. One that fails in `before_drain` ends the switch, or `vllm-edge stop`, before anything stops; in `after_commit` it
+is a warning, since the new generation serves already.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def run_hooks(hook: Hook, wanted: Generation, former: Generation | None, paths: 
             text = f"Hook {hook} failed: {failure}"
             if hook == "before_drain":
                 raise PhaseFailed(
-                    f"{text} No engine was stopped. Correct or remove {path}; the switch can then be begun again."
+                    f"{text} No engine was stopped. Correct or remove {path}, then begin again."
                 ) from failure
             warnings.append(text)
         else:

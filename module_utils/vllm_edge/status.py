@@ -510,10 +510,15 @@ def target_problems(target: Mapping[str, Any], needed: bool) -> list[str]:
     """Whether the engines come back after a boot."""
     if not needed or target["active_state"] is None or (target["enabled"] and target["active_state"] == "active"):
         return []
-    enabled = "enabled" if target["enabled"] else "not enabled"
+    unit, state = target["unit"], target["active_state"]
+    if target["enabled"]:
+        return [
+            f"{unit} is {state}, as after 'vllm-edge stop': 'systemctl start {unit}' starts its engines, and so does a "
+            "boot."
+        ]
     return [
-        f"{target['unit']} is {target['active_state']} and {enabled}: engines do not all start at boot. "
-        f"'systemctl enable --now {target['unit']}', or run site.yml."
+        f"{unit} is {state} and not enabled: engines do not all start at boot. 'systemctl enable --now {unit}', or run "
+        "site.yml."
     ]
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ..engine_config import EngineConfig
 from ..engine_state import EngineState
+from ..progress import Phase
 from ..report import COMPONENTS
 from .contract import EnginePlan, GpuPlan
 
@@ -155,7 +156,11 @@ def compare(
 def of_engines(
     configs: Iterable[EngineConfig], states: Mapping[str, EngineState | None], gpus: Sequence[Mapping[str, Any]]
 ) -> list[Row]:
-    """The same, from the host's own files. What an engine logged counts where that was the engine that is wanted."""
+    """The same, from the host's own files. What an engine logged counts where that was the engine that is wanted, and
+    what is measured of a GPU where no engine of it is known to be away."""
+    engines = [(config, states.get(config.engine)) for config in configs]
+    whole = (Phase.SERVING, Phase.UNHEALTHY)
+    away = {uuid for config, state in engines if state and state.phase not in whole for uuid in config.gpus}
     return compare(
         (
             (
@@ -164,10 +169,9 @@ def of_engines(
                 config.plan,
                 state.log_facts if state is not None and state.input_hash == config.input_hash else {},
             )
-            for config in configs
-            for state in [states.get(config.engine)]
+            for config, state in engines
         ),
-        gpus,
+        [gpu for gpu in gpus if gpu["uuid"] not in away],
     )
 
 

@@ -10,16 +10,25 @@ from conftest import UBUNTU, Run
 
 Seen = Callable[[str], None]
 UNIT = "vllm-lab.service"
-# Two units in the shape of ours, and in place of the host's program one that takes note: no engine runs on these hosts.
+# Two units in the shape of ours, and in place of the host's program one that takes note, stops and starts the unit: no
+# engine runs on these hosts. Real ones are in molecule/switch.
+PROGRAM = f"""#!/bin/sh
+echo "$@" >> /root/asked
+[ ! -e /root/no ] || {{ echo '{{"message": "Hook said no."}}'; exit 2; }}
+case "$1" in
+    stop) systemctl stop {UNIT} && echo '{{"generation": 7, "engines": ["lab"], "message": ""}}' ;;
+    switch) systemctl start vllm-edge.target {UNIT} ;;
+esac
+"""
 ENGINE = f"""
 printf '[Install]\\nWantedBy=multi-user.target\\n' > /etc/systemd/system/vllm-edge.target
 printf '[Unit]\\nPartOf=vllm-edge.target\\n[Service]\\nExecStart=/bin/sleep infinity\\n' > /etc/systemd/system/{UNIT}
 printf '[Install]\\nWantedBy=vllm-edge.target\\n' >> /etc/systemd/system/{UNIT}
 systemctl daemon-reload
 systemctl enable --now vllm-edge.target {UNIT}
-mkdir -p /var/lib/vllm-edge
 mv /usr/local/bin/vllm-edge /root/vllm-edge
-printf '#!/bin/sh\\necho "$@" >> /root/asked\\n' > /usr/local/bin/vllm-edge
+cat > /usr/local/bin/vllm-edge <<'PROGRAM'
+{PROGRAM}PROGRAM
 chmod 0755 /usr/local/bin/vllm-edge
 """
 CLEAN = f"""
@@ -63,18 +72,68 @@ def test_upgrade_of_a_host_that_was_not_named(play: Run, seen: Seen) -> None:
     seen(result.message)
 
 
+def asked() -> list[str]:
+    """What the play told the host's program since it was asked last."""
+    return UBUNTU.run("touch /root/asked; cat /root/asked; rm /root/asked").splitlines()
+
+
+def packages() -> list[str]:
+    return UBUNTU.run("dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev}\\n' '*nvidia*'").splitlines()
+
+
+def test_upgrade_whose_packages_cannot_be_fetched(play: Run, seen: Seen) -> None:
+    """Fails while the engines serve: a file of the archive is not what its index says."""
+    pool = "/srv/apt/ubuntu/pool/restricted"
+    before, boot, there = unit(), UBUNTU.run("cat /proc/sys/kernel/random/boot_id"), packages()
+    file = UBUNTU.run(f"ls {pool}/nvidia-utils-615-server_*")
+    damage = (
+        f"cp {file} /root/damaged.deb && echo damaged >> /root/damaged.deb && mount --bind /root/damaged.deb {file}"
+    )
+    with UBUNTU.broken(damage, f"umount {file}"):
+        result = play(UPGRADE, UBUNTU.name, driver_upgrade="ubuntu2404", allow_reboot="true", **NEWER)
+    assert "The NVIDIA driver could not be installed, and nothing was changed" in result.message
+    assert (unit(), UBUNTU.run("cat /proc/sys/kernel/random/boot_id"), packages()) == (before, boot, there)
+    assert asked() == []
+    seen(result.message)
+
+
+def test_upgrade_that_a_hook_refuses(play: Run, seen: Seen) -> None:
+    before, there = unit(), packages()
+    with UBUNTU.broken("touch /root/no", "rm /root/no"):
+        result = play(UPGRADE, UBUNTU.name, driver_upgrade="ubuntu2404", allow_reboot="true", **NEWER)
+    assert "was not changed, since its engines could not be stopped. Hook said no." in result.message
+    assert (unit(), packages()) == (before, there)
+    assert asked() == ["stop --format json"]
+    seen(result.message)
+
+
+def test_upgrade_that_fails_with_the_engines_stopped(play: Run, seen: Seen) -> None:
+    """They come back with the driver of before, and the play says both."""
+    before, there = unit(), packages()
+    hook = "/etc/apt/apt.conf.d/99zz-somebody"
+    with UBUNTU.broken(f"echo 'DPkg::Pre-Install-Pkgs {{ /bin/false; }};' > {hook}", f"rm {hook}"):
+        result = play(UPGRADE, UBUNTU.name, driver_upgrade="ubuntu2404", allow_reboot="true", **NEWER)
+    said = " ".join(result.output.split())
+    assert result.rc != 0
+    assert "The NVIDIA driver could not be installed" in said and "The engines serve again and are verified." in said
+    assert asked() == ["stop --format json", "switch 7"]
+    assert "ActiveState=active" in unit() and unit() != before
+    assert packages() == there
+    begin = said.rindex("The NVIDIA driver could not be installed")
+    seen(said[begin : said.index("verified.", begin) + len("verified.")])
+
+
 def test_upgrade(play: Run, seen: Seen) -> None:
     boot, before = UBUNTU.run("cat /proc/sys/kernel/random/boot_id"), unit()
     result = play(UPGRADE, UBUNTU.name, driver_upgrade="ubuntu2404", allow_reboot="true", **NEWER)
     assert result.rc == 0, result.output[-5000:]
     assert UBUNTU.run("cat /proc/sys/kernel/random/boot_id") != boot
     assert UBUNTU.run("cat /sys/module/nvidia/version") == "615.71.09"
-    packages = UBUNTU.run("dpkg-query -W -f '${Package} ${db:Status-Abbrev}\\n' '*nvidia*'").splitlines()
-    assert [line for line in packages if "-580-" in line and not line.endswith(("un ", "rc "))] == []
+    assert [line for line in packages() if "-580-" in line and not line.endswith(("un ", "rc "))] == []
     held = UBUNTU.run("apt-mark showhold").split()
     assert {"nvidia-utils-615-server", "linux-image-generic"} <= set(held)
     assert "ActiveState=active" in unit() and unit() != before
-    assert UBUNTU.run("cat /root/asked").splitlines()[-1] == "canary lab"
+    assert asked() == ["stop --format json", "stop", "switch 7"]
     assert "615.71.09" in UBUNTU.run("cat /var/run/cdi/nvidia.yaml")
     words = " ".join(result.output.split())
     begin = words.index("ubuntu2404: driver 615.71.09")
@@ -106,6 +165,5 @@ def test_taken_up_again_and_removed_with_its_packages(play: Run, driver_play: Ru
     UBUNTU.run("systemctl stop vllm-edge.target")
     result = play("playbooks/driver_remove.yml", UBUNTU.name, **arguments)
     assert result.rc == 0, result.output[-3000:]
-    packages = UBUNTU.run("dpkg-query -W -f '${Package} ${db:Status-Abbrev}\\n' '*nvidia*'").splitlines()
-    assert [line for line in packages if line.split()[1] == "ii" and "container" not in line] == []
+    assert [line for line in packages() if line.endswith("ii ") and "container" not in line] == []
     seen("a driver of its own archive is welcome; with packages it is refused while engines run, then all of it goes")

@@ -464,7 +464,9 @@ class Bystanders:
     def start(self) -> None:
         image = self.edge.run("docker", "image", "ls", "--quiet", "--filter=reference=*/vllm/vllm-openai").split()[0]
         self.edge.host.run(f"docker rm --force {BYSTANDER}")
-        words = [f"--name={BYSTANDER}", "--stop-signal=SIGKILL", "--entrypoint=sleep", image, "infinity"]
+        # It ends on SIGTERM: with live-restore it outlives Docker, and a shutdown would wait 90 s for it.
+        program = "trap exit TERM; sleep infinity & wait"
+        words = [f"--name={BYSTANDER}", "--stop-signal=SIGKILL", "--entrypoint=sh", image, "-c", program]
         self.edge.run("docker", "run", "--detach", *words)
         self.edge.run("lab-gpu", "foreign", "stop")
         self.pid = self.edge.run("lab-gpu", "foreign", "start", "--gpu", "0", "--mib", str(FOREIGN_MIB)).strip()

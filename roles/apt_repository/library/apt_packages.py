@@ -33,6 +33,10 @@ options:
   repository_variables: {description: Variables that hold addresses, by address; for messages., type: dict, default: {}}
   replace: {description: Whether held packages may change and versions may go down., type: bool, default: false}
   update: {description: Whether to read the indexes first., type: bool, default: true}
+  download_only:
+    description: Whether to fetch and check the packages only, for a later run that installs them without a network.
+    type: bool
+    default: false
   lock_timeout: {description: Seconds to wait for another apt or dpkg to finish., type: int, default: 300}
   timeout: {description: Seconds that a server may be silent., type: int, default: 20}
   root: {description: Directory that holds C(etc); not V(/) only in tests., type: path, default: /}
@@ -122,6 +126,7 @@ class Packages:
         command += [*params["packages"], *(f"{name}-" for name in params["absent"])]
         if cramped := self.cramped(command):
             self.module.fail_json(msg=cramped)
+        command += ["--download-only"] if params["download_only"] else []
         outcome = apt.apt_get(self.run, command, self.request.limits)
         sources = apt.read_sources(params["root"])
         if not outcome.ok:
@@ -131,8 +136,9 @@ class Packages:
             purpose = self.request.purpose
             told = apt.describe(unread, sources, self.request.variables, self.request.limits.silence_s)
             self.module.warn(f"{purpose[:1].upper()}{purpose[1:]} could be installed, but {told}")
+        nothing = r"^Need to get 0 B" if params["download_only"] else r"^0 upgraded, 0 newly installed, 0 to remove"
         return {
-            "changed": re.search(r"^0 upgraded, 0 newly installed, 0 to remove", outcome.text, re.MULTILINE) is None,
+            "changed": re.search(nothing, outcome.text, re.MULTILINE) is None,
             "installed": [" ".join(pair) for pair in re.findall(r"^Setting up (\S+) \((\S+)\)", outcome.text, re.M)],
         }
 
@@ -147,6 +153,7 @@ def main() -> None:
             "repository_variables": {"type": "dict", "default": {}},
             "replace": {"type": "bool", "default": False},
             "update": {"type": "bool", "default": True},
+            "download_only": {"type": "bool", "default": False},
             "lock_timeout": {"type": "int", "default": 300},
             "timeout": {"type": "int", "default": 20},
             "root": {"type": "path", "default": "/"},

@@ -86,7 +86,7 @@ def test_a_failing_hook_before_the_drain_fails_the_switch_with_its_words(place: 
         place.run()
     assert failed.value.text == (
         f"Hook before_drain failed: {bad} ended with exit status 3. It printed: to stdout\nto stderr. No engine was "
-        f"stopped. Correct or remove {bad}; the switch can then be begun again."
+        f"stopped. Correct or remove {bad}, then begin again."
     )
     assert not marker.exists()
 

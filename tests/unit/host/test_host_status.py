@@ -202,6 +202,7 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"unit": UNIT | {"WantedBy": ""}}, "vllm-e2b.service is not wanted by vllm-edge.target"),
     ({"unit": UNIT | {"NeedDaemonReload": "yes"}}, "systemd knows the former one"),
     ({"target": TARGET | {"UnitFileState": "disabled"}}, "vllm-edge.target is active and not enabled"),
+    ({"target": TARGET | {"ActiveState": "inactive"}}, "vllm-edge.target is inactive, as after 'vllm-edge stop'"),
     ({"listeners": {8070: ["0.0.0.0"]}}, "Port 8070 of e2b is open beyond the loopback (0.0.0.0)"),
     ({"boards": [BOARD | {"within_budget": False, "problem": "GPU 3 is over budget."}]}, "GPU 3 is over budget."),
 ]

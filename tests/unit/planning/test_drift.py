@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
+from ansible.module_utils.vllm_edge.engine_config import parse_engine
+from ansible.module_utils.vllm_edge.engine_state import EngineState
 from ansible.module_utils.vllm_edge.planning import drift
 from ansible.module_utils.vllm_edge.planning.contract import EnginePlan, GpuPlan, Verdict
 from ansible.module_utils.vllm_edge.report import drift_table
@@ -40,6 +43,12 @@ LIMITS = drift.tolerances({}, 300)
 EXPECTED = drift.expectation(PLAN, "0.32.0", LIMITS, "warn")
 LOGGED = {"model_gib": 16.21, "graphs_gib": 1.47, "kv_cache_gib": 2.39, "kv_cache_tokens": 14_982, "kv_blocks": 3_917}
 UUIDS = ("GPU-a", "GPU-b")
+ENGINE: dict[str, Any] = {
+    **{"engine": "31b", "unit": "vllm-31b.service", "container": "vllm-31b", "url": "http://127.0.0.1:8050"},
+    **{"served_names": ["architect"], "model": "31b", "repo": "google/31b", "revision": "main", "precision": "nvfp4"},
+    **{"tensor_parallel_size": 2, "port": 8050, "input_hash": "ab12", "generation": 1, "image": "vllm-edge/vllm:1"},
+    **{"stop_timeout_s": 30, "stall_timeout_s": 300, "health_timeout_s": 5},
+}
 
 
 def rows(
@@ -98,6 +107,19 @@ def test_what_nobody_told_is_neither_right_nor_wrong() -> None:
     silent = drift.compare([("31b", UUIDS, EXPECTED, {})], [])
     assert {row.within for row in silent} == {None}
     assert drift.sentences(row.as_dict() for row in silent) == []
+
+
+@pytest.mark.parametrize(
+    ("phase", "judged"),
+    [("serving", True), ("not-answering", True), ("stopped", False), ("failed", False), ("loading-weights", False)],
+)
+def test_a_gpu_whose_engine_is_away_is_not_held_against_the_plan(phase: str, judged: bool) -> None:
+    config = parse_engine(json.dumps(ENGINE | {"plan": EXPECTED, "gpus": list(UUIDS)}), "engine.json")
+    state = EngineState("31b", phase, "2026-11-22T00:00:00Z", input_hash=ENGINE["input_hash"], log_facts=LOGGED)
+    boards = [{"uuid": uuid, "engine_mib": 0} for uuid in UUIDS]
+    found = drift.of_engines([config], {"31b": state}, boards)
+    assert [row.within for row in found if row.component == "total_mib"] == [False if judged else None] * 2
+    assert [row.within for row in found if row.component == "weights_mib"] == [True]
 
 
 def test_an_engine_without_graphs_has_no_row_for_them() -> None:

@@ -196,6 +196,23 @@ CASES = [
         given={"nvidia_driver_allow_reboot": True},
     ),
     Case(
+        "a reboot that a hook of the engines forbids",
+        "load",
+        (
+            "A reboot is needed (the loaded kernel module is 580.100.01, user space is 580.173.02) and was not done,",
+            "failed: Hook before_drain failed: the gateway says no.",
+        ),
+        SERVING | {"module_version": "580.100.01"},
+        given={
+            "nvidia_driver_allow_reboot": True,
+            "nvidia_driver_before_reboot": [
+                "sh",
+                "-c",
+                "echo 'Hook before_drain failed: the gateway says no.' >&2; exit 2",
+            ],
+        },
+    ),
+    Case(
         "kernel updated without a module for it",
         "evidence",
         (
