@@ -5,6 +5,7 @@
 #
 # Argument: uid:gid that the files belong to afterwards.
 # /stage/.work/repositories: name|url|suites|components|address of the key, one repository per line
+# /stage/.work/components: components of the distribution's archive that are read, beside those that its image reads
 # /stage/.work/pins, /stage/.work/packages: arguments of apt-get install; pins are packages that hold apt's preferences
 set -eu
 export DEBIAN_FRONTEND=noninteractive
@@ -21,6 +22,13 @@ if [ ! -e /etc/ssl/certs/ca-certificates.crt ]; then
     apt_get update
     apt_get install ca-certificates >/dev/null
 fi
+for component in $(cat "$work/components"); do
+    # In one line or in deb822's, wherever `main` stands and this one does not.
+    has_main='^(deb|Components:) (.* )?main( |$)'
+    for file in /etc/apt/sources.list /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list.d/ubuntu.sources; do
+        [ ! -e "$file" ] || sed -Ei "/$has_main/{/ $component( |\$)/!s/\$/ $component/}" "$file"
+    done
+done
 while IFS='|' read -r name url suites components key; do
     if [ -n "$key" ]; then
         /usr/lib/apt/apt-helper download-file "$key" "/stage/keys/$name.asc" >/dev/null

@@ -23,7 +23,7 @@ class Case:
     said: tuple[str, ...] = ()
     state: Mapping[str, Any] = field(default_factory=dict)
     """Empty: as the role's other cases."""
-    facts: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
     """The same of the distribution."""
     given: Mapping[str, Any] = field(default_factory=dict)
 
@@ -43,7 +43,7 @@ class Role:
     name: str
     state_variable: str
     state: Mapping[str, Any]
-    facts: Mapping[str, str]
+    facts: Mapping[str, Any]
     variables: Mapping[str, Any]
 
     def said(self, directory: Path, cases: Sequence[Case]) -> dict[str, str]:

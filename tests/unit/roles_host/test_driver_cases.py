@@ -289,9 +289,19 @@ CASES = [
     ),
     Case("air gap with NVIDIA's repository", "staging", facts=DEBIAN_13),
     Case(
-        "air gap with the distribution's driver",
+        "air gap with prebuilt modules, and no kernel is named",
         "staging",
-        ("Staging brings the driver from NVIDIA's repository alone", "Set nvidia_driver_source to nvidia"),
+        (
+            "The archive of Ubuntu-24.04 has the driver's modules prebuilt, a package for each kernel, and "
+            "staging_kernel_packages (linux-headers-generic) names none of them",
+            f"Add {PREBUILT}KERNEL, with KERNEL as",
+        ),
+        given={"nvidia_driver_kernel_packages": ["linux-headers-generic"]},
+    ),
+    Case(
+        "air gap with prebuilt modules of the hosts' kernel",
+        "staging",
+        given={"nvidia_driver_kernel_packages": [f"{PREBUILT}{KERNEL}"]},
     ),
 ]
 

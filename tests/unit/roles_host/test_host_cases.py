@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which hosts the first role of the host stage refuses, before any role has changed one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from role_cases import Case, Role
+
+
+def facts(name: str, version: str, family: str, minor: int, service_mgr: str = "systemd") -> dict[str, Any]:
+    """What Ansible gathers of a host with Python 3.<minor>."""
+    python = {"version": {"major": 3, "minor": minor, "micro": 2}}
+    platform = {"distribution": name, "distribution_version": version, "os_family": family}
+    return {**platform, "python": python, "service_mgr": service_mgr}
+
+
+UBUNTU = facts("Ubuntu", "24.04", "Debian", 12)
+CASES = [
+    Case("a host that can serve", "validate"),
+    Case("Debian 12", "validate", facts=facts("Debian", "12.11", "Debian", 11)),
+    Case(
+        "host of the RHEL family",
+        "validate",
+        ("localhost runs Rocky 9.4 with Python 3.9 under systemd. vllm-edge needs Debian 12", "nothing was changed."),
+        facts=facts("Rocky", "9.4", "RedHat", 9),
+    ),
+    Case(
+        "Python that is too old",
+        "validate",
+        ("localhost runs Ubuntu 22.04 with Python 3.10 under systemd.",),
+        facts=facts("Ubuntu", "22.04", "Debian", 10),
+    ),
+    Case(
+        "host without systemd",
+        "validate",
+        ("localhost runs Debian 13.1 with Python 3.13 under sysvinit.",),
+        facts=facts("Debian", "13.1", "Debian", 13, "sysvinit"),
+    ),
+]
+ROLE = Role("vllm_edge_host", "host_state", {}, UBUNTU, {})
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return ROLE.said(tmp_path_factory.mktemp("cases"), CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_case(said: dict[str, str], case: Case, seen: Callable[[str, str], None]) -> None:
+    case.check(said, seen)
