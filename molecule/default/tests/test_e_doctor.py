@@ -225,7 +225,7 @@ def test_a_fault_is_named_with_its_remedy(
     assert fault.check in moved and moved <= fault.also | {fault.check}, {
         name: by_name(document)[name] for name in moved
     }
-    seen(f" What: {name}: {fault.check}, {found['evidence']} {found['remedy']}")
+    seen(f" What: {name}: {fault.check}, {found['evidence']}. {found['remedy']}")
 
 
 def test_the_next_run_makes_a_stale_specification_anew(
