@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which containers may use their GPUs: what the kernel's files mean, the process that asks, the module, the role.
 
-Where this machine has a devices hierarchy of cgroup version 1 that can be written, the kernel itself denies a device
-to a process that stands for a container.
+Where this machine lets us, the kernel itself denies a device to a process that stands for a container: with cgroup
+version 1, and with version 2.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -23,6 +24,7 @@ import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible.module_utils.vllm_edge import gpu_access
 from ansible.module_utils.vllm_edge.gpu_access import Access, Answer, CannotAsk, Unknown
+from device_rules import CannotMake, Group, own_group
 
 ROOT = Path(__file__).resolve().parents[3]
 ID = "4f6c" * 16
@@ -359,7 +361,7 @@ for line in sys.stdin:
 class Member:
     """A process that stands for a container: a root directory and a control group of its own."""
 
-    def __init__(self, root: Path, group: Path) -> None:
+    def __init__(self, root: Path, group: Group) -> None:
         self.group = group
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", MEMBER, str(root)],
@@ -367,7 +369,7 @@ class Member:
             stdout=subprocess.PIPE,
             text=True,
         )
-        (group / "cgroup.procs").write_text(str(self.process.pid))
+        (group.path / "cgroup.procs").write_text(str(self.process.pid))
         self.opens()
 
     def opens(self) -> str:
@@ -382,38 +384,39 @@ class Member:
         return [inspected("trainer", self.process.pid), inspected("vllm-e2b", self.process.pid, "e2b")]
 
     def members(self) -> list[str]:
-        return (self.group / "cgroup.procs").read_text().split()
+        return (self.group.path / "cgroup.procs").read_text().split()
+
+
+@contextlib.contextmanager
+def started(version: int, directory: Path) -> Iterator[Member]:
+    """It may use every device, until a test denies one to its group. Skips where this machine does not let us."""
+    with contextlib.ExitStack() as stack:
+        try:
+            group = stack.enter_context(own_group(version, directory / "unified"))
+        except CannotMake as error:
+            pytest.skip(f"not run: {error}")
+        (directory / "root").mkdir()
+        nodes(directory / "root" / "dev")
+        found = Member(directory / "root", group)
+        stack.callback(found.process.communicate)
+        stack.callback(found.process.kill)
+        yield found
 
 
 @pytest.fixture
 def member(tmp_path: Path) -> Iterator[Member]:
-    """It may use every device, until a test writes to its group's devices.deny."""
-    if os.geteuid() != 0:
-        pytest.skip("not run: control groups are made by root")
-    hierarchies = gpu_access.parse_hierarchies(Path("/proc/self/mountinfo").read_text())
-    first = [hierarchy for hierarchy in hierarchies if hierarchy.version == 1]
-    if not first:
-        pytest.skip("not run: this machine has no devices hierarchy of cgroup version 1")
-    own = Path(gpu_access.groups_of(Path("/proc/self/cgroup").read_text(), hierarchies)[0])
-    group = own / f"vllm-edge-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"not run: no control group can be made here ({error})")
-    found = None
-    try:
-        (tmp_path / "root").mkdir()
-        nodes(tmp_path / "root" / "dev")
-        found = Member(tmp_path / "root", group)
+    with started(1, tmp_path) as found:
         yield found
-    finally:
-        if found is not None:
-            found.process.kill()
-            found.process.communicate()
-        group.rmdir()
 
 
-def test_the_kernel_says_what_a_container_may_use(member: Member) -> None:
+@pytest.fixture(params=[1, 2], ids=["version 1", "version 2"])
+def member_of_either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Member]:
+    with started(request.param, tmp_path) as found:
+        yield found
+
+
+def test_the_kernel_says_what_a_container_may_use(member_of_either: Member) -> None:
+    member = member_of_either
     listed = member.listed()
 
     def run(command: Sequence[str]) -> tuple[int, str, str]:
@@ -425,13 +428,13 @@ def test_the_kernel_says_what_a_container_may_use(member: Member) -> None:
     both = ("/dev/nvidia0", "/dev/nvidiactl")
     assert seen() == [("trainer", both, (), ""), ("vllm-e2b", both, (), "")]
     assert member.opens() == "opened"
-    (member.group / "devices.deny").write_text("c 1:5 rw")
+    member.group.deny()
     assert seen() == [("trainer", both, both[:1], ""), ("vllm-e2b", both, both[:1], "")]
     assert member.opens() == "EPERM"
     # Nothing of ours stays in the group, and we were never in it.
     assert member.members() == [str(member.process.pid)]
     assert os.access("/dev/zero", os.R_OK | os.W_OK)
-    (member.group / "devices.allow").write_text("c 1:5 rw")
+    member.group.allow()
     assert [denied for _, _, denied, _ in seen()] == [(), ()]
 
 
@@ -525,7 +528,7 @@ def test_the_role_stops_where_somebody_elses_container_lost_a_gpu_since(member: 
         return {"ansible.builtin.include_role": {"name": "container_runtime", "tasks_from": tasks}}
 
     def order(file: str) -> dict[str, Any]:
-        return {"ansible.builtin.command": {"argv": ["sh", "-c", f"echo c 1:5 rw >{member.group / file}"]}}
+        return {"ansible.builtin.command": {"argv": ["sh", "-c", f"echo c 1:5 rw >{member.group.path / file}"]}}
 
     def judged(what: str, *tasks: dict[str, Any]) -> dict[str, Any]:
         said = "{{ said | default({}) | combine({" + repr(what) + ": ansible_failed_result.msg}) }}"
