@@ -637,7 +637,8 @@ def runtime_gpu_access(facts: Facts) -> Verdict:
     unsure = [f"{one.name} ({one.unknown})" for one in asked if one.unknown]
     if unsure:
         raise NotKnown(f"{len(unsure)} of {len(asked)} containers with GPUs could not be asked: {listed(unsure)}")
-    return good(f"{len(asked)} containers with GPUs were asked, and may use them")
+    names = [one.name for one in asked]
+    return good(f"those that have GPUs may use them: {listed(names)}" if names else "no running container has a GPU")
 
 
 # -- storage
@@ -675,7 +676,7 @@ def engines(facts: Facts) -> tuple[Engine, ...]:
 def serving_configuration(facts: Facts) -> Verdict:
     if facts.serving.errors:
         return fail("; ".join(facts.serving.errors), "Run site.yml, which renders the files of every engine anew.")
-    return good(f"the files of {len(engines(facts))} engines are valid")
+    return good(f"every engine's files are valid: {listed([engine.name for engine in engines(facts)])}")
 
 
 def settled(facts: Facts) -> tuple[Engine, ...]:

@@ -644,8 +644,8 @@ def test_an_engine_and_somebody_else_lost_their_gpus(host: FakeHost) -> None:
         assert words in check["remedy"]
 
 
-def test_how_many_containers_were_asked_for_their_gpus(host: FakeHost) -> None:
-    assert host.checks()["runtime.gpu-access"]["evidence"] == "2 containers with GPUs were asked, and may use them"
+def test_which_containers_were_asked_for_their_gpus(host: FakeHost) -> None:
+    assert host.checks()["runtime.gpu-access"]["evidence"] == "those that have GPUs may use them: trainer, vllm-e2b"
 
 
 @pytest.mark.parametrize(
