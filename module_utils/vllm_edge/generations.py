@@ -253,6 +253,12 @@ def committed(paths: HostPaths) -> Committed | None:
     return parse_committed(text, str(path))
 
 
+def load_committed(paths: HostPaths) -> Generation | None:
+    """The generation that the host is committed to, read and checked; None where nothing has been committed yet."""
+    now = committed(paths)
+    return load(paths, now.generation) if now else None
+
+
 def commit(
     generation: Generation, paths: HostPaths, *, origin: str, inventory_profile: str | None, chosen_at: str
 ) -> None:

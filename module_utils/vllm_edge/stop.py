@@ -40,11 +40,6 @@ def _back(generation: Generation) -> str:
     return f"'vllm-edge switch {generation.number}' brings back what is missing and verifies it."
 
 
-def _committed(paths: HostPaths) -> Generation | None:
-    now = generations.committed(paths)
-    return generations.load(paths, now.generation) if now else None
-
-
 def stop_engines(world: World, systemd: Systemd, paths: HostPaths) -> Stopped:
     """With the lock held. Nothing is stopped where a switch was left unfinished or the hook says no."""
     left = read_journal(paths)
@@ -53,7 +48,7 @@ def stop_engines(world: World, systemd: Systemd, paths: HostPaths) -> Stopped:
             Exit.REFUSED, "A switch was killed and left unfinished, so nothing was stopped: 'vllm-edge recover' first."
         )
     try:
-        committed = _committed(paths)
+        committed = generations.load_committed(paths)
     except GenerationError as error:
         return Stopped(Exit.REFUSED, f"{str(error).rstrip('.')}. Nothing was stopped; site.yml repairs it.")
     if committed is None:

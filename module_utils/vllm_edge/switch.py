@@ -610,7 +610,7 @@ class Transaction:
     def recovered(self, left: Journal, head: str) -> tuple[Result, str]:
         """To what is committed, whatever the journal says: where the commit had happened, that is the new one."""
         try:
-            committed = _committed_now(self.paths)
+            committed = generations.load_committed(self.paths)
         except GenerationError as error:
             why = _sentence(str(error))
             return Result.FAILED, f"{head} Going back failed: {why} 'vllm-edge status' says what runs."
@@ -838,11 +838,6 @@ def recover(
         return None
 
 
-def _committed_now(paths: HostPaths) -> Generation | None:
-    now = generations.committed(paths)
-    return generations.load(paths, now.generation) if now else None
-
-
 def _other(left: Journal, committed: Generation, paths: HostPaths) -> Generation | None:
     """The generation at the other end of the switch, as far as it is known."""
     number = left.from_generation if left.generation == committed.number else left.generation
@@ -863,7 +858,7 @@ def recover_at_boot(world: World, paths: HostPaths, left: Journal, systemd: Syst
         file.take_ballast()
     head = _killed(left)
     try:
-        committed = _committed_now(paths)
+        committed = generations.load_committed(paths)
     except GenerationError as error:
         return change.finish(Result.FAILED, f"{head} At boot its files could not be put back: {_sentence(str(error))}")
     if committed is None:

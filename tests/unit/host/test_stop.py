@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,13 @@ class TargetAlone(Systemd):
 
     world: FakeWorld | None = None
     said: str | None = None
-    stopped: list[str] = field(default_factory=list)
 
     def stop(self, units: Sequence[str], timeout_s: float) -> str | None:
         assert self.world is not None
         if self.said is None:
             running = [name for name, unit in self.world.load()["units"].items() if unit["active"] == "active"]
             assert running == [], "the target would take these along, in the middle of their requests"
-            self.stopped += units
+            assert units == [TARGET]
             self.world.change(target={"enabled": True, "active": False})
         return self.said
 

@@ -67,6 +67,13 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     return make
 
 
+@pytest.fixture(scope="module")
+def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Why the ROLE of a file of tests refused, by the name of each of its CASES."""
+    found: dict[str, str] = request.module.ROLE.said(tmp_path_factory.mktemp("cases"), request.module.CASES)
+    return found
+
+
 @pytest.fixture
 def seen(record_property: Callable[[str, object], None]) -> Callable[[str, str], None]:
     """Adds a row to the table at the end: a state of a host, and what an operator reads of it."""

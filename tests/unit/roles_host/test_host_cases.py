@@ -43,11 +43,6 @@ CASES = [
 ROLE = Role("vllm_edge_host", "host_state", {}, UBUNTU, {})
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return ROLE.said(tmp_path_factory.mktemp("cases"), CASES)
-
-
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_case(said: dict[str, str], case: Case, seen: Callable[[str, str], None]) -> None:
     case.check(said, seen)

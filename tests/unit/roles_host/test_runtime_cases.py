@@ -66,11 +66,6 @@ VARIABLES = {"container_runtime_toolkit_version": "1.18.2-1", "container_runtime
 ROLE = Role("container_runtime", "__container_runtime_state", SERVING, DEBIAN_12, VARIABLES)
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return ROLE.said(tmp_path_factory.mktemp("cases"), CASES)
-
-
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_case(said: dict[str, str], case: Case, seen: Callable[[str, str], None]) -> None:
     case.check(said, seen)
