@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from lab.engine.vllm_edge_lab.cpu import LESSER
 from lab.world import World, cut, down, offline_command, prepare, reboot, reconnect, ssh_command, status, up
 
 
@@ -23,6 +24,11 @@ def main() -> None:
     commands.add_parser("images", help="build images and artefacts only")
     bring = commands.add_parser("up", help="bring the lab up")
     bring.add_argument("--medium", default="", help="directory that a new host has, read-only, as a carried disk")
+    bring.add_argument(
+        "--cpu",
+        default=os.environ.get("VLLM_EDGE_LAB_CPU", ""),
+        help=f"`{LESSER}`: the engines of a new host compute as on a CPU without AVX-512 and AMX",
+    )
     remove = commands.add_parser("down", help="remove the lab")
     remove.add_argument("--keep-images", action="store_true", help="keep images and cache for the next time")
     again = commands.add_parser("reboot", help="reboot the host; returns when it can be logged in")
@@ -35,7 +41,9 @@ def main() -> None:
     shell.add_argument("words", nargs=argparse.REMAINDER, help="command to run")
     commands.add_parser("status", help="what of the lab is there")
     options = parser.parse_args()
-    world = World(options.name, options.ssh_port, getattr(options, "medium", ""))
+    if (cpu := getattr(options, "cpu", "")) not in ("", LESSER):
+        parser.error(f"VLLM_EDGE_LAB_CPU is {cpu!r}; it is {LESSER}, or empty for the CPU of this machine")
+    world = World(options.name, options.ssh_port, getattr(options, "medium", ""), cpu)
     if options.command == "images":
         prepare()
     elif options.command == "up":

@@ -16,6 +16,9 @@ from lab.shell import as_root, cache_directory, output, run
 # Everything of the lab carries this label, so that it can be found again and removed.
 LABEL = "vllm-edge-lab"
 ENGINE_PID_FILE = Path("/var/run/docker.pid")
+SYSTEMD = Path("/run/systemd/system")
+"""There where systemd is PID 1."""
+CGROUP = Path("/sys/fs/cgroup")
 
 
 @functools.cache
@@ -60,7 +63,7 @@ def ensure_engine(timeout_s: int = 60) -> None:
     """Start the Docker Engine unless one answers: by systemd where that is PID 1, else by hand."""
     if answers():
         return
-    if Path("/run/systemd/system").is_dir():
+    if SYSTEMD.is_dir():
         print("    starting docker.service")
         run([*as_root(), "systemctl", "start", "docker.service"])
     else:
@@ -109,9 +112,9 @@ def cgroup_arguments() -> list[str]:
     Where the machine runs cgroup v2 alone the container has a private cgroup namespace and never sees the tree of
     the machine. With cgroup v1 Docker inside the container needs the machine's tree, writable.
     """
-    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
+    if (CGROUP / "cgroup.controllers").exists():
         return ["--cgroupns=private"]
-    return ["--cgroupns=host", "--volume=/sys/fs/cgroup:/sys/fs/cgroup:rw"]
+    return ["--cgroupns=host", f"--volume={CGROUP}:{CGROUP}:rw"]
 
 
 def can_raise_limits() -> bool:

@@ -62,8 +62,8 @@ def alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stage(title: str) -> Iterator[None]:
-    """Announce a stage, and print its wall time when it is done."""
+    """Announce a stage, and print its wall time when it is done; others may run beside it."""
     print(f"==> {title}", flush=True)
     began = time.monotonic()
     yield
-    print(f"    {time.monotonic() - began:.0f} s", flush=True)
+    print(f"<== {title}: {time.monotonic() - began:.0f} s", flush=True)

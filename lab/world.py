@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from lab.images import (
     remove_images,
     vendors_image,
 )
+from lab.registry import push
 from lab.shell import LAB, alone, as_root, cache_directory, output, run, stage
 
 ENGINE_REPOSITORY = "vllm/vllm-openai"
@@ -60,6 +62,8 @@ class World:
     ssh_port: int
     medium: str = ""
     """Directory of this machine that is in the host as a carried disk would be, read-only."""
+    cpu: str = ""
+    """The CPU that a new host's engines compute as on; empty for that of this machine."""
 
     @property
     def host(self) -> str:
@@ -82,15 +86,21 @@ def prepare() -> dict[str, str]:
     with alone():
         with stage("Docker Engine"):
             ensure_engine()
-        engine = engine_image()
-        return {
-            "distribution": debian_image("trixie", HOST_PACKAGES),
-            "host": host_image(),
-            "vendors": vendors_image(),
-            "engine": engine,
-            "apt": str(apt_repositories()),
-            "hub": str(models(engine)),
-        }
+        # Downloads of the one are waited for while the other computes.
+        with ThreadPoolExecutor() as pool:
+            around = pool.submit(prepare_surroundings)
+            engine = engine_image()
+            return {"engine": engine, "hub": str(models(engine)), **around.result()}
+
+
+def prepare_surroundings() -> dict[str, str]:
+    """What the host and its vendors are made of, except for the engine's image."""
+    return {
+        "distribution": debian_image("trixie", HOST_PACKAGES),
+        "host": host_image(),
+        "vendors": vendors_image(),
+        "apt": str(apt_repositories()),
+    }
 
 
 def container_state(name: str) -> str:
@@ -157,11 +167,8 @@ def publish_engine_image(world: World, image: str) -> None:
         return
     port = docker_output("port", world.vendors, "5000/tcp").rsplit(":", 1)[1]
     wait_for_registry(int(port), 30)
-    target = f"127.0.0.1:{port}/{ENGINE_REPOSITORY}:{ENGINE_TAG}"
-    with stage(f"push {ENGINE_REPOSITORY}:{ENGINE_TAG} to the lab's registry"):
-        docker("tag", image, target)
-        docker("push", target)
-        docker("image", "rm", target)
+    with stage(f"copy {ENGINE_REPOSITORY}:{ENGINE_TAG} to the lab's registry"):
+        push(image, int(port), ENGINE_REPOSITORY, ENGINE_TAG)
     pushed.write_text(identity)
 
 
@@ -201,6 +208,7 @@ def create_host(world: World, image: str, *options: str) -> None:
         "--tmpfs=/var/lib/lab-gpu:mode=0755",
         "--shm-size=1g",
         *cgroup_arguments(),
+        *([f"--env=VLLM_EDGE_LAB_CPU={world.cpu}"] if world.cpu else []),
         f"--volume={world.name}-docker:/var/lib/docker",
         f"--volume={world.name}-data:/data",
         *([f"--mount=type=bind,readonly,source={world.medium},target={MEDIUM}"] if world.medium else []),

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -267,8 +268,10 @@ def build(tag: str, cache: Path, mirror: str, force: bool) -> None:
     runtime = f"vllm-edge-lab/engine-runtime:{runtime_inputs(mirror)[:12]}"
     if force or label_of(runtime) != runtime_inputs(mirror):
         wheels = cache / "wheels" / "engine"
-        fetch_wheels(parse_requirements(REQUIREMENTS.read_text()), wheels)
-        rootfs = root_filesystem(cache, mirror)
+        with ThreadPoolExecutor() as pool:
+            waited = pool.submit(root_filesystem, cache, mirror)
+            fetch_wheels(parse_requirements(REQUIREMENTS.read_text()), wheels)
+            rootfs = waited.result()
         say("installing the wheels into the image")
         base = docker("import", "--change", f"LABEL {LABEL}=image", str(rootfs), f"{runtime.partition(':')[0]}:debian")
         label = f'LABEL {LABEL_INPUTS}="{runtime_inputs(mirror)}"'

@@ -9,7 +9,9 @@ runtime() {
   # The official image lets pip write into the system's Python; Debian forbids it by this file.
   rm -f /usr/lib/python3.11/EXTERNALLY-MANAGED
   PYTHONPATH="$(echo /wheels/pip-*.whl)" python3 -m pip install --quiet --root-user-action=ignore --no-index --no-deps \
-    --no-cache-dir --require-hashes --find-links /wheels -r /lab-engine/requirements.txt
+    --no-cache-dir --no-compile --require-hashes --find-links /wheels -r /lab-engine/requirements.txt
+  # pip would compile with one core. Like pip's, this does not mind files that are for another Python.
+  python3 -m compileall -q -j 0 "$site" >/dev/null || true
   # Debugging symbols are two thirds of vLLM's extension modules.
   find "$site/vllm" -name '_C*.so' -exec strip --strip-debug {} +
   python3 /lab-engine/rename_distribution.py "$site"

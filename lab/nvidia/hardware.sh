@@ -4,6 +4,7 @@
 #
 #   hardware.sh [ROOTDIR]      writes ROOTDIR/var/lib/lab-gpu; LAB_GPU_ROOT names another directory instead
 #
+# With VLLM_EDGE_LAB_CPU in the environment the engines compute as on that CPU; lab/engine/vllm_edge_lab/cpu.py says how.
 # Nothing else is needed: the lab host runs this before systemd at every boot, as hardware is there before any driver.
 set -eu
 root=${LAB_GPU_ROOT:-${1:-/}/var/lib/lab-gpu}
@@ -19,6 +20,7 @@ boards='
 umask 022
 mkdir -p "$root/gpus"
 chmod 0755 "$root" "$root/gpus"
+[ -z "${VLLM_EDGE_LAB_CPU:-}" ] || echo "$VLLM_EDGE_LAB_CPU" > "$root/cpu"
 echo "$boards" | while read -r index uuid pci; do
     [ -n "$index" ] || continue
     gpu=$root/gpus/$uuid

@@ -21,6 +21,8 @@ from multiprocessing import context, forkserver, resource_tracker, util
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from vllm_edge_lab import cpu, gpus
+
 WAITS_IN_A_LOOP_S = 0.01
 """In place of vLLM's 1 s (SpinCondition of vllm/distributed/device_communicators/shm_broadcast.py)."""
 # What the server, the engine and a rank import: the last one takes most of the others with it.
@@ -88,6 +90,8 @@ def fork_instead_of_spawning() -> None:
 
 
 def main() -> None:
+    if cpu.is_lesser(gpus.lab_root()):
+        cpu.become_lesser()
     for name in MODULES:
         importlib.import_module(name)
     shared = importlib.import_module("vllm.distributed.device_communicators.shm_broadcast")

@@ -7,6 +7,7 @@ fail with there: context, weights, profiling run, KV cache, graphs. The tiny mod
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from typing import Any
@@ -19,7 +20,7 @@ from vllm.v1.sample.ops.logprobs import batched_count_greater_than
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.utils import request_memory
 
-from vllm_edge_lab import command, gpus, physics
+from vllm_edge_lab import command, cpu, gpus, physics
 
 logger = init_logger("vllm.v1.worker.gpu_worker")
 runner_logger = init_logger("vllm.v1.worker.gpu_model_runner")
@@ -88,7 +89,20 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
             total_memory=self.gpu.cuda_total,
         )
         self.requested_memory = request_memory(self.init_snapshot, self.cache_config)
+        self._cache_as_the_cpu_can()
         super().init_device()
+
+    def _cache_as_the_cpu_can(self) -> None:
+        """Where this CPU holds no fp8 KV cache, the tiny model's own is of the model's type.
+
+        On a copy: an engine of one rank shares its configuration with this worker, and what it plans, logs and reports
+        is what the unit asks for.
+        """
+        if not self.cache_config.cache_dtype.startswith("fp8") or cpu.holds_fp8():
+            return
+        self.vllm_config = copy.copy(self.vllm_config)
+        self.vllm_config.cache_config = self.cache_config = copy.copy(self.cache_config)
+        self.cache_config.cache_dtype = "auto"
 
     def _fail_if_lost(self) -> None:
         if gpus.fault(self.gpu, "gpu-lost") is not None:

@@ -90,6 +90,14 @@ def test_common_edits(ctk: ModuleType) -> None:
     assert all("ro" in mount["options"] and "rw" not in mount["options"] for mount in edits["mounts"])
 
 
+def test_a_lesser_cpu_is_told_to_containers(ctk: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctk, "LAB_GPU_ROOT", tmp_path)
+    for there in (False, True):
+        mounts = ctk.specification(VERSION, GPUS)["containerEdits"]["mounts"]
+        assert (str(tmp_path / "cpu") in [mount["containerPath"] for mount in mounts]) is there
+        (tmp_path / "cpu").write_text("avx2\n")
+
+
 @pytest.mark.parametrize(
     ("toolkit", "cdi"), [("1.18.2", "0.5.0"), ("1.19.0", "0.5.0"), ("1.19.1", "0.7.0"), ("1.20.0", "0.7.0")]
 )

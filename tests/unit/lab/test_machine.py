@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the lab asks of the machine that runs it, and what Docker is told on machines that are not at hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lab.docker
+import lab.machine
+import lab.world
+from lab.machine import CACHE_GIB, DOCKER_GIB, GIB, MEMORY_GIB, missing_of_cpu, missing_of_docker, missing_of_memory
+from lab.world import World
+
+ROOT = Path(__file__).resolve().parents[3]
+FLAGS = "processor\t: 0\nflags\t\t: fpu sse2 avx {0} aes\n"
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.mark.parametrize(
+    ("machine", "cpuinfo", "told"),
+    [
+        ("x86_64", FLAGS.format("avx2"), ""),
+        ("x86_64", FLAGS.format("avx2 avx512f amx_tile"), ""),
+        ("x86_64", FLAGS.format("sse4_2"), "AVX2"),
+        ("x86_64", "", "AVX2"),
+        ("aarch64", "Features\t: fp asimd\n", "an x86-64 CPU (this one is aarch64"),
+    ],
+)
+def test_cpu(machine: str, cpuinfo: str, told: str) -> None:
+    lacking = missing_of_cpu(machine, cpuinfo)
+    assert (lacking == []) if not told else lacking[0].startswith(told)
+
+
+def test_memory() -> None:
+    line = "MemTotal: 99999999 kB\nMemAvailable:   {} kB\n"
+    assert missing_of_memory(line.format(MEMORY_GIB * GIB // 1024)) == []
+    assert missing_of_memory(line.format(4 * GIB // 1024)) == [
+        f"memory ({MEMORY_GIB} GiB are wanted, 4.0 GiB are available)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [("20.10.24+dfsg1", True), ("29.0.1", True), ("19.03.15", False), ("20.5", False), ("", True)],
+)
+def test_docker(version: str, fits: bool) -> None:
+    assert (missing_of_docker(version) == []) is fits
+
+
+def test_places_on_one_disk_share_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab.machine.shutil, "disk_usage", lambda path: Usage(0, 0, 8 * GIB))
+    wanted = {tmp_path / "not" / "there": DOCKER_GIB, tmp_path: CACHE_GIB}
+    (lacking,) = lab.machine.missing_of_disk(wanted)
+    assert (
+        f"{DOCKER_GIB + CACHE_GIB} GiB are wanted in {tmp_path}/not/there and {tmp_path}, 8.0 GiB are free" in lacking
+    )
+    assert lab.machine.missing_of_disk({tmp_path: CACHE_GIB}) == []
+
+
+def lacking_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, running: str) -> None:
+    """A small machine, with or without a lab that runs."""
+    for name, text in (("CPUINFO", FLAGS.format("sse4_2")), ("MEMINFO", "MemAvailable: 1048576 kB\n")):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(lab.machine, name, tmp_path / name)
+    monkeypatch.setattr(lab.machine.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(lab.machine.shutil, "disk_usage", lambda path: Usage(0, 0, GIB))
+    answers = {"version": "19.03.15", "inspect": running, "info": str(tmp_path)}
+    monkeypatch.setattr(lab.machine, "said_by", lambda program, verb, *rest: answers[verb])
+
+
+def test_everything_that_is_missing_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking_everything(monkeypatch, tmp_path, "")
+    with pytest.raises(SystemExit) as ended:
+        lab.machine.main()
+    text = str(ended.value)
+    assert text.startswith("lab: this machine lacks AVX2 (") and "\n" not in text
+    assert all(word in text for word in ("a newer Docker Engine", "memory (", "room on the disk ("))
+    assert text.endswith("Nothing was downloaded or started.")
+
+
+def test_a_lab_that_runs_has_its_memory_and_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking_everything(monkeypatch, tmp_path, "true")
+    assert [text.split(" (")[0] for text in lab.machine.missing()] == ["AVX2", "a newer Docker Engine"]
+
+
+def test_it_runs_before_anything_is_installed() -> None:
+    """With nothing but Python, and at once; what this machine itself lacks is its own matter."""
+    begin = time.monotonic()
+    isolated = [sys.executable, "-S", "-c", "import lab.machine; print(lab.machine.missing())"]
+    done = subprocess.run(isolated, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("[")
+    assert time.monotonic() - begin < 5, "a second on a machine that does nothing else"
+    text = (ROOT / "tools" / "bootstrap").read_text()
+    assert text.index("-m lab.machine") < text.index("apt-get update")
+
+
+# ---- what Docker is told ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The arguments of `docker create` of a host."""
+    arguments: list[str] = []
+    monkeypatch.setattr(lab.world, "docker", lambda *words, **_: arguments.extend(map(str, words)))
+    for name in ("keys", "copy_in"):
+        monkeypatch.setattr(lab.world, name, lambda *_: None)
+    return arguments
+
+
+@pytest.mark.parametrize(
+    ("controllers", "expected", "absent"),
+    [
+        # Version 2: a tree of its own, which lab-init makes writable; never the machine's.
+        (True, ["--cgroupns=private"], ["--cgroupns=host", "/sys/fs/cgroup:rw"]),
+        # Version 1: Docker inside needs the machine's tree.
+        (False, ["--cgroupns=host", "--volume={0}:{0}:rw"], ["--cgroupns=private"]),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_control_groups_of_the_host(
+    created: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    controllers: bool,
+    expected: list[str],
+    absent: list[str],
+) -> None:
+    if controllers:
+        (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+    monkeypatch.setattr(lab.docker, "CGROUP", tmp_path)
+    lab.world.create_host(World("x", 22999), "image")
+    told = [word for word in created if word.startswith("--cgroupns") or word.endswith(":rw")]
+    assert told == [word.format(tmp_path) for word in expected]
+    assert not [word for word in created for no in absent if no in word]
+
+
+@pytest.mark.parametrize("cpu", ["", "avx2"])
+def test_the_host_is_told_which_cpu_it_has(created: list[str], cpu: str) -> None:
+    lab.world.create_host(World("x", 22999, cpu=cpu), "image")
+    assert ("--env=VLLM_EDGE_LAB_CPU=avx2" in created) is bool(cpu)
+    assert created[-1] == "image", "every option stands before the image"
+
+
+@pytest.mark.parametrize("systemd", [True, False], ids=["systemd is PID 1", "it is not"])
+def test_the_engine_is_started_by_systemd_where_that_is_pid_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, systemd: bool
+) -> None:
+    ran: list[list[Any]] = []
+    answers = iter([False, True])
+    monkeypatch.setenv("VLLM_EDGE_LAB_CACHE", str(tmp_path))
+    monkeypatch.setattr(lab.docker, "SYSTEMD", tmp_path if systemd else tmp_path / "absent")
+    monkeypatch.setattr(lab.docker, "ENGINE_PID_FILE", tmp_path / "docker.pid")
+    monkeypatch.setattr(lab.docker, "answers", lambda: next(answers))
+    monkeypatch.setattr(lab.docker, "as_root", list)
+    monkeypatch.setattr(lab.docker, "run", lambda words, **_: ran.append(words))
+    started = subprocess.Popen(["true"])
+    monkeypatch.setattr(lab.docker.subprocess, "Popen", lambda words, **_: ran.append(words) or started)
+    lab.docker.ensure_engine()
+    started.wait()
+    if systemd:
+        assert ran == [["systemctl", "start", "docker.service"]]
+        assert not lab.docker.pid_file().exists(), "it is not the lab's to stop"
+    else:
+        assert [str(word).rpartition("/")[2] for word in ran[0]] == ["dockerd"]
+        assert lab.docker.pid_file().read_text().strip() == str(started.pid)
