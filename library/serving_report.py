@@ -37,7 +37,8 @@ options:
   completions:
     description: >-
       What was asked, as C(vllm-edge canary) says it, with C(served_name), C(engine), C(seconds), C(ok), C(completion),
-      C(error) and C(checks).
+      C(error), C(checks), C(passed_at) (when all checks passed, UTC) and C(token_s) (seconds of the one token that was
+      asked instead in this run).
     type: list
     elements: dict
     default: []

@@ -4,25 +4,51 @@ engine serves. What is asked, and what counts as a good answer, stands in canary
 
 Every served name gets every check: names of one engine share its model, but a client that uses a name relies on all
 of it, and the checks take few tokens.
+
+A run of an engine's container that has passed is recorded in /var/lib/vllm-edge/engines/<engine>.canary.json. As long
+as that run goes on, `--unless-passed` asks it for one token and hands on the recorded results.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
 
-from .canary_checks import NAMES, Ask, Check, Client, Outcome, error_text, run_checks
-from .engine_config import EngineConfig, EngineConfigError, load_config
+from .canary_checks import (
+    NAMES,
+    QUESTION,
+    Ask,
+    Check,
+    CheckFailedError,
+    Client,
+    EngineSilentError,
+    Outcome,
+    error_text,
+    run_checks,
+)
+from .containers import Container, DockerAway, DockerEngine, DockerRefused
+from .durable import write_durably
+from .engine_config import LABEL_INPUT_HASH, EngineConfig, EngineConfigError, load_config
+from .engine_state import stamp
 from .health import Answer, request
 from .host_paths import HostPaths
+
+TOKEN_DEADLINE_S = 20.0
+"""Seconds that an engine which has passed before may take for one token, other requests beside it."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one served name showed. `completion` and `tokens` are those of the first check."""
+    """What one served name showed. `completion` and `tokens` are those of the first check.
+
+    `passed_at` is when all checks were passed, in UTC; None where one failed. `token_s` is set where they were passed
+    in an earlier run and the engine was only asked for one token now: the seconds that this took.
+    """
 
     engine: str
     served_name: str
@@ -32,6 +58,8 @@ class Result:
     tokens: int | None
     error: str | None
     checks: tuple[Check, ...]
+    passed_at: str | None = None
+    token_s: float | None = None
 
 
 def models_of(answer: Answer) -> list[str]:
@@ -114,9 +142,111 @@ def canary(config: EngineConfig, timeout_s: float, ask: Ask = request) -> list[R
     return results
 
 
+# -- the run that has passed
+
+
+class FindsContainers(Protocol):
+    """Docker, as far as it is asked here. Raises DockerAway or DockerRefused."""
+
+    def find(self, name: str) -> Container | None: ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of an engine's container."""
+
+    container_id: str
+    started_at: str
+    input_hash: str
+
+
+def run_of(config: EngineConfig, docker: FindsContainers) -> Run | None:
+    """The run that answers now; None where Docker does not tell."""
+    try:
+        container = docker.find(config.container)
+    except (DockerAway, DockerRefused):
+        return None
+    if container is None or not container.running:
+        return None
+    return Run(container.id, container.started_at, container.labels.get(LABEL_INPUT_HASH, ""))
+
+
+def full_canary(
+    config: EngineConfig, paths: HostPaths, docker: FindsContainers, timeout_s: float, ask: Ask = request
+) -> list[Result]:
+    """All checks of all served names. Where all were passed by one run of the container, that is recorded."""
+    before = run_of(config, docker)
+    results = canary(config, timeout_s, ask)
+    if not all(result.ok for result in results):
+        forget(config, paths)
+        return results
+    now = stamp()
+    results = [replace(result, passed_at=now) for result in results]
+    if before is not None and before == run_of(config, docker):
+        record = {"run": asdict(before), "results": [asdict(result) for result in results]}
+        # Without a record the next run asks everything again: a full disk, or another user than root, is no failure.
+        with contextlib.suppress(OSError):
+            write_durably(paths.engine_canary(config.engine), json.dumps(record, ensure_ascii=False) + "\n", 0o640)
+    return results
+
+
+def forget(config: EngineConfig, paths: HostPaths) -> None:
+    """The next run asks everything."""
+    with contextlib.suppress(OSError):
+        paths.engine_canary(config.engine).unlink(missing_ok=True)
+
+
+def recorded(config: EngineConfig, paths: HostPaths, docker: FindsContainers) -> list[Result]:
+    """What the run that goes on has passed, by every check of this program under every served name; else nothing."""
+    try:
+        record: Any = json.loads(paths.engine_canary(config.engine).read_text(encoding="utf-8"))
+        run = Run(**record["run"])
+        results = [
+            Result(**{**row, "checks": tuple(Check(**check) for check in row["checks"])}) for row in record["results"]
+        ]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+    asked = [(result.served_name, tuple(check.check for check in result.checks)) for result in results]
+    if asked != [(name, NAMES) for name in config.served_names] or run != run_of(config, docker):
+        return []
+    return results
+
+
+def one_token(config: EngineConfig, ask: Ask = request) -> tuple[float, str | None]:
+    """Seconds of a request for one token, and what is wrong with its answer: /health says nothing of the GPUs' work."""
+    begin = time.monotonic()
+    client = Client(config, config.served_names[0], TOKEN_DEADLINE_S, ask)
+    problem = None
+    try:
+        reply = client.chat("the request for one token", QUESTION, 1)
+        if not reply.tokens:
+            problem = f"the request for one token of {client.name!r} was answered with none"
+    except (CheckFailedError, EngineSilentError) as error:
+        problem = str(error)
+    return round(time.monotonic() - begin, 3), problem
+
+
+def canary_unless_passed(
+    config: EngineConfig, paths: HostPaths, docker: FindsContainers, timeout_s: float, ask: Ask = request
+) -> list[Result]:
+    """One token, and the recorded results, where this run of the container has passed before; else the full canary."""
+    results = recorded(config, paths, docker)
+    if not results:
+        return full_canary(config, paths, docker, timeout_s, ask)
+    seconds, problem = one_token(config, ask)
+    if problem is None:
+        return [replace(result, token_s=seconds) for result in results]
+    forget(config, paths)
+    problem = f"{problem}. {fell_silent(config, TOKEN_DEADLINE_S, ask)}"
+    failed = Check(NAMES[0], Outcome.FAILED, seconds, problem)
+    return [result_of(config, name, [failed], seconds) for name in config.served_names]
+
+
 def text_of(result: Result) -> str:
     """A heading and one line per check."""
     heading = f"{result.served_name}: {'ok' if result.ok else 'FAILED'} ({result.seconds:.2f} s)"
+    if result.token_s is not None:
+        heading += f", passed at {result.passed_at}; one token took {result.token_s:.2f} s now"
     wide = max(len(name) for name in NAMES)
     lines = [
         f"  {check.check:<{wide}}  {check.outcome.replace('_', ' '):<9}  {check.seconds:6.2f} s  {check.detail}"
@@ -125,14 +255,14 @@ def text_of(result: Result) -> str:
     return "\n".join([heading, *lines])
 
 
-def run_canary(engine: str, paths: HostPaths, *, output: str, timeout_s: float) -> int:
+def run_canary(engine: str, paths: HostPaths, *, output: str, timeout_s: float, unless_passed: bool = False) -> int:
     """Entry of `vllm-edge canary`: 0 when no check of any served name failed."""
     try:
         config = load_config(engine, paths)
     except EngineConfigError as error:
         print(error, file=sys.stderr)
         return 1
-    results = canary(config, timeout_s)
+    results = (canary_unless_passed if unless_passed else full_canary)(config, paths, DockerEngine(), timeout_s)
     good = all(result.ok for result in results)
     if output == "json":
         answer = {"engine": engine, "ok": good, "results": [asdict(result) for result in results]}

@@ -58,12 +58,19 @@ def _canary_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="patience with one request; the first one may compile kernels (default: %(default)g)",
     )
+    parser.add_argument(
+        "--unless-passed",
+        action="store_true",
+        help="ask for one token only, within 20 s, where this run of the engine's container has passed before",
+    )
 
 
 def _canary(options: Options, paths: HostPaths) -> int:
     from .canary import run_canary
 
-    return run_canary(options.engine, paths, output=options.format, timeout_s=options.timeout)
+    return run_canary(
+        options.engine, paths, output=options.format, timeout_s=options.timeout, unless_passed=options.unless_passed
+    )
 
 
 def _status_options(parser: argparse.ArgumentParser) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from .canary import Result, canary
+from .canary import FindsContainers, Result, full_canary
 from .canary_checks import Ask, error_text
 from .engine_config import EngineConfig
 from .health import request
+from .host_paths import HostPaths
 from .metrics import requests_in_work
 from .switching import Done, Generation, Limits, PhaseFailed
 
@@ -224,16 +225,18 @@ def warm_up(
 
 def run_canary(
     wanted: Generation,
+    paths: HostPaths,
+    docker: FindsContainers,
     *,
     ask: Ask = request,
     clock: Callable[[], float],
 ) -> Done:
-    """Every served name of every engine, the engines side by side."""
+    """Every served name of every engine, the engines side by side; which run of each has passed is recorded."""
     began = clock()
     configs = [engine.config for engine in wanted.engines.values()]
 
     def ask_one(config: EngineConfig) -> list[Result]:
-        return canary(config, wanted.limits.canary_timeout_s, ask)
+        return full_canary(config, paths, docker, wanted.limits.canary_timeout_s, ask)
 
     results = [result for group in side_by_side(ask_one, configs) for result in group]
     rows: list[Mapping[str, Any]] = [asdict(result) for result in results]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .containers import ContainerGone, DockerEngine
+from .containers import Container, ContainerGone, DockerEngine
 from .engine_config import LABEL_ENGINE, LABEL_INPUT_HASH
 
 
@@ -40,6 +40,8 @@ class HostDocker(Protocol):
     """Every call raises DockerAway or DockerRefused."""
 
     def ping(self, timeout_s: float) -> None: ...
+
+    def find(self, name: str) -> Container | None: ...
 
     def listed(self) -> list[Listed]: ...
 

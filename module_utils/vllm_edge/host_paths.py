@@ -27,6 +27,10 @@ class HostPaths:
     def engine_state(self, engine: str) -> Path:
         return self.state / "engines" / f"{engine}.json"
 
+    def engine_canary(self, engine: str) -> Path:
+        """Which run of the engine's container has passed the canary."""
+        return self.state / "engines" / f"{engine}.canary.json"
+
     def unit_file(self, unit: str) -> Path:
         return self.units / unit
 

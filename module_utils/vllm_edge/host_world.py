@@ -412,7 +412,7 @@ class HostWorld:
         return engine_requests.warm_up(configs, wanted.limits, ask=self.ask, clock=self.clock)
 
     def canary(self, wanted: Generation) -> Done:
-        return engine_requests.run_canary(wanted, ask=self.ask, clock=self.clock)
+        return engine_requests.run_canary(wanted, self.paths, self.docker, ask=self.ask, clock=self.clock)
 
     def measure(self, wanted: Generation) -> Done:
         measured = gpus.measure(

@@ -103,6 +103,22 @@ def check_notes(asked: Sequence[Row]) -> list[str]:
     return lines
 
 
+def canary_notes(asked: Sequence[Row]) -> list[str]:
+    """When the engines passed the full canary, and what those were asked now that had passed before."""
+    engines = {str(row["engine"]): row for row in asked if row.get("passed_at")}
+    since = [row for row in engines.values() if row.get("token_s") is not None]
+    told = ", ".join(f"{name} at {row['passed_at']}" for name, row in engines.items())
+    lines = wrapped(f"The full canary was passed by {told}.") if told else []
+    if since:
+        names = ", ".join(str(row["engine"]) for row in since)
+        seconds = max(float(row["token_s"]) for row in since)
+        lines += wrapped(
+            f"Where that container runs since ({names}) this run asked for one token, which took up to "
+            f"{seconds:.2f} s; playbooks/verify.yml asks all."
+        )
+    return lines
+
+
 def role_table(asked: Sequence[Row]) -> list[str]:
     """One line for each served name, and notes under them."""
     rows = [
@@ -119,7 +135,7 @@ def role_table(asked: Sequence[Row]) -> list[str]:
     headings = ["served name", "engine", "port", "checks", "time", "completion"]
     room = WIDTH - sum(max(len(row[column]) for row in [headings, *rows]) + 2 for column in range(5))
     rows = [[*row[:5], shorten(row[5], max(len("completion"), room))] for row in rows]
-    return [*table(headings, rows, frozenset({2, 4})), *check_notes(asked)]
+    return [*table(headings, rows, frozenset({2, 4})), *check_notes(asked), *canary_notes(asked)]
 
 
 # ---- GPUs -------------------------------------------------------------------------------------------------------

@@ -599,6 +599,9 @@ def test_report_agrees_with_nvidia_smi(host: Host, machine: Machine) -> None:
         name: engine.name for name, engine in ROLES.items()
     }
     assert all(asked["ok"] and asked["completion"] for asked in completions.values())
+    # The switch asked everything, and the second run one token of each engine.
+    began = read_json(host, f"{STATE}/switch.json")["started_at"]
+    assert all(began <= asked["passed_at"] and 0 < asked["token_s"] < 20 for asked in completions.values())
     checks = {
         name: {check["check"]: check["outcome"] for check in asked["checks"]} for name, asked in completions.items()
     }
@@ -627,5 +630,5 @@ def test_check_mode_is_silent_and_touches_nothing(machine: Machine, controller: 
     assert play.rc == 0, play.output[-6000:]
     assert (play.changed, play.diffs) == ([], [])
     assert play.recap["changed"] == 0
-    assert not re.search(r"^\s+msg: .*\bwould\b", play.output, re.MULTILINE), "nothing is foreseen"
+    assert not re.search(r"^(\s+msg|\S+): .*\bwould\b", play.output, re.MULTILINE), "nothing is foreseen"
     assert (digest_of_host(machine), [life(machine, engine.container) for engine in ENGINES]) == (before, lives)

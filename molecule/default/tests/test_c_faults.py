@@ -16,6 +16,7 @@ import pytest
 from conftest import (
     BYSTANDER,
     CONTAINER,
+    ENGINE,
     ENGINES,
     GPUS,
     LOADED_S,
@@ -68,6 +69,28 @@ def test_over_budget(controller: Controller, machine: Machine, undisturbed: None
     assert f"container {CONTAINER}, unit {UNIT}" in message
     assert not controller.module("vram_budget", {"budgets": BUDGETS})["failed"]
     seen(message)
+
+
+def test_engine_computes_nothing(controller: Controller, machine: Machine, undisturbed: None, seen: Seen) -> None:
+    """It answers /health, and has passed the canary before: a run asks it for one token, and does not wait long."""
+    machine.run("lab-gpu", "fault", "set", "--gpu", GPU, "engine-hangs")
+    begin = machine.now()
+    play = controller.play("playbooks/engines.yml")
+    seconds = machine.now() - begin
+    assert (play.rc, play.recap["changed"]) == (2, 0), play.output[-6000:]
+    assert machine.health() == 200
+    said = " ".join(play.output.split())
+    told = re.search(rf"The canary of engine {ENGINE} failed, which runs on and was not changed: .*? asks again", said)
+    assert told and "no answer within 20 s" in told.group() and "the request hangs" in told.group(), said[-3000:]
+    machine.clear_faults()
+
+    def ask_again() -> float | None:
+        answer = json.loads(machine.run("vllm-edge", "canary", ENGINE, "--unless-passed", "--format", "json"))
+        return answer["results"][0]["token_s"]
+
+    assert ask_again() is None, "after a failure everything is asked"
+    assert ask_again() is not None
+    seen(told.group(), failed_after=seconds)
 
 
 def test_gpu_lost_while_measuring(controller: Controller, machine: Machine, undisturbed: None, seen: Seen) -> None:

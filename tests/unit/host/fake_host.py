@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.vllm_edge.containers import DockerAway, DockerRefused
+from ansible.module_utils.vllm_edge.containers import Container, DockerAway, DockerRefused
 from ansible.module_utils.vllm_edge.health import Answer
 from ansible.module_utils.vllm_edge.host_docker import Listed
 from ansible.module_utils.vllm_edge.systemd import Ran, SystemdError
@@ -125,6 +125,11 @@ class FakeDocker:
 
     def ping(self, timeout_s: float) -> None:
         self._answer()
+
+    def find(self, name: str) -> Container | None:
+        self._answer()
+        found = [Container(one.id, one.name, one.state, one.labels) for one in self.containers if one.name == name]
+        return found[0] if found else None
 
     def listed(self) -> list[Listed]:
         self._answer()

@@ -6,17 +6,27 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.canary import Result, canary, run_canary
+from ansible.module_utils.vllm_edge.canary import (
+    TOKEN_DEADLINE_S,
+    Result,
+    canary,
+    canary_unless_passed,
+    full_canary,
+    run_canary,
+)
 from ansible.module_utils.vllm_edge.canary_checks import NAMES, Check, Outcome, lamp_problem
 from ansible.module_utils.vllm_edge.cli import main
+from ansible.module_utils.vllm_edge.containers import Container, DockerAway
 from ansible.module_utils.vllm_edge.engine_config import EngineConfig, EngineConfigError, parse_engine
-from ansible.module_utils.vllm_edge.health import get_health
+from ansible.module_utils.vllm_edge.health import Answer, get_health
+from ansible.module_utils.vllm_edge.host_paths import HostPaths
 from test_host_engine_config import CONFIG, written
 
 LAMP = '{"on": true, "colour": "green", "level": 3}'
@@ -422,17 +432,18 @@ def test_one_bad_name_is_a_bad_engine(server: Server, tmp_path: Path, capsys: py
 def test_for_programs_and_for_people(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {**CONFIG, "url": f"http://127.0.0.1:{server.port}", "tool_call_parser": "gemma4"}
     paths = written(tmp_path, config=config)
+    places = ["--etc", str(paths.etc), "--state", str(paths.state)]
     assert run_canary("e2b", paths, output="json", timeout_s=5) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["ok"] is True
     (result,) = answer["results"]
-    keys = {"engine", "served_name", "ok", "seconds", "completion", "tokens", "error", "checks"}
-    assert set(result) == keys
+    keys = {"engine", "served_name", "ok", "seconds", "completion", "tokens", "error", "checks", "passed_at", "token_s"}
+    assert set(result) == keys and result["token_s"] is None
     assert [list(check) for check in result["checks"]] == [["check", "outcome", "seconds", "detail"]] * 5
     assert {check["outcome"] for check in result["checks"]} == {"passed"}
 
     server.answers |= {"completion": (500, {}), "free": chat("I\ncannot.")}
-    assert main(["--etc", str(tmp_path), "canary", "e2b"]) == 1
+    assert main([*places, "canary", "e2b"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("sentry: FAILED (") and len(lines) == 6
     rows = [re.split(r" {2,}", line.strip(), maxsplit=3) for line in lines[1:]]
@@ -446,7 +457,160 @@ def test_for_programs_and_for_people(server: Server, tmp_path: Path, capsys: pyt
     assert rows[0][3].startswith("the completion of 'sentry' answered HTTP 500")
 
     server.answers["completion"] = chat()
-    assert main(["--etc", str(tmp_path), "canary", "e2b"]) == 0
+    assert main([*places, "canary", "e2b"]) == 0
     assert capsys.readouterr().out.startswith("sentry: ok (")
-    assert main(["--etc", str(tmp_path), "canary", "nobody"]) == 1
+    assert main([*places, "canary", "nobody"]) == 1
     assert "does not exist" in capsys.readouterr().err
+
+
+# -- the run that has passed
+
+
+class Docker:
+    """One container, or the reason why nothing is known of it."""
+
+    def __init__(self) -> None:
+        labels = {"vllm-edge.input-hash": CONFIG["input_hash"]}
+        self.container: Container | None = Container("c" * 64, "vllm-e2b", "running", labels, started_at="03:00")
+        self.away = ""
+
+    def find(self, name: str) -> Container | None:
+        if self.away:
+            raise DockerAway(self.away)
+        return self.container
+
+
+class Passed:
+    """An engine that has passed the full canary."""
+
+    def __init__(self, server: Server, root: Path) -> None:
+        self.server, self.docker = server, Docker()
+        self.config = server.config()
+        self.paths = HostPaths(root / "etc", root / "state")
+        self.first = full_canary(self.config, self.paths, self.docker, 5)
+        server.asked.clear()
+
+    def again(self) -> list[Result]:
+        return canary_unless_passed(self.config, self.paths, self.docker, 5)
+
+    @property
+    def tokens_asked(self) -> list[int]:
+        return [asked["max_tokens"] for asked in self.server.asked if "max_tokens" in asked]
+
+
+@pytest.fixture
+def passed(server: Server, tmp_path: Path) -> Passed:
+    return Passed(server, tmp_path)
+
+
+def test_a_run_that_has_passed_is_asked_for_one_token(passed: Passed) -> None:
+    (first,), (again,) = passed.first, passed.again()
+    assert passed.tokens_asked == [1]
+    assert again.token_s is not None and again.passed_at == first.passed_at is not None
+    assert replace(again, token_s=None) == first
+
+
+def other_id(passed: Passed) -> None:
+    assert passed.docker.container is not None
+    passed.docker.container = replace(passed.docker.container, id="d" * 64)
+
+
+def other_start(passed: Passed) -> None:
+    assert passed.docker.container is not None
+    passed.docker.container = replace(passed.docker.container, started_at="04:00")
+
+
+def other_inputs(passed: Passed) -> None:
+    assert passed.docker.container is not None
+    passed.docker.container = replace(passed.docker.container, labels={"vllm-edge.input-hash": "other"})
+
+
+def stopped(passed: Passed) -> None:
+    assert passed.docker.container is not None
+    passed.docker.container = replace(passed.docker.container, status="exited")
+
+
+def docker_away(passed: Passed) -> None:
+    passed.docker.away = "connection refused"
+
+
+def other_names(passed: Passed) -> None:
+    passed.config = passed.server.config("sentry", "auditor")
+
+
+def damaged(passed: Passed) -> None:
+    passed.paths.engine_canary("e2b").write_text("{", encoding="utf-8")
+
+
+def fewer_checks(passed: Passed) -> None:
+    """As an older program recorded it."""
+    place = passed.paths.engine_canary("e2b")
+    record = json.loads(place.read_text(encoding="utf-8"))
+    record["results"][0]["checks"].pop()
+    place.write_text(json.dumps(record), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [other_id, other_start, other_inputs, stopped, docker_away, other_names, damaged, fewer_checks],
+    ids=lambda change: change.__name__,
+)
+def test_another_run_is_asked_everything(passed: Passed, change: Callable[[Passed], None]) -> None:
+    change(passed)
+    results = passed.again()
+    assert all(result.ok and result.token_s is None for result in results)
+    assert len(passed.tokens_asked) > 5
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (chat(None, tokens=0), "was answered with none"),
+        ((500, {"error": {"message": "EngineDeadError"}}), "HTTP 500: EngineDeadError"),
+        (None, "/health still answers: the engine lives, and the request hangs"),
+    ],
+)
+def test_an_engine_that_gives_no_token_fails_and_is_asked_everything_next(
+    passed: Passed, answer: Any, told: str
+) -> None:
+    passed.server.answers["completion"] = answer
+    (result,) = passed.again()
+    assert not result.ok and result.error is not None and told in result.error
+    assert passed.tokens_asked == [1]
+    assert not passed.paths.engine_canary("e2b").exists()
+    passed.server.answers["completion"] = chat()
+    passed.again()
+    assert len(passed.tokens_asked) > 5
+
+
+def test_one_token_has_a_deadline_of_its_own(passed: Passed) -> None:
+    waited: list[float] = []
+
+    def ask(url: str, path: str, timeout_s: float, **_: Any) -> Answer:
+        waited.append(timeout_s)
+        return Answer(None, error=f"no answer within {timeout_s:g} s")
+
+    (result,) = canary_unless_passed(passed.config, passed.paths, passed.docker, 300, ask)
+    assert waited[0] == TOKEN_DEADLINE_S == 20
+    assert result.error is not None and "no answer within 20 s" in result.error
+
+
+def test_what_failed_is_not_recorded(passed: Passed) -> None:
+    passed.server.answers["schema"] = chat("A green lamp.")
+    (result,) = full_canary(passed.config, passed.paths, passed.docker, 5)
+    assert not result.ok and result.passed_at is None
+    assert not passed.paths.engine_canary("e2b").exists()
+
+
+def test_a_container_that_is_replaced_meanwhile_is_not_recorded(server: Server, tmp_path: Path) -> None:
+    paths, docker = HostPaths(tmp_path / "etc", tmp_path / "state"), Docker()
+    runs = [docker.container, Container("d" * 64, "vllm-e2b", "running")]
+    docker.find = lambda name: runs.pop(0)  # type: ignore[method-assign]
+    assert all(result.ok for result in full_canary(server.config(), paths, docker, 5))
+    assert runs == [] and not paths.engine_canary("e2b").exists()
+
+
+def test_a_state_directory_that_cannot_be_written_fails_nothing(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("no directory")
+    results = full_canary(server.config(), HostPaths(tmp_path / "etc", tmp_path / "state"), Docker(), 5)
+    assert all(result.ok for result in results)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import engine_requests, generations, page_cache
+from ansible.module_utils.vllm_edge import canary, generations, page_cache
 from ansible.module_utils.vllm_edge.engine_config import EngineConfig
 from ansible.module_utils.vllm_edge.engine_requests import side_by_side, words_for
 from ansible.module_utils.vllm_edge.health import Answer
@@ -38,7 +38,8 @@ class Bench:
         self.paths = HostPaths(root / "etc", root / "state", root / "units")
         self.clock = Clock()
         self.http = Http()
-        self.world = HostWorld(self.paths, docker=FakeDocker(), ask=self.http, clock=self.clock, sleep=self.clock.sleep)
+        self.docker = FakeDocker()
+        self.world = HostWorld(self.paths, docker=self.docker, ask=self.http, clock=self.clock, sleep=self.clock.sleep)
 
     def live(self, *engines: Any) -> Generation:
         return generations.load(self.paths, activate(self.paths, rendered(*engines)))
@@ -198,10 +199,12 @@ def test_a_canary_of_every_role(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
         ("a", "worker", False),
         ("b", "b", False),
     ]
-    good = [engine_requests.Result("a", "architect", True, 0.1, "on", 1, None, ())]
-    monkeypatch.setattr(engine_requests, "canary", lambda config, timeout_s, ask: good)
+    good = [canary.Result("a", "architect", True, 0.1, "on", 1, None, ())]
+    monkeypatch.setattr(canary, "canary", lambda config, timeout_s, ask: good)
+    bench.docker.engine("a")
     done = bench.world.canary(wanted)
     assert done.detail.startswith("2 served names answer; ") and done.data["canary"][0]["served_name"] == "architect"
+    assert [bench.paths.engine_canary(name).exists() for name in "ab"] == [True, False], "b has no container"
 
 
 def test_roles_that_failed_alike_are_told_once(bench: Bench) -> None:

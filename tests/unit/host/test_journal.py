@@ -413,7 +413,7 @@ def test_who_asks_does_not_look_like_a_switch(paths: HostPaths) -> None:
     threading.Timer(0.1, os.close, [asking]).start()
     before = time.monotonic()
     with Lock(paths):
-        assert time.monotonic() - before < 0.5
+        assert time.monotonic() - before < 2
 
 
 def test_where_no_switch_ever_was_nobody_holds(paths: HostPaths) -> None:

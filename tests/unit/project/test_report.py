@@ -208,6 +208,25 @@ def test_a_check_that_failed() -> None:
     assert "auditor: FAILED: no JSON came back" in lines
 
 
+def test_when_the_full_canary_last_passed() -> None:
+    before = {"passed_at": "2026-11-22T10:00:00Z", "token_s": 0.04}
+    lines = role_table(
+        [
+            asked("architect", {}, engine="31b", passed_at="2026-11-22T11:00:00Z", token_s=None),
+            asked("auditor", {}, **before),
+            asked("sentry", {}, engine="e2b", **before | {"token_s": 1.5}),
+            asked("scribe", {}, engine="new"),
+        ]
+    )
+    text = " ".join(" ".join(lines).split())
+    assert (
+        "The full canary was passed by 31b at 2026-11-22T11:00:00Z, e4b at 2026-11-22T10:00:00Z, "
+        "e2b at 2026-11-22T10:00:00Z. Where that container runs since (e4b, e2b) this run asked for one token, which "
+        "took up to 1.50 s; playbooks/verify.yml asks all."
+    ) in text
+    assert max(map(len, lines)) <= 100
+
+
 @pytest.mark.parametrize(("ok", "words"), [(True, "ok"), (False, "FAILED")])
 def test_a_canary_without_single_checks(ok: bool, words: str) -> None:
     assert f"8060  {words}" in role_table([asked("auditor", {}, ok=ok)])[2]
