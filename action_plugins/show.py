@@ -13,13 +13,16 @@ name: show
 short_description: Print lines on the terminal as they are
 description:
   - Prints without quoting or indenting, which C(ansible.builtin.debug) cannot.
+  - Prints also where C(display_ok_hosts) is off, as it is in this project's C(ansible.cfg).
   - Runs on the controller and changes nothing.
 options:
   lines:
-    description: Lines to print.
+    description: Lines to print. Either these or O(text) are given.
     type: list
     elements: str
-    required: true
+  text:
+    description: Sentences to print on one line, after the name of the host.
+    type: str
 """
 
 
@@ -34,8 +37,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         """Print the lines."""
         super().run(tmp, task_vars)
         _spec, options = self.validate_argument_spec(
-            argument_spec={"lines": {"type": "list", "elements": "str", "required": True}}
+            argument_spec={"lines": {"type": "list", "elements": "str"}, "text": {"type": "str"}},
+            mutually_exclusive=[("lines", "text")],
+            required_one_of=[("lines", "text")],
         )
-        for line in options["lines"]:
+        lines = options["lines"]
+        if lines is None:
+            lines = [f"{(task_vars or {}).get('inventory_hostname', '')}: {options['text']}"]
+        for line in lines:
             Display().display(line)
         return {"changed": False}

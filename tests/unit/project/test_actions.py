@@ -90,6 +90,18 @@ def test_follow_names_what_is_missing(tmp_path: Path, missing: str) -> None:
     assert f"missing required arguments: {missing}" in done.stdout + done.stderr
 
 
+def test_show_prints_sentences_under_the_name_of_the_host(tmp_path: Path) -> None:
+    done = play(tmp_path, {"show": {"text": "It is ready."}})
+    assert "\nhere: It is ready.\n" in done.stdout
+
+
+@pytest.mark.parametrize("given", [{}, {"text": "a", "lines": ["b"]}])
+def test_show_wants_either(tmp_path: Path, given: dict[str, Any]) -> None:
+    done = play(tmp_path, {"show": given}, succeeds=False)
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode != 0 and ("mutually exclusive" if given else "one of the following is required") in said
+
+
 def test_show_prints_lines_as_they_are(tmp_path: Path) -> None:
     done = play(tmp_path, {"show": {"lines": ["a  b", "'c'"]}})
     assert "\na  b\n'c'\n" in done.stdout

@@ -44,7 +44,8 @@ def run(tmp_path: Path) -> Run:
         return subprocess.run(
             ["ansible-playbook", "-i", str(inventory), "playbooks/choice.yml", str(then), *options],
             cwd=ROOT,
-            env=os.environ | {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"},
+            env=os.environ
+            | {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_CALLBACK_RESULT_FORMAT": "json", "ANSIBLE_DISPLAY_OK_HOSTS": "true"},
             check=False,
             capture_output=True,
             text=True,
