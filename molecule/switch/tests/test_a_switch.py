@@ -190,6 +190,7 @@ def test_what_is_active_already_is_left_alone(edge: Edge, controller: Any) -> No
     container, unit, last = default.life(edge, CONTAINER), edge.unit("InvocationID", "MainPID"), edge.last_id()
     run = play(controller, "playbooks/engines.yml", SETTINGS, EDIT)
     assert (run.rc, run.changed, run.recap["changed"]) == (0, [], 0), run.output[-6000:]
+    assert not re.search(r"^(ok|skipping): ", run.output, re.MULTILINE), "what is as it should be is not shown"
     assert (default.life(edge, CONTAINER), edge.unit("InvocationID", "MainPID")) == (container, unit)
     assert edge.last_id() == last, "no switch was begun"
 
@@ -383,11 +384,100 @@ def test_an_engine_is_taken_away(edge: Edge, clients: Clients, tmp_path: Path) -
     assert edge.host.run(f"ls /etc/vllm-edge/engines/{SECOND} /etc/systemd/system/vllm-{SECOND}.service").rc != 0
 
 
-# ---- the demonstration ------------------------------------------------------------------------------------------
+# ---- the profiles of the mission --------------------------------------------------------------------------------
 
 DEMONSTRATION = ["nvfp4-tp2", "bf16-tp4", "w4a16-tp2", "nvfp4-tp2"]
 SMALL = ["auditor", "sentry"]
 LARGE = ["architect", "worker"]
+# On the host: which of vLLM's extensions the processes of a container have loaded.
+KERNELS = """
+docker top {0} -eo pid | tail -n +2 | while read pid; do
+    grep -oh '/vllm/_C[A-Z0-9_]*[.]' /proc/$pid/maps
+done | sort -u
+"""
+
+
+def bring(edge: Edge, controller: Any, profile: str, *arguments: str) -> dict[str, Any]:
+    """site.yml with another profile or an edit; the journal of its switch."""
+    words = [SETTINGS, f"--extra-vars=serving_profile={profile}", *arguments]
+    run = play(controller, "site.yml", *words)
+    assert run.rc == 0, run.output[-8000:]
+    journal = edge.last()
+    assert journal is not None and (journal["result"], journal["profile"]) == ("committed", profile)
+    assert edge.serves(journal["generation"])
+    assert all(gpu["within_budget"] for gpu in journal["gpus"]), journal["gpus"]
+    return journal
+
+
+def no_gap_beyond(
+    journals: Sequence[Mapping[str, Any]], recorded: role_client.Recorded, away: Sequence[Sequence[str]]
+) -> None:
+    """What clients missed of each role is what the journal of each switch says, and there is nothing between them."""
+    found = gaps_of(recorded)
+    inside: list[role_client.Gap] = []
+    for journal, roles in zip(journals, away, strict=True):
+        began, ended = role_client.span(journal)
+        for role in ROLES:
+            during = [gap for gap in found[role] if began - 1 <= gap.from_s <= ended + 1]
+            inside += during
+            told = journal["downtime"][role]["seconds"]
+            if role not in roles:
+                assert during == [] and told == 0, (journal["profile"], role, during, told)
+                continue
+            assert None not in [gap.seconds for gap in during], during
+            total = sum(gap.seconds or 0.0 for gap in during)
+            assert abs(total - told) <= 2 * AGREE_S + first_answer_s(journal), (journal["profile"], role, during, told)
+    assert [gap for gaps in found.values() for gap in gaps if gap not in inside] == []
+
+
+@dataclass
+class Mission:
+    """nvfp4-tp2 -> bf16-tp4 -> nvfp4-tp2, each role asked once a second throughout."""
+
+    journals: list[dict[str, Any]]
+    recorded: role_client.Recorded
+    line: str
+    """`docker create` of the 31B in NVFP4."""
+    kernels: list[str]
+
+
+@pytest.fixture(scope="module")
+def mission(edge: Edge, controller: Any, tmp_path_factory: pytest.TempPathFactory) -> Mission:
+    first = bring(edge, controller, "nvfp4-tp2")
+    clients = Clients(edge)
+    clients.start("--timeout", "10")
+    try:
+        journals = [first, bring(edge, controller, "bf16-tp4"), bring(edge, controller, "nvfp4-tp2")]
+    finally:
+        recorded = clients.stop(tmp_path_factory.mktemp("mission"))
+    line = edge.run("cat", "/etc/vllm-edge/engines/31b-nvfp4-tp2/docker-create")
+    return Mission(journals, recorded, line, edge.shell(KERNELS.format("vllm-31b-nvfp4-tp2")).split())
+
+
+def test_the_switch_of_the_mission(mission: Mission, tell: Tell) -> None:
+    """The 31B from two GPUs to all four, at full precision, and back."""
+    there, back = mission.journals[1:]
+    three = ["31b-nvfp4-tp2", "e2b", "e4b"]
+    assert (sorted(there["stop"]), there["start"]) == (three, ["31b-bf16-tp4"])
+    assert (back["stop"], sorted(back["start"])) == (["31b-bf16-tp4"], three)
+    for journal in (there, back):
+        assert {row["served_name"] for row in journal["canary"]} == set(ROLES)
+    assert all(gpu["engine_mib"] > 20_000 for gpu in there["gpus"]), "all four GPUs are the 31B's"
+    tell("nvfp4-tp2 -> bf16-tp4 -> nvfp4-tp2, seen by clients", role_client.summary(mission.recorded, [there, back]))
+
+
+def test_clients_miss_nothing_beyond_the_journals(mission: Mission) -> None:
+    no_gap_beyond(mission.journals[1:], mission.recorded, [ROLES, ROLES])
+
+
+def test_an_fp8_cache_on_a_cpu_without_avx512(mission: Mission) -> None:
+    """The scenario's lab has such a CPU: what the unit asks for, the log, /metrics and the memory are as planned."""
+    assert mission.kernels == ["/vllm/_C_AVX2."], "vLLM took this machine for what the lab says it is"
+    assert "--kv-cache-dtype=fp8\n" in mission.line
+    for journal in (mission.journals[0], mission.journals[2]):
+        rows = {row["component"]: row for row in journal["drift"] if row["what"] == "31b-nvfp4-tp2"}
+        for counted in ("kv_cache_tokens", "kv_blocks"):
+            assert rows[counted]["measured"] == rows[counted]["planned"] > 0, rows
 
 
 @pytest.mark.thorough
@@ -397,37 +487,17 @@ def test_the_demonstration(edge: Edge, controller: Any, clients: Clients, tmp_pa
     def lives() -> dict[str, Any]:
         return {name: default.life(edge, f"vllm-{name}") for name in ("e4b", "e2b")}
 
-    def site(profile: str, *arguments: str) -> dict[str, Any]:
-        words = [SETTINGS, f"--extra-vars=serving_profile={profile}", *arguments]
-        run = play(controller, "site.yml", *words)
-        assert run.rc == 0, run.output[-8000:]
-        journal = edge.last()
-        assert journal is not None and (journal["result"], journal["profile"]) == ("committed", profile)
-        assert edge.serves(journal["generation"])
-        return journal
-
-    site(DEMONSTRATION[0])
+    bring(edge, controller, DEMONSTRATION[0])
     clients.start("--timeout", "10")
-    journals = [site(profile) for profile in DEMONSTRATION[1:3]]
+    journals = [bring(edge, controller, profile) for profile in DEMONSTRATION[1:3]]
     small = lives()
-    journals.append(site(DEMONSTRATION[3]))
+    journals.append(bring(edge, controller, DEMONSTRATION[3]))
     assert lives() == small and None not in small.values(), "E4B and E2B are in both profiles"
     length = group_vars("engines")["serving_engines"]["31b-nvfp4-tp2"]["max_model_len"]
-    journals.append(site(DEMONSTRATION[3], edited(**{"31b-nvfp4-tp2": {"max_model_len": length // 2}})))
+    shorter = edited(**{"31b-nvfp4-tp2": {"max_model_len": length // 2}})
+    journals.append(bring(edge, controller, DEMONSTRATION[3], shorter))
     assert lives() == small, "the edit is the 31B's"
     recorded = clients.stop(tmp_path)
     tell("The demonstration: gaps of clients beside the phases", role_client.summary(recorded, journals))
-    away = [ROLES, ROLES, LARGE, LARGE]
-    found = gaps_of(recorded)
-    for journal, roles in zip(journals, away, strict=True):
-        began, ended = role_client.span(journal)
-        for role in ROLES:
-            during = [gap for gap in found[role] if began - 1 <= gap.from_s <= ended + 1]
-            told = journal["downtime"][role]["seconds"]
-            if role not in roles:
-                assert during == [] and told == 0, (journal["profile"], role, during, told)
-                continue
-            assert None not in [gap.seconds for gap in during], during
-            total = sum(gap.seconds or 0.0 for gap in during)
-            assert abs(total - told) <= 2 * AGREE_S + first_answer_s(journal), (journal["profile"], role, during, told)
-    site(PROFILE)
+    no_gap_beyond(journals, recorded, [ROLES, ROLES, LARGE, LARGE])
+    bring(edge, controller, PROFILE)

@@ -185,6 +185,7 @@ def test_refused_before_anything_is_touched(edge: Edge, pair: Pair, fault: str, 
 # ---- the new engine ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_new_engine_crashes_while_loading(edge: Edge, pair: Pair, seen: Seen) -> None:
     edge.engine_fault("engine-crash-loading", pair.there_len)
     done = edge.switch(pair.there)
@@ -206,18 +207,16 @@ def test_new_engine_does_not_fit(edge: Edge, pair: Pair, seen: Seen) -> None:
     seen("new engine does not fit", cause(done.message), back(edge, done, pair, "healthy"), done.seconds)
 
 
-@pytest.mark.thorough
 def test_new_engine_is_never_healthy(edge: Edge, pair: Pair, seen: Seen) -> None:
-    number = edge.variant(pair.there, limits={"healthy_timeout_s": 40})
+    number = edge.variant(pair.there, limits={"healthy_timeout_s": 25})
     edge.engine_fault("engine-never-healthy", pair.there_len)
     done = edge.switch(number)
     assert re.search(
-        r"Engine e2b-all does not serve after 4\d s .*vllm_engine_healthy_timeout_s is 40", done.message
+        r"Engine e2b-all does not serve after 2\d s .*vllm_engine_healthy_timeout_s is 25", done.message
     ), done.message
     seen("new engine is never healthy", cause(done.message), back(edge, done, pair, "healthy"), done.seconds)
 
 
-@pytest.mark.thorough
 def test_new_engine_answers_nonsense(edge: Edge, pair: Pair, seen: Seen) -> None:
     edge.engine_fault("engine-nan-logits", pair.there_len)
     done = edge.switch(pair.there)
@@ -225,7 +224,6 @@ def test_new_engine_answers_nonsense(edge: Edge, pair: Pair, seen: Seen) -> None
     seen("canary wrong", cause(done.message), back(edge, done, pair, "canary"), done.seconds)
 
 
-@pytest.mark.thorough
 def test_new_engine_grows_over_its_budget(edge: Edge, pair: Pair, seen: Seen) -> None:
     """Within it when it has loaded, beyond it after its first requests."""
     edge.engine_fault("engine-grows", pair.there_len, "1500")

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from conftest import BUSY, CONTAINER, ENGINE, OK, PORT, SETTINGS, UNIT, Bystanders, Edge, Pair, default, play
 
 Seen = Callable[..., None]
@@ -66,6 +67,7 @@ def test_stop_finishes_what_runs(edge: Edge, pair: Pair, seen: Seen) -> None:
     seen("stopped in the middle of an answer", stopped["message"], edge.serves(pair.here))
 
 
+@pytest.mark.thorough
 def test_stop_is_refused_under_a_switch(edge: Edge, pair: Pair) -> None:
     edge.hold("before_drain")
     begun = edge.begin_switch(pair.there)
