@@ -20,7 +20,7 @@ help: ## What can be made
 .PHONY: lab
 lab: bootstrap $(VENV)/.stamp collections ## Bring the simulated XR7620 up and run site.yml against it
 	@tools/timed "lab up" python -m lab up
-	@ANSIBLE_CALLBACKS_ENABLED=ansible.posix.profile_roles tools/timed "site.yml" ansible-playbook -i inventories/lab site.yml
+	@tools/timed "site.yml" ansible-playbook -i inventories/lab site.yml
 
 .PHONY: lab-shell
 lab-shell: ## A shell on the simulated host
@@ -32,7 +32,7 @@ lab-down: $(VENV)/.stamp ## Remove the lab, its images and its cache
 
 .PHONY: test
 test: bootstrap $(VENV)/.stamp collections ## Every test
-	@tools/timed "every test" tools/test
+	@tools/timed "every test" python tools/run_tests.py
 
 .PHONY: test-all
 test-all: export VLLM_EDGE_THOROUGH := 1

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make test`: lanes, the limit, what is printed, and whose CPU seconds are counted."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+A, B = "a" * 64, "b" * 64
+
+
+@pytest.fixture(scope="module")
+def tests() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("run_tests", ROOT / "tools" / "run_tests.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(tests: ModuleType, logs: Path, *commands: str, limit_s: float = 60) -> tuple[int, list[str]]:
+    """Exit status and summary of a run whose parts are shell commands named a, b, ..."""
+    parts = [tests.Part(chr(ord("a") + at), ["sh", "-c", command]) for at, command in enumerate(commands)]
+    this = tests.Run(parts, lambda lab: 0.0, logs, limit_s)
+    return this.all(), this.summary()
+
+
+def test_two_parts_run_at_once_and_each_has_a_line(tests: ModuleType, tmp_path: Path) -> None:
+    """Each of the first two waits for the other."""
+    meet = "touch {0}; for i in $(seq 100); do [ -e {1} ] && exit 0; sleep 0.1; done; exit 1"
+    first, second = tmp_path / "first", tmp_path / "second"
+    status, lines = run(tests, tmp_path, meet.format(first, second), meet.format(second, first), "true")
+    assert status == 0
+    assert sorted(line.split()[0] for line in lines) == ["a", "b", "c"]
+    assert all(" minutes " in line and " CPU seconds  passed" in line for line in lines), lines
+
+
+def test_a_part_that_fails_does_not_stop_the_others(
+    tests: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, lines = run(tests, tmp_path, "echo 'FAILED test_x.py::test_y - no'; exit 3", "true", "echo last")
+    assert status == 1
+    assert any(line.startswith("a ") and line.endswith("FAILED, exit status 3") for line in lines)
+    assert "    FAILED test_x.py::test_y - no" in lines
+    assert "\nlast\n" in capsys.readouterr().out, "what a part prints is printed"
+
+
+def test_past_the_limit_nothing_is_begun_and_what_is_left_out_is_named(tests: ModuleType, tmp_path: Path) -> None:
+    status, lines = run(tests, tmp_path, "sleep 0.5", "sleep 0.5", "true", "true", limit_s=0.1)
+    assert status == 1
+    assert lines[-1].startswith("LEFT OUT, because 0 minutes had passed: c, d")
+    assert not (tmp_path / "c.log").exists()
+
+
+def test_cpu_seconds_are_those_of_the_part(tests: ModuleType, tmp_path: Path) -> None:
+    spent = iter([10.0, 35.0])
+    busy = "import time\nwhile time.process_time() < 0.3: pass"
+    parts = [tests.Part("a", [sys.executable, "-c", busy], "vllm-edge-x")]
+    this = tests.Run(parts, lambda lab: next(spent), tmp_path)
+    assert this.all() == 0
+    assert 25.2 < this.ended[0].cpu_seconds < 27
+
+
+@pytest.mark.parametrize(
+    ("path", "container"),
+    [
+        (f"12:cpuacct:/docker/{A}", A),
+        (f"12:cpuacct:/docker/{A}/docker/{B}", A),
+        (f"0::/system.slice/docker-{A}.scope/init.scope", A),
+        ("0::/init.scope", ""),
+    ],
+)
+def test_the_outermost_container_of_a_path(tests: ModuleType, path: str, container: str) -> None:
+    assert tests.container_of(path) == container
+
+
+def test_cpu_seconds_under_both_versions_of_control_groups(tests: ModuleType, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for place in (f"docker/{A}", f"docker/{A}/docker/{B}", f"docker/{B}", "system.slice/ssh.service"):
+        (one / "cpuacct" / place).mkdir(parents=True)
+        (one / "cpuacct" / place / "cpuacct.usage").write_text("2500000000\n")
+    assert sorted(tests.cpu_groups(one)) == [
+        (one / "cpuacct" / "docker" / A, 2.5),
+        (one / "cpuacct" / "docker" / B, 2.5),
+    ]
+    for place in (f"system.slice/docker-{A}.scope", f"system.slice/docker-{A}.scope/system.slice/docker-{B}.scope"):
+        (two / place).mkdir(parents=True)
+        (two / place / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
+    (two / "cgroup.controllers").write_text("cpu\n")
+    assert list(tests.cpu_groups(two)) == [(two / "system.slice" / f"docker-{A}.scope", 1.5)]
+
+
+def test_every_scenario_is_a_part(tests: ModuleType) -> None:
+    """And its containers are counted under the name of its lab."""
+    scenarios = {path.parent.name: path.read_text() for path in (ROOT / "molecule").glob("*/molecule.yml")}
+    parts = {part.name: part for part in tests.PARTS}
+    assert scenarios.keys() - {"default"} < parts.keys()
+    for name, text in scenarios.items():
+        part = parts["molecule" if name == "default" else name]
+        assert f"VLLM_EDGE_LAB_NAME: {part.lab}\n" in text

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make test`: every part of the tests in two lanes, with minutes and CPU seconds of each.
+
+A lane that is free takes the next part. Each part's output is printed when it ends; the last lines say how long each
+took, which failed and what was left out for want of time.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LOGS = ROOT / ".cache" / "test"
+LIMIT_S = 80 * 60
+"""`make test` begins nothing later: CI ends a run after 90 minutes, and nobody would see how it was going."""
+LANES = 2
+MAKE = ["make", "--no-print-directory"]
+# The unit tests compute all the time, and would slow down the engines of the other lane.
+LATER = ["nice", "-n", "19"]
+FAILURES = re.compile(r"^(FAILED|ERROR) |^fatal: |^make.*Error|CRITICAL")
+DECORATION = re.compile(r"\x1b\[[0-9;]*m|^ *│ ", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part: its command, and the lab whose containers compute for it, or `vllm-edge.engine` without a lab."""
+
+    name: str
+    command: Sequence[str]
+    lab: str = "none"
+
+
+PARTS = (
+    # The longest first, so that the lanes end together. The first makes the lab's images, for which the others wait.
+    Part(
+        "molecule", ["bash", "-c", "python -m lab images && make --no-print-directory molecule"], "vllm-edge-molecule"
+    ),
+    Part("lint", [*MAKE, "lint"]),
+    Part("switch", [*MAKE, "switch"], "vllm-edge-switch"),
+    Part("airgap", [*MAKE, "airgap"], "vllm-edge-airgap"),
+    Part("platforms", [*MAKE, "platforms"], "vllm-edge-platforms"),
+    Part("unit", [*LATER, *MAKE, "unit"]),
+    Part("integration", [*MAKE, "integration"], "vllm-edge.engine"),
+)
+
+
+# ---- CPU seconds of containers ----------------------------------------------------------------------------------
+
+CONTAINER = re.compile(r"(?:docker-)?([0-9a-f]{64})(?:\.scope)?")
+# Of a lab's container its lab, of an engine without one a name of our own.
+OWNER = """{{with index .Config.Labels "vllm-edge-lab"}}{{.}}{{end}}
+{{- if index .Config.Labels "vllm-edge.engine"}}vllm-edge.engine{{end}}"""
+
+
+def container_of(path: str) -> str:
+    """The outermost container in a path of control groups; empty where there is none."""
+    return next((found.group(1) for word in path.split("/") if (found := CONTAINER.fullmatch(word))), "")
+
+
+def cpu_groups(root: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[Path, float]]:
+    """Directory and CPU seconds of each container that is in no other one's control group; either cgroup version."""
+    version_2 = (root / "cgroup.controllers").exists()
+    for file in (root if version_2 else root / "cpuacct").rglob("cpu.stat" if version_2 else "cpuacct.usage"):
+        inside = str(file.parent.relative_to(root))
+        if not CONTAINER.fullmatch(file.parent.name) or container_of(inside) not in file.parent.name:
+            continue
+        try:
+            text = file.read_text()
+            yield file.parent, int(text.split()[1]) / 1e6 if version_2 else int(text) / 1e9
+        except (OSError, ValueError, IndexError):
+            continue
+
+
+def outermost(pid: int) -> str:
+    """The container of this machine's Docker that a process lives in, be it in a container of that container."""
+    found = ""
+    while pid > 1:
+        try:
+            groups = Path(f"/proc/{pid}/cgroup").read_text()
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            break
+        found = next((name for line in groups.splitlines() if (name := container_of(line))), found)
+    return found
+
+
+class ContainerTime:
+    """CPU seconds by the lab that they were spent for. Containers come and go, so one looks every few seconds."""
+
+    EVERY_S = 2.0
+
+    def __init__(self) -> None:
+        self.by_lab: dict[str, float] = {}
+        self._last: dict[Path, float] = {}
+        self._labs: dict[Path, str] = {}
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        self._last = dict(cpu_groups())
+        while True:
+            time.sleep(self.EVERY_S)
+            for place, seconds in cpu_groups():
+                lab = self._labs.get(place) or self._ask(place)
+                spent = seconds - self._last.get(place, 0.0)
+                # A container that was started again counts from nothing.
+                self.by_lab[lab] = self.by_lab.get(lab, 0.0) + (spent if spent >= 0 else seconds)
+                self._last[place] = seconds
+
+    def _ask(self, place: Path) -> str:
+        """The value of the label by which the lab knows its containers."""
+        pids = [int(line) for file in place.rglob("cgroup.procs") for line in file.read_text().split()]
+        name = outermost(pids[0]) if pids else ""
+        if not name:
+            return "unknown"
+        from lab.docker import docker_command  # not before Docker is installed
+
+        words = [*docker_command(), "inspect", "--format", OWNER, name]
+        lab = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+        self._labs[place] = lab or "unknown"
+        return self._labs[place]
+
+    def of(self, lab: str) -> float:
+        """CPU seconds spent so far for the labs whose names begin so."""
+        return sum(seconds for name, seconds in list(self.by_lab.items()) if name.startswith(lab))
+
+
+# ---- lanes ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a part ended."""
+
+    part: Part
+    status: int
+    seconds: float
+    cpu_seconds: float
+
+
+@dataclass
+class Run:
+    """The parts of one run, those that ended and those that were not begun."""
+
+    left: list[Part]
+    spent_for: Callable[[str], float]
+    """CPU seconds of the containers of a lab, so far."""
+    logs: Path = LOGS
+    limit_s: float = LIMIT_S
+    began: float = field(default_factory=time.monotonic)
+    ended: list[Ended] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def lane(self) -> None:
+        """Run one part after the other, as long as there are parts and time."""
+        while True:
+            with self.lock:
+                if not self.left or time.monotonic() - self.began > self.limit_s:
+                    return
+                part = self.left.pop(0)
+                print(f"==> {part.name} begins after {(time.monotonic() - self.began) / 60:.1f} minutes", flush=True)
+            ended = self.run(part)
+            with self.lock:
+                self.ended.append(ended)
+                print((self.logs / f"{part.name}.log").read_text(errors="replace"), end="")
+                print(f"<== {row(ended)}", flush=True)
+
+    def run(self, part: Part) -> Ended:
+        before, began = self.spent_for(part.lab), time.monotonic()
+        with (self.logs / f"{part.name}.log").open("wb") as log:
+            process = subprocess.Popen(part.command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        cpu = used.ru_utime + used.ru_stime + self.spent_for(part.lab) - before
+        return Ended(part, process.returncode, time.monotonic() - began, cpu)
+
+    def all(self) -> int:
+        """Run every part; returns the exit status of the whole."""
+        lanes = [threading.Thread(target=self.lane) for _ in range(LANES)]
+        for lane in lanes:
+            lane.start()
+        for lane in lanes:
+            lane.join()
+        print("\n".join(["==> how each part ended", *self.summary()]), flush=True)
+        return 1 if self.left or any(ended.status for ended in self.ended) else 0
+
+    def summary(self) -> list[str]:
+        """A line for each part, and under a failed one what pytest, Ansible and make say of the failure."""
+        lines = []
+        for ended in self.ended:
+            lines.append(row(ended))
+            if ended.status:
+                text = DECORATION.sub("", (self.logs / f"{ended.part.name}.log").read_text(errors="replace"))
+                lines += [f"    {line[:300]}" for line in text.splitlines() if FAILURES.search(line)]
+        if self.left:
+            names = ", ".join(part.name for part in self.left)
+            lines.append(f"LEFT OUT, because {self.limit_s / 60:.0f} minutes had passed: {names}")
+        return lines
+
+
+def row(ended: Ended) -> str:
+    verdict = "passed" if ended.status == 0 else f"FAILED, exit status {ended.status}"
+    return f"{ended.part.name:<12} {ended.seconds / 60:5.1f} minutes {ended.cpu_seconds:6.0f} CPU seconds  {verdict}"
+
+
+def main() -> int:
+    """Make room for the logs, and run everything."""
+    sys.path.insert(0, str(ROOT))
+    LOGS.mkdir(parents=True, exist_ok=True)
+    for log in LOGS.glob("*.log"):
+        log.unlink()
+    limit_s = math.inf if os.environ.get("VLLM_EDGE_THOROUGH") else LIMIT_S
+    return Run(list(PARTS), ContainerTime().of, limit_s=limit_s).all()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
