@@ -220,9 +220,11 @@ def one_token(config: EngineConfig, ask: Ask = request) -> tuple[float, str | No
     try:
         reply = client.chat("the request for one token", QUESTION, 1)
         if not reply.tokens:
-            problem = f"the request for one token of {client.name!r} was answered with none"
-    except (CheckFailedError, EngineSilentError) as error:
-        problem = str(error)
+            problem = f"the request for one token of {client.name!r} was answered with none. {next_step(config)}"
+    except CheckFailedError as error:
+        problem = f"{error}. {next_step(config)}"
+    except EngineSilentError as error:
+        problem = f"{error}. {fell_silent(config, TOKEN_DEADLINE_S, ask)}"
     return round(time.monotonic() - begin, 3), problem
 
 
@@ -237,7 +239,6 @@ def canary_unless_passed(
     if problem is None:
         return [replace(result, token_s=seconds) for result in results]
     forget(config, paths)
-    problem = f"{problem}. {fell_silent(config, TOKEN_DEADLINE_S, ask)}"
     failed = Check(NAMES[0], Outcome.FAILED, seconds, problem)
     return [result_of(config, name, [failed], seconds) for name in config.served_names]
 

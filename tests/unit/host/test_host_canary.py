@@ -576,6 +576,7 @@ def test_an_engine_that_gives_no_token_fails_and_is_asked_everything_next(
     passed.server.answers["completion"] = answer
     (result,) = passed.again()
     assert not result.ok and result.error is not None and told in result.error
+    assert ("hangs" in result.error) is (answer is None), "an answer is no silence"
     assert passed.tokens_asked == [1]
     assert not passed.paths.engine_canary("e2b").exists()
     passed.server.answers["completion"] = chat()
