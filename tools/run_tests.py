@@ -7,6 +7,7 @@ took, which failed and what was left out for want of time.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -105,15 +106,22 @@ class ContainerTime:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        self._last = dict(cpu_groups())
+        before = True
         while True:
+            # A container that goes while one looks is an OSError; the others are counted the next time.
+            with contextlib.suppress(OSError):
+                self._count(before)
+            before = False
             time.sleep(self.EVERY_S)
-            for place, seconds in cpu_groups():
-                lab = self._labs.get(place) or self._ask(place)
-                spent = seconds - self._last.get(place, 0.0)
-                # A container that was started again counts from nothing.
-                self.by_lab[lab] = self.by_lab.get(lab, 0.0) + (spent if spent >= 0 else seconds)
-                self._last[place] = seconds
+
+    def _count(self, before: bool) -> None:
+        """What was spent since the last look; with `before`, what there is by now is nobody's."""
+        for place, seconds in cpu_groups():
+            lab = "before" if before else self._labs.get(place) or self._ask(place)
+            spent = seconds - self._last.get(place, 0.0)
+            # A container that was started again counts from nothing.
+            self.by_lab[lab] = self.by_lab.get(lab, 0.0) + (spent if spent >= 0 else seconds)
+            self._last[place] = seconds
 
     def _ask(self, place: Path) -> str:
         """The value of the label by which the lab knows its containers."""

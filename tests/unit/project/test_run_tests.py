@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -65,6 +67,26 @@ def test_cpu_seconds_are_those_of_the_part(tests: ModuleType, tmp_path: Path) ->
     this = tests.Run(parts, lambda lab: next(spent), tmp_path)
     assert this.all() == 0
     assert 25.2 < this.ended[0].cpu_seconds < 27
+
+
+def test_a_container_that_goes_while_one_looks_ends_no_count(
+    tests: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([[(tmp_path, 5.0)], None, [(tmp_path, 7.5)]])
+
+    def look() -> Iterator[tuple[Path, float]]:
+        found = next(looks, [])
+        if found is None:
+            raise FileNotFoundError("its control group is gone")
+        yield from found
+
+    monkeypatch.setattr(tests, "cpu_groups", look)
+    monkeypatch.setattr(tests.ContainerTime, "_ask", lambda self, place: "vllm-edge-x")
+    monkeypatch.setattr(tests.ContainerTime, "EVERY_S", 0.01)
+    counted, deadline = tests.ContainerTime(), time.monotonic() + 10
+    while not counted.of("vllm-edge-x") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert counted.of("vllm-edge-x") == 2.5, "what was spent before does not count"
 
 
 @pytest.mark.parametrize(
