@@ -2,8 +2,8 @@
 """`vllm-edge canary`: real questions to each served name. /health says that processes live; only answers say that the
 engine serves. What is asked, and what counts as a good answer, stands in canary_checks.py.
 
-Every served name gets every check: names of one engine share its model, but a client that uses a name relies on all
-of it, and the checks take few tokens.
+Every served name gets every check, the names of an engine side by side: they share its model, but a client that uses
+a name relies on all of it.
 
 A run of an engine's container that has passed is recorded in /var/lib/vllm-edge/engines/<engine>.canary.json. As long
 as that run goes on, `--unless-passed` asks it for one token and hands on the recorded results.
@@ -97,7 +97,7 @@ def fell_silent(config: EngineConfig, timeout_s: float, ask: Ask) -> str:
 
 
 def result_of(
-    config: EngineConfig, name: str, checks: Sequence[Check], seconds: float, text: str = "", tokens: int | None = None
+    config: EngineConfig, name: str, checks: Sequence[Check], text: str = "", tokens: int | None = None
 ) -> Result:
     """All checks of a name; those that were not reached are skipped, and say so."""
     reached = {check.check for check in checks}
@@ -107,38 +107,38 @@ def result_of(
         if check not in reached
     ]
     error = next((check.detail for check in checks if check.outcome is Outcome.FAILED), None)
-    return Result(
-        config.engine, name, error is None, round(seconds, 3), text, tokens, error, tuple([*checks, *missing])
-    )
+    seconds = round(sum(check.seconds for check in checks), 3)
+    return Result(config.engine, name, error is None, seconds, text, tokens, error, tuple([*checks, *missing]))
 
 
 def canary(config: EngineConfig, timeout_s: float, ask: Ask = request) -> list[Result]:
     """All served names, in order. Once the engine does not answer at all, nothing else is asked."""
     listed, problem = ask_models(config, timeout_s, ask)
-    results: list[Result] = []
+    if problem is not None:
+        failed = Check(NAMES[0], Outcome.FAILED, 0.0, problem)
+        return [result_of(config, name, [failed]) for name in config.served_names]
+    names = [Client(config, name, timeout_s, ask) for name in config.served_names if name in listed]
+    checked = {name.client.name: name for name in run_checks(names)}
+    silent = [(name, name.checks[-1].check) for name in checked.values() if name.silent]
+    meaning = fell_silent(config, timeout_s, ask) if silent else ""
+    results = []
     for name in config.served_names:
-        unlisted = (
-            None
-            if name in listed
-            else f"/v1/models does not list {name!r}, but {', '.join(listed) or 'nothing'}: something else than "
-            f"{config.unit} answers at {config.url}, or it runs with an older configuration"
-        )
-        if problem is not None or unlisted is not None:
-            failed = Check(NAMES[0], Outcome.FAILED, 0.0, problem or unlisted or "")
-            results.append(result_of(config, name, [failed], 0.0))
+        if name not in checked:
+            unlisted = (
+                f"/v1/models does not list {name!r}, but {', '.join(listed) or 'nothing'}: something else than "
+                f"{config.unit} answers at {config.url}, or it runs with an older configuration"
+            )
+            results.append(result_of(config, name, [Check(NAMES[0], Outcome.FAILED, 0.0, unlisted)]))
             continue
-        begin = time.monotonic()
-        checked = run_checks(Client(config, name, timeout_s, ask))
-        seconds = time.monotonic() - begin
-        checks = list(checked.checks)
-        if checked.silent:
-            last = checks[-1]
-            meaning = fell_silent(config, timeout_s, ask)
-            checks[-1] = Check(last.check, last.outcome, last.seconds, f"{last.detail}. {meaning}")
-            problem = f"not asked, because the engine stopped answering at {name!r}, check {last.check}"
-        reply = checked.completion
+        checks, reply = checked[name].checks, checked[name].completion
+        if checked[name].silent:
+            checks[-1] = replace(checks[-1], detail=f"{checks[-1].detail}. {meaning}")
+        elif silent:
+            first, at = silent[0]
+            why = f"not asked, because the engine stopped answering at {first.client.name!r}, check {at}"
+            checks += [Check(check, Outcome.FAILED, 0.0, why) for check in NAMES[len(checks) :][:1]]
         text, tokens = (reply.text, reply.tokens) if reply is not None else ("", None)
-        results.append(result_of(config, name, checks, seconds, text, tokens))
+        results.append(result_of(config, name, checks, text, tokens))
     return results
 
 
@@ -240,7 +240,7 @@ def canary_unless_passed(
         return [replace(result, token_s=seconds) for result in results]
     forget(config, paths)
     failed = Check(NAMES[0], Outcome.FAILED, seconds, problem)
-    return [result_of(config, name, [failed], seconds) for name in config.served_names]
+    return [result_of(config, name, [failed]) for name in config.served_names]
 
 
 def text_of(result: Result) -> str:

@@ -12,12 +12,13 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from .engine_config import EngineConfig
-from .health import Answer
+from .health import Answer, side_by_side
 
 Ask = Callable[..., Answer]
 Verdict = tuple["Outcome", str]
@@ -416,33 +417,43 @@ CHECKS: Mapping[str, Callable[[Client], Verdict]] = {
 NAMES = ("completion", *CHECKS)
 
 
-@dataclass(frozen=True)
+ALONE = "deterministic"
+"""Asked of one name after the other: a batch with other requests may change what two equal requests are answered."""
+
+
+@dataclass
 class Checked:
     """The checks of one served name, as far as the engine answered."""
 
-    checks: tuple[Check, ...]
-    completion: Reply | None
-    silent: bool
+    client: Client
+    checks: list[Check] = field(default_factory=list)
+    completion: Reply | None = None
+    silent: bool = False
 
 
-def run_checks(client: Client) -> Checked:
-    """All checks of one served name, in order, up to the first that gets no answer."""
-    replies: list[Reply] = []
+def run_checks(clients: Sequence[Client]) -> list[Checked]:
+    """All checks of the served names of one engine, in order, up to the first that gets no answer.
 
-    def completes(client: Client) -> Verdict:
-        reply = completion(client)
-        replies.append(reply)
-        return Outcome.PASSED, shown(reply.text) + ("" if reply.tokens is None else f", {reply.tokens} tokens")
+    The names are asked side by side, as clients would, which takes little longer than to ask one of them.
+    """
+    names = [Checked(client) for client in clients]
 
-    checks: list[Check] = []
-    silent = False
-    for name, ask in {NAMES[0]: completes, **CHECKS}.items():
+    def ask(name: Checked, check: str) -> None:
         begin = time.monotonic()
         try:
-            outcome, detail = ask(client)
+            if check == NAMES[0]:
+                reply = name.completion = completion(name.client)
+                outcome = Outcome.PASSED
+                detail = shown(reply.text) + ("" if reply.tokens is None else f", {reply.tokens} tokens")
+            else:
+                outcome, detail = CHECKS[check](name.client)
         except (CheckFailedError, EngineSilentError) as error:
-            outcome, detail, silent = Outcome.FAILED, str(error), isinstance(error, EngineSilentError)
-        checks.append(Check(name, outcome, round(time.monotonic() - begin, 3), detail))
-        if silent:
-            break
-    return Checked(tuple(checks), replies[0] if replies else None, silent)
+            outcome, detail, name.silent = Outcome.FAILED, str(error), isinstance(error, EngineSilentError)
+        name.checks.append(Check(check, outcome, round(time.monotonic() - begin, 3), detail))
+
+    for check in NAMES:
+        for beside in [[name] for name in names] if check == ALONE else [names]:
+            side_by_side(partial(ask, check=check), beside)
+            if any(name.silent for name in beside):
+                return names
+    return names

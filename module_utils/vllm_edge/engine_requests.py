@@ -3,21 +3,17 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from .canary import FindsContainers, Result, full_canary
 from .canary_checks import Ask, error_text
 from .engine_config import EngineConfig
-from .health import request
+from .health import request, side_by_side
 from .host_paths import HostPaths
 from .metrics import requests_in_work
 from .switching import Done, Generation, Limits, PhaseFailed
-
-Item = TypeVar("Item")
-Value = TypeVar("Value")
 
 METRICS_S = 3.0
 DRAIN_POLL_S = 0.5
@@ -28,32 +24,6 @@ IDLE_TIMES = 3
 LONGEST_PROMPT_TOKENS = 1024
 """As many as an engine with the default max_num_batched_tokens takes in one step, and quick on every card."""
 WARM_UP_TOKENS = 8
-
-
-def side_by_side(function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
-    """`function` of every item, each in a thread of its own; what one of them raises is raised here.
-
-    Daemon threads, joined in short steps: a signal that ends the switch must not wait for an engine's answer.
-    """
-    given = list(items)
-    values: dict[int, Value] = {}
-    problems: dict[int, BaseException] = {}
-
-    def run(at: int, item: Item) -> None:
-        try:
-            values[at] = function(item)
-        except BaseException as error:
-            problems[at] = error
-
-    threads = [threading.Thread(target=run, args=(at, item), daemon=True) for at, item in enumerate(given)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(0.2)
-    for at in sorted(problems):
-        raise problems[at]
-    return [values[at] for at in range(len(given))]
 
 
 # -- drain

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One question to an engine's HTTP server, with the standard library's client."""
+"""Questions to an engine's HTTP server, with the standard library's client, one or several at once."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -64,3 +69,29 @@ def request(
 def get_health(url: str, timeout_s: float) -> Answer:
     """vLLM's /health: 200 while the engine's processes live."""
     return request(url, "/health", timeout_s, limit=65_536)
+
+
+def side_by_side(function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
+    """`function` of every item, each in a thread of its own; what one of them raises is raised here.
+
+    Daemon threads, joined in short steps: a signal that ends the program must not wait for an engine's answer.
+    """
+    given = list(items)
+    values: dict[int, Value] = {}
+    problems: dict[int, BaseException] = {}
+
+    def run(at: int, item: Item) -> None:
+        try:
+            values[at] = function(item)
+        except BaseException as error:
+            problems[at] = error
+
+    threads = [threading.Thread(target=run, args=(at, item), daemon=True) for at, item in enumerate(given)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.2)
+    for at in sorted(problems):
+        raise problems[at]
+    return [values[at] for at in range(len(given))]

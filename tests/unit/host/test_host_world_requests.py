@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge import canary, generations, page_cache
 from ansible.module_utils.vllm_edge.engine_config import EngineConfig
-from ansible.module_utils.vllm_edge.engine_requests import side_by_side, words_for
-from ansible.module_utils.vllm_edge.health import Answer
+from ansible.module_utils.vllm_edge.engine_requests import words_for
+from ansible.module_utils.vllm_edge.health import Answer, side_by_side
 from ansible.module_utils.vllm_edge.host_paths import HostPaths
 from ansible.module_utils.vllm_edge.host_world import HostWorld
 from ansible.module_utils.vllm_edge.metrics import kv_blocks, requests_in_work
