@@ -22,12 +22,6 @@ SECURE_BOOT = (
 )
 
 
-def test_second_run_changes_nothing(driver_play: Run, seen: Seen) -> None:
-    result = driver_play("gpu_hosts")
-    assert (result.rc, result.changed) == (0, []), result.output[-3000:]
-    seen("nothing")
-
-
 def test_package_that_somebody_released(driver_play: Run, seen: Seen) -> None:
     UBUNTU.run("apt-mark unhold nvidia-utils-580-server linux-image-generic")
     result = driver_play(UBUNTU.name)

@@ -150,10 +150,10 @@ def test_what_is_tried_against_the_plan_goes_back(edge: Edge, controller: Any) -
 
 @pytest.fixture(scope="module")
 def edit(edge: Edge, controller: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """site.yml with the edit of one engine, while clients ask."""
+    """The stage of the engines with an edit of one of them, and the report, while clients ask."""
     clients = Clients(edge)
     clients.start()
-    run = play(controller, "site.yml", SETTINGS, EDIT)
+    run = play(controller, "playbooks/report.yml", SETTINGS, EDIT, str(ROOT / "playbooks" / "engines.yml"))
     recorded = clients.stop(tmp_path_factory.mktemp("edit"))
     yield {"play": run, "recorded": recorded, "journal": edge.last()}
 
@@ -186,6 +186,7 @@ def test_the_report_tells_phases_and_downtime(edge: Edge, edit: dict[str, Any]) 
     assert (report["generation"], report["switch"]["id"]) == (2, journal["id"])
 
 
+@pytest.mark.thorough
 def test_what_is_active_already_is_left_alone(edge: Edge, controller: Any) -> None:
     container, unit, last = default.life(edge, CONTAINER), edge.unit("InvocationID", "MainPID"), edge.last_id()
     run = play(controller, "playbooks/engines.yml", SETTINGS, EDIT)
@@ -432,7 +433,7 @@ def no_gap_beyond(
 
 @dataclass
 class Mission:
-    """nvfp4-tp2 -> bf16-tp4 -> nvfp4-tp2, each role asked once a second throughout."""
+    """nvfp4-tp2 -> bf16-tp4 -> nvfp4-tp2, each role asked every other second throughout."""
 
     journals: list[dict[str, Any]]
     recorded: role_client.Recorded
@@ -445,7 +446,7 @@ class Mission:
 def mission(edge: Edge, controller: Any, tmp_path_factory: pytest.TempPathFactory) -> Mission:
     first = bring(edge, controller, "nvfp4-tp2")
     clients = Clients(edge)
-    clients.start("--timeout", "10")
+    clients.start("--timeout", "10", "--interval", "2")
     try:
         journals = [first, bring(edge, controller, "bf16-tp4"), bring(edge, controller, "nvfp4-tp2")]
     finally:

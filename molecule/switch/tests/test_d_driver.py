@@ -79,6 +79,7 @@ def test_stop_is_refused_under_a_switch(edge: Edge, pair: Pair) -> None:
     assert "Nothing was stopped." in json.loads(done.stdout)["message"]
 
 
+@pytest.mark.thorough
 def test_driver_is_replaced_under_an_engine(
     edge: Edge, controller: Any, bystanders: Bystanders, pair: Pair, seen: Seen
 ) -> None:

@@ -43,6 +43,14 @@ def test_two_parts_run_at_once_and_each_has_a_line(tests: ModuleType, tmp_path: 
     assert all(" minutes " in line and " CPU seconds  passed" in line for line in lines), lines
 
 
+def test_what_needs_no_host_has_a_lane_of_its_own(tests: ModuleType, tmp_path: Path) -> None:
+    """It ends while both others wait for it."""
+    mark = tmp_path / "mark"
+    waits = ["sh", "-c", f"for i in $(seq 100); do [ -e {mark} ] && exit 0; sleep 0.1; done; exit 1"]
+    parts = [tests.Part(name, waits) for name in "ab"] + [tests.Part("c", ["touch", str(mark)], lane="beside")]
+    assert tests.Run(parts, lambda lab: 0.0, tmp_path, 60).all() == 0
+
+
 def test_a_part_that_fails_does_not_stop_the_others(
     tests: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
