@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
 import re
 import shlex
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,10 @@ import testinfra
 from testinfra.host import Host
 
 ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "tests" / "tools"))
+
+import role_client
+
 INVENTORY = ROOT / "inventories" / "lab"
 INVENTORY_HOST = "xr7620-lab"
 
@@ -117,6 +123,7 @@ except Exception as error:  # a connection that ends in the middle of an answer
 """
 
 FAULTS_ROWS = pytest.StashKey[list[tuple[str, str, str]]]()
+TEXTS = pytest.StashKey[list[tuple[str, list[str]]]]()
 
 
 # ---- the controller ---------------------------------------------------------------------------------------------
@@ -247,6 +254,11 @@ class Machine:
 
     def shell(self, command: str) -> str:
         return str(self.host.check_output(command))
+
+    def put(self, path: str, text: str, mode: str = "0644") -> None:
+        coded = base64.b64encode(text.encode()).decode()
+        self.shell(f"mkdir -p {shlex.quote(str(Path(path).parent))} && echo {coded} | base64 -d > {shlex.quote(path)}")
+        self.run("chmod", mode, path)
 
     def unit(self, *properties: str, unit: str = UNIT) -> dict[str, str]:
         shown = self.run("systemctl", "show", unit, f"--property={','.join(properties)}")
@@ -388,6 +400,67 @@ def undisturbed(machine: Machine, bystander: Life) -> Iterator[None]:
     assert {name: life(machine, name) for name in names} == before, "somebody else's container was disturbed"
 
 
+# ---- clients ----------------------------------------------------------------------------------------------------
+
+AGREE_S = 2.0
+"""Client and journal ask at other moments, the one every second or two, the other twice a second."""
+
+
+class Clients:
+    """Asks every role once a second, on the host, over whatever happens to the ssh connections."""
+
+    LOG = "/var/tmp/role-client.jsonl"
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    def start(self, *options: str) -> None:
+        self.machine.put("/usr/local/bin/role_client.py", Path(role_client.__file__).read_text(), "0755")
+        self.machine.run("rm", "--force", self.LOG)
+        words = ["/usr/local/bin/role_client.py", "watch", "--log", self.LOG, *options]
+        self.machine.run("systemd-run", "--quiet", "--collect", "--unit=role-client", *words)
+        time.sleep(2)
+
+    def stop(self, directory: Path) -> role_client.Recorded:
+        self.machine.run("systemctl", "stop", "role-client")
+        log = directory / "role-client.jsonl"
+        log.write_text(self.machine.run("cat", self.LOG))
+        return role_client.read(log)
+
+
+def gaps_of(recorded: role_client.Recorded) -> dict[str, list[role_client.Gap]]:
+    found: dict[str, list[role_client.Gap]] = {role: [] for role in ROLES}
+    for gap in role_client.gaps(recorded.asked):
+        found[gap.role].append(gap)
+    return found
+
+
+def first_answer_s(journal: Mapping[str, Any]) -> float:
+    """A client's first question comes beside the warm-up, and its answer as late as that of the warm-up may be."""
+    return float(sum(row["seconds"] for row in journal["phases"] if row["phase"] == "warm_up"))
+
+
+def no_gap_beyond(
+    journals: Sequence[Mapping[str, Any]], recorded: role_client.Recorded, away: Sequence[Sequence[str]]
+) -> None:
+    """What clients missed of each role is what the journal of each switch says, and there is nothing between them."""
+    found = gaps_of(recorded)
+    inside: list[role_client.Gap] = []
+    for journal, roles in zip(journals, away, strict=True):
+        began, ended = role_client.span(journal)
+        for role in ROLES:
+            during = [gap for gap in found[role] if began - 1 <= gap.from_s <= ended + 1]
+            inside += during
+            told = journal["downtime"][role]["seconds"]
+            if role not in roles:
+                assert during == [] and told == 0, (journal["profile"], role, during, told)
+                continue
+            assert None not in [gap.seconds for gap in during], during
+            total = sum(gap.seconds or 0.0 for gap in during)
+            assert abs(total - told) <= 2 * AGREE_S + first_answer_s(journal), (journal["profile"], role, during, told)
+    assert [gap for gaps in found.values() for gap in gaps if gap not in inside] == []
+
+
 # ---- what the faults looked like --------------------------------------------------------------------------------
 
 
@@ -406,7 +479,17 @@ def seen(request: pytest.FixtureRequest) -> Callable[..., None]:
     return add
 
 
+@pytest.fixture
+def tell(request: pytest.FixtureRequest) -> Callable[[str, list[str]], None]:
+    """Adds lines to what is told at the end, under a title."""
+    texts = request.config.stash.setdefault(TEXTS, [])
+    return lambda title, lines: texts.append((title, lines))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for title, lines in config.stash.get(TEXTS, []):
+        terminalreporter.section(title)
+        terminalreporter.write_line("\n".join(lines))
     rows = config.stash.get(FAULTS_ROWS, [])
     if not rows:
         return

@@ -7,7 +7,6 @@ simulated GPU is meant for one of them.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import importlib.util
 import json
@@ -31,15 +30,12 @@ assert _spec is not None and _spec.loader is not None
 default = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = default
 _spec.loader.exec_module(default)
-sys.path.insert(0, str(ROOT / "tests" / "tools"))
-
-import role_client
-
 # Fixtures of the default scenario that this one has as they are.
 host = default.host
 
 GPUS: list[str] = default.GPUS
 Play = default.Play
+Clients = default.Clients
 Controller = default.Controller
 
 SETTINGS = f"--extra-vars=@{ROOT / 'molecule' / 'switch' / 'settings.yml'}"
@@ -270,11 +266,6 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
 
     def python(self, program: str, *arguments: str, interpreter: str = "python3") -> str:
         return self.run(interpreter, "-c", program, *arguments).strip()
-
-    def put(self, path: str, text: str, mode: str = "0644") -> None:
-        coded = base64.b64encode(text.encode()).decode()
-        self.shell(f"mkdir -p {shlex.quote(str(Path(path).parent))} && echo {coded} | base64 -d > {shlex.quote(path)}")
-        self.run("chmod", mode, path)
 
     # -- what is there
 
@@ -593,29 +584,7 @@ def edit_of(length: int, other: int) -> tuple[tuple[str, str], tuple[str, str]]:
 # ---- clients ----------------------------------------------------------------------------------------------------
 
 
-class Clients:
-    """Asks every role once a second, on the host, over whatever happens to the ssh connections."""
-
-    LOG = "/var/tmp/role-client.jsonl"
-
-    def __init__(self, edge: Edge) -> None:
-        self.edge = edge
-
-    def start(self, *options: str) -> None:
-        self.edge.put("/usr/local/bin/role_client.py", Path(role_client.__file__).read_text(), "0755")
-        self.edge.run("rm", "--force", self.LOG)
-        words = ["/usr/local/bin/role_client.py", "watch", "--log", self.LOG, *options]
-        self.edge.run("systemd-run", "--quiet", "--collect", "--unit=role-client", *words)
-        time.sleep(2)
-
-    def stop(self, directory: Path) -> role_client.Recorded:
-        self.edge.run("systemctl", "stop", "role-client")
-        log = directory / "role-client.jsonl"
-        log.write_text(self.edge.run("cat", self.LOG))
-        return role_client.read(log)
-
-
 @pytest.fixture
-def clients(edge: Edge) -> Iterator[Clients]:
+def clients(edge: Edge) -> Iterator[Any]:
     yield Clients(edge)
     edge.host.run("systemctl stop role-client")

@@ -44,8 +44,6 @@ from conftest import (
 
 GROUP_VARS = ROOT / "group_vars" / "all"
 SECOND = "e2b-beside"
-AGREE_S = 2.0
-"""Client and journal ask at other moments, the one every second, the other twice a second."""
 FORWARD = ["preflight", "prepare", "drain", "stop", "free", "install", "start", "healthy", "warm_up", "canary"]
 FORWARD += ["measure", "commit", "clean_up"]
 
@@ -75,16 +73,9 @@ TWO = {
 WITH_SECOND = [edited(**{SECOND: BESIDE}), f"--extra-vars={json.dumps(TWO)}"]
 
 
-def gaps_of(recorded: role_client.Recorded) -> dict[str, list[role_client.Gap]]:
-    found: dict[str, list[role_client.Gap]] = {role: [] for role in ROLES}
-    for gap in role_client.gaps(recorded.asked):
-        found[gap.role].append(gap)
-    return found
-
-
 def agree(recorded: role_client.Recorded, journal: Mapping[str, Any], roles: Sequence[str]) -> None:
     """One gap for each of these roles, from and to the same moments as the journal says; none for any other."""
-    for role, found in gaps_of(recorded).items():
+    for role, found in default.gaps_of(recorded).items():
         told = journal["downtime"][role]
         if role not in roles:
             assert found == [] and told["seconds"] == 0, (role, found, told)
@@ -93,15 +84,14 @@ def agree(recorded: role_client.Recorded, journal: Mapping[str, Any], roles: Seq
         (asked,) = told["gaps"]
         began = journal["began_monotonic_s"]
         assert gap.to_s is not None
-        assert abs(began + asked["from_s"] - gap.from_s) <= AGREE_S, (role, gap, told)
-        assert abs(began + asked["to_s"] - gap.to_s) <= AGREE_S + first_answer_s(journal), (role, gap, told)
+        assert abs(began + asked["from_s"] - gap.from_s) <= default.AGREE_S, (role, gap, told)
+        assert abs(began + asked["to_s"] - gap.to_s) <= default.AGREE_S + default.first_answer_s(journal), (
+            role,
+            gap,
+            told,
+        )
         assert abs(sum(told["phases"].values()) - told["seconds"]) <= 0.5, told
         assert max(told["phases"], key=lambda name: told["phases"][name]) == "healthy", told
-
-
-def first_answer_s(journal: Mapping[str, Any]) -> float:
-    """A client's first question comes beside the warm-up, and its answer as late as that of the warm-up may be."""
-    return float(sum(row["seconds"] for row in journal["phases"] if row["phase"] == "warm_up"))
 
 
 # ---- through Ansible --------------------------------------------------------------------------------------------
@@ -381,7 +371,7 @@ def test_an_engine_is_taken_away(edge: Edge, clients: Clients, tmp_path: Path) -
     assert (journal["keep"], journal["stop"], journal["start"]) == ([ENGINE], [SECOND], [])
     assert edge.serves(1)
     assert default.life(edge, CONTAINER) == kept
-    assert gaps_of(recorded) == {role: [] for role in ROLES}
+    assert default.gaps_of(recorded) == {role: [] for role in ROLES}
     assert edge.host.run(f"ls /etc/vllm-edge/engines/{SECOND} /etc/systemd/system/vllm-{SECOND}.service").rc != 0
 
 
@@ -390,12 +380,6 @@ def test_an_engine_is_taken_away(edge: Edge, clients: Clients, tmp_path: Path) -
 DEMONSTRATION = ["nvfp4-tp2", "bf16-tp4", "w4a16-tp2", "nvfp4-tp2"]
 SMALL = ["auditor", "sentry"]
 LARGE = ["architect", "worker"]
-# On the host: which of vLLM's extensions the processes of a container have loaded.
-KERNELS = """
-docker top {0} -eo pid | tail -n +2 | while read pid; do
-    grep -oh '/vllm/_C[A-Z0-9_]*[.]' /proc/$pid/maps
-done | sort -u
-"""
 
 
 def bring(edge: Edge, controller: Any, profile: str, *arguments: str) -> dict[str, Any]:
@@ -408,77 +392,6 @@ def bring(edge: Edge, controller: Any, profile: str, *arguments: str) -> dict[st
     assert edge.serves(journal["generation"])
     assert all(gpu["within_budget"] for gpu in journal["gpus"]), journal["gpus"]
     return journal
-
-
-def no_gap_beyond(
-    journals: Sequence[Mapping[str, Any]], recorded: role_client.Recorded, away: Sequence[Sequence[str]]
-) -> None:
-    """What clients missed of each role is what the journal of each switch says, and there is nothing between them."""
-    found = gaps_of(recorded)
-    inside: list[role_client.Gap] = []
-    for journal, roles in zip(journals, away, strict=True):
-        began, ended = role_client.span(journal)
-        for role in ROLES:
-            during = [gap for gap in found[role] if began - 1 <= gap.from_s <= ended + 1]
-            inside += during
-            told = journal["downtime"][role]["seconds"]
-            if role not in roles:
-                assert during == [] and told == 0, (journal["profile"], role, during, told)
-                continue
-            assert None not in [gap.seconds for gap in during], during
-            total = sum(gap.seconds or 0.0 for gap in during)
-            assert abs(total - told) <= 2 * AGREE_S + first_answer_s(journal), (journal["profile"], role, during, told)
-    assert [gap for gaps in found.values() for gap in gaps if gap not in inside] == []
-
-
-@dataclass
-class Mission:
-    """nvfp4-tp2 -> bf16-tp4 -> nvfp4-tp2, each role asked every other second throughout."""
-
-    journals: list[dict[str, Any]]
-    recorded: role_client.Recorded
-    line: str
-    """`docker create` of the 31B in NVFP4."""
-    kernels: list[str]
-
-
-@pytest.fixture(scope="module")
-def mission(edge: Edge, controller: Any, tmp_path_factory: pytest.TempPathFactory) -> Mission:
-    first = bring(edge, controller, "nvfp4-tp2")
-    clients = Clients(edge)
-    clients.start("--timeout", "10", "--interval", "2")
-    try:
-        journals = [first, bring(edge, controller, "bf16-tp4"), bring(edge, controller, "nvfp4-tp2")]
-    finally:
-        recorded = clients.stop(tmp_path_factory.mktemp("mission"))
-    line = edge.run("cat", "/etc/vllm-edge/engines/31b-nvfp4-tp2/docker-create")
-    return Mission(journals, recorded, line, edge.shell(KERNELS.format("vllm-31b-nvfp4-tp2")).split())
-
-
-def test_the_switch_of_the_mission(mission: Mission, tell: Tell) -> None:
-    """The 31B from two GPUs to all four, at full precision, and back."""
-    there, back = mission.journals[1:]
-    three = ["31b-nvfp4-tp2", "e2b", "e4b"]
-    assert (sorted(there["stop"]), there["start"]) == (three, ["31b-bf16-tp4"])
-    assert (back["stop"], sorted(back["start"])) == (["31b-bf16-tp4"], three)
-    for journal in (there, back):
-        assert {row["served_name"] for row in journal["canary"]} == set(ROLES)
-    assert all(gpu["engine_mib"] > 20_000 for gpu in there["gpus"]), "all four GPUs are the 31B's"
-    tell("nvfp4-tp2 -> bf16-tp4 -> nvfp4-tp2, seen by clients", role_client.summary(mission.recorded, [there, back]))
-
-
-def test_clients_miss_nothing_beyond_the_journals(mission: Mission) -> None:
-    no_gap_beyond(mission.journals[1:], mission.recorded, [ROLES, ROLES])
-
-
-def test_an_fp8_cache_on_a_cpu_without_avx512(mission: Mission) -> None:
-    """The scenario's lab has such a CPU: what the unit asks for, the log, /metrics and the memory are as planned."""
-    assert mission.kernels == ["/vllm/_C_AVX2."], "vLLM took this machine for what the lab says it is"
-    assert "--kv-cache-dtype=fp8\n" in mission.line
-    for journal in (mission.journals[0], mission.journals[2]):
-        rows = {row["component"]: row for row in journal["drift"] if row["what"] == "31b-nvfp4-tp2"}
-        for counted in ("kv_cache_tokens", "kv_blocks"):
-            assert rows[counted]["measured"] == rows[counted]["planned"] > 0, rows
 
 
 @pytest.mark.thorough
@@ -500,5 +413,5 @@ def test_the_demonstration(edge: Edge, controller: Any, clients: Clients, tmp_pa
     assert lives() == small, "the edit is the 31B's"
     recorded = clients.stop(tmp_path)
     tell("The demonstration: gaps of clients beside the phases", role_client.summary(recorded, journals))
-    no_gap_beyond(journals, recorded, [ROLES, ROLES, LARGE, LARGE])
+    default.no_gap_beyond(journals, recorded, [ROLES, ROLES, LARGE, LARGE])
     bring(edge, controller, PROFILE)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The switch of the mission by site.yml, while clients ask: the 31B from two GPUs to all four and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import role_client
+from conftest import BYSTANDER, PROFILE, ROLES, Clients, Controller, Life, Machine, life, no_gap_beyond, play_result
+
+ENGINE = "31b-nvfp4-tp2"
+THREE = [ENGINE, "e2b", "e4b"]
+ALL_FOUR = "31b-bf16-tp4"
+PLAYED_S = 1500
+# On the host: which of vLLM's extensions the processes of a container have loaded.
+KERNELS = """
+docker top {0} -eo pid | tail -n +2 | while read pid; do
+    grep -oh '/vllm/_C[A-Z0-9_]*[.]' /proc/$pid/maps
+done | sort -u
+"""
+
+
+@dataclass
+class Mission:
+    """nvfp4-tp2 -> bf16-tp4 -> nvfp4-tp2, each role asked every other second throughout."""
+
+    there: dict[str, Any]
+    back: dict[str, Any]
+    recorded: role_client.Recorded
+
+
+def bring(machine: Machine, controller: Controller, profile: str) -> dict[str, Any]:
+    """The journal of the switch."""
+    play = play_result(controller.start_play("site.yml", f"--extra-vars=serving_profile={profile}"), PLAYED_S)
+    assert play.rc == 0, play.output[-8000:]
+    journal: dict[str, Any] = json.loads(machine.host.file("/var/lib/vllm-edge/switch.json").content_string)
+    assert (journal["result"], journal["profile"]) == ("committed", profile)
+    assert all(gpu["within_budget"] for gpu in journal["gpus"]), journal["gpus"]
+    status = json.loads(machine.run("vllm-edge", "status", "--format", "json"))
+    assert (status["problems"], status["active_profile"]["profile"]) == ([], profile)
+    return journal
+
+
+@pytest.fixture(scope="module")
+def mission(
+    machine: Machine, controller: Controller, bystander: Life, tmp_path_factory: pytest.TempPathFactory
+) -> Mission:
+    clients = Clients(machine)
+    clients.start("--timeout", "10", "--interval", "2")
+    try:
+        there, back = bring(machine, controller, "bf16-tp4"), bring(machine, controller, PROFILE)
+    finally:
+        recorded = clients.stop(tmp_path_factory.mktemp("mission"))
+    return Mission(there, back, recorded)
+
+
+def test_the_switch_of_the_mission(machine: Machine, mission: Mission, bystander: Life, tell: Any) -> None:
+    there, back = mission.there, mission.back
+    assert (sorted(there["stop"]), there["start"]) == (THREE, [ALL_FOUR])
+    assert (back["stop"], sorted(back["start"])) == ([ALL_FOUR], THREE)
+    for journal in (there, back):
+        assert {row["served_name"] for row in journal["canary"]} == set(ROLES)
+    assert all(gpu["engine_mib"] > 20_000 for gpu in there["gpus"]), "all four GPUs are the 31B's"
+    assert life(machine, BYSTANDER) == bystander, "somebody else's container was disturbed"
+    tell("nvfp4-tp2 -> bf16-tp4 -> nvfp4-tp2, seen by clients", role_client.summary(mission.recorded, [there, back]))
+
+
+def test_clients_miss_nothing_beyond_the_journals(mission: Mission) -> None:
+    no_gap_beyond([mission.there, mission.back], mission.recorded, [list(ROLES), list(ROLES)])
+
+
+def test_an_fp8_cache_on_a_cpu_without_avx512(machine: Machine, mission: Mission) -> None:
+    """The scenario's lab has such a CPU: what the unit asks for, the log, /metrics and the memory are as planned."""
+    kernels = machine.shell(KERNELS.format(f"vllm-{ENGINE}")).split()
+    assert kernels == ["/vllm/_C_AVX2."], "vLLM took this machine for what the lab says it is"
+    assert "--kv-cache-dtype=fp8\n" in machine.run("cat", f"/etc/vllm-edge/engines/{ENGINE}/docker-create")
+    rows = {row["component"]: row for row in mission.back["drift"] if row["what"] == ENGINE}
+    for counted in ("kv_cache_tokens", "kv_blocks"):
+        assert rows[counted]["measured"] == rows[counted]["planned"] > 0, rows
