@@ -84,7 +84,8 @@ def check_weights(configs: Iterable[EngineConfig]) -> Found:
                     "brings and records them."
                 )
                 continue
-            if config.weights_path and record.path != config.weights_path:
+            # The record has the directory that a link leads to.
+            if config.weights_path and Path(record.path).resolve() != Path(config.weights_path).resolve():
                 found.problems.append(
                     f"The {name} are recorded at {record.path}, the engine reads {config.weights_path}: run site.yml."
                 )

@@ -158,6 +158,14 @@ def test_weights_without_a_record_or_with_another_one(bench: Bench, tmp_path: Pa
     assert "were not looked at: the generation names no record" in done.warnings[0]
 
 
+def test_weights_behind_a_link_are_those_that_were_recorded(bench: Bench, tmp_path: Path) -> None:
+    """The record has the directory itself, the engine the path of the inventory."""
+    link = tmp_path / "data"
+    link.symlink_to(bench.directory.parent, target_is_directory=True)
+    wanted = bench.generation(weights_path=str(link / bench.directory.name))
+    assert bench.world.preflight(wanted, Moves(start=("e2b",))).warnings == ()
+
+
 def test_weights_that_cannot_be_read(bench: Bench) -> None:
     bench.record.unlink()
     bench.record.mkdir()
