@@ -128,6 +128,10 @@ path:
   description: Directory of the weights.
   returned: success
   type: str
+real_path:
+  description: The same directory without links, which may be on another disk.
+  returned: success
+  type: str
 files:
   description: Number of files.
   returned: when known
@@ -331,6 +335,7 @@ class ModelWeights:
         """One run at a time: a download goes on when the play that started it is interrupted."""
         self.record_path.parent.mkdir(parents=True, exist_ok=True)
         stream = self.held.enter_context((self.record_path.parent / f".{self.wanted.model}.lock").open("w"))
+        os.fchmod(stream.fileno(), 0o600)  # who may open it could hold the lock
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -421,6 +426,7 @@ class ModelWeights:
             "changed": True,
             "resolved": False,
             "path": self.params["path"],
+            "real_path": str(self.wanted.path),
             "downloaded": [],
             "damaged": {},
             "healed": {},
@@ -464,6 +470,7 @@ class ModelWeights:
             "revision": plan.commit,
             "resolved": plan.resolved,
             "path": self.params["path"],
+            "real_path": str(self.wanted.path),
             "files": len(plan.expected),
             "bytes": sum(plan.expected.values()),
             "downloaded": [item.path for item in plan.bring],

@@ -303,10 +303,11 @@ def test_no_pickles(machine: Machine) -> None:
 def test_unit(machine: Machine, engine: Served) -> None:
     shown = machine.unit("ActiveState", "SubState", "Result", "StatusText", unit=engine.unit)
     assert (shown["ActiveState"], shown["SubState"], shown["Result"]) == ("active", "running", "success")
-    defined = machine.unit("Type", "NotifyAccess", "WatchdogUSec", "PartOf", unit=engine.unit)
+    defined = machine.unit("Type", "NotifyAccess", "WatchdogUSec", "PartOf", "RequiresMountsFor", unit=engine.unit)
     assert (defined["Type"], defined["NotifyAccess"]) == ("notify", "main")
     assert defined["WatchdogUSec"] == "30s"
     assert defined["PartOf"] == "vllm-edge.target"
+    assert {engine.weights, "/data/vllm/cache"} <= {*defined["RequiresMountsFor"].split()}
     assert engine.url in shown["StatusText"] and ", ".join(engine.served_names) in shown["StatusText"]
 
 
@@ -324,6 +325,17 @@ def test_target_wants_the_engines(machine: Machine) -> None:
     wanted = machine.unit("Wants", unit="vllm-edge.target")["Wants"].split()
     assert {engine.unit for engine in ENGINES} == {unit for unit in wanted if unit.startswith("vllm-")}
     assert "vllm-edge.target" in machine.unit("Wants", unit="multi-user.target")["Wants"].split()
+
+
+def test_engines_start_at_boot_where_the_cdi_specification_is_made_late(machine: Machine) -> None:
+    """The units of nvidia-container-toolkit 1.19.0 come after multi-user.target, which wants our engines."""
+    late = "/run/systemd/system/nvidia-cdi-refresh.service.d"
+    machine.shell(f"mkdir -p {late} && printf '[Unit]\\nAfter=multi-user.target\\n' > {late}/late.conf")
+    try:
+        said = machine.host.run("systemd-analyze verify --man=no multi-user.target").stderr
+    finally:
+        machine.run("rm", "--recursive", late)
+    assert "ordering cycle" not in said, said
 
 
 @pytest.mark.parametrize(

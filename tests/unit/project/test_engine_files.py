@@ -113,6 +113,17 @@ def test_what_the_bus_wants_goes_to_engines_over_several_gpus(rendered: Any) -> 
     assert "P2P" not in alone and "all-reduce" not in alone and "kept from" not in alone
 
 
+@pytest.mark.parametrize(
+    ("model", "paths"),
+    [({}, "/data/m /data/vllm/cache"), ({"real_path": "/mnt/nvme/m"}, "/data/m /mnt/nvme/m /data/vllm/cache")],
+    ids=["plain", "behind a link"],
+)
+def test_an_engine_waits_for_the_disk_of_its_weights(rendered: Any, model: dict[str, str], paths: str) -> None:
+    given = {"path": "/data/m", "manifest_sha256": "0", "precision": "bf16", "record": "/r", **model}
+    unit = rendered(vllm_engine_models={"m": given})["one"]["vllm-engine.service"]
+    assert f"RequiresMountsFor={paths}" in unit[unit.index("[Unit]") : unit.index("[Service]")]
+
+
 @pytest.mark.parametrize("forbidden", [False, True])
 def test_without_a_look_at_the_bus(rendered: Any, forbidden: bool) -> None:
     """What the inventory says goes above what the host would say, and the engine over one GPU is never meant."""
