@@ -29,6 +29,8 @@ COUNTING = "Count from 1 to 9, digits and commas only."
 ANSWER_TOKENS = 24
 COUNTING_TOKENS = 12
 STRUCTURED_TOKENS = 64
+THINKING_TOKENS = 512
+"""For a model that cannot be asked not to think: at 5 tokens a second within the default canary timeout of 120 s."""
 
 LAMP_KEYS = ("on", "colour", "level")
 COLOURS = ("red", "green", "blue")
@@ -84,6 +86,10 @@ class CheckFailedError(Exception):
     """The engine answered, but not as it has to; the text says how."""
 
 
+class StillThinkingError(Exception):
+    """The model spent all its tokens on thinking, which shows nothing of what was asked."""
+
+
 class EngineSilentError(Exception):
     """No HTTP answer: whatever else would be asked, would wait in vain."""
 
@@ -110,6 +116,8 @@ class Reply:
     """What a chat completion says."""
 
     text: str
+    only_thought: bool
+    """The text is what the model thought; it has said nothing."""
     tokens: int | None
     prompt_tokens: int | None
     finish: str
@@ -134,8 +142,10 @@ def reply_of(data: Any) -> Reply:
     usage = data.get("usage") or {}
     counts = [usage.get(key) for key in ("completion_tokens", "prompt_tokens")]
     tokens, prompt_tokens = (count if isinstance(count, int) else None for count in counts)
+    thought = message.get("reasoning_content") or message.get("reasoning")
     return Reply(
-        text=str(message.get("content") or message.get("reasoning_content") or message.get("reasoning") or ""),
+        text=str(message.get("content") or thought or ""),
+        only_thought=bool(thought) and not message.get("content") and not message.get("tool_calls"),
         tokens=tokens,
         prompt_tokens=prompt_tokens,
         finish=str(choice.get("finish_reason")),
@@ -186,9 +196,22 @@ class Client:
                 f"{what} of {self.name!r} is no chat completion ({type(error).__name__}: {error})"
             ) from error
 
-    def without_thinking(self) -> dict[str, Any]:
-        """vLLM holds a schema only once thinking has ended, and thinking does not end within few tokens."""
-        return {"chat_template_kwargs": {"enable_thinking": False}} if self.config.reasoning_parser else {}
+    def chat_structured(self, what: str, user: str, **payload: Any) -> Reply:
+        """A completion that vLLM holds to a structure, which it does only once thinking has ended.
+
+        Some models can be asked not to think. The templates of others (Qwen3-Thinking, DeepSeek-R1, gpt-oss) have no
+        such switch or another name for it: they get tokens enough to come to an end.
+        """
+        if self.config.reasoning_parser:
+            payload["chat_template_kwargs"] = {"enable_thinking": False}
+        reply = self.chat(what, user, STRUCTURED_TOKENS, **payload)
+        if reply.only_thought and reply.finish == "length":
+            reply = self.chat(what, user, THINKING_TOKENS, **payload)
+        if reply.only_thought and reply.finish == "length":
+            raise StillThinkingError(
+                f"{what} of {self.name!r} did not come: the model thought for all its {reply.tokens} tokens"
+            )
+        return reply
 
 
 def messages_of(user: str, system: str | None = None) -> list[dict[str, str]]:
@@ -267,13 +290,7 @@ def json_schema(client: Client) -> Verdict:
 
     def ask(schema: Mapping[str, Any]) -> Reply:
         schema_format = {"type": "json_schema", "json_schema": {"name": "lamp", "schema": schema, "strict": True}}
-        return client.chat(
-            "the answer by JSON schema",
-            DESCRIBE,
-            STRUCTURED_TOKENS,
-            response_format=schema_format,
-            **client.without_thinking(),
-        )
+        return client.chat_structured("the answer by JSON schema", DESCRIBE, response_format=schema_format)
 
     reply = ask(LAMP_SCHEMA)
     problem = lamp_problem(reply.text)
@@ -391,7 +408,7 @@ def tool_call(client: Client) -> Verdict:
         forced = {"tool_choice": "auto", "structured_outputs": {"choice": [native]}}
 
     def ask(what: str, **payload: Any) -> Reply:
-        return client.chat(what, USE_TOOL, STRUCTURED_TOKENS, tools=[TOOL], **payload, **client.without_thinking())
+        return client.chat_structured(what, USE_TOOL, tools=[TOOL], **payload)
 
     problem = _call_problem(ask("the enforced tool call", **forced))
     if problem is not None:
@@ -447,6 +464,8 @@ def run_checks(clients: Sequence[Client]) -> list[Checked]:
                 detail = shown(reply.text) + ("" if reply.tokens is None else f", {reply.tokens} tokens")
             else:
                 outcome, detail = CHECKS[check](name.client)
+        except StillThinkingError as error:
+            outcome, detail = Outcome.NOT_SHOWN, str(error)
         except (CheckFailedError, EngineSilentError) as error:
             outcome, detail, name.silent = Outcome.FAILED, str(error), isinstance(error, EngineSilentError)
         name.checks.append(Check(check, outcome, round(time.monotonic() - begin, 3), detail))

@@ -23,7 +23,12 @@ from ansible.module_utils.vllm_edge.canary import (
     full_canary,
     run_canary,
 )
-from ansible.module_utils.vllm_edge.canary_checks import NAMES, Check, Outcome, lamp_problem
+from ansible.module_utils.vllm_edge.canary_checks import (
+    NAMES,
+    Check,
+    Outcome,
+    lamp_problem,
+)
 from ansible.module_utils.vllm_edge.cli import main
 from ansible.module_utils.vllm_edge.containers import Container, DockerAway
 from ansible.module_utils.vllm_edge.engine_config import EngineConfig, EngineConfigError, parse_engine
@@ -318,6 +323,35 @@ def test_thinking_is_off_where_a_schema_has_to_hold(server: Server, parser: str 
     server.result(reasoning_parser=parser)
     guided = [asked for asked in server.asked if "response_format" in asked or "tools" in asked]
     assert [asked.get("chat_template_kwargs") for asked in guided] == [sent] * 3
+
+
+THINKS = chat(None, tokens=64, finish="length")
+THINKS[1]["choices"][0]["message"]["reasoning"] = "Okay, the user wants a lamp described as JSON"
+
+
+@pytest.mark.parametrize(("question", "name"), [("schema", "json_schema"), ("free", "tool_call")])
+@pytest.mark.parametrize(
+    ("then", "outcome", "told"),
+    [
+        (None, Outcome.PASSED, "green"),
+        (THINKS, Outcome.NOT_SHOWN, "did not come: the model thought for all its 64 tokens"),
+        (chat("No."), None, ""),
+    ],
+)
+def test_a_model_that_cannot_be_asked_not_to_think_gets_more_tokens(
+    server: Server, question: str, name: str, then: Any, outcome: Outcome | None, told: str
+) -> None:
+    """It passes when it comes to an end in time, else nothing is shown; what it says at its end is judged as always."""
+    good = server.answers[question]
+    server.answers[question] = [THINKS, then or good]
+    check = server.check(name, reasoning_parser="deepseek_r1")
+    assert check.outcome is (outcome or {"schema": Outcome.FAILED, "free": Outcome.NOT_SHOWN}[question])
+    assert told in check.detail
+    guided = [
+        asked for asked in server.asked if "max_tokens" in asked and ("response_format" in asked or "tools" in asked)
+    ]
+    tokens = [asked["max_tokens"] for asked in guided if kind("/v1/chat/completions", asked) == question]
+    assert tokens == [64, 512]
 
 
 ONE, TWO, OTHER = (chat(text, token_ids=ids) for text, ids in (("a b", [1, 2]), ("a c", [1, 3]), ("a", [1])))
