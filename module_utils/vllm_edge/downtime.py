@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from .canary import models_of
 from .canary_checks import Ask
-from .health import request
+from .health import request, takes_work
 from .switching import Downtime, Gap, Generation, PhaseRecord
 
 EVERY_S = 0.5
@@ -112,15 +112,7 @@ class RoleWatch:
             names = frozenset(models_of(answer)) if answer.ok else frozenset()
         except ValueError:
             return frozenset()
-        return names if names and self._works(url, min(names)) else frozenset()
-
-    def _works(self, url: str, name: str) -> bool:
-        """Whether a request for the model would be taken. From SIGTERM to its end vLLM lists its models and is healthy,
-        and answers every request with an error; to count tokens costs it nothing, and tells."""
-        question = {"model": name, "messages": [{"role": "user", "content": "."}]}
-        answer = self._ask(url, "/tokenize", TIMEOUT_S, method="POST", payload=question)
-        # An engine whose chat template does not like the question, or that has no such path, works all the same.
-        return answer.status is not None and answer.status < 500
+        return names if names and takes_work(url, min(names), TIMEOUT_S, self._ask) else frozenset()
 
     def _watch(self, urls: Sequence[str], roles: Sequence[str]) -> None:
         order = list(urls)

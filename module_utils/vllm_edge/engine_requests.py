@@ -10,7 +10,7 @@ from typing import Any
 from .canary import FindsContainers, Result, full_canary
 from .canary_checks import Ask, error_text
 from .engine_config import EngineConfig
-from .health import request, side_by_side
+from .health import request, side_by_side, takes_work
 from .host_paths import HostPaths
 from .metrics import requests_in_work
 from .switching import Done, Generation, Limits, PhaseFailed
@@ -95,10 +95,14 @@ def idle_since(config: EngineConfig, wait: Callable[[float], bool], *, ask: Ask 
     """After SIGTERM, until the engine has finished its requests; False where `wait` said that it has ended.
 
     An engine that was given --shutdown-timeout finishes its requests after SIGTERM, and vLLM 0.32 then spends all the
-    rest of that time on taking itself down. Its /metrics tell when there is nothing left to wait for.
+    rest of that time on taking itself down. Its /metrics tell when there is nothing left to wait for. Until SIGTERM
+    has come, which may take systemd some seconds, an idle engine still takes requests.
     """
-    zeros = 0
+    zeros, told = 0, False
     while not wait(IDLE_POLL_S):
+        told = told or not takes_work(config.url, config.served_names[0], IDLE_ASK_S, ask)
+        if not told:
+            continue
         answer = ask(config.url, "/metrics", IDLE_ASK_S)
         left = requests_in_work(answer.body.decode("utf-8", "replace")) if answer.ok else None
         zeros = zeros + 1 if left == 0 else 0

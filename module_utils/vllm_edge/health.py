@@ -71,6 +71,15 @@ def get_health(url: str, timeout_s: float) -> Answer:
     return request(url, "/health", timeout_s, limit=65_536)
 
 
+def takes_work(url: str, name: str, timeout_s: float, ask: Callable[..., Answer] = request) -> bool:
+    """Whether a request for the model would be taken. From SIGTERM to its end vLLM lists its models and is healthy, and
+    answers every request with an error; to count tokens costs it nothing, and tells."""
+    question = {"model": name, "messages": [{"role": "user", "content": "."}]}
+    answer = ask(url, "/tokenize", timeout_s, method="POST", payload=question)
+    # An engine whose chat template does not like the question, or that has no such path, works all the same.
+    return answer.status is not None and answer.status < 500
+
+
 def side_by_side(function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
     """`function` of every item, each in a thread of its own; what one of them raises is raised here.
 

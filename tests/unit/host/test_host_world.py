@@ -12,6 +12,7 @@ import pytest
 from ansible.module_utils.vllm_edge import engine_requests, generations, host_world
 from ansible.module_utils.vllm_edge.containers import DockerUnit
 from ansible.module_utils.vllm_edge.engine_state import EngineState, Failure, write_state
+from ansible.module_utils.vllm_edge.health import Answer
 from ansible.module_utils.vllm_edge.host_paths import HostPaths
 from ansible.module_utils.vllm_edge.host_world import HostWorld
 from ansible.module_utils.vllm_edge.switching import TARGET, Generation, Limits, Moves, PhaseFailed
@@ -262,6 +263,31 @@ def test_an_engine_that_has_finished_its_requests_need_not_take_its_time(
     asked = len(host.http.asked)
     time.sleep(0.1)
     assert len(host.http.asked) <= asked + 1
+
+
+def test_an_idle_engine_that_was_not_told_to_stop_yet_takes_requests(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd may take seconds to deliver SIGTERM, and until then the engine is nobody's to kill."""
+    monkeypatch.setattr(engine_requests, "IDLE_POLL_S", 0.01)
+    activate(host.paths, rendered(engine("e2b", shutdown_timeout_s=20)))
+    host.http.answers["/metrics"] = ok("vllm:num_requests_running 0")
+    host.http.answers["/tokenize"] = ok({"tokens": [1]})
+    early: list[list[str]] = []
+
+    def stop(names: list[str]) -> None:
+        time.sleep(0.2)
+        early.append(list(host.docker.killed))
+        host.http.answers["/tokenize"] = Answer(503)
+        deadline = time.monotonic() + 5
+        while not host.docker.killed and time.monotonic() < deadline:
+            time.sleep(0.01)
+        host.systemctl.unit("vllm-e2b.service", ActiveState="inactive")
+        host.docker.containers = []
+
+    host.systemctl.on["stop"] = stop
+    host.world.stop(Moves(stop=("e2b",)))
+    assert (early, host.docker.killed) == ([[]], ["id-e2b"])
 
 
 def test_without_docker_an_engine_takes_its_time(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
