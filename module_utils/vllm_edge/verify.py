@@ -66,7 +66,7 @@ def check_host(status: Row) -> Checked:
 def check_profile(status: Row) -> Checked:
     profile = status["active_profile"] or {}
     problems = profile_problems(status)
-    if status["active_profile"] is not None and profile.get("profile") != status["expected_profile"]:
+    if problems and status["active_profile"] is not None and profile.get("profile") != status["expected_profile"]:
         problems[0] += (
             " Files, weights and memory were not compared with the inventory, which is about other engines; "
             f"'-e serving_profile={profile.get('profile')}' verifies what runs."

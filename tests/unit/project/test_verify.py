@@ -118,6 +118,12 @@ def test_a_host_that_is_as_it_should_be() -> None:
     assert max(map(len, lines)) <= 100
 
 
+def test_a_switch_to_the_profile_of_the_inventory_is_the_only_problem_while_it_runs() -> None:
+    switch = {"generation": 5, "profile": "w4a16-tp2", "asked_by": "site.yml", "phase": "healthy"}
+    (told,) = problems(host(expected_profile="w4a16-tp2", switch=switch))
+    assert told.startswith("A switch to generation 5 (w4a16-tp2) runs, asked by site.yml, phase healthy")
+
+
 def weights(**result: Any) -> Collected:
     return replace(GOOD, weights=[MODEL | {"result": MODEL["result"] | result}])
 
