@@ -97,11 +97,12 @@ def ask_containers(docker: Docker, names: Sequence[str]) -> tuple[dict[str, Cont
     return found, None
 
 
-def ask_gpus(budgets: Mapping[str, int | None]) -> Asked:
-    """Memory of every GPU, held against the budgets by UUID; None is a budget that nobody stated.
+def ask_gpus(budgets: Mapping[str, int | None], paths: HostPaths) -> Asked:
+    """Memory of every GPU that answers, held against the budgets by UUID; None is a budget that nobody stated.
 
-    The driver may be absent: that is a sentence, not a failure.
+    A GPU that does not answer, or a driver that is absent, is a sentence and not a failure.
     """
+    from .gpus import read_boards, slots_of
     from .nvml import NvmlFailure, open_nvml, pynvml_missing
     from .owners import find_owners
     from .vram import Limits, evaluate
@@ -110,7 +111,7 @@ def ask_gpus(budgets: Mapping[str, int | None]) -> Asked:
         return [], "GPUs cannot be read: the Python package nvidia-ml-py is not installed beside this program"
     try:
         with open_nvml() as session:
-            reading = session.read()
+            reading = read_boards(session, slots_of(paths))
     except NvmlFailure as failure:
         return [], f"GPUs cannot be read: {failure}"
     owners = find_owners({process.pid for gpu in reading.gpus for process in gpu.processes or ()})
@@ -122,7 +123,7 @@ def ask_gpus(budgets: Mapping[str, int | None]) -> Asked:
         if budgets.get(gpu.uuid, 0) is None:
             board |= {"budget_mib": None, "headroom_mib": None, "within_budget": None, "problem": None}
         boards.append({key: value for key, value in board.items() if key not in ("slot", "expected_mib")})
-    return boards, None
+    return boards, " ".join(map(str, reading.lost)) or None
 
 
 def parse_listeners(text: str) -> dict[int, list[str]]:
@@ -308,7 +309,7 @@ def collect(
     paths: HostPaths,
     docker: Docker,
     units: Callable[[Sequence[str]], tuple[dict[str, dict[str, str]], str | None]] = ask_units,
-    gpus: Callable[[Mapping[str, int | None]], Asked] = ask_gpus,
+    gpus: Callable[[Mapping[str, int | None], HostPaths], Asked] = ask_gpus,
     listeners: Callable[[], Mapping[int, Sequence[str]]] = ask_listeners,
     expected_profile: str | None = None,
 ) -> Json:
@@ -330,7 +331,7 @@ def collect(
     profile, profile_problem = read_active_profile(paths)
     shown, unit_problem = units([*[config.unit for config in configs], TARGET])
     containers, docker_problem = ask_containers(docker, [config.container for config in configs])
-    boards, gpu_problem = gpus(budgets_of(configs))
+    boards, gpu_problem = gpus(budgets_of(configs), paths)
     listening = listeners()
     live_files, file_problems = read_live_files(paths, profile)
     problems += [text for text in (profile_problem, unit_problem, docker_problem, gpu_problem) if text]

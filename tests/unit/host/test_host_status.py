@@ -83,7 +83,7 @@ def asked(
         paths,
         docker,
         lambda names: (units, None),
-        lambda budgets: (list(boards), None),
+        lambda budgets, paths: (list(boards), None),
         lambda: listeners or {8070: ["127.0.0.1"]},
         expected,
     )
@@ -110,7 +110,7 @@ def test_an_empty_host_says_so(tmp_path: Path) -> None:
         HostPaths(tmp_path / "etc", tmp_path / "state"),
         docker,
         lambda names: ({}, None),
-        lambda budgets: ([], "GPUs cannot be read: the driver is not loaded"),
+        lambda budgets, paths: ([], "GPUs cannot be read: the driver is not loaded"),
         dict,
     )
     lines = status_lines(status)

@@ -23,6 +23,7 @@ from ansible.module_utils.vllm_edge.host_world import HostWorld
 from ansible.module_utils.vllm_edge.nvml import open_nvml
 from ansible.module_utils.vllm_edge.owners import ENDED, Owner
 from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
+from ansible.module_utils.vllm_edge.status import ask_gpus
 from ansible.module_utils.vllm_edge.switching import Generation, Limits, Moves, PhaseFailed
 from fake_host import Clock
 from test_generations import activate, engine, rendered
@@ -384,3 +385,14 @@ def test_no_driver_is_told_with_its_remedy(bench: Bench) -> None:
     bench.boards.set_module(None)
     with pytest.raises(PhaseFailed, match="VRAM cannot be measured: The NVIDIA kernel module is not loaded"):
         world(bench).measure(generation_on(bench.paths, 1, BUDGET))
+
+
+# -- status
+
+
+def test_a_lost_gpu_hides_no_other_from_status(bench: Bench) -> None:
+    bench.boards.set_fault(2, "gpu-lost")
+    boards, problem = ask_gpus({UUIDS[0]: BUDGET}, bench.paths)
+    assert [board["uuid"] for board in boards] == [UUIDS[0], UUIDS[1], UUIDS[3]]
+    assert boards[0]["budget_mib"] == BUDGET
+    assert problem is not None and "has fallen off the bus" in problem
