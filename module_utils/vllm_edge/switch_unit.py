@@ -7,6 +7,7 @@ killed, a Ctrl-C end the following and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -50,7 +51,12 @@ class Unit(Protocol):
         ...
 
     def running(self) -> bool:
-        """Whether systemd still has the unit, its ExecStopPost included."""
+        """Whether the unit still runs, its ExecStopPost included."""
+        ...
+
+    def collect(self) -> int | None:
+        """Lets systemd forget the unit that has ended. The exit status of its program, None where a signal ended it or
+        systemd does not say."""
         ...
 
 
@@ -69,7 +75,7 @@ def start_command(paths: HostPaths, generation: Generation, choice: Choice, aske
         "TimeoutStopSec=infinity",
         "Restart=no",
         "OOMScoreAdjust=-900",
-        # A hook that takes too much memory fails by itself and does not end the switch.
+        # A hook that takes too much memory, which hooks.py lets the kernel end first, does not end the switch.
         "OOMPolicy=continue",
         # Stopped before Docker is, hence at the beginning of a shutdown. Not after the target: that is still starting
         # while the engines of a boot load, and a switch must not wait for what it is to replace.
@@ -84,7 +90,6 @@ def start_command(paths: HostPaths, generation: Generation, choice: Choice, aske
         "systemd-run",
         f"--unit={SWITCH_UNIT}",
         f"--description=Switch to generation {generation.number}, profile {generation.profile}, asked by {asked_by}",
-        "--collect",
         "--quiet",
         "--service-type=exec",
         *[f"--property={item}" for item in properties],
@@ -103,6 +108,7 @@ class SystemdUnit:
     """The real one."""
 
     def start(self, command: Sequence[str]) -> str | None:
+        self._forget()  # one that failed while nobody followed it
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -116,6 +122,23 @@ class SystemdUnit:
         except (OSError, subprocess.SubprocessError):
             return True  # systemd that does not answer says nothing about the unit: ask again
         return done.stdout.strip() not in ("inactive", "failed")
+
+    def collect(self) -> int | None:
+        wanted = ["ExecMainCode", "ExecMainStatus"]
+        command = ["systemctl", "show", f"--property={','.join(wanted)}", SWITCH_UNIT]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        finally:
+            self._forget()
+        shown = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+        exited = shown.get("ExecMainCode") == str(os.CLD_EXITED)
+        return int(shown["ExecMainStatus"]) if exited else None
+
+    def _forget(self) -> None:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(["systemctl", "reset-failed", SWITCH_UNIT], capture_output=True, timeout=30, check=False)
 
 
 # ---- which generation -------------------------------------------------------------------------------------------
@@ -301,6 +324,13 @@ def _go(paths: HostPaths, unit: Unit, generation: Generation, choice: Choice, as
             file=sys.stderr,
         )
         return INTERRUPTED
+    status = unit.collect()
+    if journal is None and status in (Exit.REFUSED, Exit.BUSY):
+        print(
+            f"{SWITCH_UNIT} refused to begin: nothing was touched. 'journalctl -u {SWITCH_UNIT}' has the reason.",
+            file=sys.stderr,
+        )
+        return status
     if journal is None or journal.result is None:
         how_far = "before it had begun" if journal is None else f"in phase {journal.phase or 'none'}"
         print(

@@ -46,6 +46,8 @@ class FakeUnit:
         self.refuses: str | None = None
         self.elsewhere = False
         """Somebody else's unit of the same name runs."""
+        self.status: int | None = None
+        """Exit status of its program."""
 
     def start(self, command: Sequence[str]) -> str | None:
         if self.refuses is None:
@@ -61,6 +63,9 @@ class FakeUnit:
         if step is not None:
             self.paths.switch_journal.write_text(json.dumps(to_json(step)))
         return True
+
+    def collect(self) -> int | None:
+        return self.status
 
 
 @pytest.fixture
@@ -101,7 +106,6 @@ def test_the_unit_outlives_its_asker_and_is_ended_once(paths: HostPaths, monkeyp
     for told in (
         "systemd-run --unit=vllm-edge-switch.service",
         "--description=Switch to generation 4, profile bf16-tp4, asked by vllm-edge switch by alice",
-        "--collect",
         "--service-type=exec",
         "--property=ExecStopPost=/usr/local/bin/vllm-edge recover",
         "--property=KillMode=mixed",
@@ -113,6 +117,7 @@ def test_the_unit_outlives_its_asker_and_is_ended_once(paths: HostPaths, monkeyp
     ):
         assert told in options
     assert "--scope" not in options and "--wait" not in options, "it would end with whoever asked"
+    assert "--collect" not in options, "its exit status would be gone"
     assert program == (
         "/usr/local/bin/vllm-edge run-switch 4 --origin=host --inventory-profile=nvfp4-tp2 "
         "--asked-by=vllm-edge switch by alice"
@@ -224,6 +229,50 @@ def test_a_unit_that_ends_without_a_result(
     assert said.out == ""
     assert told in said.err and "'journalctl -u vllm-edge-switch.service'" in said.err
     assert "vllm-edge recover" in said.err
+
+
+@pytest.mark.parametrize("status", [Exit.REFUSED, Exit.BUSY])
+def test_a_refusal_that_no_journal_tells_is_one(
+    paths: HostPaths, status: Exit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a full disk."""
+    unit = FakeUnit(paths, [None])
+    unit.status = status
+    assert run_switch_to("4", paths, Choice(), output="json", unit=unit) == status
+    said = capsys.readouterr()
+    assert said.out == "" and "refused to begin: nothing was touched" in said.err and "recover" not in said.err
+
+
+SYSTEMCTL = """#!/bin/sh
+echo "$*" >> {log}
+[ "$1" = show ] && printf '%s\\n' {shown}
+exit 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "status"),
+    [
+        ("ExecMainCode=1 ExecMainStatus=2", 2),
+        ("ExecMainCode=2 ExecMainStatus=9", None),
+        ("ExecMainCode=0 ExecMainStatus=0", None),
+        ("''", None),
+    ],
+    ids=["exited", "killed", "unknown", "silent"],
+)
+def test_the_exit_status_is_asked_before_systemd_forgets_the_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str, status: int | None
+) -> None:
+    log = tmp_path / "log"
+    (tmp_path / "systemctl").write_text(SYSTEMCTL.format(log=log, shown=shown))
+    (tmp_path / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert switch_unit.SystemdUnit().collect() == status
+    unit = "vllm-edge-switch.service"
+    assert log.read_text().splitlines() == [
+        f"show --property=ExecMainCode,ExecMainStatus {unit}",
+        f"reset-failed {unit}",
+    ]
 
 
 def test_the_end_waits_for_what_the_unit_runs_after_it(paths: HostPaths) -> None:
