@@ -156,7 +156,7 @@ result:
 journal:
   description: The journal of the switch, see C(vllm-edge history).
   type: dict
-  returned: when one ran
+  returned: when a switch ran and had something to do
 msg:
   description: One paragraph that says what happened, and on failure what to do.
   type: str
@@ -283,7 +283,7 @@ class Switch:
             self.refuse(f"{self.program} status does not say what runs: {why[0]}. playbooks/host.yml installs it anew.")
         return dict(said)
 
-    def switch(self, generation: Generation) -> NoReturn:
+    def switch(self, generation: Generation, news: Sequence[str]) -> NoReturn:
         given = self.module.params
         arguments = ["switch", str(generation.number), "--format", "json"]
         # With `=`, as one of the origins looks like an option.
@@ -310,8 +310,12 @@ class Switch:
             self.fail(said, kinds.get(done.returncode, Result.FAILED))  # type: ignore[call-overload,unused-ignore]
         for warning in journal["warnings"]:
             self.module.warn(warning)
-        self.result |= {"journal": journal, "result": result}
-        if result not in (Result.COMMITTED, Result.UNCHANGED):
+        self.result["result"] = result
+        if result is Result.UNCHANGED:
+            # What was still loading when this module looked serves by now. The journal has no answers of engines.
+            self.done(" ".join([message, *news]), changed=bool(news))
+        self.result["journal"] = journal
+        if result is not Result.COMMITTED:
             self.module.fail_json(msg=message, **{**self.result, "changed": result is not Result.REFUSED})
         self.done(message, changed=True)
 
@@ -339,7 +343,7 @@ class Switch:
             self.refuse(f"{self.paths.state} cannot be used: {error}.")
         if self.needed:
             if not self.module.check_mode:
-                self.switch(generation)
+                self.switch(generation, news)
             self.done(generations.would(generation, self.result["moves"]), changed=True)
         what = f"generation {generation.number} ({generation.profile}) runs as rendered"
         self.done("; ".join([what, *news]) + ".", changed=bool(news), result=Result.UNCHANGED)

@@ -266,6 +266,16 @@ def test_damaged_live_files_are_named_as_ansible_does(host: Host) -> None:
     assert host.asked[-1].startswith("switch 1 ")
 
 
+def test_a_switch_that_touched_nothing_changed_nothing(host: Host) -> None:
+    """An engine was still loading when the module looked, and served when the switch did."""
+    host.settle(engine())
+    host.status([])
+    host.journal("unchanged", 0, "Generation 1 serves already; nothing was touched.")
+    result = host.run(engine())
+    assert (result["changed"], result["result"]) == (False, "unchanged") and "nothing was touched" in result["msg"]
+    assert "journal" not in result, "the report would take its answers, of which it has none"
+
+
 def test_a_damaged_generation_is_written_again_without_a_switch(host: Host) -> None:
     host.settle(engine())
     damaged = host.paths.generation_dir(1) / "units" / "vllm-e2b.service"
