@@ -83,15 +83,22 @@ def _printed(descriptor: int) -> str:
     return f"It printed: {'...' if size > OUTPUT_SHOWN else ''}{text}{end}"
 
 
+def _own_oom_score_adj() -> int:
+    """Of this process, from -1000 to 1000: proc_pid_oom_score_adj(5)."""
+    return int(Path("/proc/self/oom_score_adj").read_text(encoding="ascii"))
+
+
 def run_one(path: Path, environment: Mapping[str, str], timeout_s: float) -> float:
     """Runs one hook to its end; HookFailed where that is not a good one. Seconds that it took."""
     began = time.monotonic()
     # In memory, and no pipe: a child that stays in the background must not be waited for, nor need a disk.
     output = os.memfd_create(path.name)
+    # The unit of the switch is spared by the kernel's out-of-memory killer; a hook would inherit that.
+    as_others = ["choom", "--adjust", "0", "--"] if _own_oom_score_adj() < 0 else []
     try:
         try:
             process = subprocess.Popen(
-                [str(path)],
+                [*as_others, str(path)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -15,6 +17,8 @@ from ansible.module_utils.vllm_edge import generations, hooks
 from ansible.module_utils.vllm_edge.host_paths import HostPaths
 from ansible.module_utils.vllm_edge.switching import Done, Generation, Limits, PhaseFailed
 from test_generations import engine, put, rendered
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Place:
@@ -176,3 +180,24 @@ def gone(pid: int) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+# A program that the kernel's out-of-memory killer would rather end: to be spared takes a right that tests may lack.
+ADJUSTED = """
+import sys
+from pathlib import Path
+from vllm_edge import hooks
+Path("/proc/self/oom_score_adj").write_text("300")
+if sys.argv[2] == "spared":
+    hooks._own_oom_score_adj = lambda: -900
+hooks.run_one(Path(sys.argv[1]), {}, 20)
+"""
+
+
+@pytest.mark.parametrize(("own", "hook"), [("spared", "0"), ("not", "300")])
+def test_a_hook_is_not_spared_when_memory_runs_out(place: Place, own: str, hook: str) -> None:
+    out = place.root / "out"
+    script = place.hook("10-own", f"#!/bin/sh\nread value < /proc/self/oom_score_adj; echo $value > {out}\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "module_utils")}
+    subprocess.run([sys.executable, "-c", ADJUSTED, str(script), own], check=True, env=environment)
+    assert out.read_text().strip() == hook
