@@ -183,8 +183,12 @@ class PhaseFailed(Exception):
         self.data: Mapping[str, Any] = data or {}
 
 
-class Interrupted(Exception):
-    """A signal asked the switch to end: it goes back to the committed generation, unless the host goes down."""
+class Interrupted(BaseException):
+    """A signal asked the switch to end: it goes back to the committed generation, unless the host goes down.
+
+    It may be raised anywhere in a phase, hence no Exception: code that catches whatever a library raises must let it
+    through.
+    """
 
 
 class World(Protocol):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge import owners
 from ansible.module_utils.vllm_edge.owners import Container, ContainerRef, Owner, decide_owner, parse_cgroup, parse_unit
+from ansible.module_utils.vllm_edge.switching import Interrupted
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 NOWHERE: frozenset[str] = frozenset()
@@ -122,6 +123,15 @@ def test_docker_is_left_alone_when_no_process_is_in_a_container(docker_api: Any,
 def test_unreachable_docker_is_a_sentence(no_docker: None) -> None:
     answer = owners.docker_containers()
     assert isinstance(answer, str) and answer.startswith("it does not answer (")
+
+
+def test_a_signal_that_ends_the_switch_is_no_answer_of_docker(monkeypatch: pytest.MonkeyPatch) -> None:
+    def signalled(**_: object) -> None:
+        raise Interrupted("SIGTERM")
+
+    monkeypatch.setattr("docker.from_env", signalled)
+    with pytest.raises(Interrupted):
+        owners.docker_containers()
 
 
 def test_a_process_that_ended_is_unknown(processes: Any) -> None:
