@@ -257,6 +257,10 @@ def set_aside_damaged(paths: HostPaths, stamp: str) -> Path | None:
 # ---- the lock ---------------------------------------------------------------------------------------------------
 
 
+LOCK_MODE = 0o600
+"""flock(2) needs no right to write: whoever may open the file could hold the lock and keep everybody from switching."""
+
+
 class Busy(Exception):
     """Another process holds the lock; `journal` is what it does."""
 
@@ -294,7 +298,8 @@ class Lock:
     def __enter__(self) -> Lock:
         self.paths.state.mkdir(parents=True, exist_ok=True)
         # Python opens files close-on-exec: a hook or a docker client that outlives the switch does not hold it.
-        handle = os.open(self.paths.switch_lock, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(self.paths.switch_lock, os.O_RDWR | os.O_CREAT, LOCK_MODE)
+        os.fchmod(handle, LOCK_MODE)  # of a former release, or by another umask
         deadline = time.monotonic() + LOCK_PATIENCE_S
         while True:
             try:
@@ -320,11 +325,15 @@ class Lock:
 
 
 def holder(paths: HostPaths) -> Journal | None:
-    """The switch that runs, None when the lock is free."""
+    """The switch that runs, None when the lock is free. Users who may not open the lock go by the journal."""
     try:
         handle = os.open(paths.switch_lock, os.O_RDONLY)
     except FileNotFoundError:
         return None
+    except PermissionError:
+        journal = read_journal(paths)
+        unfinished = journal is not None and journal.result is None and journal.id != DAMAGED
+        return journal if journal is not None and unfinished and Path(f"/proc/{journal.pid}").exists() else None
     try:
         # Shared: two who ask do not disturb each other.
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)

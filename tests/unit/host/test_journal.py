@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -419,3 +420,42 @@ def test_who_asks_does_not_look_like_a_switch(paths: HostPaths) -> None:
 def test_where_no_switch_ever_was_nobody_holds(paths: HostPaths) -> None:
     assert holder(paths) is None
     assert not paths.state.exists(), "to ask leaves nothing behind"
+
+
+# What another user sees and can do: `who` is its number, and the lock is opened as flock(1) would.
+AS_ANOTHER = """
+import fcntl, os, sys
+from pathlib import Path
+from vllm_edge.host_paths import HostPaths
+from vllm_edge.journal import holder
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+paths = HostPaths(state=Path(sys.argv[1]))
+running = holder(paths)
+print(running.asked_by if running else "nobody")
+try:
+    fcntl.flock(os.open(paths.switch_lock, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    print("took the lock")
+except PermissionError:
+    print("may not")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_cannot_hold_the_lock_and_still_sees_who_does() -> None:
+    with tempfile.TemporaryDirectory() as place:  # pytest's own directories are for nobody else
+        Path(place).chmod(0o755)
+        paths = HostPaths(state=Path(place) / "state")
+        paths.state.mkdir()
+        paths.switch_lock.touch(0o644)  # as a former release made it
+
+        def another() -> list[str]:
+            words = [sys.executable, "-c", AS_ANOTHER, str(paths.state)]
+            environment = {**os.environ, "PYTHONPATH": str(ROOT / "module_utils"), "PYTHONDONTWRITEBYTECODE": "1"}
+            return subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout.split("\n")
+
+        with Lock(paths):
+            assert another()[:2] == ["nobody", "may not"]
+            JournalFile(paths, replace(BEGUN, pid=os.getpid())).write()
+            assert another()[:2] == ["site.yml by alice", "may not"]
+        JournalFile(paths, replace(ENDED, pid=os.getpid())).write()
+        assert another()[:2] == ["nobody", "may not"]

@@ -430,8 +430,10 @@ def test_two_runs_at_once_are_refused(weights: Run, arguments: dict[str, Any]) -
     with (Path(arguments["state_directory"]) / ".tiny.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         failed = weights()
+        other_user_may = os.fstat(other.fileno()).st_mode & 0o077
     assert failed["rc"] == 1 and "Another run" in failed["msg"]
     assert weights()["rc"] == 0
+    assert other_user_may == 0, "whoever may open the lock could hold it"
 
 
 def test_host_without_the_client_is_told_what_installs_it(weights: Run) -> None:
