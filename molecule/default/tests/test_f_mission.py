@@ -39,6 +39,8 @@ def bring(machine: Machine, controller: Controller, profile: str) -> dict[str, A
     journal: dict[str, Any] = json.loads(machine.host.file("/var/lib/vllm-edge/switch.json").content_string)
     assert (journal["result"], journal["profile"]) == ("committed", profile)
     assert all(gpu["within_budget"] for gpu in journal["gpus"]), journal["gpus"]
+    report = json.loads(machine.host.file("/var/lib/vllm-edge/report.json").content_string)
+    assert (report["generation"], report["switch"]["id"]) == (journal["generation"], journal["id"])
     status = json.loads(machine.run("vllm-edge", "status", "--format", "json"))
     assert (status["problems"], status["active_profile"]["profile"]) == ([], profile)
     return journal

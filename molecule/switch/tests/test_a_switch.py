@@ -30,7 +30,6 @@ from conftest import (
     ROLLED_BACK,
     ROOT,
     SETTINGS,
-    STATE,
     Begun,
     Clients,
     Edge,
@@ -166,14 +165,12 @@ def test_clients_and_journal_agree(edit: dict[str, Any]) -> None:
     agree(edit["recorded"], edit["journal"], ROLES)
 
 
-def test_the_report_tells_phases_and_downtime(edge: Edge, edit: dict[str, Any]) -> None:
+def test_the_report_tells_phases_and_downtime(edit: dict[str, Any]) -> None:
     output, journal = edit["play"].output, edit["journal"]
     assert re.search(r"^healthy\s+\d+\.\d s\s+e2b-all serve", output, re.MULTILINE), output[-4000:]
     for role in ROLES:
         away = f"{journal['downtime'][role]['seconds']:.1f} s"
         assert re.search(rf"^{role}\s+{re.escape(away)}\s+1\s+healthy", output, re.MULTILINE), output[-4000:]
-    report = json.loads(edge.run("cat", f"{STATE}/report.json"))
-    assert (report["generation"], report["switch"]["id"]) == (2, journal["id"])
 
 
 @pytest.mark.thorough
