@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import time
 from typing import Any
 
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
@@ -17,6 +19,7 @@ description:
   - Starts a module in the background of the host and asks for its result.
   - Meanwhile it asks the progress command every O(interval_s) seconds and prints one line for each line of its answer.
   - A line holds the label, the seconds since the start, and what the progress command printed.
+  - The module does not depend on the connection. While that is lost, which is said once, the host is asked again.
   - In check mode the module runs in the foreground, as it would by itself.
 options:
   module:
@@ -90,39 +93,64 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         # What the action plugin `async_status` would fill in; the module refuses to look without it.
         asked = {"jid": job["ansible_job_id"], "_async_dir": posixpath.dirname(job["results_file"])}
         began = shown = time.monotonic()
-        pause = FIRST_POLL_S
+        pause, lost = FIRST_POLL_S, False
         while True:
             time.sleep(pause)
             pause = min(2 * pause, POLL_S)
-            status = self._execute_module(module_name=STATUS_MODULE, module_args=asked, task_vars=variables)
+            try:
+                status = self._execute_module(module_name=STATUS_MODULE, module_args=asked, task_vars=variables)
+            except AnsibleConnectionFailure as error:
+                status = {"finished": False}
+                if not lost:
+                    why = " ".join(str(error).split())
+                    text = f"the connection is lost, the work goes on there, asking again: {why}"
+                    self._print(options, time.monotonic() - began, variables, [text])
+                lost = True
+                self._reset()
+            else:
+                lost = False
             now = time.monotonic()
             if status.get("finished", True):  # an answer without the key is a failure to ask
                 break
             if now - began > options["timeout_s"]:
                 # Not raised: an exception would end the play whatever the task's failed_when says.
                 return {"failed": True, "msg": f"{options['label']}: not finished after {options['timeout_s']} s"}
-            if now - shown >= options["interval_s"]:
+            if now - shown >= options["interval_s"] and not lost:
                 shown = now
                 self._show(options, now - began, variables)
-        self._execute_module(module_name=STATUS_MODULE, module_args={**asked, "mode": "cleanup"}, task_vars=variables)
+        try:
+            self._execute_module(
+                module_name=STATUS_MODULE, module_args={**asked, "mode": "cleanup"}, task_vars=variables
+            )
+        except AnsibleConnectionFailure:
+            self._reset()  # a record that stays on the host harms nobody, a lost result does
         result = dict(status)
         result["seconds"] = round(now - began, 1)
         for key in ("ansible_job_id", "results_file", "started", "finished"):
             result.pop(key, None)
         return result
 
+    def _reset(self) -> None:
+        """The next question makes a new connection; some plugins would go on with the broken one."""
+        with contextlib.suppress(AnsibleError):
+            self._connection.reset()
+
     def _show(self, options: dict[str, Any], seconds: float, variables: dict[str, Any]) -> None:
         """Print the progress, at least one line."""
         lines: list[str] = []
         if options["progress"]:
-            answer = self._execute_module(
-                module_name="ansible.builtin.command",
-                module_args={"argv": options["progress"]},
-                task_vars=variables,
-            )
-            lines = [line.strip() for line in answer.get("stdout", "").splitlines() if line.strip()]
+            with contextlib.suppress(AnsibleConnectionFailure):  # the next question for the job deals with it
+                answer = self._execute_module(
+                    module_name="ansible.builtin.command",
+                    module_args={"argv": options["progress"]},
+                    task_vars=variables,
+                )
+                lines = [line.strip() for line in answer.get("stdout", "").splitlines() if line.strip()]
+        self._print(options, seconds, variables, lines or [""])
+
+    def _print(self, options: dict[str, Any], seconds: float, variables: dict[str, Any], lines: list[str]) -> None:
         head = f"  {variables.get('inventory_hostname', '')}  {options['label']}  {seconds:4.0f} s"
-        for line in lines or [""]:
+        for line in lines:
             Display().display(f"{head}  {line[:WIDTH]}".rstrip())
 
 

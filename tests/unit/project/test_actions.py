@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,8 +31,13 @@ def play(
     playbook.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
     variables = {"ansible_python_interpreter": sys.executable, "ansible_async_dir": str(tmp_path / "async")}
     return subprocess.run(
-        ["ansible-playbook", "-i", "here,", "-c", "local", "-e", json.dumps(variables), *options, str(playbook)],
+        ["ansible-playbook", "-i", "here,", "-c", "cable", "-e", json.dumps(variables), *options, str(playbook)],
         cwd=ROOT,
+        env={
+            **os.environ,
+            "ANSIBLE_CONNECTION_PLUGINS": str(Path(__file__).with_name("connections")),
+            "CABLE_CUT": str(tmp_path / "cut"),
+        },
         check=succeeds,
         capture_output=True,
         text=True,
@@ -75,6 +81,15 @@ def test_follow_returns_a_failure_as_the_module_does(tmp_path: Path) -> None:
 def test_follow_gives_up_in_time(tmp_path: Path) -> None:
     play(tmp_path, follow("sleep 60", tmp_path / "none", timeout_s=3))
     assert "rc" not in result(tmp_path) or result(tmp_path)["rc"] != 0
+
+
+def test_follow_outlives_a_cut_connection(tmp_path: Path) -> None:
+    cut = tmp_path / "cut"
+    done = play(tmp_path, follow(f"sleep 1; touch {cut}; sleep 4; rm {cut}; sleep 2; echo done", tmp_path / "none"))
+    assert result(tmp_path).get("stdout") == "done", done.stdout
+    assert (tmp_path / "cut.reset").exists(), "a connection that broke was used again"
+    assert done.stdout.count("Connection reset by peer") == 1, done.stdout
+    assert "goes on there" in done.stdout
 
 
 def test_follow_runs_nothing_in_check_mode(tmp_path: Path) -> None:
