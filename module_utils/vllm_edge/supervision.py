@@ -134,6 +134,7 @@ class Supervision:
     unhealthy_clock: str = ""
     unhealthy_answer: str = ""
     docker_away_since: float | None = None
+    log_lost: bool = False
     _status: str = ""
     _status_at: float = float("-inf")
     _extended_at: float = float("-inf")
@@ -156,7 +157,8 @@ class Supervision:
                 "the watchdog restarts the engine if it stays so"
             )
         if self.phase in STARTING_PHASES:
-            return f"{self.progress.words()}, {_span(now - self.started)}"
+            unseen = "; its log cannot be read" if self.log_lost else ""
+            return f"{self.progress.words()}, {_span(now - self.started)}{unseen}"
         return WORDS[self.phase]
 
     def _react(
@@ -177,7 +179,8 @@ class Supervision:
         if status is not None:
             self._status, self._status_at = text, now
         extend: float | None = None
-        if not self.ready and now - self._extended_at >= EXTEND_EVERY_S:
+        # Nobody sees how an engine without a log advances: it has the unit's start timeout.
+        if not self.ready and not self.log_lost and now - self._extended_at >= EXTEND_EVERY_S:
             extend, self._extended_at = EXTEND_BY_S, now
         return Reaction(ready, watchdog, status, extend, changed, say, give_up)
 
@@ -236,9 +239,20 @@ class Supervision:
         self._status_at = float("-inf")
         return self._react(now, say=say)
 
+    def on_log_lost(self, why: str | None, now: float) -> Reaction:
+        """`why` it cannot be read; None when it can be read again."""
+        if (why is not None) == self.log_lost:
+            return self._react(now)
+        self.log_lost = why is not None
+        self.last_log = now
+        self._status_at = float("-inf")
+        again = "the engine's log can be read again"
+        return self._react(now, say=again if why is None else f"the engine's log cannot be read: {why}")
+
     def on_tick(self, now: float) -> Reaction:
         silent = now - self.last_log
-        if not self.ready and self.docker_away_since is None and silent >= self.config.stall_timeout_s:
+        heard = self.docker_away_since is None and not self.log_lost
+        if not self.ready and heard and silent >= self.config.stall_timeout_s:
             return self._react(now, give_up=explain_stall(silent, self.progress.words()))
         return self._react(now)
 

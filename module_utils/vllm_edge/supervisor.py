@@ -19,9 +19,20 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import TextIO, TypeVar
 
-from .containers import Container, Docker, DockerAway, DockerRefused, DockerUnit, docker_unit, stamp_seconds, why_away
+from .containers import (
+    Container,
+    ContainerGone,
+    Docker,
+    DockerAway,
+    DockerRefused,
+    DockerUnit,
+    LogRecord,
+    docker_unit,
+    stamp_seconds,
+    why_away,
+)
 from .driver_versions import DriverVersions, explain_mismatch, read_versions
 from .engine_config import LABEL_ENGINE, Engine, EngineConfig, EngineConfigError, load_engine
 from .engine_state import TAIL_LINES, EngineState, Failure, read_state, stamp, write_state
@@ -49,6 +60,8 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 78
 
 DOCKER_WAIT_S = 900.0
+# How long an error of Docker's API is taken for a passing one.
+REFUSED_S = 5.0
 REMOVE_WAIT_S = 120.0
 # An engine that loads has no request to finish, and as PID 1 of its container it does not hear SIGTERM until vLLM has
 # installed its handler.
@@ -60,6 +73,8 @@ TICK_S = 1.0
 
 # Phases that a supervisor leaves behind when it has seen the end itself.
 _ENDS = (Phase.FAILED, Phase.STOPPING, Phase.STOPPED)
+
+T = TypeVar("T")
 
 # Our own question, every few seconds, would fill the journal.
 _OWN_PROBE = re.compile(r'"GET /health HTTP/1\.[01]" 200')
@@ -88,6 +103,13 @@ class DockerSeen:
 
 
 @dataclass(frozen=True)
+class LogLost:
+    """Why the log cannot be read; None when it can be read again."""
+
+    why: str | None
+
+
+@dataclass(frozen=True)
 class Died:
     """The container's process is gone; `how` is who noticed."""
 
@@ -99,7 +121,7 @@ class Signalled:
     number: int
 
 
-Event = LogLine | HealthSeen | DockerSeen | Died | Signalled
+Event = LogLine | LogLost | HealthSeen | DockerSeen | Died | Signalled
 
 
 class Journal:
@@ -237,6 +259,32 @@ class Supervisor:
         """None when Docker answers, else why not."""
         return why_away(self.docker.ping, self._unit(), timeout_s)
 
+    # -- asking Docker: no decision hangs on one error of its API
+
+    def _ask_docker(self, question: Callable[[], T]) -> T:
+        """The answer to what can be asked again; an error only where it stays."""
+        deadline = time.monotonic() + REFUSED_S
+        while True:
+            try:
+                return question()
+            except ContainerGone:
+                raise
+            except DockerRefused:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.2)
+
+    def _find(self, name: str) -> Container | None:
+        return self._ask_docker(lambda: self.docker.find(name))
+
+    def _read_log(self, container_id: str, tail: int) -> list[LogRecord]:
+        """What was printed so far; nothing where it cannot be read, since what it tells is no condition of anything."""
+        try:
+            return self._ask_docker(lambda: list(self.docker.logs(container_id, after=None, follow=False, tail=tail)))
+        except DockerRefused as error:
+            self.journal.write(f"the log of container {container_id[:12]} cannot be read: {error}", 4)
+            return []
+
     # -- bringing the container up
 
     def _wait_for_docker(self) -> None:
@@ -263,7 +311,7 @@ class Supervisor:
         """Is a running container of ours worth keeping?"""
         lines: list[str] = []
         newest: str | None = None
-        for record in self.docker.logs(container.id, after=None, follow=False, tail=2000):
+        for record in self._read_log(container.id, 2000):
             lines.append(record.line)
             newest = record.at
         answer = self._health(self.config.url, self.config.health_timeout_s)
@@ -280,8 +328,7 @@ class Supervisor:
         watched = ours and self._previous is not None and self._previous.phase in _ENDS
         if told or watched or finished is None or container.exit_code is None:
             return
-        records = self.docker.logs(container.id, after=None, follow=False, tail=400)
-        lines = [record.line for record in records]
+        lines = [record.line for record in self._read_log(container.id, 400)]
         death = Death(lines=lines, exit_code=container.exit_code, oom_killed=container.oom_killed)
         why = explain(death)
         self.journal.write(f"the previous container ended unwatched: {why.sentence()}", 4)
@@ -308,11 +355,10 @@ class Supervisor:
                 if self.docker.find(container_id) is None:
                     return
                 self.docker.remove(container_id)
-            except DockerRefused as error:
-                problem = str(error)
-            else:
                 if self.docker.find(container_id) is None:
                     return
+            except DockerRefused as error:
+                problem = str(error)
             self.notifier.send(extend_s=EXTEND_BY_S)
             time.sleep(0.3)
         raise Launch(
@@ -329,7 +375,7 @@ class Supervisor:
         self.journal.write(f"removing container {container.name} ({container.id[:12]}): {decision.why}")
         if decision.what is Existing.STOP_AND_REMOVE:
             self.notifier.send(extend_s=self.config.stop_timeout_s + EXTEND_BY_S)
-            self.docker.stop(container.id, self.config.stop_timeout_s)
+            self._end_container(container, self.config.stop_timeout_s)
         self._remove(container.id)
 
     def _refuse_mismatch(self) -> None:
@@ -342,7 +388,7 @@ class Supervisor:
     def _prepare(self) -> tuple[Container, Existing]:
         """The container that is to be supervised, running."""
         config = self.config
-        present = self.docker.find(config.container)
+        present = self._find(config.container)
         found = self._look(present) if present is not None and needs_look(present, config) else None
         decision = decide_existing(present, config, found)
         if decision.what is Existing.REFUSE:
@@ -365,7 +411,7 @@ class Supervisor:
         except DockerRefused:
             self._remove(container_id, stopping=True)
             raise
-        started = self.docker.find(container_id)
+        started = self._find(container_id)
         if started is None:
             raise Launch(explain(Death(removed=True)))
         return started, Existing.CREATE
@@ -376,7 +422,7 @@ class Supervisor:
         while True:
             self._wait_for_docker()
             try:
-                self._live_restore = self.docker.live_restore()
+                self._live_restore_now()
                 return self._prepare()
             except DockerRefused as error:
                 raise Launch(explain(Death(docker_message=str(error)))) from error
@@ -412,12 +458,28 @@ class Supervisor:
                     found = self.docker.find(container_id)
                     if found is None or not found.running:
                         return
-            except DockerRefused:
+            except ContainerGone:
                 return
+            except DockerRefused as error:
+                self.events.put(LogLost(str(error)))
+                self._until_the_log_is_back(container_id)
             except DockerAway:
                 pass
             self._closing.wait(0.5)
             self._until_docker_is_back()
+
+    def _until_the_log_is_back(self, container_id: str) -> None:
+        while not self._closing.wait(TICK_S):
+            if self._reachable() is not None:
+                continue
+            try:
+                list(self.docker.logs(container_id, after=None, follow=False, tail=1))
+            except ContainerGone:
+                return
+            except (DockerAway, DockerRefused):
+                continue
+            self.events.put(LogLost(None))
+            return
 
     def _current_invocation(self) -> str | None:
         unit = self._unit()
@@ -429,6 +491,8 @@ class Supervisor:
         return unit is not None and self._invocation is not None and unit != DockerUnit(True, self._invocation)
 
     def _wait_for_end(self, container_id: str) -> None:
+        """Docker's word on the container is an end, an error of its API is none: meanwhile the process itself tells."""
+        said = ""
         while not self._closing.is_set():
             try:
                 if self._reachable() is not None:
@@ -441,8 +505,13 @@ class Supervisor:
                     self._docker_away.clear()
                     self.events.put(DockerSeen(away=False))
                 self.docker.wait(container_id)
-            except DockerRefused:
+            except ContainerGone:
                 break
+            except DockerRefused as error:
+                if str(error) != said:
+                    self.journal.write(f"Docker does not tell how the container does, and is asked again: {error}", 4)
+                said = str(error)
+                self._closing.wait(TICK_S)
             except DockerAway:
                 if not self._docker_away.is_set():
                     self._docker_away.set()
@@ -512,9 +581,10 @@ class Supervisor:
         )
         if how is not Existing.CREATE:
             # What was printed before was in the journal already; it still tells how far the engine is.
-            for record in self.docker.logs(container.id, after=None, follow=False, tail=2000):
-                self._last_stamp = record.at
-                life.on_log(record.line, now)
+            with contextlib.suppress(DockerAway):  # the helper that follows the log waits for Docker
+                for record in self._read_log(container.id, 2000):
+                    self._last_stamp = record.at
+                    life.on_log(record.line, now)
             if known:
                 life.progress.facts = {**known.log_facts, **life.progress.facts}
         life.last_log = now
@@ -578,6 +648,8 @@ class Supervisor:
                     return self._bury(life)
                 case LogLine(line):
                     self._apply(life, life.on_log(line, now))
+                case LogLost(why):
+                    self._apply(life, life.on_log_lost(why, now))
                 case HealthSeen(answer, metrics):
                     blocks = kv_blocks(metrics)
                     if blocks is not None:
@@ -601,49 +673,47 @@ class Supervisor:
                 life.scan.append(event.line)
                 life.tail.append(event.line)
 
-    def _last_facts(self) -> tuple[Container | None, bool]:
-        """What Docker says of the dead container, and whether Docker is away."""
+    def _last_facts(self) -> tuple[Container | None, bool, bool]:
+        """What Docker says of the dead container, whether it is removed, and whether Docker is away."""
         assert self._container is not None
         deadline = time.monotonic() + 0.7
         found: Container | None = None
         while True:
             if self._reachable(0.5) is not None:
-                return None, True
+                return None, False, True
             try:
-                found = self.docker.find(self._container.id)
+                found = self._find(self._container.id)
             except DockerAway:
-                return None, True
+                return None, False, True
             except DockerRefused:
-                return None, False
+                return None, False, False
             if found is None or not found.running or time.monotonic() >= deadline:
-                return found, False
+                return found, found is None, False
             time.sleep(0.05)
 
     def _bury(self, life: Supervision) -> int:
         """The container died by itself."""
-        assert self._container is not None
         # At once: a restart of Docker may be over before the last lines have been read.
         restarted = self._docker_restarted()
         self._drain(life, 0.0 if self._docker_away.is_set() else 0.5)
         if self._signal is not None and self._signal != signal.SIGABRT:
             return self._stop(life)
-        found, away = self._last_facts()
+        found, removed, away = self._last_facts()
         # Docker may be back already, and it remembers nothing of having stopped a container on its own way out.
         with_docker = restarted or self._docker_restarted() or self._docker_away.is_set()
         away = away or with_docker or life.docker_away_since is not None
         outside: str | None = None
         if found is not None:
-            try:
-                outside = self.docker.killed_from_outside(self._container.id, since_s=120)
-            except (DockerAway, DockerRefused):
-                outside = None
+            dead = found.id
+            with contextlib.suppress(DockerAway, DockerRefused):
+                outside = self._ask_docker(lambda: self.docker.killed_from_outside(dead, since_s=120))
         death = Death(
             lines=list(life.scan),
             exit_code=found.exit_code if found else None,
             oom_killed=bool(found and found.oom_killed),
             docker_message=found.error if found else "",
             was_serving=life.ready,
-            removed=found is None and not away,
+            removed=removed and not away,
             docker_away=away,
             live_restore=self._live_restore_now(),
             outside_signal=outside,
@@ -653,59 +723,54 @@ class Supervisor:
     def _live_restore_now(self) -> bool | None:
         """Whether Docker leaves containers alone when it ends; it may have been told otherwise since the launch."""
         with contextlib.suppress(DockerAway, DockerRefused):
-            self._live_restore = self.docker.live_restore()
+            self._live_restore = self._ask_docker(self.docker.live_restore)
         return self._live_restore
 
-    def _fail(self, life: Supervision | None, why: Explanation, exit_code: int | None, *, dead: bool = False) -> int:
-        """Says why, keeps it, and leaves no engine running that nobody watches."""
-        phase = self._state.phase
+    def _note(self, why: Explanation, exit_code: int | None = None, tail: Iterable[str] = ()) -> None:
+        """Says why, and keeps it."""
         self.journal.write(why.sentence(), 3)
         self.notifier.send(status=why.sentence(), extend_s=EXTEND_BY_S)
-        self._closing.set()
-        tail = list(life.tail) if life is not None else []
-        failure = Failure(stamp(), exit_code, why.cause, why.reason, why.remedy, phase, tail)
+        failure = Failure(stamp(), exit_code, why.cause, why.reason, why.remedy, self._state.phase, list(tail))
         self._record(phase=Phase.FAILED, since=stamp(), last_failure=failure)
-        if life is not None and not dead:
-            self._end_container(0)
+
+    def _fail(self, life: Supervision | None, why: Explanation, exit_code: int | None, *, dead: bool = False) -> int:
+        """The end; leaves no engine running that nobody watches."""
+        self._closing.set()
+        self._note(why, exit_code, life.tail if life is not None else ())
+        if self._container is not None and not dead:
+            self._end_container(self._container, 0)
         return EXIT_FAILED if why.heals else EXIT_CONFIG
 
-    def _end_container(self, timeout_s: float) -> bool:
-        """Ends the container's processes; True when they are gone. Without Docker, by the process itself."""
-        container = self._container
-        if container is None:
-            return True
+    def _end_container(self, container: Container, timeout_s: float) -> None:
+        """Ends the container's processes; where Docker does not, by the first of them."""
         try:
             if self._reachable() is None:
                 self.docker.stop(container.id, timeout_s)
-                return True
-        except DockerRefused as error:
-            self.journal.write(str(error), 4)
-            return False
-        except DockerAway:
-            pass
-        return self._end_process(container.pid, timeout_s)
+                return
+        except ContainerGone:
+            return
+        except (DockerAway, DockerRefused) as error:
+            self.journal.write(f"Docker does not stop the container, its process is told: {error}", 4)
+        self._end_process(container.pid, timeout_s)
 
-    def _end_process(self, pid: int, timeout_s: float) -> bool:
+    def _end_process(self, pid: int, timeout_s: float) -> None:
         if pid <= 0:
-            return False
+            return
         try:
             descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return True
         except OSError:
-            return False
+            return  # it has ended, or it cannot be seen from here
         try:
             poll = select.poll()
             poll.register(descriptor, select.POLLIN)
             for number, patience in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, 10.0)):
                 signal.pidfd_send_signal(descriptor, number)
                 if poll.poll(patience * 1000):
-                    return True
+                    return
         except ProcessLookupError:
-            return True
+            return
         finally:
             os.close(descriptor)
-        return False
 
     def _stop(self, life: Supervision) -> int:
         """systemd asked. The container ends first, then it is removed, then we."""
@@ -715,10 +780,10 @@ class Supervisor:
         self.notifier.send(stopping=True, status=WORDS[Phase.STOPPING], extend_s=patience + EXTEND_BY_S)
         self._record(phase=Phase.STOPPING, since=stamp())
         self.journal.write(f"stopping container {self.config.container}, {patience:g} s to end by itself")
-        self._end_container(patience)
+        assert self._container is not None
+        self._end_container(self._container, patience)
         self._drain(life, 0.5)
         self._closing.set()
-        assert self._container is not None
         try:
             if self._reachable() is None:
                 self._remove(self._container.id, stopping=True)
@@ -734,9 +799,9 @@ class Supervisor:
         self.notifier.send(stopping=True, status=WORDS[Phase.STOPPING], extend_s=patience + EXTEND_BY_S)
         try:
             if self._reachable() is None:
-                left = self.docker.find(self.config.container)
+                left = self._find(self.config.container)
                 if left is not None and left.labels.get(LABEL_ENGINE) == self.config.engine:
-                    self.docker.stop(left.id, patience)
+                    self._end_container(left, patience)
                     self._remove(left.id, stopping=True)
         except (DockerAway, DockerRefused, Launch) as error:
             self.journal.write(f"a container of this engine may be left: {error}; the next start sees to it", 4)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,8 @@ class FakeDocker:
         self.refuse_start = ""
         self.refuse_remove = 0
         self.outside: str | None = None
+        self.fails: defaultdict[str, list[Exception | None]] = defaultdict(list)
+        """What the next calls of a kind meet, in their order; None is a good answer."""
 
     # -- what a test does to it
 
@@ -50,6 +53,16 @@ class FakeDocker:
         self.process.send_signal(number)
         self.process.wait(5)
 
+    def refuse(self, call: str, times: int) -> None:
+        """An error of the API that says nothing of the container."""
+        self.fails[call] = [DockerRefused(f"{call}: 500 Server Error: context deadline exceeded")] * times
+
+    def cut(self) -> None:
+        """Every connection that is open now ends."""
+        self.away.set()
+        time.sleep(0.3)
+        self.away.clear()
+
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
@@ -61,6 +74,9 @@ class FakeDocker:
         self.calls.append(call)
         if self.away.is_set():
             raise DockerAway("connection refused")
+        error = self.fails[call].pop(0) if self.fails[call] else None
+        if error is not None:
+            raise error
 
     def ping(self, timeout_s: float) -> None:
         self._answer("ping")
@@ -100,7 +116,7 @@ class FakeDocker:
         return self.process.returncode
 
     def logs(self, container_id: str, *, after: str | None, follow: bool, tail: int | None) -> Iterator[LogRecord]:
-        self._answer("logs")
+        self._answer("follow" if follow else "logs")
         sent = 0
         while True:
             # The list may grow while we are at it; a lost connection ends the stream in the middle.

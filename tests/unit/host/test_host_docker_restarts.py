@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.containers import Container, DockerUnit
+from ansible.module_utils.vllm_edge import supervisor
+from ansible.module_utils.vllm_edge.containers import Container, DockerAway, DockerRefused, DockerUnit
 from ansible.module_utils.vllm_edge.engine_config import load_engine
 from ansible.module_utils.vllm_edge.health import Answer
 from ansible.module_utils.vllm_edge.sd_notify import Notifier
@@ -115,6 +116,11 @@ def docker() -> Iterator[FakeDocker]:
     made = FakeDocker()
     yield made
     made.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "REFUSED_S", 0.6)
 
 
 @pytest.fixture
@@ -345,3 +351,127 @@ def test_a_state_directory_that_cannot_be_written_stops_no_engine(begin: Begin, 
     case.paths.state.write_text("a file where a directory should be")
     case.start().until_ready()
     assert case.output.getvalue().count("the engine runs on without it") == 1
+
+
+# -- errors of Docker's API
+
+
+ALWAYS = 10_000
+
+
+@pytest.mark.parametrize("call", ["find", "wait"])
+def test_an_error_of_dockers_api_is_no_death(begin: Begin, docker: FakeDocker, call: str) -> None:
+    case = begin().start().until_ready()
+    docker.refuse(call, 2)
+    docker.cut()
+    case.until(lambda: not docker.fails[call] and "the Docker Engine is back" in case.output.getvalue())
+    assert case.code is None, case.state()["last_failure"]
+    docker.kill_container(9)
+    assert case.ends() == EXIT_FAILED
+    assert case.state()["last_failure"]["cause"] == "sigkill"
+
+
+@pytest.mark.parametrize("times", [3, ALWAYS], ids=["a moment", "for good"])
+def test_an_error_of_dockers_api_does_not_mean_that_somebody_removed_it(
+    begin: Begin, docker: FakeDocker, times: int
+) -> None:
+    case = begin().start().until_ready()
+    docker.refuse("find", times)
+    docker.kill_container(9)
+    assert case.ends() == EXIT_FAILED
+    assert case.state()["last_failure"]["cause"] == ("sigkill" if times < ALWAYS else "unknown")
+
+
+def test_who_stopped_it_is_asked_again_after_an_error_of_dockers_api(begin: Begin, docker: FakeDocker) -> None:
+    docker.outside = "SIGTERM"
+    case = begin().start().until_ready()
+    docker.refuse("events", 1)
+    docker.kill_container(15)
+    assert case.ends() == EXIT_FAILED
+    assert case.state()["last_failure"]["cause"] == "stopped_outside"
+
+
+def test_the_log_is_followed_on_after_an_error_of_dockers_api(begin: Begin, docker: FakeDocker) -> None:
+    case = begin().start()
+    docker.log("line 1")
+    case.until(lambda: "line 1" in case.output.getvalue())
+    docker.refuse("follow", 1)
+    docker.cut()
+    docker.log("line 2")
+    case.until(lambda: "line 2" in case.output.getvalue())
+    assert case.output.getvalue().count("line 1") == 1
+    assert case.output.getvalue().count("can be read again") == 1
+
+
+def test_a_log_that_cannot_be_read_is_no_silence(begin: Begin, docker: FakeDocker) -> None:
+    docker.refuse("follow", ALWAYS)
+    docker.refuse("logs", ALWAYS)
+    case = begin(stall_timeout_s=1).start()
+    case.until(lambda: any("its log cannot be read" in text for text in case.told))
+    time.sleep(1.5)
+    assert case.code is None, case.state()["last_failure"]
+    case.until_ready()
+
+
+@pytest.mark.parametrize(
+    ("call", "good"), [("info", 0), ("find", 0), ("find", 2), ("find", 3), ("stop", 0), ("remove", 0)]
+)
+def test_an_error_of_dockers_api_does_not_end_a_start(begin: Begin, docker: FakeDocker, call: str, good: int) -> None:
+    docker.run_container({**LABELS, "vllm-edge.input-hash": "old"})
+    docker.fails[call] = [*[None] * good, DockerRefused("500 Server Error: context deadline exceeded")]
+    case = begin().start().until_ready()
+    assert case.state()["last_failure"] is None
+    assert docker.calls.count("start") == 1
+    assert not docker.fails[call]
+
+
+def test_no_engine_is_left_unwatched_where_docker_does_not_stop_it(begin: Begin, docker: FakeDocker) -> None:
+    docker.refuse("stop", ALWAYS)
+    case = begin(stall_timeout_s=1).start()
+    assert case.ends() == EXIT_FAILED
+    assert case.state()["last_failure"]["cause"] == "stalled"
+    assert docker.process is not None and docker.process.poll() is not None
+
+
+def test_a_stop_before_the_launch_takes_along_what_docker_does_not_stop(begin: Begin, docker: FakeDocker) -> None:
+    docker.run_container(LABELS)
+    docker.refuse("find", 1)
+    docker.refuse("stop", 1)
+    case = begin()
+    case.supervisor._signal = signal.SIGTERM
+    case.start()
+    assert case.ends() == EXIT_OK
+    assert docker.container is None, "an engine of a stopped unit was left running"
+
+
+# -- logs that cannot be read
+
+
+def test_a_former_log_that_cannot_be_read_keeps_no_engine_from_starting(begin: Begin, docker: FakeDocker) -> None:
+    docker.run_container(LABELS)
+    docker.kill_container(9)
+    found = docker.find("vllm-e2b")
+    assert found is not None
+    docker.container = ended(found)
+    docker.refuse("logs", ALWAYS)
+    case = begin().start().until_ready()
+    assert case.state()["last_failure"]["cause"] == "sigkill", "it is explained by what is known without lines"
+
+
+def test_an_engine_that_serves_is_kept_though_its_log_cannot_be_read(begin: Begin, docker: FakeDocker) -> None:
+    pid = docker.run_container(LABELS).pid
+    docker.refuse("logs", ALWAYS)
+    case = begin()
+    case.healthy.set()
+    case.start().until_ready()
+    assert docker.container is not None and docker.container.pid == pid
+
+
+@pytest.mark.parametrize("error", [DockerAway("connection reset by peer"), DockerRefused("logs: 500 Server Error")])
+def test_an_attachment_outlives_what_docker_fails_at(begin: Begin, docker: FakeDocker, error: Exception) -> None:
+    pid = docker.run_container(LABELS).pid
+    docker.fails["logs"] = [None, *[error] * 20]
+    case = begin()
+    case.healthy.set()
+    case.start().until_ready()
+    assert docker.container is not None and docker.container.pid == pid

@@ -156,6 +156,22 @@ def test_silence_while_docker_is_away_is_not_the_engines() -> None:
     assert life.on_tick(800.0).give_up is not None
 
 
+def test_silence_of_a_log_that_cannot_be_read_is_not_the_engines() -> None:
+    life = begun()
+    life.on_tick(110.0)
+    lost = life.on_log_lost("logs: 500 Server Error", 120.0)
+    assert lost.say == "the engine's log cannot be read: logs: 500 Server Error"
+    assert lost.status == "starting container, 20 s; its log cannot be read"
+    assert life.on_log_lost("another", 130.0).say is None
+    ticks = [life.on_tick(120.0 + second) for second in range(600)]
+    assert all(tick.give_up is None for tick in ticks)
+    assert all(tick.extend_s is None for tick in ticks), "without its log the unit's start timeout bounds it"
+    again = life.on_log_lost(None, 800.0)
+    assert again.say == "the engine's log can be read again" and again.extend_s is not None
+    assert life.on_tick(1099.0).give_up is None
+    assert life.on_tick(1100.0).give_up is not None
+
+
 def test_a_hung_engine() -> None:
     life = begun()
     life.on_health(OK, 110.0, "")
