@@ -38,7 +38,8 @@ def _run_engine_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=900.0,
         metavar="SECONDS",
-        help="how long to wait for the Docker Engine before giving up (default: %(default)g)",
+        help="how long to wait for the Docker Engine, or for what it refuses to pass, before giving up "
+        "(default: %(default)g)",
     )
 
 

@@ -12,6 +12,7 @@ class Phase(StrEnum):
     """The life of an engine, in order; the value is what state files and `vllm-edge status` carry."""
 
     WAITING_FOR_DOCKER = "waiting-for-docker"
+    RETRYING = "waiting-to-try-again"
     CLEARING = "clearing"
     STARTING = "starting-container"
     INITIALIZING = "initializing"
@@ -29,6 +30,7 @@ class Phase(StrEnum):
 
 WORDS: dict[Phase, str] = {
     Phase.WAITING_FOR_DOCKER: "waiting for the Docker Engine",
+    Phase.RETRYING: "waiting to try again",
     Phase.CLEARING: "removing the previous container",
     Phase.STARTING: "starting container",
     Phase.INITIALIZING: "starting vLLM",

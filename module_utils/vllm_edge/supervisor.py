@@ -39,6 +39,7 @@ from .engine_state import TAIL_LINES, EngineState, Failure, read_state, stamp, w
 from .explain import Death, Explanation, explain, explain_hang
 from .health import Answer, get_health, request
 from .host_paths import HostPaths
+from .journal import holder
 from .metrics import kv_blocks
 from .progress import WORDS, Phase
 from .sd_notify import Notifier, watchdog_seconds
@@ -62,6 +63,9 @@ EXIT_CONFIG = 78
 DOCKER_WAIT_S = 900.0
 # How long an error of Docker's API is taken for a passing one.
 REFUSED_S = 5.0
+# Between two tries of what heals: first as systemd's RestartSec, then twice as long each time.
+RETRY_FIRST_S = 5.0
+RETRY_MOST_S = 300.0
 REMOVE_WAIT_S = 120.0
 # An engine that loads has no request to finish, and as PID 1 of its container it does not hear SIGTERM until vLLM has
 # installed its handler.
@@ -188,6 +192,7 @@ class Supervisor:
         self.notifier = notifier
         self.journal = journal
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._paths = paths
         self._state_path = paths.engine_state(engine.config.engine)
         self._previous = read_state(self._state_path)
         self._state = EngineState(
@@ -431,6 +436,38 @@ class Supervisor:
                     raise Launch(explain(Death(docker_message=str(error)))) from error
                 self.journal.write(f"the Docker Engine went away: {error}", 4)
                 self._pause(1.0)
+
+    def _switching(self) -> bool:
+        """Whether a switch waits for this engine, which has a way back and wants to know at once."""
+        try:
+            return holder(self._paths) is not None
+        except OSError:
+            return False
+
+    def _wait_to_retry(self, seconds: float, why: str) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self._enter(Phase.RETRYING, f"Trying again in {left:.0f} s. {why}")
+            self._pause(min(TICK_S, left))
+        self._enter(Phase.WAITING_FOR_DOCKER)
+
+    def _launch_patiently(self) -> tuple[Container, Existing]:
+        """What heals by itself is tried again here: systemd would have used up its starts within half a minute."""
+        deadline = time.monotonic() + self._docker_wait_s
+        pause = RETRY_FIRST_S
+        while True:
+            try:
+                return self._launch()
+            except Launch as launch:
+                left = deadline - time.monotonic()
+                why = launch.explanation
+                # What nobody knows may be one error of Docker's API, which is no reason to roll back.
+                first_unknown = why.cause == "docker_refused" and pause == RETRY_FIRST_S
+                if not why.heals or left <= 0 or (self._switching() and not first_unknown):
+                    raise
+                self._note(why)
+            self._wait_to_retry(min(pause, left), why.sentence())
+            pause = min(2 * pause, RETRY_MOST_S)
 
     # -- helpers in threads: they see, they do not decide
 
@@ -816,7 +853,7 @@ class Supervisor:
         """The exit status of the unit's main process."""
         self._record()
         try:
-            container, how = self._launch()
+            container, how = self._launch_patiently()
         except Stopped:
             return self._stop_before_launch()
         except Launch as launch:

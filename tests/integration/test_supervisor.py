@@ -10,6 +10,8 @@ import time
 from datetime import datetime
 
 import pytest
+from ansible.module_utils.vllm_edge.host_paths import HostPaths
+from ansible.module_utils.vllm_edge.journal import Lock
 from harness import IMAGE, Host, docker
 
 pytestmark = pytest.mark.docker
@@ -259,13 +261,14 @@ def test_refusals_of_docker(host: Host) -> None:
     assert host.failure()["cause"] == "image_missing"
 
     host.configure("--mode=good", options=("--device=nvidia.com/gpu=GPU-00000000-0000-0000-0000-000000000000",))
-    run = host.start()
-    assert run.ends(10) == 1
+    with Lock(HostPaths(state=host.root / "state")):  # a switch wants to know at once
+        run = host.start()
+        assert run.ends(10) == 1
     assert host.failure()["cause"] in ("cdi_disabled", "cdi_unresolvable")
     assert host.container_id() == "", "a container that never ran was left behind"
 
 
-def test_the_port_is_taken(host: Host) -> None:
+def test_the_port_is_taken_and_then_free(host: Host) -> None:
     other = f"{host.container}-other"
     docker(
         "run", "--detach", f"--name={other}", f"--publish=127.0.0.1:{host.port}:1", "--entrypoint=sleep", IMAGE, "60"
@@ -273,12 +276,13 @@ def test_the_port_is_taken(host: Host) -> None:
     try:
         host.configure("--mode=good")
         run = host.start()
-        assert run.ends(10) == 1
+        run.until(lambda: run.has("STATUS", "Trying again in"), 10)
         failure = host.failure()
         assert failure["cause"] == "port_taken"
         assert str(host.port) in str(failure["reason"])
     finally:
         docker("rm", "--force", other)
+    run.until_ready(30)
 
 
 def test_waiting_for_docker_can_be_stopped(host: Host) -> None:

@@ -19,6 +19,7 @@ from ansible.module_utils.vllm_edge import supervisor
 from ansible.module_utils.vllm_edge.containers import Container, DockerAway, DockerRefused, DockerUnit
 from ansible.module_utils.vllm_edge.engine_config import load_engine
 from ansible.module_utils.vllm_edge.health import Answer
+from ansible.module_utils.vllm_edge.journal import Lock
 from ansible.module_utils.vllm_edge.sd_notify import Notifier
 from ansible.module_utils.vllm_edge.supervisor import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Journal, Signalled, Supervisor
 from fake_docker import FakeDocker
@@ -30,7 +31,7 @@ LABELS = {"vllm-edge.engine": "e2b", "vllm-edge.generation": "1", "vllm-edge.inp
 class Case:
     """A supervisor in a thread, its Docker, its engine's answers and what systemd was told."""
 
-    def __init__(self, root: Path, docker: FakeDocker, **changes: Any) -> None:
+    def __init__(self, root: Path, docker: FakeDocker, patience_s: float = 3, **changes: Any) -> None:
         config = {**CONFIG, "stop_timeout_s": 2, "stall_timeout_s": 20, **changes}
         self.paths = written(root, config=config, create=CREATE)
         self.docker = docker
@@ -51,7 +52,7 @@ class Case:
             Notifier(address),
             Journal(self.output, prefixed=True),
             watchdog_s=0.6,
-            docker_wait_s=3,
+            docker_wait_s=patience_s,
             unit=lambda: self.unit,
             health=self.health,
         )
@@ -121,6 +122,7 @@ def docker() -> Iterator[FakeDocker]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "REFUSED_S", 0.6)
+    monkeypatch.setattr(supervisor, "RETRY_FIRST_S", 0.2)
 
 
 @pytest.fixture
@@ -475,3 +477,75 @@ def test_an_attachment_outlives_what_docker_fails_at(begin: Begin, docker: FakeD
     case.healthy.set()
     case.start().until_ready()
     assert docker.container is not None and docker.container.pid == pid
+
+
+# -- failures that heal
+
+
+FULL = "no space left on device"
+
+
+def test_a_refusal_that_heals_is_tried_again_without_systemd(begin: Begin, docker: FakeDocker) -> None:
+    docker.refuse_start = FULL
+    case = begin().start()
+    case.until(lambda: docker.calls.count("start") > 2)
+    told = [text for text in case.told if "Trying again in" in text]
+    assert all("Docker's disk is full" in text and "EXTEND_TIMEOUT_USEC=" in text for text in told) and told
+    assert case.state()["last_failure"]["cause"] == "docker_out_of_space"
+    docker.refuse_start = ""
+    case.until_ready()
+
+
+def test_the_wait_for_what_heals_is_seen_and_obeys(
+    begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "RETRY_FIRST_S", 60)
+    docker.refuse_start = FULL
+    case = begin(patience_s=900).start()
+    case.until(lambda: any("Trying again in" in text for text in case.told))
+    case.until(lambda: case.state()["phase"] == "waiting-to-try-again")
+    at = time.monotonic()
+    case.stop()
+    assert case.ends() == EXIT_OK
+    assert time.monotonic() - at < 1
+
+
+def test_waits_grow_up_to_five_minutes(begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "RETRY_FIRST_S", 5)
+    docker.refuse_start = FULL
+    case, waited, now = begin(patience_s=900), [0.0], [0.0]
+
+    def pause(seconds: float, why: str) -> None:
+        waited.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(case.supervisor, "_wait_to_retry", pause)
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
+    assert case.supervisor.run() == EXIT_FAILED
+    assert waited == [0, 5, 10, 20, 40, 80, 160, 300, 285], "systemd's five starts in half an hour are never used up"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "cause", "tries"), [(FULL, "docker_out_of_space", 1), ("what nobody has seen", "docker_refused", 2)]
+)
+def test_within_a_switch_a_refusal_ends_the_engine_at_once(
+    begin: Begin, docker: FakeDocker, refusal: str, cause: str, tries: int
+) -> None:
+    docker.refuse_start = refusal
+    case = begin()
+    at = time.monotonic()
+    with Lock(case.paths):
+        case.start()
+        assert case.ends() == EXIT_FAILED
+    assert time.monotonic() - at < 2
+    assert docker.calls.count("start") == tries
+    state = case.state()
+    assert (state["phase"], state["last_failure"]["cause"]) == ("failed", cause)
+
+
+def test_one_error_of_dockers_api_does_not_end_a_switch(begin: Begin, docker: FakeDocker) -> None:
+    docker.refuse("start", 1)
+    case = begin()
+    with Lock(case.paths):
+        case.start().until_ready()
+    assert docker.calls.count("create") == 2
