@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts are independent: one that fails ends its own run, and every run that must not begin on some of them only."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+DOWN = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+"""A host on whose port nobody listens."""
+LATER = "Later"
+"""Name of a task of a play that comes after the one that a test looks at."""
+STOP_EVERYWHERE = {"validate.yml", "choice.yml"}
+"""Plays that look before any host is changed."""
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """run(hosts, playbook, options): as a stage of a site.yml whose next play has the task LATER; hosts are this machine."""
+    for name in ("playbooks", "group_vars"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    later = {"name": LATER, "ansible.builtin.debug": {"msg": "{{ inventory_hostname }} goes on"}}
+
+    def go(hosts: dict[str, dict[str, Any]], playbook: str, *options: str) -> subprocess.CompletedProcess[str]:
+        common = {"ansible_connection": "local", "serving_profile": "nvfp4-tp2"}
+        listed = {name: {**common, **variables} for name, variables in hosts.items()}
+        (tmp_path / "hosts.yml").write_text(json.dumps({"gpu_hosts": {"hosts": listed}}))
+        stage = {"name": "The stage", "ansible.builtin.import_playbook": playbook}
+        after = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [later]}
+        (tmp_path / "site.yml").write_text(json.dumps([stage, after]))
+        return subprocess.run(
+            ["ansible-playbook", "-i", "hosts.yml", "-e", "ansible_become=false", "site.yml", *options],
+            cwd=tmp_path,
+            env=os.environ
+            | {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "ANSIBLE_DISPLAY_OK_HOSTS": "true"},
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return go
+
+
+def goes_on(done: subprocess.CompletedProcess[str], host: str) -> bool:
+    return f"{host} goes on" in done.stdout
+
+
+@pytest.mark.parametrize("playbook", ["status.yml", "report.yml"])
+def test_a_host_that_is_down_hides_no_other(run: Run, playbook: str, tmp_path: Path) -> None:
+    absent = {"vllm_edge_host_state_directory": str(tmp_path)}
+    done = run({"down": DOWN, "up": absent}, f"playbooks/{playbook}")
+    assert goes_on(done, "up") and not goes_on(done, "down")
+    said = {"status.yml": "up: vllm-edge is not installed on this host.", "report.yml": "up: would report"}[playbook]
+    assert said in done.stdout, done.stdout
+    assert done.returncode != 0 and "unreachable=1" in done.stdout
+
+
+def test_a_stage_that_fails_on_one_host_goes_on_with_the_other(run: Run, tmp_path: Path) -> None:
+    """The other one neither stops nor runs the `rescue` that tells of the failure."""
+    hosts = {}
+    for name, status in (("bad", 1), ("good", 0)):
+        docker = tmp_path / f"docker-{name}"
+        docker.write_text(f"#!/bin/sh\necho the last line of {name}\nexit {status}\n")
+        docker.chmod(0o755)
+        (tmp_path / name / "log").mkdir(parents=True)
+        hosts[name] = {"vllm_image_docker": str(docker), "vllm_image_state_directory": str(tmp_path / name)}
+    pull = {"name": "vllm_image", "tasks_from": "pull", "rolespec_validate": False}
+    stage = tmp_path / "stage.yml"
+    include = {"ansible.builtin.include_role": pull}
+    stage.write_text(json.dumps([{"hosts": "gpu_hosts", "gather_facts": False, "tasks": [include]}]))
+    done = run(hosts, "stage.yml", "-e", "vllm_image_base=registry.example/vllm:v0.32.0")
+    assert done.returncode != 0
+    assert "could not be pulled: the last line of bad" in " ".join(done.stdout.split())
+    assert "the last line of good" not in done.stdout
+    assert goes_on(done, "good") and not goes_on(done, "bad")
+
+
+def test_a_choice_that_one_host_refuses_stops_all_before_any_is_changed(run: Run, tmp_path: Path) -> None:
+    chosen = {"profile": "e2b-only", "generation": 7, "origin": "-e", "chosen_at": "2026-11-21T16:40:00Z"}
+    (tmp_path / "active-profile.json").write_text(json.dumps(chosen))
+    hosts = {
+        "other": {"vllm_edge_host_state_directory": str(tmp_path)},
+        "like": {"vllm_edge_host_state_directory": str(tmp_path / "empty")},
+    }
+    done = run(hosts, "playbooks/choice.yml")
+    assert "fatal: [other]" in done.stdout and "fatal: [like]" not in done.stdout, done.stdout
+    assert done.returncode != 0 and not goes_on(done, "like")
+
+
+def test_a_mistake_of_one_host_stops_all_before_any_is_touched(run: Run) -> None:
+    done = run({"wrong": {"serving_profile": "e2b-olny"}, "right": {}}, "playbooks/validate.yml")
+    assert "did you mean e2b-only?" in done.stdout
+    assert done.returncode != 0 and not goes_on(done, "right"), done.stdout
+
+
+def test_only_plays_that_look_before_all_changes_stop_everywhere() -> None:
+    assert "any_errors_fatal" not in (ROOT / "ansible.cfg").read_text()
+    stop = {
+        path.name
+        for path in (ROOT / "playbooks").glob("*.yml")
+        for play in yaml.safe_load(path.read_text())
+        if play.get("any_errors_fatal")
+    }
+    assert stop == STOP_EVERYWHERE
