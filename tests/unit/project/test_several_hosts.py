@@ -26,7 +26,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """run(hosts, playbook, options): as a stage of a site.yml whose next play has the task LATER; hosts are this machine."""
+    """run(hosts, playbook, options): as a stage of a site.yml whose next play has the task LATER, on this machine."""
     for name in ("playbooks", "group_vars"):
         (tmp_path / name).symlink_to(ROOT / name)
     later = {"name": LATER, "ansible.builtin.debug": {"msg": "{{ inventory_hostname }} goes on"}}
