@@ -51,7 +51,7 @@ options:
   python:
     description: Interpreter with nvidia-ml-py that the module goes on under when its own has none.
     type: path
-    default: /opt/vllm-edge/venv/bin/python
+    default: /opt/vllm-edge/current/venv/bin/python
 seealso:
   - module: vram_budget
     description: Holds the VRAM of every GPU against its budget; its keys are slots.
@@ -126,12 +126,13 @@ msg:
 """
 
 import os
-import tempfile
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.respawn import has_respawned, respawn_module
 from ansible.module_utils.vllm_edge import gpu_slots
+from ansible.module_utils.vllm_edge.durable import write_durably
 from ansible.module_utils.vllm_edge.nvml import (
     RUNTIME_REMEDY,
     GpuIdentity,
@@ -146,7 +147,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "gpu_uuids": {"type": "list", "elements": "str"},
     "path": {"type": "path", "default": gpu_slots.RECORD_PATH},
     "minimum": {"type": "int", "default": 1},
-    "python": {"type": "path", "default": "/opt/vllm-edge/venv/bin/python"},
+    "python": {"type": "path", "default": "/opt/vllm-edge/current/venv/bin/python"},
 }
 
 MODE = "0644"
@@ -187,10 +188,12 @@ def write(module: AnsibleModule, path: str, text: str) -> None:
     directory = os.path.dirname(path)
     if not os.path.isdir(directory):
         module.fail_json(msg=f"The GPU slots cannot be recorded: {directory} does not exist. {RUNTIME_REMEDY}")
-    handle, temporary = tempfile.mkstemp(dir=module.tmpdir)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    module.atomic_move(temporary, path)
+    try:
+        write_durably(Path(path), text)
+    except OSError as error:
+        module.fail_json(
+            msg=f"The GPU slots cannot be recorded: {error}. They were not changed; run again when that is mended."
+        )
 
 
 def main() -> None:

@@ -80,11 +80,13 @@ import os
 import re
 import shutil
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import fetch_url
 from ansible.module_utils.vllm_edge import apt
+from ansible.module_utils.vllm_edge.durable import write_durably
 
 ARMOUR = re.compile(
     r"-----BEGIN PGP PUBLIC KEY BLOCK-----\r?\n(?P<body>.*?)-----END PGP PUBLIC KEY BLOCK-----", re.DOTALL
@@ -383,14 +385,9 @@ class Repository:
         entry = {"fingerprints": found, "source": self.key_source}
         if record.get(self.name) == entry:
             return
-        path = self.module.params["record"]
-        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-        temporary = os.path.join(self.module.tmpdir, "keys.json")
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump({**record, self.name: entry}, file, indent=2, sort_keys=True)
-            file.write("\n")
-        os.chmod(temporary, 0o644)
-        self.module.atomic_move(temporary, path)
+        # A record that a power cut emptied would be refused, as a damaged one is.
+        text = json.dumps({**record, self.name: entry}, indent=2, sort_keys=True) + "\n"
+        write_durably(Path(self.module.params["record"]), text)
 
     def ensure(self) -> dict[str, Any]:
         params = self.module.params

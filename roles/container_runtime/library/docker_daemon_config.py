@@ -48,9 +48,11 @@ import json
 import os
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.vllm_edge.durable import sync
 
 # What dockerd takes over on SIGHUP (docs.docker.com, dockerd reference, "Configuration reload behavior").
 # "features" is in that list too, but CDI's driver is registered at start only.
@@ -169,6 +171,9 @@ class Daemon:
             file.write(text)
         os.chmod(temporary, 0o644)
         self.module.atomic_move(temporary, self.path)
+        # Docker does not start with a file that a power cut emptied.
+        sync(Path(self.path))
+        sync(Path(self.path).parent)
 
     def validate(self, text: str) -> None:
         temporary = os.path.join(self.module.tmpdir, "daemon-to-validate.json")
