@@ -94,7 +94,7 @@ options:
   interpreter:
     description: Python that has C(huggingface_hub).
     type: path
-    default: /opt/vllm-edge/venv/bin/python3
+    default: /opt/vllm-edge/current/venv/bin/python3
 author:
   - vllm-edge contributors
 """
@@ -219,7 +219,7 @@ def argument_spec() -> dict[str, Any]:
         "owner": {"type": "str", "default": "root"},
         "group": {"type": "str", "default": "vllm-edge"},
         "progress_path": {"type": "path"},
-        "interpreter": {"type": "path", "default": "/opt/vllm-edge/venv/bin/python3"},
+        "interpreter": {"type": "path", "default": "/opt/vllm-edge/current/venv/bin/python3"},
     }
 
 
@@ -276,7 +276,10 @@ class ModelWeights:
             if not has_respawned() and os.path.exists(interpreter):
                 # This process waits for the other one, which takes the lock itself.
                 self.held.close()
-                respawn_module(interpreter)
+                # Of the release that is current now, for as long as a download takes.
+                respawn_module(
+                    os.path.join(os.path.realpath(os.path.dirname(interpreter)), os.path.basename(interpreter))
+                )
             what = f"{interpreter} does not exist" if not has_respawned() else f"{interpreter} has no huggingface_hub"
             if self.module.check_mode:
                 raise SourceUnavailable(f"{what} yet, so the hub cannot be asked for sizes")

@@ -65,9 +65,9 @@ EXAMPLES = r"""
   remove_owned:
     path: /opt/vllm-edge
     files:
-      - bin/vllm-edge
+      - current
     trees:
-      - venv
+      - releases/*
 """
 
 RETURN = r"""

@@ -87,7 +87,7 @@ options:
   python:
     description: Interpreter with nvidia-ml-py that the module goes on under when its own has none.
     type: path
-    default: /opt/vllm-edge/venv/bin/python
+    default: /opt/vllm-edge/current/venv/bin/python
 seealso:
   - module: gpu_slots
     description: Settles which GPU is which slot.
@@ -318,7 +318,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "settle_timeout_s": {"type": "float", "default": 30},
     "gpu_slots": {"type": "list", "elements": "str"},
     "slots_file": {"type": "path", "default": gpu_slots.RECORD_PATH},
-    "python": {"type": "path", "default": "/opt/vllm-edge/venv/bin/python"},
+    "python": {"type": "path", "default": "/opt/vllm-edge/current/venv/bin/python"},
 }
 
 

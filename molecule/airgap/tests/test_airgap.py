@@ -139,7 +139,7 @@ def test_base_image_came_from_the_archive(host: Host) -> None:
 
 def test_wheels_are_the_staged_ones(host: Host) -> None:
     staged = {path.name for path in (MEDIUM / "wheels" / "host").glob("*.whl")}
-    assert set(host.check_output("ls /opt/vllm-edge/wheels").split()) == staged
+    assert set(host.check_output("ls /opt/vllm-edge/current/wheels").split()) == staged
     (wheel,) = (MEDIUM / "wheels" / "image").glob("*/transformers-*.whl")
     assert read_json(host, f"{STATE}/image.json")["tested"]["versions"]["transformers"] == wheel.name.split("-")[1]
 

@@ -62,7 +62,7 @@ def test_user_and_group_of_the_engines(host: Host) -> None:
 @pytest.mark.parametrize(
     ("path", "owner", "group", "mode"),
     [
-        ("/opt/vllm-edge", "root", "root", 0o755),
+        ("/opt/vllm-edge/releases", "root", "root", 0o755),
         ("/etc/vllm-edge/engines", "root", "root", 0o755),
         *[(engine.etc, "root", "root", 0o755) for engine in ENGINES],
         ("/etc/vllm-edge/hooks/before_drain.d", "root", "root", 0o755),
@@ -92,7 +92,7 @@ def test_directory(host: Host, path: str, owner: str, group: str, mode: int) -> 
         ("/etc/systemd/system/vllm-edge.target", 0o644),
         ("/etc/systemd/system/vllm-edge-recover.service", 0o644),
         (f"{STATE}/generations/1/generation.json", 0o644),
-        ("/opt/vllm-edge/bin/vllm-edge", 0o755),
+        ("/opt/vllm-edge/current/bin/vllm-edge", 0o755),
         (f"{STATE}/active-profile.json", 0o644),
         (f"{STATE}/report.json", 0o644),
         ("/etc/docker/daemon.json", 0o644),
@@ -105,12 +105,11 @@ def test_file(host: Host, path: str, mode: int) -> None:
 
 
 def test_host_runtime_holds_what_the_lock_says(host: Host, machine: Machine) -> None:
-    locked = dict(
-        re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", host.file("/opt/vllm-edge/requirements.txt").content_string, re.M)
-    )
+    lock = host.file("/opt/vllm-edge/current/requirements.txt").content_string
+    locked = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", lock, re.M))
     assert {"nvidia-ml-py", "docker", "huggingface-hub"} <= {name.lower().replace("_", "-") for name in locked}
     listed = json.loads(
-        machine.run("/opt/vllm-edge/venv/bin/pip", "--disable-pip-version-check", "list", "--format=json")
+        machine.run("/opt/vllm-edge/current/venv/bin/pip", "--disable-pip-version-check", "list", "--format=json")
     )
     installed = {entry["name"].lower().replace("_", "-"): entry["version"] for entry in listed}
     del installed["pip"]
@@ -118,7 +117,7 @@ def test_host_runtime_holds_what_the_lock_says(host: Host, machine: Machine) -> 
 
 
 def test_program_on_the_path(host: Host, machine: Machine) -> None:
-    assert host.file("/usr/local/bin/vllm-edge").linked_to == "/opt/vllm-edge/bin/vllm-edge"
+    assert machine.run("readlink", "/usr/local/bin/vllm-edge").strip() == "/opt/vllm-edge/current/bin/vllm-edge"
     assert "run-engine" in machine.run("env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", "vllm-edge", "--help")
 
 
@@ -628,7 +627,7 @@ def test_report_agrees_with_nvidia_smi(host: Host, machine: Machine) -> None:
 def digest_of_host(machine: Machine) -> str:
     """Sizes, owners, modes and times of everything that is ours and of Docker's configuration; reports are output."""
     command = (
-        "find /etc/vllm-edge /etc/docker /etc/systemd/system /etc/apt /opt/vllm-edge/bin /opt/vllm-edge/lib "
+        "find /etc/vllm-edge /etc/docker /etc/systemd/system /etc/apt /opt/vllm-edge "
         f"/data/vllm/weights {STATE} -not -path '{STATE}/engines/*' -not -name __pycache__ -not -name '*.pyc' "
         "-not -name report.json -printf '%p %U:%G %m %s %T@\\n' | sort"
     )

@@ -75,3 +75,38 @@ def test_one_run_repairs_exactly_the_damage(
     after = life(machine)
     assert after is not None and after.id != before.id
     assert [machine.complete(name)[0] for name in ROLES] == [200] * 4
+
+
+# ---- an installation that is cut off -----------------------------------------------------------------------------
+
+
+def test_a_program_whose_installation_is_cut_off_works_on_and_the_next_run_ends_it(
+    machine: Machine, controller: Controller, undisturbed: None
+) -> None:
+    """Between environment and packages, where one in place would have left neither supervisor nor recovery."""
+    stage, another = "playbooks/host.yml", ["-e", "__vllm_edge_host_release_name=another"]
+    before, lives = (
+        machine.run("readlink", "/opt/vllm-edge/current"),
+        [life(machine, each.container) for each in ENGINES],
+    )
+    process = controller.start_play(stage, *another)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "TASK [vllm_edge_host : Install the locked packages]" in line:
+            break
+    process.terminate()
+    process.wait(30)
+    assert machine.host.file("/opt/vllm-edge/releases/another/venv/bin/python").exists, "it was ended in the middle"
+    assert machine.run("readlink", "/opt/vllm-edge/current") == before
+    assert json.loads(machine.run("vllm-edge", "status", "--format", "json"))["problems"] == []
+    machine.run("systemctl", "restart", "vllm-edge-recover.service")
+
+    play = controller.play(stage, *another)
+    assert play.rc == 0, play.output[-6000:]
+    assert machine.run("readlink", "/opt/vllm-edge/current") == "releases/another\n"
+    assert json.loads(machine.run("vllm-edge", "status", "--format", "json"))["problems"] == []
+    # The engines' supervisors run from the one before, which is taken again as it is.
+    play = controller.play(stage)
+    assert (play.rc, play.changed) == (0, ["vllm_edge_host : Make the release current"]), play.output[-6000:]
+    assert machine.run("readlink", "/opt/vllm-edge/current") == before
+    assert [life(machine, engine.container) for engine in ENGINES] == lives

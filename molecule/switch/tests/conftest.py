@@ -65,7 +65,7 @@ OK, ROLLED_BACK, REFUSED, FAILED, BUSY = range(5)
 VARIANT = """
 import json, shutil, sys
 from dataclasses import asdict
-sys.path.insert(0, "/opt/vllm-edge/lib")
+sys.path.insert(0, "/opt/vllm-edge/current/lib")
 from vllm_edge import generations as g
 from vllm_edge.host_paths import host_paths
 from vllm_edge.switching import TARGET, Limits
@@ -401,7 +401,7 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
     def variant(self, of: int, *replace: tuple[str, str], limits: Mapping[str, float] | None = None) -> int:
         """Number of a generation that differs from another one; made once."""
         asked = {"of": of, "replace": replace, "limits": limits or {}}
-        return int(self.python(VARIANT, json.dumps(asked), interpreter="/opt/vllm-edge/venv/bin/python"))
+        return int(self.python(VARIANT, json.dumps(asked), interpreter="/opt/vllm-edge/current/venv/bin/python"))
 
     # -- hooks and faults
 

@@ -16,7 +16,7 @@ WORDS = 300
 """Tokens of an answer that takes some seconds."""
 IN_WORK = """
 import sys, time, urllib.request
-sys.path.insert(0, "/opt/vllm-edge/lib")
+sys.path.insert(0, "/opt/vllm-edge/current/lib")
 from vllm_edge.metrics import requests_in_work
 deadline = time.monotonic() + 60
 while not requests_in_work(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode()):

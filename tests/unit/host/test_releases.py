@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Releases of the program: what is current is whole, and nothing is removed under what runs from it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge import journal
+from ansible.module_utils.vllm_edge.releases import Releases
+
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def releases(tmp_path: Path) -> Releases:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "opt").mkdir()
+    return Releases(tmp_path / "opt", proc=tmp_path / "proc")
+
+
+def write(path: Path, text: str = "x") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def build(releases: Releases, name: str) -> Path:
+    """What a run writes before it says that the release is whole."""
+    release = releases.wanted(name).path
+    write(release / "lib/vllm_edge/cli.py", name)
+    write(release / "bin/vllm-edge").chmod(0o755)
+    write(release / "venv/bin/python3")
+    (release / "venv/bin/python").symlink_to("python3")
+    return release
+
+
+def install(releases: Releases, name: str) -> Path:
+    release = build(releases, name)
+    releases.finish(release)
+    releases.make_current(release)
+    return release
+
+
+def runs(releases: Releases, program: Path | str) -> None:
+    """A process as the kernel shows it that was started as a script of a release."""
+    command = f"{program}\0-I\0/usr/local/bin/vllm-edge\0run-engine\0e2b\0".encode()
+    place = releases.proc / str(100 + len(list(releases.proc.iterdir())))
+    place.mkdir()
+    (place / "cmdline").write_bytes(command)
+
+
+def names(releases: Releases) -> list[str]:
+    return sorted(path.name for path in (releases.prefix / "releases").iterdir())
+
+
+def test_what_is_installed_is_current_and_whole(releases: Releases) -> None:
+    release = install(releases, "a")
+    assert os.readlink(releases.link) == "releases/a"
+    wanted = releases.wanted("a")
+    assert (wanted.path, wanted.whole, wanted.current, wanted.why) == (release, True, True, "")
+
+
+def test_what_was_cut_off_is_not_whole_and_is_built_in_its_place(releases: Releases) -> None:
+    before = install(releases, "a")
+    half = build(releases, "b")
+    wanted = releases.wanted("b")
+    assert (wanted.path, wanted.whole, wanted.why) == (half, False, f"{half} was not built to its end")
+    assert releases.current == before and releases.wanted("a").whole
+
+
+@pytest.mark.parametrize("cut", ["symlink_to", "rename"])
+def test_a_cut_within_the_swap_leaves_a_link_that_leads_to_a_whole_release(
+    releases: Releases, monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    before = install(releases, "a")
+    release = build(releases, "b")
+    releases.finish(release)
+
+    def killed(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path if cut == "symlink_to" else os, cut, killed)
+        releases.make_current(release)
+    assert releases.current == before
+    assert releases.wanted("b").whole and not releases.wanted("b").current
+    releases.make_current(release)
+    assert releases.current == release
+
+
+def empty(release: Path) -> None:
+    (release / "lib/vllm_edge/cli.py").write_text("")
+
+
+def unreadable(release: Path) -> None:
+    (release / "bin/vllm-edge").chmod(0o600)
+
+
+def missing(release: Path) -> None:
+    (release / "bin/vllm-edge").unlink()
+
+
+def relinked(release: Path) -> None:
+    (release / "venv/bin/python").unlink()
+    (release / "venv/bin/python").symlink_to("python4")
+
+
+@pytest.mark.parametrize(
+    ("damage", "file"),
+    [
+        (empty, "lib/vllm_edge/cli.py"),
+        (unreadable, "bin/vllm-edge"),
+        (missing, "bin/vllm-edge"),
+        (relinked, "venv/bin/python"),
+    ],
+)
+def test_a_damaged_release_is_built_anew_beside_it(
+    releases: Releases, damage: Callable[[Path], None], file: str
+) -> None:
+    damaged = install(releases, "a")
+    damage(damaged)
+    wanted = releases.wanted("a")
+    assert (wanted.path.name, wanted.whole) == ("a-2", False)
+    assert wanted.why == f"{damaged / file} is not as it was built"
+    assert install(releases, "a").name == "a-2"
+    assert releases.wanted("a").path == releases.current == wanted.path
+
+
+def test_a_damaged_manifest_is_found_out(releases: Releases) -> None:
+    release = install(releases, "a")
+    (release / "release.json").write_text("")
+    assert releases.wanted("a").why == f"{release / 'release.json'} is damaged"
+
+
+def test_what_python_compiles_is_no_damage(releases: Releases) -> None:
+    write(install(releases, "a") / "lib/vllm_edge/__pycache__/cli.cpython-311.pyc")
+    assert releases.wanted("a").whole
+
+
+def test_a_half_release_that_something_runs_from_is_left(releases: Releases) -> None:
+    half = build(releases, "a")
+    runs(releases, half / "venv/bin/python")
+    assert releases.wanted("a").path.name == "a-2"
+
+
+def test_the_release_before_stays_and_older_ones_go(releases: Releases) -> None:
+    for name in ("a", "b", "c"):
+        install(releases, name)
+    assert releases.remove_others(releases.wanted("c").path, apply=False) == [f"{releases.prefix}/releases/a/"]
+    assert names(releases) == ["a", "b", "c"]
+    assert releases.remove_others(releases.wanted("c").path) == [f"{releases.prefix}/releases/a/"]
+    assert names(releases) == ["b", "c"]
+    assert releases.remove_others(releases.wanted("c").path) == [], "a second run changes nothing"
+
+
+def test_the_release_before_is_the_one_that_was_current_last(releases: Releases) -> None:
+    install(releases, "a")
+    install(releases, "b")
+    releases.make_current(releases.wanted("a").path)
+    install(releases, "c")
+    releases.remove_others(releases.wanted("c").path)
+    assert names(releases) == ["a", "c"]
+
+
+def test_what_a_supervisor_runs_from_stays_until_it_ends(releases: Releases) -> None:
+    for name in ("a", "b", "c"):
+        install(releases, name)
+    runs(releases, releases.prefix / "releases/a/venv/bin/python")
+    assert releases.remove_others(releases.wanted("c").path) == []
+    (releases.proc / "100/cmdline").write_bytes(b"")
+    assert releases.remove_others(releases.wanted("c").path) == [f"{releases.prefix}/releases/a/"]
+
+
+def test_one_of_a_similar_name_keeps_nothing(releases: Releases) -> None:
+    for name in ("a", "b", "c"):
+        install(releases, name)
+    runs(releases, releases.prefix / "releases/ab/venv/bin/python")
+    releases.remove_others(releases.wanted("c").path)
+    assert names(releases) == ["b", "c"]
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_the_program_of_a_host_without_releases_goes_when_nothing_runs_from_it(
+    releases: Releases, running: bool
+) -> None:
+    for name in ("bin/vllm-edge", "lib/vllm_edge/cli.py", "venv/bin/python", "requirements.txt", "wheels/a.whl"):
+        write(releases.prefix / name)
+    write(releases.prefix / "lib/of-an-operator")
+    if running:
+        runs(releases, releases.prefix / "venv/bin/python")
+    release = install(releases, "a")
+    foreseen = releases.remove_others(release, apply=False)
+    assert releases.remove_others(release) == foreseen
+    theirs = {"bin", "venv", "requirements.txt", "wheels"} if running else set()
+    assert {path.name for path in releases.prefix.iterdir()} == {"current", "releases", "lib"} | theirs
+    assert (releases.prefix / "lib/of-an-operator").exists()
+
+
+# ---- the module -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(releases: Releases, tmp_path: Path, run_module: Run) -> Run:
+    def go(state: str, name: str = "a", *, check: bool = False) -> dict[str, Any]:
+        place = {"prefix": str(releases.prefix), "state_directory": str(tmp_path / "state")}
+        return run_module("program_release", {**place, "name": name, "state": state}, check=check)
+
+    return go
+
+
+def test_what_was_built_becomes_current_once(releases: Releases, run: Run) -> None:
+    release = build(releases, "a")
+    known = run("known")
+    assert (known["path"], known["whole"], known["current"], known["changed"]) == (str(release), False, False, False)
+    foreseen = run("current", check=True)
+    assert foreseen["changed"] and releases.current is None
+    made = run("current")
+    assert made["diff"] == foreseen["diff"] and made["diff"]["after"]["src"] == "releases/a"
+    assert releases.current == release and releases.wanted("a").whole
+    assert [run("current")["changed"], run("alone")["changed"]] == [False, False]
+
+
+def test_no_release_becomes_current_under_a_switch(
+    releases: Releases, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "LOCK_PATIENCE_S", 0.1)
+    before = install(releases, "a")
+    build(releases, "b")
+    (tmp_path / "state").mkdir()
+    with (tmp_path / "state/switch.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refused = run("current", "b")
+    assert refused["rc"] == 1 and releases.current == before
+    assert "was not replaced by its new release, which is built. Another switch runs" in refused["msg"]
+    assert run("known", "b")["whole"], "the next run has only to make it current"
+    assert run("current", "b")["changed"] and releases.wanted("b").current
+
+
+def test_a_disk_that_refuses_makes_nothing_current(
+    releases: Releases, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sync` tells of errors that nobody who wrote was told of."""
+    build(releases, "a")
+    sync = write(tmp_path / "bin/sync", "#!/bin/sh\necho 'sync: error syncing: Input/output error' >&2\nexit 1\n")
+    sync.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sync.parent}:{os.environ['PATH']}")
+    refused = run("current")
+    assert refused["rc"] == 1 and "Input/output error" in refused["msg"]
+    assert releases.current is None and not releases.wanted("a").whole
