@@ -141,6 +141,7 @@ from ansible.module_utils.vllm_edge.nvml import (
     open_nvml,
     where_to_run,
 )
+from ansible.module_utils.vllm_edge.releases import find_interpreter
 from ansible.module_utils.vllm_edge.vram import slot_identities
 
 ARGUMENT_SPEC: dict[str, Any] = {
@@ -198,7 +199,7 @@ def write(module: AnsibleModule, path: str, text: str) -> None:
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    python: str = module.params["python"]
+    python = find_interpreter(module.params["python"])
     path: str = module.params["path"]
 
     try:

@@ -200,6 +200,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.respawn import has_respawned, respawn_module
 from ansible.module_utils.vllm_edge import weights
+from ansible.module_utils.vllm_edge.releases import find_interpreter
 
 
 def argument_spec() -> dict[str, Any]:
@@ -272,14 +273,11 @@ class ModelWeights:
         if self.params["source_directory"]:
             return weights.DirectorySource(Path(self.params["source_directory"]))
         if not has_client():
-            interpreter = self.params["interpreter"]
+            interpreter = find_interpreter(self.params["interpreter"])
             if not has_respawned() and os.path.exists(interpreter):
                 # This process waits for the other one, which takes the lock itself.
                 self.held.close()
-                # Of the release that is current now, for as long as a download takes.
-                respawn_module(
-                    os.path.join(os.path.realpath(os.path.dirname(interpreter)), os.path.basename(interpreter))
-                )
+                respawn_module(interpreter)
             what = f"{interpreter} does not exist" if not has_respawned() else f"{interpreter} has no huggingface_hub"
             if self.module.check_mode:
                 raise SourceUnavailable(f"{what} yet, so the hub cannot be asked for sizes")

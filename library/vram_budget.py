@@ -298,6 +298,7 @@ from ansible.module_utils.vllm_edge.nvml import (
     where_to_run,
 )
 from ansible.module_utils.vllm_edge.owners import find_owners
+from ansible.module_utils.vllm_edge.releases import find_interpreter
 from ansible.module_utils.vllm_edge.vram import (
     BudgetError,
     Evaluation,
@@ -378,7 +379,7 @@ class Measurement:
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    python: str = module.params["python"]
+    python = find_interpreter(module.params["python"])
 
     place, reason = where_to_run(python, respawned=has_respawned())
     if place == "respawn":

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge import journal
-from ansible.module_utils.vllm_edge.releases import Releases
+from ansible.module_utils.vllm_edge.releases import Releases, find_interpreter
 
 Run = Callable[..., dict[str, Any]]
 
@@ -199,6 +199,24 @@ def test_the_program_of_a_host_without_releases_goes_when_nothing_runs_from_it(
     theirs = {"bin", "venv", "requirements.txt", "wheels"} if running else set()
     assert {path.name for path in releases.prefix.iterdir()} == {"current", "releases", "lib"} | theirs
     assert (releases.prefix / "lib/of-an-operator").exists()
+
+
+# ---- interpreters -----------------------------------------------------------------------------------------------
+
+
+def test_a_module_goes_on_under_the_release_that_is_current_as_it_begins(releases: Releases) -> None:
+    """Its packages are of one release, whatever becomes current meanwhile, and the release counts as used."""
+    release = install(releases, "a")
+    python = find_interpreter(str(releases.link / "venv/bin/python"))
+    assert python == str(release / "venv/bin/python")
+    assert find_interpreter(str(release / "venv/bin/python")) == python
+
+
+def test_a_host_without_releases_has_the_interpreter_from_before(releases: Releases) -> None:
+    wanted = str(releases.link / "venv/bin/python")
+    assert find_interpreter(wanted) == wanted, "on a bare host"
+    before = write(releases.prefix / "venv/bin/python")
+    assert find_interpreter(wanted) == str(before)
 
 
 # ---- the module -------------------------------------------------------------------------------------------------
