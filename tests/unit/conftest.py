@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -59,6 +60,20 @@ def run_module(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
         return result
 
     return run
+
+
+@pytest.fixture
+def on_the_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], bool]:
+    """Whether a file and its name were synced since the test began, so that a power cut leaves it as it is."""
+    synced: set[int] = set()
+    fsync = os.fsync
+
+    def keep(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", keep)
+    return lambda path: {path.stat().st_ino, path.parent.stat().st_ino} <= synced
 
 
 @pytest.fixture(scope="session")

@@ -140,13 +140,16 @@ def written(args: dict[str, Any], content: Any) -> Path:
     return path
 
 
-def test_fresh_docker_gets_the_file_and_a_restart_once(run: Run, args: dict[str, Any], tmp_path: Path) -> None:
+def test_fresh_docker_gets_the_file_and_a_restart_once(
+    run: Run, args: dict[str, Any], tmp_path: Path, on_the_disk: Callable[[Path], bool]
+) -> None:
     foreseen = run(args, check=True)
     assert (foreseen["changed"], foreseen["action"]) == (True, "reload,restart")
     assert not Path(args["path"]).exists() and calls(tmp_path) == []
     result = run(args)
     assert (result["changed"], result["action"]) == (True, "reload,restart")
     assert json.loads(Path(args["path"]).read_text()) == {"live-restore": True, "features": {"cdi": True}}
+    assert on_the_disk(Path(args["path"]))
     for check in (True, False):
         assert run(args, check=check)["changed"] is False
     assert calls(tmp_path) == ["reload", "restart"]

@@ -175,7 +175,12 @@ def run(run_role_module: RunModule, args: dict[str, Any], **more: Any) -> dict[s
 
 
 def test_first_use_is_recorded_and_second_run_changes_nothing(
-    run_role_module: RunModule, args: dict[str, Any], tmp_path: Path, module: ModuleType, keys: Path
+    run_role_module: RunModule,
+    args: dict[str, Any],
+    tmp_path: Path,
+    module: ModuleType,
+    keys: Path,
+    on_the_disk: Callable[[Path], bool],
 ) -> None:
     foreseen = run(run_role_module, args, check=True)
     assert foreseen["changed"] and foreseen["fingerprints"] == []
@@ -187,6 +192,7 @@ def test_first_use_is_recorded_and_second_run_changes_nothing(
     assert written["etc/apt/keyrings/vendor.gpg"] == module.dearmour((keys / "ed25519.asc").read_bytes())
     assert "Signed-By: /etc/apt/keyrings/vendor.gpg" in written["etc/apt/sources.list.d/vendor.sources"].decode()
     assert json.loads(written["var/lib/vllm-edge/keys.json"])["vendor"]["fingerprints"] == [ED25519]
+    assert on_the_disk(Path(args["record"]))
 
     (tmp_path / "vendor.asc").unlink()  # a checked key is not downloaded again
     again = run(run_role_module, args)

@@ -116,7 +116,9 @@ def settle_slots(run_module: Run, tmp_path: Path) -> Run:
     return run
 
 
-def test_check_apply_again(gpus: LabRoot, settle_slots: Run, tmp_path: Path) -> None:
+def test_check_apply_again(
+    gpus: LabRoot, settle_slots: Run, tmp_path: Path, on_the_disk: Callable[[Path], bool]
+) -> None:
     path = tmp_path / "gpu-slots.json"
     foreseen = settle_slots(check=True)
     assert not path.exists()
@@ -125,6 +127,7 @@ def test_check_apply_again(gpus: LabRoot, settle_slots: Run, tmp_path: Path) -> 
     assert foreseen["diff"] == applied["diff"]
     assert path.read_text() == applied["diff"]["after"]
     assert path.stat().st_mode & 0o7777 == 0o644
+    assert on_the_disk(path)
     again = settle_slots()
     assert (again["changed"], again["uuids"], again["source"]) == (False, list(UUIDS), "recorded")
     assert settle_slots(check=True)["changed"] is False
