@@ -423,3 +423,11 @@ def test_check_mode_without_docker_says_one_line(host: Host) -> None:
     foreseen = host.play(check=True, vllm_image_docker="/nonexistent/docker")
     assert foreseen.rc == 0 and foreseen.changed == 1, foreseen.text
     assert "cannot be foreseen until Docker is installed" in foreseen.text
+
+
+def test_an_image_that_was_pulled_and_takes_no_tag_is_not_said_not_to_have_come(host: Host) -> None:
+    reference = f"{BASE.rpartition(':')[0]}@{DIGEST}"
+    host.docker({"images": [], "registry": {reference: {**IMAGE, "digests": []}}, "containers": {}})
+    played = host.play(vllm_image_base_digest=DIGEST)
+    assert played.rc != 0 and "No such image" in played.text, played.text
+    assert "could not be pulled" not in played.text
