@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why an engine died, and what to do: a table of known signatures over the container's last lines and Docker's facts.
 
-The most specific signature stands first and wins; facts of the kernel and of Docker (killed for memory, removed,
-Docker itself gone) stand above all lines, because a log that was cut off tells of something else.
+Facts of the kernel and of Docker (killed, removed, stopped, Docker itself gone) stand above all lines, because a log
+that was cut off tells of something else. Among the lines the most specific signature stands first and wins; what vLLM
+logs and gets past is no cause. `explain` alone decides whether another attempt is worth it. Real logs of both kinds
+are in tests/fixtures/explain.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from .progress import phase_of
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Signature:
     reason: str
     remedy: str | Words
     heals: bool = True
+    raised_in: re.Pattern[str] | None = None
+    """For an exception that does not name its file: whose code met it, by the traceback above the line."""
 
     @property
     def only_while_starting(self) -> bool:
@@ -60,7 +66,15 @@ class Signature:
 
 
 # What another attempt does not heal, but what can first show with a request.
-_ALSO_WHILE_SERVING = frozenset({"compiler_missing", "shm_too_small", "driver_mismatch", "read_only"})
+_ALSO_WHILE_SERVING = frozenset({"compiler_missing", "shm_too_small", "driver_mismatch", "read_only", "cache_damaged"})
+
+# Whose file a broken JSON was, which the exception does not say.
+_COMPILERS = r"/(?:triton|torch/_(?:inductor|functorch|dynamo)|vllm/compilation|flashinfer)/"
+_MODEL_READERS = r"/(?:transformers|tokenizers|mistral_common|vllm/(?:transformers_utils|tokenizers|model_executor))/"
+_EMPTY_THE_CACHE = (
+    "empty the engine's compile cache, which the next start fills again: `find /data/vllm/cache/<engine> -mindepth 2 "
+    "-delete` (below vllm_engine_cache_directory), then start the unit"
+)
 
 
 def _kv_remedy(groups: Mapping[str, str]) -> str:
@@ -74,7 +88,7 @@ def _rx(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
-SIGNATURES: tuple[Signature, ...] = (
+ENGINE_SIGNATURES: tuple[Signature, ...] = (
     # -- memory, in the order vLLM meets it; the refusals of the KV cache are the most exact and come first
     Signature(
         "kv_below_max_model_len",
@@ -97,18 +111,12 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "not_free",
         _rx(
-            r"Free memory on device \S+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\).*?less than desired GPU memory "
+            r"Free memory on device (?:\S+ )?\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\).*?less than desired GPU memory "
             r"utilization \((?P<share>[\d.]+), (?P<wanted>[\d.]+) GiB\)"
         ),
         "the GPU has {free} of {total} GiB free, {wanted} GiB are wanted (gpu_memory_utilization {share})",
         "Something else holds memory there: `vllm-edge status` and `nvidia-smi` name it; an engine that has just "
         "stopped gives it back within seconds",
-    ),
-    Signature(
-        "not_free",
-        _rx(r"Free memory on device .* is less than desired GPU memory utilization"),
-        "less GPU memory is free than gpu_memory_utilization asks for",
-        "Something else holds memory there: `vllm-edge status` and `nvidia-smi` name it",
     ),
     Signature(
         "oom_warmup",
@@ -135,84 +143,6 @@ SIGNATURES: tuple[Signature, ...] = (
         _rx(r"Available memory on node .* is less than desired CPU memory utilization"),
         "less memory of the machine is free than the engine reserves for its KV cache",
         "Set kv_cache_memory_bytes of the engine, or free memory on the host",
-    ),
-    # -- Docker refuses to create or to start
-    Signature(
-        "cdi_unresolvable",
-        _rx(r"unresolvable CDI devices? (?P<device>\S+)"),
-        "Docker knows no CDI device {device}",
-        "The CDI specification is stale or the GPU is gone: compare `nvidia-ctk cdi list` with `nvidia-smi -L`, then "
-        "`systemctl restart nvidia-cdi-refresh.service`",
-    ),
-    Signature(
-        "cdi_disabled",
-        _rx(
-            r'could not select device driver "cdi"|error gathering device information while adding custom device '
-            r'"nvidia\.com/|CDI device injection (?:is )?(?:not enabled|disabled)'
-        ),
-        "the Docker Engine does not resolve CDI devices",
-        'Docker 25 or newer with {{"features": {{"cdi": true}}}} in /etc/docker/daemon.json is needed; '
-        "run the host stage again",
-    ),
-    Signature(
-        "image_missing",
-        _rx(r"No such image: (?P<image>\S+)|Unable to find image '(?P<image2>[^']+)' locally"),
-        "the image {image}{image2} is not on this host",
-        "Run the image stage (`ansible-playbook site.yml`); units never pull",
-        heals=False,
-    ),
-    Signature(
-        "port_taken",
-        _rx(
-            r"(?:Bind for (?P<address>\S+) failed: port is already allocated)|"
-            r"(?:listen tcp\d? (?P<address2>\S+): bind: address already in use)|address already in use"
-        ),
-        "the port {address}{address2} is taken by something else",
-        "`ss -ltnp` names it; stop it or give the engine another port. Where it names docker-proxy and `docker ps` "
-        "shows no container with that port, Docker kept it through a power cut: `systemctl restart docker` frees it",
-    ),
-    Signature(
-        "name_taken",
-        _rx(r'Conflict\. The container name "/?(?P<name>[^"]+)" is already in use'),
-        "a container named {name} appeared while this one was being created",
-        "Look with `docker ps -a`; this name belongs to the engine",
-    ),
-    Signature(
-        "network_missing",
-        _rx(r"network (?P<network>\S+) not found"),
-        "the Docker network {network} does not exist",
-        "Run the engines stage again (`ansible-playbook playbooks/engines.yml`): it makes the network",
-        heals=False,
-    ),
-    Signature(
-        "mount_missing",
-        _rx(r"bind source path does not exist: (?P<path>\S+)"),
-        "the directory {path}, which the engine mounts, does not exist",
-        "Run the weights stage, or mount the file system that holds it",
-        heals=False,
-    ),
-    Signature(
-        "docker_argument",
-        _rx(
-            r"docker create: (?P<text>unknown (?:shorthand )?flag: \S+|invalid argument .*|invalid reference format.*)"
-        ),
-        "`docker create` does not understand its arguments: {text}",
-        "Correct the file docker-create of the engine by its source: run the engines stage again",
-        heals=False,
-    ),
-    Signature(
-        "limit_refused",
-        _rx(r"error setting rlimit(?:s for ready process|.*?type (?P<type>\d+))"),
-        "the kernel refuses a limit that docker-create asks for with --ulimit",
-        "The Docker Engine itself must be allowed as much: LimitMEMLOCK=infinity in docker.service (see "
-        "`systemctl show docker.service --property=LimitMEMLOCK`)",
-        heals=False,
-    ),
-    Signature(
-        "docker_out_of_space",
-        _rx(r"docker (?:create|start): .*no space left on device"),
-        "Docker's disk is full",
-        "Free space under /var/lib/docker (`docker system df`)",
     ),
     # -- the driver under the container
     Signature(
@@ -253,8 +183,12 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "too_few_gpus",
-        _rx(r"World size \((?P<world>\d+)\) is larger than the number of available GPUs \((?P<gpus>\d+)\)"),
-        "tensor_parallel_size asks for {world} GPUs, the container has {gpus}",
+        _rx(
+            r"World size \((?P<world>\d+)\) is larger than the number of available GPUs \((?P<gpus>\d+)\)|"
+            r"local_world_size \((?P<world2>\d+)\) must be less than or equal to the number of visible devices "
+            r"\((?P<gpus2>\d+)\)"
+        ),
+        "tensor_parallel_size asks for {world}{world2} GPUs, the container has {gpus}{gpus2}",
         "Give the engine as many gpus as its tensor_parallel_size",
         heals=False,
     ),
@@ -267,14 +201,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "the GPU reported an error: {text}",
         "Look for Xid lines in `journalctl -k`; if it repeats on one card, test that card",
     ),
-    Signature(
-        "nccl",
-        _rx(r"(?P<text>ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError)"),
-        "the GPUs of the engine cannot talk to each other ({text})",
-        "Set NCCL_DEBUG=INFO for the engine; on hosts without NVLink try NCCL_P2P_DISABLE=1 and "
-        "disable_custom_all_reduce",
-    ),
-    # -- shared memory before the generic "No space left"
+    # -- shared memory before NCCL, which runs out of it, and before the generic "No space left"
     Signature(
         "shm_too_small",
         _rx(
@@ -292,6 +219,16 @@ SIGNATURES: tuple[Signature, ...] = (
         "a worker got SIGBUS: /dev/shm of the container is too small",
         "Raise vllm_engine_shm_size (2g for one GPU, 4g for four)",
         heals=False,
+    ),
+    Signature(
+        "nccl",
+        _rx(
+            r"(?P<text>nccl(?:UnhandledCuda|System|Internal|Remote)Error|"
+            r"(?<=NCCL error: )(?:unhandled|internal|remote)[\w ]* error)"
+        ),
+        "the GPUs of the engine cannot talk to each other ({text})",
+        "Set NCCL_DEBUG=INFO for the engine; on hosts without NVLink try NCCL_P2P_DISABLE=1 and "
+        "disable_custom_all_reduce",
     ),
     # -- arguments and files
     Signature(
@@ -337,7 +274,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "hub_offline",
-        _rx(r"OfflineModeIsEnabled|LocalEntryNotFoundError|outgoing traffic has been disabled|HF_HUB_OFFLINE"),
+        _rx(r"OfflineModeIsEnabled|LocalEntryNotFoundError|outgoing traffic has been disabled|offline mode is enabled"),
         "vLLM wanted something from the model hub, and engines run offline",
         "Give the engine the directory of its weights, complete with tokenizer and configuration: run the weights "
         "stage",
@@ -346,10 +283,10 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "weights_missing",
         _rx(
-            r"Cannot find any model weights|No such file or directory: '?(?P<path>\S+?\.(?:safetensors|json|model))'?|"
+            r"Cannot find any model weights|No such file or directory: ['\"]?(?P<path>/models/[^'\"\s]+)|"
             r"Invalid repository ID or local directory specified: '?(?P<path2>[^'\s]+)'?|"
             r"(?P<path3>\S+) is not a local folder and is not a valid model identifier|"
-            r"(?P<path4>\S+) does not appear to have a file named|Repo id must be in the form"
+            r"(?P<path4>/models/\S+) does not appear to have (?:a file|files) named"
         ),
         "files of the model are missing: {path}{path2}{path3}{path4}",
         "Run the weights stage; see that the directory is mounted and readable for the user vllm-edge",
@@ -365,12 +302,37 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "config_damaged",
         _rx(
-            r"Unrecognized model in|is not a valid JSON file|JSONDecodeError|Can't load tokenizer|"
+            r"Unrecognized model in|is not a valid JSON file|Can't load tokenizer|"
             r"Couldn't instantiate the backend tokenizer|Error parsing .*config\.json"
         ),
         "a configuration or tokenizer file of the model cannot be read",
         "Verify the weights directory in full and fetch it again",
         heals=False,
+    ),
+    Signature(
+        "config_damaged",
+        _rx(r"JSONDecodeError"),
+        "a configuration, tokenizer or index file of the model is damaged or cut short",
+        "Verify the weights directory in full and fetch it again",
+        heals=False,
+        raised_in=_rx(_MODEL_READERS),
+    ),
+    Signature(
+        "cache_damaged",
+        _rx(r"JSONDecodeError"),
+        "a file of the compile cache is damaged or cut short, as a power cut leaves one that is being written",
+        f"{_EMPTY_THE_CACHE[:1].upper()}{_EMPTY_THE_CACHE[1:]}",
+        heals=False,
+        raised_in=_rx(_COMPILERS),
+    ),
+    Signature(
+        "cache_damaged",
+        _rx(
+            r"No such file or directory: '(?P<path>/cache/[^']+|"
+            r"/[^']*(?:\.triton/cache|torch_compile_cache|torchinductor_\w+)/[^']+)'"
+        ),
+        "a file of the compile cache went away while it was in use: {path}",
+        f"Another start makes it again; where this comes back, {_EMPTY_THE_CACHE}",
     ),
     Signature(
         "compiler_missing",
@@ -384,7 +346,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "not_permitted",
-        _rx(r"PermissionError: \[Errno 13\] Permission denied: '(?P<path>[^']+)'"),
+        _rx(r"PermissionError: \[Errno 13\] Permission denied: '(?P<path>/(?:models|cache|chat-template)\b[^']*)'"),
         "the engine's user may not use {path}",
         "Weights belong to root:vllm-edge with 0640/0750, caches to vllm-edge: run the weights and engines stages",
         heals=False,
@@ -402,6 +364,87 @@ SIGNATURES: tuple[Signature, ...] = (
         "a file system the engine writes to is full",
         "Look at `df -h /data /tmp` and at vllm_engine_shm_size",
     ),
+)
+
+# What Docker says when it refuses to create or to start; the engine's log says none of it.
+DOCKER_SIGNATURES: tuple[Signature, ...] = (
+    Signature(
+        "cdi_unresolvable",
+        _rx(r"unresolvable CDI devices? (?P<device>\S+)"),
+        "Docker knows no CDI device {device}",
+        "The CDI specification is stale or the GPU is gone: compare `nvidia-ctk cdi list` with `nvidia-smi -L`, then "
+        "`systemctl restart nvidia-cdi-refresh.service`",
+    ),
+    Signature(
+        "cdi_disabled",
+        _rx(
+            r'could not select device driver "cdi"|error gathering device information while adding custom device '
+            r'"nvidia\.com/|CDI device injection (?:is )?(?:not enabled|disabled)'
+        ),
+        "the Docker Engine does not resolve CDI devices",
+        'Docker 25 or newer with {{"features": {{"cdi": true}}}} in /etc/docker/daemon.json is needed; '
+        "run the host stage again",
+    ),
+    Signature(
+        "image_missing",
+        _rx(r"No such image: (?P<image>\S+)|Unable to find image '(?P<image2>[^']+)' locally"),
+        "the image {image}{image2} is not on this host",
+        "Run the image stage (`ansible-playbook site.yml`); units never pull",
+        heals=False,
+    ),
+    Signature(
+        "port_taken",
+        _rx(
+            r"(?:Bind for (?P<address>\S+) failed: port is already allocated)|"
+            r"(?:listen tcp\d? (?P<address2>\S+): bind: )?address already in use"
+        ),
+        "the port {address}{address2} is taken by something else",
+        "`ss -ltnp` names it; stop it or give the engine another port. Where it names docker-proxy and `docker ps` "
+        "shows no container with that port, Docker kept it through a power cut: `systemctl restart docker` frees it",
+    ),
+    Signature(
+        "name_taken",
+        _rx(r'Conflict\. The container name "/?(?P<name>[^"]+)" is already in use'),
+        "a container named {name} appeared while this one was being created",
+        "Look with `docker ps -a`; this name belongs to the engine",
+    ),
+    Signature(
+        "network_missing",
+        _rx(r"network (?P<network>\S+) not found"),
+        "the Docker network {network} does not exist",
+        "Run the engines stage again (`ansible-playbook playbooks/engines.yml`): it makes the network",
+        heals=False,
+    ),
+    Signature(
+        "mount_missing",
+        _rx(r"bind source path does not exist: (?P<path>\S+)"),
+        "the directory {path}, which the engine mounts, does not exist",
+        "Mount the file system that holds it, or run the weights stage; it is tried again, as a disk may come late",
+    ),
+    Signature(
+        "docker_argument",
+        _rx(
+            r"^(?:docker create: )?(?P<text>unknown (?:shorthand )?flag: \S+|invalid argument .*|"
+            r"invalid reference format.*)"
+        ),
+        "`docker create` does not understand its arguments: {text}",
+        "Correct the file docker-create of the engine by its source: run the engines stage again",
+        heals=False,
+    ),
+    Signature(
+        "limit_refused",
+        _rx(r"error setting rlimit(?:s for ready process|.*?type (?P<type>\d+))"),
+        "the kernel refuses a limit that docker-create asks for with --ulimit",
+        "The Docker Engine itself must be allowed as much: LimitMEMLOCK=infinity in docker.service (see "
+        "`systemctl show docker.service --property=LimitMEMLOCK`)",
+        heals=False,
+    ),
+    Signature(
+        "docker_out_of_space",
+        _rx(r"no space left on device"),
+        "Docker's disk is full",
+        "Free space under /var/lib/docker (`docker system df`)",
+    ),
     Signature(
         "entrypoint_missing",
         _rx(r'exec: "(?P<name>[^"]+)": (?:executable file not found|stat |permission denied)'),
@@ -411,13 +454,19 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
 )
 
+SIGNATURES = (*DOCKER_SIGNATURES, *ENGINE_SIGNATURES)
+
 ENGINE_DEAD = re.compile(
     r"EngineDeadError|EngineCore encountered (?:a fatal error|an issue)|Engine core process .*died unexpectedly|"
     r"Worker proc .*died unexpectedly|Process \S+ \(PID: \d+\) died with exit code"
 )
 _EXCEPTION = re.compile(r"(?<!raise )(?P<text>\b[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?:: .+)?)$")
-# vLLM warns of failures that may come ("This can cause fd limit errors like ..."): such a line is no cause.
-_WARNING = re.compile(r"\bWARNING \d\d-\d\d \d\d:")
+# vLLM tells of settings, of prompts and of failures that may come ("This can cause fd limit errors like ..."), and
+# calls the hub's refusal of a local directory an error before it goes on: such a line is no cause.
+_NO_CAUSE = re.compile(
+    r"(?:DEBUG|INFO|WARNING)(?:\x1b\[[\d;]*m)* \d\d-\d\d \d\d:|Error retrieving |, retrying \d+ of \d+$"
+)
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line \d+')
 _CORE_FAILED = re.compile(r"Engine core initialization failed|WorkerProc initialization failed")
 _SIGNALS = {132: "SIGILL", 134: "SIGABRT", 135: "SIGBUS", 136: "SIGFPE", 137: "SIGKILL", 139: "SIGSEGV", 143: "SIGTERM"}
 
@@ -431,23 +480,49 @@ def _filled(signature: Signature, match: re.Match[str]) -> Explanation:
     return Explanation(signature.cause, " ".join(reason.split()).rstrip(":"), remedy, signature.heals)
 
 
-def match_lines(lines: Sequence[str], was_serving: bool = False) -> Explanation | None:
-    """The most specific known cause among the lines; for one signature the last line that carries it."""
-    lines = [line for line in lines if not _WARNING.search(line)]
-    for signature in SIGNATURES:
+def _raised_in(lines: Sequence[str], number: int) -> str:
+    """Whose code met the exception of a line: the last file of the same process's traceback, but for the parser's."""
+    name, mark, _ = lines[number].partition(") ")
+    process = name + mark if name.startswith("(") else ""
+    for line in reversed(lines[:number]):
+        frame = _FRAME.search(line)
+        if frame and "/json/" not in frame["file"] and line.startswith(process):
+            return frame["file"]
+    return ""
+
+
+def _match(
+    signatures: Iterable[Signature], lines: Sequence[str], numbers: Sequence[int], was_serving: bool = False
+) -> Explanation | None:
+    numbers = [number for number in numbers if not _NO_CAUSE.search(lines[number])]
+    for signature in signatures:
         if was_serving and signature.only_while_starting:
             continue
-        for line in reversed(lines):
-            match = signature.pattern.search(line)
-            if match:
+        for number in reversed(numbers):
+            match = signature.pattern.search(lines[number])
+            if match and (signature.raised_in is None or signature.raised_in.search(_raised_in(lines, number))):
                 return _filled(signature, match)
     return None
+
+
+def match_lines(lines: Sequence[str], was_serving: bool = False) -> Explanation | None:
+    """The most specific known cause among the lines; for one signature the last line that carries it.
+
+    What stands before the last sign of progress was survived, as far as one can tell: it explains the end only where
+    nothing later does, and then another attempt may succeed.
+    """
+    onward = max((number for number, line in enumerate(lines) if phase_of(line)), default=-1) + 1
+    found = _match(ENGINE_SIGNATURES, lines, range(onward, len(lines)), was_serving)
+    if found is not None:
+        return found
+    found = _match(ENGINE_SIGNATURES, lines, range(onward), was_serving)
+    return replace(found, heals=True) if found is not None else None
 
 
 def last_exception(lines: Sequence[str]) -> str | None:
     """The last exception a traceback ends with, but not vLLM's summary, which only points above itself."""
     for line in reversed(lines):
-        match = None if _WARNING.search(line) else _EXCEPTION.search(line.rstrip())
+        match = None if _NO_CAUSE.search(line) else _EXCEPTION.search(line.rstrip())
         if match and not _CORE_FAILED.search(line) and not ENGINE_DEAD.search(line):
             return match["text"].strip()
     return None
@@ -462,6 +537,18 @@ def _ended(death: Death) -> str:
 
 def explain(death: Death) -> Explanation:
     """One cause for one death. Total: an unknown one is told with what is known."""
+    fact = _explain_facts(death)
+    if fact is not None:
+        return fact
+    known = match_lines(death.lines, death.was_serving)
+    if known is None:
+        return _explain_exit(death)
+    # An engine that has served, or that somebody interfered with, is always worth another attempt.
+    return replace(known, heals=known.heals or death.was_serving or death.outside_signal is not None)
+
+
+def _explain_facts(death: Death) -> Explanation | None:
+    """What the kernel and Docker know. Only a refusal of Docker can be final."""
     if death.oom_killed:
         return Explanation(
             "oom_killed",
@@ -474,27 +561,37 @@ def explain(death: Death) -> Explanation:
             "somebody removed the engine's container with Docker (docker rm)",
             "Use `systemctl stop`, which knows the engine; systemd starts it again now",
         )
-    known = match_lines([*death.lines, *([death.docker_message] if death.docker_message else [])], death.was_serving)
-    if known is not None:
-        # An engine that has served is always worth another attempt.
-        return replace(known, heals=known.heals or death.was_serving)
-    if death.docker_message and death.exit_code is None:
-        return Explanation(
-            "docker_refused", f"Docker refused: {death.docker_message}", "Look with `journalctl -u docker.service`"
-        )
     if death.docker_away:
         return _explain_docker_away(death)
+    if death.docker_message:
+        refusal = _match(SIGNATURES, [death.docker_message], range(1))
+        if refusal is not None:
+            return replace(refusal, heals=refusal.heals or death.was_serving)
+        if death.exit_code is None:
+            return Explanation(
+                "docker_refused", f"Docker refused: {death.docker_message}", "Look with `journalctl -u docker.service`"
+            )
     if death.outside_signal is not None and death.exit_code in (0, 2, 130, 137, 143):
         return Explanation(
             "stopped_outside",
             f"somebody stopped the engine's container with Docker ({death.outside_signal}), past systemd",
             "Use `systemctl stop`, which knows the engine; systemd starts it again now",
         )
-    return _explain_exit(death)
+    if death.exit_code == 137:
+        return Explanation(
+            "sigkill",
+            f"{_ended(death)}: killed from outside, by `docker kill`, `docker rm -f` or the host's kernel",
+            "Look with `journalctl -k | grep -i -e oom -e killed` and in the shell histories of the operators",
+        )
+    return None
 
 
 def _explain_docker_away(death: Death) -> Explanation:
     if death.live_restore:
+        # The engine ended by itself, since Docker takes none with it: the log is all that tells of it.
+        known = match_lines(death.lines, death.was_serving)
+        if known is not None:
+            return replace(known, heals=True)
         return Explanation(
             "died_while_docker_away",
             "the engine ended while the Docker Engine was away, so its exit status is not known",
@@ -524,12 +621,6 @@ def _explain_exit(death: Death) -> Explanation:
             "engine_died",
             f"vLLM's engine process died while starting{said}",
             "The traceback in the journal names the place",
-        )
-    if death.exit_code == 137:
-        return Explanation(
-            "sigkill",
-            f"{_ended(death)}: killed from outside, by `docker kill`, `docker rm -f` or the host's kernel",
-            "Look with `journalctl -k | grep -i -e oom -e killed` and in the shell histories of the operators",
         )
     if death.exit_code == 135:
         return Explanation(

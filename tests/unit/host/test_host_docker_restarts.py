@@ -321,7 +321,7 @@ def test_a_container_that_died_unwatched_is_explained(begin: Begin, docker: Fake
     docker.kill_container(9)
     found = docker.find("vllm-e2b")
     assert found is not None
-    docker.container = ended(found)
+    docker.container = replace(ended(found), exit_code=1)
     case = begin().start().until_ready()
     failure = case.state()["last_failure"]
     assert failure["cause"] == "no_kv" and failure["time"] == "2026-11-21T03:00:09Z"
