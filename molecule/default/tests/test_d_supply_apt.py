@@ -146,6 +146,7 @@ def refused(controller: Controller, machine: Machine, seen: Seen, undisturbed: N
 # ---- packages -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_apt_is_locked_by_somebody_else(machine: Machine, without_toolkit: None, refused: Refused) -> None:
     with locked(machine, FRONTEND):
         pid = machine.run("systemctl", "show", "--property=MainPID", "--value", "supply-lock").strip()
@@ -154,6 +155,7 @@ def test_apt_is_locked_by_somebody_else(machine: Machine, without_toolkit: None,
     assert "apt_repository_lock_timeout_s" in said and f'"ps -fp {pid}"' in said
 
 
+@pytest.mark.thorough
 def test_vendor_drops_packets(machine: Machine, without_toolkit: None, refused: Refused) -> None:
     rule = f"OUTPUT --destination {UNUSED} --jump DROP"
     machine.shell(f"iptables --insert {rule}")
@@ -203,6 +205,7 @@ def test_release_is_signed_by_another_key(refused: Refused) -> None:
     assert "see that container_runtime_repository_url is the right place" in said
 
 
+@pytest.mark.thorough
 def test_release_is_not_signed(impostor: None, refused: Refused) -> None:
     unsigned = "http://127.0.0.1/unsigned/libnvidia-container/stable/deb/amd64/"
     said = refused(RUNTIME, container_runtime_repository_url=unsigned)
@@ -224,6 +227,7 @@ def test_version_that_the_repository_does_not_have(refused: Refused) -> None:
 # ---- Debian's own, and back -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_mirror_of_the_distribution_is_unreachable(machine: Machine, refused: Refused) -> None:
     """The way out is a proxy that is down, for that mirror alone."""
     remove(machine, "docker-buildx")

@@ -61,6 +61,7 @@ def supply(operator: Controller, tmp_path: Path) -> Supply:
     return Supply(operator, tmp_path)
 
 
+@pytest.mark.thorough
 def test_tag_that_the_registry_does_not_have(supply: Supply, seen: Seen) -> None:
     message = supply.refusal(vllm_image_base=ABSENT)
     assert message.startswith(f"{ABSENT} could not be pulled: manifest for {ABSENT} not found")
@@ -102,6 +103,7 @@ def archive(path: Path, *names: str) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_archive_that_is_not_there(supply: Supply, seen: Seen) -> None:
     message = supply.refusal(vllm_image_base=ABSENT, vllm_image_base_archive="/nowhere/base.tar")
     assert "vllm_image_base_archive is '/nowhere/base.tar', and the controller has no such file." in message

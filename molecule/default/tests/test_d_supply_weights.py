@@ -231,6 +231,7 @@ def test_hub_breaks_off_and_stays_away(supply: Supply, hub: Hub, seen: Seen) -> 
     seen(message)
 
 
+@pytest.mark.thorough
 def test_gated_model_without_a_token(supply: Supply, hub: Hub, seen: Seen) -> None:
     hub.gate(**{SMALL: "hf_right"})
     message = reason(supply.play(SMALL))
