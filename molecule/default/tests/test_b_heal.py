@@ -96,6 +96,7 @@ def test_a_program_whose_installation_is_cut_off_works_on_and_the_next_run_ends_
             break
     process.terminate()
     process.wait(30)
+    machine.wait("the end of pip", lambda: machine.host.run("pgrep -f '[r]eleases/another'").rc != 0, 120)
     assert machine.host.file("/opt/vllm-edge/releases/another/venv/bin/python").exists, "it was ended in the middle"
     assert machine.run("readlink", "/opt/vllm-edge/current") == before
     assert json.loads(machine.run("vllm-edge", "status", "--format", "json"))["problems"] == []
