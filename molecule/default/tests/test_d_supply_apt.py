@@ -247,6 +247,7 @@ def test_a_plain_run_waits_for_a_lock_and_heals_exactly_that(
     controller: Controller, machine: Machine, without_toolkit: None, undisturbed: None, seen: Seen
 ) -> None:
     remove(machine, "nvidia-persistenced")
+    remove(machine, "docker-buildx")
     asked = f"journalctl --quiet --since=@{int(machine.now())} --identifier=ansible-apt_packages --lines=1 | grep -q ."
     begin = time.monotonic()
     with locked(machine, LISTS, FRONTEND):
