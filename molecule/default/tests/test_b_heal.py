@@ -80,6 +80,7 @@ def test_one_run_repairs_exactly_the_damage(
 # ---- an installation that is cut off -----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_program_whose_installation_is_cut_off_works_on_and_the_next_run_ends_it(
     machine: Machine, controller: Controller, undisturbed: None
 ) -> None:

@@ -208,6 +208,7 @@ def test_site_brings_it_back_with_the_weights_that_are_there(
     assert [engine["active_state"] for engine in status["engines"]] == ["active"] and status["problems"] == []
 
 
+@pytest.mark.thorough
 def test_weights_go_where_that_is_asked_for(machine: Machine, watched: Watched) -> None:
     play = watched.play(TEARDOWN, *NAMED, "-e", "remove_weights=true")
     assert play.rc == 0, play.output[-5000:]

@@ -81,6 +81,7 @@ def packages() -> list[str]:
     return UBUNTU.run("dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev}\\n' '*nvidia*'").splitlines()
 
 
+@pytest.mark.thorough
 def test_upgrade_whose_packages_cannot_be_fetched(play: Run, seen: Seen) -> None:
     """Fails while the engines serve: a file of the archive is not what its index says."""
     pool = "/srv/apt/ubuntu/pool/restricted"

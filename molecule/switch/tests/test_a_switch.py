@@ -104,6 +104,7 @@ def test_the_first_run_is_a_switch(edge: Edge) -> None:
     assert edge.serves(1)
 
 
+@pytest.mark.thorough
 def test_check_mode_shows_an_edit_and_changes_nothing(edge: Edge, controller: Any) -> None:
     before, numbers, container, last = edge.committed(), edge.numbers(), default.life(edge, CONTAINER), edge.last_id()
     run = play(controller, "playbooks/engines.yml", SETTINGS, EDIT, "--check")

@@ -252,6 +252,7 @@ def test_new_engine_hangs_after_the_commit(edge: Edge, pair: Pair, seen: Seen) -
 # ---- the old engine ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_old_engine_leaves_an_orphan(edge: Edge, pair: Pair, seen: Seen) -> None:
     """A process of the engines' user holds memory after its container has gone."""
     pid = edge.run("lab-gpu", "orphan-process", "start", "--gpu", "3", "--mib", "900").strip()
