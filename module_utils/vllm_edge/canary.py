@@ -133,10 +133,10 @@ def canary(config: EngineConfig, timeout_s: float, ask: Ask = request) -> list[R
         checks, reply = checked[name].checks, checked[name].completion
         if checked[name].silent:
             checks[-1] = replace(checks[-1], detail=f"{checks[-1].detail}. {meaning}")
-        elif silent:
+        elif silent and len(checks) < len(NAMES):
             first, at = silent[0]
             why = f"not asked, because the engine stopped answering at {first.client.name!r}, check {at}"
-            checks += [Check(check, Outcome.FAILED, 0.0, why) for check in NAMES[len(checks) :][:1]]
+            checks.append(Check(NAMES[len(checks)], Outcome.FAILED, 0.0, why))
         text, tokens = (reply.text, reply.tokens) if reply is not None else ("", None)
         results.append(result_of(config, name, checks, text, tokens))
     return results
