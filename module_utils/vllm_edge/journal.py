@@ -331,9 +331,8 @@ def holder(paths: HostPaths) -> Journal | None:
     except FileNotFoundError:
         return None
     except PermissionError:
-        journal = read_journal(paths)
-        unfinished = journal is not None and journal.result is None and journal.id != DAMAGED
-        return journal if journal is not None and unfinished and Path(f"/proc/{journal.pid}").exists() else None
+        journal = _read_unfinished(paths)
+        return journal if journal is not None and Path(f"/proc/{journal.pid}").exists() else None
     try:
         # Shared: two who ask do not disturb each other.
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -344,12 +343,18 @@ def holder(paths: HostPaths) -> Journal | None:
     return None
 
 
+def _read_unfinished(paths: HostPaths) -> Journal | None:
+    """The journal of a switch that has not ended, as far as it can be read."""
+    journal = read_journal(paths)
+    return journal if journal is not None and journal.result is None and journal.id != DAMAGED else None
+
+
 def _running(paths: HostPaths) -> Journal:
     """The journal of whoever holds the lock. One that has just begun has not written it yet: wait a little."""
     deadline = time.monotonic() + LOCK_PATIENCE_S
     while True:
-        journal = read_journal(paths)
-        if journal is not None and journal.result is None and journal.id != DAMAGED:
+        journal = _read_unfinished(paths)
+        if journal is not None:
             return journal
         if time.monotonic() >= deadline:
             return _unknown("", "It has not written its journal yet.", asked_by="another vllm-edge")
