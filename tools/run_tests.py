@@ -26,7 +26,7 @@ LIMIT_S = 80 * 60
 """`make test` begins nothing later: CI ends a run after 90 minutes, and nobody would see how it was going."""
 LANES = ("hosts", "hosts", "beside")
 MAKE = ["make", "--no-print-directory"]
-BESIDE = ["nice", "-n", "19", *MAKE]
+BESIDE = ["nice", "-n", "10", *MAKE]
 FAILURES = re.compile(r"^(FAILED|ERROR) |^fatal: |^make.*Error|CRITICAL")
 DECORATION = re.compile(r"\x1b\[[0-9;]*m|^ *│ ", re.MULTILINE)
 

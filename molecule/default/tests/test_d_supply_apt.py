@@ -186,6 +186,7 @@ def test_package_is_damaged_on_its_way(
 # ---- repositories -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_repository_is_refused_a_connection(refused: Refused) -> None:
     said = refused(RUNTIME, container_runtime_repository_url="http://127.0.0.1:9/deb/")
     assert said.startswith("The repository http://127.0.0.1:9/deb/ was not added, and nothing was changed: ")

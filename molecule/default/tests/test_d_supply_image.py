@@ -188,6 +188,7 @@ def small_disk(machine: Machine, unharmed: None) -> Iterator[None]:
     machine.run("umount", BUILD)
 
 
+@pytest.mark.thorough
 def test_disk_full_while_the_wheels_come(
     supply: Supply, machine: Machine, small_disk: None, seen: Seen, tmp_path: Path
 ) -> None:

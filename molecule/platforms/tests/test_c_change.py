@@ -98,6 +98,7 @@ def test_upgrade_whose_packages_cannot_be_fetched(play: Run, seen: Seen) -> None
     seen(result.message)
 
 
+@pytest.mark.thorough
 def test_upgrade_that_a_hook_refuses(play: Run, seen: Seen) -> None:
     before, there = unit(), packages()
     with UBUNTU.broken("touch /root/no", "rm /root/no"):

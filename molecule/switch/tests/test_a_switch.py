@@ -115,6 +115,7 @@ def test_check_mode_shows_an_edit_and_changes_nothing(edge: Edge, controller: An
     assert edge.last_id() == last
 
 
+@pytest.mark.thorough
 def test_what_the_plan_refuses_stops_nothing(edge: Edge, controller: Any) -> None:
     """With the GPUs and the weights of the host: this play does not begin with the plan from the inventory."""
     before, numbers, container, last = edge.committed(), edge.numbers(), default.life(edge, CONTAINER), edge.last_id()

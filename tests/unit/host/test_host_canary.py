@@ -194,7 +194,7 @@ def test_names_are_asked_side_by_side_but_for_what_wants_the_engine_alone(server
     names = ("architect", "worker", "auditor", "sentry")
     config = server.config(*names)
     server.answers["v1/models"] = (200, {"data": [{"id": name} for name in names]})
-    together = threading.Barrier(len(names), timeout=5)
+    together = threading.Barrier(len(names), timeout=60)
     alone = threading.Lock()
 
     def ask(url: str, path: str, timeout_s: float, **more: Any) -> Answer:

@@ -246,7 +246,7 @@ def test_answers_of_nvml_that_pass_are_waited_for(bench: Bench) -> None:
 def test_a_command_is_shown_on_one_line() -> None:
     script = subprocess.Popen([sys.executable, "-c", "import time\ntime.sleep(60)"])
     try:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while "import time" not in gpus.command_of(script.pid) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert gpus.command_of(script.pid).endswith("-c import time time.sleep(60)")

@@ -56,7 +56,7 @@ class World:
 
     def resolved(self, count: int) -> list[dict[str, Any]]:
         """The log's requests for files, once there are `count`: a line is written after its answer has reached us."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             lines = [json.loads(line) for line in self.hub.log.getvalue().splitlines()]
             found = [line for line in lines if "/resolve/" in line["path"]]
@@ -67,7 +67,7 @@ class World:
     def get(self, path: str, **headers: str) -> tuple[int, Any, bytes]:
         request = urllib.request.Request(self.url + path, headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, answer.headers, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.headers, error.read()

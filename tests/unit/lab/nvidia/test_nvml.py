@@ -173,7 +173,7 @@ def test_slow_release_keeps_memory_for_a_while_after_its_process(nvml: ModuleTyp
     with gpus.claim(0, 1000):
         pass
     assert (v2(nvml)[2], processes(nvml)) == (1000, {})
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while v2(nvml)[2] and time.monotonic() < deadline:
         time.sleep(0.1)
     assert v2(nvml)[2] == 0
