@@ -178,6 +178,8 @@ class Gap:
     """Questions."""
     error: str
     """Of the first of them."""
+    answered_from_s: float | None = None
+    """When the question that ended it was asked: to answer it may take an engine that has just begun many seconds."""
 
     @property
     def seconds(self) -> float | None:
@@ -224,14 +226,16 @@ def gaps(asked: Iterable[Asked]) -> list[Gap]:
         if not question.ok:
             open_gaps.setdefault(question.role, []).append(question)
         elif failed := open_gaps.pop(question.role, None):
-            found.append(gap_of(failed, round(question.monotonic_s + question.seconds, 3)))
+            found.append(gap_of(failed, question))
     found += [gap_of(failed, None) for failed in open_gaps.values()]
     return sorted(found, key=lambda gap: gap.from_s)
 
 
-def gap_of(failed: Sequence[Asked], to_s: float | None) -> Gap:
+def gap_of(failed: Sequence[Asked], answered: Asked | None) -> Gap:
     first = failed[0]
-    return Gap(first.role, first.monotonic_s, to_s, first.at, len(failed), first.error)
+    to_s = None if answered is None else round(answered.monotonic_s + answered.seconds, 3)
+    answered_from_s = None if answered is None else answered.monotonic_s
+    return Gap(first.role, first.monotonic_s, to_s, first.at, len(failed), first.error, answered_from_s)
 
 
 def overlaps(gap: Gap, journal: Mapping[str, Any], end_s: float) -> dict[str, float]:

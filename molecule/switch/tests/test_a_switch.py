@@ -82,9 +82,9 @@ def agree(recorded: role_client.Recorded, journal: Mapping[str, Any], roles: Seq
         (gap,) = found
         (asked,) = told["gaps"]
         began = journal["began_monotonic_s"]
-        assert gap.to_s is not None
         assert abs(began + asked["from_s"] - gap.from_s) <= default.AGREE_S, (role, gap, told)
-        assert abs(began + asked["to_s"] - gap.to_s) <= default.AGREE_S + default.first_answer_s(journal), (
+        assert gap.answered_from_s is not None
+        assert abs(began + asked["to_s"] - gap.answered_from_s) <= 2 * default.AGREE_S, (
             role,
             gap,
             told,

@@ -136,7 +136,7 @@ def test_a_gap_is_from_the_first_failure_to_the_first_good_answer() -> None:
     log = [asked(1), asked(2, ok=False, seconds=5), asked(7, ok=False), asked(8), asked(9)]
     log += [asked(3, "worker"), asked(8, "worker", ok=False)]
     assert role_client.gaps(reversed(log)) == [
-        Gap("sentry", 2, 8.2, "2026-11-21T10:00:02.000Z", 2, "refused"),
+        Gap("sentry", 2, 8.2, "2026-11-21T10:00:02.000Z", 2, "refused", 8),
         Gap("worker", 8, None, "2026-11-21T10:00:08.000Z", 1, "refused"),
     ]
 
