@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make test`: every part of the tests in lanes, with minutes and CPU seconds of each.
 
-A lane that is free takes the next part. Two lanes have the simulated hosts, whose engines often wait for each other or
-for a deadline; a third one has what needs no host, and computes with what they leave. Each part's output is printed
-when it ends; the last lines say how long each took, which failed and what was left out for want of time.
+A lane that is free takes the next part. Two lanes have the hosts whose engines often wait for each other or for a
+deadline. A third one has what needs no engine; the linters and the unit tests in it compute with what the others leave.
+Each part's output is printed when it ends; the last lines say how long each took, which failed and what was left out
+for want of time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / ".cache" / "test"
 LIMIT_S = 80 * 60
 """`make test` begins nothing later: CI ends a run after 90 minutes, and nobody would see how it was going."""
-LANES = ("hosts", "hosts", "beside")
+LANES = ("engines", "engines", "beside")
 MAKE = ["make", "--no-print-directory"]
 BESIDE = ["nice", "-n", "10", *MAKE]
 FAILURES = re.compile(r"^(FAILED|ERROR) |^fatal: |^make.*Error|CRITICAL")
@@ -38,7 +39,7 @@ class Part:
     name: str
     command: Sequence[str]
     lab: str = "none"
-    lane: str = "hosts"
+    lane: str = "engines"
 
 
 PARTS = (
@@ -47,11 +48,11 @@ PARTS = (
         "molecule", ["bash", "-c", "python -m lab images && make --no-print-directory molecule"], "vllm-edge-molecule"
     ),
     Part("switch", [*MAKE, "switch"], "vllm-edge-switch"),
-    Part("platforms", [*MAKE, "platforms"], "vllm-edge-platforms"),
     Part("airgap", [*MAKE, "airgap"], "vllm-edge-airgap"),
     Part("integration", [*MAKE, "integration"], "vllm-edge.engine"),
     Part("lint", [*BESIDE, "lint"], lane="beside"),
     Part("unit", [*BESIDE, "unit"], lane="beside"),
+    Part("platforms", [*MAKE, "platforms"], "vllm-edge-platforms", lane="beside"),
 )
 
 

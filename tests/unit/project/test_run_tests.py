@@ -43,7 +43,7 @@ def test_two_parts_run_at_once_and_each_has_a_line(tests: ModuleType, tmp_path: 
     assert all(" minutes " in line and " CPU seconds  passed" in line for line in lines), lines
 
 
-def test_what_needs_no_host_has_a_lane_of_its_own(tests: ModuleType, tmp_path: Path) -> None:
+def test_what_needs_no_engine_has_a_lane_of_its_own(tests: ModuleType, tmp_path: Path) -> None:
     """It ends while both others wait for it."""
     mark = tmp_path / "mark"
     waits = ["sh", "-c", f"for i in $(seq 100); do [ -e {mark} ] && exit 0; sleep 0.1; done; exit 1"]
