@@ -174,6 +174,7 @@ def test_vendor_drops_packets(machine: Machine, without_toolkit: None, refused: 
     assert "1 s (apt_repository_timeout_s)" in said
 
 
+@pytest.mark.thorough
 def test_package_is_damaged_on_its_way(
     machine: Machine, impostor: None, without_toolkit: None, refused: Refused
 ) -> None:

@@ -90,6 +90,7 @@ def test_refuses_a_host_that_was_not_named(machine: Machine, watched: Watched, b
     assert containers(machine) == running
 
 
+@pytest.mark.thorough
 def test_refuses_while_docker_is_away(machine: Machine, controller: Controller, before: dict[str, Any]) -> None:
     """What cannot be looked for must not be left behind unseen; containers live on meanwhile (live-restore)."""
     running = containers(machine)
