@@ -357,7 +357,8 @@ def parser() -> argparse.ArgumentParser:
     asking.add_argument("--roles", nargs="+", default=ROLES)
     asking.add_argument("--ports", nargs="+", type=int, default=PORTS, help="where engines may be")
     asking.add_argument("--interval", type=float, default=1.0, help="seconds between questions (default 1)")
-    asking.add_argument("--timeout", type=float, default=5.0, help="seconds that an answer may take (default 5)")
+    # A question that is given up makes a gap longer, and the first answer of an engine takes long on a busy machine.
+    asking.add_argument("--timeout", type=float, default=60.0, help="seconds that an answer may take (default 60)")
     asking.add_argument("--seconds", type=float, default=0.0, help="end after so long")
     telling = commands.add_parser("summary", help="gaps per role, beside the phases of switches")
     telling.add_argument("log", type=Path)

@@ -51,8 +51,7 @@ def mission(
     machine: Machine, controller: Controller, bystander: Life, tmp_path_factory: pytest.TempPathFactory
 ) -> Mission:
     clients = Clients(machine)
-    # More than the first answer of an engine may take: a question that is given up would make the gap longer.
-    clients.start("--timeout", "60", "--interval", "2")
+    clients.start("--interval", "2")
     try:
         there, back = bring(machine, controller, "bf16-tp4"), bring(machine, controller, PROFILE)
     finally:
