@@ -22,6 +22,8 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 TEMPLATES = ROOT / "tools" / "templates"
+MODULES = ROOT / "plugins" / "modules"
+ACTIONS = ROOT / "plugins" / "action"
 VARIABLES = ROOT / "tools" / "variables.yml"
 GROUP_VARS = ROOT / "group_vars" / "all"
 WIDTH = 120
@@ -80,7 +82,7 @@ def program_help() -> dict[str, str]:
     """What `vllm-edge --help` says, under the empty name, and each subcommand's, by name."""
 
     def run(*arguments: str) -> str:
-        return said(sys.executable, *arguments, PYTHONPATH=str(ROOT / "module_utils"))
+        return said(sys.executable, *arguments, PYTHONPATH=str(ROOT / "plugins" / "module_utils"))
 
     names = run("-c", "from vllm_edge.cli import COMMANDS\nfor command in COMMANDS: print(command.name)").split()
     texts = {"": run("-m", "vllm_edge", "--help")}
@@ -229,13 +231,11 @@ def render() -> dict[str, str]:
     }
     roles = role_docs()
     set_in = {name: file for file, found in group_vars().items() for name in found}
-    role_libraries = [path for path in sorted((ROOT / "roles").glob("*/library")) if any(path.glob("*.py"))]
     values: Doc = {
         "roles": roles,
         "set_in": set_in,
-        "modules": plugin_docs(ROOT / "library"),
-        "role_modules": plugin_docs(*role_libraries),
-        "actions": plugin_docs(ROOT / "action_plugins"),
+        "modules": plugin_docs(MODULES),
+        "actions": plugin_docs(ACTIONS),
         "program": program_help(),
         **variable_docs(roles),
     }

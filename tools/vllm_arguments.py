@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Write module_utils/vllm_edge/vllm_arguments.py from the parser of the vLLM that is installed here.
+"""Write module_utils/vllm_edge/inventory/vllm_arguments.py from the parser of the vLLM that is installed here.
 
 Runs inside an image of vLLM, whose own code is asked; nothing is downloaded and no GPU is needed.
 """
@@ -22,8 +22,8 @@ HEAD = '''# SPDX-License-Identifier: Apache-2.0
 Written by the image's own parser; IMAGE is any image with that vLLM:
 
     docker run --rm --network none --volume "$PWD/tools:/tools:ro" --entrypoint python3 IMAGE \\\\
-        /tools/vllm_arguments.py > module_utils/vllm_edge/vllm_arguments.py
-    ruff format module_utils/vllm_edge/vllm_arguments.py
+        /tools/vllm_arguments.py > module_utils/vllm_edge/inventory/vllm_arguments.py
+    ruff format module_utils/vllm_edge/inventory/vllm_arguments.py
 """
 
 from __future__ import annotations

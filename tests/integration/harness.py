@@ -190,7 +190,7 @@ class Host:
     def environment(self) -> dict[str, str]:
         return {
             **os.environ,
-            "PYTHONPATH": str(ROOT / "module_utils"),
+            "PYTHONPATH": str(ROOT / "plugins" / "module_utils"),
             "VLLM_EDGE_ETC": str(self.root / "etc"),
             "VLLM_EDGE_STATE": str(self.root / "state"),
         }

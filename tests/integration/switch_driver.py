@@ -20,13 +20,15 @@ from typing import Any
 import ansible.module_utils
 
 ROOT = Path(__file__).resolve().parents[2]
-ansible.module_utils.__path__.append(str(ROOT / "module_utils"))
+ansible.module_utils.__path__.append(str(ROOT / "plugins" / "module_utils"))
 sys.path.insert(0, str(ROOT / "tests" / "unit" / "host"))
 
-from ansible.module_utils.vllm_edge import generations, switch
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
-from ansible.module_utils.vllm_edge.journal import JournalFile
-from ansible.module_utils.vllm_edge.switching import Phase, PhaseFailed
+from ansible.module_utils.vllm_edge.generation import committed as generation_committed
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch import run
+from ansible.module_utils.vllm_edge.switch import run as switch_run
+from ansible.module_utils.vllm_edge.switch.journal import JournalFile
+from ansible.module_utils.vllm_edge.switch.model import Phase, PhaseFailed
 from fake_world import FakeWorld
 
 
@@ -59,7 +61,7 @@ def main(root: Path, what: str, asked: dict[str, Any]) -> int:
         if (done, towards, moment) == (phase, number, "acted") and last:
             die()
 
-    commit = generations.commit
+    commit = generation_committed.commit
 
     def committed(*arguments: Any, **named: Any) -> None:
         commit(*arguments, **named)
@@ -67,12 +69,12 @@ def main(root: Path, what: str, asked: dict[str, Any]) -> int:
             die()
 
     JournalFile.enter = entered  # type: ignore[method-assign]
-    generations.commit = committed
+    generation_committed.commit = committed
     world.before, world.after = before, after
-    switch._open_world = lambda paths: world  # type: ignore[assignment]
+    switch_run._open_world = lambda paths: world  # type: ignore[assignment]
     if what == "recover":
-        return switch.run_recover(paths, boot=False)
-    return switch.run_switch(
+        return run.run_recover(paths, boot=False)
+    return switch_run.run_switch(
         paths, asked["number"], origin="-e", inventory_profile="nvfp4-tp2", asked_by="test_switch_killed"
     )
 

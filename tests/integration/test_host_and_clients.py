@@ -16,13 +16,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import preflight
-from ansible.module_utils.vllm_edge.downtime import RoleWatch
-from ansible.module_utils.vllm_edge.host_docker import DockerHost, Listed
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
-from ansible.module_utils.vllm_edge.host_world import HostWorld
-from ansible.module_utils.vllm_edge.switching import Moves
-from ansible.module_utils.vllm_edge.systemd import Ran, Systemd
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch import preflight
+from ansible.module_utils.vllm_edge.switch.downtime import RoleWatch
+from ansible.module_utils.vllm_edge.switch.host import HostWorld
+from ansible.module_utils.vllm_edge.switch.model import Moves
+from ansible.module_utils.vllm_edge.system import sockets
+from ansible.module_utils.vllm_edge.system.docker_client import DockerHost, Listed
+from ansible.module_utils.vllm_edge.system.systemd import Ran, Systemd
 from harness import IMAGE, docker, free_port
 
 # -- Docker
@@ -157,9 +158,9 @@ def test_a_listener_is_found_with_its_process() -> None:
     port = free_port()
     server = serve(port)
     try:
-        found = preflight.listeners(port)
+        found = sockets.listeners(port)
         assert [listener.address for listener in found] == ["127.0.0.1"]
-        assert preflight.process_of(found[0].inode) == os.getpid()
+        assert sockets.process_of(found[0].inode) == os.getpid()
     finally:
         end(server)
-    assert preflight.listeners(port) == []
+    assert sockets.listeners(port) == []

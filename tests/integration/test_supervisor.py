@@ -10,8 +10,8 @@ import time
 from datetime import datetime
 
 import pytest
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
-from ansible.module_utils.vllm_edge.journal import Lock
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch.journal import Lock
 from harness import IMAGE, Host, docker
 
 pytestmark = pytest.mark.docker

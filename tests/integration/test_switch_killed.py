@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import generations
-from ansible.module_utils.vllm_edge.journal import history, holder, read_journal
-from ansible.module_utils.vllm_edge.switching import BACK_PHASES, HARMLESS, PHASES, Phase, Result
+from ansible.module_utils.vllm_edge.generation import committed as generation_committed
+from ansible.module_utils.vllm_edge.generation import store
+from ansible.module_utils.vllm_edge.switch.journal import history, holder, read_journal
+from ansible.module_utils.vllm_edge.switch.model import BACK_PHASES, HARMLESS, PHASES, Phase, Result
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "unit" / "host"))
@@ -66,8 +67,8 @@ def judged(world: FakeWorld, expected: Result) -> None:
     assert [item.id for item in history(world.paths)] == [journal.id]
     assert holder(world.paths) is None
     assert not (world.paths.state / ".switch.ballast").exists()
-    now = generations.committed(world.paths)
-    serving = generations.load(world.paths, now.generation) if now else None
+    now = generation_committed.committed(world.paths)
+    serving = store.load(world.paths, now.generation) if now else None
     assert unlike(world, serving) == []
 
 
@@ -83,7 +84,7 @@ def row(record_property: Callable[[str, object], None]) -> Callable[[FakeWorld, 
     """A line of the table at the end of the run."""
 
     def add(world: FakeWorld, where: str, when: str, seconds: float) -> None:
-        now = generations.committed(world.paths)
+        now = generation_committed.committed(world.paths)
         who = f"generation {now.generation} ({now.profile}) in full" if now else "nobody, as before"
         record_property(TITLE, [where, when, f"{who}; recovery took {seconds:.1f} s"])
 
@@ -108,7 +109,7 @@ def test_killed_on_the_way_forward(root: Path, row: Row, phase: Phase, moment: s
     else:
         judged(world, Result.COMMITTED if committed else Result.ROLLED_BACK)
         verified(world, new.number if committed else old.number)
-    now = generations.committed(world.paths)
+    now = generation_committed.committed(world.paths)
     assert now is not None and now.generation == (new.number if committed else old.number)
     row(world, phase, f"forward, {moment}", seconds)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -22,10 +23,15 @@ Result = dict[str, Any]
 
 
 def load_module(name: str) -> ModuleType:
-    """A module of library/, imported from its file."""
-    spec = importlib.util.spec_from_file_location(f"library_{name}", ROOT / "library" / f"{name}.py")
+    """A module of plugins/modules, imported from its file under the name that it has on a host.
+
+    Its relative imports lead to `ansible.module_utils`, as they do there.
+    """
+    path = ROOT / "plugins" / "modules" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"ansible.modules.{name}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # where dataclasses look for their module
     spec.loader.exec_module(module)
     return module
 

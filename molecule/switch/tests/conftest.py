@@ -66,9 +66,9 @@ VARIANT = """
 import json, shutil, sys
 from dataclasses import asdict
 sys.path.insert(0, "/opt/vllm-edge/current/lib")
-from vllm_edge import generations as g
-from vllm_edge.host_paths import host_paths
-from vllm_edge.switching import TARGET, Limits
+from vllm_edge.generation import store as g
+from vllm_edge.paths import host_paths
+from vllm_edge.switch.model import TARGET, Limits
 asked, paths = json.loads(sys.argv[1]), host_paths()
 there = g.load(paths, asked["of"])
 hits = 0

@@ -17,7 +17,7 @@ WORDS = 300
 IN_WORK = """
 import sys, time, urllib.request
 sys.path.insert(0, "/opt/vllm-edge/current/lib")
-from vllm_edge.metrics import requests_in_work
+from vllm_edge.engine.metrics import requests_in_work
 deadline = time.monotonic() + 60
 while not requests_in_work(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode()):
     if time.monotonic() > deadline:

@@ -41,18 +41,20 @@ from pathlib import Path
 from typing import Any
 
 import ansible.module_utils
+import ansible.modules
 import yaml
 
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "library")]
-ansible.module_utils.__path__.append(str(ROOT / "module_utils"))
+sys.path.insert(0, str(ROOT))
+ansible.module_utils.__path__.append(str(ROOT / "plugins" / "module_utils"))
+ansible.modules.__path__.append(str(ROOT / "plugins" / "modules"))
 
 from ansible.module_utils.vllm_edge.planning import families, kv_cache, overhead, planner, weights
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Gpu, Model
-from model_facts import from_hub
+from ansible.modules.model_facts import from_hub
 
 from lab.docker import docker_command
 from lab.hub.server import Hub

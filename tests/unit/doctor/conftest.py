@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.systemd import Ran
+from ansible.module_utils.vllm_edge.system.systemd import Ran
 from doctor_host import BUSES, DRIVER, GPUS, KERNEL, FakeHost, card, specification
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from ansible.module_utils.vllm_edge.doctor import command
 from ansible.module_utils.vllm_edge.doctor.facts import Space
 from ansible.module_utils.vllm_edge.doctor.reading import Expectation, Reader
-from ansible.module_utils.vllm_edge.gpu_access import Answer
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
-from ansible.module_utils.vllm_edge.owners import Owner
-from ansible.module_utils.vllm_edge.systemd import Ran, SystemdError
+from ansible.module_utils.vllm_edge.gpu.access import Answer
+from ansible.module_utils.vllm_edge.gpu.owners import Owner
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
 
 KERNEL = "6.12.48+deb13-amd64"
 DRIVER = "580.173.02"

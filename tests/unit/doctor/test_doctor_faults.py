@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.doctor import judge
+from ansible.module_utils.vllm_edge.doctor import registry
 from ansible.module_utils.vllm_edge.doctor.contract import GROUPS, STATES
-from ansible.module_utils.vllm_edge.doctor.facts import Space
-from ansible.module_utils.vllm_edge.doctor.reading import Expectation, free_space
-from ansible.module_utils.vllm_edge.owners import Owner
-from ansible.module_utils.vllm_edge.systemd import Ran
+from ansible.module_utils.vllm_edge.doctor.facts import TOOLKIT, Space
+from ansible.module_utils.vllm_edge.doctor.parsers import free_space
+from ansible.module_utils.vllm_edge.doctor.reading import Expectation
+from ansible.module_utils.vllm_edge.gpu.owners import Owner
+from ansible.module_utils.vllm_edge.system.systemd import Ran
 from doctor_host import BUSES, DRIVER, ENGINES, GPUS, KERNEL, NEW_GPU, FakeHost, card, specification
 
 Fault = tuple[str, Callable[[FakeHost], Any], dict[str, str], str, str]
@@ -328,14 +329,14 @@ FAULTS: tuple[Fault, ...] = (
     ),
     (
         "toolkit known to be bad",
-        lambda host: host.packages.update({name: ("hi", "1.19.1-1") for name in judge.TOOLKIT}),
+        lambda host: host.packages.update({name: ("hi", "1.19.1-1") for name in TOOLKIT}),
         {"runtime.toolkit": "warn"},
         "toolkit#1967",
         "container_runtime_toolkit_version",
     ),
     (
         "toolkit without a refresh unit",
-        lambda host: host.packages.update({name: ("hi", "1.17.8-1") for name in judge.TOOLKIT}),
+        lambda host: host.packages.update({name: ("hi", "1.17.8-1") for name in TOOLKIT}),
         {"runtime.toolkit": "warn"},
         "that came with 1.18",
         "newer release",
@@ -560,7 +561,7 @@ def test_what_only_looks_like_a_fault(
 def test_a_healthy_host_has_no_finding(host: FakeHost) -> None:
     found = host.examine()
     assert host.not_ok() == {}
-    assert (found["exit_status"], found["summary"]["ok"]) == (0, len(judge.CHECKS))
+    assert (found["exit_status"], found["summary"]["ok"]) == (0, len(registry.CHECKS))
     assert found["recommendation"] == {"environment": {}, "arguments": [], "reasons": []}
 
 
@@ -589,11 +590,11 @@ def test_faults_cover_every_check_that_can_fail(host: FakeHost) -> None:
         "serving.switch",
     }
     advice = {"gpus.holders", "topology.peer-to-peer"}
-    assert told | elsewhere | advice == {check.name for check in judge.CHECKS}
+    assert told | elsewhere | advice == {check.name for check in registry.CHECKS}
 
 
 def test_names_are_stable_and_in_groups() -> None:
-    names = [check.name for check in judge.CHECKS]
+    names = [check.name for check in registry.CHECKS]
     assert len(set(names)) == len(names)
     groups = list(dict.fromkeys(name.split(".")[0] for name in names))
     assert groups == list(GROUPS)

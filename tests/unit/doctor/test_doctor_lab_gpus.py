@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.systemd import Ran
+from ansible.module_utils.vllm_edge.system.systemd import Ran
 from doctor_host import DRIVER, FakeHost, specification
 
 from lab.nvidia import testing

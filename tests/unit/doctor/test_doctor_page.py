@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ansible.module_utils.vllm_edge.doctor.judge import CHECKS
+from ansible.module_utils.vllm_edge.doctor.registry import CHECKS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "doctor.md"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ansible.module_utils.vllm_edge.doctor import support
 from ansible.module_utils.vllm_edge.doctor.command import run_doctor
-from ansible.module_utils.vllm_edge.systemd import Ran
+from ansible.module_utils.vllm_edge.system.systemd import Ran
 from doctor_host import FakeHost
 
 API_KEY = "q7Zs-api-key-value-91"

@@ -8,13 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.doctor import topology
-from ansible.module_utils.vllm_edge.doctor.contract import NotKnown, Unread
+from ansible.module_utils.vllm_edge.doctor.checks import topology as checks_of
+from ansible.module_utils.vllm_edge.doctor.contract import NotKnown
+from ansible.module_utils.vllm_edge.doctor.facts import DEFAULT_SHM_BYTES
 from ansible.module_utils.vllm_edge.doctor.reading import Reader
-from ansible.module_utils.vllm_edge.doctor.topology import Card, Recommendation, Sharing, Topology, Xid
-from ansible.module_utils.vllm_edge.systemd import Ran
+from ansible.module_utils.vllm_edge.gpu import topology
+from ansible.module_utils.vllm_edge.gpu.topology import Card, Recommendation, Sharing, Topology, Xid
+from ansible.module_utils.vllm_edge.system.host import Unread
+from ansible.module_utils.vllm_edge.system.systemd import Ran
 from doctor_host import BUSES, GPUS, FakeHost
 
+GIB = 1024**3
 ONE = Card(GPUS[0], BUSES[0], iommu="off", redirecting=())
 TWO = Card(GPUS[1], BUSES[1], iommu="off", redirecting=())
 OK = {GPUS: "OK"}
@@ -48,7 +52,7 @@ def test_what_engines_over_several_gpus_need(given: Topology, reason: str) -> No
     if reason:
         assert found.environment == {"NCCL_P2P_DISABLE": "1"}
         assert found.arguments == ("--disable-custom-all-reduce",)
-        assert topology.judge_iommu(given).state == "warn"
+        assert checks_of.judge_iommu(given).state == "warn"
 
 
 def acs(control: int, *, at: int = 0x148, before: int = 0x0001) -> bytes:
@@ -88,7 +92,7 @@ def test_a_bridge_that_keeps_the_gpus_apart(host: FakeHost) -> None:
 
 
 def test_the_module_for_roles(run_module: Callable[..., dict[str, Any]], host: FakeHost) -> None:
-    asked = {"replace": {"Reader": lambda: host.reader}}
+    asked = {"replace": {"DriverReader": lambda: host.reader}}
     assert run_module("gpu_topology", {}, **asked)["environment"] == {}
     bridge = host.bus(BUSES[1])
     (bridge / "config").write_bytes(acs(0x1D))
@@ -101,7 +105,9 @@ def test_the_module_reads_what_it_judges_and_no_more(
     run_module: Callable[..., dict[str, Any]], host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Reader, "plain", lambda self, path: pytest.fail(f"{path} was read"))
-    assert run_module("gpu_topology", {"peer_to_peer": "auto"}, replace={"Reader": lambda: host.reader})["rc"] == 0
+    assert (
+        run_module("gpu_topology", {"peer_to_peer": "auto"}, replace={"DriverReader": lambda: host.reader})["rc"] == 0
+    )
     assert [line.split(" --format")[0] for line in host.asked] == [
         "nvidia-smi --query-gpu=uuid,pci.bus_id",
         "nvidia-smi topo -p2p r",
@@ -117,7 +123,7 @@ def test_the_small_look_and_the_whole_one_agree(host: FakeHost) -> None:
 
 
 def test_the_module_forbids_without_a_look(run_module: Callable[..., dict[str, Any]]) -> None:
-    asked = {"replace": {"Reader": lambda: pytest.fail("it looked at the host")}}
+    asked = {"replace": {"DriverReader": lambda: pytest.fail("it looked at the host")}}
     found = run_module("gpu_topology", {"peer_to_peer": "forbidden"}, **asked)
     assert (found["rc"], found["changed"], found["environment"]) == (0, False, {"NCCL_P2P_DISABLE": "1"})
     assert found["arguments"] == ["--disable-custom-all-reduce"]
@@ -166,7 +172,7 @@ def test_xids() -> None:
 
 def test_a_grave_xid_is_not_hidden_by_others() -> None:
     xids = (Xid("0000:17:00", 48, "48"), Xid("0000:17:00", 31, "31"))
-    assert topology.judge_xids(Topology((ONE,), {}, xids)).state == "fail"
+    assert checks_of.judge_xids(Topology((ONE,), {}, xids)).state == "fail"
 
 
 def test_gpus_of_one_engine_on_two_nodes(host: FakeHost) -> None:
@@ -215,21 +221,21 @@ def test_a_lower_power_limit_and_ecc_off_are_advice(host: FakeHost) -> None:
 @pytest.mark.parametrize(
     ("engine", "state"),
     [
-        (Sharing("a", GPUS, 4 * topology.GIB), "ok"),
-        (Sharing("a", GPUS, topology.DEFAULT_SHM_BYTES), "warn"),
-        (Sharing("a", GPUS[:1], topology.DEFAULT_SHM_BYTES), "ok"),
+        (Sharing("a", GPUS, 4 * GIB), "ok"),
+        (Sharing("a", GPUS, DEFAULT_SHM_BYTES), "warn"),
+        (Sharing("a", GPUS[:1], DEFAULT_SHM_BYTES), "ok"),
         (Sharing("a", GPUS, None), "ok"),
-        (Sharing("a", GPUS, 17 * topology.GIB), "warn"),
+        (Sharing("a", GPUS, 17 * GIB), "warn"),
     ],
 )
 def test_shared_memory(engine: Sharing, state: str) -> None:
-    given = Topology((ONE, TWO), OK, (), 16 * topology.GIB, 8 * topology.GIB, (engine,))
-    assert topology.judge_shared_memory(given).state == state
-    assert topology.judge_shared_memory(replace(given, shm_bytes=None)).state == "fail"
+    given = Topology((ONE, TWO), OK, (), 16 * GIB, 8 * GIB, (engine,))
+    assert checks_of.judge_shared_memory(given).state == state
+    assert checks_of.judge_shared_memory(replace(given, shm_bytes=None)).state == "fail"
 
 
 def test_without_gpus_nothing_is_judged() -> None:
     empty = Topology((), {}, ())
-    for judge in (topology.judge_link, topology.judge_ecc, topology.judge_power, topology.judge_numa):
+    for judge in (checks_of.judge_link, checks_of.judge_ecc, checks_of.judge_power, checks_of.judge_numa):
         with pytest.raises(NotKnown, match="no GPU answers"):
             judge(empty)

@@ -6,14 +6,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge import cdi
-from ansible.module_utils.vllm_edge.driver_versions import (
+from ansible.module_utils.vllm_edge.gpu.driver import (
     LIBRARIES,
     DriverVersions,
     explain_mismatch,
     module_version,
     read_versions,
 )
+from ansible.module_utils.vllm_edge.system import cdi
 from doctor_host import DRIVER, GPUS, FakeHost, specification
 
 BOTH = dict.fromkeys(LIBRARIES, DRIVER)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.doctor import command
-from ansible.module_utils.vllm_edge.doctor.judge import CHECKS
+from ansible.module_utils.vllm_edge.doctor import command, render
+from ansible.module_utils.vllm_edge.doctor.registry import CHECKS
 from doctor_host import GPUS, NEW_GPU, FakeHost
 
 Run = Callable[..., dict[str, Any]]
@@ -49,8 +49,8 @@ def test_the_command_prints_one_object(
 
 def test_lines_for_people(host: FakeHost) -> None:
     host.unit("vllm-edge.target", UnitFileState="disabled")
-    lines = command.render(host.examine() | {"host": "xr7620", "as_root": False, "summary": {"ok": 1, "unknown": 2}})
-    assert all(len(line) <= command.WIDTH for line in lines)
+    lines = render.render(host.examine() | {"host": "xr7620", "as_root": False, "summary": {"ok": 1, "unknown": 2}})
+    assert all(len(line) <= render.WIDTH for line in lines)
     at = next(number for number, line in enumerate(lines) if line.startswith("warn    serving.boot"))
     assert lines[at + 1].strip().startswith("do: 'systemctl enable vllm-edge.target'")
     assert lines[-2:] == [

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from ansible.module_utils.vllm_edge import gpu_access
+from ansible.module_utils.vllm_edge.gpu import access
 
 NAME = f"vllm-edge-test-{os.getpid()}"
 # include/uapi/linux/bpf.h
@@ -115,22 +115,22 @@ def own_group(version: int, scratch: Path) -> Iterator[Group]:
     if os.geteuid() != 0:
         raise CannotMake("control groups are made by root")
     with contextlib.ExitStack() as stack:
-        hierarchies = gpu_access.parse_hierarchies(Path("/proc/self/mountinfo").read_text())
+        hierarchies = access.parse_hierarchies(Path("/proc/self/mountinfo").read_text())
         if version == 2 and not [hierarchy for hierarchy in hierarchies if hierarchy.version == 2]:
             scratch.mkdir()
             done = subprocess.run(["mount", "-t", "cgroup2", "none", scratch], capture_output=True, text=True)
             if done.returncode != 0:
                 raise CannotMake(done.stderr.strip())
             stack.callback(subprocess.run, ["umount", "--lazy", scratch], check=True)
-            hierarchies = gpu_access.parse_hierarchies(Path("/proc/self/mountinfo").read_text())
+            hierarchies = access.parse_hierarchies(Path("/proc/self/mountinfo").read_text())
         wanted = [hierarchy for hierarchy in hierarchies if hierarchy.version == version]
-        paths = gpu_access.parse_memberships(Path("/proc/self/cgroup").read_text())
+        paths = access.parse_memberships(Path("/proc/self/cgroup").read_text())
         if not wanted or version not in paths:
             raise CannotMake(f"this machine has no hierarchy of cgroup version {version} for devices")
         try:
-            path = Path(gpu_access.directory_of(paths[version], wanted)) / NAME
+            path = Path(access.directory_of(paths[version], wanted)) / NAME
             path.mkdir()
-        except (OSError, gpu_access.Unknown) as error:
+        except (OSError, access.Unknown) as error:
             raise CannotMake(f"no control group can be made here ({error})") from error
         stack.callback(path.rmdir)
         yield Version1(path) if version == 1 else Version2(path)

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ansible.module_utils.vllm_edge.containers import Container, ContainerGone, DockerAway, DockerRefused, LogRecord
+from ansible.module_utils.vllm_edge.system.docker import Container, ContainerGone, DockerAway, DockerRefused, LogRecord
 
 
 class FakeDocker:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.vllm_edge.containers import Container, DockerAway, DockerRefused
-from ansible.module_utils.vllm_edge.health import Answer
-from ansible.module_utils.vllm_edge.host_docker import Listed
-from ansible.module_utils.vllm_edge.systemd import Ran, SystemdError
+from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway, DockerRefused
+from ansible.module_utils.vllm_edge.system.docker_client import Listed
+from ansible.module_utils.vllm_edge.system.http import Answer
+from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
 
 
 class Clock:

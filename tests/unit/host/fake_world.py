@@ -14,20 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ansible.module_utils.vllm_edge import generations
-from ansible.module_utils.vllm_edge.generations import EngineFiles, GenerationError, Rendered
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
-from ansible.module_utils.vllm_edge.moves import SeenEngine, decide_moves
-from ansible.module_utils.vllm_edge.switching import (
-    Done,
-    Downtime,
-    Gap,
-    Generation,
-    Limits,
-    Moves,
-    PhaseFailed,
-    PhaseRecord,
-)
+from ansible.module_utils.vllm_edge.generation import committed, live, model, render, store
+from ansible.module_utils.vllm_edge.generation.model import Generation, GenerationError, Limits, SeenEngine
+from ansible.module_utils.vllm_edge.generation.render import EngineFiles, Rendered
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch.model import Done, Downtime, Gap, Moves, PhaseFailed, PhaseRecord
+from ansible.module_utils.vllm_edge.switch.moves import decide_moves
 
 GPUS = [f"GPU-f52a6b98-d1e7-5b3c-a05f-38c2d471000{slot}" for slot in range(4)]
 TOTAL_MIB = 23034
@@ -40,7 +32,7 @@ State = dict[str, Any]
 def engine(name: str, gpus: Iterable[int], port: int, roles: list[str], mib: int, note: str = "") -> EngineFiles:
     """`note` makes another input hash."""
     create = f"--name=vllm-{name}\n--label=vllm-edge.engine={name}\nvllm-edge/vllm:1\n/models/{name}\n--note={note}\n"
-    unit = f"# {generations.MARK}\n[Service]\nExecStart=/usr/local/bin/vllm-edge run-engine {name}\n"
+    unit = f"# {model.MARK}\n[Service]\nExecStart=/usr/local/bin/vllm-edge run-engine {name}\n"
     config: dict[str, Any] = {
         "engine": name,
         "unit": f"vllm-{name}.service",
@@ -61,7 +53,7 @@ def engine(name: str, gpus: Iterable[int], port: int, roles: list[str], mib: int
         "stall_timeout_s": 300,
         "health_timeout_s": 5,
     }
-    return EngineFiles(create, unit, config, None, generations.input_hash(create, unit, config, None, "m1"))
+    return EngineFiles(create, unit, config, None, render.input_hash(create, unit, config, None, "m1"))
 
 
 def rendered(profile: str, *engines: EngineFiles) -> Rendered:
@@ -86,11 +78,11 @@ NEW = rendered("w4a16-tp2", SMALL, KEPT, E2B_CHANGED)
 
 
 def put(paths: HostPaths, value: Rendered) -> int:
-    number = generations.number_for(value.digest, paths)
-    now = generations.committed(paths)
-    staged = generations.stage(paths)
-    generations.write_directory(staged, generations.documents(value, number, now, "2026-11-21T16:40:00Z"))
-    generations.put(staged, number, paths)
+    number = store.number_for(value.digest, paths)
+    now = committed.committed(paths)
+    staged = store.stage(paths)
+    store.write_directory(staged, store.documents(value, number, now, "2026-11-21T16:40:00Z"))
+    store.put(staged, number, paths)
     return number
 
 
@@ -194,7 +186,7 @@ class FakeWorld:
             raise PhaseFailed("The Docker Engine did not answer.")
         seen = [SeenEngine(name, unit["active"], unit["sub"], unit["hash"]) for name, unit in state["units"].items()]
         target = [f"not {what}" for what in ("enabled", "active") if not state["target"][what]]
-        return decide_moves(wanted.hashes, seen, generations.live_changes(wanted, self.paths), target)
+        return decide_moves(wanted.hashes, seen, live.live_changes(wanted, self.paths), target)
 
     # -- World: phases
 
@@ -279,9 +271,7 @@ class FakeWorld:
     def install(self, wanted: Generation, moves: Moves) -> Done:
         def action(state: State) -> Done:
             try:
-                written = generations.install(
-                    wanted, self.paths, [*moves.start, *moves.keep, *moves.wait], target=False
-                )
+                written = live.install(wanted, self.paths, [*moves.start, *moves.keep, *moves.wait], target=False)
             except GenerationError as error:
                 raise PhaseFailed(str(error)) from error
             return Done(f"{len(written)} files")
@@ -405,13 +395,13 @@ class FakeWorld:
     def clean_up(self, wanted: Generation, former: Generation | None) -> Done:
         def action(state: State) -> Done:
             try:
-                generations.install(wanted, self.paths, (), target=True)
-                for name in generations.live_engines(self.paths):
+                live.install(wanted, self.paths, (), target=True)
+                for name in live.live_engines(self.paths):
                     if name not in wanted.engines:
                         if state["units"].get(name, {}).get("active") not in ("inactive", "failed", None):
                             raise PhaseFailed(f"{name} runs and is no engine of generation {wanted.number}.")
-                        generations.remove_engine(name, self.paths)
-                generations.prune(self.paths, wanted.limits.keep_generations)
+                        live.remove_engine(name, self.paths)
+                store.prune(self.paths, wanted.limits.keep_generations)
             except GenerationError as error:
                 raise PhaseFailed(str(error)) from error
             state["target"] = {"enabled": True, "active": True}
@@ -460,9 +450,9 @@ def new_host(root: Path) -> FakeWorld:
 def serve(world: FakeWorld, value: Rendered) -> Generation:
     """Puts a generation there, committed and serving, as a switch would have left it."""
     number = put(world.paths, value)
-    generation = generations.load(world.paths, number)
-    generations.install(generation, world.paths, generation.engines, target=True)
-    generations.commit(
+    generation = store.load(world.paths, number)
+    live.install(generation, world.paths, generation.engines, target=True)
+    committed.commit(
         generation, world.paths, origin="inventory", inventory_profile=value.profile, chosen_at="2026-11-20T00:00:00Z"
     )
     moves = Moves(start=tuple(generation.engines))
@@ -476,7 +466,7 @@ def host(root: Path) -> tuple[FakeWorld, Generation, Generation]:
     """OLD serves as generation 1; NEW lies there as generation 2."""
     world = new_host(root)
     old = serve(world, OLD)
-    return world, old, generations.load(world.paths, put(world.paths, NEW))
+    return world, old, store.load(world.paths, put(world.paths, NEW))
 
 
 def unlike(world: FakeWorld, generation: Generation | None) -> list[str]:
@@ -491,11 +481,11 @@ def unlike(world: FakeWorld, generation: Generation | None) -> list[str]:
             found.append(f"{name} is {unit['active']} with {unit['hash']}, wanted {hashes[name]}")
         if name not in engines and unit["active"] not in ("inactive", "failed"):
             found.append(f"{name} is {unit['active']}, and of no generation that counts")
-    now = generations.committed(world.paths)
+    now = committed.committed(world.paths)
     if (now.generation if now else None) != (generation.number if generation else None):
         found.append(f"committed is {now}")
     if generation is not None:
-        found += [f"{item.path} differs" for item in generations.live_changes(generation, world.paths)]
+        found += [f"{item.path} differs" for item in live.live_changes(generation, world.paths)]
         found += [f"target is not {what}" for what in ("enabled", "active") if not state["target"][what]]
         for uuid in GPUS:
             holders = [name for name, value in engines.items() if uuid in value.config.gpus]

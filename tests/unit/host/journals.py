@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ansible.module_utils.vllm_edge.switching import Downtime, Gap, Journal, Phase, PhaseRecord, Result
+from ansible.module_utils.vllm_edge.switch.model import Downtime, Gap, Journal, Phase, PhaseRecord, Result
 
 RUNNING = Journal(
     id="20261121T164000Z-4",

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge import downtime, generations
-from ansible.module_utils.vllm_edge.downtime import Role, RoleWatch, addresses, by_phase
-from ansible.module_utils.vllm_edge.health import Answer
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
-from ansible.module_utils.vllm_edge.switching import Gap, Generation, Phase, PhaseRecord
+from ansible.module_utils.vllm_edge.generation import store
+from ansible.module_utils.vllm_edge.generation.model import Generation
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch import downtime
+from ansible.module_utils.vllm_edge.switch.downtime import Role, RoleWatch, addresses, by_phase
+from ansible.module_utils.vllm_edge.switch.model import Gap, Phase, PhaseRecord
+from ansible.module_utils.vllm_edge.system.http import Answer
 from fake_host import models, ok
 from test_generations import engine, put, rendered
 
@@ -97,7 +99,7 @@ class Servers:
 def generation(root: Path, *engines: tuple[str, int, list[str]]) -> Generation:
     paths = HostPaths(root / "etc", root / "state", root / "units")
     files = [engine(name, port=port, served_names=roles) for name, port, roles in engines]
-    return generations.load(paths, put(paths, rendered(*files)))
+    return store.load(paths, put(paths, rendered(*files)))
 
 
 @pytest.fixture

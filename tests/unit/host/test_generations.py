@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import generations
-from ansible.module_utils.vllm_edge.engine_config import load_engine
-from ansible.module_utils.vllm_edge.generations import EngineFiles, GenerationError, Rendered
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
-from ansible.module_utils.vllm_edge.switching import Limits
+from ansible.module_utils.vllm_edge.engine.config import load_engine
+from ansible.module_utils.vllm_edge.generation import committed, live, model, render, store
+from ansible.module_utils.vllm_edge.generation.model import GenerationError, Limits
+from ansible.module_utils.vllm_edge.generation.render import EngineFiles, Rendered
+from ansible.module_utils.vllm_edge.paths import HostPaths
 
 UUIDS = ["GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710000", "GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710003"]
 
@@ -25,9 +25,7 @@ def engine(name: str = "e2b", port: int = 8070, chat: str | None = None, **confi
         f"--name=vllm-{name}\n--label=vllm-edge.engine={name}\n--read-only\nvllm-edge/vllm:1\n/models/{name}\n"
         f"--served-model-name\n{name}\n"
     )
-    unit = (
-        f"# Managed by Ansible, {generations.MARK}\n[Service]\nExecStart=/usr/local/bin/vllm-edge run-engine {name}\n"
-    )
+    unit = f"# Managed by Ansible, {model.MARK}\n[Service]\nExecStart=/usr/local/bin/vllm-edge run-engine {name}\n"
     written: dict[str, Any] = {
         "engine": name,
         "unit": f"vllm-{name}.service",
@@ -49,7 +47,7 @@ def engine(name: str = "e2b", port: int = 8070, chat: str | None = None, **confi
         "health_timeout_s": 5,
         **config,
     }
-    return EngineFiles(create, unit, written, chat, generations.input_hash(create, unit, written, chat, "m1"))
+    return EngineFiles(create, unit, written, chat, render.input_hash(create, unit, written, chat, "m1"))
 
 
 def rendered(*engines: EngineFiles, profile: str = "p", **more: Any) -> Rendered:
@@ -64,19 +62,19 @@ def paths(tmp_path: Path) -> HostPaths:
 
 
 def put(paths: HostPaths, value: Rendered) -> int:
-    number = generations.number_for(value.digest, paths)
-    now = generations.committed(paths)
-    staged = generations.stage(paths)
-    generations.write_directory(staged, generations.documents(value, number, now, "2026-11-21T16:40:00Z"))
-    generations.put(staged, number, paths)
+    number = store.number_for(value.digest, paths)
+    now = committed.committed(paths)
+    staged = store.stage(paths)
+    store.write_directory(staged, store.documents(value, number, now, "2026-11-21T16:40:00Z"))
+    store.put(staged, number, paths)
     return number
 
 
 def activate(paths: HostPaths, value: Rendered, origin: str = "inventory") -> int:
     number = put(paths, value)
-    generation = generations.load(paths, number)
-    generations.install(generation, paths, generation.engines, target=True)
-    generations.commit(generation, paths, origin=origin, inventory_profile="p", chosen_at="2026-11-21T16:41:00Z")
+    generation = store.load(paths, number)
+    live.install(generation, paths, generation.engines, target=True)
+    committed.commit(generation, paths, origin=origin, inventory_profile="p", chosen_at="2026-11-21T16:41:00Z")
     return number
 
 
@@ -104,14 +102,14 @@ def test_the_input_hash_covers_the_line_the_unit_and_the_weights_and_no_label() 
     base = engine()
     given = [base.docker_create, base.unit, base.config, None]
     hashes = {
-        generations.input_hash(*given, "m1"),
-        generations.input_hash(*given, "m2"),
-        generations.input_hash(base.docker_create + "--x\n", base.unit, base.config, None, "m1"),
-        generations.input_hash(base.docker_create, base.unit + "#", base.config, None, "m1"),
+        render.input_hash(*given, "m1"),
+        render.input_hash(*given, "m2"),
+        render.input_hash(base.docker_create + "--x\n", base.unit, base.config, None, "m1"),
+        render.input_hash(base.docker_create, base.unit + "#", base.config, None, "m1"),
     }
     assert len(hashes) == 4
-    named = generations.labelled(base.docker_create, 3, "ab")
-    assert generations.input_hash(named, *given[1:], "m1") == base.input_hash
+    named = render.labelled(base.docker_create, 3, "ab")
+    assert render.input_hash(named, *given[1:], "m1") == base.input_hash
     assert named.splitlines()[1:4] == [
         "--label=vllm-edge.engine=e2b",
         "--label=vllm-edge.generation=3",
@@ -140,21 +138,21 @@ def test_the_digest_is_over_all_of_it(change: dict[str, Any]) -> None:
 
 def test_numbers_go_up_and_what_is_known_keeps_its_own(paths: HostPaths) -> None:
     first, second = rendered(engine()), rendered(engine(), engine("e4b", 8060), profile="q")
-    assert generations.numbers(paths) == []
+    assert store.numbers(paths) == []
     assert activate(paths, first) == 1
-    assert generations.number_for(first.digest, paths) == 1
+    assert store.number_for(first.digest, paths) == 1
     assert put(paths, second) == 2
-    assert generations.number_for(second.digest, paths) == 2, "not committed, and the same again"
+    assert store.number_for(second.digest, paths) == 2, "not committed, and the same again"
     assert activate(paths, second) == 2
-    assert generations.number_for(first.digest, paths) == 1, "the one before, as it was"
-    assert generations.number_for(rendered(engine(), profile="r").digest, paths) == 3
-    assert generations.numbers(paths) == [1, 2]
+    assert store.number_for(first.digest, paths) == 1, "the one before, as it was"
+    assert store.number_for(rendered(engine(), profile="r").digest, paths) == 3
+    assert store.numbers(paths) == [1, 2]
 
 
 def test_an_engine_keeps_the_number_of_its_container(paths: HostPaths) -> None:
     activate(paths, rendered(engine(), engine("e4b", 8060)))
     assert activate(paths, rendered(engine(), engine("e4b", 8060, stop_timeout_s=31))) == 2
-    generation = generations.load(paths, 2)
+    generation = store.load(paths, 2)
     assert {name: item.config.generation for name, item in generation.engines.items()} == {"e2b": 1, "e4b": 2}
     assert load_engine("e4b", paths).create.labels["vllm-edge.generation"] == "2"
 
@@ -162,7 +160,7 @@ def test_an_engine_keeps_the_number_of_its_container(paths: HostPaths) -> None:
 def test_a_number_of_an_older_record_is_not_given_again(paths: HostPaths) -> None:
     paths.state.mkdir()
     paths.active_profile.write_text(json.dumps({"profile": "p", "generation": 7, "engines": {}}))
-    now = generations.committed(paths)
+    now = committed.committed(paths)
     assert now is not None and (now.digest, now.origin, now.previous_generation) == ("", "inventory", None)
     assert put(paths, rendered(engine())) == 8
 
@@ -171,17 +169,17 @@ def test_a_number_of_an_older_record_is_not_given_again(paths: HostPaths) -> Non
 
 
 def test_commit_remembers_who_chose_and_what_was_before(paths: HostPaths) -> None:
-    assert generations.committed(paths) is None
+    assert committed.committed(paths) is None
     activate(paths, rendered(engine()))
     activate(paths, rendered(engine(), profile="q"), origin="-e")
-    now = generations.committed(paths)
+    now = committed.committed(paths)
     assert now is not None
     assert (now.generation, now.profile, now.origin, now.previous_generation) == (2, "q", "-e", 1)
     assert (now.inventory_profile, now.chosen_at) == ("p", "2026-11-21T16:41:00Z")
     assert now.hashes == {"e2b": engine().input_hash}
-    generation = generations.load(paths, 2)
-    generations.commit(generation, paths, origin="inventory", inventory_profile="q", chosen_at="later")
-    again = generations.committed(paths)
+    generation = store.load(paths, 2)
+    committed.commit(generation, paths, origin="inventory", inventory_profile="q", chosen_at="later")
+    again = committed.committed(paths)
     assert again is not None and (again.origin, again.previous_generation) == ("inventory", 1)
     assert paths.active_profile.stat().st_mode & 0o777 == 0o644
     assert [entry.name for entry in paths.state.iterdir() if entry.name.startswith(".")] == []
@@ -201,7 +199,7 @@ def test_a_damaged_record_is_an_error_and_not_a_host_without_one(paths: HostPath
     paths.state.mkdir()
     paths.active_profile.write_text(text)
     with pytest.raises(GenerationError, match=r"active-profile\.json") as error:
-        generations.committed(paths)
+        committed.committed(paths)
     assert told in str(error.value)
 
 
@@ -210,7 +208,7 @@ def test_a_damaged_record_is_an_error_and_not_a_host_without_one(paths: HostPath
 
 def test_what_is_written_is_what_is_read(paths: HostPaths) -> None:
     value = rendered(engine(chat="{{ messages }}"), foreign="fail", limits=Limits(drain_timeout_s=7.0))
-    generation = generations.load(paths, put(paths, value))
+    generation = store.load(paths, put(paths, value))
     assert (generation.profile, generation.digest, generation.number) == ("p", value.digest, 1)
     assert (generation.foreign, generation.limits.drain_timeout_s) == ("fail", 7.0)
     assert generation.budgets_mib == dict.fromkeys(UUIDS, 0)
@@ -243,26 +241,26 @@ def test_a_damaged_generation_is_named_and_written_again(
 ) -> None:
     value = rendered(engine(chat="{{ messages }}"))
     activate(paths, value)
-    now = generations.committed(paths)
-    assert generations.is_written(value, 1, now, paths) is None
+    now = committed.committed(paths)
+    assert store.is_written(value, 1, now, paths) is None
     damage(paths.generation_dir(1))
     with pytest.raises(GenerationError, match="generation 1 is damaged") as error:
-        generations.load(paths, 1)
+        store.load(paths, 1)
     assert told in str(error.value)
-    assert "damaged" in (generations.is_written(value, 1, now, paths) or "")
+    assert "damaged" in (store.is_written(value, 1, now, paths) or "")
     assert put(paths, value) == 1
-    assert generations.load(paths, 1).digest == value.digest
+    assert store.load(paths, 1).digest == value.digest
     assert [entry.name for entry in (paths.state / "generations").iterdir()] == ["1"]
 
 
 def test_a_number_that_is_not_there(paths: HostPaths) -> None:
     put(paths, rendered(engine()))
     with pytest.raises(GenerationError, match=r"no generation 9 .* there are: 1"):
-        generations.load(paths, 9)
+        store.load(paths, 9)
 
 
 def test_what_a_dead_run_left_is_removed(paths: HostPaths) -> None:
-    left = generations.stage(paths)
+    left = store.stage(paths)
     (left / "units").mkdir()
     put(paths, rendered(engine()))
     assert not left.exists()
@@ -273,11 +271,11 @@ def test_pruning_keeps_the_committed_and_the_one_before(paths: HostPaths) -> Non
         put(paths, rendered(engine(), profile=profile))
     activate(paths, rendered(engine(), profile="a"))
     activate(paths, rendered(engine(), profile="b"))
-    assert generations.prune(paths, 5) == []
-    assert generations.prune(paths, 2) == [3]
-    assert generations.prune(paths, 1) == [4]
-    assert generations.prune(paths, 0) == [5]
-    assert generations.numbers(paths) == [1, 2]
+    assert store.prune(paths, 5) == []
+    assert store.prune(paths, 2) == [3]
+    assert store.prune(paths, 1) == [4]
+    assert store.prune(paths, 0) == [5]
+    assert store.numbers(paths) == [1, 2]
 
 
 # -- live files
@@ -285,26 +283,26 @@ def test_pruning_keeps_the_committed_and_the_one_before(paths: HostPaths) -> Non
 
 def test_a_host_without_files(paths: HostPaths) -> None:
     number = put(paths, rendered(engine()))
-    generation = generations.load(paths, number)
-    changes = generations.live_changes(generation, paths)
+    generation = store.load(paths, number)
+    changes = live.live_changes(generation, paths)
     assert {(Path(item.path).name, item.before is None) for item in changes} == {
         ("engine.json", True),
         ("docker-create", True),
         ("vllm-e2b.service", True),
         ("vllm-edge.target", True),
     }
-    written = generations.install(generation, paths, ["e2b"], target=False)
+    written = live.install(generation, paths, ["e2b"], target=False)
     assert len(written) == 3
-    assert [Path(item.path).name for item in generations.live_changes(generation, paths)] == ["vllm-edge.target"]
-    assert generations.install(generation, paths, ["e2b"], target=True) == [str(paths.unit_file("vllm-edge.target"))]
-    assert generations.live_changes(generation, paths) == []
-    assert generations.install(generation, paths, ["e2b"], target=True) == []
+    assert [Path(item.path).name for item in live.live_changes(generation, paths)] == ["vllm-edge.target"]
+    assert live.install(generation, paths, ["e2b"], target=True) == [str(paths.unit_file("vllm-edge.target"))]
+    assert live.live_changes(generation, paths) == []
+    assert live.install(generation, paths, ["e2b"], target=True) == []
     assert load_engine("e2b", paths).config.input_hash == engine().input_hash
 
 
 def test_differences_of_live_files(paths: HostPaths, tmp_path: Path) -> None:
     activate(paths, rendered(engine()))
-    generation = generations.load(paths, 1)
+    generation = store.load(paths, 1)
     create, config = paths.engine_dir("e2b") / "docker-create", paths.engine_dir("e2b") / "engine.json"
     chat, unit = paths.engine_dir("e2b") / "chat-template.jinja", paths.unit_file("vllm-e2b.service")
     wanted = create.read_text()
@@ -313,26 +311,26 @@ def test_differences_of_live_files(paths: HostPaths, tmp_path: Path) -> None:
     unit.chmod(0o777)
     config.rename(tmp_path / "elsewhere")
     config.symlink_to(tmp_path / "elsewhere")
-    found = {item.path: item for item in generations.live_changes(generation, paths)}
+    found = {item.path: item for item in live.live_changes(generation, paths)}
     assert found.keys() == {str(place) for place in (create, chat, unit, config)}
     assert (found[str(create)].before, found[str(create)].after) == ("changed", wanted)
     assert (found[str(chat)].before, found[str(chat)].after) == ("not wanted", None)
     assert found[str(unit)].attributes == "mode 0777, wanted 0644"
     assert found[str(unit)].before == found[str(unit)].after
     assert found[str(config)].attributes.startswith("link ")
-    generations.install(generation, paths, ["e2b"], target=False)
-    assert generations.live_changes(generation, paths) == []
+    live.install(generation, paths, ["e2b"], target=False)
+    assert live.live_changes(generation, paths) == []
     assert not config.is_symlink() and (tmp_path / "elsewhere").is_file()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_the_owner_counts_where_it_can_be_mended(paths: HostPaths) -> None:
     activate(paths, rendered(engine()))
-    generation = generations.load(paths, 1)
+    generation = store.load(paths, 1)
     os.chown(paths.unit_file("vllm-edge.target"), 1000, 1000)
-    assert [item.attributes for item in generations.live_changes(generation, paths)] == ["owner 1000:1000, wanted 0:0"]
-    generations.install(generation, paths, [], target=True)
-    assert generations.live_changes(generation, paths) == []
+    assert [item.attributes for item in live.live_changes(generation, paths)] == ["owner 1000:1000, wanted 0:0"]
+    live.install(generation, paths, [], target=True)
+    assert live.live_changes(generation, paths) == []
 
 
 def test_engines_that_are_not_in_it(paths: HostPaths) -> None:
@@ -340,20 +338,20 @@ def test_engines_that_are_not_in_it(paths: HostPaths) -> None:
     foreign = paths.unit_file("vllm-mine.service")
     foreign.write_text("[Service]\nExecStart=/opt/mine run-engine mine\n")
     recover = paths.unit_file("vllm-edge-recover.service")
-    recover.write_text(f"# {generations.MARK}\n[Service]\nExecStart=/usr/local/bin/vllm-edge recover --boot\n")
+    recover.write_text(f"# {model.MARK}\n[Service]\nExecStart=/usr/local/bin/vllm-edge recover --boot\n")
     note = paths.engine_dir("e4b") / "NOTES"
     note.write_text("an operator's")
     number = put(paths, rendered(engine()))
-    generation = generations.load(paths, number)
-    gone = [item for item in generations.live_changes(generation, paths, target=False) if item.after is None]
+    generation = store.load(paths, number)
+    gone = [item for item in live.live_changes(generation, paths, target=False) if item.after is None]
     assert {Path(item.path).name for item in gone} == {"engine.json", "docker-create", "vllm-e4b.service"}
-    assert generations.live_engines(paths) == ["e2b", "e4b"]
-    assert len(generations.remove_engine("e4b", paths)) == 3
-    assert generations.remove_engine("e4b", paths) == []
-    assert generations.live_engines(paths) == ["e2b"]
+    assert live.live_engines(paths) == ["e2b", "e4b"]
+    assert len(live.remove_engine("e4b", paths)) == 3
+    assert live.remove_engine("e4b", paths) == []
+    assert live.live_engines(paths) == ["e2b"]
     assert note.exists() and foreign.exists() and recover.exists()
     note.unlink()
-    assert generations.remove_engine("e4b", paths) == [str(paths.engine_dir("e4b"))]
+    assert live.remove_engine("e4b", paths) == [str(paths.engine_dir("e4b"))]
 
 
 def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(
@@ -367,7 +365,7 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(GenerationError, match=r"active-profile\.json could not be written: .*No space left") as error:
-        generations.commit(generations.load(paths, 1), paths, origin="host", inventory_profile=None, chosen_at="")
+        committed.commit(store.load(paths, 1), paths, origin="host", inventory_profile=None, chosen_at="")
     assert isinstance(error.value.__cause__, OSError)
     assert paths.active_profile.read_text() == before
     assert [entry.name for entry in paths.state.iterdir() if entry.name.startswith(".")] == []

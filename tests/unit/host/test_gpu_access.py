@@ -8,7 +8,6 @@ version 1, and with version 2.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
@@ -22,8 +21,8 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
-from ansible.module_utils.vllm_edge import gpu_access
-from ansible.module_utils.vllm_edge.gpu_access import Access, Answer, CannotAsk, Unknown
+from ansible.module_utils.vllm_edge.gpu import access as gpu_access
+from ansible.module_utils.vllm_edge.gpu.access import Access, Answer, CannotAsk, Unknown
 from device_rules import CannotMake, Group, own_group
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -441,15 +440,6 @@ def test_the_kernel_says_what_a_container_may_use(member_of_either: Member) -> N
 # -- the module and the role
 
 
-def load() -> ModuleType:
-    path = ROOT / "roles/container_runtime/library/container_gpu_access.py"
-    spec = importlib.util.spec_from_file_location("role_container_gpu_access", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A PATH that has `timeout` alone."""
@@ -466,9 +456,11 @@ def executable(path: Path, script: str) -> None:
 
 
 @pytest.fixture
-def run_module(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+def run_module(
+    capsys: pytest.CaptureFixture[str], load_module: Callable[[str], ModuleType]
+) -> Callable[..., dict[str, Any]]:
     def run(*, check: bool = False, look: Callable[..., list[Access]] | None = None) -> dict[str, Any]:
-        module = load()
+        module = load_module("container_gpu_access")
         if look is not None:
             module.look = look  # type: ignore[attr-defined]
         capsys.readouterr()

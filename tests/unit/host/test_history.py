@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge import status
 from ansible.module_utils.vllm_edge.cli import main
-from ansible.module_utils.vllm_edge.history import seconds_since
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
-from ansible.module_utils.vllm_edge.journal import Lock, from_json, to_json
-from ansible.module_utils.vllm_edge.report import WIDTH
-from ansible.module_utils.vllm_edge.switching import Journal, Result
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch import history
+from ansible.module_utils.vllm_edge.switch.history import seconds_since
+from ansible.module_utils.vllm_edge.switch.journal import Lock, from_json, to_json
+from ansible.module_utils.vllm_edge.switch.model import Journal, Result
+from ansible.module_utils.vllm_edge.text import WIDTH
 from journals import RUNNING, ended
 
 
@@ -98,7 +98,7 @@ def test_progress_of_the_running_switch(
         for name, state in states.items()
     }
     monkeypatch.setattr(
-        status, "ask_units", lambda names: ({name: units[name] for name in names if name in units}, None)
+        history, "ask_units", lambda names: ({name: units[name] for name in names if name in units}, None)
     )
     paths.switch_journal.write_text(json.dumps(to_json(journal)))
     with Lock(paths):

@@ -13,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge import generations, hooks
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
-from ansible.module_utils.vllm_edge.switching import Done, Generation, Limits, PhaseFailed
+from ansible.module_utils.vllm_edge.generation import store
+from ansible.module_utils.vllm_edge.generation.model import Generation, Limits
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch import hooks
+from ansible.module_utils.vllm_edge.switch.model import Done, PhaseFailed
 from test_generations import engine, put, rendered
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,8 +27,8 @@ class Place:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.paths = HostPaths(root / "etc", root / "state", root / "units")
-        self.former = generations.load(self.paths, put(self.paths, rendered(engine("a"), profile="small")))
-        wanted = generations.load(self.paths, put(self.paths, rendered(engine("b"), profile="large")))
+        self.former = store.load(self.paths, put(self.paths, rendered(engine("a"), profile="small")))
+        wanted = store.load(self.paths, put(self.paths, rendered(engine("b"), profile="large")))
         self.wanted = replace(wanted, limits=Limits(hook_timeout_s=20))
 
     def hook(self, name: str, script: str, point: str = "before_drain", mode: int = 0o755) -> Path:
@@ -186,7 +188,7 @@ def gone(pid: int) -> bool:
 ADJUSTED = """
 import sys
 from pathlib import Path
-from vllm_edge import hooks
+from vllm_edge.switch import hooks
 Path("/proc/self/oom_score_adj").write_text("300")
 if sys.argv[2] == "spared":
     hooks._own_oom_score_adj = lambda: -900
@@ -198,6 +200,6 @@ hooks.run_one(Path(sys.argv[1]), {}, 20)
 def test_a_hook_is_not_spared_when_memory_runs_out(place: Place, own: str, hook: str) -> None:
     out = place.root / "out"
     script = place.hook("10-own", f"#!/bin/sh\nread value < /proc/self/oom_score_adj; echo $value > {out}\n")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "module_utils")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "plugins" / "module_utils")}
     subprocess.run([sys.executable, "-c", ADJUSTED, str(script), own], check=True, env=environment)
     assert out.read_text().strip() == hook

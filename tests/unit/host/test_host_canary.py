@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.canary import (
+from ansible.module_utils.vllm_edge.canary.checks import NAMES, Check, Outcome, lamp_problem
+from ansible.module_utils.vllm_edge.canary.command import (
     TOKEN_DEADLINE_S,
     Result,
     canary,
@@ -23,17 +24,11 @@ from ansible.module_utils.vllm_edge.canary import (
     full_canary,
     run_canary,
 )
-from ansible.module_utils.vllm_edge.canary_checks import (
-    NAMES,
-    Check,
-    Outcome,
-    lamp_problem,
-)
 from ansible.module_utils.vllm_edge.cli import main
-from ansible.module_utils.vllm_edge.containers import Container, DockerAway
-from ansible.module_utils.vllm_edge.engine_config import EngineConfig, EngineConfigError, parse_engine
-from ansible.module_utils.vllm_edge.health import Answer, get_health, request
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
+from ansible.module_utils.vllm_edge.engine.config import EngineConfig, EngineConfigError, parse_engine
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway
+from ansible.module_utils.vllm_edge.system.http import Answer, get_health, request
 from test_host_engine_config import CONFIG, written
 
 LAMP = '{"on": true, "colour": "green", "level": 3}'

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.containers import (
+from ansible.module_utils.vllm_edge.system.docker import (
     DockerAway,
     DockerEngine,
     DockerRefused,

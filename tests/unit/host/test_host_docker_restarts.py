@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import supervisor
-from ansible.module_utils.vllm_edge.containers import Container, DockerAway, DockerRefused, DockerUnit
-from ansible.module_utils.vllm_edge.engine_config import load_engine
-from ansible.module_utils.vllm_edge.health import Answer
-from ansible.module_utils.vllm_edge.journal import Lock
-from ansible.module_utils.vllm_edge.sd_notify import Notifier
-from ansible.module_utils.vllm_edge.supervisor import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Journal, Signalled, Supervisor
+from ansible.module_utils.vllm_edge.engine import supervisor
+from ansible.module_utils.vllm_edge.engine.config import load_engine
+from ansible.module_utils.vllm_edge.engine.events import Signalled
+from ansible.module_utils.vllm_edge.engine.journal import Journal
+from ansible.module_utils.vllm_edge.engine.supervisor import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Supervisor
+from ansible.module_utils.vllm_edge.switch.journal import Lock
+from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway, DockerRefused, DockerUnit
+from ansible.module_utils.vllm_edge.system.http import Answer
+from ansible.module_utils.vllm_edge.system.sd_notify import Notifier
 from fake_docker import FakeDocker
 from test_host_engine_config import CONFIG, CREATE, written
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.driver_versions import DriverVersions
-from ansible.module_utils.vllm_edge.supervisor import EXIT_CONFIG, EXIT_FAILED, EXIT_OK
+from ansible.module_utils.vllm_edge.engine.supervisor import EXIT_CONFIG, EXIT_FAILED, EXIT_OK
+from ansible.module_utils.vllm_edge.gpu.driver import DriverVersions
 from fake_docker import FakeDocker
 from test_host_docker_restarts import LABELS, Case
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.engine_config import (
+from ansible.module_utils.vllm_edge.engine.config import (
     EngineConfigError,
     engine_names,
     load_engine,
     parse_docker_create,
     parse_engine,
 )
-from ansible.module_utils.vllm_edge.host_paths import HostPaths, host_paths
+from ansible.module_utils.vllm_edge.paths import HostPaths, host_paths
 
 CONFIG: dict[str, Any] = {
     "engine": "e2b",

@@ -7,8 +7,7 @@ import string
 from dataclasses import replace
 
 import pytest
-from ansible.module_utils.vllm_edge.explain import (
-    SIGNATURES,
+from ansible.module_utils.vllm_edge.engine.diagnosis import (
     Death,
     explain,
     explain_hang,
@@ -16,6 +15,7 @@ from ansible.module_utils.vllm_edge.explain import (
     last_exception,
     match_lines,
 )
+from ansible.module_utils.vllm_edge.engine.signatures import SIGNATURES
 
 KV_033 = (
     "(EngineCore pid=77) ValueError: To serve at least one request with the model's max seq len (131072), (3.12 GiB KV "

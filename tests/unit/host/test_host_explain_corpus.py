@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.explain import SIGNATURES, Death, explain, match_lines
+from ansible.module_utils.vllm_edge.engine.diagnosis import Death, explain, match_lines
+from ansible.module_utils.vllm_edge.engine.signatures import SIGNATURES
 
 HEALTHY = "healthy"
 SOURCES = ("https://github.com/", "written by hand after ", "the lab's engine")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible.module_utils.vllm_edge.progress import ORDER, WORDS, Phase, Progress, facts_of, is_progress, phase_of
+from ansible.module_utils.vllm_edge.engine.startup import ORDER, WORDS, Phase, Progress, facts_of, is_progress, phase_of
 
 LINES = [
     ("INFO 11-21 03:00:01 [model_runner.py:425] Starting to load model /models/x...", Phase.LOADING, None),

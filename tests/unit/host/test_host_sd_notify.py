@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.sd_notify import STATUS_LIMIT, Notifier, one_line, watchdog_seconds
+from ansible.module_utils.vllm_edge.system.sd_notify import STATUS_LIMIT, Notifier, one_line, watchdog_seconds
 
 
 @contextmanager

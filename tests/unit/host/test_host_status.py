@@ -11,28 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import status as status_module
 from ansible.module_utils.vllm_edge.cli import build_parser, main
-from ansible.module_utils.vllm_edge.containers import Container
-from ansible.module_utils.vllm_edge.engine_config import parse_engine
-from ansible.module_utils.vllm_edge.engine_state import EngineState, Failure, read_state, stamp, write_state
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
-from ansible.module_utils.vllm_edge.journal import Lock, to_json
+from ansible.module_utils.vllm_edge.engine.config import parse_engine
+from ansible.module_utils.vllm_edge.engine.state import EngineState, Failure, read_state, stamp, write_state
+from ansible.module_utils.vllm_edge.generation.model import FileChange
+from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
-from ansible.module_utils.vllm_edge.report import WIDTH
-from ansible.module_utils.vllm_edge.status import (
-    budgets_of,
-    collect,
-    explain_lines,
-    is_loopback,
-    judge,
-    parse_listeners,
-    parse_units,
-    run_explain,
-    state_words,
-    status_lines,
-)
-from ansible.module_utils.vllm_edge.switching import FileChange, Journal, Result
+from ansible.module_utils.vllm_edge.status import collect as status_module
+from ansible.module_utils.vllm_edge.status.collect import budgets_of, collect
+from ansible.module_utils.vllm_edge.status.command import explain_lines, run_explain, status_lines
+from ansible.module_utils.vllm_edge.status.problems import judge, state_words
+from ansible.module_utils.vllm_edge.switch.journal import Lock, to_json
+from ansible.module_utils.vllm_edge.switch.model import Journal, Result
+from ansible.module_utils.vllm_edge.system.docker import Container
+from ansible.module_utils.vllm_edge.system.sockets import is_loopback, parse_listeners
+from ansible.module_utils.vllm_edge.system.systemd import parse_units
+from ansible.module_utils.vllm_edge.text import WIDTH
 from fake_docker import FakeDocker
 from journals import RUNNING, ended
 from test_host_engine_config import CONFIG, written

@@ -7,12 +7,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from ansible.module_utils.vllm_edge.containers import Container
-from ansible.module_utils.vllm_edge.engine_config import EngineConfig, parse_engine
-from ansible.module_utils.vllm_edge.engine_state import EngineState
-from ansible.module_utils.vllm_edge.health import Answer
-from ansible.module_utils.vllm_edge.progress import STARTING_PHASES, Phase
-from ansible.module_utils.vllm_edge.supervision import (
+from ansible.module_utils.vllm_edge.engine.config import EngineConfig, parse_engine
+from ansible.module_utils.vllm_edge.engine.lifecycle import (
     Existing,
     Found,
     Supervision,
@@ -20,7 +16,11 @@ from ansible.module_utils.vllm_edge.supervision import (
     had_been_ready,
     needs_look,
 )
-from ansible.module_utils.vllm_edge.supervisor import health_interval
+from ansible.module_utils.vllm_edge.engine.startup import STARTING_PHASES, Phase
+from ansible.module_utils.vllm_edge.engine.state import EngineState
+from ansible.module_utils.vllm_edge.engine.supervisor import health_interval
+from ansible.module_utils.vllm_edge.system.docker import Container
+from ansible.module_utils.vllm_edge.system.http import Answer
 from test_host_engine_config import CONFIG
 
 ENGINE: EngineConfig = parse_engine(json.dumps(CONFIG), "engine.json")

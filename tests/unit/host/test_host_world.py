@@ -9,14 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge import engine_requests, generations, host_world
-from ansible.module_utils.vllm_edge.containers import DockerUnit
-from ansible.module_utils.vllm_edge.engine_state import EngineState, Failure, write_state
-from ansible.module_utils.vllm_edge.health import Answer
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
-from ansible.module_utils.vllm_edge.host_world import HostWorld
-from ansible.module_utils.vllm_edge.switching import TARGET, Generation, Limits, Moves, PhaseFailed
-from ansible.module_utils.vllm_edge.systemd import Systemd
+from ansible.module_utils.vllm_edge.engine.state import EngineState, Failure, write_state
+from ansible.module_utils.vllm_edge.generation import model, store
+from ansible.module_utils.vllm_edge.generation.model import Generation, Limits
+from ansible.module_utils.vllm_edge.names import TARGET
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch import host as host_world
+from ansible.module_utils.vllm_edge.switch import requests
+from ansible.module_utils.vllm_edge.switch.host import HostWorld
+from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
+from ansible.module_utils.vllm_edge.system.docker import DockerUnit
+from ansible.module_utils.vllm_edge.system.http import Answer
+from ansible.module_utils.vllm_edge.system.systemd import Systemd
 from fake_host import Clock, FakeDocker, FakeSystemctl, Http, ok, write
 from test_generations import activate, engine, put, rendered
 
@@ -44,7 +48,7 @@ class Host:
         )
         self.paths.units.mkdir(parents=True)
         number = activate(self.paths, rendered(engine("e2b")))
-        self.generation = generations.load(self.paths, number)
+        self.generation = store.load(self.paths, number)
         self.serve("e2b")
         self.systemctl.unit(TARGET, ActiveState="active", SubState="active", UnitFileState="enabled")
 
@@ -64,7 +68,7 @@ class Host:
 
     def generation_with(self, *names: str, **more: object) -> Generation:
         value = rendered(*(engine(name, port=8050 + at) for at, name in enumerate(names)), profile="other", **more)
-        return generations.load(self.paths, put(self.paths, value))
+        return store.load(self.paths, put(self.paths, value))
 
     def failed(self, name: str, failure: Failure = OOM, phase: str = "failed") -> None:
         state = EngineState(name, phase, failure.time, input_hash="h", last_failure=failure)
@@ -95,13 +99,13 @@ def test_another_generation_stops_the_one_and_starts_the_other(host: Host) -> No
 def test_engines_are_known_by_their_files_their_units_and_their_containers(host: Host, tmp_path: Path) -> None:
     # A container without a unit, a unit that was linked from elsewhere, files without a unit; and what is not ours.
     host.docker.engine("orphan", "h")
-    marked = f"# {generations.MARK}\n[Service]\nExecStart=/opt/vllm-edge run-engine linked\n"
+    marked = f"# {model.MARK}\n[Service]\nExecStart=/opt/vllm-edge run-engine linked\n"
     host.systemctl.unit(
         "vllm-linked.service", ActiveState="active", SubState="running", FragmentPath=write(tmp_path / "l", marked)
     )
     foreign = write(tmp_path / "f", "[Service]\nExecStart=/usr/bin/vllm serve\n")
     host.systemctl.unit("vllm-foreign.service", ActiveState="active", FragmentPath=foreign)
-    switch = write(tmp_path / "s", f"# {generations.MARK}\n[Service]\nExecStart=/opt/vllm-edge recover --boot\n")
+    switch = write(tmp_path / "s", f"# {model.MARK}\n[Service]\nExecStart=/opt/vllm-edge recover --boot\n")
     host.systemctl.unit("vllm-edge-recover.service", ActiveState="active", FragmentPath=switch)
     host.systemctl.unit("vllm-lost.service", ActiveState="active", FragmentPath=tmp_path / "nothing")
     assert host.world.moves(host.generation).stop == ("linked", "orphan")
@@ -242,7 +246,7 @@ def test_an_engine_that_has_finished_its_requests_need_not_take_its_time(
     host: Host, running: list[int], killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM with --shutdown-timeout spends all of it after SIGTERM, whether requests run or not."""
-    monkeypatch.setattr(engine_requests, "IDLE_POLL_S", 0.01)
+    monkeypatch.setattr(requests, "IDLE_POLL_S", 0.01)
     activate(host.paths, rendered(engine("e2b", shutdown_timeout_s=20), engine("e4b", port=8060)))
     neighbour = host.docker.engine("e4b")
     counts = iter(running)
@@ -269,7 +273,7 @@ def test_an_idle_engine_that_was_not_told_to_stop_yet_takes_requests(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """systemd may take seconds to deliver SIGTERM, and until then the engine is nobody's to kill."""
-    monkeypatch.setattr(engine_requests, "IDLE_POLL_S", 0.01)
+    monkeypatch.setattr(requests, "IDLE_POLL_S", 0.01)
     activate(host.paths, rendered(engine("e2b", shutdown_timeout_s=20)))
     host.http.answers["/metrics"] = ok("vllm:num_requests_running 0")
     host.http.answers["/tokenize"] = ok({"tokens": [1]})
@@ -291,7 +295,7 @@ def test_an_idle_engine_that_was_not_told_to_stop_yet_takes_requests(
 
 
 def test_without_docker_an_engine_takes_its_time(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_requests, "IDLE_POLL_S", 0.01)
+    monkeypatch.setattr(requests, "IDLE_POLL_S", 0.01)
     activate(host.paths, rendered(engine("e2b", shutdown_timeout_s=20)))
     host.http.answers["/metrics"] = ok("vllm:num_requests_running 0")
 
@@ -332,7 +336,7 @@ def test_a_file_that_cannot_be_written_fails_the_phase(host: Host, monkeypatch: 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(generations.os, "rename", full)
+    monkeypatch.setattr(store.os, "rename", full)
     with pytest.raises(PhaseFailed, match=r"Files of generation 2 could not be installed: .* No space left on device"):
         host.world.install(wanted, Moves(start=("e4b",)))
 
@@ -514,7 +518,7 @@ def test_clean_up_keeps_no_more_generations_than_it_should(host: Host) -> None:
         host.generation_with(name)
     wanted = replace(host.generation, limits=Limits(keep_generations=2))
     assert host.world.clean_up(wanted, None).detail == "generations 2 removed"
-    assert generations.numbers(host.paths) == [1, 3, 4]
+    assert store.numbers(host.paths) == [1, 3, 4]
 
 
 def test_clean_up_does_all_it_can_and_then_says_what_it_could_not(host: Host) -> None:
@@ -556,7 +560,7 @@ def test_what_runs_is_told_of_which_generation_it_is(host: Host) -> None:
 
 def test_what_runs_is_said_of_every_engine(host: Host) -> None:
     host.serve("old", ActiveState="deactivating", SubState="stop-sigterm")
-    write(host.paths.unit_file("vllm-old.service"), f"# {generations.MARK}\nExecStart=/opt/vllm-edge run-engine old\n")
+    write(host.paths.unit_file("vllm-old.service"), f"# {model.MARK}\nExecStart=/opt/vllm-edge run-engine old\n")
     wanted = host.generation_with("e2b", "e4b")
     assert host.world.what_runs(wanted) == (
         "e2b (e2b) serves, e4b (e4b) does not serve (inactive, dead), "

@@ -15,16 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import generations, gpus
-from ansible.module_utils.vllm_edge.engine_state import EngineState, stamp, write_state
-from ansible.module_utils.vllm_edge.gpus import Release
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
-from ansible.module_utils.vllm_edge.host_world import HostWorld
-from ansible.module_utils.vllm_edge.nvml import open_nvml
-from ansible.module_utils.vllm_edge.owners import ENDED, Owner
+from ansible.module_utils.vllm_edge.engine.state import EngineState, stamp, write_state
+from ansible.module_utils.vllm_edge.generation import store
+from ansible.module_utils.vllm_edge.generation.model import Generation, Limits
+from ansible.module_utils.vllm_edge.gpu.owners import ENDED, Owner
+from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
-from ansible.module_utils.vllm_edge.status import ask_gpus
-from ansible.module_utils.vllm_edge.switching import Generation, Limits, Moves, PhaseFailed
+from ansible.module_utils.vllm_edge.status.collect import ask_gpus
+from ansible.module_utils.vllm_edge.switch import gpu_memory
+from ansible.module_utils.vllm_edge.switch.gpu_memory import Release
+from ansible.module_utils.vllm_edge.switch.host import HostWorld
+from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
+from ansible.module_utils.vllm_edge.system import process
+from ansible.module_utils.vllm_edge.system.nvml import open_nvml
 from fake_host import Clock
 from test_generations import activate, engine, rendered
 
@@ -50,11 +53,11 @@ class Bench:
     def ours(self, pid: int, engine_name: str = "e2b") -> None:
         self.kinds[pid] = Owner("ours", f"vllm-{engine_name}", f"vllm-{engine_name}.service")
 
-    def release(self, *needed: int, keep: Iterable[str] = (), killer: Callable[..., bool] = gpus.kill) -> Release:
+    def release(self, *needed: int, keep: Iterable[str] = (), killer: Callable[..., bool] = process.kill) -> Release:
         return Release(
             {UUIDS[gpu]: BUDGET for gpu in needed},
             set(keep),
-            gpus.slots_of(self.paths),
+            gpu_memory.slots_of(self.paths),
             open_nvml=open_nvml,
             owners=self.owners,
             clock=self.clock,
@@ -247,23 +250,25 @@ def test_a_command_is_shown_on_one_line() -> None:
     script = subprocess.Popen([sys.executable, "-c", "import time\ntime.sleep(60)"])
     try:
         deadline = time.monotonic() + 60
-        while "import time" not in gpus.command_of(script.pid) and time.monotonic() < deadline:
+        while "import time" not in process.command_of(script.pid) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert gpus.command_of(script.pid).endswith("-c import time time.sleep(60)")
+        assert process.command_of(script.pid).endswith("-c import time time.sleep(60)")
     finally:
         script.kill()
         script.wait()
-    assert gpus.command_of(script.pid) == "ended"
-    assert gpus.user_name(0) == "root" and gpus.user_name(None) == "unknown" and gpus.user_name(54321) == "54321"
+    assert process.command_of(script.pid) == "ended"
+    assert (
+        process.user_name(0) == "root" and process.user_name(None) == "unknown" and process.user_name(54321) == "54321"
+    )
 
 
 def test_killing_spares_a_number_that_was_given_anew(bench: Bench) -> None:
     with bench.boards.claim(0, 100) as pid:
-        assert gpus.kill(pid, lambda pid: False) is True
+        assert process.kill(pid, lambda pid: False) is True
         assert alive(pid)
-        assert gpus.kill(pid, lambda pid: True) is True
+        assert process.kill(pid, lambda pid: True) is True
         assert not alive(pid)
-    assert gpus.kill(pid, lambda pid: True) is True
+    assert process.kill(pid, lambda pid: True) is True
 
 
 # -- through the world, and measured
@@ -272,7 +277,7 @@ def test_killing_spares_a_number_that_was_given_anew(bench: Bench) -> None:
 def generation_on(paths: HostPaths, gpu: int, budget: int, foreign: str = "warn", **config: Any) -> Generation:
     value = rendered(engine("e2b", gpus=[UUIDS[gpu]], **config), foreign=foreign)
     value = replace(value, budgets_mib={**dict.fromkeys(UUIDS, 0), UUIDS[gpu]: budget})
-    return generations.load(paths, activate(paths, value))
+    return store.load(paths, activate(paths, value))
 
 
 def world(bench: Bench) -> HostWorld:
@@ -376,7 +381,7 @@ def test_other_people_and_a_lost_card_that_nobody_needs_are_warnings(bench: Benc
     now = bench.clock.now
     with pytest.raises(PhaseFailed, match="did not answer NVML in time"):
         world(bench).measure(wanted)
-    assert bench.clock.now == now + gpus.PASSING_S
+    assert bench.clock.now == now + gpu_memory.PASSING_S
     bench.clock.at(3, lambda: bench.boards.clear_fault(1, "nvml-error"))
     assert world(bench).measure(wanted).detail == "within budget: GPU 1 0 of 20900 MiB"
 

@@ -13,16 +13,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import generations, preflight
-from ansible.module_utils.vllm_edge.containers import DockerUnit
-from ansible.module_utils.vllm_edge.host_docker import Listed, listed_of
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
-from ansible.module_utils.vllm_edge.host_world import HostWorld
-from ansible.module_utils.vllm_edge.owners import Owner
-from ansible.module_utils.vllm_edge.preflight import Listener
-from ansible.module_utils.vllm_edge.switching import Generation, Moves, PhaseFailed
-from ansible.module_utils.vllm_edge.systemd import Systemd
-from ansible.module_utils.vllm_edge.weights import Record, observe
+from ansible.module_utils.vllm_edge.generation import store
+from ansible.module_utils.vllm_edge.generation.model import Generation
+from ansible.module_utils.vllm_edge.gpu.owners import Owner
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch import preflight
+from ansible.module_utils.vllm_edge.switch.host import HostWorld
+from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
+from ansible.module_utils.vllm_edge.system.docker import DockerUnit
+from ansible.module_utils.vllm_edge.system.docker_client import Listed, listed_of
+from ansible.module_utils.vllm_edge.system.sockets import Listener
+from ansible.module_utils.vllm_edge.system.systemd import Systemd
+from ansible.module_utils.vllm_edge.weights.record import Record
+from ansible.module_utils.vllm_edge.weights.survey import observe
 from fake_host import Clock, FakeDocker, FakeSystemctl, Http, never, write
 from test_generations import engine, put, rendered
 
@@ -73,7 +76,7 @@ class Bench:
         settings = {"weights_path": str(self.directory), "weights_record": str(self.record), "gpus": [UUIDS[1]]}
         value = rendered(engine("e2b", port=self.port, **(settings | config)), foreign=foreign)
         value = replace(value, budgets_mib={**dict.fromkeys(UUIDS, 0), UUIDS[1]: budget})
-        return generations.load(self.paths, put(self.paths, value))
+        return store.load(self.paths, put(self.paths, value))
 
     def refused(self, wanted: Generation | None = None, stop: tuple[str, ...] = ()) -> str:
         with pytest.raises(PhaseFailed) as failed:

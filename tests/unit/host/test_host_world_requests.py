@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import canary, generations, page_cache
-from ansible.module_utils.vllm_edge.engine_config import EngineConfig
-from ansible.module_utils.vllm_edge.engine_requests import words_for
-from ansible.module_utils.vllm_edge.health import Answer, side_by_side
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
-from ansible.module_utils.vllm_edge.host_world import HostWorld
-from ansible.module_utils.vllm_edge.metrics import kv_blocks, requests_in_work
-from ansible.module_utils.vllm_edge.switching import Generation, Limits, Moves, PhaseFailed
+from ansible.module_utils.vllm_edge.canary import command
+from ansible.module_utils.vllm_edge.engine.config import EngineConfig
+from ansible.module_utils.vllm_edge.engine.metrics import kv_blocks, requests_in_work
+from ansible.module_utils.vllm_edge.generation import store
+from ansible.module_utils.vllm_edge.generation.model import Generation, Limits
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch import page_cache
+from ansible.module_utils.vllm_edge.switch.host import HostWorld
+from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
+from ansible.module_utils.vllm_edge.switch.requests import words_for
+from ansible.module_utils.vllm_edge.system.http import Answer, side_by_side
 from fake_host import Clock, FakeDocker, Http, models, ok
 from test_generations import activate, engine, put, rendered
 from test_host_world_preflight import recorded
@@ -42,7 +45,7 @@ class Bench:
         self.world = HostWorld(self.paths, docker=self.docker, ask=self.http, clock=self.clock, sleep=self.clock.sleep)
 
     def live(self, *engines: Any) -> Generation:
-        return generations.load(self.paths, activate(self.paths, rendered(*engines)))
+        return store.load(self.paths, activate(self.paths, rendered(*engines)))
 
 
 @pytest.fixture
@@ -199,8 +202,8 @@ def test_a_canary_of_every_role(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
         ("a", "worker", False),
         ("b", "b", False),
     ]
-    good = [canary.Result("a", "architect", True, 0.1, "on", 1, None, ())]
-    monkeypatch.setattr(canary, "canary", lambda config, timeout_s, ask: good)
+    good = [command.Result("a", "architect", True, 0.1, "on", 1, None, ())]
+    monkeypatch.setattr(command, "canary", lambda config, timeout_s, ask: good)
     bench.docker.engine("a")
     done = bench.world.canary(wanted)
     assert done.detail.startswith("2 served names answer; ") and done.data["canary"][0]["served_name"] == "architect"
@@ -263,7 +266,7 @@ def test_reading_ahead_never_fails_the_switch(bench: Bench, tmp_path: Path) -> N
     one = config(bench, weights_path=str(directory), weights_record=str(record))
     done = page_cache.prepare([one], clock=bench.clock, available=lambda: page_cache.RESERVE_BYTES * 2)
     assert "Weights of e2b could not be read ahead: " in done.warnings[0]
-    wanted = generations.load(bench.paths, put(bench.paths, rendered(engine("e2b"))))
+    wanted = store.load(bench.paths, put(bench.paths, rendered(engine("e2b"))))
     done = bench.world.prepare(wanted, Moves(start=("e2b",)))
     assert done.detail == "e2b has no record of its weights and was not read"
     assert bench.world.prepare(wanted, Moves()).detail == "no engine has to start"

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.systemd import Systemd, SystemdError, Unit, run_command, timespan
+from ansible.module_utils.vllm_edge.system.systemd import Systemd, SystemdError, Unit, run_command, timespan
 
 LOADING = """\
 Id=vllm-e2b.service

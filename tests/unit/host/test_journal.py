@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import journal as journal_module
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
-from ansible.module_utils.vllm_edge.journal import (
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch import journal as journal_module
+from ansible.module_utils.vllm_edge.switch.journal import (
     BALLAST_BYTES,
     DAMAGED,
     Busy,
@@ -35,7 +35,7 @@ from ansible.module_utils.vllm_edge.journal import (
     set_aside_damaged,
     to_json,
 )
-from ansible.module_utils.vllm_edge.switching import Downtime, Gap, Journal, Phase, PhaseRecord, Result
+from ansible.module_utils.vllm_edge.switch.model import Downtime, Gap, Journal, Phase, PhaseRecord, Result
 
 ROOT = Path(__file__).resolve().parents[3]
 BEGUN = Journal(
@@ -338,8 +338,8 @@ def test_an_id_is_never_given_twice(paths: HostPaths) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from vllm_edge.host_paths import HostPaths
-from vllm_edge.journal import Lock
+from vllm_edge.paths import HostPaths
+from vllm_edge.switch.journal import Lock
 with Lock(HostPaths(state=Path(sys.argv[1]))):
     print("held", flush=True)
     time.sleep(60)
@@ -353,7 +353,7 @@ def other(paths: HostPaths) -> Iterator[subprocess.Popen[str]]:
         [sys.executable, "-c", HOLD, str(paths.state)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "module_utils")},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "plugins" / "module_utils")},
     )
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     yield process
@@ -424,8 +424,8 @@ def test_where_no_switch_ever_was_nobody_holds(paths: HostPaths) -> None:
 AS_ANOTHER = """
 import fcntl, os, sys
 from pathlib import Path
-from vllm_edge.host_paths import HostPaths
-from vllm_edge.journal import holder
+from vllm_edge.paths import HostPaths
+from vllm_edge.switch.journal import holder
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 paths = HostPaths(state=Path(sys.argv[1]))
 running = holder(paths)
@@ -448,7 +448,11 @@ def test_another_user_cannot_hold_the_lock_and_still_sees_who_does() -> None:
 
         def another() -> list[str]:
             words = [sys.executable, "-c", AS_ANOTHER, str(paths.state)]
-            environment = {**os.environ, "PYTHONPATH": str(ROOT / "module_utils"), "PYTHONDONTWRITEBYTECODE": "1"}
+            environment = {
+                **os.environ,
+                "PYTHONPATH": str(ROOT / "plugins" / "module_utils"),
+                "PYTHONDONTWRITEBYTECODE": "1",
+            }
             return subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout.split("\n")
 
         with Lock(paths):

@@ -6,8 +6,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from ansible.module_utils.vllm_edge.moves import SeenEngine, decide_moves
-from ansible.module_utils.vllm_edge.switching import FileChange, Moves
+from ansible.module_utils.vllm_edge.generation.model import FileChange, SeenEngine
+from ansible.module_utils.vllm_edge.switch.model import Moves
+from ansible.module_utils.vllm_edge.switch.moves import decide_moves
 
 RIGHT, WRONG = "sha-right", "sha-wrong"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import journal
 from ansible.module_utils.vllm_edge.releases import Releases, find_interpreter
+from ansible.module_utils.vllm_edge.switch import journal
 
 Run = Callable[..., dict[str, Any]]
 

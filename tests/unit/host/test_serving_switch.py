@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import generations
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
-from ansible.module_utils.vllm_edge.journal import Lock
+from ansible.module_utils.vllm_edge.generation import committed as generation_committed
+from ansible.module_utils.vllm_edge.generation import live, model, store
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch.journal import Lock
 
 UUID = "GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710003"
 Result = dict[str, Any]
@@ -29,7 +30,7 @@ def engine(name: str = "e2b", port: int = 8070, chat: str | None = None, **confi
     return {
         "name": name,
         "docker_create": f"--name=vllm-{name}\n--label=vllm-edge.engine={name}\nimage:1\n/models/{name}\n",
-        "unit": f"# {generations.MARK}\n[Service]\nExecStart=/bin/vllm-edge run-engine {name}\n",
+        "unit": f"# {model.MARK}\n[Service]\nExecStart=/bin/vllm-edge run-engine {name}\n",
         "config": {
             "engine": name,
             "unit": f"vllm-{name}.service",
@@ -71,7 +72,7 @@ class Host:
     def status(self, running: list[str], need_reload: bool = False) -> None:
         """As the host shows it when these engines run with their installed files."""
         rows = []
-        for name in generations.live_engines(self.paths):
+        for name in live.live_engines(self.paths):
             config = json.loads((self.paths.engine_dir(name) / "engine.json").read_text())
             up = name in running
             rows.append(
@@ -120,9 +121,9 @@ class Host:
         self.journal("committed", 0)
         result = self.run(*engines, **more)
         assert result["result"] == "committed", result
-        generation = generations.load(self.paths, result["generation"])
-        generations.install(generation, self.paths, generation.engines, target=True)
-        generations.commit(
+        generation = store.load(self.paths, result["generation"])
+        live.install(generation, self.paths, generation.engines, target=True)
+        generation_committed.commit(
             generation,
             self.paths,
             origin=more.get("origin", "inventory"),
@@ -167,7 +168,7 @@ def test_the_first_run_writes_the_generation_and_asks_for_the_switch(host: Host)
         "status --format json",
         "switch 1 --format json --origin=-e --asked-by=site.yml by alice --inventory-profile=q",
     ]
-    assert generations.load(host.paths, 1).hashes.keys() == {"e2b", "e4b"}
+    assert store.load(host.paths, 1).hashes.keys() == {"e2b", "e4b"}
 
 
 def test_the_second_run_starts_nothing(host: Host) -> None:
@@ -239,7 +240,7 @@ def test_a_limit_alone_is_a_new_generation_and_no_engine_moves(host: Host) -> No
         ["e2b"],
         {"active-profile.json"},
     )
-    limits = generations.load(host.paths, 2).limits
+    limits = store.load(host.paths, 2).limits
     assert (limits.drain_timeout_s, limits.keep_generations) == (7.0, 3)
 
 
@@ -285,7 +286,7 @@ def test_a_damaged_generation_is_written_again_without_a_switch(host: Host) -> N
     assert any(row["path"].endswith("active-profile.json") for row in foreseen["files"])
     result = host.run(engine())
     assert (result["changed"], result["result"]) == (True, "unchanged") and "written again" in result["msg"]
-    assert generations.load(host.paths, 1)
+    assert store.load(host.paths, 1)
     assert not host.run(engine())["changed"]
 
 
@@ -316,7 +317,7 @@ def test_an_inventory_that_says_the_same_becomes_the_origin(host: Host, was: str
     result = host.run(engine(), origin=now, inventory_profile="p")
     assert (foreseen["changed"], foreseen["diff"]) == (result["changed"], result["diff"])
     assert (result["changed"], result["result"]) == (changes, "unchanged")
-    committed = generations.committed(host.paths)
+    committed = generation_committed.committed(host.paths)
     assert committed is not None
     assert (committed.origin, committed.inventory_profile) == (("inventory", "p") if changes else (was, "other"))
     assert ("only " + was in result["msg"]) is changes

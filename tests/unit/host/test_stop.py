@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import journal as journal_module
-from ansible.module_utils.vllm_edge import switch
-from ansible.module_utils.vllm_edge.journal import Lock
-from ansible.module_utils.vllm_edge.stop import run_stop
-from ansible.module_utils.vllm_edge.switching import TARGET, Exit, PhaseFailed
-from ansible.module_utils.vllm_edge.systemd import Systemd
+from ansible.module_utils.vllm_edge.names import TARGET
+from ansible.module_utils.vllm_edge.switch import journal as journal_module
+from ansible.module_utils.vllm_edge.switch import run
+from ansible.module_utils.vllm_edge.switch.journal import Lock
+from ansible.module_utils.vllm_edge.switch.model import Exit, PhaseFailed
+from ansible.module_utils.vllm_edge.switch.stop import run_stop
+from ansible.module_utils.vllm_edge.system.systemd import Systemd
 from fake_world import FakeWorld, host, new_host, unlike
 
 
@@ -76,8 +77,8 @@ def test_every_engine_leaves_after_its_requests_and_a_switch_brings_them_back(
     assert after["foreign"] == before["foreign"]
     assert f"'vllm-edge switch {old.number}' brings back" in told["message"]
 
-    monkeypatch.setattr(switch, "_open_world", lambda paths: world)
-    switch.run_switch(world.paths, old.number, origin="host", inventory_profile=None, asked_by="somebody")
+    monkeypatch.setattr(run, "_open_world", lambda paths: world)
+    run.run_switch(world.paths, old.number, origin="host", inventory_profile=None, asked_by="somebody")
     assert unlike(world, old) == []
     assert log(world)[-1] == "hook after_commit"
 
@@ -142,9 +143,9 @@ def test_after_a_switch_that_was_killed(tmp_path: Path, stop: Run, monkeypatch: 
             raise SystemExit(137)
 
     world.before = killed
-    monkeypatch.setattr(switch, "_open_world", lambda paths: world)
+    monkeypatch.setattr(run, "_open_world", lambda paths: world)
     with pytest.raises(SystemExit):
-        switch.run_switch(world.paths, new.number, origin="host", inventory_profile=None, asked_by="somebody")
+        run.run_switch(world.paths, new.number, origin="host", inventory_profile=None, asked_by="somebody")
     world.before = lambda name, number: None
     entries = len(log(world))
     status, told = stop(world)

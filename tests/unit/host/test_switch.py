@@ -14,17 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import generations, switch
-from ansible.module_utils.vllm_edge import journal as journal_module
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
-from ansible.module_utils.vllm_edge.journal import Lock, history, holder, read_journal
-from ansible.module_utils.vllm_edge.switching import (
+from ansible.module_utils.vllm_edge.generation import committed, live, model, store
+from ansible.module_utils.vllm_edge.generation.model import Generation
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch import journal as journal_module
+from ansible.module_utils.vllm_edge.switch import run as switch_run
+from ansible.module_utils.vllm_edge.switch import transaction
+from ansible.module_utils.vllm_edge.switch.journal import Lock, history, holder, read_journal
+from ansible.module_utils.vllm_edge.switch.model import (
     BACK_PHASES,
     EXITS,
     HARMLESS,
     PHASES,
     Exit,
-    Generation,
     Interrupted,
     Journal,
     Moves,
@@ -42,7 +44,7 @@ ACTIONS = {phase: phase.value for phase in Phase if phase is not Phase.COMMIT}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switch, "DECIDE_POLL_S", 0.0)
+    monkeypatch.setattr(transaction, "DECIDE_POLL_S", 0.0)
     monkeypatch.setattr(journal_module, "LOCK_PATIENCE_S", 0.05)
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # durability is shown in test_journal.py
 
@@ -52,8 +54,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """run(world, number) through the entry of `vllm-edge run-switch`."""
 
     def go(world: FakeWorld, number: int, origin: str = "-e", asked_by: str = "site.yml by alice") -> int:
-        monkeypatch.setattr(switch, "_open_world", lambda paths: world)
-        return switch.run_switch(world.paths, number, origin=origin, inventory_profile="nvfp4-tp2", asked_by=asked_by)
+        monkeypatch.setattr(switch_run, "_open_world", lambda paths: world)
+        return switch_run.run_switch(
+            world.paths, number, origin=origin, inventory_profile="nvfp4-tp2", asked_by=asked_by
+        )
 
     return go
 
@@ -61,8 +65,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 @pytest.fixture
 def recover(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     def go(world: FakeWorld, *, boot: bool = False) -> int:
-        monkeypatch.setattr(switch, "_open_world", lambda paths: world)
-        return switch.run_recover(world.paths, boot=boot)
+        monkeypatch.setattr(switch_run, "_open_world", lambda paths: world)
+        return switch_run.run_recover(world.paths, boot=boot)
 
     return go
 
@@ -128,7 +132,7 @@ def test_a_switch_commits_and_touches_only_what_differs(
     assert journal.downtime["architect"].gaps[0].from_s == pytest.approx(drain.began_s, abs=1.1)
     said = capsys.readouterr().out
     assert "healthy: done in" in said and "committed: Generation 2 (w4a16-tp2) serves and is verified" in said
-    now = generations.committed(world.paths)
+    now = committed.committed(world.paths)
     assert now is not None and (now.origin, now.previous_generation) == ("-e", old.number)
 
 
@@ -137,7 +141,7 @@ def test_what_is_active_already_is_not_touched(tmp_path: Path, run: Callable[...
     journal = ended(world, run(world, old.number, "inventory"), Result.UNCHANGED, old)
     assert world.load()["log"] == ["moves@1"]
     assert journal.phases == ()
-    now = generations.committed(world.paths)
+    now = committed.committed(world.paths)
     assert now is not None and (now.origin, now.chosen_at) == ("inventory", "2026-11-20T00:00:00Z")
 
 
@@ -145,7 +149,7 @@ def test_the_same_profile_chosen_by_somebody_else_is_remembered(tmp_path: Path, 
     world, old, _ = host(tmp_path)
     ended(world, run(world, old.number, "-e"), Result.UNCHANGED, old)
     assert world.load()["log"] == ["moves@1"]
-    now = generations.committed(world.paths)
+    now = committed.committed(world.paths)
     assert now is not None and now.origin == "-e" and now.previous_generation is None
 
 
@@ -153,7 +157,7 @@ def test_a_hand_on_what_is_active_chooses_nothing(tmp_path: Path, run: Callable[
     """Else a later edit of the inventory would be refused, because of somebody who only looked."""
     world, old, _ = host(tmp_path)
     ended(world, run(world, old.number, "host"), Result.UNCHANGED, old)
-    now = generations.committed(world.paths)
+    now = committed.committed(world.paths)
     assert now is not None and now.origin == "inventory"
 
 
@@ -180,7 +184,7 @@ def test_a_change_that_no_engine_notices_is_committed(tmp_path: Path, run: Calla
     before = {name: pid(world, name) for name in ("31b-nvfp4", "e4b", "e2b")}
     other = rendered("nvfp4-tp2-renamed", *OLD.engines.values())
     number = put(world.paths, other)
-    generation = generations.load(world.paths, number)
+    generation = store.load(world.paths, number)
     journal = ended(world, run(world, number), Result.COMMITTED, generation)
     assert {name: pid(world, name) for name in before} == before
     assert "hook before_drain" not in " ".join(world.load()["log"]), "nothing is drained where nothing stops"
@@ -199,14 +203,14 @@ def test_a_phase_that_fails(
     world, old, new = host(tmp_path)
     kept = pid(world, "e4b")
     if phase is Phase.COMMIT:
-        real = generations.commit
+        real = committed.commit
 
         def commit(*arguments: Any, **named: Any) -> None:
             if when == "after":
                 real(*arguments, **named)
-            raise generations.GenerationError("the disk said no")
+            raise model.GenerationError("the disk said no")
 
-        monkeypatch.setattr(generations, "commit", commit)
+        monkeypatch.setattr(committed, "commit", commit)
     else:
         setattr(world, when, failing(ACTIONS[phase], new.number, lambda: PhaseFailed("the fault\nof this test")))
     status = run(world, new.number)
@@ -244,7 +248,7 @@ def test_what_nobody_expected_is_a_failed_phase_with_a_traceback(
         raise KeyError("unheard of")
 
     if phase is Phase.COMMIT:
-        monkeypatch.setattr(generations, "commit", bug)
+        monkeypatch.setattr(committed, "commit", bug)
     else:
         world.before = failing(ACTIONS[phase], new.number, lambda: KeyError("unheard of"))
     journal = ended(world, run(world, new.number), Result.ROLLED_BACK, old)
@@ -339,7 +343,7 @@ def test_what_can_be_known_before_is_refused(tmp_path: Path, run: Callable[..., 
     status = run(world, new.number)
     assert (status, journal_of(world).result) == (Exit.REFUSED, Result.REFUSED)
     assert [entry for entry in world.load()["log"] if entry.startswith(("stop", "start"))] == []
-    assert generations.committed(world.paths).generation == old.number  # type: ignore[union-attr]
+    assert committed.committed(world.paths).generation == old.number  # type: ignore[union-attr]
 
 
 def test_a_foreign_process_that_comes_in_the_middle_is_named_and_the_rest_comes_back(
@@ -651,7 +655,7 @@ def test_a_disk_that_really_fills_up(
 
     world.before = before
     status = run(world, new.number)
-    now = generations.committed(world.paths)
+    now = committed.committed(world.paths)
     assert now is not None
     serving = {generation.number: generation for generation in (old, new)}[now.generation]
     missing = unlike(world, serving)
@@ -686,10 +690,10 @@ def test_a_second_switch_is_refused_with_the_first_ones_name_and_phase(
     def second(name: str, number: int | None) -> None:
         if name == ACTIONS[phase] and not seen:
             log = world.load()["log"]
-            status = switch.run_switch(world.paths, 1, origin="host", inventory_profile=None, asked_by="bob")
+            status = switch_run.run_switch(world.paths, 1, origin="host", inventory_profile=None, asked_by="bob")
             seen.append((status, capsys.readouterr().err))
             assert world.load()["log"] == log, "it did nothing"
-            assert switch.run_recover(world.paths, boot=False) == Exit.BUSY
+            assert switch_run.run_recover(world.paths, boot=False) == Exit.BUSY
 
     world.before = second
     ended(world, run(world, new.number), Result.COMMITTED, new)
@@ -711,13 +715,13 @@ def test_sigterm_goes_back(
 
     world.before = send
     if phase is Phase.COMMIT:
-        real = generations.commit
+        real = committed.commit
 
         def commit(*arguments: Any, **named: Any) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             real(*arguments, **named)
 
-        monkeypatch.setattr(generations, "commit", commit)
+        monkeypatch.setattr(committed, "commit", commit)
     status = run(world, new.number)
     if phase in HARMLESS:
         journal = ended(world, status, Result.REFUSED, old)
@@ -823,7 +827,7 @@ def test_interrupted_raised_by_the_world_itself_goes_back(tmp_path: Path, run: C
 
 def first(tmp_path: Path) -> tuple[FakeWorld, Generation]:
     world = new_host(tmp_path)
-    return world, generations.load(world.paths, put(world.paths, OLD))
+    return world, store.load(world.paths, put(world.paths, OLD))
 
 
 def test_the_first_switch_of_a_host(tmp_path: Path, run: Callable[..., int]) -> None:
@@ -840,16 +844,16 @@ def test_a_first_switch_that_fails_stops_what_it_started(
     if phase is Phase.COMMIT:
 
         def commit(*arguments: Any, **named: Any) -> None:
-            raise generations.GenerationError("the disk said no")
+            raise model.GenerationError("the disk said no")
 
-        monkeypatch.setattr(generations, "commit", commit)
+        monkeypatch.setattr(committed, "commit", commit)
     else:
         world.before = failing(ACTIONS[phase], old.number, lambda: PhaseFailed("the fault of this test"), times=1)
         if phase is Phase.DRAIN:
             world.before = failing("stop", old.number, lambda: PhaseFailed("the fault of this test"), times=1)
     status = run(world, old.number, "inventory")
     journal = ended(world, status, Result.REFUSED if phase in HARMLESS else Result.ROLLED_BACK, None)
-    assert generations.committed(world.paths) is None
+    assert committed.committed(world.paths) is None
     if phase not in HARMLESS:
         assert "Nothing served before, and nothing serves now" in journal.message
 
@@ -875,7 +879,7 @@ def test_a_repair_brings_back_what_is_missing_and_touches_nothing_that_serves(
     journal = ended(world, run(world, old.number), Result.COMMITTED, old)
     assert {name: pid(world, name) for name in kept} == kept
     assert journal.start == ("e2b",) and journal.from_generation == journal.generation
-    now = generations.committed(world.paths)
+    now = committed.committed(world.paths)
     assert now is not None and now.previous_generation is None
 
 
@@ -971,9 +975,9 @@ def test_a_world_that_cannot_be_opened_is_no_rollback(
     def broken(paths: HostPaths) -> None:
         raise ImportError("no docker")
 
-    monkeypatch.setattr(switch, "_open_world", broken)
+    monkeypatch.setattr(switch_run, "_open_world", broken)
     world, _, _ = host(tmp_path)
-    assert switch.run_switch(world.paths, 2, origin="-e", inventory_profile=None, asked_by="x") == Exit.FAILED
+    assert switch_run.run_switch(world.paths, 2, origin="-e", inventory_profile=None, asked_by="x") == Exit.FAILED
     assert "no docker" in capsys.readouterr().err
 
 
@@ -1151,13 +1155,13 @@ def test_at_boot_files_and_target_are_put_back_and_nothing_is_waited_for(
     world, old, new = host(tmp_path)
     killed(world, run, ACTIONS[phase], new.number)
     systemd = FakeSystemd()
-    monkeypatch.setattr(switch, "Systemd", lambda: systemd)
+    monkeypatch.setattr(switch_run, "Systemd", lambda: systemd)
     log = world.load()["log"]
     world.change(boot_id="boot-2", now=5.0, docker_away=10_000)
     assert recover(world, boot=True) == Exit.OK
     assert world.load()["log"] == log, "no engine, no container and no GPU is asked"
     serving = new if phase is Phase.CLEAN_UP else old
-    assert generations.live_changes(serving, world.paths) == []
+    assert live.live_changes(serving, world.paths) == []
     journal = journal_of(world)
     assert journal.result is (Result.COMMITTED if phase is Phase.CLEAN_UP else Result.ROLLED_BACK)
     assert "not verified" in journal.message
@@ -1171,7 +1175,7 @@ def test_at_boot_without_an_unfinished_switch_nothing_is_done(
     tmp_path: Path, recover: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, _, _ = host(tmp_path)
-    monkeypatch.setattr(switch, "Systemd", lambda: pytest.fail("systemd was asked"))
+    monkeypatch.setattr(switch_run, "Systemd", lambda: pytest.fail("systemd was asked"))
     assert recover(world, boot=True) == Exit.OK
 
 
@@ -1181,7 +1185,7 @@ def test_at_boot_a_damaged_generation_is_said(
     world, old, new = host(tmp_path)
     killed(world, run, "healthy", new.number)
     (old.directory / "generation.json").unlink()
-    monkeypatch.setattr(switch, "Systemd", FakeSystemd)
+    monkeypatch.setattr(switch_run, "Systemd", FakeSystemd)
     assert recover(world, boot=True) == Exit.FAILED
     assert "generation 1 is damaged" in journal_of(world).message.lower()
 
@@ -1191,7 +1195,7 @@ def test_a_first_switch_that_was_killed_leaves_nothing_at_boot(
 ) -> None:
     world, old = first(tmp_path)
     killed(world, run, "healthy", old.number)
-    monkeypatch.setattr(switch, "Systemd", FakeSystemd)
+    monkeypatch.setattr(switch_run, "Systemd", FakeSystemd)
     assert recover(world, boot=True) == Exit.OK
     assert journal_of(world).result is Result.ROLLED_BACK
 

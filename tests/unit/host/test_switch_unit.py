@@ -14,22 +14,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import switch_unit
 from ansible.module_utils.vllm_edge.cli import main
-from ansible.module_utils.vllm_edge.generations import Committed, GenerationError
-from ansible.module_utils.vllm_edge.host_paths import HostPaths
-from ansible.module_utils.vllm_edge.journal import from_json, to_json
-from ansible.module_utils.vllm_edge.report import WIDTH
-from ansible.module_utils.vllm_edge.switch_unit import Choice, moves_lines, run_check, run_rollback, run_switch_to
-from ansible.module_utils.vllm_edge.switching import (
-    Exit,
-    FileChange,
-    Generation,
-    Journal,
-    Moves,
-    PhaseFailed,
-    Result,
-)
+from ansible.module_utils.vllm_edge.generation.model import Committed, FileChange, Generation, GenerationError
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch import command as switch_unit
+from ansible.module_utils.vllm_edge.switch.command import Choice, moves_lines, run_check, run_rollback, run_switch_to
+from ansible.module_utils.vllm_edge.switch.journal import from_json, to_json
+from ansible.module_utils.vllm_edge.switch.model import Exit, Journal, Moves, PhaseFailed, Result
+from ansible.module_utils.vllm_edge.text import WIDTH
 from journals import RUNNING, ended
 
 PACKAGE = "ansible.module_utils.vllm_edge"

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible.module_utils.vllm_edge import compat
+from ansible.module_utils.vllm_edge.inventory import image_compat
 from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA = yaml.safe_load((ROOT / "group_vars/all/versions.yml").read_text())["vllm_compatibility_matrix"]
-ROWS = compat.parse_matrix(DATA)
-NEEDS = (compat.Need(">=5.5.0", "the gemma4 architecture"),)
+ROWS = image_compat.parse_matrix(DATA)
+NEEDS = (image_compat.Need(">=5.5.0", "the gemma4 architecture"),)
 GAPS = (("4.57.6", "5.0.0"),)
 
 
-def resolve(requirement: str, vllm: str, installed: str | None = None) -> compat.Resolution:
-    return compat.resolve(requirement, vllm, installed, ROWS, NEEDS, GAPS)
+def resolve(requirement: str, vllm: str, installed: str | None = None) -> image_compat.Resolution:
+    return image_compat.resolve(requirement, vllm, installed, ROWS, NEEDS, GAPS)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_requirement_becomes_a_constraint_with_a_ceiling(requirement: str, vllm:
     ],
 )
 def test_refusals_say_what_stands_against_it(requirement: str, vllm: str, texts: list[str]) -> None:
-    with pytest.raises(compat.CompatError) as refused:
+    with pytest.raises(image_compat.CompatError) as refused:
         resolve(requirement, vllm)
     for text in texts:
         assert text in str(refused.value)
@@ -90,10 +90,10 @@ def test_explanation_of_a_requirement_that_stands() -> None:
 
 
 def test_requirement_that_lies_in_the_gap_is_impossible() -> None:
-    with pytest.raises(compat.CompatError, match=r"lies between 4\.57\.6 and 5\.0\.0, where no release is"):
-        compat.resolve("transformers>=4.58", "0.19.0", None, ROWS, (), GAPS)
+    with pytest.raises(image_compat.CompatError, match=r"lies between 4\.57\.6 and 5\.0\.0, where no release is"):
+        image_compat.resolve("transformers>=4.58", "0.19.0", None, ROWS, (), GAPS)
     # Without the gap being known, the range looks as good as any.
-    assert compat.resolve("transformers>=4.58", "0.19.0", None, ROWS).constraint == "transformers>=4.58,<5"
+    assert image_compat.resolve("transformers>=4.58", "0.19.0", None, ROWS).constraint == "transformers>=4.58,<5"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_requirement_that_lies_in_the_gap_is_impossible() -> None:
     ],
 )
 def test_known_bad_releases_are_left_out(span: str, bad: str, left: str | None) -> None:
-    rows = compat.parse_matrix(
+    rows = image_compat.parse_matrix(
         [
             {
                 "vllm": "==1.0.*",
@@ -121,10 +121,10 @@ def test_known_bad_releases_are_left_out(span: str, bad: str, left: str | None) 
         ]
     )
     if left is None:
-        with pytest.raises(compat.CompatError, match="it breaks"):
-            compat.resolve("transformers", "1.0.0", None, rows)
+        with pytest.raises(image_compat.CompatError, match="it breaks"):
+            image_compat.resolve("transformers", "1.0.0", None, rows)
     else:
-        assert compat.resolve("transformers", "1.0.0", None, rows).constraint == f"transformers{left}"
+        assert image_compat.resolve("transformers", "1.0.0", None, rows).constraint == f"transformers{left}"
 
 
 VERSIONS = [
@@ -137,7 +137,9 @@ SPECIFIERS = [">=5.5.1", ">5.16.0", "<=5.17.1", "<5.16.1", "!=5.16.*", "!=5.16.0
 @pytest.mark.parametrize("second", SPECIFIERS)
 def test_intersection_is_that_of_packaging(first: str, second: str) -> None:
     """Every release is in the intersection exactly where packaging has it in both."""
-    joined = compat.intersect(compat.parse_range(first, "first"), compat.parse_range(second, "second"))
+    joined = image_compat.intersect(
+        image_compat.parse_range(first, "first"), image_compat.parse_range(second, "second")
+    )
     expected = [item for item in VERSIONS if item in SpecifierSet(f"{first},{second}")]
     found = [] if joined is None else [item for item in VERSIONS if item in SpecifierSet(joined.text())]
     assert found == expected
@@ -159,5 +161,5 @@ def test_every_row_of_the_matrix_has_its_reference(row: dict[str, object]) -> No
     ],
 )
 def test_mistakes_in_the_matrix_name_the_row(row: dict[str, str], text: str) -> None:
-    with pytest.raises(compat.CompatError, match=text):
-        compat.parse_matrix([row])
+    with pytest.raises(image_compat.CompatError, match=text):
+        image_compat.parse_matrix([row])

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.vllm_edge.planning import advise, families, model_facts, planner
+from ansible.module_utils.vllm_edge.planning import families, model_facts, planner
+from ansible.module_utils.vllm_edge.planning.advice import model as planning_advice_model
+from ansible.module_utils.vllm_edge.planning.advice import naming, render, search
 from ansible.module_utils.vllm_edge.planning.contract import Gpu, Model, Verdict
 
 L4 = Gpu("NVIDIA L4", 23_659_151_360)
@@ -52,27 +54,29 @@ def model(repo: str) -> Model:
     return families.interpret(facts)
 
 
-def host(repos: Mapping[str, str] | None = None, gpus: int = 4, **more: Any) -> advise.Host:
+def host(repos: Mapping[str, str] | None = None, gpus: int = 4, **more: Any) -> planning_advice_model.Host:
     models = {name: model(repo) for name, repo in (repos or REPOS).items()}
-    return advise.Host(**{"models": models, "gpus": [L4] * gpus, "vllm_version": DEFAULT, "roles": ROLES} | more)
+    return planning_advice_model.Host(
+        **{"models": models, "gpus": [L4] * gpus, "vllm_version": DEFAULT, "roles": ROLES} | more
+    )
 
 
-def advised(at: advise.Host, **asked: Any) -> advise.Advice:
-    return advise.advise(advise.wish(at.models, **asked), at)
+def advised(at: planning_advice_model.Host, **asked: Any) -> planning_advice_model.Advice:
+    return search.advise(search.wish(at.models, **asked), at)
 
 
 @functools.cache
-def reference(by: str = "tok_s", choose: int = 1) -> advise.Advice:
+def reference(by: str = "tok_s", choose: int = 1) -> planning_advice_model.Advice:
     """For the reference host, four NVIDIA L4."""
     return advised(host(engines={"31b-nvfp4-tp2": NVFP4_TP2}), by=by, choose=choose)
 
 
 @functools.cache
-def three_gpus(choose: int = 1) -> advise.Advice:
+def three_gpus(choose: int = 1) -> planning_advice_model.Advice:
     return advised(host({name: REPOS[name] for name in ("31b-w4a16", "e2b")}, 3), choose=choose)
 
 
-def repo_of(profile: advise.Profile, at: advise.Host) -> str:
+def repo_of(profile: planning_advice_model.Profile, at: planning_advice_model.Host) -> str:
     return at.models[profile.main.fit.model].facts.repo
 
 
@@ -86,14 +90,17 @@ def test_the_best_beats_both_profiles_of_the_reference() -> None:
     assert best.fit.plan.decode_tok_s.low > max(MEASURED_TOK_S.values())
     assert best.max_model_len > max(REFERENCE_CONTEXT.values()) and best.waiting == 0
     # Both are in the list, so it is their figures that put them behind.
-    for name, shape in {"31b-bf16": advise.Shape(4), "31b-nvfp4": advise.Shape(2)}.items():
+    for name, shape in {
+        "31b-bf16": planning_advice_model.Shape(4),
+        "31b-nvfp4": planning_advice_model.Shape(2),
+    }.items():
         rank = next(
             rank
             for rank, profile in enumerate(found.profiles)
             if profile.main.fit.model == name and profile.main.fit.shape == shape
         )
         assert rank > 0 and found.profiles[rank].main.fit.tok_s < best.fit.tok_s
-    assert (best.fit.model, best.fit.shape) == ("31b-w4a16", advise.Shape(4))
+    assert (best.fit.model, best.fit.shape) == ("31b-w4a16", planning_advice_model.Shape(4))
 
 
 def test_no_name_and_no_order_is_preferred() -> None:
@@ -117,13 +124,13 @@ def test_what_is_faster_is_first_whatever_its_precision() -> None:
     assert advised(dataclasses.replace(at, models=models)).profiles[0].main.fit.model == "31b-bf16"
 
 
-@pytest.mark.parametrize("by", list(advise.By))
-def test_ranked_as_asked(by: advise.By) -> None:
+@pytest.mark.parametrize("by", list(planning_advice_model.By))
+def test_ranked_as_asked(by: planning_advice_model.By) -> None:
     profiles = reference(by.value).profiles
     criterion = {
-        advise.By.TOK_S: lambda profile: profile.main.fit.tok_s,
-        advise.By.CONTEXT: lambda profile: profile.main.max_model_len,
-        advise.By.FREE_GPUS: lambda profile: profile.free_gpus,
+        planning_advice_model.By.TOK_S: lambda profile: profile.main.fit.tok_s,
+        planning_advice_model.By.CONTEXT: lambda profile: profile.main.max_model_len,
+        planning_advice_model.By.FREE_GPUS: lambda profile: profile.free_gpus,
     }[by]
     values = [criterion(profile) for profile in profiles]
     assert values == sorted(values, reverse=True) and values[0] > values[-1]
@@ -155,7 +162,7 @@ def test_each_engine_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(planner, "plan", counted)
     found = advised(host({name: REPOS[name] for name in ("31b-w4a16", "e2b")}))
-    dtypes, shapes = 2, len(advise.shapes(4))
+    dtypes, shapes = 2, len(search.shapes(4))
     assert len(calls) <= 2 * shapes * dtypes + 1
     assert len(found.profiles) > len(calls) / 2
 
@@ -182,7 +189,7 @@ def test_the_chosen_one_fits_as_it_is_shown(sides: int) -> None:
 
 def test_what_is_pasted_is_yaml_and_says_the_same() -> None:
     chosen = reference(choose=next_with_sides()).chosen
-    parsed = yaml.safe_load("\n".join(advise.pasted(chosen)))
+    parsed = yaml.safe_load("\n".join(render.pasted(chosen)))
     assert parsed == {"serving_engines": chosen.serving_engines, "serving_profiles": chosen.serving_profiles}
     roles = Counter(role for engine in parsed["serving_engines"].values() for role in engine["served_names"])
     assert roles == Counter(ROLES)
@@ -196,7 +203,7 @@ def next_with_sides() -> int:
 
 @pytest.mark.parametrize("text", ["yes", "1e4", "12", "a: b", "x #y", "", "0x1f", "2026-01-01", "31b-w4a16", "-", "a."])
 def test_texts_stay_texts(text: str) -> None:
-    assert yaml.safe_load(f"key: {advise._yaml(text)}") == {"key": text}
+    assert yaml.safe_load(f"key: {render._yaml(text)}") == {"key": text}
 
 
 def test_names_ports_and_parsers_follow_the_inventory() -> None:
@@ -204,7 +211,7 @@ def test_names_ports_and_parsers_follow_the_inventory() -> None:
     rank = next(
         rank
         for rank, profile in enumerate(advised(at).profiles, 1)
-        if profile.kind == (("31b-nvfp4", advise.Shape(2)), ("e4b", advise.Shape(1)))
+        if profile.kind == (("31b-nvfp4", planning_advice_model.Shape(2)), ("e4b", planning_advice_model.Shape(1)))
     )
     chosen = advised(at, choose=rank).chosen
     main, side = chosen.serving_engines
@@ -228,7 +235,9 @@ def test_observations_of_an_engine_that_is_like_it_count() -> None:
     assert any(f"write the same for {name}" in said for said in found.chosen.advice[name])
     # Its batch is another, so of activations nothing follows.
     other = advised(dataclasses.replace(at, observations={"31b-nvfp4-tp2": {"overhead_bytes": 10**9}}))
-    over_two = [profile.main.fit for profile in other.profiles if profile.main.fit.shape == advise.Shape(2)]
+    over_two = [
+        profile.main.fit for profile in other.profiles if profile.main.fit.shape == planning_advice_model.Shape(2)
+    ]
     assert over_two and all(fit.plan.gpus[0].overhead_bytes < 10**9 for fit in over_two)
 
 
@@ -238,7 +247,7 @@ def test_gpus_that_are_not_alike_are_not_mixed() -> None:
     found = advised(dataclasses.replace(at, gpus=[L4, large, L4]))
     assert {profile.main.fit.gpu for profile in found.profiles} == {L4, large}
     for rank, profile in enumerate(found.profiles, 1):
-        for engine, slots in zip(profile.engines, advise._slots(profile, [L4, large, L4]), strict=True):
+        for engine, slots in zip(profile.engines, naming._slots(profile, [L4, large, L4]), strict=True):
             assert slots and set(slots) <= ({1} if engine.fit.gpu is large else {0, 2}), rank
 
 
@@ -253,7 +262,7 @@ def test_rejections_are_grouped_and_say_why() -> None:
     assert bf16.verdict == "oom_weights" and "Weights need" in bf16.reason
     # Another KV cache does not change that, so it is not tried.
     assert set(bf16.shapes) == {"tp1", "tp2", "tp1 pp2", "tp1 pp3"}
-    text = "\n".join(advise.lines(found))
+    text = "\n".join(render.lines(found))
     assert "two engines on one GPU" in text
 
 
@@ -272,7 +281,7 @@ def test_what_is_larger_than_the_model_allows() -> None:
 
 @pytest.mark.parametrize("name", ["31b-bf16", "31b-w4a16", "31b-fp8", "31b-nvfp4"])
 def test_parameters_do_not_depend_on_precision(name: str) -> None:
-    assert advise.parameters(model(REPOS[name])) == pytest.approx(31_273_088_876, rel=0.05)
+    assert search.parameters(model(REPOS[name])) == pytest.approx(31_273_088_876, rel=0.05)
 
 
 def test_the_largest_that_fits_is_the_main_engine() -> None:
@@ -282,7 +291,7 @@ def test_the_largest_that_fits_is_the_main_engine() -> None:
 
 def test_a_model_that_nobody_knows_is_a_rejection() -> None:
     at = host({"e2b": REPOS["e2b"]}, 1)
-    found = advise.advise(advise.wish(["e2b", "own"]), at, {"own": "nothing is recorded of it"})
+    found = search.advise(search.wish(["e2b", "own"]), at, {"own": "nothing is recorded of it"})
     assert "own: unknown. nothing is recorded of it" in map(str, found.rejections)
 
 
@@ -291,9 +300,9 @@ def test_a_model_that_nobody_knows_is_a_rejection() -> None:
 
 def test_advice_is_with_the_chosen_one() -> None:
     found = advised(host(MOE, 2))
-    text = " ".join(" ".join(advise.lines(found)).split())
+    text = " ".join(" ".join(render.lines(found)).split())
     assert "all 128 experts are in memory" in text
-    assert any("experts" in said for said in advise.document(found)["profiles"][0]["advice"])
+    assert any("experts" in said for said in render.document(found)["profiles"][0]["advice"])
     with_fp8 = next(
         rank for rank, profile in enumerate(three_gpus().profiles, 1) if profile.main.fit.kv_cache_dtype == "fp8"
     )
@@ -306,7 +315,7 @@ def test_advice_is_with_the_chosen_one() -> None:
 
 def test_advice_on_context_is_that_of_the_context_that_is_advised() -> None:
     found = advised(host({"31b-fp8": REPOS["31b-fp8"]}, 2))
-    rows = advise.document(found)["profiles"]
+    rows = render.document(found)["profiles"]
     assert {profile.main.max_model_len for profile in found.profiles} > {8192}
     for profile, row in zip(found.profiles, rows, strict=True):
         said = " ".join(row["advice"])
@@ -317,20 +326,20 @@ def test_advice_on_context_is_that_of_the_context_that_is_advised() -> None:
 # -- the answer
 
 
-@pytest.mark.parametrize("by", list(advise.By))
-def test_nothing_is_wider_than_100_columns(by: advise.By) -> None:
+@pytest.mark.parametrize("by", list(planning_advice_model.By))
+def test_nothing_is_wider_than_100_columns(by: planning_advice_model.By) -> None:
     found = reference(by.value)
-    lines = advise.lines(found)
+    lines = render.lines(found)
     assert max(map(len, lines)) <= 100
     rows = [line for line in lines if "31b-" in line and "fits (" in line]
-    assert len(rows) == advise.ROWS and rows[0].lstrip().startswith(">1 ")
+    assert len(rows) == render.ROWS and rows[0].lstrip().startswith(">1 ")
     assert any("estimate" in line and "rank" in line for line in lines)
     assert f"{len(found.profiles)} feasible profiles" in lines[0]
 
 
 def test_the_document_has_them_all() -> None:
     found = reference()
-    document = advise.document(found)
+    document = render.document(found)
     assert [row["rank"] for row in document["profiles"]] == list(range(1, len(found.profiles) + 1))
     assert document["profiles"][0]["tok_s_estimate"].keys() == {"low", "mid", "high", "ceiling"}
     assert document["chosen"]["plan"]["verdict"] == "fits" and document["chosen"]["rank"] == 1
@@ -358,18 +367,20 @@ def test_the_document_has_them_all() -> None:
 )
 def test_what_cannot_be_advised_on_is_said(asked: dict[str, Any], said: str) -> None:
     at = host({name: REPOS[name] for name in ("31b-bf16", "31b-w4a16", "e2b")}, 1)
-    with pytest.raises(advise.AdviceError) as refused:
+    with pytest.raises(planning_advice_model.AdviceError) as refused:
         advised(at, **asked)
     assert said in str(refused.value)
 
 
 def test_numbers_may_be_text() -> None:
-    assert advise.wish(["e2b"], choose="2", min_context="4096") == advise.Wish(choose=2, min_context_tokens=4096)
+    assert search.wish(["e2b"], choose="2", min_context="4096") == planning_advice_model.Wish(
+        choose=2, min_context_tokens=4096
+    )
 
 
 def test_a_gpu_whose_bandwidth_nobody_knows() -> None:
     at = host({"e2b": REPOS["e2b"]}, gpus=1)
     at = dataclasses.replace(at, gpus=[Gpu("", 23_659_151_360)])
-    with pytest.raises(advise.AdviceError, match="advise_by: 'tok_s' needs the bandwidth of the GPU"):
+    with pytest.raises(planning_advice_model.AdviceError, match="advise_by: 'tok_s' needs the bandwidth of the GPU"):
         advised(at)
-    assert "not known" in "\n".join(advise.lines(advised(at, by="context")))
+    assert "not known" in "\n".join(render.lines(advised(at, by="context")))

@@ -8,11 +8,11 @@ import json
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.engine_config import parse_engine
-from ansible.module_utils.vllm_edge.engine_state import EngineState
+from ansible.module_utils.vllm_edge.engine.config import parse_engine
+from ansible.module_utils.vllm_edge.engine.state import EngineState
 from ansible.module_utils.vllm_edge.planning import drift
 from ansible.module_utils.vllm_edge.planning.contract import EnginePlan, GpuPlan, Verdict
-from ansible.module_utils.vllm_edge.report import drift_table
+from ansible.module_utils.vllm_edge.status.tables import drift_table
 
 MIB = 2**20
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS
 from ansible.module_utils.vllm_edge.planning import decode, families, feasibility, model_facts, overhead, planner
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, EnginePlan, Gpu, Model, Verdict
-from ansible.module_utils.vllm_edge.planning.gpu_models import GPU_MODELS
 from ansible.module_utils.vllm_edge.planning.vllm_versions import UnknownVersion
 
 MIB, GIB = 2**20, 2**30

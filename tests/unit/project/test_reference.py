@@ -16,7 +16,7 @@ import pytest
 
 from tools import reference
 
-MODULES = sorted([*reference.ROOT.glob("library/*.py"), *reference.ROOT.glob("roles/*/library/*.py")])
+MODULES = sorted(reference.MODULES.glob("*.py"))
 
 Named = tuple[str, Mapping[str, Any]]
 
@@ -41,10 +41,7 @@ def described() -> list[Named]:
     for role, entry_points in roles.items():
         for entry_point in entry_points.values():
             found += nested(role, entry_point.get("options", {}))
-    libraries = [path for path in (reference.ROOT / "roles").glob("*/library") if any(path.glob("*.py"))]
-    for name, doc in reference.plugin_docs(
-        reference.ROOT / "library", reference.ROOT / "action_plugins", *libraries
-    ).items():
+    for name, doc in reference.plugin_docs(reference.MODULES, reference.ACTIONS).items():
         found += nested(name, doc["doc"].get("options", {}))
     for section in reference.variable_docs(roles)["sections"]:
         found += nested(section["title"], section["variables"])

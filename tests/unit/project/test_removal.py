@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import removal
-from ansible.module_utils.vllm_edge.removal import Owned, Removal, RemovalError, check_directory, remove
+from ansible.module_utils.vllm_edge.system import removal
+from ansible.module_utils.vllm_edge.system.removal import Owned, Removal, RemovalError, check_directory, remove
 
 OURS = Owned(files=("engines/*/engine.json", "link"), trees=("venv",))
 

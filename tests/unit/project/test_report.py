@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.report import bar, gpu_table, render, role_table, verdict
+from ansible.module_utils.vllm_edge.status.tables import bar, gpu_table, render, role_table, verdict
 
 ASKED: list[dict[str, Any]] = [
     {"check": "completion", "outcome": "passed", "seconds": 0.1, "detail": ""},

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.vllm_edge import engine_arguments, vllm_arguments
-from ansible.module_utils.vllm_edge.project_variables import Project, load
-from ansible.module_utils.vllm_edge.serving import Inventory, contradictions, vram_floor, warnings
+from ansible.module_utils.vllm_edge.inventory import engine_arguments, vllm_arguments
+from ansible.module_utils.vllm_edge.inventory.profiles import Inventory, contradictions, vram_floor, warnings
+from ansible.module_utils.vllm_edge.inventory.variables import Project, load
 
 ROOT = Path(__file__).resolve().parents[3]
 ABSENT = object()

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.vllm_edge import vllm_arguments
+from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS
+from ansible.module_utils.vllm_edge.inventory import vllm_arguments
+from ansible.module_utils.vllm_edge.inventory.profiles import CUDA_TOTAL_MIB
 from ansible.module_utils.vllm_edge.planning import families, model_facts, planner
 from ansible.module_utils.vllm_edge.planning.contract import EnginePlan, Gpu, Verdict
-from ansible.module_utils.vllm_edge.planning.gpu_models import GPU_MODELS
-from ansible.module_utils.vllm_edge.serving import CUDA_TOTAL_MIB
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.status import judge
-from ansible.module_utils.vllm_edge.verify import Collected, difference, render, verify
+from ansible.module_utils.vllm_edge.doctor.verify import Collected, difference, render, verify
+from ansible.module_utils.vllm_edge.status.problems import judge
 
 COMMIT = "0" * 40
 GPU = {

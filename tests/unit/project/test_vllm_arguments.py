@@ -21,4 +21,4 @@ def test_recorded_arguments_are_those_of_the_parser() -> None:
     formatted = subprocess.run(
         ["ruff", "format", "-"], cwd=ROOT, input=printed, check=True, capture_output=True, text=True
     ).stdout
-    assert formatted == (ROOT / "module_utils/vllm_edge/vllm_arguments.py").read_text()
+    assert formatted == (ROOT / "module_utils/vllm_edge/inventory/vllm_arguments.py").read_text()

@@ -3,52 +3,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
 
 ROOT = Path(__file__).resolve().parents[3]
 KEYS = Path(__file__).parent / "keys"
 Result = dict[str, Any]
-
-
-def load(role: str, name: str) -> ModuleType:
-    path = ROOT / "roles" / role / "library" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"role_{name}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # where dataclasses look for their module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(name="load_role_module")
-def load_role_module_fixture() -> Callable[[str, str], ModuleType]:
-    return load
-
-
-@pytest.fixture
-def run_role_module(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """run_role_module(role, name, args, check=False) -> what the module printed, with its exit status as `rc`."""
-
-    def run(role: str, name: str, args: Mapping[str, Any], *, check: bool = False) -> Result:
-        module = load(role, name)
-        capsys.readouterr()
-        with patch_module_args({**args, "_ansible_check_mode": check}), pytest.raises(SystemExit) as ended:
-            module.main()
-        result: Result = json.loads(capsys.readouterr().out)
-        result["rc"] = int(ended.value.code or 0)
-        return result
-
-    return run
 
 
 @pytest.fixture

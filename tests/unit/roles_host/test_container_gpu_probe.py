@@ -22,8 +22,8 @@ GPUS = ["GPU-a", "GPU-b"]
 
 
 @pytest.fixture
-def module(load_role_module: Callable[[str, str], ModuleType]) -> ModuleType:
-    return load_role_module("container_runtime", "container_gpu_probe")
+def module(load_module: Callable[[str], ModuleType]) -> ModuleType:
+    return load_module("container_gpu_probe")
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ def args(program: Callable[[str, str], None]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("check", [True, False])
 def test_command_and_failure(
-    run_role_module: Callable[..., dict[str, Any]], args: dict[str, Any], tmp_path: Path, check: bool
+    run_module: Callable[..., dict[str, Any]], args: dict[str, Any], tmp_path: Path, check: bool
 ) -> None:
     (tmp_path / "answer").write_text(json.dumps({"driver": "580.173.02", "uuids": GPUS}) + "\n")
     (tmp_path / "code").write_text("0")
-    result = run_role_module("container_runtime", "container_gpu_probe", args, check=check)
+    result = run_module("container_gpu_probe", args, check=check)
     assert (result["changed"], result["problem"], result["driver"]) == (False, "", "580.173.02")
     command = (tmp_path / "command").read_text().splitlines()
     assert command[:3] == ["run", "--rm", "--pull=never"]
@@ -74,7 +74,7 @@ def test_command_and_failure(
     ]
     (tmp_path / "code").write_text("125")
     (tmp_path / "answer").write_text("")
-    result = run_role_module("container_runtime", "container_gpu_probe", args, check=check)
+    result = run_module("container_gpu_probe", args, check=check)
     assert result["rc"] == (0 if check else 1)
     assert "ended with 125" in result["problem"]
 
@@ -102,19 +102,19 @@ def test_sentences_of_one_that_runs(module: ModuleType, code: int, out: str, err
 
 @pytest.mark.parametrize("check", [True, False])
 def test_one_that_runs(
-    run_role_module: Callable[..., dict[str, Any]], args: dict[str, Any], tmp_path: Path, check: bool
+    run_module: Callable[..., dict[str, Any]], args: dict[str, Any], tmp_path: Path, check: bool
 ) -> None:
     running = {"container": "vllm-e2b", "gpus": GPUS, "program": "pass"}
     (tmp_path / "answer").write_text(json.dumps({"driver": "580.173.02", "uuids": GPUS}) + "\n")
     (tmp_path / "code").write_text("0")
-    result = run_role_module("container_runtime", "container_gpu_probe", running, check=check)
+    result = run_module("container_gpu_probe", running, check=check)
     assert (result["changed"], result["problem"], result["driver"]) == (False, "", "580.173.02")
     assert (tmp_path / "command").read_text().splitlines() == ["exec", "vllm-e2b", "python3", "-c", "pass"]
     (tmp_path / "answer").write_text(json.dumps({"error": "nvmlInit_v2: Unknown Error (999)"}) + "\n")
     (tmp_path / "code").write_text("3")
-    result = run_role_module("container_runtime", "container_gpu_probe", running, check=check)
+    result = run_module("container_gpu_probe", running, check=check)
     assert result["rc"] == (0 if check else 1) and "Unknown Error (999)" in result["problem"]
-    refused = run_role_module("container_runtime", "container_gpu_probe", running | args)
+    refused = run_module("container_gpu_probe", running | args)
     assert "mutually exclusive" in refused["msg"]
 
 

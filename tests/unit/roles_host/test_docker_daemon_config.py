@@ -15,8 +15,8 @@ Run = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def module(load_role_module: Callable[[str, str], ModuleType]) -> ModuleType:
-    return load_role_module("container_runtime", "docker_daemon_config")
+def module(load_module: Callable[[str], ModuleType]) -> ModuleType:
+    return load_module("docker_daemon_config")
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def args(tmp_path: Path, program: Callable[[str, str], None]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def run(run_role_module: Run) -> Run:
-    return lambda args, **more: run_role_module("container_runtime", "docker_daemon_config", args, **more)
+def run(run_module: Run) -> Run:
+    return lambda args, **more: run_module("docker_daemon_config", args, **more)
 
 
 def calls(tmp_path: Path) -> list[str]:

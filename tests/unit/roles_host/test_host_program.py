@@ -46,7 +46,9 @@ class Host:
         self.prefix = root / "opt"
         self.command = root / "bin/vllm-edge"
         self.source = root / "project/module_utils/vllm_edge"
-        shutil.copytree(ROOT / "module_utils", root / "project/module_utils", ignore=shutil.ignore_patterns("*.pyc"))
+        shutil.copytree(
+            ROOT / "plugins" / "module_utils", root / "project/module_utils", ignore=shutil.ignore_patterns("*.pyc")
+        )
         shutil.copytree(ROOT / "roles/vllm_edge_host", root / "project/roles/vllm_edge_host")
         # Its one task here would ask apt.
         (root / "project/roles/apt_repository/tasks").mkdir(parents=True)

@@ -9,7 +9,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import driver_packages as packaging
+from ansible.module_utils.vllm_edge.system import dpkg as packaging
+from ansible.module_utils.vllm_edge.system.dpkg import parse_origins
 
 Load = Callable[[str, str], ModuleType]
 Run = Callable[..., dict[str, Any]]
@@ -18,13 +19,13 @@ REPOSITORY = "http://vendor.example/cuda/"
 
 
 @pytest.fixture
-def driver(load_role_module: Load) -> ModuleType:
-    return load_role_module("nvidia_driver", "nvidia_driver_state")
+def driver(load_module: Load) -> ModuleType:
+    return load_module("nvidia_driver_state")
 
 
 @pytest.fixture
-def runtime(load_role_module: Load) -> ModuleType:
-    return load_role_module("container_runtime", "container_runtime_state")
+def runtime(load_module: Load) -> ModuleType:
+    return load_module("container_runtime_state")
 
 
 PACKAGES = (
@@ -116,7 +117,7 @@ def test_origin_of_what_is_installed_not_of_what_could_be(
 ) -> None:
     offered = packaging.parse_policy(POLICY)
     uris = [uri for found in offered.values() for uri in found]
-    home = driver.homes(source, uris, REPOSITORY, "Debian", driver.parse_origins(SOURCES))
+    home = driver.homes(source, uris, REPOSITORY, "Debian", parse_origins(SOURCES))
     assert driver.from_elsewhere(offered, home) == (foreign, ["nvidia-persistenced"])
 
 
@@ -179,9 +180,9 @@ def bare_host(program: Callable[[str, str], None], tmp_path: Path) -> dict[str, 
     }
 
 
-def test_look_at_a_bare_host_and_at_a_driver(run_role_module: Run, bare_host: dict[str, Any], tmp_path: Path) -> None:
+def test_look_at_a_bare_host_and_at_a_driver(run_module: Run, bare_host: dict[str, Any], tmp_path: Path) -> None:
     def look() -> dict[str, Any]:
-        return run_role_module("nvidia_driver", "nvidia_driver_state", bare_host, check=True)
+        return run_module("nvidia_driver_state", bare_host, check=True)
 
     root = tmp_path / "root"
     bare = look()
@@ -218,13 +219,13 @@ def test_look_at_a_bare_host_and_at_a_driver(run_role_module: Run, bare_host: di
 
 
 def test_a_driver_that_is_wholly_of_the_other_source_can_be_kept(
-    run_role_module: Run, bare_host: dict[str, Any], tmp_path: Path
+    run_module: Run, bare_host: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "packages").write_text("libnvidia-ml1\tii \t550.163.01-2\n")
     (tmp_path / "policy").write_text(POLICY.partition("nvidia-driver-cuda:")[0])
-    found = run_role_module("nvidia_driver", "nvidia_driver_state", bare_host)
+    found = run_module("nvidia_driver_state", bare_host)
     assert (list(found["foreign"]), found["fitting"]) == (["libnvidia-ml1"], "distribution")
-    wanted = run_role_module("nvidia_driver", "nvidia_driver_state", bare_host | {"source": "distribution"})
+    wanted = run_module("nvidia_driver_state", bare_host | {"source": "distribution"})
     assert (wanted["foreign"], wanted["fitting"]) == ({}, "")
 
 
@@ -265,9 +266,9 @@ def ubuntu(bare_host: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def test_look_at_prebuilt_modules(run_role_module: Run, ubuntu: dict[str, Any], tmp_path: Path) -> None:
+def test_look_at_prebuilt_modules(run_module: Run, ubuntu: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "madison").write_text(f"{PREBUILT}6.8.0-100-generic | 6.8.0-100.100 | http://x\n")
-    found = run_role_module("nvidia_driver", "nvidia_driver_state", ubuntu)
+    found = run_module("nvidia_driver_state", ubuntu)
     assert (found["version"], found["signer"]) == ("580.173.02", "Canonical Ltd. Kernel Module Signing")
     # An older kernel is nobody's next boot; of a newer one the module is wanted where apt knows it.
     assert found["bare_kernels"] == ["6.8.0-100-generic"]
@@ -281,7 +282,7 @@ def test_look_at_prebuilt_modules(run_role_module: Run, ubuntu: dict[str, Any], 
     prebuilt = PREBUILT.replace("580", "615")
     (tmp_path / "madison").write_text(f"{prebuilt}generic | 1 | http://x\n{prebuilt}{UBUNTU} | 1 | http://x\n")
     newer = ubuntu | {"lead_package": names[0], "packages": names, "branch": "615", "prebuilt": prebuilt}
-    found = run_role_module("nvidia_driver", "nvidia_driver_state", newer)
+    found = run_module("nvidia_driver_state", newer)
     assert (found["version"], found["installed"], len(found["other_branch"])) == ("", "580.173.02", 4)
     assert found["modules_to_install"] == [f"{prebuilt}generic", f"{prebuilt}{UBUNTU}"]
 
@@ -291,12 +292,12 @@ def test_look_at_prebuilt_modules(run_role_module: Run, ubuntu: dict[str, Any], 
     [("SecureBoot", b"\x06\0\0\0\x01", True), ("SecureBoot", b"\x06\0\0\0\0", False), ("Boot0000", b"\1\1", False)],
 )
 def test_secure_boot(
-    run_role_module: Run, bare_host: dict[str, Any], tmp_path: Path, variable: str, value: bytes, expected: bool
+    run_module: Run, bare_host: dict[str, Any], tmp_path: Path, variable: str, value: bytes, expected: bool
 ) -> None:
     variables = tmp_path / "root/sys/firmware/efi/efivars"
     variables.mkdir(parents=True)
     (variables / f"{variable}-8be4df61-93ca-11d2-aa0d-00e098032b8c").write_bytes(value)
-    found = run_role_module("nvidia_driver", "nvidia_driver_state", bare_host)
+    found = run_module("nvidia_driver_state", bare_host)
     assert (found["secure_boot"], found["key_enrolled"]) == (expected, False)
 
 
@@ -336,40 +337,38 @@ def archive(tmp_path: Path, program: Callable[[str, str], None]) -> Path:
     return tmp_path
 
 
-def test_components_are_added_with_address_and_key_of_the_hosts_own_sources(
-    run_role_module: Run, archive: Path
-) -> None:
+def test_components_are_added_with_address_and_key_of_the_hosts_own_sources(run_module: Run, archive: Path) -> None:
     args = WANTED | {"root": str(archive)}
     written = archive / "etc/apt/sources.list.d/driver.sources"
-    foreseen = run_role_module("nvidia_driver", "archive_components", args, check=True)
+    foreseen = run_module("archive_components", args, check=True)
     assert foreseen["changed"] and not written.exists() and not (archive / "asked").exists()
-    result = run_role_module("nvidia_driver", "archive_components", args)
+    result = run_module("archive_components", args)
     assert result["added"] == [
         "http://deb.debian.org/debian trixie contrib non-free",
         "http://security.debian.org/debian-security/ trixie-security non-free",
     ]
     assert "Signed-By: /etc/apt/keyrings/own.gpg" in written.read_text() and "docker" not in written.read_text()
-    assert not run_role_module("nvidia_driver", "archive_components", args)["changed"]
+    assert not run_module("archive_components", args)["changed"]
     # What the operator adds to his own sources is left to them.
     (archive / "etc/apt/sources.list").write_text(TRIXIE.replace("main", "main contrib non-free"))
     (archive / "etc/apt/sources.list.d/security.sources").unlink()
-    assert run_role_module("nvidia_driver", "archive_components", args)["changed"]
+    assert run_module("archive_components", args)["changed"]
     assert not written.exists()
 
 
-def test_a_source_that_apt_cannot_read_is_not_written(run_role_module: Run, archive: Path) -> None:
+def test_a_source_that_apt_cannot_read_is_not_written(run_module: Run, archive: Path) -> None:
     (archive / "broken").write_text(
         "E: Failed to fetch http://deb.debian.org/debian/dists/trixie/InRelease  Could not resolve 'deb.debian.org'\n"
     )
-    result = run_role_module("nvidia_driver", "archive_components", WANTED | {"root": str(archive)})
+    result = run_module("archive_components", WANTED | {"root": str(archive)})
     assert "was not added, and nothing was changed: Could not resolve 'deb.debian.org'" in result["msg"]
     assert not (archive / "etc/apt/sources.list.d/driver.sources").exists()
 
 
-def test_a_key_inside_a_source_is_nobody_elses(run_role_module: Run, archive: Path) -> None:
+def test_a_key_inside_a_source_is_nobody_elses(run_module: Run, archive: Path) -> None:
     key = "Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n"
     (archive / "etc/apt/sources.list.d/security.sources").write_text(DEB822.partition("Signed-By")[0] + key)
-    result = run_role_module("nvidia_driver", "archive_components", WANTED | {"root": str(archive)})
+    result = run_module("archive_components", WANTED | {"root": str(archive)})
     assert "add contrib non-free to its components there" in result["msg"]
 
 
@@ -456,7 +455,7 @@ def test_specifications_of_nvidias_gpus(
     assert bool(runtime.gpu_specs(str(tmp_path))) is counts
 
 
-def test_look_at_a_container_runtime(run_role_module: Run, program: Callable[[str, str], None], tmp_path: Path) -> None:
+def test_look_at_a_container_runtime(run_module: Run, program: Callable[[str, str], None], tmp_path: Path) -> None:
     program("dockerd", 'echo "Docker version 26.1.5+dfsg1, build a72d7cd"')
     program("dpkg-query", 'printf "nvidia-container-toolkit\\thi \\t1.18.2-1\\n"; exit 1')
     program("nvidia-ctk", f"printf '{CDI_LIST}'")
@@ -466,11 +465,11 @@ def test_look_at_a_container_runtime(run_role_module: Run, program: Callable[[st
         (tmp_path / directory).mkdir(parents=True)
     (tmp_path / "var/run/cdi/nvidia.yaml").write_text(SPEC)
     args = {"packages": ["nvidia-container-toolkit"], "units": ["x"], "root": str(tmp_path)}
-    found = run_role_module("container_runtime", "container_runtime_state", args, check=True)
+    found = run_module("container_runtime_state", args, check=True)
     assert (found["docker_version"], found["docker_major"]) == ("26.1.5", 26)
     assert found["packages"] == {"nvidia-container-toolkit": {"version": "1.18.2-1", "held": True}}
     assert (found["driver"], found["cdi_driver"], found["cdi_missing"]) == ("580.173.02", ["580.173.02"], [GPUS[1]])
     assert GPUS[1] in found["cdi_stale"] and found["cdi_static"] == []
     (tmp_path / "etc/cdi/nvidia.yaml").write_text(SPEC)
-    found = run_role_module("container_runtime", "container_runtime_state", args)
+    found = run_module("container_runtime_state", args)
     assert found["cdi_static"] == [str(tmp_path / "etc/cdi/nvidia.yaml")]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.container_toolkit import KNOWN_BAD
+from ansible.module_utils.vllm_edge.gpu.toolkit import KNOWN_BAD
 from role_cases import Case, Role
 
 DEBIAN_12 = {"distribution": "Debian", "distribution_version": "12.11", "distribution_major_version": "12"}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import owners
+from ansible.module_utils.vllm_edge.gpu import owners
 
 ENGINE_ID = "e" * 64
 FOREIGN_ID = "f" * 64

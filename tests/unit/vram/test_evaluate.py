@@ -8,9 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.nvml import GpuReading, HostReading, ProcessReading
-from ansible.module_utils.vllm_edge.owners import ENDED, Owner
-from ansible.module_utils.vllm_edge.vram import (
+from ansible.module_utils.vllm_edge.gpu.budget import (
     IDLE_MIB,
     BudgetError,
     Evaluation,
@@ -20,6 +18,8 @@ from ansible.module_utils.vllm_edge.vram import (
     resolve_mib,
     settle,
 )
+from ansible.module_utils.vllm_edge.gpu.owners import ENDED, Owner
+from ansible.module_utils.vllm_edge.system.nvml import GpuReading, HostReading, ProcessReading
 
 OURS = Owner("ours", "vllm-e2b", "vllm-e2b.service")
 THEIRS = Owner("foreign", "notebook")

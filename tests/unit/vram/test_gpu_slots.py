@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.vllm_edge import gpu_slots
-from ansible.module_utils.vllm_edge.gpu_slots import SlotError, parse, plan, render
-from ansible.module_utils.vllm_edge.nvml import GpuIdentity
+from ansible.module_utils.vllm_edge.gpu import slots as gpu_slots
+from ansible.module_utils.vllm_edge.gpu.slots import SlotError, parse, plan, render
+from ansible.module_utils.vllm_edge.system.nvml import GpuIdentity
 
 from lab.nvidia.testing import UUIDS, LabRoot
 
@@ -197,7 +197,7 @@ def test_without_a_driver(gpus: LabRoot, settle_slots: Run, tmp_path: Path, chec
 def test_before_the_host_runtime_is_there(
     settle_slots: Run, monkeypatch: pytest.MonkeyPatch, check: bool, rc: int
 ) -> None:
-    monkeypatch.setattr("ansible.module_utils.vllm_edge.nvml.pynvml_missing", lambda: True)
+    monkeypatch.setattr("ansible.module_utils.vllm_edge.system.nvml.pynvml_missing", lambda: True)
     result = settle_slots(check=check, python="/nonexistent/python")
     assert (result["rc"], result.get("skipped", False)) == (rc, check)
     assert "there is no interpreter /nonexistent/python" in result["msg"]

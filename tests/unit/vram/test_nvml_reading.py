@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from ansible.module_utils.vllm_edge.nvml import (
+from ansible.module_utils.vllm_edge.system.nvml import (
     ERRORS,
     MIB,
     GpuIdentity,
@@ -124,12 +124,12 @@ def test_a_driver_that_does_not_answer(gpus: LabRoot, module: str | None, code: 
 
 def test_a_host_without_the_library(tmp_path: Path) -> None:
     script = (
-        "from vllm_edge.nvml import open_nvml, NvmlFailure\n"
+        "from vllm_edge.system.nvml import open_nvml, NvmlFailure\n"
         "try:\n    open_nvml().__enter__()\n"
         "except NvmlFailure as failure:\n    print(failure.code, failure.driver_absent)"
     )
     # The loader's own directories count, too: a machine with a real driver has the library there.
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "module_utils"), "LD_LIBRARY_PATH": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "plugins" / "module_utils"), "LD_LIBRARY_PATH": str(tmp_path)}
     (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "LIBRARY_NOT_FOUND True\n"
@@ -196,7 +196,7 @@ def test_a_process_in_both_lists_counts_once() -> None:
     [(sys.executable, False, "respawn"), (sys.executable, True, "nowhere"), ("/nonexistent/python", False, "nowhere")],
 )
 def test_where_to_run_without_pynvml(monkeypatch: pytest.MonkeyPatch, python: str, respawned: bool, place: str) -> None:
-    monkeypatch.setattr("ansible.module_utils.vllm_edge.nvml.pynvml_missing", lambda: True)
+    monkeypatch.setattr("ansible.module_utils.vllm_edge.system.nvml.pynvml_missing", lambda: True)
     found, reason = where_to_run(python, respawned=respawned)
     assert found == place
     assert (python in reason) == (place == "nowhere")

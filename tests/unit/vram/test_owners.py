@@ -6,9 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge import owners
-from ansible.module_utils.vllm_edge.owners import Container, ContainerRef, Owner, decide_owner, parse_cgroup, parse_unit
-from ansible.module_utils.vllm_edge.switching import Interrupted
+from ansible.module_utils.vllm_edge.gpu import owners
+from ansible.module_utils.vllm_edge.gpu.owners import (
+    Container,
+    ContainerRef,
+    Owner,
+    decide_owner,
+    parse_cgroup,
+    parse_unit,
+)
+from ansible.module_utils.vllm_edge.switch.model import Interrupted
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 NOWHERE: frozenset[str] = frozenset()

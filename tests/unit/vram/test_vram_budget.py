@@ -345,7 +345,7 @@ def test_before_the_host_runtime_is_there_check_mode_skips(ad_hoc: Run) -> None:
 def test_before_the_host_runtime_is_there_the_message_says_so(
     measure: Run, monkeypatch: pytest.MonkeyPatch, check: bool, rc: int
 ) -> None:
-    monkeypatch.setattr("ansible.module_utils.vllm_edge.nvml.pynvml_missing", lambda: True)
+    monkeypatch.setattr("ansible.module_utils.vllm_edge.system.nvml.pynvml_missing", lambda: True)
     result = measure({"0": 20900}, check=check, python="/nonexistent/venv/bin/python")
     assert (result["rc"], result["gpus"]) == (rc, [])
     assert "there is no interpreter /nonexistent/venv/bin/python" in result["msg"]

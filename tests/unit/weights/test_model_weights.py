@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ansible.module_utils.vllm_edge import weights as module_utils_weights
+from ansible.module_utils.vllm_edge.weights import sources
+from ansible.module_utils.vllm_edge.weights import transfer as module_utils_weights
 
 if TYPE_CHECKING:
     from .conftest import TestHub
@@ -239,7 +240,7 @@ def test_parts_of_a_killed_download_are_cleaned_up(weights: Run, hub: TestHub, t
 
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module_utils_weights, "PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(sources, "PAUSES_S", (0.0, 0.0))
 
 
 def test_error_of_the_hub_that_passes_is_outlasted(weights: Run, hub: TestHub, no_pauses: None) -> None:

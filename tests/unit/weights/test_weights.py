@@ -8,23 +8,24 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge import weights
+from ansible.module_utils.vllm_edge.weights import progress, sources, survey, transfer
+from ansible.module_utils.vllm_edge.weights import record as weights_record
 
 GIB = 1024**3
 
 
-def listing(*paths: str) -> weights.Listing:
-    return weights.Listing("a" * 40, tuple(weights.RemoteFile(path, 1) for path in paths))
+def listing(*paths: str) -> weights_record.Listing:
+    return weights_record.Listing("a" * 40, tuple(weights_record.RemoteFile(path, 1) for path in paths))
 
 
 @pytest.mark.parametrize("path", ["../x.json", "/etc/x.json", "a/../../x.json", "a\\b.json", ""])
 def test_paths_that_leave_the_directory_are_refused(path: str) -> None:
-    with pytest.raises(weights.WeightsError, match="leaves its directory"):
-        weights.select(listing("model.safetensors", path), "o/n")
+    with pytest.raises(weights_record.WeightsError, match="leaves its directory"):
+        transfer.select(listing("model.safetensors", path), "o/n")
 
 
 def test_selection_takes_what_vllm_reads() -> None:
-    taken, left = weights.select(
+    taken, left = transfer.select(
         listing("b/model.safetensors", "tokenizer.model", "x.bin", "chat_template.jinja", ".git/x.json", "pic.png"),
         "o/n",
     )
@@ -33,8 +34,8 @@ def test_selection_takes_what_vllm_reads() -> None:
 
 
 def test_repository_without_weights_is_refused() -> None:
-    with pytest.raises(weights.WeightsError, match=r"no \.safetensors file"):
-        weights.select(listing("README.md"), "o/n")
+    with pytest.raises(weights_record.WeightsError, match=r"no \.safetensors file"):
+        transfer.select(listing("README.md"), "o/n")
 
 
 @pytest.mark.parametrize(
@@ -46,19 +47,19 @@ def test_repository_without_weights_is_refused() -> None:
     ],
 )
 def test_progress_line(have: int, total: int, text: str) -> None:
-    assert weights.progress_line("e2b", 3, 9, have, total, 35.4) == text
+    assert progress.progress_line("e2b", 3, 9, have, total, 35.4) == text
 
 
 def test_hashes_are_gits_and_sha256s_own(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"content of a file\n" * 1000)
-    sha256, git = weights.hash_file(path)
-    assert sha256 == hashlib.sha256(path.read_bytes()).hexdigest() == weights.hash_sha256(path)
+    sha256, git = survey.hash_file(path)
+    assert sha256 == hashlib.sha256(path.read_bytes()).hexdigest() == survey.hash_sha256(path)
     done = subprocess.run(["git", "hash-object", str(path)], capture_output=True, text=True, check=True)
     assert git == done.stdout.strip()
 
 
-def record(**changed: object) -> weights.Record:
+def record(**changed: object) -> weights_record.Record:
     data = {
         "model": "m",
         "repo": "o/n",
@@ -66,13 +67,15 @@ def record(**changed: object) -> weights.Record:
         "revision": "a" * 40,
         "path": "/w/m",
         "source": "hub",
-        "files": {"a.json": weights.RecordedFile(3, "1" * 64, 5, 6, weights.Digest("git-sha1", "2" * 40))},
+        "files": {
+            "a.json": weights_record.RecordedFile(3, "1" * 64, 5, 6, weights_record.Digest("git-sha1", "2" * 40))
+        },
     }
-    return weights.Record(**{**data, **changed})  # type: ignore[arg-type]
+    return weights_record.Record(**{**data, **changed})  # type: ignore[arg-type]
 
 
 def test_record_comes_back_as_it_was_written() -> None:
-    assert weights.parse_record(record().to_json()) == record()
+    assert weights_record.parse_record(record().to_json()) == record()
 
 
 @pytest.mark.parametrize(
@@ -80,13 +83,13 @@ def test_record_comes_back_as_it_was_written() -> None:
 )
 def test_what_is_no_record_is_not_taken_for_one(text: str) -> None:
     with pytest.raises(ValueError):
-        weights.parse_record(text)
+        weights_record.parse_record(text)
 
 
 def test_manifest_goes_by_names_and_contents_alone() -> None:
-    same = record(files={"a.json": weights.RecordedFile(3, "1" * 64, 99, 98)}, path="/elsewhere", model="other")
+    same = record(files={"a.json": weights_record.RecordedFile(3, "1" * 64, 99, 98)}, path="/elsewhere", model="other")
     assert same.manifest_sha256 == record().manifest_sha256
-    other = record(files={"a.json": weights.RecordedFile(3, "3" * 64, 5, 6)})
+    other = record(files={"a.json": weights_record.RecordedFile(3, "3" * 64, 5, 6)})
     assert other.manifest_sha256 != record().manifest_sha256
 
 
@@ -103,7 +106,7 @@ def test_manifest_goes_by_names_and_contents_alone() -> None:
 )
 def test_record_answers_only_for_what_it_is_of(changed: dict[str, object], fits: bool) -> None:
     data = {"model": "m", "repo": "o/n", "revision": "main", "path": Path("/w/m")}
-    assert weights.record_fits(record(), weights.Wanted(**{**data, **changed})) is fits  # type: ignore[arg-type]
+    assert weights_record.record_fits(record(), weights_record.Wanted(**{**data, **changed})) is fits  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +124,7 @@ def test_record_answers_only_for_what_it_is_of(changed: dict[str, object], fits:
     ],
 )
 def test_answers_of_the_hub_become_sentences(status: int | None, code: str | None, has_token: bool, text: str) -> None:
-    said = weights.explain_hub_error(
+    said = sources.explain_hub_error(
         status, code, "why", model="tiny", repo="o/n", revision="v1", endpoint="https://hub", has_token=has_token
     )
     assert text in said

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm-edge`: the host's program. This file only dispatches; each subcommand lives in a module of its own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .paths import ETC, STATE, HostPaths, host_paths
+
+Options = argparse.Namespace
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand: its options and what it does. `run` imports what it needs, so that `--help` needs nothing."""
+
+    name: str
+    summary: str
+    options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[Options, HostPaths], int]
+
+
+def _engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("engine", help="name of the engine, as in vllm-<engine>.service")
+
+
+def _format(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="for people or for programs")
+
+
+def _run_engine_options(parser: argparse.ArgumentParser) -> None:
+    _engine(parser)
+    parser.add_argument(
+        "--docker-wait",
+        type=float,
+        default=900.0,
+        metavar="SECONDS",
+        help="how long to wait for the Docker Engine, or for what it refuses to pass, before giving up "
+        "(default: %(default)g)",
+    )
+
+
+def _run_engine(options: Options, paths: HostPaths) -> int:
+    from .engine.supervisor import run_engine
+
+    return run_engine(options.engine, paths, docker_wait_s=options.docker_wait)
+
+
+def _canary_options(parser: argparse.ArgumentParser) -> None:
+    _engine(parser)
+    _format(parser)
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="patience with one request; the first one may compile kernels (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--unless-passed",
+        action="store_true",
+        help="ask for one token only, within 20 s, where this run of the engine's container has passed before",
+    )
+
+
+def _canary(options: Options, paths: HostPaths) -> int:
+    from .canary.command import run_canary
+
+    return run_canary(
+        options.engine, paths, output=options.format, timeout_s=options.timeout, unless_passed=options.unless_passed
+    )
+
+
+def _status_options(parser: argparse.ArgumentParser) -> None:
+    _format(parser)
+    parser.add_argument(
+        "--expect-profile", metavar="PROFILE", help="the profile that the inventory says; another one is a problem"
+    )
+
+
+def _status(options: Options, paths: HostPaths) -> int:
+    from .status.command import run_status
+
+    return run_status(paths, output=options.format, expected_profile=options.expect_profile)
+
+
+def _doctor_options(parser: argparse.ArgumentParser) -> None:
+    _format(parser)
+    parser.add_argument(
+        "--support-report", metavar="FILE", help="also write evidence, without secrets, into FILE (tar.gz)"
+    )
+
+
+def _doctor(options: Options, paths: HostPaths) -> int:
+    from .doctor.command import run_doctor
+
+    return run_doctor(paths, output=options.format, support_report=options.support_report)
+
+
+def _explain_options(parser: argparse.ArgumentParser) -> None:
+    _engine(parser)
+    _format(parser)
+
+
+def _explain(options: Options, paths: HostPaths) -> int:
+    from .status.command import run_explain
+
+    return run_explain(options.engine, paths, output=options.format)
+
+
+def _choice(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--origin", choices=("inventory", "-e", "host"), default="host", help="who chose the profile (default: host)"
+    )
+    parser.add_argument(
+        "--inventory-profile", metavar="PROFILE", help="what the inventory says, where the profile was chosen otherwise"
+    )
+    parser.add_argument("--asked-by", metavar="WORDS", help="who asked (default: this command and the user)")
+
+
+def _switch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "to", metavar="generation|profile", help="number of a generation, or a profile: its newest generation"
+    )
+    parser.add_argument("--check", action="store_true", help="print what would be done, and do nothing")
+    _format(parser)
+    _choice(parser)
+
+
+def _switch(options: Options, paths: HostPaths) -> int:
+    from .switch.command import Choice, run_check, run_switch_to
+
+    if options.check:
+        return run_check(options.to, paths, output=options.format)
+    choice = Choice(options.origin, options.inventory_profile, options.asked_by)
+    return run_switch_to(options.to, paths, choice, output=options.format)
+
+
+def _rollback(options: Options, paths: HostPaths) -> int:
+    from .switch.command import run_rollback
+
+    return run_rollback(paths, output=options.format)
+
+
+def _stop(options: Options, paths: HostPaths) -> int:
+    from .switch.host import open_world
+    from .switch.stop import run_stop
+
+    return run_stop(paths, output=options.format, open_world=open_world)
+
+
+def _history(options: Options, paths: HostPaths) -> int:
+    from .switch.history import run_history
+
+    return run_history(paths, output=options.format)
+
+
+def _recover_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--boot",
+        action="store_true",
+        help="before the engines start: put the files back and leave the starting to systemd",
+    )
+
+
+def _recover(options: Options, paths: HostPaths) -> int:
+    from .switch.command import refuse_without_write_access
+
+    refused = refuse_without_write_access(paths, "recover --boot" if options.boot else "recover")
+    if refused:
+        return refused
+    from .switch.run import run_recover
+
+    return run_recover(paths, boot=options.boot)
+
+
+def _progress(options: Options, paths: HostPaths) -> int:
+    from .switch.history import run_progress
+
+    return run_progress(paths)
+
+
+def _run_switch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("generation", type=int, help="number of the generation")
+    _choice(parser)
+
+
+def _run_switch(options: Options, paths: HostPaths) -> int:
+    from .switch.run import run_switch
+
+    return run_switch(
+        paths,
+        options.generation,
+        origin=options.origin,
+        inventory_profile=options.inventory_profile,
+        asked_by=options.asked_by or "vllm-edge run-switch",
+    )
+
+
+def _nothing(parser: argparse.ArgumentParser) -> None:
+    del parser
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("status", "engines, active profile, switches and GPUs of this host", _status_options, _status),
+    Command(
+        "doctor", "whether this host can serve, what is wrong, what to do; changes nothing", _doctor_options, _doctor
+    ),
+    Command("explain", "why an engine failed last, and what to do", _explain_options, _explain),
+    Command("canary", "what clients rely on, asked of each served name", _canary_options, _canary),
+    Command("switch", "go to another generation, or stay with this one", _switch_options, _switch),
+    Command("rollback", "switch to the generation that was committed before this one", _format, _rollback),
+    Command("stop", "finish requests, stop every engine; the next boot or switch brings them back", _format, _stop),
+    Command("history", "former switches of this host, newest first", _format, _history),
+    Command("progress", "how far the running switch is; nothing when none runs", _nothing, _progress),
+    Command("recover", "end a switch that was killed: back to the committed generation", _recover_options, _recover),
+    Command(
+        "run-switch",
+        "the switch itself (what vllm-edge-switch.service runs)",
+        _run_switch_options,
+        _run_switch,
+    ),
+    Command(
+        "run-engine",
+        "supervise one engine's container (what vllm-<engine>.service runs)",
+        _run_engine_options,
+        _run_engine,
+    ),
+)
+
+
+def build_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="vllm-edge", description="The serving host's own program.")
+    parser.add_argument("--etc", metavar="DIR", help=f"configuration tree (default: $VLLM_EDGE_ETC or {ETC})")
+    parser.add_argument("--state", metavar="DIR", help=f"state tree (default: $VLLM_EDGE_STATE or {STATE})")
+    subparsers = parser.add_subparsers(title="commands", metavar="<command>", required=True)
+    for command in commands:
+        sub = subparsers.add_parser(command.name, help=command.summary, description=command.summary)
+        command.options(sub)
+        sub.set_defaults(run=command.run)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = build_parser().parse_args(arguments)
+    run: Callable[[Options, HostPaths], int] = options.run
+    try:
+        return run(options, host_paths(options.etc, options.state))
+    except BrokenPipeError:
+        sys.stderr.close()  # `vllm-edge status | head`: the reader has had enough
+        return 0

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the NVIDIA driver."""
+
+from __future__ import annotations
+
+import re
+
+from ...gpu.driver import explain_mismatch
+from ...gpu.driver_facts import Kernel
+from ...system.dpkg import upstream, versioned
+from ...system.host import Unread
+from ...system.systemd import Unit
+from ..contract import Verdict, fail, good, known, warn
+from ..facts import Facts
+from .helpers import HELPERS, HOST_STAGE, listed, not_judged, numbers
+
+ENABLED = ("enabled", "enabled-runtime", "static", "alias", "generated")
+
+
+def installed_driver(facts: Facts) -> list[str]:
+    return [] if isinstance(facts.system.packages, Unread) else versioned(facts.system.packages)
+
+
+def need_driver(facts: Facts) -> None:
+    if not facts.driver.versions.library and not installed_driver(facts):
+        not_judged("no driver is installed")
+
+
+def driver_installed(facts: Facts) -> Verdict:
+    library, packages = facts.driver.versions.library, installed_driver(facts)
+    if library:
+        return good(f"libnvidia-ml.so.1 is of driver {library}")
+    if packages:
+        return fail(
+            f"{listed(packages)} are installed and libnvidia-ml.so.1 is not there",
+            f"{HOST_STAGE} installs what is missing of the driver.",
+        )
+    return fail("no libnvidia-ml.so.1 and no package of a driver", f"{HOST_STAGE} installs the driver.")
+
+
+def driver_one_source(facts: Facts) -> Verdict:
+    need_driver(facts)
+    driver = facts.driver
+    if driver.installer:
+        return fail(
+            f"{driver.installer} was left by NVIDIA's .run installer",
+            f"Run '{driver.installer}' with the engines stopped, then {HOST_STAGE}: files of both would be mixed.",
+        )
+    packages, origins = known(facts.system.packages), known(driver.origins)
+    names = [name for name in installed_driver(facts) if name not in HELPERS]
+    branches: dict[str, list[str]] = {}
+    for name in names:
+        branches.setdefault(upstream(str(packages[name]["version"])).split(".")[0], []).append(name)
+    if len(branches) > 1:
+        told = "; ".join(f"branch {branch}: {listed(members)}" for branch, members in sorted(branches.items()))
+        return fail(told, "Keep one branch: remove the packages of the other ones, then run " + HOST_STAGE + ".")
+    offered = {name: set(origins.get(name, ())) for name in names if origins.get(name)}
+    if offered and not set.intersection(*offered.values()):
+        sources: dict[str, list[str]] = {}
+        for name, who in offered.items():
+            sources.setdefault(" or ".join(sorted(who)), []).append(name)
+        told = "; ".join(f"from {source}: {listed(members)}" for source, members in sorted(sources.items()))
+        return fail(
+            told,
+            "Remove the driver's packages of one source ('apt-get purge'), and its entry in /etc/apt/sources.list.d: "
+            "their dependencies do not fit each other at the next upgrade.",
+        )
+    nobody = sorted(set(names) - set(offered))
+    if nobody:
+        return warn(
+            f"no source of apt offers the installed version of {listed(nobody)}",
+            "Add the repository that they came from, or install the version that the repositories have: what nobody "
+            "offers gets no updates and cannot be installed again.",
+        )
+    common = sorted(set.intersection(*offered.values())) if offered else []
+    return good(f"one source: {', '.join(common)}" if common else "no package of a driver, so no mix")
+
+
+def driver_packages_whole(facts: Facts) -> Verdict:
+    known(facts.system.packages)
+    half = [name for name in facts.system.half_installed if re.search("nvidia|cuda", name)]
+    if half:
+        return fail(
+            f"half installed: {listed(half)}",
+            "'dpkg --configure -a' ends what was begun; where a module does not build, /var/lib/dkms/nvidia/*/build/"
+            "make.log says why.",
+        )
+    return good("no package of the driver is half installed")
+
+
+def driver_held(facts: Facts) -> Verdict:
+    need_driver(facts)
+    packages = known(facts.system.packages)
+    # Prebuilt modules have the kernel's version; the helpers do no harm by being newer.
+    prebuilt = {name for name in packages if name.startswith("linux-modules-nvidia-")}
+    names = sorted((prebuilt | set(installed_driver(facts))) - HELPERS)
+    loose = [name for name in names if not packages[name]["held"]]
+    if loose:
+        return warn(
+            f"apt may replace {listed(loose)}",
+            f"{HOST_STAGE} holds them; by hand: 'apt-mark hold'. An upgrade under running engines leaves libraries "
+            "that do not fit the loaded module.",
+        )
+    return good("every package of the driver is held")
+
+
+def driver_module_loaded(facts: Facts) -> Verdict:
+    need_driver(facts)
+    if facts.driver.loaded:
+        return good(f"the module nvidia {facts.driver.versions.module} is loaded".replace("  ", " "))
+    here = [kernel for kernel in facts.driver.kernels if kernel.release == facts.driver.running_kernel]
+    if here and not here[0].has_module:
+        return fail(
+            f"the module nvidia is not loaded, and there is none for the running kernel {here[0].release}",
+            f"{HOST_STAGE} installs the headers or the prebuilt modules of this kernel; or boot a kernel that has one.",
+        )
+    return fail(
+        "the module nvidia is not loaded",
+        "'modprobe nvidia', or reboot; 'journalctl -k | grep -iE \"nvidia|nvrm\"' says why it does not load.",
+    )
+
+
+def driver_nouveau(facts: Facts) -> Verdict:
+    if facts.driver.nouveau:
+        return fail(
+            "the module nouveau is loaded and holds the GPUs",
+            f"Reboot: the driver's packages keep nouveau away from then on. Without them, {HOST_STAGE} first.",
+        )
+    return good("nouveau is not loaded")
+
+
+def driver_versions(facts: Facts) -> Verdict:
+    found = facts.driver.versions
+    need_driver(facts)
+    if not found.module:
+        not_judged("no module is loaded")
+    if not found.libraries:
+        not_judged("the driver's libraries are not there")
+    mismatch = explain_mismatch(type(found)(found.module, found.libraries))
+    if mismatch:
+        return fail(mismatch.reason, f"{mismatch.remedy}.")
+    return good(f"module and libraries are {found.module}")
+
+
+def driver_cuda(facts: Facts) -> Verdict:
+    need_driver(facts)
+    library = facts.driver.versions.library
+    if not library:
+        not_judged("the driver's libraries are not there")
+    image = known(facts.image)
+    if image is None:
+        not_judged("no image is recorded on this host")
+    if not image.cuda:
+        not_judged(f"the record of {image.name} names no CUDA")
+    branch = numbers(image.driver_branch)
+    if not branch:
+        not_judged(
+            f"{image.name} is made with CUDA {image.cuda}, and vllm_image_cuda_floors names no driver branch for it"
+        )
+    if numbers(library) < branch:
+        return fail(
+            f"{image.name} is made with CUDA {image.cuda}, which needs a driver of branch {image.driver_branch} or "
+            f"newer, and the host has {library}",
+            f"Set nvidia_driver_branch to {image.driver_branch} or newer and run 'ansible-playbook "
+            "playbooks/driver_upgrade.yml', or take an image with an older CUDA (vllm_image_base): with this driver "
+            "engines end with CUDA's error 803 or 804.",
+        )
+    return good(f"{image.name} is made with CUDA {image.cuda}, and driver {library} is new enough for it")
+
+
+def driver_secure_boot(facts: Facts) -> Verdict:
+    driver = facts.driver
+    state = driver.secure_boot
+    if state is None:
+        return good("the host was not started by UEFI, so nothing asks for signatures")
+    if not known(state):
+        return good("Secure Boot is off")
+    need_driver(facts)
+    signer = known(driver.signer)
+    if driver.loaded:
+        return good(f"Secure Boot is on, and the kernel took the module, signed by {signer or 'a key of this host'}")
+    if not signer:
+        return fail(
+            "Secure Boot is on and the module has no signature",
+            "Install prebuilt signed modules (Ubuntu's linux-modules-nvidia-*), or enrol a key for DKMS: 'mokutil "
+            "--import /var/lib/dkms/mok.pub', reboot, and confirm on the console.",
+        )
+    return warn(
+        f"Secure Boot is on and the module, signed by {signer}, is not loaded",
+        "Where DKMS signed it, its key may not be enrolled: 'mokutil --test-key /var/lib/dkms/mok.pub'; 'mokutil "
+        "--import' and a reboot with the console enrol it.",
+    )
+
+
+def driver_next_kernel(facts: Facts) -> Verdict:
+    need_driver(facts)
+    kernels = facts.driver.kernels
+    if not kernels:
+        not_judged("no installed kernel was found")
+    newest: Kernel = kernels[-1]
+    if newest.has_module:
+        return good(f"the newest installed kernel, {newest.release}, has the module")
+    if newest.release == facts.driver.running_kernel:
+        found = "the running kernel, the newest one,"
+        return (good if facts.driver.loaded else fail)(
+            f"{found} {newest.release}, has no module of the driver on disk",
+            f"{HOST_STAGE} installs it; without one the host has no GPU after a reboot.",
+        )
+    return warn(
+        f"the newest installed kernel, {newest.release}, has no module; {facts.driver.running_kernel} runs",
+        f"Before the next reboot: {HOST_STAGE} installs this kernel's headers or modules, or remove that kernel. "
+        "Otherwise the host comes back without GPUs.",
+    )
+
+
+def driver_persistence(facts: Facts) -> Verdict:
+    need_driver(facts)
+    unit = facts.driver.persistence
+    answering = facts.gpus.answering
+    if isinstance(unit, Unit) and unit.active_state == "active" and unit.file_state in ENABLED:
+        return good(f"{unit.id} runs and starts at boot")
+    if answering and all(gpu.persistent for gpu in answering):
+        return good("persistence mode is on for every GPU", "nvidia-persistenced.service keeps it on after a reboot.")
+    known(unit)
+    return warn(
+        "nvidia-persistenced.service does not run, or not at boot",
+        "'systemctl enable --now nvidia-persistenced.service': without it the driver initialises the cards anew for "
+        "every first process.",
+    )

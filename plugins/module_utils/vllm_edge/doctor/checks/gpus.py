@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...system.nvml import ERRORS
+from ..contract import Verdict, fail, good, known
+from ..facts import Facts
+from .driver import need_driver
+from .helpers import listed, not_judged
+
+
+def gpus_answer(facts: Facts) -> Verdict:
+    need_driver(facts)
+    if not facts.driver.loaded and not facts.gpus.answering:
+        not_judged("the module nvidia is not loaded")
+    said = facts.gpus.problem
+    if not said:
+        return good(f"nvidia-smi names {len(facts.gpus.answering)} GPUs")
+    code = next((code for words, code in SMI_WORDS.items() if words in said), "UNKNOWN")
+    return fail(f"nvidia-smi says: {said}", ERRORS[code].remedy.format(gpu="the card"))
+
+
+SMI_WORDS: Mapping[str, str] = {
+    "cannot be run": "LIBRARY_NOT_FOUND",
+    "couldn't find libnvidia-ml": "LIBRARY_NOT_FOUND",
+    "couldn't communicate with the NVIDIA driver": "DRIVER_NOT_LOADED",
+    "library version mismatch": "LIB_RM_VERSION_MISMATCH",
+    "No devices were found": "GPU_NOT_FOUND",
+    "GPU is lost": "GPU_IS_LOST",
+    "Reset the GPU": "RESET_REQUIRED",
+    "requires reset": "RESET_REQUIRED",
+    "Insufficient Permissions": "NO_PERMISSION",
+    "Timeout": "TIMEOUT",
+}
+
+
+def gpus_present(facts: Facts) -> Verdict:
+    gpus = facts.gpus
+    if not gpus.on_bus and not gpus.answering:
+        return fail(
+            "no GPU of NVIDIA on the PCI bus, and none answers",
+            "'lspci -d 10de:' lists cards; one that is missing is not seated, not powered, or given to a virtual "
+            "machine.",
+        )
+    names = sorted({gpu.name for gpu in gpus.answering})
+    given = sorted(bus for bus, driver in gpus.on_bus.items() if driver == "vfio-pci")
+    silent = sorted(set(gpus.on_bus) - {gpu.bus for gpu in gpus.answering} - set(given))
+    if gpus.answering and silent:
+        return fail(
+            f"{len(gpus.on_bus)} GPUs on the PCI bus, {len(gpus.answering)} answer; silent: {', '.join(silent)}",
+            "'journalctl -k | grep -i nvrm' says why the driver left them.",
+        )
+    count = len(gpus.answering) or len(gpus.on_bus) - len(given)
+    if count < gpus.needed:
+        return fail(
+            f"{count} GPUs are there, the profile needs {gpus.needed}",
+            "Choose a serving_profile for fewer GPUs ('ansible-playbook playbooks/advise.yml' ranks them), or look for "
+            "the missing cards in 'lspci -d 10de:'.",
+        )
+    told = f"{count} of {', '.join(names)}" if names else f"{count} GPUs on the PCI bus"
+    return good(told + (f"; kept for virtual machines (vfio-pci): {', '.join(given)}" if given else ""))
+
+
+def gpus_expected(facts: Facts) -> Verdict:
+    gpus = facts.gpus
+    if not gpus.expected:
+        return good("no engine, record or inventory names a GPU by its UUID yet")
+    if not gpus.answering:
+        not_judged("no GPU answers")
+    there = {gpu.uuid: gpu for gpu in gpus.answering}
+    gone = [f"{uuid} ({who})" for uuid, who in gpus.expected.items() if uuid not in there]
+    new = [f"{gpu.uuid} ({gpu.name} at {gpu.bus})" for gpu in gpus.answering if gpu.uuid not in gpus.expected]
+    if gone:
+        swapped = f"; there without being expected: {', '.join(new)}" if new else ""
+        remedy = (
+            "If that is the exchanged card, put its UUID in the place of the old one in gpu_uuids and run site.yml."
+            if new
+            else "Look for the card in 'lspci -d 10de:' and for Xid messages in 'journalctl -k'; choose a profile "
+            "without it while it is gone."
+        )
+        return fail(f"not there: {', '.join(gone)}{swapped}", remedy)
+    if new:
+        return good(f"every expected GPU is there; unused: {', '.join(new)}", "Add it to gpu_uuids to use it.")
+    return good(f"the {len(gpus.expected)} expected GPUs are there")
+
+
+def gpus_holders(facts: Facts) -> Verdict:
+    if not facts.gpus.answering:
+        not_judged("no GPU answers")
+    others = [f"{holder.who} on {holder.uuid}" for holder in known(facts.gpus.holders) if not holder.ours]
+    if not others:
+        return good("nobody but our engines uses a GPU")
+    return good(
+        f"used by others too: {listed(others)}",
+        "They are left alone; what they hold is missing to an engine on the same GPU.",
+    )

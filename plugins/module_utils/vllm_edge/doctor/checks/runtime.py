@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of Docker, the container toolkit and CDI."""
+
+from __future__ import annotations
+
+from ...gpu import toolkit
+from ...system.cdi import compare
+from ...system.dpkg import upstream
+from ..contract import NotKnown, Verdict, fail, good, known, warn
+from ..facts import TOOLKIT, Facts, Specification
+from .driver import ENABLED
+from .helpers import HOST_STAGE, listed, not_judged, numbers
+
+# CDI came with Docker 25, and is on without features.cdi from 28.2.0 (moby/moby#49963).
+CDI_SINCE = (25,)
+CDI_DEFAULT_SINCE = (28, 2, 0)
+
+
+def docker_parts(facts: Facts) -> tuple[int, ...]:
+    if not facts.runtime.docker_version:
+        not_judged("Docker is not installed")
+    return numbers(facts.runtime.docker_version)
+
+
+def runtime_docker_installed(facts: Facts) -> Verdict:
+    if facts.runtime.docker_version:
+        return good(f"Docker Engine {facts.runtime.docker_version}")
+    return fail("no dockerd", f"{HOST_STAGE} installs it.")
+
+
+def runtime_docker_version(facts: Facts) -> Verdict:
+    if docker_parts(facts) >= CDI_SINCE:
+        return good(f"{facts.runtime.docker_version} knows CDI")
+    return fail(
+        f"Docker Engine {facts.runtime.docker_version} does not know CDI, which came with 25",
+        "Install a newer one from Docker's repository; the role container_runtime does so where the distribution's is "
+        "too old. It restarts Docker, and the containers with it.",
+    )
+
+
+def runtime_docker_running(facts: Facts) -> Verdict:
+    docker_parts(facts)
+    unit = known(facts.runtime.docker)
+    if unit.active_state != "active":
+        return fail(
+            f"docker.service is {unit.active_state}",
+            "'systemctl start docker.service'; 'journalctl -u docker.service' says why it ended.",
+        )
+    if unit.file_state not in ENABLED:
+        return warn("docker.service runs and does not start at boot", "'systemctl enable docker.service'")
+    return good("docker.service runs and starts at boot")
+
+
+def runtime_docker_config(facts: Facts) -> Verdict:
+    if facts.runtime.config_error:
+        return fail(
+            facts.runtime.config_error,
+            "Correct it before Docker restarts: it would not start ('dockerd --validate' checks the file).",
+        )
+    config = known(facts.runtime.config)
+    return good(
+        f"/etc/docker/daemon.json is valid: {', '.join(sorted(config))}" if config else "no daemon.json settings"
+    )
+
+
+def runtime_cdi_enabled(facts: Facts) -> Verdict:
+    version = docker_parts(facts)
+    if version < CDI_SINCE:
+        not_judged("this Docker does not know CDI")
+    features = known(facts.runtime.config).get("features")
+    said = features.get("cdi") if isinstance(features, dict) else None
+    if said is True or (said is None and version >= CDI_DEFAULT_SINCE):
+        return good("Docker gives devices by CDI")
+    why = "features.cdi is false" if said is False else "features.cdi is not set, and the default is off before 28.2"
+    return fail(
+        f"{why} in /etc/docker/daemon.json",
+        f'Add {{"features": {{"cdi": true}}}} to it; it counts from Docker\'s next start on. {HOST_STAGE} does so.',
+    )
+
+
+def toolkit_packages(facts: Facts) -> dict[str, str]:
+    packages = known(facts.system.packages)
+    return {name: upstream(str(packages[name]["version"])) for name in TOOLKIT if name in packages}
+
+
+def runtime_toolkit(facts: Facts) -> Verdict:
+    found = toolkit_packages(facts)
+    missing = [name for name in TOOLKIT if name not in found]
+    if missing:
+        return fail(f"not installed: {', '.join(missing)}", f"{HOST_STAGE} installs the container toolkit.")
+    versions = sorted(set(found.values()))
+    if len(versions) > 1:
+        told = ", ".join(f"{name} {version}" for name, version in found.items())
+        return fail(told, f"Its four packages have to be of one version: {HOST_STAGE} installs the pinned one.")
+    if versions[0] in toolkit.KNOWN_BAD:
+        return warn(
+            f"{versions[0]}: {toolkit.KNOWN_BAD[versions[0]]}",
+            "Set container_runtime_toolkit_version to another release and run the host stage.",
+        )
+    if numbers(versions[0]) < toolkit.REFRESH_SINCE:
+        return warn(
+            f"{versions[0]} has no unit that keeps the CDI specification current; that came with 1.18",
+            "Set container_runtime_toolkit_version to a newer release and run the host stage.",
+        )
+    return good(f"container toolkit {versions[0]}")
+
+
+def need_toolkit(facts: Facts) -> None:
+    if not toolkit_packages(facts):
+        not_judged("the container toolkit is not installed")
+
+
+def runtime_toolkit_held(facts: Facts) -> Verdict:
+    need_toolkit(facts)
+    packages = known(facts.system.packages)
+    loose = [name for name in TOOLKIT if name in packages and not packages[name]["held"]]
+    if loose:
+        return warn(f"apt may replace {listed(loose)}", f"{HOST_STAGE} holds them; by hand: 'apt-mark hold'.")
+    return good("the packages of the toolkit are held")
+
+
+def runtime_cdi_refresh(facts: Facts) -> Verdict:
+    need_toolkit(facts)
+    unit = known(facts.runtime.refresh)
+    if unit.active_state == "active" and unit.file_state in ENABLED:
+        return good("nvidia-cdi-refresh.path watches the driver and starts at boot")
+    return warn(
+        f"nvidia-cdi-refresh.path is {unit.active_state if unit.loaded else 'not there'}",
+        "'systemctl enable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service': the specification in /var/run "
+        "is gone after a boot and old after an upgrade of the driver.",
+    )
+
+
+def specifications(facts: Facts) -> tuple[Specification, ...]:
+    found = known(facts.runtime.specifications)
+    if not found:
+        need_toolkit(facts)
+        not_judged("there is no CDI specification of NVIDIA's GPUs")
+    return found
+
+
+def runtime_cdi_conflict(facts: Facts) -> Verdict:
+    seen: dict[str, list[str]] = {}
+    for specification in specifications(facts):
+        for device in specification.devices:
+            seen.setdefault(device, []).append(specification.path)
+    twice = {device: paths for device, paths in seen.items() if len(paths) > 1}
+    if not twice:
+        return good("every device is defined once")
+    paths = sorted({path for found in twice.values() for path in found})
+    made = [path for path in paths if path.startswith("/etc/")] or paths[1:]
+    return fail(
+        f"{' and '.join(paths)} both define {listed([f'nvidia.com/gpu={device}' for device in sorted(twice)], 3)}",
+        f"Keep the one that nvidia-cdi-refresh writes in /var/run/cdi and remove {', '.join(made)}: one of the two is "
+        "old after the next upgrade of the driver.",
+    )
+
+
+def runtime_cdi_current(facts: Facts) -> Verdict:
+    specifications(facts)
+    found = facts.driver.versions
+    mounted = sorted({version for versions in found.in_use.values() for version in versions})
+    if not found.library or not mounted:
+        not_judged("the driver's version is not known" if mounted else "the specification mounts no driver's library")
+    if found.library not in mounted:
+        return fail(
+            f"{', '.join(found.in_use)} was made for driver {', '.join(mounted)}, the host has {found.library}",
+            "'systemctl restart nvidia-cdi-refresh.service' makes it anew; one in /etc/cdi is made by hand: remove it.",
+        )
+    return good(f"made for driver {found.library}, which the host has")
+
+
+def runtime_cdi_devices(facts: Facts) -> Verdict:
+    gpus = [gpu.uuid for gpu in facts.gpus.answering]
+    found = known(facts.runtime.specifications)
+    if not found:
+        need_toolkit(facts)
+        return fail(
+            "no CDI specification names NVIDIA's GPUs",
+            "'systemctl restart nvidia-cdi-refresh.service' makes one; 'journalctl -u nvidia-cdi-refresh' says why "
+            "there is none.",
+        )
+    devices = [f"nvidia.com/gpu={device}" for specification in found for device in specification.devices]
+    missing, gone = compare(devices, gpus)
+    if missing:
+        return fail(
+            f"no CDI device for {', '.join(missing)}",
+            "'systemctl restart nvidia-cdi-refresh.service'; 'nvidia-ctk cdi list' shows what it made.",
+        )
+    if not gpus:
+        not_judged("no GPU answers")
+    if gone:
+        return warn(
+            f"CDI devices for {', '.join(gone)}, which the host does not have",
+            "'systemctl restart nvidia-cdi-refresh.service' makes the specification anew.",
+        )
+    return good(f"each of the {len(gpus)} GPUs has a CDI device by its UUID")
+
+
+def runtime_gpu_access(facts: Facts) -> Verdict:
+    docker_parts(facts)
+    asked = known(facts.runtime.access)
+    lost = [one for one in asked if one.denied]
+    if lost:
+        told = "; ".join(f"container {one.name} may not use {', '.join(one.denied)}, which it has" for one in lost)
+        remedies = [f"'systemctl restart {one.unit}' starts the engine anew." for one in lost if one.engine]
+        others = [one.name for one in lost if not one.engine]
+        if others:
+            remedies.append(
+                f"Nothing of ours restarts {listed(others)}: the owner does ('docker restart {others[0]}'). systemd "
+                "closes such devices when it is told daemon-reload; a container keeps those that it gets by CDI "
+                "('--device nvidia.com/gpu=...'), and all of them with the links that 'nvidia-ctk system "
+                "create-dev-char-symlinks --create-all' makes, after each boot."
+            )
+        return (warn if len(others) == len(lost) else fail)(told, " ".join(remedies))
+    unsure = [f"{one.name} ({one.unknown})" for one in asked if one.unknown]
+    if unsure:
+        raise NotKnown(f"{len(unsure)} of {len(asked)} containers with GPUs could not be asked: {listed(unsure)}")
+    names = [one.name for one in asked]
+    return good(f"those that have GPUs may use them: {listed(names)}" if names else "no running container has a GPU")

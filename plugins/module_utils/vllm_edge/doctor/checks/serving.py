@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the engines."""
+
+from __future__ import annotations
+
+from ..contract import Verdict, fail, good, known, warn
+from ..facts import Engine, Facts
+from .driver import ENABLED
+from .helpers import listed, not_judged
+
+
+def engines(facts: Facts) -> tuple[Engine, ...]:
+    found = known(facts.serving.engines)
+    if not found:
+        not_judged("no engine is configured on this host")
+    return found
+
+
+def serving_configuration(facts: Facts) -> Verdict:
+    if facts.serving.errors:
+        return fail("; ".join(facts.serving.errors), "Run site.yml, which renders the files of every engine anew.")
+    return good(f"every engine's files are valid: {listed([engine.name for engine in engines(facts)])}")
+
+
+def settled(facts: Facts) -> tuple[Engine, ...]:
+    if facts.serving.switching:
+        not_judged("a switch runs; 'vllm-edge progress' says how far it is")
+    return engines(facts)
+
+
+def serving_units(facts: Facts) -> Verdict:
+    found = settled(facts)
+    failed = [engine for engine in found if engine.unit.active_state == "failed" or engine.unit.auto_restart]
+    if failed:
+        told = ", ".join(f"{engine.unit.id} {engine.unit.active_state} ({engine.unit.result})" for engine in failed)
+        return fail(told, f"'vllm-edge explain {failed[0].name}' says why it ended last, and what to do.")
+    down = [engine for engine in found if engine.unit.active_state != "active"]
+    if not down:
+        return good(f"{len(found)} engines run")
+    told = ", ".join(f"{engine.unit.id} is {engine.unit.active_state}" for engine in down)
+    if all(engine.unit.active_state == "activating" for engine in down):
+        return good(told, "'vllm-edge status' shows how far it is.")
+    return warn(told, f"'systemctl start {down[0].unit.id}', or site.yml, which starts all of them.")
+
+
+def serving_ports(facts: Facts) -> Verdict:
+    found = settled(facts)
+    taken = [
+        f"port {engine.port} of {engine.name} is listened on at {', '.join(engine.listeners)} while its unit is "
+        f"{engine.unit.active_state}"
+        for engine in found
+        if engine.listeners and engine.unit.down
+    ]
+    if taken:
+        return fail("; ".join(taken), "Stop who has it ('ss -ltnp' names it), or give the engine another port.")
+    silent = [f"{engine.name} on {engine.port}" for engine in found if not engine.listeners and up(engine)]
+    if silent:
+        return fail(
+            f"nobody listens for {', '.join(silent)} although the unit is active",
+            "'docker ps' shows what the container publishes; 'systemctl restart' of the unit makes a new one.",
+        )
+    return good(", ".join(f"{engine.name} on {engine.port}" for engine in found))
+
+
+def up(engine: Engine) -> bool:
+    return engine.unit.active_state == "active"
+
+
+def serving_boot(facts: Facts) -> Verdict:
+    engines(facts)
+    target = known(facts.serving.target)
+    if target.file_state in ENABLED:
+        return good("vllm-edge.target starts the engines at boot")
+    return warn("vllm-edge.target is not enabled", "'systemctl enable vllm-edge.target', or run site.yml.")
+
+
+def serving_switch(facts: Facts) -> Verdict:
+    known(facts.serving.engines)
+    if facts.serving.unfinished_switch:
+        return fail(
+            f"a switch was killed and not ended: {facts.serving.unfinished_switch}",
+            "'vllm-edge recover' goes back to the committed generation.",
+        )
+    return good("no switch was left unfinished")

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the bus between the GPUs, of the cards' memory and power, and of shared memory."""
+
+from __future__ import annotations
+
+from ...gpu.topology import SLOWDOWNS, Card, Topology, correctness, in_the_way
+from ...system.host import Unread
+from ..contract import NotKnown, Verdict, fail, good, known, warn
+from ..facts import DEFAULT_SHM_BYTES
+
+MIB = 1024 * 1024
+# https://docs.nvidia.com/deploy/xid-errors: after these the card cannot be trusted before a reset or replacement.
+GRAVE_XIDS = {
+    48: "double bit ECC error",
+    64: "row remapping failed",
+    79: "fallen off the bus",
+    95: "uncontained ECC error",
+}
+
+
+def _at(card: Card) -> str:
+    return f"{card.uuid} at {card.bus}"
+
+
+def _cards(topology: Topology) -> tuple[Card, ...]:
+    if not topology.cards:
+        raise NotKnown("no GPU answers")
+    return topology.cards
+
+
+def judge_link(topology: Topology) -> Verdict:
+    """A narrow link is a fault at any time; a slow one only under load, since idle GPUs lower it to save power."""
+    cards = _cards(topology)
+    if all(card.width is None for card in cards):
+        raise NotKnown("the driver does not say how wide the links are")
+    slow = [
+        f"{_at(card)} has {card.width} of {card.width_possible} lanes"
+        for card in cards
+        if card.width is not None and card.width_possible is not None and card.width < card.width_possible
+    ]
+    slow += [
+        f"{_at(card)} works at generation {card.generation} of {card.generation_possible}"
+        for card in cards
+        if not card.idle
+        and card.generation is not None
+        and card.generation_possible is not None
+        and card.generation < card.generation_possible
+    ]
+    if slow:
+        return warn(
+            "; ".join(slow),
+            "Reseat the card and its riser, look for corrected errors ('journalctl -k | grep AER') and at the slot's "
+            "settings in the firmware: tensor parallelism is bound by this link.",
+        )
+    links = sorted({f"x{card.width} generation {card.generation_possible}" for card in cards})
+    return good(f"every link has the width that it can have: {', '.join(links)}")
+
+
+def judge_numa(topology: Topology) -> Verdict:
+    cards = {card.uuid: card for card in _cards(topology)}
+    nodes = {uuid: card.numa for uuid, card in cards.items() if card.numa is not None}
+    if not nodes:
+        return good("the kernel names no NUMA node of a GPU: there is one, or the firmware does not say")
+    across = [
+        engine.engine for engine in topology.engines if len({nodes[uuid] for uuid in engine.gpus if uuid in nodes}) > 1
+    ]
+    told = ", ".join(f"{cards[uuid].bus} on node {node}" for uuid, node in nodes.items())
+    if across:
+        return warn(
+            f"{told}; GPUs of {', '.join(across)} are on more than one node",
+            "Give the engine slots of one node, where there are enough: between nodes every transfer crosses the "
+            "processors' link.",
+        )
+    return good(told)
+
+
+def judge_iommu(topology: Topology) -> Verdict:
+    cards = _cards(topology)
+    recommended = correctness(topology)
+    if recommended.reasons:
+        words = " ".join([*(f"{key}={value}" for key, value in recommended.environment.items())])
+        return warn(
+            "; ".join(recommended.reasons),
+            f"Engines over several GPUs need {words} and {' '.join(recommended.arguments)}, which site.yml gives them "
+            "while vllm_engine_peer_to_peer is auto. They are faster without: boot with iommu=pt (or the IOMMU off), "
+            "with Access Control Services off in the firmware, unless virtual machines of this host need them.",
+        )
+    if len(cards) < 2:
+        return good("one GPU: there is no other to reach")
+    for card in cards:
+        known(card.iommu)
+    modes = sorted({card.iommu for card in cards if isinstance(card.iommu, str)})
+    hidden = next((card.redirecting for card in cards if isinstance(card.redirecting, Unread)), None)
+    if hidden is not None:
+        raise NotKnown(f"IOMMU: {', '.join(modes)}; Access Control Services: {hidden.why}")
+    reasons = in_the_way(cards)
+    if reasons:
+        return good(f"{'; '.join(reasons)}; the driver offers no peer-to-peer, so nothing uses it")
+    return good(f"IOMMU: {', '.join(modes)}; no bridge keeps the GPUs apart")
+
+
+def judge_peers(topology: Topology) -> Verdict:
+    cards = {card.uuid: card for card in _cards(topology)}
+    if len(cards) < 2:
+        return good("one GPU: there is no other to reach")
+    peers = known(topology.peers)
+    refused = {pair: word for pair, word in peers.items() if word != "OK"}
+    if not peers:
+        raise NotKnown("nvidia-smi names no pair of GPUs")
+    if not refused:
+        return good("the driver offers peer-to-peer between all GPUs")
+    pairs = [(pair, word) for pair, word in refused.items() if set(pair) <= cards.keys()]
+    told = ", ".join(f"{cards[one].bus} and {cards[other].bus} ({word})" for (one, other), word in pairs)
+    return good(f"no peer-to-peer between {told}", "NCCL uses shared memory there, which is correct and slower.")
+
+
+def judge_ecc(topology: Topology) -> Verdict:
+    cards = _cards(topology)
+    broken = [f"{_at(card)}: remapping a row failed" for card in cards if card.remap_failed]
+    if broken:
+        return fail("; ".join(broken), "Have the card replaced; until then leave it out of the profile.")
+    trouble = [
+        f"{_at(card)}: {card.uncorrected} uncorrected errors since the driver was loaded"
+        for card in cards
+        if card.uncorrected
+    ]
+    trouble += [f"{_at(card)}: a row waits to be remapped" for card in cards if card.remap_pending]
+    if trouble:
+        return warn(
+            "; ".join(trouble),
+            "Stop its engines and reset it ('nvidia-smi --gpu-reset -i <uuid>') or reboot, which remaps what is bad; "
+            "replace the card where it comes back.",
+        )
+    off = [_at(card) for card in cards if card.ecc is False]
+    if off:
+        return good(f"ECC is off on {', '.join(off)}", "'nvidia-smi -e 1' and a reboot turn it on; it takes memory.")
+    if all(card.ecc is None for card in cards):
+        raise NotKnown("the driver does not say whether ECC is on")
+    counted = any(card.uncorrected is not None for card in cards)
+    return good("ECC is on" + (", without uncorrected errors" if counted else "; errors are not counted here"))
+
+
+def judge_xids(topology: Topology) -> Verdict:
+    xids = known(topology.xids)
+    if not xids:
+        return good("the kernel has logged no Xid since the boot")
+    counts: dict[tuple[str, int], int] = {}
+    for xid in xids:
+        counts[xid.bus, xid.number] = counts.get((xid.bus, xid.number), 0) + 1
+    told = ", ".join(
+        f"Xid {number}{f' ({GRAVE_XIDS[number]})' if number in GRAVE_XIDS else ''} of {bus}"
+        + (f", {count} times" if count > 1 else "")
+        for (bus, number), count in counts.items()
+    )
+    if any(number in GRAVE_XIDS for _, number in counts):
+        return fail(
+            f"{told}; the last: {xids[-1].line}",
+            "The card cannot be trusted before a reboot. Check its seating, power and cooling; replace it where it "
+            "comes back.",
+        )
+    return warn(
+        f"{told}; the last: {xids[-1].line}",
+        "Xid 13, 31, 43 and 45 usually come from a program that crashed: compare the times with the engine's journal. "
+        "Others are the card's: https://docs.nvidia.com/deploy/xid-errors.",
+    )
+
+
+def judge_power(topology: Topology) -> Verdict:
+    cards = _cards(topology)
+    slowed = [
+        f"{_at(card)}: {', '.join(name for bit, name in SLOWDOWNS.items() if (card.slowdown or 0) & bit)}"
+        for card in cards
+        if card.slowdown
+    ]
+    if slowed:
+        return warn(
+            "; ".join(slowed),
+            "Check the air flow, the fans' profile in the management controller and the power supplies: the driver "
+            "lowers the clocks until it is cool or has power.",
+        )
+    lowered = [
+        f"{_at(card)} is limited to {card.power_limit_w:g} of {card.power_default_w:g} W"
+        for card in cards
+        if card.power_limit_w is not None
+        and card.power_default_w is not None
+        and card.power_limit_w < card.power_default_w
+    ]
+    if lowered:
+        return good("; ".join(lowered), "'nvidia-smi -pl <watts>' sets it; a lower limit is slower, and may be wanted.")
+    if all(card.power_limit_w is None for card in cards):
+        raise NotKnown("the driver names no power limit")
+    told = "the power limits are the cards' own"
+    return good(told if any(card.slowdown is None for card in cards) else f"{told}, and no clock is slowed down")
+
+
+def judge_shared_memory(topology: Topology) -> Verdict:
+    """Containers have a /dev/shm of their own out of the host's RAM; one with --ipc=host has the host's."""
+    if topology.shm_bytes is None:
+        return fail(
+            "/dev/shm is not mounted", "'mount -t tmpfs tmpfs /dev/shm'; systemd does it at boot unless told not to."
+        )
+    small = [
+        engine.engine
+        for engine in topology.engines
+        if len(engine.gpus) > 1
+        and (topology.shm_bytes if engine.shm_bytes is None else engine.shm_bytes) <= DEFAULT_SHM_BYTES
+    ]
+    if small:
+        return warn(
+            f"engines over several GPUs with {DEFAULT_SHM_BYTES // MIB} MiB or less: {', '.join(small)}",
+            "Set vllm_engine_shm_size to 2g or more: NCCL passes data between processes there.",
+        )
+    claimed = sum(engine.shm_bytes or 0 for engine in topology.engines)
+    if topology.memory_bytes is not None and claimed > topology.memory_bytes:
+        return warn(
+            f"engines may fill {claimed // MIB} MiB of /dev/shm, and the host has {topology.memory_bytes // MIB} MiB",
+            "Lower vllm_engine_shm_size: it is memory of the host, and engines need it to load weights.",
+        )
+    return good(f"the host's /dev/shm has {topology.shm_bytes // MIB} MiB, containers have their own")

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm-edge doctor`, and what the module host_doctor returns: the findings as one document and as lines."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+from ..engine.state import stamp
+from ..gpu.topology import correctness
+from ..paths import HostPaths
+from .contract import STATES, exit_status
+from .facts import Facts
+from .reading import Reader
+from .registry import judge
+from .render import Document, render
+
+
+def examine(facts: Facts, host: str = "") -> Document:
+    """Every check, and what engines over several GPUs need on this host."""
+    findings = judge(facts)
+    return {
+        "host": host or socket.gethostname(),
+        "time": stamp(),
+        "as_root": facts.as_root,
+        "exit_status": exit_status(findings),
+        "summary": {state: sum(finding.state == state for finding in findings) for state in STATES},
+        "checks": [finding.as_dict() for finding in findings],
+        "recommendation": correctness(facts.topology).as_dict(),
+    }
+
+
+def run_doctor(paths: HostPaths, *, output: str, support_report: str | None, reader: Reader | None = None) -> int:
+    """Entry of `vllm-edge doctor`; 0 all is well, 1 warnings, 2 failures."""
+    reader = reader or Reader(paths=paths)
+    document = examine(reader.read())
+    if support_report:
+        from .support import write_report
+
+        try:
+            write_report(Path(support_report), reader, document)
+        except OSError as error:
+            print(f"The support report {support_report} cannot be written: {error}", file=sys.stderr)
+            return 2
+        print(f"Support report: {support_report}. Read it before you give it away.", file=sys.stderr)
+    if output == "json":
+        print(json.dumps(document, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(render(document)))
+    return int(document["exit_status"])

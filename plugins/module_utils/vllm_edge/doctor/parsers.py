@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts of other programs and what they mean."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from ..engine.config import DockerCreate
+from ..system.host import Unread
+from .facts import DEFAULT_SHM_BYTES, Space
+
+_SIZES = {"": 1, "b": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+
+
+def free_space(what: str, path: Path) -> Space | Unread:
+    """The file system that a path is on, or would be on."""
+    place = path
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        found = os.statvfs(place)
+    except OSError as error:
+        return Unread(f"{path}: {error}")
+    return Space(what, str(path), found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
+
+
+def number(word: str) -> int | None:
+    return int(word) if word.isdigit() else None
+
+
+def amount(word: str) -> float | None:
+    return float(word) if re.fullmatch(r"\d+(\.\d+)?", word) else None
+
+
+def shm_of(create: DockerCreate) -> int | None:
+    """Size of a container's /dev/shm; None where it has the host's."""
+    options = [argument for argument in create.arguments if argument.startswith("--")]
+    if "--ipc=host" in options:
+        return None
+    given = next((option.split("=", 1)[1] for option in options if option.startswith("--shm-size=")), "")
+    match = re.fullmatch(r"(\d+)([bkmg]?)b?", given.lower())
+    return int(match[1]) * _SIZES[match[2]] if match else DEFAULT_SHM_BYTES

@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that touches the host. Changes nothing, needs nobody's leave, and says what it may not see.
+
+Nothing here needs more than Python: it runs on a host that has no driver and nothing of ours yet. Hence nvidia-smi,
+which comes with every driver, and not nvidia-ml-py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..engine.config import EngineConfigError, engine_names, load_engine
+from ..gpu import slots, topology
+from ..gpu.access import Access, Asker, CannotAsk, ask_as_member, look
+from ..gpu.driver import GENERATED, STATIC, resolve
+from ..gpu.driver_facts import DriverReader, switch
+from ..gpu.owners import Owner, find_owners
+from ..gpu.topology import Sharing, Topology, Xid
+from ..names import TARGET
+from ..paths import HostPaths
+from ..status.collect import read_switches
+from ..switch.gpu_memory import engine_uid
+from ..system import cdi, dpkg
+from ..system.dpkg import Packages
+from ..system.host import Unread
+from ..system.sockets import listeners
+from .facts import (
+    Engine,
+    Facts,
+    Gpu,
+    Gpus,
+    HeldLock,
+    Holder,
+    Image,
+    Runtime,
+    Serving,
+    Space,
+    Specification,
+    System,
+)
+from .parsers import amount, free_space, number, shm_of
+
+DATA = "/data/vllm"
+GPU_CLASS = "0x03"
+NVIDIA = "0x10de"
+LOCKS = (
+    "var/lib/dpkg/lock-frontend",
+    "var/lib/dpkg/lock",
+    "var/lib/apt/lists/lock",
+    "var/cache/apt/archives/lock",
+)
+GPU_FIELDS = (
+    "uuid",
+    "name",
+    "pci.bus_id",
+    "persistence_mode",
+    "ecc.mode.current",
+    "power.limit",
+    "power.default_limit",
+    "pstate",
+    "pcie.link.gen.current",
+    "pcie.link.gen.max",
+    "pcie.link.width.current",
+    "pcie.link.width.max",
+)
+ECC_FIELDS = ("ecc.errors.uncorrected.volatile.total", "remapped_rows.failure", "remapped_rows.pending")
+# The second is the name of drivers before R535.
+REASONS_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What somebody who asks knows of the host beside what is on it."""
+
+    uuids: tuple[str, ...] = ()
+    gpus: int = 0
+    data: str = DATA
+
+
+@dataclass(frozen=True)
+class Reader(DriverReader):
+    """Everything that the checks judge. Tests give another directory, and programs of their own."""
+
+    paths: HostPaths = field(default_factory=HostPaths)
+    owners: Callable[[Iterable[int]], Mapping[int, Owner]] = find_owners
+    engine_uid: Callable[[], int | None] = engine_uid
+    space: Callable[[str, Path], Space | Unread] = free_space
+    ask_member: Asker = ask_as_member
+
+    # -- asking
+
+    # -- everything
+
+    def read(self, expected: Expectation = Expectation()) -> Facts:
+        system, serving = self.system(), self.serving()
+        engines = () if isinstance(serving.engines, Unread) else serving.engines
+        rows, problem = self.smi(GPU_FIELDS)
+        gpus = self.gpus(rows, problem, engines, expected)
+        runtime = self.runtime()
+        docker_root = "/var/lib/docker"
+        if not isinstance(runtime.config, Unread):
+            docker_root = str(runtime.config.get("data-root") or docker_root)
+        return Facts(
+            as_root=os.geteuid() == 0,
+            system=system,
+            driver=self.driver(system.packages),
+            gpus=gpus,
+            runtime=runtime,
+            image=self.image(),
+            topology=self.topology(rows, engines),
+            spaces=tuple(
+                self.space(what, self.at(path))
+                for what, path in (("/", "/"), ("images", docker_root), ("weights and caches", expected.data))
+            ),
+            serving=serving,
+        )
+
+    # -- the system
+
+    def system(self) -> System:
+        release = dict(
+            line.split("=", 1) for line in self.plain("etc/os-release").splitlines() if "=" in line and line[0] != "#"
+        )
+        release = {key: value.strip("\"'") for key, value in release.items()}
+        packages, half = self.packages()
+        return System(
+            name=release.get("PRETTY_NAME", "a system without /etc/os-release"),
+            distribution=f"{release.get('ID', '')}-{release.get('VERSION_ID', '')}",
+            packages=packages,
+            half_installed=half,
+            dpkg_interrupted=self.dpkg_interrupted(),
+            locks=self.locks(),
+            synchronized=self.synchronized(),
+            files_limit=self.files_limit(),
+        )
+
+    def packages(self) -> tuple[Packages | Unread, tuple[str, ...]]:
+        ran = self.ask("dpkg-query", "-W", "-f", dpkg.FORMAT)
+        if isinstance(ran, Unread):
+            return ran, ()
+        if ran.status != 0:
+            return Unread(f"dpkg-query: {ran.err}"), ()
+        found, half = dpkg.parse_packages(ran.out)
+        return found, tuple(half)
+
+    def dpkg_interrupted(self) -> bool | Unread:
+        """dpkg keeps what it has not merged into its database in numbered files."""
+        try:
+            return any(entry.name.isdigit() for entry in self.at("var/lib/dpkg/updates").iterdir())
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            return Unread(f"/var/lib/dpkg/updates: {error.strerror}")
+
+    def locks(self) -> tuple[HeldLock, ...] | Unread:
+        """Out of /proc/locks: to try a lock would be to take it."""
+        text = self.text("proc/locks")
+        if isinstance(text, Unread):
+            return text
+        held: dict[str, int] = {}
+        for words in (line.split() for line in text.splitlines()):
+            # A waiting process has an arrow before its line.
+            if len(words) >= 8 and words[1] in ("POSIX", "FLOCK", "OFDLCK"):
+                held[words[5]] = int(words[4])
+        found = []
+        for path in LOCKS:
+            try:
+                seen = self.at(path).stat()
+            except OSError:
+                continue
+            pid = held.get(f"{os.major(seen.st_dev):02x}:{os.minor(seen.st_dev):02x}:{seen.st_ino}")
+            if pid is not None:
+                found.append(HeldLock(f"/{path}", pid, self.plain(f"proc/{pid}/comm") or "a process"))
+        return tuple(found)
+
+    def synchronized(self) -> bool | Unread:
+        ran = self.ask("timedatectl", "show", "--property=NTPSynchronized", "--value")
+        if isinstance(ran, Unread):
+            return ran
+        word = ran.out.strip()
+        return word == "yes" if word in ("yes", "no") else Unread(f"timedatectl: {ran.err or 'it said nothing'}")
+
+    def files_limit(self) -> int | Unread | None:
+        ran = self.ask("systemctl", "show", "--property=LoadState,LimitNOFILE", "docker.service")
+        if isinstance(ran, Unread):
+            return ran
+        shown = dict(line.split("=", 1) for line in ran.out.splitlines() if "=" in line)
+        if shown.get("LoadState") != "loaded":
+            return Unread("systemd knows no docker.service")
+        value = shown.get("LimitNOFILE", "")
+        if value == "infinity":
+            return None
+        return int(value) if value.isdigit() else Unread("systemd names no limit of docker.service")
+
+    # -- the driver
+
+    # -- the GPUs
+
+    def gpus(
+        self, rows: Sequence[Sequence[str]], problem: str, engines: Sequence[Engine], expected: Expectation
+    ) -> Gpus:
+        counted: dict[str, str] = {uuid: "gpu_uuids of the inventory" for uuid in expected.uuids}
+        with contextlib.suppress(slots.SlotError, OSError):
+            for number, slot in enumerate(slots.load(str(self.paths.state / "gpu-slots.json"))):
+                counted.setdefault(slot.uuid, f"slot {number} of this host")
+        for engine in engines:
+            counted |= {uuid: f"engine {engine.name}" for uuid in engine.gpus}
+        return Gpus(
+            on_bus=self.on_bus(),
+            answering=tuple(Gpu(row[0], row[1], topology.kernel_address(row[2]), switch(row[3])) for row in rows),
+            problem=problem,
+            expected=counted,
+            needed=expected.gpus,
+            holders=self.holders() if rows else (),
+        )
+
+    def on_bus(self) -> dict[str, str]:
+        devices = self.at("sys/bus/pci/devices")
+        try:
+            names = sorted(entry.name for entry in devices.iterdir())
+        except OSError:
+            return {}
+        return {
+            name: (devices / name / "driver").resolve().name if (devices / name / "driver").exists() else ""
+            for name in names
+            if self.plain(f"sys/bus/pci/devices/{name}/vendor") == NVIDIA
+            and self.plain(f"sys/bus/pci/devices/{name}/class").startswith(GPU_CLASS)
+        }
+
+    def holders(self) -> tuple[Holder, ...] | Unread:
+        ran = self.ask("nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits")
+        if isinstance(ran, Unread):
+            return ran
+        pairs = re.findall(r"^(GPU-\S+), *(\d+)$", ran.out, re.MULTILINE)
+        found = self.owners({int(pid) for _, pid in pairs})
+        return tuple(
+            Holder(uuid, int(pid), self.who(int(pid), owner), self.is_ours(int(pid), owner))
+            for uuid, pid in pairs
+            if (owner := found[int(pid)])
+        )
+
+    def is_ours(self, pid: int, owner: Owner) -> bool:
+        """Whether it is an engine. Where Docker cannot be asked whose a container is, by the engines' user."""
+        if owner.kind != "unknown":
+            return owner.kind == "ours"
+        found = re.search(r"^Uid:\s+(\d+)", self.plain(f"proc/{pid}/status"), re.MULTILINE)
+        return found is not None and int(found[1]) == self.engine_uid()
+
+    def who(self, pid: int, owner: Owner) -> str:
+        name = self.plain(f"proc/{pid}/comm") or "ended"
+        where = f"container {owner.container}" if owner.container else owner.unit or "in no container"
+        return f"pid {pid} ({name}; {where})"
+
+    # -- how they hang together
+
+    def topology(self, rows: Sequence[Sequence[str]], engines: Sequence[Engine]) -> Topology:
+        values = [dict(zip(GPU_FIELDS, row, strict=True)) for row in rows]
+        bus = self.bus((value["uuid"], value["pci.bus_id"]) for value in values)
+        # A driver that does not answer may take its time to say so: it is asked once.
+        ecc = self.by_uuid(ECC_FIELDS) if rows else {}
+        reasons = (self.by_uuid(REASONS_FIELDS[:1]) or self.by_uuid(REASONS_FIELDS[1:])) if rows else {}
+        cards = []
+        for card, value in zip(bus.cards, values, strict=True):
+            errors = ecc.get(card.uuid, ("", "", ""))
+            active = reasons.get(card.uuid, ("",))[0]
+            slow = int(active, 16) if re.fullmatch(r"0x[0-9a-fA-F]+", active) else None
+            cards.append(
+                replace(
+                    card,
+                    idle=value["pstate"] not in ("P0", "P1", "P2"),
+                    generation=number(value["pcie.link.gen.current"]),
+                    generation_possible=number(value["pcie.link.gen.max"]),
+                    width=number(value["pcie.link.width.current"]),
+                    width_possible=number(value["pcie.link.width.max"]),
+                    ecc=switch(value["ecc.mode.current"]),
+                    uncorrected=number(errors[0]),
+                    remap_failed=switch(errors[1]),
+                    remap_pending=switch(errors[2]),
+                    power_limit_w=amount(value["power.limit"]),
+                    power_default_w=amount(value["power.default_limit"]),
+                    slowdown=None if slow is None else slow & sum(topology.SLOWDOWNS),
+                    numa=topology.read_numa(self.at(f"sys/bus/pci/devices/{card.bus}")),
+                )
+            )
+        memory = re.search(r"^MemTotal:\s+(\d+) kB", self.plain("proc/meminfo"), re.MULTILINE)
+        return replace(
+            bus,
+            cards=tuple(cards),
+            xids=self.xids(),
+            memory_bytes=int(memory[1]) * 1024 if memory else None,
+            shm_bytes=self.shm_bytes(),
+            engines=tuple(Sharing(engine.name, engine.gpus, engine.shm_bytes) for engine in engines),
+        )
+
+    def xids(self) -> tuple[Xid, ...] | Unread:
+        ran = self.ask("journalctl", "--dmesg", "--boot", "--no-pager", "--output=cat", "--grep=NVRM: Xid")
+        if isinstance(ran, Unread):
+            return ran
+        if re.search(r"not seeing messages|insufficient permissions|Permission denied", ran.err):
+            return Unread("the kernel's log is shown to root and the group systemd-journal")
+        found = topology.parse_xids(ran.out)
+        # Without a match it ends with 1 and says so, or nothing.
+        if not found and ran.status != 0 and ran.err and "No entries" not in ran.out + ran.err:
+            return Unread(f"journalctl: {ran.err.splitlines()[-1]}")
+        return found
+
+    def shm_bytes(self) -> int | None:
+        if not re.search(r"^\S+ /dev/shm ", self.plain("proc/mounts"), re.MULTILINE):
+            return None
+        try:
+            found = os.statvfs(self.at("dev/shm"))
+        except OSError:
+            return None
+        return found.f_blocks * found.f_frsize
+
+    # -- the container runtime
+
+    def runtime(self) -> Runtime:
+        ran = self.ask("dockerd", "--version")
+        version = re.search(r"version (\d+(?:\.\d+)+)", "" if isinstance(ran, Unread) else ran.out)
+        config, error = self.docker_config()
+        return Runtime(
+            docker_version=version[1] if version else "",
+            docker=self.unit("docker.service"),
+            config=config,
+            config_error=error,
+            refresh=self.unit("nvidia-cdi-refresh.path"),
+            specifications=self.specifications(),
+            access=self.access(),
+        )
+
+    def access(self) -> tuple[Access, ...] | Unread:
+        def run(command: Sequence[str]) -> tuple[int, str, str]:
+            ran = self.ask(*command)
+            if isinstance(ran, Unread):
+                raise CannotAsk(ran.why)
+            return ran.status, ran.out, ran.err
+
+        try:
+            return tuple(look(run, self.root, self.ask_member))
+        except CannotAsk as error:
+            return Unread(str(error))
+
+    def docker_config(self) -> tuple[Mapping[str, Any] | Unread, str]:
+        path = "etc/docker/daemon.json"
+        if not self.at(path).exists():
+            return {}, ""
+        text = self.text(path)
+        if isinstance(text, Unread):
+            return text, ""
+        if not text.strip():
+            return {}, ""
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            return {}, f"/{path} is no JSON: {error}"
+        return (found, "") if isinstance(found, dict) else ({}, f"/{path} holds no JSON object")
+
+    def specifications(self) -> tuple[Specification, ...] | Unread:
+        found = []
+        for directory in (STATIC, GENERATED):
+            place = resolve(self.root, directory)
+            if place is None:
+                continue
+            try:
+                texts = cdi.gpu_specs(str(place))
+            except OSError as error:
+                return Unread(f"{error.filename}: {error.strerror}")
+            for path, text in texts.items():
+                found.append(Specification(f"/{directory}/{Path(path).name}", tuple(cdi.device_names(text))))
+        return tuple(found)
+
+    # -- the image
+
+    def image(self) -> Image | Unread | None:
+        path = self.paths.state / "image.json"
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return Unread(f"{path}: {error.strerror or error}")
+        except ValueError as error:
+            return Unread(f"{path} is no JSON: {error}")
+        if not isinstance(found, dict):
+            return Unread(f"{path} holds no JSON object")
+        # A record of an earlier release has the name alone.
+        name, cuda, branch = (str(found.get(key) or "") for key in ("name", "cuda", "driver_branch"))
+        return Image(name, cuda, branch)
+
+    # -- what serves
+
+    def serving(self) -> Serving:
+        errors: list[str] = []
+        engines: list[Engine] = []
+        unread: Unread | None = None
+        try:
+            names = engine_names(self.paths)
+        except OSError as error:
+            return Serving(Unread(f"{error.filename}: {error.strerror}"), (), self.unit(TARGET), "")
+        for name in names:
+            try:
+                engine = load_engine(name, self.paths)
+            except EngineConfigError as error:
+                errors.append(str(error))
+                continue
+            unit = self.unit(engine.config.unit)
+            if isinstance(unit, Unread):
+                unread = unit
+                continue
+            found = {item.address for item in listeners(engine.config.port, self.at("proc"))}
+            engines.append(
+                Engine(
+                    name=name,
+                    unit=unit,
+                    port=engine.config.port,
+                    listeners=tuple(sorted(found)),
+                    gpus=engine.config.gpus,
+                    shm_bytes=shm_of(engine.create),
+                    tensor_parallel_size=engine.config.tensor_parallel_size,
+                )
+            )
+        switches, _ = read_switches(self.paths)
+        killed = switches.get("unfinished_switch")
+        return Serving(
+            engines=unread or tuple(engines),
+            errors=tuple(errors),
+            target=self.unit(TARGET),
+            unfinished_switch=str(killed["message"] or killed["id"]) if killed else "",
+            switching=switches.get("switch") is not None,
+        )

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The support report: readable evidence in one archive, without secrets.
+
+Two passes. The first collects what looks like a secret anywhere (an API key on a command line, a file whose name says
+so); the second takes the patterns out of every text, and the collected values wherever else they stand.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..gpu.driver import GENERATED, STATIC
+from ..system import dpkg
+from ..system.host import Unread
+from .reading import Reader
+
+GONE = "REDACTED"
+JOURNAL_LINES = 300
+LONGEST_FILE = 262_144
+SHORTEST_SECRET = 6
+UNITS = (
+    "vllm-edge.target",
+    "vllm-edge-switch.service",
+    "vllm-edge-recover.service",
+    "docker.service",
+    "nvidia-persistenced.service",
+    "nvidia-cdi-refresh.path",
+    "nvidia-cdi-refresh.service",
+)
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "kernel": ("uname", "-a"),
+    "packages": (
+        "dpkg-query",
+        "-W",
+        "-f",
+        dpkg.FORMAT,
+        "nvidia-*",
+        "libnvidia-*",
+        "libcuda1",
+        "linux-modules-nvidia-*",
+        "docker*",
+        "containerd*",
+    ),
+    "docker": ("docker", "version"),
+    "nvidia-smi": ("nvidia-smi",),
+    "nvidia-smi-topology": ("nvidia-smi", "topo", "-m"),
+    "cdi-devices": ("nvidia-ctk", "cdi", "list"),
+    "block-devices": ("df", "-h"),
+}
+
+# A name that holds a secret. max_tokens and the tokenizer hold none.
+_NAME = r"(?:api[-_]?key|(?:\b|[-_.])key(?![a-z])|token(?!s|i[sz])|secret|passw|passphrase|credential)"
+_FILE = re.compile(rf"{_NAME}|\.pem$|\.htpasswd", re.IGNORECASE)
+_VALUE = r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s,;}\]\"']+)"
+PATTERNS: tuple[re.Pattern[str], ...] = (
+    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<secret>.*?)-----END", re.DOTALL),
+    # https://user:password@host, and a token alone before the @.
+    re.compile(r"\b[a-z][a-z0-9+.-]*://(?P<secret>[^\s/@\"']+)@", re.IGNORECASE),
+    re.compile(r"\b(?:bearer|basic)\s+(?P<secret>[A-Za-z0-9._~+/=-]{6,})", re.IGNORECASE),
+    # One argument per line, as in docker-create: the values follow on lines of their own.
+    re.compile(rf"^--[\w-]*{_NAME}[\w-]*\n(?P<secret>(?!-).+(?:\n(?!-).+)*)", re.IGNORECASE | re.MULTILINE),
+    # On one line, with all values of an option that takes several.
+    re.compile(rf"--[\w-]*{_NAME}[\w-]*[ \t]+(?P<secret>(?!-)\S+(?:[ \t]+(?!-)\S+)*)", re.IGNORECASE),
+    # NAME=value, name: value and "name": "value".
+    re.compile(rf"[\w.-]*{_NAME}[\w.-]*[\"']?[ \t]*[=:][ \t]*(?P<secret>{_VALUE})", re.IGNORECASE | re.MULTILINE),
+    # What tokens look like, wherever they stand.
+    re.compile(r"\b(?P<secret>hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{12,}|gh[pousr]_[A-Za-z0-9]{12,}|glpat-[\w-]{12,})"),
+)
+
+
+def find_secrets(texts: Iterable[str]) -> set[str]:
+    """Values that a pattern points at. Short ones and plain numbers would take evidence out of other texts."""
+    found: set[str] = set()
+    for text in texts:
+        for pattern in PATTERNS:
+            for match in pattern.finditer(text):
+                for word in match["secret"].split():
+                    value = word.strip("\"',;")
+                    # user:password of an address: the password is what also stands elsewhere.
+                    found |= {part for part in (value, value.rpartition(":")[2]) if _is_secret(part)}
+    return found
+
+
+def _is_secret(value: str) -> bool:
+    return len(value) >= SHORTEST_SECRET and not re.fullmatch(r"[\d.]+|true|false|null|none|REDACTED", value, re.I)
+
+
+def redact(text: str, secrets: Iterable[str] = ()) -> str:
+    """The text without what a pattern points at, and without the given values."""
+
+    def without(match: re.Match[str]) -> str:
+        start, end = match.span("secret")
+        secret = match["secret"]
+        kept = f"{secret[0]}{GONE}{secret[-1]}" if secret[:1] in ("'", '"') and secret[:1] == secret[-1:] else GONE
+        return text_of(match)[match.start() : start] + kept + text_of(match)[end : match.end()]
+
+    def text_of(match: re.Match[str]) -> str:
+        return match.string
+
+    for pattern in PATTERNS:
+        text = pattern.sub(without, text)
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, GONE)
+    return text
+
+
+def _said(reader: Reader, command: tuple[str, ...]) -> str:
+    ran = reader.ask(*command)
+    if isinstance(ran, Unread):
+        return f"{ran.why}\n"
+    return f"$ {' '.join(command)}\n{ran.out}{ran.err}\n" + (f"exit status {ran.status}\n" if ran.status else "")
+
+
+def _files(reader: Reader) -> tuple[dict[str, str], set[str]]:
+    """Configuration, and the secrets of files that are left out."""
+    found: dict[str, str] = {}
+    secrets: set[str] = set()
+    single = ("etc/os-release", "etc/docker/daemon.json")
+    places = [reader.at(path) for path in single]
+    for directory in (reader.paths.etc, reader.at(STATIC), reader.at(GENERATED)):
+        places += sorted(path for path in directory.rglob("*") if path.is_file()) if directory.is_dir() else []
+    places += [path for path in (reader.paths.active_profile, reader.paths.switch_journal) if path.is_file()]
+    for path in places:
+        name = f"files{path}"
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            found[name] = f"cannot be read: {error.strerror}\n"
+            continue
+        if _FILE.search(path.name):
+            secrets |= {word for word in re.split(r"[\s=:\"']+", text) if _is_secret(word)}
+            found[name] = "left out: by its name it holds a secret\n"
+        elif len(text) > LONGEST_FILE:
+            found[name] = f"left out: {len(text)} characters\n"
+        else:
+            found[name] = text
+    return found, secrets
+
+
+def collect(reader: Reader, document: Mapping[str, Any]) -> dict[str, str]:
+    """Name in the archive to text, redacted."""
+    from .render import render
+
+    texts, secrets = _files(reader)
+    engines = (
+        sorted(path.name for path in (reader.paths.etc / "engines").glob("*")) if reader.paths.etc.is_dir() else []
+    )
+    units = [*(f"vllm-{engine}.service" for engine in engines), *UNITS]
+    texts |= {f"commands/{name}.txt": _said(reader, command) for name, command in COMMANDS.items()}
+    texts["units.txt"] = _said(reader, ("systemctl", "--no-pager", "--full", "--lines=0", "status", *units))
+    for unit in units:
+        command = ("journalctl", "--no-pager", "--output=short-iso", f"--lines={JOURNAL_LINES}", f"--unit={unit}")
+        texts[f"journal/{unit}.log"] = _said(reader, command)
+    texts["doctor.json"] = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    texts["doctor.txt"] = "\n".join(render(document)) + "\n"
+    secrets |= find_secrets(texts.values())
+    return {redact(name, secrets): redact(text, secrets) for name, text in sorted(texts.items())}
+
+
+def write_report(path: Path, reader: Reader, document: Mapping[str, Any]) -> None:
+    """A tar.gz for its owner alone: what an engine logged may be a user's."""
+    texts = collect(reader, document)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.fchmod(descriptor, 0o600)
+    with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for name, text in texts.items():
+            data = text.encode()
+            member = tarfile.TarInfo(f"vllm-edge-support/{name.lstrip('/')}")
+            member.size = len(data)
+            member.mode = 0o644
+            archive.addfile(member, io.BytesIO(data))

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor's decisions, without any input or output: what to do with a container that is already there, and how
+each event (a log line, an answer of /health, Docker coming and going, time passing) changes what systemd is told."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ..names import LABEL_ENGINE, LABEL_INPUT_HASH
+from ..system.docker import Container
+from ..system.http import Answer
+from .config import EngineConfig
+from .diagnosis import explain_stall
+from .signatures import Explanation
+from .startup import STARTING_PHASES, WORDS, Phase, Progress, is_progress
+from .state import TAIL_LINES, EngineState
+
+SCAN_LINES = 600
+STATUS_EVERY_S = 2.0
+EXTEND_EVERY_S = 5.0
+EXTEND_BY_S = 60.0
+
+
+class Existing(Enum):
+    """What to do about a container that carries our name before we have done anything."""
+
+    CREATE = "create"
+    REFUSE = "refuse"
+    REMOVE = "remove"
+    STOP_AND_REMOVE = "stop and remove"
+    ATTACH_SERVING = "attach, it serves"
+    ATTACH_LOADING = "attach, it still loads"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do, and why, in words for the journal."""
+
+    what: Existing
+    why: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """A running container of ours, looked at: does it answer, has it ever, is its log alive?"""
+
+    health: Answer
+    was_ready: bool
+    log_age_s: float | None
+
+
+def needs_look(container: Container | None, config: EngineConfig) -> bool:
+    """Whether the decision depends on how the container does (asking costs up to health_timeout_s)."""
+    return (
+        container is not None
+        and container.running
+        and container.labels.get(LABEL_ENGINE) == config.engine
+        and container.labels.get(LABEL_INPUT_HASH) == config.input_hash
+    )
+
+
+def decide_existing(container: Container | None, config: EngineConfig, found: Found | None) -> Decision:
+    """Other people's containers are never touched; ours are kept only if they are the right one and alive."""
+    if container is None:
+        return Decision(Existing.CREATE, "no container of this name")
+    owner = container.labels.get(LABEL_ENGINE)
+    if owner != config.engine:
+        told = f"belongs to the engine {owner!r}" if owner else f"has no label {LABEL_ENGINE}, so it is not ours"
+        return Decision(
+            Existing.REFUSE,
+            f"a container named {container.name} exists (image {container.image}, {container.status}) and {told}: it "
+            f"is left alone; rename or remove it, then start {config.unit} again",
+        )
+    if not container.running:
+        return Decision(Existing.REMOVE, f"the previous container is {container.status}")
+    if container.labels.get(LABEL_INPUT_HASH) != config.input_hash:
+        return Decision(Existing.STOP_AND_REMOVE, "the running container was made from other inputs")
+    if found is None:
+        return Decision(Existing.STOP_AND_REMOVE, "the running container was not looked at")
+    if found.health.ok:
+        return Decision(Existing.ATTACH_SERVING, "the running container is the right one and answers /health")
+    if found.was_ready:
+        return Decision(
+            Existing.STOP_AND_REMOVE,
+            f"the running container has served before and does not answer /health now ({found.health.words()})",
+        )
+    if found.log_age_s is not None and found.log_age_s < config.stall_timeout_s:
+        return Decision(Existing.ATTACH_LOADING, "the running container is the right one and still loads")
+    return Decision(Existing.STOP_AND_REMOVE, "the running container has never answered and its log stands still")
+
+
+def had_been_ready(container: Container, state: EngineState | None, lines: Sequence[str]) -> bool:
+    """Our own record where it speaks of this container; else vLLM's log, which says when its server has started."""
+    if state is not None and state.container_id == container.id:
+        return state.ready_at is not None
+    return any("Application startup complete" in line for line in lines)
+
+
+@dataclass(frozen=True)
+class Reaction:
+    """What an event asks for. Empty is the usual case."""
+
+    ready: bool = False
+    watchdog: bool = False
+    status: str | None = None
+    extend_s: float | None = None
+    phase_changed: bool = False
+    say: str | None = None
+    give_up: Explanation | None = None
+
+
+def _span(seconds: float) -> str:
+    whole = int(seconds)
+    return f"{whole} s" if whole < 120 else f"{whole // 60} min {whole % 60:02d} s"
+
+
+@dataclass
+class Supervision:
+    """From a started container to its end. All times are seconds of one monotonic clock."""
+
+    config: EngineConfig
+    started: float
+    was_ready: bool = False
+    load_seconds: float | None = None
+    progress: Progress = field(default_factory=Progress)
+    ready: bool = False
+    phase: Phase = Phase.STARTING
+    scan: deque[str] = field(default_factory=lambda: deque(maxlen=SCAN_LINES))
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    last_log: float = 0.0
+    last_ok: float | None = None
+    unhealthy_since: float | None = None
+    unhealthy_clock: str = ""
+    unhealthy_answer: str = ""
+    docker_away_since: float | None = None
+    log_lost: bool = False
+    _status: str = ""
+    _status_at: float = float("-inf")
+    _extended_at: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self.last_log = self.last_log or self.started
+
+    # -- what systemctl status shows
+
+    def status_text(self, now: float) -> str:
+        config = self.config
+        names = ", ".join(config.served_names)
+        if self.phase is Phase.SERVING:
+            loaded = "" if self.load_seconds is None else f", loaded in {_span(self.load_seconds)}"
+            away = "" if self.docker_away_since is None else "; the Docker Engine is away, clients cannot connect"
+            return f"serving {names} at {config.url} ({config.model} {config.precision}){loaded}{away}"
+        if self.phase is Phase.UNHEALTHY:
+            return (
+                f"not answering /health since {self.unhealthy_clock} ({self.unhealthy_answer}); "
+                "the watchdog restarts the engine if it stays so"
+            )
+        if self.phase in STARTING_PHASES:
+            unseen = "; its log cannot be read" if self.log_lost else ""
+            return f"{self.progress.words()}, {_span(now - self.started)}{unseen}"
+        return WORDS[self.phase]
+
+    def _react(
+        self,
+        now: float,
+        *,
+        ready: bool = False,
+        watchdog: bool = False,
+        say: str | None = None,
+        before: Phase | None = None,
+        give_up: Explanation | None = None,
+    ) -> Reaction:
+        """Adds what time asks for: the status when it changed (not too often), a longer start timeout while loading."""
+        changed = before is not None and before is not self.phase
+        text = self.status_text(now)
+        due = changed or ready or now - self._status_at >= STATUS_EVERY_S
+        status = text if text != self._status and due else None
+        if status is not None:
+            self._status, self._status_at = text, now
+        extend: float | None = None
+        # Nobody sees how an engine without a log advances: it has the unit's start timeout.
+        if not self.ready and not self.log_lost and now - self._extended_at >= EXTEND_EVERY_S:
+            extend, self._extended_at = EXTEND_BY_S, now
+        return Reaction(ready, watchdog, status, extend, changed, say, give_up)
+
+    # -- events
+
+    def on_log(self, line: str, now: float) -> Reaction:
+        before = self.phase
+        self.scan.append(line)
+        self.tail.append(line)
+        if is_progress(line):
+            self.last_log = now
+        self.progress.feed(line)
+        if not self.ready:
+            self.phase = self.progress.phase
+        return self._react(now, before=before)
+
+    def on_health(self, answer: Answer, now: float, clock: str) -> Reaction:
+        before = self.phase
+        if not answer.ok:
+            if not self.ready:
+                return self._react(now)
+            say = None
+            if self.unhealthy_since is None:
+                self.unhealthy_since, self.unhealthy_clock = now, clock
+                say = f"/health does not answer: {answer.words()}"
+            self.unhealthy_answer = answer.words()
+            self.phase = Phase.UNHEALTHY
+            return self._react(now, before=before, say=say)
+        say = None
+        first = not self.ready
+        if first:
+            self.ready = True
+            if self.load_seconds is None and not self.was_ready:
+                self.load_seconds = round(now - self.started, 1)
+            # What was printed while loading explains no later death.
+            self.scan.clear()
+        elif self.unhealthy_since is not None:
+            say = f"/health answers again after {_span(now - self.unhealthy_since)}"
+        self.unhealthy_since = None
+        self.last_ok = now
+        self.phase = Phase.SERVING
+        return self._react(now, ready=first, watchdog=True, say=say, before=before)
+
+    def on_docker(self, away: bool, now: float) -> Reaction:
+        if away == (self.docker_away_since is not None):
+            return self._react(now)
+        say = None
+        if away:
+            self.docker_away_since = now
+            say = "the Docker Engine is away; the engine's process lives, waiting for Docker to come back"
+        elif self.docker_away_since is not None:
+            say = f"the Docker Engine is back after {_span(now - self.docker_away_since)}"
+            self.docker_away_since = None
+            # While Docker was away no line could be read: its silence was not the engine's.
+            self.last_log = now
+        self._status_at = float("-inf")
+        return self._react(now, say=say)
+
+    def on_log_lost(self, why: str | None, now: float) -> Reaction:
+        """`why` it cannot be read; None when it can be read again."""
+        if (why is not None) == self.log_lost:
+            return self._react(now)
+        self.log_lost = why is not None
+        self.last_log = now
+        self._status_at = float("-inf")
+        again = "the engine's log can be read again"
+        return self._react(now, say=again if why is None else f"the engine's log cannot be read: {why}")
+
+    def on_tick(self, now: float) -> Reaction:
+        silent = now - self.last_log
+        heard = self.docker_away_since is None and not self.log_lost
+        if not self.ready and heard and silent >= self.config.stall_timeout_s:
+            return self._react(now, give_up=explain_stall(silent, self.progress.words()))
+        return self._react(now)
+
+    def unanswered_s(self, now: float) -> float:
+        """Since the last good answer, or since the start where there was none."""
+        return now - (self.started if self.last_ok is None else self.last_ok)

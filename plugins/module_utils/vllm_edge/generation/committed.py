@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The committed generation: active-profile.json."""
+
+from __future__ import annotations
+
+import json
+
+from ..paths import HostPaths
+from .live import write_file
+from .model import ORIGINS, Committed, CommittedEngine, Generation, GenerationError
+
+
+def parse_committed(text: str, source: str) -> Committed:
+    """A file of the older form, without digest and origin, reads as digest `` and origin `inventory`."""
+    try:
+        data = json.loads(text)
+        engines = {
+            str(name): CommittedEngine(str(row["input_hash"]), int(row["generation"]))
+            for name, row in data["engines"].items()
+        }
+        previous, inventory = data.get("previous_generation"), data.get("inventory_profile")
+        origin = data.get("origin", "inventory")
+        if origin not in ORIGINS:
+            raise ValueError(f"origin is {origin!r}, one of {', '.join(ORIGINS)} is expected")
+        return Committed(
+            profile=str(data["profile"]),
+            generation=int(data["generation"]),
+            digest=str(data.get("digest", "")),
+            engines=engines,
+            origin=origin,
+            inventory_profile=None if inventory is None else str(inventory),
+            chosen_at=str(data.get("chosen_at", "")),
+            previous_generation=None if previous is None else int(previous),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        why = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        raise GenerationError(
+            f"{source} does not say which generation is committed: {why}. Engines that run were not touched. "
+            f"`vllm-edge history` knows which one it was; with the file moved away, site.yml chooses anew."
+        ) from error
+
+
+def committed(paths: HostPaths) -> Committed | None:
+    """What the host is committed to; None where nothing has been committed yet."""
+    path = paths.active_profile
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise GenerationError(f"{path} cannot be read: {error}") from error
+    return parse_committed(text, str(path))
+
+
+def commit(
+    generation: Generation, paths: HostPaths, *, origin: str, inventory_profile: str | None, chosen_at: str
+) -> None:
+    """Makes it the committed generation, by one rename. The one before stays known as the previous."""
+    before = _committed_before(paths)
+    if before is None or before.generation == generation.number:
+        previous = before.previous_generation if before else None
+    else:
+        previous = before.generation
+    value = {
+        "profile": generation.profile,
+        "generation": generation.number,
+        "digest": generation.digest,
+        "engines": {
+            name: {"input_hash": engine.config.input_hash, "generation": engine.config.generation}
+            for name, engine in generation.engines.items()
+        },
+        "origin": origin,
+        "inventory_profile": inventory_profile,
+        "chosen_at": chosen_at,
+        "previous_generation": previous,
+    }
+    write_file(paths.active_profile, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _committed_before(paths: HostPaths) -> Committed | None:
+    """A damaged record has no previous generation; it must not stand in the way of a good one."""
+    try:
+        return committed(paths)
+    except GenerationError:
+        return None

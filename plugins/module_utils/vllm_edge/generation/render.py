@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rendering: the files of a generation out of what Ansible hands over, and the input hash of each engine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from ..engine.config import EngineConfigError, engine_problems, parse_docker_create
+from ..names import LABEL_ENGINE, LABEL_GENERATION, LABEL_INPUT_HASH
+from .model import CREATE_FILE, Foreign, GenerationError, Limits
+
+OF_NO_ENGINE = ("input_hash", "generation")
+"""Keys of engine.json that follow from the rest and from the generation's number."""
+REACH_THE_SUPERVISOR = ("image_id", "stop_timeout_s", "stall_timeout_s", "health_timeout_s", "shutdown_timeout_s")
+"""Keys of engine.json whose change is a restart. The others stand in the line of `docker create`, or change nothing."""
+
+
+def bare(docker_create: str) -> str:
+    """The line of `docker create` without the two labels that follow from the rest of it."""
+    ours = (f"--label={LABEL_GENERATION}=", f"--label={LABEL_INPUT_HASH}=")
+    return "".join(line for line in docker_create.splitlines(keepends=True) if not line.startswith(ours))
+
+
+def labelled(docker_create: str, generation: int, input_hash: str) -> str:
+    """The line of `docker create` with both labels, after the engine's own."""
+    lines = docker_create.splitlines(keepends=True)
+    places = [number for number, line in enumerate(lines, 1) if line.startswith(f"--label={LABEL_ENGINE}=")]
+    if len(places) != 1:
+        raise GenerationError(
+            f"the line of docker create has {len(places)} arguments --label={LABEL_ENGINE}=..., exactly one is expected"
+        )
+    labels = [f"--label={LABEL_GENERATION}={generation}\n", f"--label={LABEL_INPUT_HASH}={input_hash}\n"]
+    return "".join([*lines[: places[0]], *labels, *lines[places[0] :]])
+
+
+def _hash(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def input_hash(
+    docker_create: str, unit: str, config: Mapping[str, Any], chat_template: str | None, manifest_sha256: str
+) -> str:
+    """Over everything that reaches the container or its supervisor: where it changes the engine restarts, else not."""
+    reaches = {key: config.get(key) for key in REACH_THE_SUPERVISOR}
+    return _hash([bare(docker_create), unit, reaches, chat_template, manifest_sha256])
+
+
+def rendered(options: Mapping[str, Any]) -> Rendered:
+    """Out of the options of the module `serving_switch`; everything that is wrong is said at once."""
+    engines: dict[str, EngineFiles] = {}
+    problems: list[str] = []
+    for row in options["engines"]:
+        name = str(row["name"])
+        config = {key: value for key, value in row["config"].items() if key not in OF_NO_ENGINE}
+        create, unit, chat = bare(row["docker_create"]), row["unit"], row["chat_template"]
+        hashed = input_hash(create, unit, config, chat, row["manifest_sha256"])
+        found = engine_problems({**config, "input_hash": hashed, "generation": 1})
+        expected = {"engine": name, "unit": f"vllm-{name}.service"}
+        found += [
+            f"{key} is {config.get(key)!r}, {want!r} is expected"
+            for key, want in expected.items()
+            if config.get(key) != want
+        ]
+        if name in engines:
+            found.append("it is there twice")
+        try:
+            parse_docker_create(labelled(create, 1, hashed), CREATE_FILE)
+        except (EngineConfigError, GenerationError) as error:
+            found.append(str(error))
+        problems += [f"engine {name}: {text}" for text in found]
+        engines[name] = EngineFiles(create, unit, config, chat, hashed)
+    budgets = {}
+    for uuid, mib in options["budgets_mib"].items():
+        if not str(mib).isdigit():
+            problems.append(f"budgets_mib of {uuid} is {mib!r}: MiB, a whole number from 0")
+        else:
+            budgets[str(uuid)] = int(mib)
+    known = {item.name: item for item in fields(Limits)}
+    limits: dict[str, Any] = {}
+    for key, value in options["limits"].items():
+        whole = key == "keep_generations"
+        try:
+            limits[key] = int(value) if whole else float(value)
+        except (ValueError, TypeError):
+            problems.append(f"limits: {key} is {value!r}, a number is expected")
+        if key not in known:
+            problems.append(f"limits: {key} is none of {', '.join(known)}")
+    if problems:
+        raise GenerationError(f"What was rendered cannot be used: {'; '.join(problems)}.")
+    return Rendered(options["profile"], engines, options["target"], budgets, options["foreign"], Limits(**limits))
+
+
+@dataclass(frozen=True)
+class EngineFiles:
+    """What is rendered for one engine, whatever the number of its generation will be."""
+
+    docker_create: str
+    """Without the labels of generation and input hash."""
+    unit: str
+    config: Mapping[str, Any]
+    """engine.json without `input_hash` and `generation`."""
+    chat_template: str | None
+    input_hash: str
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A generation that has no number yet."""
+
+    profile: str
+    engines: Mapping[str, EngineFiles]
+    target: str
+    budgets_mib: Mapping[str, int]
+    foreign: Foreign = "warn"
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def digest(self) -> str:
+        return _hash(
+            {
+                "profile": self.profile,
+                "engines": {name: asdict(engine) for name, engine in self.engines.items()},
+                "target": self.target,
+                "budgets_mib": dict(self.budgets_mib),
+                "foreign": self.foreign,
+                "limits": asdict(self.limits),
+            }
+        )
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        return {name: engine.input_hash for name, engine in self.engines.items()}

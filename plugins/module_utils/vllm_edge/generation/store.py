@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generations: what one activation of a profile needs on the host, kept complete and numbered, beside the live files.
+
+A directory `generations/<number>/` appears by one rename and is never edited. The live files (engines, units, target)
+are copies of one generation's; which one the host is committed to is in active-profile.json, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from ..engine.config import (
+    Engine,
+    EngineConfigError,
+    check_together,
+    parse_docker_create,
+    parse_engine,
+)
+from ..names import ENGINE_NAME, TARGET
+from ..paths import HostPaths
+from ..system.files import sync
+from .committed import committed
+from .model import (
+    CHAT_FILE,
+    CONFIG_FILE,
+    CREATE_FILE,
+    DIRECTORY_MODE,
+    FORMAT,
+    MODE,
+    Committed,
+    Generation,
+    GenerationError,
+    Limits,
+)
+from .render import OF_NO_ENGINE, EngineFiles, Rendered, bare, labelled
+
+# -- the committed generation
+
+
+def load_committed(paths: HostPaths) -> Generation | None:
+    """The generation that the host is committed to, read and checked; None where nothing has been committed yet."""
+    now = committed(paths)
+    return load(paths, now.generation) if now else None
+
+
+# -- reading
+
+
+def numbers(paths: HostPaths) -> list[int]:
+    """Generations that have a directory, whether it is sound or not."""
+    try:
+        names = [entry.name for entry in (paths.state / "generations").iterdir() if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise GenerationError(f"{paths.state / 'generations'} cannot be read: {error}") from error
+    return sorted(int(name) for name in names if re.fullmatch(r"[1-9][0-9]*", name))
+
+
+def load(paths: HostPaths, number: int) -> Generation:
+    """One generation, every file of it checked against its digest."""
+    directory = paths.generation_dir(number)
+    if not directory.is_dir():
+        there = ", ".join(map(str, numbers(paths))) or "none"
+        raise GenerationError(f"there is no generation {number} on this host ({directory}); there are: {there}")
+    return load_directory(directory, number)
+
+
+def load_directory(directory: Path, number: int) -> Generation:
+    """The same of a directory anywhere."""
+    try:
+        return _load(directory, number)
+    except EngineConfigError as error:
+        raise _damaged(number, str(error)) from error
+    except FileNotFoundError as error:
+        raise _damaged(number, f"{error.filename} is missing") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise _damaged(number, str(error)) from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        why = f"key {error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        raise _damaged(number, f"{directory / 'generation.json'}: {why}") from error
+
+
+def _damaged(number: int, why: str) -> GenerationError:
+    return GenerationError(
+        f"generation {number} is damaged: {why}. Where it is what the inventory says, site.yml writes it again; "
+        "engines that run do not need it."
+    )
+
+
+def _load(directory: Path, number: int) -> Generation:
+    data = json.loads((directory / "generation.json").read_text(encoding="utf-8"))
+    if data["format"] != FORMAT:
+        raise ValueError(f"format is {data['format']!r}, this program reads {FORMAT}")
+    if data["generation"] != number:
+        raise ValueError(f"generation is {data['generation']!r}, its directory says {number}")
+    engines: dict[str, Engine] = {}
+    files: dict[str, EngineFiles] = {}
+    for name, row in data["engines"].items():
+        if not ENGINE_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no engine name")
+        place = directory / "engines" / name
+        text = (place / CONFIG_FILE).read_text(encoding="utf-8")
+        config = parse_engine(text, str(place / CONFIG_FILE))
+        line = (place / CREATE_FILE).read_text(encoding="utf-8")
+        create = parse_docker_create(line, str(place / CREATE_FILE))
+        check_together(config, create, str(place / CREATE_FILE))
+        if (config.engine, config.input_hash, config.generation) != (name, row["input_hash"], row["generation"]):
+            raise ValueError(f"engine {name} is not the one that its {CONFIG_FILE} describes")
+        if config.unit != f"vllm-{name}.service":
+            raise ValueError(f"unit of engine {name} is {config.unit!r}, vllm-{name}.service is expected")
+        chat = place / CHAT_FILE
+        engines[name] = Engine(config, create)
+        files[name] = EngineFiles(
+            docker_create=bare(line),
+            unit=(directory / "units" / config.unit).read_text(encoding="utf-8"),
+            config={key: value for key, value in json.loads(text).items() if key not in OF_NO_ENGINE},
+            chat_template=chat.read_text(encoding="utf-8") if chat.exists() else None,
+            input_hash=config.input_hash,
+        )
+    known = {item.name for item in fields(Limits)}
+    rendered = Rendered(
+        profile=data["profile"],
+        engines=files,
+        target=(directory / "units" / TARGET).read_text(encoding="utf-8"),
+        budgets_mib=data["budgets_mib"],
+        foreign=data["foreign"],
+        limits=Limits(**{key: value for key, value in data["limits"].items() if key in known}),
+    )
+    if rendered.digest != data["digest"]:
+        raise ValueError(f"a file of {directory} was changed: their digest is not the recorded {data['digest'][:12]}")
+    return Generation(
+        number=number,
+        profile=rendered.profile,
+        digest=rendered.digest,
+        created_at=data["created_at"],
+        directory=directory,
+        engines=engines,
+        budgets_mib=rendered.budgets_mib,
+        foreign=rendered.foreign,
+        limits=rendered.limits,
+    )
+
+
+# -- writing a generation
+
+
+def number_for(digest: str, paths: HostPaths) -> int:
+    """The committed number where that is the same generation, else one that lies there already, else a new one."""
+    now = committed(paths)
+    if now is not None and now.digest == digest:
+        return now.generation
+    there = numbers(paths)
+    for number in reversed(there):
+        if (now is None or number != now.generation) and _recorded_digest(paths, number) == digest:
+            return number
+    return max([*there, now.generation if now else 0, 0]) + 1
+
+
+def _recorded_digest(paths: HostPaths, number: int) -> str | None:
+    try:
+        data = json.loads((paths.generation_dir(number) / "generation.json").read_text(encoding="utf-8"))
+        return str(data["digest"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def documents(rendered: Rendered, number: int, now: Committed | None, created_at: str) -> dict[str, str]:
+    """The files of a generation by their path in its directory.
+
+    An engine that is in the committed generation as it is keeps the number that its container carries.
+    """
+    files = {f"units/{TARGET}": rendered.target}
+    marks: dict[str, dict[str, object]] = {}
+    for name, engine in rendered.engines.items():
+        known = now.engines.get(name) if now else None
+        mine = known.generation if known and known.input_hash == engine.input_hash else number
+        marks[name] = {"input_hash": engine.input_hash, "generation": mine}
+        config = {**engine.config, **marks[name]}
+        files[f"engines/{name}/{CONFIG_FILE}"] = json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        files[f"engines/{name}/{CREATE_FILE}"] = labelled(engine.docker_create, mine, engine.input_hash)
+        files[f"units/{engine.config['unit']}"] = engine.unit
+        if engine.chat_template is not None:
+            files[f"engines/{name}/{CHAT_FILE}"] = engine.chat_template
+    described = {
+        "format": FORMAT,
+        "generation": number,
+        "profile": rendered.profile,
+        "digest": rendered.digest,
+        "created_at": created_at,
+        "engines": marks,
+        "budgets_mib": dict(rendered.budgets_mib),
+        "foreign": rendered.foreign,
+        "limits": asdict(rendered.limits),
+    }
+    files["generation.json"] = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
+    return files
+
+
+def write_directory(directory: Path, files: Mapping[str, str]) -> None:
+    """Files of a generation below a directory that is there, all of them on disk when this returns."""
+    try:
+        for name, text in files.items():
+            place = directory / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text, encoding="utf-8")
+            place.chmod(MODE)
+            sync(place)
+        for place in [directory, *(entry for entry in directory.rglob("*") if entry.is_dir())]:
+            place.chmod(DIRECTORY_MODE)
+            sync(place)
+    except OSError as error:
+        raise GenerationError(f"generation could not be written below {directory}: {error}") from error
+
+
+def is_written(rendered: Rendered, number: int, now: Committed | None, paths: HostPaths) -> str | None:
+    """None where the directory is there, sound, and says just this; else what is wrong with it, in words."""
+    if not paths.generation_dir(number).exists():
+        return "it is not there"
+    try:
+        there = load(paths, number)
+    except GenerationError as error:
+        return str(error)
+    if there.digest != rendered.digest:
+        return f"it is another one: its digest is {there.digest[:12]}, rendered is {rendered.digest[:12]}"
+    wanted = json.loads(documents(rendered, number, now, "")["generation.json"])["engines"]
+    marks = {
+        name: {"input_hash": engine.config.input_hash, "generation": engine.config.generation}
+        for name, engine in there.engines.items()
+    }
+    return None if marks == wanted else "its engines carry numbers of another time"
+
+
+def put(staged: Path, number: int, paths: HostPaths) -> None:
+    """A directory that was written beside it becomes the generation, by one rename; a damaged one goes after that."""
+    place = paths.generation_dir(number)
+    aside = place.with_name(f".former-{number}-{os.getpid()}")
+    try:
+        if place.exists():
+            os.rename(place, aside)
+        os.rename(staged, place)
+        sync(place.parent)
+    except OSError as error:
+        raise GenerationError(f"{place} could not be written: {error}") from error
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def stage(paths: HostPaths) -> Path:
+    """A directory beside the generations, for `write_directory` and `put`. What a dead run left there is removed."""
+    root = paths.state / "generations"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for entry in root.glob(".new-*"):
+            shutil.rmtree(entry, ignore_errors=True)
+        return Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+    except OSError as error:
+        raise GenerationError(f"{root} cannot be written: {error}") from error
+
+
+def prune(paths: HostPaths, keep: int) -> list[int]:
+    """Removes all but the newest `keep`; never the committed one nor the one before it."""
+    now = committed(paths)
+    stay = {now.generation, now.previous_generation} if now else set()
+    there = numbers(paths)
+    old = [number for number in there[: max(0, len(there) - keep)] if number not in stay]
+    for number in old:
+        try:
+            shutil.rmtree(paths.generation_dir(number))
+        except OSError as error:
+            raise GenerationError(f"{paths.generation_dir(number)} could not be removed: {error}") from error
+    return old

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""VRAM of every GPU against its budget: pure evaluation, and waiting until what is measured stands still.
+
+What the figures of a GPU mean:
+
+  used_mib      what NVML says is allocated (v2), see nvml.py
+  foreign_mib   what processes hold that are not ours. None when it cannot be known: NVML does not give a process's
+                memory, or nobody can say whose process it is. Never 0 by default.
+  engine_mib    used minus foreign: our engines, and memory that no process holds any more. It counts as ours because
+                after an engine crashed that is what it looks like. An upper bound (used_mib) where foreign_mib is None.
+  headroom_mib  budget minus engine_mib, negative when over budget
+
+vLLM takes its whole share at start-up, so little memory is as telling as much: far below what is expected means that
+something else runs than was planned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..system.nvml import GpuIdentity, GpuReading, HostReading
+from .owners import ENDED, Owner
+
+Foreign = Literal["ignore", "warn", "fail"]
+
+IDLE_MIB = 16
+"""What may be allocated on a GPU that nobody of ours uses. The driver keeps 0-4 MiB on an idle L4 and rounds per
+process; 16 is far below the smallest thing an engine leaves behind (a CUDA context: about 200)."""
+
+UNKNOWN_RESERVE_SHARE = 0.03
+"""Where only NVML v1 answers, an idle GPU shows the driver's reserve as used: 2.04 % on an L4 (471 of 23,034 MiB)."""
+
+STABLE_MIB = 16
+"""Two samples closer than this are the same."""
+
+DEFAULT_TOLERANCE_MIB = 300
+
+
+class BudgetError(ValueError):
+    """The budgets cannot be what was meant. The text says which, why, and how to put it right."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What to hold the measurement against; maps are by UUID."""
+
+    budgets: Mapping[str, int]
+    expected: Mapping[str, int]
+    foreign: Foreign = "warn"
+    tolerance_mib: int = DEFAULT_TOLERANCE_MIB
+
+
+@dataclass(frozen=True)
+class ProcessUse:
+    pid: int
+    used_mib: int | None
+    container: str | None
+    unit: str | None
+    owner: str
+    reason: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "pid": self.pid,
+            "used_mib": self.used_mib,
+            "container": self.container,
+            "unit": self.unit,
+            "owner": self.owner,
+            "reason": self.reason,
+        }
+
+    def __str__(self) -> str:
+        memory = "an unknown amount" if self.used_mib is None else f"{self.used_mib} MiB"
+        who = [f"pid {self.pid}"]
+        if self.container:
+            who.append(f"container {self.container}")
+        if self.unit:
+            who.append(f"unit {self.unit}")
+        if self.owner == "unknown":
+            who.append(f"owner unknown: {self.reason}")
+        elif self.owner == "foreign":
+            who.append("not ours")
+        return f"{memory} by {', '.join(who)}"
+
+
+@dataclass(frozen=True)
+class GpuVerdict:
+    reading: GpuReading
+    slot: int | None
+    budget_mib: int
+    expected_mib: int | None
+    engine_mib: int
+    foreign_mib: int | None
+    unattributed_mib: int | None
+    """Memory that no process holds; None where a process's memory is unknown."""
+    processes: tuple[ProcessUse, ...]
+
+    @property
+    def within_budget(self) -> bool:
+        return self.engine_mib <= self.budget_mib
+
+    @property
+    def headroom_mib(self) -> int:
+        return self.budget_mib - self.engine_mib
+
+    @property
+    def is_upper_bound(self) -> bool:
+        return self.foreign_mib is None or self.reading.used_includes_reserved
+
+    @property
+    def releasing(self) -> bool:
+        """Over budget only by memory that no process holds: the driver may be about to give it back."""
+        if self.within_budget or self.unattributed_mib is None:
+            return False
+        return self.engine_mib - self.unattributed_mib <= self.budget_mib
+
+    @property
+    def card(self) -> str:
+        slot = "no slot" if self.slot is None else f"slot {self.slot}"
+        return f"GPU {self.reading.index} ({slot}, {self.reading.name}, {self.reading.uuid})"
+
+    def as_dict(self) -> dict[str, Any]:
+        gpu = self.reading
+        return {
+            "index": gpu.index,
+            "slot": self.slot,
+            "uuid": gpu.uuid,
+            "name": gpu.name,
+            "pci_bus_id": gpu.pci_bus_id,
+            "compute_capability": gpu.compute_capability,
+            "memory_version": gpu.memory_version,
+            "total_mib": gpu.total_mib,
+            "reserved_mib": gpu.reserved_mib,
+            "used_mib": gpu.used_mib,
+            "free_mib": gpu.free_mib,
+            "engine_mib": self.engine_mib,
+            "engine_mib_is": "upper bound" if self.is_upper_bound else "exact",
+            "foreign_mib": self.foreign_mib,
+            "unattributed_mib": self.unattributed_mib,
+            "budget_mib": self.budget_mib,
+            "expected_mib": self.expected_mib,
+            "headroom_mib": self.headroom_mib,
+            "within_budget": self.within_budget,
+            "processes": [process.as_dict() for process in self.processes],
+        }
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    gpus: tuple[GpuVerdict, ...]
+    failures: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def passing(self) -> bool:
+        """Whether the next samples may well tell something else: memory is on its way back, or a process just ended."""
+        return any(gpu.releasing or any(process.reason == ENDED for process in gpu.processes) for gpu in self.gpus)
+
+    @property
+    def message(self) -> str:
+        """One paragraph: what is wrong, or that nothing is."""
+        if self.failures:
+            return " ".join(self.failures)
+        parts = [f"GPU {gpu.reading.index}: {gpu.engine_mib} of {gpu.budget_mib} MiB" for gpu in self.gpus]
+        return f"Every GPU is within its budget ({'; '.join(parts)})."
+
+
+# ---- what was asked for -----------------------------------------------------------------------------------------
+
+
+def _whole_mib(option: str, key: str, value: object) -> int:
+    """A number of MiB. Digits as text are taken, too: that is how -e hands numbers over."""
+    if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]+", value.strip()):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        hint = ""
+        if isinstance(value, str) and re.search(r"[gG]i?[bB]?\s*$", value):
+            hint = " GB and GiB are never guessed: 20.6 GB read from nvidia-smi is 20600 MiB, 20.6 GiB is 21094."
+        elif isinstance(value, float) and 0 < value <= 1:
+            hint = " A share of the GPU is no budget: what it means differs between vLLM versions."
+        raise BudgetError(f"{option}[{key}] is {value!r}: write a whole number of MiB, as nvidia-smi shows it.{hint}")
+    if value < 0:
+        raise BudgetError(f"{option}[{key}] is {value}: MiB cannot be negative. A GPU that must stay empty has 0.")
+    return value
+
+
+def _known_gpus(gpus: Sequence[GpuReading], slots: Sequence[str]) -> str:
+    def line(gpu: GpuReading) -> str:
+        slot = f"slot {slots.index(gpu.uuid)}" if gpu.uuid in slots else "no slot"
+        return f"{gpu.uuid} ({slot}, {gpu.name} at {gpu.pci_bus_id})"
+
+    return ", ".join(line(gpu) for gpu in gpus) or "no GPU at all"
+
+
+def check_slots(slots: Sequence[str]) -> None:
+    """Refuse a list of slots that names a GPU twice."""
+    twice = sorted({uuid for uuid in slots if slots.count(uuid) > 1})
+    if twice:
+        raise BudgetError(f"gpu_slots names {', '.join(twice)} more than once: every slot is another GPU.")
+
+
+def resolve_mib(
+    option: str, values: Mapping[Any, object], gpus: Sequence[GpuReading], slots: Sequence[str]
+) -> dict[str, int]:
+    """{uuid or slot: MiB} as {uuid: MiB}; refuses what cannot have been meant."""
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    resolved: dict[str, int] = {}
+    spelled: dict[str, str] = {}
+    for raw_key, raw_value in values.items():
+        key = str(raw_key).strip()
+        mib = _whole_mib(option, key, raw_value)
+        if re.fullmatch(r"[0-9]+", key):
+            if int(key) >= len(slots):
+                raise BudgetError(
+                    f"{option} names slot {key}, but this host has "
+                    + (f"the slots 0 to {len(slots) - 1}" if slots else "no slots")
+                    + f" ({_known_gpus(gpus, slots)}). Correct the engine's gpus, or add the card to gpu_uuids."
+                )
+            uuid = slots[int(key)]
+        else:
+            uuid = key
+        if uuid not in by_uuid:
+            what = f"slot {key}, which is {uuid}" if uuid != key else key
+            raise BudgetError(
+                f"{option} names {what}, but NVML does not see that GPU. It sees {_known_gpus(gpus, slots)}. "
+                "If the card was exchanged, put the new UUID in its place in gpu_uuids; if it should be there, "
+                "look for Xid messages in 'journalctl -k'."
+            )
+        if uuid in resolved:
+            raise BudgetError(
+                f"{option} names the same GPU twice, as {spelled[uuid]} and as {key} ({uuid}): keep one of them."
+            )
+        total = by_uuid[uuid].total_mib
+        if mib > total:
+            raise BudgetError(
+                f"{option}[{key}] is {mib} MiB, but {uuid} ({by_uuid[uuid].name}) has {total} MiB in all, "
+                "so it could never be exceeded. Is it in another unit (bytes, KiB), or for another card?"
+            )
+        resolved[uuid] = mib
+        spelled[uuid] = key
+    return resolved
+
+
+# ---- the verdict ------------------------------------------------------------------------------------------------
+
+
+def _use(pid: int, used_mib: int | None, owner: Owner) -> ProcessUse:
+    return ProcessUse(pid, used_mib, owner.container, owner.unit, owner.kind, owner.reason)
+
+
+def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot: int | None) -> GpuVerdict:
+    nobody = Owner("unknown", reason="its owner was not looked up")
+    processes = tuple(_use(p.pid, p.used_mib, owners.get(p.pid, nobody)) for p in gpu.processes or ())
+    memory_known = gpu.processes is not None and all(process.used_mib is not None for process in processes)
+    foreign_known = memory_known and all(process.owner != "unknown" for process in processes)
+
+    foreign_mib = sum(p.used_mib or 0 for p in processes if p.owner == "foreign") if foreign_known else None
+    unattributed_mib = max(0, gpu.used_mib - sum(p.used_mib or 0 for p in processes)) if memory_known else None
+    engine_mib = gpu.used_mib if foreign_mib is None else max(0, gpu.used_mib - foreign_mib)
+
+    idle_mib = IDLE_MIB + (int(gpu.total_mib * UNKNOWN_RESERVE_SHARE) if gpu.used_includes_reserved else 0)
+    nothing_of_ours = foreign_known and not any(process.owner == "ours" for process in processes)
+    if nothing_of_ours and engine_mib <= idle_mib:
+        engine_mib = 0
+
+    return GpuVerdict(
+        reading=gpu,
+        slot=slot,
+        budget_mib=limits.budgets.get(gpu.uuid, 0),
+        expected_mib=limits.expected.get(gpu.uuid),
+        engine_mib=engine_mib,
+        foreign_mib=foreign_mib,
+        unattributed_mib=unattributed_mib,
+        processes=processes,
+    )
+
+
+def _over_budget(gpu: GpuVerdict) -> str:
+    over = -gpu.headroom_mib
+    budget = f"its budget of {gpu.budget_mib} MiB" if gpu.budget_mib else "0 MiB, for no engine of the profile uses it"
+    measured = f"at most {gpu.engine_mib}" if gpu.is_upper_bound else str(gpu.engine_mib)
+    text = f"{gpu.card} is over budget: {measured} MiB are in use where {budget}: {over} MiB too many."
+    if gpu.is_upper_bound and gpu.foreign_mib is None:
+        text += " What other people's processes hold of it could not be told apart."
+    if gpu.reading.used_includes_reserved:
+        text += " Only NVML's first memory call answered, so the driver's own reserve is counted in."
+    held = [str(process) for process in gpu.processes]
+    if gpu.unattributed_mib is not None and gpu.unattributed_mib > IDLE_MIB:
+        held.append(f"{gpu.unattributed_mib} MiB by no process")
+    text += f" Held: {'; '.join(held) if held else 'no process is listed'}."
+    ours = sorted({process.unit for process in gpu.processes if process.owner == "ours" and process.unit})
+    if gpu.releasing:
+        text += (
+            " Memory without a process is what a crashed engine leaves when the driver did not clean up: "
+            f"stop the engines of this GPU, then 'nvidia-smi --gpu-reset -i {gpu.reading.uuid}', or reboot."
+        )
+    elif ours and not gpu.budget_mib:
+        text += f" Stop what should not run there: 'systemctl stop {' '.join(ours)}'."
+    elif ours:
+        text += (
+            f" 'journalctl -u {' -u '.join(ours)}' shows what vLLM took for weights, KV cache and CUDA graphs; lower "
+            "the engine's max_num_seqs, gpu_memory_utilization or kv_cache_memory_bytes, or raise its vram_budget_mib "
+            "if the plan was wrong."
+        )
+    else:
+        text += " Find out who runs these processes ('nvidia-smi', 'docker ps') before anything is stopped."
+    return text
+
+
+def _foreign(gpu: GpuVerdict) -> str | None:
+    """What to say about processes that are not, or perhaps not, ours."""
+    others = [process for process in gpu.processes if process.owner != "ours"]
+    if others:
+        return f"{gpu.card} is also used by others: {'; '.join(str(process) for process in others)}."
+    if gpu.reading.processes is None:
+        return f"{gpu.card} does not list its processes, so memory of others cannot be told from ours."
+    return None
+
+
+def _far_below(gpu: GpuVerdict, tolerance_mib: int) -> str | None:
+    if gpu.expected_mib is None or gpu.engine_mib >= gpu.expected_mib - tolerance_mib:
+        return None
+    return (
+        f"{gpu.card} uses {gpu.engine_mib} MiB, {gpu.expected_mib - gpu.engine_mib} MiB less than the expected "
+        f"{gpu.expected_mib}. vLLM takes its whole share at start-up, so something else runs than was planned: "
+        "compare the engine's model, max_model_len and gpu_memory_utilization with the profile."
+    )
+
+
+def _reserve_unknown(gpu: GpuVerdict) -> str | None:
+    if not gpu.reading.used_includes_reserved:
+        return None
+    return (
+        f"{gpu.card} answers only NVML's first memory call: used_mib includes the driver's own reserve, which is not "
+        "known (about 470 MiB on an L4), so the check is stricter than the budget by that much."
+    )
+
+
+def evaluate(
+    gpus: Iterable[GpuReading], owners: Mapping[int, Owner], limits: Limits, slots: Sequence[str] = ()
+) -> Evaluation:
+    """Hold every GPU against its budget. A GPU that `limits.budgets` does not name has 0."""
+    verdicts = tuple(
+        judge_gpu(gpu, owners, limits, slots.index(gpu.uuid) if gpu.uuid in slots else None) for gpu in gpus
+    )
+    failures = [_over_budget(gpu) for gpu in verdicts if not gpu.within_budget]
+    warnings: list[str] = []
+    for gpu in verdicts:
+        foreign = _foreign(gpu)
+        if foreign and limits.foreign == "fail":
+            failures.append(f"{foreign} foreign is fail: stop them, or let the profile use other GPUs.")
+        elif foreign and limits.foreign == "warn":
+            warnings.append(foreign)
+        warnings.extend(text for text in (_far_below(gpu, limits.tolerance_mib), _reserve_unknown(gpu)) if text)
+    seen = {gpu.reading.uuid for gpu in verdicts}
+    for number, uuid in enumerate(slots):
+        if uuid not in seen:
+            warnings.append(f"NVML does not see slot {number}, {uuid}; nothing is known about it.")
+    return Evaluation(verdicts, tuple(failures), tuple(warnings))
+
+
+# ---- standing still ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settled:
+    reading: HostReading
+    evaluation: Evaluation
+    settled: bool
+    samples: int
+    waited_s: float
+
+
+def same_memory(before: HostReading, after: HostReading) -> bool:
+    """Whether no GPU moved by STABLE_MIB or more between two samples."""
+    used = {gpu.uuid: gpu.used_mib for gpu in before.gpus}
+    return len(before.gpus) == len(after.gpus) and all(
+        gpu.uuid in used and abs(gpu.used_mib - used[gpu.uuid]) < STABLE_MIB for gpu in after.gpus
+    )
+
+
+def settle(
+    read: Callable[[], HostReading],
+    judge: Callable[[HostReading], Evaluation],
+    timeout_s: float,
+    *,
+    interval_s: float = 1.0,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> Settled:
+    """Read until two samples in a row agree, at most timeout_s long; the last sample is judged.
+
+    A GPU that is over budget only by memory without a process gets the whole time: the driver gives memory back some
+    seconds after the process is gone, and stands still until it does.
+    """
+    start = clock()
+    last = read()
+    samples = 1
+    still = False
+    while True:
+        waited = clock() - start
+        if waited >= timeout_s:
+            return Settled(last, judge(last), still, samples, waited)
+        sleep(min(interval_s, timeout_s - waited))
+        current = read()
+        samples += 1
+        still = same_memory(last, current)
+        if still:
+            evaluation = judge(current)
+            if not evaluation.passing:
+                return Settled(current, evaluation, True, samples, clock() - start)
+        last = current
+
+
+def slot_identities(records: Sequence[tuple[str, str | None, str | None]]) -> tuple[GpuIdentity, ...]:
+    """(uuid, name, bus id) by slot as identities, for naming a card that NVML no longer sees."""
+    return tuple(
+        GpuIdentity(at, uuid, name or "unknown model", bus or "an unknown bus id")
+        for at, (uuid, name, bus) in enumerate(records)
+    )

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host has of NVIDIA's driver, and what the driver says of its GPUs.
+
+The doctor and the role nvidia_driver read a host with the same reader. It asks nvidia-smi, which comes with every
+driver, and not nvidia-ml-py, which a bare host does not have.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..system import dpkg
+from ..system.dpkg import Packages
+from ..system.host import HostReader, Unread
+from ..system.systemd import Unit
+from ..text import natural
+from . import topology
+from .driver import DriverVersions, read_versions
+from .topology import Card, Topology
+
+SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+MODULE = re.compile(r"^\S*/nvidia(?:-current(?:-open)?)?\.ko(?:\.\w+)?:", re.MULTILINE)
+REFUSAL = re.compile(r"\[(?!N/A|Not Supported|Requested functionality)[^\]]+\]")
+BUS_FIELDS = ("uuid", "pci.bus_id")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    release: str
+    has_module: bool
+    """Whether an NVIDIA module is installed for it."""
+
+
+@dataclass(frozen=True)
+class Driver:
+    versions: DriverVersions
+    origins: Mapping[str, tuple[str, ...]] | Unread
+    """Package to who offers the installed version of it."""
+    installer: str
+    """What the vendor's .run installer left; empty without it."""
+    loaded: bool
+    nouveau: bool
+    secure_boot: bool | Unread | None
+    """None: the host was not started by UEFI."""
+    signer: str | Unread
+    """Of the module on disk; empty for none."""
+    running_kernel: str
+    kernels: tuple[Kernel, ...]
+    """Installed ones, oldest first."""
+    persistence: Unit | Unread
+
+
+def switch(word: str) -> bool | None:
+    """What nvidia-smi writes for on and off."""
+    return {"enabled": True, "yes": True, "disabled": False, "no": False}.get(word.lower())
+
+
+@dataclass(frozen=True)
+class DriverReader(HostReader):
+    """Reads the driver, the kernels that can start, and the bus between the GPUs."""
+
+    def driver(self, packages: Packages | Unread) -> Driver:
+        release = self.plain("proc/sys/kernel/osrelease")
+        return Driver(
+            versions=read_versions(self.root),
+            origins=packages if isinstance(packages, Unread) else self.origins(packages),
+            installer=next((path for path in dpkg.INSTALLERS if self.at(path).exists()), ""),
+            loaded=self.at("sys/module/nvidia").is_dir(),
+            nouveau=self.at("sys/module/nouveau").is_dir(),
+            secure_boot=self.secure_boot(),
+            signer=self.signer(),
+            running_kernel=release,
+            kernels=self.kernels(release),
+            persistence=self.unit("nvidia-persistenced.service"),
+        )
+
+    def origins(self, packages: Packages) -> dict[str, tuple[str, ...]] | Unread:
+        names = dpkg.versioned(packages)
+        if not names:
+            return {}
+        sources, policy = self.ask("apt-cache", "policy"), self.ask("apt-cache", "policy", *names)
+        if isinstance(sources, Unread):
+            return sources
+        if isinstance(policy, Unread):
+            return policy
+        owners_of = dpkg.parse_origins(sources.out)
+        return {
+            name: tuple(sorted({owner for uri in uris for owner in owners_of.get(uri, {uri})}))
+            for name, uris in dpkg.parse_policy(policy.out).items()
+        }
+
+    def secure_boot(self) -> bool | Unread | None:
+        if not self.at("sys/firmware/efi").is_dir():
+            return None
+        try:
+            # Four bytes of attributes, then the value.
+            return self.at(SECURE_BOOT).read_bytes()[-1:] == b"\x01"
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            return Unread(f"the state of Secure Boot: {error.strerror}")
+
+    def signer(self) -> str | Unread:
+        # Debian's own packages have the module under the other names.
+        for name in ("nvidia", "nvidia-current", "nvidia-current-open"):
+            ran = self.ask("modinfo", "-F", "signer", name)
+            if isinstance(ran, Unread):
+                return ran
+            if ran.status == 0:
+                return ran.out.strip()
+        return Unread("modinfo finds no module of the driver for the running kernel")
+
+    def kernels(self, running: str) -> tuple[Kernel, ...]:
+        """Those that can be started: the running one, and what has an image in /boot."""
+        try:
+            releases = {entry.name for entry in self.at("lib/modules").iterdir() if entry.is_dir()}
+        except OSError:
+            releases = set()
+        bootable = [name for name in releases if name == running or self.at(f"boot/vmlinuz-{name}").exists()]
+        return tuple(
+            Kernel(name, bool(MODULE.search(self.plain(f"lib/modules/{name}/modules.dep"))))
+            for name in sorted(bootable, key=natural)
+        )
+
+    def smi(self, fields: Sequence[str]) -> tuple[list[list[str]], str]:
+        """One row for each GPU that answers, and what nvidia-smi said otherwise."""
+        ran = self.ask("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+        if isinstance(ran, Unread):
+            return [], ran.why
+        rows, said = [], []
+        for line in f"{ran.out}\n{ran.err}".splitlines():
+            cells = [cell.strip() for cell in line.split(",")]
+            if cells[0].startswith("GPU-") and len(cells) == len(fields):
+                rows.append(cells)
+                # Where a card refuses one field it says why in its place.
+                said += [f"{cells[0]}: {cell}" for cell in cells if REFUSAL.fullmatch(cell)]
+            elif line.strip():
+                said.append(line.strip())
+        if ran.status != 0 and not said:
+            said = [f"nvidia-smi ended with {ran.status} and said nothing"]
+        return rows, " ".join(said)
+
+    def by_uuid(self, fields: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Fields that not every driver knows; none where it refuses them."""
+        rows, _ = self.smi(["uuid", *fields])
+        return {row[0]: tuple(row[1:]) for row in rows}
+
+    def bus(self, places: Iterable[tuple[str, str]]) -> Topology:
+        """No more than `correctness` needs. A place is a GPU's UUID and its address as nvidia-smi writes it."""
+        cards = []
+        for uuid, bus_id in places:
+            address = topology.kernel_address(bus_id)
+            device = self.at(f"sys/bus/pci/devices/{address}")
+            cards.append(
+                Card(
+                    uuid=uuid,
+                    bus=address,
+                    iommu=topology.read_iommu(self.root, device),
+                    redirecting=topology.read_redirecting(device),
+                )
+            )
+        return Topology(tuple(cards), self.peers([card.uuid for card in sorted(cards, key=lambda card: card.bus)]))
+
+    def peers(self, uuids: Sequence[str]) -> dict[tuple[str, str], str] | Unread:
+        if len(uuids) < 2:
+            return {}
+        ran = self.ask("nvidia-smi", "topo", "-p2p", "r")
+        if isinstance(ran, Unread):
+            return ran
+        found = topology.parse_peers(ran.out, uuids)
+        said = " ".join(ran.out.split())[:80]
+        return found or Unread(f"'nvidia-smi topo -p2p r' shows no pairs: {said or ran.err}")

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPU is slot 0, 1, 2, ...: chosen once, remembered, never re-mapped by itself.
+
+Engines name their GPUs by slot. A slot is a UUID, from the inventory's gpu_uuids where the operator states it, else
+from a record on the host that the first run makes in PCI bus order. A card that is gone is an error and keeps its slot:
+closing the gap would hand every engine behind it the wrong GPU without a word.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..system.nvml import GpuIdentity
+
+RECORD_PATH = "/var/lib/vllm-edge/gpu-slots.json"
+RECORD_VERSION = 1
+_UUID = re.compile(r"GPU-[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
+
+
+class SlotError(ValueError):
+    """The slots cannot be settled. The text says what, why, and the remedy."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    uuid: str
+    name: str | None
+    pci_bus_id: str | None
+
+    def as_dict(self, number: int) -> dict[str, Any]:
+        return {"slot": number, "uuid": self.uuid, "name": self.name, "pci_bus_id": self.pci_bus_id}
+
+    def describe(self, number: int) -> str:
+        if self.pci_bus_id is None:
+            return f"slot {number}, {self.uuid} (never seen on this host)"
+        return f"slot {number}, {self.uuid} ({self.name or 'unknown model'}, last seen at {self.pci_bus_id})"
+
+
+@dataclass(frozen=True)
+class SlotPlan:
+    slots: tuple[Slot, ...]
+    source: str
+    """declared (gpu_uuids), recorded (the file), or discovered (first run, PCI bus order)."""
+    before: str
+    after: str
+    warnings: tuple[str, ...]
+
+    @property
+    def changed(self) -> bool:
+        return self.before != self.after
+
+    @property
+    def uuids(self) -> list[str]:
+        return [slot.uuid for slot in self.slots]
+
+    @property
+    def paste(self) -> str:
+        return paste(self.slots)
+
+
+def paste(slots: Sequence[Slot]) -> str:
+    """The lines for host_vars that make the order explicit."""
+    lines = ["gpu_uuids:"]
+    for number, slot in enumerate(slots):
+        place = ", ".join(part for part in (slot.name, slot.pci_bus_id) if part)
+        lines.append(f"  - {slot.uuid}  # slot {number}" + (f": {place}" if place else ""))
+    return "\n".join(lines) + "\n"
+
+
+def render(slots: Sequence[Slot]) -> str:
+    """The record. No time stamp: the same slots are the same file."""
+    record = {"version": RECORD_VERSION, "gpus": [slot.as_dict(number) for number, slot in enumerate(slots)]}
+    return json.dumps(record, indent=2) + "\n"
+
+
+def parse(text: str, path: str = RECORD_PATH) -> tuple[Slot, ...]:
+    """A record's slots. '' (no record) has none."""
+    if not text.strip():
+        return ()
+    remedy = f"Restore it from a backup, or remove {path} to have the slots recorded anew in PCI bus order."
+    try:
+        record = json.loads(text)
+        if record["version"] != RECORD_VERSION:
+            raise SlotError(
+                f"{path} is of version {record['version']!r} and this program knows {RECORD_VERSION}: "
+                f"another release of vllm-edge wrote it. {remedy}"
+            )
+        slots = tuple(Slot(str(gpu["uuid"]), gpu.get("name"), gpu.get("pci_bus_id")) for gpu in record["gpus"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, SlotError):
+            raise
+        raise SlotError(f"{path} is not a record of GPU slots ({type(error).__name__}: {error}). {remedy}") from error
+    _refuse_duplicates([slot.uuid for slot in slots], path)
+    return slots
+
+
+def load(path: str = RECORD_PATH) -> tuple[Slot, ...]:
+    """The recorded slots of this host, none where there is no record."""
+    return parse(read_text(path), path)
+
+
+def read_text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+
+
+def check_declared(uuids: Sequence[str]) -> None:
+    """Refuse what gpu_uuids cannot hold, before any GPU is looked at."""
+    for number, uuid in enumerate(uuids):
+        if _UUID.fullmatch(uuid) is None:
+            raise SlotError(
+                f"gpu_uuids[{number}] is {uuid!r}, which is no GPU UUID. 'nvidia-smi -L' prints them: "
+                "GPU-, then 8-4-4-4-12 hexadecimal digits. Indexes and bus ids change with the hardware; UUIDs do not."
+            )
+    _refuse_duplicates(uuids, "gpu_uuids")
+
+
+def _refuse_duplicates(uuids: Sequence[str], where: str) -> None:
+    lowered = [uuid.lower() for uuid in uuids]
+    for uuid in uuids:
+        places = [str(number) for number, other in enumerate(lowered) if other == uuid.lower()]
+        if len(places) > 1:
+            raise SlotError(
+                f"{where} names {uuid} {len(places)} times, as slots {' and '.join(places)}: "
+                "two engines would share a GPU that each believes to have alone. Every slot is another card."
+            )
+
+
+def _merge(uuid: str, present: dict[str, GpuIdentity], recorded: dict[str, Slot]) -> Slot:
+    gpu = present.get(uuid.lower())
+    if gpu is not None:
+        return Slot(gpu.uuid, gpu.name, gpu.pci_bus_id)
+    return recorded.get(uuid.lower(), Slot(uuid, None, None))
+
+
+def _gone(gone: Sequence[str], extra: Sequence[GpuIdentity], where: str) -> str:
+    if extra:
+        cards = ", ".join(gpu.card for gpu in extra)
+        next_step = f"It sees without a slot: {cards}. If that is the exchanged card, put its UUID in the same place"
+    else:
+        next_step = (
+            "Look for Xid messages in 'journalctl -k' and for the card in 'lspci -d 10de:'. "
+            "If it is gone for good, put its successor's UUID in its place"
+        )
+    return (
+        f"NVML does not see {'; '.join(gone)}, which {where} names. {next_step} in gpu_uuids of the host's host_vars. "
+        "No slot is re-mapped by itself: the engines behind it would land on other cards."
+    )
+
+
+def _too_few(slots: Sequence[Slot], extra: Sequence[GpuIdentity], minimum: int, where: str) -> str:
+    named = f" ({', '.join(slot.uuid for slot in slots)})" if slots else ""
+    if extra:
+        cards = ", ".join(gpu.card for gpu in extra)
+        next_step = f"NVML also sees {cards}, without a slot: add to gpu_uuids what the profile may use."
+    else:
+        next_step = "Choose a serving_profile for fewer GPUs, or look in 'lspci -d 10de:' for a card the driver misses."
+    return f"The profile needs {minimum} GPUs, but {where} has {len(slots)}{named}. {next_step}"
+
+
+def plan(
+    declared: Sequence[str] | None,
+    record: str,
+    present: Sequence[GpuIdentity],
+    minimum: int = 1,
+    path: str = RECORD_PATH,
+) -> SlotPlan:
+    """Settle the slots from the inventory's list, the record's text and what NVML sees. Raises SlotError."""
+    seen = {gpu.uuid.lower(): gpu for gpu in present}
+    if declared:
+        # The inventory's word replaces the record; a record that nobody can read only costs the last known names.
+        check_declared(declared)
+        try:
+            remembered = {slot.uuid.lower(): slot for slot in parse(record, path)}
+        except SlotError:
+            remembered = {}
+        slots = tuple(_merge(uuid, seen, remembered) for uuid in declared)
+        source, where = "declared", "gpu_uuids of the inventory"
+    else:
+        recorded = parse(record, path)
+        remembered = {slot.uuid.lower(): slot for slot in recorded}
+        if recorded:
+            slots = tuple(_merge(slot.uuid, seen, remembered) for slot in recorded)
+            source, where = "recorded", path
+        else:
+            by_bus = sorted(present, key=lambda gpu: gpu.index)
+            slots = tuple(Slot(gpu.uuid, gpu.name, gpu.pci_bus_id) for gpu in by_bus)
+            source, where = "discovered", "NVML"
+
+    named = {slot.uuid.lower() for slot in slots}
+    extra = [gpu for gpu in present if gpu.uuid.lower() not in named]
+    gone = [slot.describe(number) for number, slot in enumerate(slots) if slot.uuid.lower() not in seen]
+    if gone:
+        raise SlotError(_gone(gone, extra, where))
+    if len(slots) < minimum:
+        raise SlotError(_too_few(slots, extra, minimum, where))
+    warnings = [f"{gpu.card} has no slot and stays unused; add it to gpu_uuids to use it." for gpu in extra]
+    return SlotPlan(slots, source, record, render(slots), tuple(warnings))

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the GPUs of a host are connected, and what engines over several of them need to be correct.
+
+Only what makes results wrong or lets NCCL hang becomes environment and arguments of an engine (`correctness`): a GPU
+reads another one's memory over PCIe, and an IOMMU that translates, or a bridge whose Access Control Services send such
+reads through the root complex, is known to corrupt or stop them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..system.host import Unread
+
+SLOWDOWNS = {
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+# PCI Express: the extended capability Access Control Services, and in its control register the bits that send one
+# device's requests and completions for another one up to the root complex.
+ACS_CAPABILITY = 0x000D
+ACS_REDIRECT = 0x04 | 0x08
+EXTENDED_CONFIG = 0x100
+ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+UNSEEN = Unread("nobody looked")
+
+
+@dataclass(frozen=True)
+class Card:
+    """One GPU as the bus and the driver show it. None where the driver has no answer."""
+
+    uuid: str
+    bus: str
+    """As the kernel writes it: 0000:17:00.0."""
+    idle: bool = True
+    generation: int | None = None
+    generation_possible: int | None = None
+    width: int | None = None
+    width_possible: int | None = None
+    ecc: bool | None = None
+    uncorrected: int | None = None
+    """Uncorrected ECC errors since the driver was loaded."""
+    remap_failed: bool | None = None
+    remap_pending: bool | None = None
+    power_limit_w: float | None = None
+    power_default_w: float | None = None
+    slowdown: int | None = None
+    """Bits of SLOWDOWNS."""
+    numa: int | None = None
+    iommu: str | Unread = UNSEEN
+    """off, identity (addresses go through as they are), or the type of the group, which translates."""
+    redirecting: tuple[str, ...] | Unread = UNSEEN
+    """Bridges above it whose Access Control Services send peers' requests to the root complex."""
+
+
+@dataclass(frozen=True)
+class Xid:
+    bus: str
+    number: int
+    line: str
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """An engine that uses GPUs."""
+
+    engine: str
+    gpus: tuple[str, ...]
+    shm_bytes: int | None = None
+    """Of its container's /dev/shm; None: it has the host's."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    cards: tuple[Card, ...]
+    peers: Mapping[tuple[str, str], str] | Unread
+    """Pair of UUIDs to what the driver says of reads between them: OK, or why not."""
+    xids: tuple[Xid, ...] | Unread = UNSEEN
+    memory_bytes: int | None = None
+    shm_bytes: int | None = None
+    """Of the host's /dev/shm; None without one."""
+    engines: tuple[Sharing, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What keeps engines over several GPUs correct on this host; empty where nothing has to be done."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "environment": dict(self.environment),
+            "arguments": list(self.arguments),
+            "reasons": list(self.reasons),
+        }
+
+
+NO_PEERS = Recommendation({"NCCL_P2P_DISABLE": "1"}, ("--disable-custom-all-reduce",))
+"""Keeps the GPUs of an engine from reading each other's memory, for whatever reasons."""
+FORBIDDEN = replace(NO_PEERS, reasons=("vllm_engine_peer_to_peer says so",))
+
+
+def in_the_way(cards: Iterable[Card]) -> list[str]:
+    """Why reads between these GPUs may be wrong or never end."""
+    reasons = []
+    translated = [card for card in cards if isinstance(card.iommu, str) and card.iommu not in ("off", "identity")]
+    if translated:
+        where = ", ".join(f"{card.bus} ({card.iommu})" for card in translated)
+        reasons.append(f"the IOMMU translates the addresses of {where}, so that GPUs do not reach each other's memory")
+    bridges = sorted({bridge for card in cards if isinstance(card.redirecting, tuple) for bridge in card.redirecting})
+    if bridges:
+        reasons.append(
+            f"Access Control Services of {', '.join(bridges)} send what GPUs read of each other to the root complex"
+        )
+    return reasons
+
+
+def correctness(topology: Topology) -> Recommendation:
+    """What engines over several GPUs need. Nothing where the driver offers no peer-to-peer: then nobody uses it."""
+    if len(topology.cards) < 2:
+        return Recommendation()
+    peers = topology.peers
+    if not isinstance(peers, Unread) and peers and "OK" not in peers.values():
+        return Recommendation()
+    reasons = in_the_way(topology.cards)
+    return replace(NO_PEERS, reasons=tuple(reasons)) if reasons else Recommendation()
+
+
+def kernel_address(bus_id: str) -> str:
+    """'00000000:17:00.0', as NVML writes it, as the kernel writes it."""
+    domain, rest = bus_id.lower().split(":", 1)
+    return f"{domain[-4:].rjust(4, '0')}:{rest}"
+
+
+def read_numa(device: Path) -> int | None:
+    """None where the kernel knows no node, which it writes as -1."""
+    try:
+        node = int((device / "numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return None if node < 0 else node
+
+
+def read_iommu(root: Path, device: Path) -> str | Unread:
+    """What stands between a device and the memory."""
+    groups = root / "sys/kernel/iommu_groups"
+    try:
+        if not groups.is_dir() or not any(groups.iterdir()):
+            return "off"
+        if not device.exists():
+            return Unread(f"the kernel shows no PCI device {device.name}")
+        link = device / "iommu_group"
+        if not link.exists():
+            return "off"
+        return (link.resolve() / "type").read_text(encoding="ascii").strip()
+    except OSError as error:
+        return Unread(f"{device.name}: {error}")
+
+
+def acs_control(config: bytes) -> int | None:
+    """The control register of Access Control Services in a device's configuration space; None without them."""
+    at, seen = EXTENDED_CONFIG, set()
+    while EXTENDED_CONFIG <= at <= len(config) - 8 and at not in seen:
+        seen.add(at)
+        header = int.from_bytes(config[at : at + 4], "little")
+        if header in (0, 0xFFFFFFFF):
+            return None
+        if header & 0xFFFF == ACS_CAPABILITY:
+            return int.from_bytes(config[at + 6 : at + 8], "little")
+        at = header >> 20
+    return None
+
+
+def read_redirecting(device: Path) -> tuple[str, ...] | Unread:
+    """Bridges above a device that keep peers apart."""
+    if not device.exists():
+        return Unread(f"the kernel shows no PCI device {device.name}")
+    place = device.resolve()
+    found = []
+    for bridge in (parent for parent in place.parents if ADDRESS.fullmatch(parent.name)):
+        try:
+            config = (bridge / "config").read_bytes()
+        except OSError as error:
+            return Unread(f"{bridge.name}: {error}")
+        if len(config) <= EXTENDED_CONFIG:
+            # The kernel shows the first 64 bytes to everybody, all of it to root.
+            if len(config) <= 64:
+                return Unread("only root may read the configuration space of PCI bridges")
+            continue
+        control = acs_control(config)
+        if control is not None and control & ACS_REDIRECT:
+            found.append(bridge.name)
+    return tuple(sorted(found))
+
+
+def parse_peers(text: str, uuids: Sequence[str]) -> dict[tuple[str, str], str]:
+    """The matrix of `nvidia-smi topo -p2p r`; its numbers are those of the GPUs in the order of the bus."""
+    rows = [line.split() for line in text.splitlines()]
+    heads = next((row for row in rows if row and all(re.fullmatch(r"GPU\d+", word) for word in row)), [])
+    found: dict[tuple[str, str], str] = {}
+    for row in rows:
+        if len(row) != len(heads) + 1 or row[0] not in heads:
+            continue
+        for column, word in zip(heads, row[1:], strict=True):
+            one, other = int(row[0][3:]), int(column[3:])
+            if one < other < len(uuids):
+                found[uuids[one], uuids[other]] = word
+    return found
+
+
+def parse_xids(text: str) -> tuple[Xid, ...]:
+    """Lines of the kernel such as "NVRM: Xid (PCI:0000:17:00): 79, pid=..., GPU has fallen off the bus."."""
+    found = re.finditer(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+),?.*", text)
+    return tuple(Xid(match[1].lower(), int(match[2]), match[0].strip()) for match in found)

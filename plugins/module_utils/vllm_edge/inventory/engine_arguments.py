@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `extra_args` of an engine, read as vLLM's own parser reads them, and what must not stand there.
+
+Two kinds of sentences: those of `argument_errors` hold for every release of vLLM; those of `release_errors` for the
+one whose options are recorded in vllm_arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ..text import nearest, not_among, shown
+from .engine_inputs import as_yaml
+from .vllm_arguments import OPTIONS, REASONING_PARSERS, TOOL_CALL_PARSERS, VERSION, Option
+
+_SPELLED: dict[str, Option] = {spelled: option for option in OPTIONS for spelled in (option.name, *option.aliases)}
+
+# Keys of an engine that reach vLLM under another name.
+KEY_OF_OPTION: dict[str, str] = {"--served-model-name": "served_names", "--model": "model"}
+
+# Options that the role or the way engines run decides, with what to use instead.
+OURS: dict[str, str] = {
+    "--host": "an engine answers on 127.0.0.1 of the host alone; remove it",
+    "--port": "the port on the host is the key port; remove it",
+    "--uds": "an engine is asked over its port; remove it",
+    "--grpc": "an engine is asked over HTTP; remove it",
+    "--grpc-port": "an engine has one port, the key port; remove it",
+    "--headless": "an engine without an API would never be ready; remove it",
+    "--root-path": "health and completions are asked at the root; remove it",
+    "--ssl-keyfile": "health and completions are asked over http on 127.0.0.1; remove it",
+    "--ssl-certfile": "health and completions are asked over http on 127.0.0.1; remove it",
+    "--api-key": "it would stand readable in the unit's files, and the engine answers on 127.0.0.1 alone; remove it",
+    "--enable-auto-tool-choice": "the key tool_call_parser turns it on; use that one",
+    "--config": "a file would hide arguments from plan and validation; write them here",
+    "--revision": "the key revision of the model says which commit is brought and served; use that one",
+    "--download-dir": "weights are brought before the engine starts, to model_weights_root; remove it",
+    "--hf-token": "engines reach no hub; for the download use model_weights_token_file",
+    "--data-parallel-size": "one engine has tensor_parallel_size x pipeline_parallel_size GPUs; make a second engine",
+    "--shutdown-timeout": "a switch and systemd rely on it; set vllm_engine_shutdown_timeout_s, for all engines",
+    "--device-ids": "the key gpus says which GPUs the engine gets; use that one",
+}
+
+# Options of earlier releases that the recorded one no longer has.
+FORMER: dict[str, str] = {
+    "--swap-space": "there is no swap to host memory any more; remove it",
+    "--disable-log-requests": "requests are logged only with --enable-log-requests; remove it",
+    "--guided-decoding-backend": "it is called --structured-outputs-config.backend now",
+    "--enable-reasoning": "the key reasoning_parser is enough; use that one",
+    "--task": "it is called --runner now, with pooling for embeddings and rewards",
+    "--num-scheduler-steps": "scheduling is asynchronous by itself; remove it",
+    "--device": "the image decides it; remove it",
+}
+
+_KEY_CHOICES: dict[str, tuple[str, ...]] = {
+    "tool_call_parser": TOOL_CALL_PARSERS,
+    "reasoning_parser": REASONING_PARSERS,
+    **{key: _SPELLED[f"--{key.replace('_', '-')}"].choices for key in ("dtype", "kv_cache_dtype")},
+}
+
+
+# Options whose value is nobody's to read on a terminal.
+SECRET = re.compile(r"^(--api[-_]key|--hf[-_]token)([= ]).*", re.DOTALL)
+
+
+class Argument(NamedTuple):
+    """One option as it stands in extra_args."""
+
+    text: str
+    """The option with the values that belong to it, as given."""
+    name: str
+    """Its name in vLLM's spelling, without what follows a dot."""
+    dotted: str
+    option: Option | None
+    glued: bool
+    """Whether a value follows after an equals sign."""
+    values: tuple[str, ...]
+
+
+def said(text: str) -> str:
+    """An argument as it may be printed."""
+    return shown(SECRET.sub(r"\1\2...", text))
+
+
+def is_option(item: str) -> bool:
+    """As argparse sees it: a dash that begins no number."""
+    return item.startswith("-") and re.fullmatch(r"-\d+(\.\d+)?|-", item) is None
+
+
+def find(name: str) -> Option | None:
+    """The option of a name, an alias, or an abbreviation that only one option has."""
+    if name.startswith("-O"):
+        return _SPELLED["--optimization-level"]
+    if name in _SPELLED or not name.startswith("--"):
+        return _SPELLED.get(name)
+    begun = {option for spelled, option in _SPELLED.items() if spelled.startswith(name)}
+    return begun.pop() if len(begun) == 1 and len(name) > 4 else None
+
+
+def arguments(items: list[str]) -> tuple[list[Argument], list[str]]:
+    """Options with their values, and the words that belong to none."""
+    found: list[Argument] = []
+    stray: list[str] = []
+    position = 0
+    while position < len(items):
+        item = items[position]
+        position += 1
+        if not is_option(item):
+            stray.append(item)
+            continue
+        written, equals, value = item.partition("=")
+        base, dot, rest = written.partition(".")
+        name = base.replace("_", "-") if base.startswith("--") else base
+        option = find(name)
+        values = [value] if equals else [name[2:]] if re.fullmatch(r"-O.+", name) else []
+        room = {"none": 0, "optional": 1, "one": 1, "many": len(items)}[option.takes if option else "many"]
+        while (
+            not equals
+            and len(values) < (1 if dot else room)
+            and position < len(items)
+            and not is_option(items[position])
+        ):
+            values.append(items[position])
+            position += 1
+        text = " ".join([item, *(values if not equals and not re.fullmatch(r"-O.+", name) else [])])
+        found.append(Argument(text, name, dot + rest, option, bool(equals), tuple(values)))
+    return found, stray
+
+
+def argument_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with extra_args whatever the release; `keys` are those that an engine may have."""
+    given = engine.get("extra_args")
+    if not isinstance(given, list):
+        return
+    items = [item for item in given if isinstance(item, str)]
+    faults = {item: fault for item in items if (fault := _fault(item))}
+    for item, fault in faults.items():
+        yield f"{where}.extra_args: {said(item)} {fault}."
+    found, stray = arguments([item for item in items if item not in faults])
+    for word in stray:
+        yield (
+            f"{where}.extra_args: {shown(word)} belongs to no option; options begin with --, "
+            f"and the model is the key model."
+        )
+    seen: dict[str, Argument] = {}
+    for argument in found:
+        yield from _not_free(where, argument, engine, keys)
+        name = argument.option.name if argument.option else argument.name
+        place = name + argument.dotted
+        other = seen.get(place) or (seen.get(name) if argument.dotted else None)
+        if other and not (argument.option and argument.option.repeatable):
+            yield (
+                f"{where}.extra_args: {said(other.text)} and {said(argument.text)} are two sources for {name}, "
+                f"of which vLLM silently takes the last; keep one."
+            )
+        seen[place] = argument
+
+
+def release_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str]:
+    """What the recorded release of vLLM does not know."""
+    for key, choices in _KEY_CHOICES.items():
+        value = engine.get(key)
+        if isinstance(value, str) and value and value not in choices:
+            yield f"{where}.{key}: vLLM {VERSION} knows no {shown(value)}; {nearest(value, choices)}"
+    given = engine.get("extra_args")
+    if not isinstance(given, list):
+        return
+    for argument in arguments([item for item in given if isinstance(item, str) and not _fault(item)])[0]:
+        option = argument.option
+        if option is None:
+            yield f"{where}.extra_args: vLLM {VERSION} knows no {shown(argument.name)}; {_instead(argument.name, keys)}"
+        elif option.name not in OURS and option.name not in KEY_OF_OPTION and key_of(option) not in keys:
+            yield from _value_errors(where, argument, option)
+
+
+def unknown_engine_key(where: str, key: str, keys: Mapping[str, Any]) -> str:
+    """The sentence for a key of an engine that no role reads, which may still be one that vLLM has or had."""
+    spelled = key.lstrip("-").replace("-", "_").lower()
+    dashed = "--" + spelled.replace("_", "-")
+    if spelled in keys:
+        return f"{where}.{key}: nothing reads this key; keys are written with underscores: {spelled}."
+    if dashed in FORMER:
+        return f"{where}.{key}: vLLM {VERSION} has no {dashed}: {FORMER[dashed]}."
+    if dashed in OURS:
+        return f"{where}.{key}: nothing reads this key: {OURS[dashed]}."
+    option = find(dashed)
+    if option is None:
+        return f"{where}.{key}: nothing reads this key; {nearest(spelled, keys)}"
+    if option.name in KEY_OF_OPTION:
+        return f"{where}.{key}: nothing reads this key; it is called {KEY_OF_OPTION[option.name]} here."
+    if key_of(option) in keys:
+        return f"{where}.{key}: nothing reads this key; vLLM's name for it is {key_of(option)}."
+    example = option.name if option.takes == "none" else f"{option.name}=..."
+    return f"{where}.{key}: nothing reads this key, though vLLM knows it; write it into extra_args, as {example}."
+
+
+def key_of(option: Option) -> str:
+    """vLLM's name of an option in Python, which is that of a key."""
+    return option.name.removeprefix("--").replace("-", "_")
+
+
+def _fault(item: str) -> str:
+    """Why an item cannot stand in extra_args, whose items are lines of a file and words of no shell."""
+    value = item.partition("=")[2] if is_option(item) else item
+    if not item.strip():
+        return "is empty; remove it"
+    if "\0" in item:
+        return "holds a NUL; remove it"
+    if re.search(r"[\x00-\x1f\x7f]", item):
+        return (
+            "holds a line break or control character, and each item is one line of the unit's file; write one item each"
+        )
+    if value[:1] in ("{", "["):
+        try:
+            json.loads(value)
+        except ValueError as error:
+            return f"is not JSON ({error}); write it as in '--limit-mm-per-prompt={{\"image\": 0}}', in single quotes"
+        return ""
+    if re.search(r"\s", item):
+        return "holds a space, and nothing splits it; write one item for each word"
+    odd = sorted(set(re.findall(r"[$`;|&<>()\\\"'!#]", item)))
+    return f"holds {' '.join(odd)}, and no shell reads it; write the value itself" if odd else ""
+
+
+def _not_free(where: str, argument: Argument, engine: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str]:
+    """Options that have a place of their own."""
+    option = argument.option
+    if option is None or argument.dotted:
+        return
+    key = KEY_OF_OPTION.get(option.name) or key_of(option)
+    if key in keys and option.name != "--port":
+        if key in engine:
+            yield (
+                f"{where}.extra_args: {said(argument.text)} and the key {key} ({shown(engine[key])}) are two sources "
+                f"for one thing; keep the key."
+            )
+        else:
+            value = str(not argument.name.startswith("--no-")).lower() if option.takes == "none" else argument.values
+            example = value if isinstance(value, str) else as_yaml(value[0]) if value else "..."
+            yield (
+                f"{where}.extra_args: {said(argument.text)} has a key of its own, which plan and report read; "
+                f"write {key}: {example}."
+            )
+    elif option.name in OURS:
+        yield f"{where}.extra_args: {said(argument.text)} is not free to choose: {OURS[option.name]}."
+
+
+def _instead(name: str, keys: Mapping[str, Any]) -> str:
+    if name in FORMER:
+        return f"{FORMER[name]}."
+    offered = nearest(name, _SPELLED)
+    for option in (_SPELLED[word] for word in re.findall(r"--[a-z0-9-]+", offered)):
+        if key_of(option) in keys:
+            return f"did you mean the key {key_of(option)}?"
+    return offered
+
+
+def _value_errors(where: str, argument: Argument, option: Option) -> Iterator[str]:
+    """Values that an option of the recorded release does not take."""
+    text = f"{where}.extra_args: {said(argument.text)}"
+    if option.takes == "none" and argument.glued:
+        yield f"{text}: {option.name} takes no value; write {option.name}{_no_form(option)}."
+    elif option.takes in ("one", "many") and not argument.values:
+        yield f"{text}: {option.name} needs a value; write {option.name}=..."
+    elif not argument.dotted:
+        for value in argument.values:
+            if option.kind == "int" and not re.fullmatch(r"[+-]?\d+", value):
+                yield f"{text}: {option.name} takes a whole number, and {shown(value)} is none."
+            elif option.kind == "float" and not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)", value):
+                yield f"{text}: {option.name} takes a number, and {shown(value)} is none."
+            elif option.choices and value not in option.choices:
+                yield f"{text}: {not_among(value, option.choices)}"
+
+
+def _no_form(option: Option) -> str:
+    negated = [alias for alias in option.aliases if alias.startswith("--no-")]
+    return f" or {negated[0]}" if negated else ""

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys, types, units and names of what an operator writes for an engine, a model or a profile.
+
+Which keys there are, and their types, is read from the roles' argument specs; what a spec cannot say (units, ranges,
+what a name may hold) is here. Every function yields one sentence for each mistake: variable, value, why, what would do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ..text import nearest, not_among, shown
+
+Spec = Mapping[str, Mapping[str, Any]]
+"""Keys of a mapping, each with `type`, `elements`, `required`, `choices` as an argument spec has them."""
+
+
+class Quantity(NamedTuple):
+    """What a number counts and between which bounds it lies."""
+
+    unit: str
+    example: str
+    low: float = 1
+    high: float | None = None
+    remedy: str = ""
+    """Instead of the example."""
+
+
+QUANTITIES: dict[str, Quantity] = {
+    "tensor_parallel_size": Quantity("GPUs", "2"),
+    "pipeline_parallel_size": Quantity("GPUs", "2"),
+    "gpus": Quantity("slot", "0", low=0, remedy="slots are counted from 0, in the order of gpu_uuids"),
+    "port": Quantity("port", "8050", 1024, 65535, "the reference uses 8050, 8060 and 8070"),
+    "max_model_len": Quantity("tokens", "16384"),
+    "max_num_seqs": Quantity("requests", "8"),
+    "max_num_batched_tokens": Quantity("tokens", "2048"),
+    "gpu_memory_utilization": Quantity("fraction", "0.90", 0, 1, "write a fraction of the GPU's memory, such as 0.90"),
+    "kv_cache_memory_bytes": Quantity(
+        "bytes", "4294967296", 1048576, None, "write bytes, such as 4294967296 for 4 GiB"
+    ),
+    "vram_budget_mib": Quantity("MiB", "22200"),
+    "gpu_count": Quantity("GPUs", "4"),
+    "gpu_memory_mib": Quantity("MiB", "23034", 1024, None, "write what nvidia-smi prints as the total of one GPU"),
+}
+OTHER = Quantity("", "1", low=0)
+
+PLAIN_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+
+
+class Form(NamedTuple):
+    """What a text may look like, and how to say so."""
+
+    pattern: str
+    rule: str
+
+
+FORMS: dict[str, Form] = {
+    "repo": Form(rf"{PLAIN_NAME}/{PLAIN_NAME}", "write owner/name, such as google/gemma-4-E2B-it"),
+    "dir": Form(PLAIN_NAME, "write the plain name of one directory below the root of the weights"),
+    "revision": Form(rf"{PLAIN_NAME}(/{PLAIN_NAME})*", "write a commit of 40 digits, a branch or a tag"),
+    "chat_template": Form(PLAIN_NAME, "write the plain name of a file in vllm_engine_chat_templates_directory"),
+    "served_names": Form(
+        r"[A-Za-z0-9][A-Za-z0-9._:/-]*", "write letters, digits and . _ : / -, without spaces, such as architect"
+    ),
+}
+WORD = Form(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", "it is one word of a command line: letters, digits and . _ : / -")
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "precision": ("bf16", "fp8", "nvfp4", "w4a16"),
+    "facts": ("files", "recorded"),
+}
+FREE_TEXT = frozenset({"when", "source"})
+MAY_BE_EMPTY = frozenset({"chat_template"})
+
+# Set for every engine by the role, or decided by `gpus`.
+OUR_ENVIRONMENT: dict[str, str] = {
+    "HOME": "the role sets it to the engine's cache",
+    "VLLM_CACHE_ROOT": "the role sets it to the engine's cache",
+    "HF_HUB_OFFLINE": "the role sets it, as engines reach no network",
+    "VLLM_NO_USAGE_STATS": "the role sets it, as engines reach no network",
+    "DO_NOT_TRACK": "the role sets it, as engines reach no network",
+    "CUDA_VISIBLE_DEVICES": "gpus of the engine says which GPUs it gets",
+    "NVIDIA_VISIBLE_DEVICES": "gpus of the engine says which GPUs it gets",
+}
+
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS")
+"""Names of environment variables whose value is nobody's to read on a terminal."""
+
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+_TRUE, _FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
+
+
+def name_errors(where: str, name: str, what: str) -> Iterator[str]:
+    """A key that becomes a file name on the host."""
+    if not re.fullmatch(PLAIN_NAME, name):
+        yield (
+            f"{where}: {shown(name)} cannot be the name of {what}, since it becomes a file name on the host; "
+            f"write letters, digits and . _ -, the first one a letter or digit."
+        )
+
+
+def key_errors(where: str, given: Mapping[str, Any], spec: Spec) -> Iterator[str]:
+    """Missing keys and values of a wrong type or form; unknown keys are left to `unknown_key`."""
+    for key, option in spec.items():
+        if key not in given:
+            if option.get("required"):
+                yield f"{where}.{key}: is missing; {_expected(key, option)}."
+        else:
+            yield from value_errors(f"{where}.{key}", key, given[key], option)
+
+
+def unknown_key(where: str, key: str, known: Collection[str]) -> str:
+    """The sentence for a key that nothing reads."""
+    spelled = key.lstrip("-").replace("-", "_")
+    if spelled in known:
+        return f"{where}.{key}: nothing reads this key; keys are written with underscores: {spelled}."
+    return f"{where}.{key}: nothing reads this key; {nearest(spelled, known)}"
+
+
+def value_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:
+    """A value that is not what its key takes."""
+    kind = option.get("type", "str")
+    if value is None:
+        yield f"{where}: has no value; {_expected(key, option)}, or remove the line."
+    elif kind in ("int", "float"):
+        yield from number_errors(where, key, value, whole=kind == "int")
+    elif kind == "bool":
+        yield from switch_errors(where, value, texts=False)
+    elif kind == "list":
+        yield from _list_errors(where, key, value, option)
+    elif kind == "dict":
+        yield from _environment_errors(where, value) if key == "extra_env" else _dict_errors(where, value)
+    else:
+        yield from _text_errors(where, key, value, option)
+
+
+def number_errors(where: str, key: str, value: Any, *, whole: bool) -> Iterator[str]:
+    """A number that is none, has a unit, or is out of range."""
+    quantity = QUANTITIES.get(key, OTHER)
+    usual = quantity.remedy or f"write {_article(quantity.unit, whole)}, such as {quantity.example}"
+    if isinstance(value, str):
+        yield f"{where}: {shown(value)} is text, not a number; {_from_text(value, quantity, whole) or usual}."
+    elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        yield f"{where}: {shown(value)} is not a number; {usual}."
+    elif whole and not isinstance(value, int):
+        remedy = f"write {int(value)}" if value == int(value) else usual
+        yield f"{where}: {shown(value)} is not a whole number; {remedy}."
+    elif quantity.unit == "fraction" and 1 < value <= 100:
+        yield f"{where}: {shown(value)} is above 1, and it is a fraction, not percent; did you mean {value / 100:.2f}?"
+    elif quantity.unit == "port" and 0 < value < quantity.low:
+        yield f"{where}: {value} is below 1024, where ports are privileged and belong to the system; {usual}."
+    elif value < quantity.low or (quantity.unit == "fraction" and value == 0):
+        bound = "above 0" if quantity.unit == "fraction" else f"{quantity.low:g}" if quantity.low < 1e6 else "1048576"
+        yield f"{where}: {shown(value)} is too small, the least is {bound}; {usual}."
+    elif quantity.high is not None and value > quantity.high:
+        yield f"{where}: {shown(value)} is above {quantity.high:g}; {usual}."
+
+
+def switch_errors(where: str, value: Any, *, texts: bool) -> Iterator[str]:
+    """A boolean that is none. Operators' switches come from `-e` as text and are normalised, so there texts will do."""
+    if isinstance(value, bool):
+        return
+    word = str(value).strip().lower()
+    meant = "true" if word in _TRUE else "false" if word in _FALSE else ""
+    if meant and texts and isinstance(value, str | int):
+        return
+    if not meant:
+        yield f"{where}: {shown(value)} is neither true nor false; write true or false."
+    elif isinstance(value, str):
+        yield (
+            f"{where}: {shown(value)} is text, and any text that is not empty counts as true; "
+            f"write {meant} without quotes."
+        )
+    else:
+        yield f"{where}: {shown(value)} is a number; write {meant}."
+
+
+def _list_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:
+    element = {"type": option.get("elements", "str")}
+    if not isinstance(value, list):
+        words = value.replace(",", " ").split() if isinstance(value, str) else [str(value)]
+        plain = words and key != "extra_args" and all(re.fullmatch(WORD.pattern, word) for word in words)
+        remedy = f"write [{', '.join(words)}]" if plain else "write one item per line, each after a dash"
+        yield f"{where}: {shown(value)} is not a list; {remedy}."
+        return
+    if not value and key != "extra_args":
+        yield f"{where}: is an empty list; {_expected(key, option)}."
+    for position, item in enumerate(value):
+        if key == "extra_args" and isinstance(item, str):
+            continue  # judged together, by engine_arguments
+        yield from value_errors(f"{where}[{position}]", key, item, element)
+    if key == "extra_args":
+        return
+    for item in {shown(item): item for item in value if value.count(item) > 1}.values():
+        yield f"{where}: {shown(item)} stands there {value.count(item)} times; each may be named once."
+
+
+def _dict_errors(where: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"{where}: {shown(value)} is not a mapping; write keys with values."
+
+
+def _environment_errors(where: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"{where}: {shown(value)} is not a mapping; write NAME: value, one line each."
+        return
+    for name, text in value.items():
+        told = "its value" if SECRET.search(name) else shown(text)
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield (
+                f"{where}: {shown(name)} cannot be the name of an environment variable; write letters, digits and _, "
+                f"such as VLLM_LOGGING_LEVEL."
+            )
+        elif name in OUR_ENVIRONMENT:
+            yield f"{where}.{name}: is not free to choose, {OUR_ENVIRONMENT[name]}; remove it."
+        elif isinstance(text, bool):
+            yield (
+                f"{where}.{name}: {told} would reach the engine as {str(text)!r}; "
+                f"write the text that you mean in quotes, such as '1'."
+            )
+        elif not isinstance(text, str | int | float):
+            yield f"{where}.{name}: {told} is no text; write one line in quotes, or remove it."
+        elif isinstance(text, str) and re.search(r"[\x00-\x1f\x7f]", text):
+            yield (
+                f"{where}.{name}: {told} holds a line break or control character, and a container's "
+                f"environment is one line each; write one line."
+            )
+
+
+def _text_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:
+    choices = option.get("choices") or CHOICES.get(key, ())
+    form = FORMS.get(key, WORD)
+    if isinstance(value, bool):
+        yield f"{where}: YAML reads this word as {shown(value)}, and a text is expected; put the word in quotes."
+    elif isinstance(value, int | float):
+        yield f"{where}: {shown(value)} is a number, and a text is expected; put it in quotes."
+    elif not isinstance(value, str):
+        yield f"{where}: {shown(value)} is not a text; {_expected(key, option)}."
+    elif not value.strip():
+        if not (value == "" and key in MAY_BE_EMPTY):
+            yield f"{where}: is empty; {_expected(key, option)}."
+    elif choices:
+        if value not in choices:
+            yield f"{where}: {not_among(value, choices)}"
+    elif key in FREE_TEXT:
+        if re.search(r"[\x00-\x1f\x7f]", value):
+            yield f"{where}: {shown(value)} holds a line break or control character; write one line."
+    elif not re.fullmatch(form.pattern, value):
+        yield f"{where}: {shown(value)} {_fault(value, form)}; {_repaired(key, value) or form.rule}."
+
+
+def _fault(value: str, form: Form) -> str:
+    """What is wrong with a text that does not have its form."""
+    if "\0" in value:
+        return "holds a NUL"
+    if re.search(r"[\x00-\x1f\x7f]", value):
+        return "holds a line break or control character"
+    if ".." in value.split("/") or value.startswith("/"):
+        return "leads out of its directory"
+    if re.search(r"\s", value):
+        return "holds a space"
+    odd = sorted(set(re.sub(r"[A-Za-z0-9._:/-]", "", value)))
+    if odd:
+        return f"holds {' '.join(odd)}"
+    return "has not the form that is needed"
+
+
+def _repaired(key: str, value: str) -> str:
+    address = re.fullmatch(rf"https?://[^/]+/({PLAIN_NAME}/{PLAIN_NAME})/?", value)
+    return f"write {address.group(1)}; the hub's address is model_weights_endpoint" if key == "repo" and address else ""
+
+
+def _expected(key: str, option: Mapping[str, Any]) -> str:
+    """What would do for a key that has nothing."""
+    kind = option.get("type", "str")
+    choices = option.get("choices") or CHOICES.get(key, ())
+    if choices:
+        return f"write one of {', '.join(choices)}"
+    if kind in ("int", "float"):
+        quantity = QUANTITIES.get(key, OTHER)
+        return quantity.remedy or f"write {_article(quantity.unit, kind == 'int')}, such as {quantity.example}"
+    if kind == "bool":
+        return "write true or false"
+    if key == "gpus":
+        return "write the slots of its GPUs, such as [0]"
+    if key == "served_names":
+        return "write at least one name, such as [architect]"
+    if key == "engines":
+        return "name at least one key of serving_engines"
+    if key in FORMS:
+        return FORMS[key].rule
+    description = option.get("description", "")
+    first = re.sub(r"[A-Z]\(([^)]*)\)", r"\1", description if isinstance(description, str) else description[0])
+    return f"it is: {first.strip().rstrip('.')}" if first else f"write a {kind}"
+
+
+def _article(unit: str, whole: bool) -> str:
+    number = "a whole number" if whole else "a number"
+    return f"{number} of {unit}" if unit and unit not in ("port", "slot", "fraction") else number
+
+
+def _from_text(text: str, quantity: Quantity, whole: bool) -> str:
+    """The number that a text with a unit probably means, as what to write instead."""
+    plain = text.strip().replace("_", "")
+    if re.fullmatch(r"[+-]?\d+", plain):
+        return f"write {int(plain)} without quotes"
+    if not whole and re.fullmatch(r"\d*[.,]\d+", plain):
+        return f"write {plain.replace(',', '.')} without quotes"
+    if whole and re.fullmatch(r"\d{1,3}(,\d{3})+", plain):
+        return f"write {plain.replace(',', '')}"
+    if quantity.unit == "tokens" and plain == "auto":
+        return f"vLLM would choose a length that no plan knows; write a number of tokens, such as {quantity.example}"
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|[A-Za-z]+)", plain)
+    if not found:
+        return ""
+    number, unit = float(found.group(1)), found.group(2)
+    if quantity.unit == "fraction":
+        return f"write {number / 100:.2f}" if unit == "%" else ""
+    letter = unit[0].lower()
+    if letter not in _POWERS or not re.fullmatch(r"[kmgt](i?b)?", unit, re.IGNORECASE):
+        return ""
+    decimal, binary = number * 1000 ** _POWERS[letter], number * 1024 ** _POWERS[letter]
+    if quantity.unit == "MiB":
+        return _sizes(found.group(1), unit, decimal / 1048576, binary / 1048576)
+    if quantity.unit == "bytes":
+        return _sizes(found.group(1), unit, decimal, binary)
+    if len(unit) == 1 and quantity.unit:
+        if unit.isupper():
+            return f"write {binary:.0f}"
+        return f"write {binary:.0f}, or {decimal:.0f}, which is what vLLM's command line reads in {plain}"
+    return ""
+
+
+def _sizes(number: str, unit: str, decimal: float, binary: float) -> str:
+    letter = unit[0].upper()
+    if "i" in unit.lower():
+        return f"write {binary:.0f}"
+    return (
+        f"{unit} is 1000 to some and 1024 to others: write {binary:.0f} for {number} {letter}iB, "
+        f"{decimal:.0f} for {number} {letter}B"
+    )
+
+
+def as_yaml(value: str) -> str:
+    """A value of vLLM's command line, where 4G is 4 x 1024^3 and 4g 4 x 1000^3, as one would write it for a key."""
+    if short := re.fullmatch(r"(\d+)([kKmMgGtT])", value):
+        base = 1024 if short.group(2).isupper() else 1000
+        return str(int(short.group(1)) * base ** _POWERS[short.group(2).lower()])
+    try:
+        return json.dumps(json.loads(value))
+    except ValueError:
+        return value

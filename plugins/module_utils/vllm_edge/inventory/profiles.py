@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contradictions between profiles, engines, models and what is declared of a host, found from the variables alone.
+
+What can never be right is refused wherever it stands. What depends on the host (its slots, its memory) is asked of the
+chosen profile alone, as group_vars may hold profiles for other hosts. Nothing here assumes that a value has its type:
+every mistake is one sentence with variable, value, why, and what would do, and all of them are found in one run.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeGuard
+
+from ..gpu.models import GPU_MODELS
+from ..text import nearest, not_among, shown
+from .engine_arguments import argument_errors, release_errors, unknown_engine_key
+from .engine_inputs import (
+    QUANTITIES,
+    Spec,
+    key_errors,
+    name_errors,
+    number_errors,
+    switch_errors,
+    unknown_key,
+    value_errors,
+)
+from .variables import Project, unknown_variables
+from .vllm_arguments import DEFAULT_GPU_MEMORY_UTILIZATION, VERSION
+
+PROFILE_KEYS: Spec = {
+    "engines": {"type": "list", "elements": "str", "required": True},
+    "when": {"type": "str", "description": "One sentence on when to choose the profile."},
+    "source": {"type": "str", "description": "Where its figures were measured, or that they are predicted."},
+}
+MODEL_MUST_HAVE = ("repo", "dir", "precision")
+# Words of variables that are no role's own.
+CHOICES: dict[str, tuple[str, ...]] = {"verify_weights": ("size", "full"), "vram_foreign": ("ignore", "warn", "fail")}
+RESERVED_ENGINE_NAMES = re.compile(r"edge(-.*)?")
+"""`vllm-edge.target`, `vllm-edge-switch.service`, ... are units of the project itself."""
+
+# What CUDA gives to programs of what nvidia-smi prints as a GPU's total, where it was measured: the NVIDIA L4 of the
+# reference host, 22.034 GiB of 23,034 MiB. The driver keeps the rest.
+CUDA_TOTAL_MIB: dict[int, int] = {
+    model.nvml_total_mib: model.cuda_total_bytes // 2**20
+    for model in GPU_MODELS.values()
+    if model.nvml_total_mib is not None and model.cuda_total_bytes is not None
+}
+
+_UUID = re.compile(r"GPU-[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
+_RELEASE = re.compile(r":v?(\d+\.\d+\.\d+)[^/]*$")
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What an operator wrote, unjudged."""
+
+    profile: Any
+    profiles: Any
+    engines: Any
+    models: Any
+    roles: Any
+    gpu_count: Any = None
+    gpu_memory_mib: Any = None
+    gpu_uuids: Any = None
+    image: Any = None
+    """The variable vllm_image_base, whose tag is the release of vLLM."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Switches and words of an operator, by name."""
+    given: Mapping[str, bool] = field(default_factory=dict)
+    """Whether a variable has a value, for those whose value is secret or does not matter."""
+    chat_template: Any = ""
+    chat_templates: frozenset[str] = frozenset()
+    """Files in the directory of chat templates."""
+    chat_templates_directory: str = ""
+    names: frozenset[str] = frozenset()
+    """Every variable that the host has."""
+
+
+class Floor(NamedTuple):
+    """The least that an engine takes of each GPU, and why."""
+
+    mib: int
+    reason: str
+
+
+def contradictions(inventory: Inventory, project: Project) -> list[str]:
+    """Every mistake as one sentence; empty when sound."""
+    found = list(_always(inventory, project))
+    if _recorded_release(inventory):
+        found += _release(inventory, project)
+    return found
+
+
+def warnings(inventory: Inventory, project: Project) -> list[str]:
+    """What nobody can tell of another release of vLLM than the recorded one."""
+    if _recorded_release(inventory):
+        return []
+    return [
+        f"{sentence} vllm_image_base is {shown(inventory.image)}, whose arguments nobody has recorded."
+        for sentence in _release(inventory, project)
+    ]
+
+
+def vram_floor(engine: Mapping[str, Any], gpu_memory_mib: int, default: float | None) -> Floor | None:
+    """The least MiB of each GPU that follows from an engine's arguments alone; None where nothing follows.
+
+    vLLM reserves its whole share at the start, so this much is taken whatever the load. Weights and activations are the
+    planner's to know, which takes this function's place. `default` is what the release takes where
+    the engine has no gpu_memory_utilization, and None where that is not known.
+    """
+    kv_cache = engine.get("kv_cache_memory_bytes")
+    if _is_number(kv_cache):
+        return Floor(math.ceil(kv_cache / 2**20), f"kv_cache_memory_bytes {kv_cache} alone")
+    cuda_total = CUDA_TOTAL_MIB.get(gpu_memory_mib)
+    utilization = engine.get("gpu_memory_utilization", default)
+    if cuda_total is None or not _is_number(utilization) or not 0 < utilization <= 1:
+        return None
+    said = "" if "gpu_memory_utilization" in engine else f", vLLM {VERSION}'s default,"
+    return Floor(
+        math.floor(cuda_total * utilization),
+        f"gpu_memory_utilization {utilization:g}{said} of the {cuda_total} MiB that CUDA has of {gpu_memory_mib}",
+    )
+
+
+# ---- all of it --------------------------------------------------------------------------------------------------
+
+
+def _always(inventory: Inventory, project: Project) -> Iterator[str]:
+    engines = _mappings(inventory.engines)
+    profiles = _mappings(inventory.profiles)
+    yield from _chosen(inventory)
+    yield from _collection_errors("vllm_models", inventory.models, "a model")
+    for name, model in _mappings(inventory.models).items():
+        yield from _model_errors(name, model, project.model_keys)
+    yield from _shared_directories(_mappings(inventory.models))
+    yield from _collection_errors("serving_engines", inventory.engines, "an engine")
+    for name, engine in engines.items():
+        yield from _engine_errors(name, engine, inventory, project.engine_keys)
+    yield from _collection_errors("serving_profiles", inventory.profiles, "a profile")
+    yield from value_errors("serving_roles", "served_names", inventory.roles, {"type": "list", "elements": "str"})
+    for name, profile in profiles.items():
+        yield from _profile_errors(name, profile, inventory)
+    yield from _host_errors(inventory)
+    yield from _settings_errors(inventory, project)
+    yield from unknown_variables(inventory.names, project)
+
+
+def _release(inventory: Inventory, project: Project) -> list[str]:
+    return [
+        sentence
+        for name, engine in _mappings(inventory.engines).items()
+        for sentence in release_errors(f"serving_engines.{name}", engine, project.engine_keys)
+    ]
+
+
+def _recorded_release(inventory: Inventory) -> bool:
+    found = _RELEASE.search(inventory.image) if isinstance(inventory.image, str) else None
+    return found is not None and found.group(1) == VERSION
+
+
+def _chosen(inventory: Inventory) -> Iterator[str]:
+    profile, profiles = inventory.profile, inventory.profiles
+    known = profiles if isinstance(profiles, dict) else {}
+    if profile is None:
+        yield f"serving_profile: is not set, and nothing else says what the host serves; {nearest('', known)}"
+    elif not isinstance(profile, str):
+        yield f"serving_profile: {shown(profile)} is not a name; {nearest('', known)}"
+    elif profile not in known and isinstance(profiles, dict):
+        yield f"serving_profile: {shown(profile)} is not a key of serving_profiles; {nearest(profile, known)}"
+
+
+def _collection_errors(variable: str, value: Any, what: str) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"{variable}: {shown(value)} is not a mapping; write names, each with the keys of {what}."
+        return
+    for name, item in value.items():
+        yield from name_errors(variable, name, what)
+        if not isinstance(item, dict):
+            yield f"{variable}.{name}: {shown(item)} is not a mapping; write the keys of {what}."
+
+
+def _model_errors(name: str, model: Mapping[str, Any], keys: Spec) -> Iterator[str]:
+    where = f"vllm_models.{name}"
+    spec = {key: {**option, "required": key in MODEL_MUST_HAVE} for key, option in keys.items()}
+    for key in model:
+        if key not in spec:
+            yield unknown_key(where, key, spec)
+    yield from key_errors(where, model, spec)
+
+
+def _shared_directories(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    owners: dict[str, list[str]] = {}
+    for name, model in models.items():
+        if isinstance(model.get("dir"), str):
+            owners.setdefault(model["dir"], []).append(name)
+    for directory, names in owners.items():
+        if len(names) > 1:
+            yield (
+                f"vllm_models: dir {shown(directory)} is that of {' and '.join(names)}, whose files would replace "
+                f"each other; give each model its own, or let engines name the same model."
+            )
+
+
+def _engine_errors(name: str, engine: Mapping[str, Any], inventory: Inventory, keys: Spec) -> Iterator[str]:
+    where = f"serving_engines.{name}"
+    if RESERVED_ENGINE_NAMES.fullmatch(name):
+        yield (
+            f"serving_engines: {shown(name)} would be the unit vllm-{name}, and the project has units that begin so; "
+            f"choose another name."
+        )
+    for key in engine:
+        if key not in keys:
+            yield unknown_engine_key(where, key, keys)
+    yield from key_errors(where, engine, keys)
+    yield from argument_errors(where, engine, keys)
+
+    models = _mappings(inventory.models)
+    model = engine.get("model")
+    if isinstance(model, str) and model.strip() and model not in models and isinstance(inventory.models, dict):
+        yield f"{where}.model: {shown(model)} is not a key of vllm_models; {nearest(model, models)}"
+    yield from _chat_template_errors(f"{where}.chat_template", engine.get("chat_template"), inventory)
+
+    sizes = [engine.get("tensor_parallel_size"), engine.get("pipeline_parallel_size", 1)]
+    gpus = engine.get("gpus")
+    if isinstance(gpus, list) and gpus and all(_is_whole(size) and size > 0 for size in sizes):
+        ranks = sizes[0] * sizes[1]
+        if ranks != len(gpus):
+            yield (
+                f"{where}.gpus: {shown(gpus)} {'is 1 GPU' if len(gpus) == 1 else f'are {len(gpus)} GPUs'}, but "
+                f"tensor_parallel_size x pipeline_parallel_size is {sizes[0]} x {sizes[1]} = {ranks}; "
+                f"give one slot for each."
+            )
+    if "gpu_memory_utilization" in engine and "kv_cache_memory_bytes" in engine:
+        yield (
+            f"{where}: gpu_memory_utilization ({shown(engine['gpu_memory_utilization'])}) and kv_cache_memory_bytes "
+            f"({shown(engine['kv_cache_memory_bytes'])}) are two sources for one thing: vLLM takes the second, and of "
+            f"the first only that so much is free when it begins, which the plan sets; keep one."
+        )
+    tokens, requests = engine.get("max_num_batched_tokens"), engine.get("max_num_seqs")
+    if _is_whole(tokens) and _is_whole(requests) and 0 < tokens < requests:
+        yield (
+            f"{where}.max_num_batched_tokens: {tokens} is below max_num_seqs {requests}, which vLLM refuses; "
+            f"raise it, or lower max_num_seqs."
+        )
+
+
+def _chat_template_errors(where: str, value: Any, inventory: Inventory) -> Iterator[str]:
+    """A template that is not there; one that is no plain name is refused as such."""
+    if (
+        isinstance(value, str)
+        and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value)
+        and value not in inventory.chat_templates
+    ):
+        yield (
+            f"{where}: there is no file {shown(value)} in {inventory.chat_templates_directory or 'the directory'} "
+            f"(vllm_engine_chat_templates_directory); {nearest(value, inventory.chat_templates)}"
+        )
+
+
+def _profile_errors(name: str, profile: Mapping[str, Any], inventory: Inventory) -> Iterator[str]:
+    where = f"serving_profiles.{name}"
+    for key in profile:
+        if key not in PROFILE_KEYS:
+            yield unknown_key(where, key, PROFILE_KEYS)
+    yield from key_errors(where, profile, PROFILE_KEYS)
+    known = inventory.engines if isinstance(inventory.engines, dict) else {}
+    wanted = profile.get("engines")
+    names = (
+        list(dict.fromkeys(engine for engine in wanted if isinstance(engine, str))) if isinstance(wanted, list) else []
+    )
+    for engine in names:
+        if engine.strip() and engine not in known and isinstance(inventory.engines, dict):
+            yield f"{where}.engines: {shown(engine)} is not a key of serving_engines; {nearest(engine, known)}"
+    chosen = {engine: known[engine] for engine in names if isinstance(known.get(engine), dict)}
+    yield from _shared(where, chosen, "gpus", "GPU slot")
+    yield from _shared(where, chosen, "port", "port")
+    if chosen and len(chosen) == len(names):
+        yield from _served(where, chosen, inventory.roles)
+
+
+def _shared(where: str, engines: Mapping[str, Mapping[str, Any]], key: str, what: str) -> Iterator[str]:
+    """Slots or ports that two engines of a profile want."""
+    owners: dict[int, list[str]] = {}
+    for name, engine in engines.items():
+        value = engine.get(key)
+        for item in set(filter(_is_whole, value if isinstance(value, list) else [value])):
+            owners.setdefault(item, []).append(name)
+    for item, names in sorted(owners.items()):
+        if len(names) > 1:
+            yield f"{where}: {what} {item} is wanted by {' and '.join(names)}; give each engine its own."
+
+
+def _served(where: str, engines: Mapping[str, Mapping[str, Any]], roles: Any) -> Iterator[str]:
+    """Names that two engines answer for, and roles that none does."""
+    owners: dict[str, list[str]] = {}
+    for name, engine in engines.items():
+        served = engine.get("served_names")
+        for item in {item for item in served if isinstance(item, str)} if isinstance(served, list) else ():
+            owners.setdefault(item, []).append(name)
+    wanted = [role for role in roles if isinstance(role, str)] if isinstance(roles, list) else []
+    for role in dict.fromkeys([*wanted, *sorted(owners)]):
+        names = owners.get(role, [])
+        if len(names) != 1:
+            title = f"role {shown(role)} of serving_roles" if role in wanted else f"served name {shown(role)}"
+            yield (
+                f"{where}: {title} is served by {'nobody' if not names else ' and '.join(names)}; "
+                f"put it into served_names of exactly one of its engines ({', '.join(engines)})."
+            )
+
+
+# ---- the host ---------------------------------------------------------------------------------------------------
+
+
+def _host_errors(inventory: Inventory) -> Iterator[str]:
+    count, memory, uuids = (
+        _from_option(inventory.gpu_count),
+        _from_option(inventory.gpu_memory_mib),
+        inventory.gpu_uuids,
+    )
+    for key, value in (("gpu_count", count), ("gpu_memory_mib", memory)):
+        if value is not None:
+            yield from number_errors(key, key, value, whole=True)
+    yield from _uuid_errors(uuids)
+    default = DEFAULT_GPU_MEMORY_UTILIZATION if _recorded_release(inventory) else None
+    slots = [(count, "gpu_count is")] if _is_whole(count) and count > 0 else []
+    if isinstance(uuids, list) and uuids:
+        slots.append((len(uuids), "gpu_uuids has"))
+        if len(slots) == 2 and count != len(uuids):
+            yield f"gpu_count: {count} contradicts gpu_uuids, which has {len(uuids)}; correct it, or leave it out."
+    for name, engine in _active(inventory).items():
+        where = f"serving_engines.{name}"
+        gpus = engine.get("gpus")
+        for slot in sorted({slot for slot in gpus if _is_whole(slot)}) if isinstance(gpus, list) else ():
+            beyond = min(((limit, said) for limit, said in slots if slot >= limit), default=None)
+            if beyond:
+                yield (
+                    f"{where}.gpus: slot {slot} is not there, {beyond[1]} {beyond[0]}, so slots are 0 to "
+                    f"{beyond[0] - 1}; choose one of those, or another serving_profile."
+                )
+        if _is_whole(memory) and memory >= QUANTITIES["gpu_memory_mib"].low:
+            yield from _budget_errors(where, engine, memory, default)
+
+
+def _from_option(value: Any) -> Any:
+    """A number that may have come by `-e name=value`, which delivers text."""
+    return int(value) if isinstance(value, str) and re.fullmatch(r"\d+", value) else value
+
+
+def _uuid_errors(uuids: Any) -> Iterator[str]:
+    if uuids is None or uuids == []:
+        return
+    if not isinstance(uuids, list):
+        yield f"gpu_uuids: {shown(uuids)} is not a list; write one UUID per line, as 'nvidia-smi -L' prints them."
+        return
+    for slot, uuid in enumerate(uuids):
+        if not isinstance(uuid, str) or not _UUID.fullmatch(uuid):
+            yield (
+                f"gpu_uuids[{slot}]: {shown(uuid)} is no UUID of a GPU; 'nvidia-smi -L' prints them: GPU- and "
+                f"8-4-4-4-12 hexadecimal digits."
+            )
+    lowered = [uuid.lower() for uuid in uuids if isinstance(uuid, str)]
+    for uuid in dict.fromkeys(lowered):
+        if lowered.count(uuid) > 1:
+            yield f"gpu_uuids: {shown(uuid)} stands there {lowered.count(uuid)} times; every slot is another card."
+
+
+def _budget_errors(where: str, engine: Mapping[str, Any], memory: int, default: float | None) -> Iterator[str]:
+    budget = engine.get("vram_budget_mib")
+    if not _is_whole(budget) or budget <= 0:
+        return
+    floor = vram_floor(engine, memory, default)
+    if budget > memory:
+        yield f"{where}.vram_budget_mib: {budget} is above gpu_memory_mib, what a GPU has; write at most {memory}."
+    elif floor and budget < floor.mib:
+        yield (
+            f"{where}.vram_budget_mib: {budget} is below the {floor.mib} MiB that the engine takes from the start "
+            f"({floor.reason}); raise the budget, or lower that."
+        )
+
+
+def _settings_errors(inventory: Inventory, project: Project) -> Iterator[str]:
+    for name, value in sorted(inventory.settings.items()):
+        option = project.options.get(name, {})
+        choices = option.get("choices") or CHOICES.get(name, ())
+        if name in project.switches:
+            yield from switch_errors(name, value, texts=True)
+        elif choices:
+            if value not in choices:
+                yield f"{name}: {not_among(value, choices)}"
+        elif option:
+            yield from value_errors(name, name, _from_option(value), option)
+    given = {name for name, has_value in inventory.given.items() if has_value}
+    if given >= {"model_weights_token", "model_weights_token_file"}:
+        yield "model_weights_token and model_weights_token_file: both are set, two sources for one thing; keep one."
+    if given >= {"vllm_image_base_archive", "vllm_image_base_digest"}:
+        yield (
+            "vllm_image_base_archive and vllm_image_base_digest: both are set, but a digest is what a registry calls "
+            "an image, and one from an archive has none; pin it by vllm_image_base_id."
+        )
+    if inventory.image is not None and not isinstance(inventory.image, str):
+        yield f"vllm_image_base: {shown(inventory.image)} is not a text; write repository:tag."
+    yield from value_errors("vllm_engine_chat_template", "chat_template", inventory.chat_template, {"type": "str"})
+    yield from _chat_template_errors("vllm_engine_chat_template", inventory.chat_template, inventory)
+
+
+def _active(inventory: Inventory) -> dict[str, Mapping[str, Any]]:
+    """Engines of the chosen profile, as far as it can be read."""
+    profile = _mappings(inventory.profiles).get(inventory.profile) if isinstance(inventory.profile, str) else None
+    names = profile.get("engines") if profile else None
+    engines = _mappings(inventory.engines)
+    return (
+        {name: engines[name] for name in names if isinstance(name, str) and name in engines}
+        if isinstance(names, list)
+        else {}
+    )
+
+
+def _mappings(value: Any) -> dict[str, Mapping[str, Any]]:
+    """The entries of a mapping that are mappings themselves; others are refused elsewhere."""
+    return {name: item for name, item in value.items() if isinstance(item, dict)} if isinstance(value, dict) else {}
+
+
+def _is_whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Advice as values: what was asked, the host, shapes, fits, profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from .. import planner
+from ..contract import EnginePlan, Gpu, Model, Plan
+
+MIN_CONTEXT_TOKENS = 8192
+MAX_NUM_SEQS = 16
+"""Of every engine that is advised: four for each of the usual roles. Each one more costs memory whether it is used or
+not, for the sampler and for CUDA graphs."""
+
+
+class AdviceError(ValueError):
+    """Nothing can be advised as it is asked for. The message names variable, value, why, and what would work."""
+
+
+class By(StrEnum):
+    """What the profiles are ranked by."""
+
+    TOK_S = "tok_s"
+    CONTEXT = "context"
+    FREE_GPUS = "free_gpus"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What an operator asks for, checked."""
+
+    by: By = By.TOK_S
+    choose: int = 1
+    min_context_tokens: int = MIN_CONTEXT_TOKENS
+    models: tuple[str, ...] = ()
+    """Empty: all of them."""
+    main: str | None = None
+
+
+@dataclass(frozen=True)
+class Host:
+    """What there is to choose from."""
+
+    models: Mapping[str, Model]
+    gpus: Sequence[Gpu]
+    vllm_version: str
+    roles: Sequence[str]
+    engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """serving_engines: names that are taken, ports, parsers."""
+    profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """serving_profiles: names that are taken."""
+    observations: Mapping[str, Any] = field(default_factory=dict)
+    margin_mib: int = planner.MARGIN_MIB
+    tolerance_mib: int = planner.TOLERANCE_MIB
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How an engine is spread over its GPUs."""
+
+    tensor_parallel_size: int
+    pipeline_parallel_size: int = 1
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def __str__(self) -> str:
+        stages = f" pp{self.pipeline_parallel_size}" if self.pipeline_parallel_size > 1 else ""
+        return f"tp{self.tensor_parallel_size}{stages}"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A model over some GPUs of one kind with one dtype of the KV cache, planned with the least context asked for."""
+
+    model: str
+    gpu: Gpu
+    shape: Shape
+    kv_cache_dtype: str
+    plan: EnginePlan
+    calibrated: bool
+    """The KV cache is the model's own dtype, or one for which the checkpoint has scales."""
+    blocks_of_request: Callable[[int], int]
+    """Blocks of the KV cache that a request of so many tokens takes."""
+    observed_as: str = ""
+    """The engine whose observations are in the plan."""
+
+    @property
+    def tok_s(self) -> float:
+        """The estimate, as exact as it is shown: what is closer together than that is equal."""
+        return round(self.plan.decode_tok_s.mid, 1) if self.plan.decode_tok_s else 0.0
+
+    @property
+    def label(self) -> str:
+        return f"{self.model} {self.spread}" if self.spread != "tp1" else self.model
+
+    @property
+    def spread(self) -> str:
+        return f"{self.shape}{'' if self.kv_cache_dtype == 'auto' else f' kv={self.kv_cache_dtype}'}"
+
+    def at_once(self, tokens: int) -> float:
+        """Requests of so many tokens that the KV cache holds at once."""
+        return self.plan.kv_blocks / self.blocks_of_request(tokens)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A fit with its context and the roles that it serves."""
+
+    fit: Fit
+    max_model_len: int
+    roles: tuple[str, ...]
+
+    @property
+    def at_once(self) -> float:
+        return self.fit.at_once(self.max_model_len)
+
+    @property
+    def waiting(self) -> int:
+        """Roles whose request waits when each of them sends one of full length at the same time."""
+        return max(len(self.roles) - int(self.at_once), 0)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Engines that fit beside each other, the main one first."""
+
+    engines: tuple[Engine, ...]
+    free_gpus: int
+
+    @property
+    def main(self) -> Engine:
+        return self.engines[0]
+
+    @property
+    def sides(self) -> tuple[Engine, ...]:
+        return self.engines[1:]
+
+    @property
+    def gpus(self) -> int:
+        return sum(engine.fit.shape.gpus for engine in self.engines)
+
+    @property
+    def label(self) -> str:
+        """Without the context, so profiles that differ by it alone have the same."""
+        return " + ".join(engine.fit.label for engine in self.engines)
+
+    @property
+    def kind(self) -> tuple[tuple[str, Shape], ...]:
+        """What it is whatever its KV cache."""
+        return tuple((engine.fit.model, engine.fit.shape) for engine in self.engines)
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Why some shapes of a model are in no profile."""
+
+    model: str
+    verdict: str
+    shapes: tuple[str, ...]
+    reason: str
+    """Of the last of the shapes, which is the nearest to what would fit."""
+
+    def __str__(self) -> str:
+        over = f" as {', '.join(self.shapes)}" if self.shapes else ""
+        return f"{self.model}{over}: {self.verdict}. {self.reason}"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One profile, as it is written into group_vars."""
+
+    rank: int
+    name: str
+    serving_engines: Mapping[str, Mapping[str, Any]]
+    serving_profiles: Mapping[str, Mapping[str, Any]]
+    plan: Plan
+    advice: Mapping[str, tuple[str, ...]]
+    """By engine: what is right and could be better, or is advised against."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    wish: Wish
+    host: Host
+    mains: tuple[str, ...]
+    """Models that the main engine may have."""
+    profiles: tuple[Profile, ...]
+    """The best first."""
+    rejections: tuple[Rejection, ...]
+    chosen: Chosen

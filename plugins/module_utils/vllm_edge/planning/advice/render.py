@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Advice as a document for programs and as lines for a terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .. import render
+from ..contract import EnginePlan
+from ..feasibility import context_advice
+from ..planner import TENSOR_PARALLEL_SIZES
+from .model import MAX_NUM_SEQS, Advice, Chosen, Engine, Profile
+from .naming import describe_gpus, list_own_advice
+
+WIDTH = render.WIDTH
+ROWS = 20
+"""Of the table. The document has all profiles."""
+
+
+def document(advice: Advice) -> dict[str, Any]:
+    """All of it as plain data."""
+    return {
+        "by": advice.wish.by.value,
+        "min_context": advice.wish.min_context_tokens,
+        "main_models": list(advice.mains),
+        "profiles": [_row(rank, profile, advice) for rank, profile in enumerate(advice.profiles, 1)],
+        "rejected": [
+            {
+                "model": rejection.model,
+                "verdict": rejection.verdict,
+                "shapes": list(rejection.shapes),
+                "reason": rejection.reason,
+            }
+            for rejection in advice.rejections
+        ],
+        "chosen": {
+            "rank": advice.chosen.rank,
+            "profile": advice.chosen.name,
+            "serving_engines": advice.chosen.serving_engines,
+            "serving_profiles": advice.chosen.serving_profiles,
+            "advice": {name: list(said) for name, said in advice.chosen.advice.items()},
+            "plan": render.document(advice.chosen.plan),
+        },
+    }
+
+
+def lines(advice: Advice) -> list[str]:
+    """The answer for people, at most WIDTH columns."""
+    count, host, chosen = len(advice.profiles), advice.host, advice.chosen
+    return [
+        *_wrapped(
+            f"{describe_gpus(host)}, vLLM {host.vllm_version}: {count} feasible profiles of "
+            f"{advice.wish.min_context_tokens:,} tokens or more, ranked by {advice.wish.by.value}. The main engine has "
+            f"one of {', '.join(advice.mains)}."
+        ),
+        "",
+        *_table(advice),
+        "",
+        *_wrapped(NOTES),
+        "",
+        "rejected:",
+        *(line for rejection in advice.rejections for line in _wrapped(f"  {rejection}", "    ")),
+        *_wrapped(f"  {NOT_CONSIDERED}", "    "),
+        "",
+        f"chosen: {chosen.rank} of {count} (advise_choose), {chosen.name}",
+        *(
+            line
+            for planned in chosen.plan.engines
+            for line in (
+                *_wrapped(f"  {planned.engine}  {planned.verdict.value}: {_figures(planned)}", "    "),
+                *(said for text in chosen.advice[planned.engine] for said in _wrapped(f"    advice: {text}", " " * 12)),
+            )
+        ),
+        "",
+        *pasted(chosen),
+    ]
+
+
+def pasted(chosen: Chosen) -> list[str]:
+    """YAML for group_vars, which is also a file of its own for `-e @FILE`."""
+    return [
+        "# For group_vars/all/engines.yml. The KV cache gets what is left of each GPU but plan_margin_mib.",
+        "serving_engines:",
+        *(line for name, engine in chosen.serving_engines.items() for line in _entry(name, engine)),
+        "# For group_vars/all/profiles.yml.",
+        "serving_profiles:",
+        *(line for name, profile in chosen.serving_profiles.items() for line in _entry(name, profile)),
+    ]
+
+
+NOTES = (
+    "Every tok/s is an estimate, of one sequence of the main engine at short context: low, mid, high. At once: "
+    "requests of full context that its KV cache holds. (n): pieces of advice, shown of the chosen one. kv=: not what "
+    "the checkpoint says of its KV cache. Precision is not weighed: what fewer bits cost in answers, only an "
+    "evaluation says. The table has the best of each choice of engines; other contexts and KV caches have the ranks "
+    "between, and -e format=json has all."
+)
+NOT_CONSIDERED = (
+    "not considered: two engines on one GPU, two engines of one model, an engine over GPUs that are not alike, "
+    f"tensor_parallel_size other than {', '.join(map(str, TENSOR_PARALLEL_SIZES))}, max_num_seqs other than "
+    f"{MAX_NUM_SEQS}, a smaller model as main engine (advise_main)."
+)
+COLUMNS = (4, 31, 9, 17, 8, 7)
+"""Widths of rank, engines, GPUs, tok/s, context and at once; what is left is the verdict's."""
+
+
+def _table(advice: Advice) -> Iterator[str]:
+    yield _columns("rank", "engines, the main one first", "GPUs", "tok/s, estimate", "context", "at once", "verdict")
+    yield _columns("", "", "used/free", "low-  mid- high", "tokens", "", "(advice)")
+    seen: set[Any] = set()
+    for rank, profile in enumerate(advice.profiles, 1):
+        if rank != advice.chosen.rank and (profile.kind in seen or len(seen) >= ROWS):
+            continue
+        seen.add(profile.kind)
+        row = _row(rank, profile, advice)
+        speed = row["tok_s_estimate"]
+        label, *more = textwrap.wrap(profile.label, COLUMNS[1], subsequent_indent="  ", break_on_hyphens=False)
+        yield _columns(
+            f"{'>' if rank == advice.chosen.rank else ''}{rank}",
+            label,
+            f"{row['gpus_used']}/{row['gpus_free']}",
+            f"{speed['low']:.1f}-{speed['mid']:5.1f}-{speed['high']:5.1f}" if speed else "not known",
+            f"{row['context']:,}",
+            f"{row['max_concurrency']:.1f}",
+            f"{row['verdict']} ({len(row['advice'])})",
+        )
+        for line in more:
+            yield _columns("", line).rstrip()
+    kinds = {profile.kind for profile in advice.profiles}
+    if len(kinds) > len(seen):
+        yield f"      ... and {len(kinds) - len(seen)} more choices of engines (-e format=json)"
+
+
+def _columns(*cells: str) -> str:
+    left = (1,)
+    parts = [
+        cell.ljust(width) if number in left else cell.rjust(width)
+        for number, (cell, width) in enumerate(zip(cells, COLUMNS, strict=False))
+    ]
+    return "  ".join([*parts, *cells[len(COLUMNS) :]])
+
+
+def _row(rank: int, profile: Profile, advice: Advice) -> dict[str, Any]:
+    main = profile.main
+    speed = main.fit.plan.decode_tok_s
+    return {
+        "rank": rank,
+        "engines": [
+            {
+                "model": engine.fit.model,
+                "tensor_parallel_size": engine.fit.shape.tensor_parallel_size,
+                "pipeline_parallel_size": engine.fit.shape.pipeline_parallel_size,
+                "kv_cache_dtype": engine.fit.plan.kv_cache_dtype,
+                "max_model_len": engine.max_model_len,
+                "max_concurrency": round(engine.at_once, 2),
+                "served_names": list(engine.roles),
+                "tok_s_estimate": dataclasses.asdict(engine.fit.plan.decode_tok_s)
+                if engine.fit.plan.decode_tok_s
+                else None,
+            }
+            for engine in profile.engines
+        ],
+        "gpus_used": profile.gpus,
+        "gpus_free": profile.free_gpus,
+        "tok_s_estimate": dataclasses.asdict(speed) if speed else None,
+        "context": main.max_model_len,
+        "max_concurrency": round(main.at_once, 2),
+        "verdict": main.fit.plan.verdict.value,
+        "advice": [text for engine in profile.engines for text in _advice_of(engine, advice)],
+    }
+
+
+def _advice_of(engine: Engine, advice: Advice) -> list[str]:
+    """The planner's, with the context that the engine has in place of the one that it was planned with, and ours."""
+    plan = engine.fit.plan
+    planned = context_advice(advice.wish.min_context_tokens, plan.max_concurrency)
+    kept = [text for text in plan.advice if text not in planned]
+    return [*kept, *context_advice(engine.max_model_len, engine.at_once), *list_own_advice(engine, "", advice.host)]
+
+
+def _figures(planned: EnginePlan) -> str:
+    speed = planned.decode_tok_s
+    fast = f"{speed.mid:.1f} tok/s (estimate: {speed.low:.1f} to {speed.high:.1f}), " if speed else ""
+    return (
+        f"{fast}{planned.max_concurrency:.1f} requests of full context at once, KV cache {planned.kv_cache_dtype}. "
+        f"{planned.reason}"
+    )
+
+
+def _entry(name: str, values: Mapping[str, Any]) -> Iterator[str]:
+    yield f"  {_yaml(name)}:"
+    for key, value in values.items():
+        yield f"    {key}: {_yaml(value)}"
+
+
+PLAIN = re.compile(r"[A-Za-z0-9](?:[\w .,()/-]*[\w.)])?")
+NOT_TEXT = re.compile(r"[\d_.+-]+(?:e[-+]?\d+)?|0[xob].*|y|n|yes|no|on|off|true|false|null|\d{4}-\d.*", re.IGNORECASE)
+
+
+def _yaml(value: Any) -> str:
+    """A value on one line. Texts are quoted where YAML would take them for something else."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_yaml(item) for item in value)}]"
+    if isinstance(value, str) and PLAIN.fullmatch(value) and not NOT_TEXT.fullmatch(value):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which profiles are feasible on a host with a set of models, ranked, and one of them as group_vars.
+
+A profile is one main engine, which has the largest model, and beside it up to one engine of each smaller model on the
+GPUs that stay free. Engines share no GPU, so what comes of one depends on its own GPUs alone: each is planned once for
+each kind of GPU, however many profiles it is in. Tokens per second are the planner's estimates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ...text import nearest, not_among, shown
+from .. import planner
+from ..contract import Gpu, Model, Verdict
+from ..kv_cache import groups as kv_groups
+from ..kv_cache import resolved_dtype
+from ..planner import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES
+from ..vllm_versions import batches_in_flight, max_num_batched_tokens
+from .arguments import build_arguments, match_observed
+from .model import (
+    MIN_CONTEXT_TOKENS,
+    Advice,
+    AdviceError,
+    By,
+    Engine,
+    Fit,
+    Host,
+    Profile,
+    Rejection,
+    Shape,
+    Wish,
+)
+from .naming import describe_choice, describe_gpus
+
+KV_CACHE_DTYPES = ("auto", "fp8", "bfloat16")
+"""As they are written down; of those that come to the same for a checkpoint the first is taken."""
+ROLES_OF_MAIN = 2
+"""So many roles stay with the main engine where others are beside it."""
+WITHOUT_KV = (Verdict.UNSUPPORTED_ENGINE, Verdict.UNSUPPORTED_SHAPE, Verdict.NOT_FREE, Verdict.OOM_WEIGHTS)
+"""Verdicts that another dtype of the KV cache does not change."""
+BITS_OF_TENSORS = {"U8": 2, "F4": 1, "I32": 8, "I64": 16}
+"""Weights of 4 bits that one element of a packed tensor holds, by the tensor's dtype."""
+
+
+def wish(
+    known_models: Iterable[str],
+    *,
+    by: Any = By.TOK_S,
+    choose: Any = 1,
+    min_context: Any = MIN_CONTEXT_TOKENS,
+    models: Any = (),
+    main: Any = None,
+) -> Wish:
+    """The variables advise_*, checked. Numbers may be text, as `-e` delivers them. Raises AdviceError."""
+    known = sorted(known_models)
+    if by not in tuple(By):
+        raise AdviceError(f"advise_by: {not_among(by, [choice.value for choice in By])}")
+    chosen = _number("advise_choose", choose, 1, "the rank of a profile in the table, 1 is the best")
+    tokens = _number(
+        "advise_min_context", min_context, CONTEXT_STEP_TOKENS, f"tokens, such as {MIN_CONTEXT_TOKENS} or 32768"
+    )
+    names = [models] if isinstance(models, str) else list(models or ())
+    for name in names:
+        if name not in known:
+            raise AdviceError(f"advise_models: {shown(name)} is not a key of vllm_models; {nearest(str(name), known)}")
+    if main not in (None, "") and main not in (names or known):
+        where = "none of advise_models" if main in known else "not a key of vllm_models"
+        raise AdviceError(f"advise_main: {shown(main)} is {where}; {nearest(str(main), names or known)}")
+    return Wish(By(by), chosen, tokens, tuple(dict.fromkeys(names)), main or None)
+
+
+def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None) -> Advice:
+    """All feasible profiles of the host, ranked, and the chosen one.
+
+    `unreadable` are models of which nothing is known, each with why. Raises AdviceError where no profile is feasible,
+    the chosen one is not there, or what it is ranked by is not known of the GPU; else as planner.plan.
+    """
+    models = {name: model for name, model in host.models.items() if not asked.models or name in asked.models}
+    rejections = [
+        Rejection(name, "unknown", (), why)
+        for name, why in (unreadable or {}).items()
+        if not asked.models or name in asked.models
+    ]
+    fits, refused = _fits(asked, host, models)
+    rejections += refused
+    profiles: list[Profile] = []
+    mains: tuple[str, ...] = ()
+    kinds = _kinds(models)
+    for position, kind in enumerate(kinds):
+        mains = tuple(name for name in kind if asked.main in (None, name))
+        profiles = list(_profiles(asked, host, mains, kinds[position + 1 :], fits)) if mains else []
+        if profiles:
+            break
+    if not profiles:
+        raise AdviceError(_nothing(asked, host, rejections))
+    if asked.by is By.TOK_S and all(profile.main.fit.plan.decode_tok_s is None for profile in profiles):
+        raise AdviceError(
+            f"advise_by: 'tok_s' needs the bandwidth of the GPU, which is not known of "
+            f"{host.gpus[0].name or f'one with {host.gpus[0].cuda_total_bytes // 2**20:,} MiB'}; write 'context' or "
+            f"'free_gpus', or add the GPU to module_utils/vllm_edge/gpu/models.py."
+        )
+    profiles.sort(key=ORDERS[asked.by])
+    if asked.choose > len(profiles):
+        raise AdviceError(
+            f"advise_choose: {asked.choose}, but {len(profiles)} profiles are feasible; write 1 to {len(profiles)}."
+        )
+    chosen = describe_choice(asked, host, profiles[asked.choose - 1], kinds)
+    return Advice(asked, host, mains, tuple(profiles), tuple(rejections), chosen)
+
+
+# ---- engines -----------------------------------------------------------------------------------------------------
+
+
+def parameters(model: Model) -> int:
+    """Parameters of a checkpoint, whatever its precision, but for a head that is not tied: not every one has it.
+
+    Scales of quantized weights count too, some per cent.
+    """
+    packed = model.quantization.weight_bits == 4
+    return sum(
+        _elements(component.tensor.shape)
+        * component.tensor.count
+        * len(component.tensor.layers or (0,))
+        * (BITS_OF_TENSORS.get(component.tensor.dtype, 1) if packed else 1)
+        for component in model.components
+        if not component.tensor.name.endswith("lm_head.weight")
+    )
+
+
+def _elements(shape: Sequence[int]) -> int:
+    result = 1
+    for size in shape:
+        result *= size
+    return result
+
+
+def _kinds(models: Mapping[str, Model]) -> list[tuple[str, ...]]:
+    """Models by what they are, whatever their precision; the largest first."""
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for name, model in models.items():
+        heads = (model.query_heads, model.experts, model.vocabulary)
+        found.setdefault((model.family, model.hidden_size, len(model.layers), *heads), []).append(name)
+    return sorted(
+        (tuple(names) for names in found.values()), key=lambda names: -max(parameters(models[name]) for name in names)
+    )
+
+
+def shapes(gpus: int) -> list[Shape]:
+    """Ways to spread an engine over at most so many GPUs, fewer GPUs first."""
+    found = [
+        Shape(size, stages)
+        for size in TENSOR_PARALLEL_SIZES
+        for stages in range(1, gpus // size + 1)
+        if size * stages <= gpus
+    ]
+    return sorted(found, key=lambda shape: (shape.gpus, -shape.pipeline_parallel_size))
+
+
+def _fits(asked: Wish, host: Host, models: Mapping[str, Model]) -> tuple[list[Fit], list[Rejection]]:
+    """Every engine that starts with the least context, and why others do not."""
+    found: list[Fit] = []
+    refused: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, model in models.items():
+        if model.max_position_embeddings < asked.min_context_tokens:
+            said = f"Its own maximum is {model.max_position_embeddings:,} tokens."
+            refused[name, f"advise_min_context {asked.min_context_tokens:,}"] = [("", said)]
+            continue
+        for gpu, count in Counter(host.gpus).items():
+            for shape in shapes(count):
+                for fit in _over(name, gpu, shape, asked, host):
+                    if fit.plan.verdict is Verdict.FITS:
+                        found.append(fit)
+                    else:
+                        said = f"{fit.plan.reason}{f' It fits with {fit.plan.fix}.' if fit.plan.fix else ''}"
+                        refused.setdefault((name, fit.plan.verdict.value), []).append((fit.spread, said))
+    rejections = [
+        Rejection(name, verdict, tuple(dict.fromkeys(spread for spread, _ in cases if spread)), cases[-1][1])
+        for (name, verdict), cases in refused.items()
+    ]
+    return found, rejections
+
+
+def _over(name: str, gpu: Gpu, shape: Shape, asked: Wish, host: Host) -> Iterator[Fit]:
+    """The engine with each dtype of the KV cache that makes a difference."""
+    model = host.models[name]
+    seen: set[str] = set()
+    for dtype in KV_CACHE_DTYPES:
+        engine = build_arguments(name, shape, dtype, asked.min_context_tokens)
+        arguments = planner.arguments_of(engine)
+        resolved = resolved_dtype(model, arguments, host.vllm_version)
+        if resolved in seen:
+            continue
+        seen.add(resolved)
+        observed_as, observed = match_observed(engine, host)
+        plan = planner.plan(
+            "",
+            [{"name": "engine", **engine, "gpus": list(range(shape.gpus))}],
+            host.models,
+            [gpu] * shape.gpus,
+            host.vllm_version,
+            observations={"engine": observed},
+            margin_mib=host.margin_mib,
+            tolerance_mib=host.tolerance_mib,
+        ).engines[0]
+        in_flight = batches_in_flight(model, arguments, host.vllm_version) * max_num_batched_tokens(
+            model, arguments, host.vllm_version
+        )
+        found = kv_groups(model, arguments, host.vllm_version) if plan.verdict is Verdict.FITS else ()
+
+        def blocks(tokens: int, found: Any = found, in_flight: int = in_flight) -> int:
+            return sum(group.blocks(tokens, in_flight) for group in found)
+
+        own = resolved == model.dtype or resolved == model.quantization.kv_cache_dtype
+        yield Fit(name, gpu, shape, dtype, plan, own, blocks, observed_as)
+        if plan.verdict in WITHOUT_KV:
+            return
+
+
+# ---- profiles ----------------------------------------------------------------------------------------------------
+
+
+def _profiles(
+    asked: Wish, host: Host, mains: Sequence[str], smaller: Sequence[Sequence[str]], fits: Sequence[Fit]
+) -> Iterator[Profile]:
+    """Every main engine with every choice of engines beside it."""
+    beside = [_best_sides(kind, fits) for kind in smaller]
+    for main in fits:
+        if main.model not in mains:
+            continue
+        left = Counter(host.gpus)
+        left[main.gpu] -= main.shape.gpus
+        for sides in _beside(beside, left, len(host.roles) - ROLES_OF_MAIN):
+            stay = host.roles[:ROLES_OF_MAIN] if sides else host.roles
+            others = tuple(
+                Engine(side, _contexts(side, len(roles), asked.min_context_tokens)[0], roles)
+                for side, roles in zip(sides, _dealt(host.roles[ROLES_OF_MAIN:], len(sides)), strict=True)
+            )
+            free = left.total() - sum(side.shape.gpus for side in sides)
+            for tokens in _contexts(main, len(stay), asked.min_context_tokens):
+                yield Profile((Engine(main, tokens, tuple(stay)), *others), free)
+
+
+def _best_sides(kind: Sequence[str], fits: Sequence[Fit]) -> list[Fit]:
+    """Engines of one kind of model that may be beside another: of each checkpoint the one on the fewest GPUs, and those
+    that are faster on more; with the KV cache as the checkpoint has it where that fits."""
+    fastest: dict[tuple[str, Gpu], Fit] = {}
+    best = []
+    for fit in sorted((fit for fit in fits if fit.model in kind), key=lambda fit: (fit.shape.gpus, -fit.tok_s)):
+        known = fastest.get((fit.model, fit.gpu))
+        if known is None or fit.tok_s > known.tok_s:
+            fastest[fit.model, fit.gpu] = fit
+            best.append(fit)
+    return best
+
+
+def _beside(kinds: Sequence[Sequence[Fit]], left: Mapping[Gpu, int], most: int) -> Iterator[tuple[Fit, ...]]:
+    """Choices of at most so many engines, one of each kind at most, that fit on the GPUs that are left."""
+    yield ()
+    if most < 1:
+        return
+    for position, kind in enumerate(kinds):
+        for fit in kind:
+            if fit.shape.gpus <= left[fit.gpu]:
+                rest = {**left, fit.gpu: left[fit.gpu] - fit.shape.gpus}
+                for others in _beside(kinds[position + 1 :], rest, most - 1):
+                    yield (fit, *others)
+
+
+def _dealt(roles: Sequence[str], engines: int) -> list[tuple[str, ...]]:
+    """Roles of the engines beside the main one: one each, the last has the rest."""
+    return [(roles[number],) if number < engines - 1 else tuple(roles[number:]) for number in range(engines)]
+
+
+def _contexts(fit: Fit, requests: int, least: int) -> tuple[int, ...]:
+    """The lengths that are worth offering: for each number of requests up to so many the longest power of two of which
+    that many fit at once, most requests first, and the longest that fits at all. A shorter one gains nothing."""
+    longest = max(fit.plan.max_context // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS, least)
+    ladder = [least, *(2**power for power in range(longest.bit_length()) if least < 2**power <= longest)]
+    found = []
+    for number in range(requests, 0, -1):
+        short_enough = sum(fit.at_once(tokens) >= number for tokens in ladder)
+        found.append(ladder[max(short_enough - 1, 0)])
+    return tuple(dict.fromkeys((*found, longest)))
+
+
+def _by_speed(profile: Profile) -> tuple[Any, ...]:
+    main = profile.main
+    return (
+        -main.fit.tok_s,
+        not main.fit.calibrated,
+        main.waiting,
+        -main.max_model_len,
+        -len(profile.sides),
+        -sum(side.fit.tok_s for side in profile.sides),
+        -profile.free_gpus,
+        -main.at_once,
+        profile.label,
+    )
+
+
+def _by_context(profile: Profile) -> tuple[Any, ...]:
+    return (-profile.main.max_model_len, *_by_speed(profile))
+
+
+def _by_free_gpus(profile: Profile) -> tuple[Any, ...]:
+    return (-profile.free_gpus, *_by_speed(profile))
+
+
+ORDERS: Mapping[By, Callable[[Profile], tuple[Any, ...]]] = {
+    By.TOK_S: _by_speed,
+    By.CONTEXT: _by_context,
+    By.FREE_GPUS: _by_free_gpus,
+}
+
+
+def _nothing(asked: Wish, host: Host, rejections: Sequence[Rejection]) -> str:
+    """Why no profile is feasible, and what would work."""
+    only = f"advise_main: no engine of {asked.main}" if asked.main else "advise_models: no engine of any of the models"
+    why = [str(reason) for reason in rejections if asked.main in (None, reason.model)]
+    tried = f"advise_min_context is {asked.min_context_tokens:,} tokens: a smaller one, or another model, may do."
+    return f"{only} fits on {describe_gpus(host)} with vLLM {host.vllm_version}. {' '.join(why)} {tried}"
+
+
+# ---- the answer --------------------------------------------------------------------------------------------------
+
+
+def _number(variable: str, value: Any, least: int, what: str) -> int:
+    """A whole number, which may have come as text."""
+    text = str(value)
+    if isinstance(value, bool) or not re.fullmatch(r"\d+", text) or int(text) < least:
+        raise AdviceError(f"{variable}: {shown(value)} is not {what}; write a whole number from {least} on.")
+    return int(text)

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What decides beside memory whether an engine can run: releases, shapes, GPUs. And what could be better.
+
+`RULES` is the table. A rule looks at one engine and gives findings, each with what it goes by. Where a rule needs to
+know the GPU and the GPU is not among those that are written down, it says nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..gpu.models import GpuModel
+from .contract import Arguments, Gpu, Model, Verdict
+
+PIPELINE_FIXED = (0, 21)
+"""Gemma 4 over a pipeline: vLLM 0.19.0 and 0.20.0 call `IntermediateTensors.get` (model_executor/models/gemma4.py:883
+and :1320), which that class lacks; 0.21.0 does not (:1313), with vllm-project/vllm#40786."""
+DRAFTERS_SINCE = (0, 21)
+"""First source with model_executor/models/gemma4_mtp.py, vllm-project/vllm#41745."""
+TILE_PADDING_SINCE = (0, 25)
+"""vLLM 0.25.1 pads what does not fill Marlin's tiles (quantization/utils/marlin_utils.py:220, :333), 0.21.0 does not;
+what is between was not looked at, and counts as padding from 0.25."""
+MARLIN_INPUT, MARLIN_INPUT_FP4, MARLIN_EXPERTS = 128, 64, 64
+"""What inputs of linear layers divide by, those of integers (0.19.0 marlin_utils.py:27) and those in FP4, of which the
+kernel alone decides (csrc/quantization/marlin/marlin.cuh:31), and an expert's intermediate size (marlin_utils.py)."""
+PACKED_DTYPES = ("U8", "I32", "F4")
+"""Of weights in fewer than 8 bits, as safetensors holds them."""
+FEW_ENOUGH_REQUESTS = 2.0
+LONG_CONTEXT_TOKENS = 40_000
+MANY_SEQUENCES = 128
+
+
+@dataclass(frozen=True)
+class Case:
+    """One engine, as a rule sees it."""
+
+    model: Model
+    arguments: Arguments
+    release: tuple[int, int]
+    gpu: Gpu
+    gpu_model: GpuModel | None
+    kv_cache_dtype: str
+    extra_args: tuple[str, ...] = ()
+    tool_call_parser: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Why an engine cannot run."""
+
+    verdict: Verdict
+    reason: str
+    fix: str
+    after_load: bool = False
+    """vLLM finds it out when the weights are on the GPU; what does not fit fails before that."""
+
+
+Rule = Callable[[Case], Iterator[Finding]]
+Hint = Callable[[Case], Iterator[str]]
+
+
+def release_of(version: str) -> tuple[int, int]:
+    """Major and minor number. The version is one that `vllm_versions.behaviour` takes."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None:
+        raise ValueError(f"{version!r} is no release of vLLM")
+    return int(found[1]), int(found[2])
+
+
+def findings(case: Case) -> list[Finding]:
+    """Everything that keeps the engine from running, what vLLM finds out first in front."""
+    order = list(Verdict)
+    found = [finding for rule in RULES for finding in rule(case)]
+    return sorted(found, key=lambda finding: (finding.after_load, order.index(finding.verdict)))
+
+
+def advice(case: Case) -> list[str]:
+    """What is right and could be better, each with its reference."""
+    return [sentence for hint in HINTS for sentence in hint(case)]
+
+
+# ---- releases and GPUs -------------------------------------------------------------------------------------------
+
+
+def _pipeline(case: Case) -> Iterator[Finding]:
+    if case.model.family == "gemma4" and case.arguments.pipeline_parallel_size > 1 and case.release < PIPELINE_FIXED:
+        yield Finding(
+            Verdict.UNSUPPORTED_ENGINE,
+            f"Gemma 4 over pipeline_parallel_size {case.arguments.pipeline_parallel_size} crashes in vLLM "
+            f"{_said(case.release)}, whose IntermediateTensors lacks what gemma4.py calls (vllm-project/vllm#40786)",
+            "vllm_image_base with vLLM 0.21.0 or newer, or tensor_parallel_size in place of pipeline_parallel_size",
+            after_load=True,
+        )
+
+
+def _drafters(case: Case) -> Iterator[Finding]:
+    if case.model.family == "gemma4" and _speculates(case) and case.release < DRAFTERS_SINCE:
+        yield Finding(
+            Verdict.UNSUPPORTED_ENGINE,
+            f"vLLM {_said(case.release)} has no drafters for Gemma 4; they came with 0.21.0 (vllm-project/vllm#41745)",
+            "extra_args without --speculative-config, or vllm_image_base with vLLM 0.21.0 or newer",
+        )
+
+
+def _capability(case: Case) -> Iterator[Finding]:
+    if case.gpu_model is None:
+        return
+    has = case.gpu_model.compute_capability
+    method = case.model.quantization.method
+    needs = {"modelopt": (8, 9) if case.release < (0, 28) else (8, 0), "modelopt_fp4": (7, 5)}.get(method)
+    if needs and has < needs:
+        yield Finding(
+            Verdict.UNSUPPORTED_ENGINE,
+            f"{method} needs compute capability {_said(needs)} and {case.gpu.name} has {_said(has)} "
+            f"(vLLM model_executor/layers/quantization/modelopt.py, get_min_capability)",
+            "",
+        )
+    if case.model.dtype == "bfloat16" and has < (8, 0):
+        yield Finding(
+            Verdict.UNSUPPORTED_ENGINE,
+            f"bfloat16 needs compute capability 8.0 and {case.gpu.name} has {_said(has)} (vLLM platforms/cuda.py, "
+            f"check_if_supports_dtype)",
+            "dtype: float16",
+        )
+    if case.kv_cache_dtype.startswith("fp8") and has < (8, 9):
+        yield Finding(
+            Verdict.UNSUPPORTED_ENGINE,
+            f"an FP8 KV cache needs compute capability 8.9 and {case.gpu.name} has {_said(has)} "
+            f"(Triton has no fp8e4nv below it)",
+            f"kv_cache_dtype: {case.model.dtype}",
+        )
+
+
+# ---- shapes ------------------------------------------------------------------------------------------------------
+
+
+def _divisible(case: Case) -> Iterator[Finding]:
+    size, model = case.arguments.tensor_parallel_size, case.model
+    kv_heads = sorted({layer.kv_heads for layer in model.layers})
+    uneven = [heads for heads in kv_heads if heads % size and size % heads]
+    whole_experts = case.arguments.enable_expert_parallel
+    parts = [
+        ("query heads", (model.query_heads,)),
+        ("intermediate size", model.intermediate_sizes),
+        ("intermediate size of an expert", (model.expert_intermediate_size,) if not whole_experts else ()),
+    ]
+    for what, values in parts:
+        for value in values:
+            if value % size:
+                yield _misfit(
+                    case, f"{what} {value} is not divisible by tensor_parallel_size {size}", "config/model.py"
+                )
+    if uneven:
+        yield _misfit(
+            case,
+            f"KV heads {uneven[0]} and tensor_parallel_size {size}: neither divides the other",
+            "model_executor/models, the assertion in each attention",
+        )
+
+
+def _marlin(case: Case) -> Iterator[Finding]:
+    """Weights in 4 bits, which run through Marlin on a GPU without FP4 units."""
+    quantization, size = case.model.quantization, case.arguments.tensor_parallel_size
+    if quantization.weight_bits != 4 or (case.gpu_model and case.gpu_model.compute_capability >= (10, 0)):
+        return
+    group = max(quantization.group_size or 1, 1)
+    pads = case.release >= TILE_PADDING_SINCE
+    packed = {part.kind for part in case.model.components if part.tensor.dtype in PACKED_DTYPES}
+    tile = MARLIN_INPUT_FP4 if _is_fp4(case.model) else MARLIN_INPUT
+    rule = f"groups of {group}" if pads else f"{max(tile, group)}"
+    for kind, what, whole in _inputs(case.model):
+        part = whole // size
+        if kind in packed and whole % size == 0 and (part % group or (not pads and part % tile)):
+            yield _misfit(
+                case,
+                f"{what} {whole} over tensor_parallel_size {size} is {part}, which Marlin cannot divide by {rule}",
+                "model_executor/layers/quantization/utils/marlin_utils.py, check_marlin_supports_shape",
+            )
+    expert = case.model.expert_intermediate_size
+    if "experts" in packed and not case.arguments.enable_expert_parallel and expert % size == 0:
+        part = expert // size
+        if part % group or (not pads and part % max(MARLIN_EXPERTS, group)):
+            rule = f"groups of {group}" if pads else f"{max(MARLIN_EXPERTS, group)}"
+            yield _misfit(
+                case,
+                f"intermediate size {expert} of an expert over tensor_parallel_size {size} is {part}, which Marlin's "
+                f"MoE cannot divide by {rule}",
+                "model_executor/layers/quantization/utils/marlin_utils.py, check_moe_marlin_supports_layer; "
+                "vllm-project/vllm#39595",
+                "extra_args: [--enable-expert-parallel]",
+            )
+
+
+def _inputs(model: Model) -> Iterator[tuple[str, str, int]]:
+    """Inputs of the linear layers that tensor parallelism divides: kind, what it is called, size."""
+    for size in model.intermediate_sizes:
+        yield "mlp", "intermediate size", size
+    for size in sorted({layer.head_size * model.query_heads for layer in model.layers}):
+        yield "attention", "size of all query heads", size
+
+
+def _misfit(case: Case, reason: str, where: str, fix: str = "") -> Finding:
+    return Finding(Verdict.UNSUPPORTED_SHAPE, f"{reason} (vLLM {_said(case.release)} {where})", fix)
+
+
+RULES: Sequence[Rule] = (_pipeline, _drafters, _capability, _divisible, _marlin)
+
+
+# ---- advice ------------------------------------------------------------------------------------------------------
+
+
+def _per_layer_pipeline(case: Case) -> Iterator[str]:
+    if case.model.per_layer_embedding_size and case.arguments.pipeline_parallel_size > 1:
+        yield (
+            "a pipeline of a model with per-layer embeddings was questioned in the review of vllm-project/vllm#40786; "
+            "try it before you rely on it"
+        )
+
+
+def _no_fp4(case: Case) -> Iterator[str]:
+    gpu = case.gpu_model
+    if gpu and gpu.compute_capability < (10, 0) and _is_fp4(case.model):
+        yield (
+            f"{case.gpu.name} has no FP4 units: the weights stay in FP4 and are multiplied in bf16 through Marlin, "
+            f"which saves memory and reading, no arithmetic (vLLM quantization/utils/marlin_utils_fp4.py)"
+        )
+
+
+def _all_reduce(case: Case) -> Iterator[str]:
+    size = case.arguments.tensor_parallel_size
+    if size > 2 and case.gpu_model and not case.gpu_model.nvlink:
+        yield (
+            f"vLLM's custom all-reduce is off for {size} GPUs without NVLink, NCCL takes its place (vLLM 0.19.0 "
+            f"distributed/device_communicators/custom_all_reduce.py:153)"
+        )
+
+
+def _eager(case: Case) -> Iterator[str]:
+    if not case.arguments.enforce_eager:
+        return
+    if case.model.experts:
+        yield "enforce_eager costs a mixture of experts most of its speed: 18 instead of 127 tok/s on an RTX 5090"
+    fills = case.arguments.kv_cache_memory_bytes is None
+    if case.release >= (0, 20) and fills and (case.arguments.max_num_seqs or 256) >= MANY_SEQUENCES:
+        yield (
+            "enforce_eager leaves nothing out of the budget for graphs since vLLM 0.20, so the KV cache takes it all, "
+            "and the sampler's warm-up was seen to fail on an L4 with 256 sequences; set max_num_seqs to what is needed"
+        )
+
+
+def _drafter_uncounted(case: Case) -> Iterator[str]:
+    if _speculates(case):
+        tools = ", and see first that tool calls come through it whole" if case.tool_call_parser else ""
+        yield f"the drafter of --speculative-config is not in this plan; leave it memory, measure its acceptance{tools}"
+
+
+def _experts_stay(case: Case) -> Iterator[str]:
+    if case.model.experts:
+        yield (
+            f"all {case.model.experts} experts are in memory, of which a token reads {case.model.experts_per_token}: "
+            f"plan on the whole size"
+        )
+
+
+HINTS: Sequence[Hint] = (_per_layer_pipeline, _no_fp4, _all_reduce, _eager, _drafter_uncounted, _experts_stay)
+
+
+def context_advice(max_model_len: int, max_concurrency: float) -> list[str]:
+    """What the KV cache says about the length of a request. "At most 30,000 to 40,000 tokens on GPUs under 40 GB",
+    which is told elsewhere, is no rule: memory decides, and a sliding window keeps most layers small."""
+    if max_concurrency < FEW_ENOUGH_REQUESTS:
+        return [
+            f"the KV cache holds {max_concurrency:.1f} requests of max_model_len {max_model_len:,}: a second one of "
+            f"that length waits; lower max_model_len, or expect it"
+        ]
+    if max_model_len > LONG_CONTEXT_TOKENS:
+        return [
+            f"memory holds {max_concurrency:.1f} requests of {max_model_len:,} tokens, but a prompt of that length "
+            f"takes its time before the first token; measure it"
+        ]
+    return []
+
+
+def _speculates(case: Case) -> bool:
+    return any(re.match(r"(--speculative[-_]config|-sc)\b", item) for item in case.extra_args)
+
+
+def _is_fp4(model: Model) -> bool:
+    """ModelOpt's NVFP4, or compressed-tensors in one of its formats of that name."""
+    return model.quantization.method == "modelopt_fp4" or "nvfp4" in str(model.facts.quantization.get("format")).lower()
+
+
+def _said(numbers: tuple[int, int]) -> str:
+    return f"{numbers[0]}.{numbers[1]}"

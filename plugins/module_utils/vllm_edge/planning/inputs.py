@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From variables of an inventory to what the planner works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..gpu import models
+from . import families, model_facts
+from .contract import Facts, Gpu, Model
+
+UNKNOWN_RESERVE = 1 - 22563 / 23034
+"""Of a GPU of which nobody has looked at CUDA's total: the part that the driver keeps of an L4."""
+
+GPUS_SPEC: dict[str, Any] = {
+    "type": "list",
+    "elements": "dict",
+    "required": True,
+    "options": {
+        "name": {"type": "str"},
+        "cuda_total_bytes": {"type": "int"},
+        "nvml_total_mib": {"type": "int"},
+        "nvml_reserved_mib": {"type": "int"},
+        "free_bytes": {"type": "int"},
+    },
+}
+"""Argument spec of the option `gpus` of modules, what `gpu_of` takes."""
+
+
+FACTS_SPEC: dict[str, Any] = {"type": "str", "choices": ["files", "recorded"], "default": "files"}
+"""Argument spec of the option `facts` of modules, what `model_of` takes."""
+
+
+def facts_of(name: str, model: Mapping[str, Any], weights_root: Path, facts: str) -> Facts:
+    """What the checkpoint of an entry of vllm_models says of itself.
+
+    Files below weights_root come first, unless its `facts`, or where it has none those given, are `recorded`. Raises
+    FactsError.
+    """
+    repo = str(model.get("repo", ""))
+    directory = weights_root / str(model.get("dir", ""))
+    if model.get("facts", facts) == "files" and model.get("dir") and (directory / "config.json").is_file():
+        return model_facts.read(directory, repo, str(model.get("revision") or ""))
+    recorded = model_facts.recorded(repo)
+    if recorded is None:
+        raise model_facts.FactsError(
+            f"vllm_models.{name}: {directory} is not here, and nothing is recorded of {repo or 'it'}. Record it once, "
+            f"from its files or from a hub: ansible-playbook playbooks/record_facts.yml"
+        )
+    return recorded
+
+
+def model_of(name: str, model: Mapping[str, Any], weights_root: Path, facts: str) -> Model:
+    """The checkpoint of an entry of vllm_models, understood. Raises FactsError and UnknownArchitecture."""
+    return families.interpret(facts_of(name, model, weights_root, facts))
+
+
+def gpu_of(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) -> Gpu:
+    """A GPU with CUDA's total, by `name`, `cuda_total_bytes`, `nvml_total_mib`, `nvml_reserved_mib` and `free_bytes`.
+
+    Raises ValueError.
+    """
+    name, total, nvml = given.get("name"), given.get("cuda_total_bytes"), given.get("nvml_total_mib")
+    if total is None:
+        if nvml is None:
+            raise ValueError(f"gpus[{slot}]: neither cuda_total_bytes nor nvml_total_mib is given; write one of them.")
+        found = models.by_total(nvml)
+        reserved = given.get("nvml_reserved_mib")
+        kept = nvml * UNKNOWN_RESERVE if reserved is None else reserved
+        total = found[1] if found else int(nvml - kept) * 2**20
+        name = name or (found[0] if found else None)
+        if found is None and reserved is None:
+            warn(
+                f"gpus[{slot}]: nobody has looked at what CUDA has of {nvml} MiB; the plan takes {total // 2**20} MiB, "
+                f"with the driver's part of an L4."
+            )
+    return Gpu(name or "", total, given.get("free_bytes"))

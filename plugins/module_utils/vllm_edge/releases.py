@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Releases of this program on a host: each in a directory of its own, and a link to the one that counts.
+
+A release is built at its final path, since a Python environment cannot be moved, and nothing leads there until all of
+it is on the disk. What runs from the release before goes on with that one, whatever it imports later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import stat
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from .system import files as durable
+from .system.removal import Owned, remove
+
+MANIFEST = "release.json"
+"""Of a release that is whole: mode and hash of every file. Written last."""
+PROC = Path("/proc")
+_BEFORE_RELEASES = ("bin", "lib", "venv")
+_FILES_BEFORE = ("bin/vllm-edge", "requirements.txt", "wheels/*.whl")
+_TREES_BEFORE = ("lib/vllm_edge", "venv")
+"""Where the program lay before it had releases, in one place that was overwritten."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The directory of the release that is wanted."""
+
+    path: Path
+    whole: bool
+    current: bool
+    why: str
+    """Why it is to be built, where it is; empty where it is whole."""
+
+
+class Releases:
+    """What is below a directory such as `/opt/vllm-edge`."""
+
+    def __init__(self, prefix: Path, proc: Path = PROC) -> None:
+        self.prefix = prefix
+        self.proc = proc
+        self.link = prefix / "current"
+
+    @property
+    def current(self) -> Path | None:
+        """Where the link leads, None without one."""
+        try:
+            return self.prefix / os.readlink(self.link)
+        except FileNotFoundError:
+            return None
+
+    def wanted(self, name: str) -> Wanted:
+        """The whole release of this name; where there is none, a directory to build one that nothing runs from."""
+        there = [path for path in self._all() if path.name == name or path.name.startswith(f"{name}-")]
+        wrong = {path: _difference(path) for path in there}
+        for path in sorted(there, key=lambda path: path != self.current):
+            if not wrong[path]:
+                return Wanted(path, whole=True, current=path == self.current, why="")
+        in_use = [path for path in there if path == self.current or self._is_used(path)]
+        names = (name if count == 1 else f"{name}-{count}" for count in itertools.count(1))
+        free = next(path for path in map(self._path, names) if path not in in_use)
+        why = next((wrong[path] for path in there), "") or f"{self.link} leads to no release of this content"
+        return Wanted(free, whole=False, current=False, why=why)
+
+    def finish(self, release: Path) -> None:
+        """What was built is on the disk, and counts as whole."""
+        durable.write_durably(release / MANIFEST, json.dumps(_contents(release), indent=0, sort_keys=True) + "\n")
+
+    def make_current(self, release: Path) -> None:
+        """One rename; a reader of the link sees the former release or this one."""
+        # Tells the next release which one was current before it.
+        os.utime(release / MANIFEST, ns=(time.time_ns(),) * 2)
+        fresh = durable.fresh_name(self.link)
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(release.relative_to(self.prefix))
+        os.rename(fresh, self.link)
+        durable.sync(self.prefix)
+
+    def remove_others(self, release: Path, *, apply: bool = True) -> list[str]:
+        """Removes what was installed before and nothing runs from, except the release before this one; returns what."""
+        others = sorted((path for path in self._all() if path != release), key=_last_current)
+        keep = {others[-1]} if others and _last_current(others[-1]) else set()
+        trees = [f"releases/{path.name}" for path in others if path not in keep and not self._is_used(path)]
+        before = not any(self._is_used(self.prefix / name) for name in _BEFORE_RELEASES)
+        owned = Owned(files=_FILES_BEFORE if before else (), trees=[*trees, *(_TREES_BEFORE if before else ())])
+        removed = remove(str(self.prefix), owned, apply=False).removed
+        if removed and apply:
+            # Links that lead away from what goes are on the disk before it goes.
+            os.sync()
+            removed = remove(str(self.prefix), owned).removed
+        # Where nothing is applied, the release that keeps these two may not be there yet.
+        kept = {f"{path}/" for path in (self.prefix.resolve(), self.prefix.resolve() / "releases")}
+        return [path for path in removed if path not in kept]
+
+    def _path(self, name: str) -> Path:
+        return self.prefix / "releases" / name
+
+    def _all(self) -> list[Path]:
+        return sorted(path for path in (self.prefix / "releases").glob("*") if path.is_dir())
+
+    def _is_used(self, directory: Path) -> bool:
+        """Whether a process runs whose command line names something there, as that of a script of ours does."""
+        begin = os.fsencode(f"{directory}/")
+        for process in self.proc.glob("[0-9]*/cmdline"):
+            try:
+                arguments = process.read_bytes().split(b"\0")
+            except OSError:
+                continue  # it has ended
+            if any(argument.startswith(begin) for argument in arguments):
+                return True
+        return False
+
+
+def find_interpreter(python: str) -> str:
+    """An interpreter below `current` by its release, as another one may become current while it runs.
+
+    Where there are no releases yet, the one that was there before them.
+    """
+    path, before = Path(python), Path(python.replace("/current/", "/", 1))
+    if not path.exists() and before.exists():
+        return str(before)
+    return str(path.parent.resolve() / path.name)
+
+
+def flush(release: Path) -> None:
+    """What was built is on the disk: one call for thousands of files. Raises CalledProcessError, OSError."""
+    subprocess.run(["sync", "--file-system", str(release)], check=True, capture_output=True, text=True)
+
+
+def _last_current(release: Path) -> int:
+    """When it was made the current one; 0 for one that is not whole."""
+    try:
+        return (release / MANIFEST).stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _contents(release: Path) -> dict[str, str]:
+    """Mode, and hash or target, of every file, without what Python compiles by itself."""
+    found = {}
+    for directory, directories, files in os.walk(release):
+        directories[:] = sorted(name for name in directories if name != "__pycache__")
+        for name in sorted([*files, *directories]):
+            path = Path(directory, name)
+            status = path.lstat()
+            if stat.S_ISLNK(status.st_mode):
+                found[str(path.relative_to(release))] = f"link to {os.readlink(path)}"
+            elif stat.S_ISREG(status.st_mode):
+                digest = hashlib.sha256(path.read_bytes()).hexdigest()
+                found[str(path.relative_to(release))] = f"{stat.S_IMODE(status.st_mode):04o} {digest}"
+    found.pop(MANIFEST, None)
+    return found
+
+
+def _difference(release: Path) -> str:
+    """What is not as it was built; empty where everything is. Files that were added do no harm."""
+    try:
+        built: dict[str, str] = json.loads((release / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return f"{release} was not built to its end"
+    except ValueError:
+        return f"{release / MANIFEST} is damaged"
+    there = _contents(release)
+    return next((f"{release / path} is not as it was built" for path in built if there.get(path) != built[path]), "")

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm-edge status` and `vllm-edge explain`: what systemd, Docker, NVML and our own files say, side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..engine.config import EngineConfig, EngineConfigError, engine_names, load_config
+from ..engine.state import EngineState, read_state, stamp
+from ..generation.live import live_changes
+from ..generation.model import GenerationError
+from ..generation.store import load
+from ..names import LABEL_ENGINE, LABEL_GENERATION, LABEL_INPUT_HASH, TARGET
+from ..paths import HostPaths
+from ..planning import drift
+from ..switch.history import running_json, short
+from ..switch.journal import history, holder, read_journal
+from ..system.docker import Container, Docker, DockerAway, DockerRefused, docker_unit
+from ..system.sockets import parse_listeners
+from ..system.systemd import ask_units
+from .problems import file_words, judge
+
+PROC = Path("/proc")
+HISTORY = 10
+"""Former switches in the JSON; the newest SHOWN of them in the tables."""
+
+Json = dict[str, Any]
+Asked = tuple[list[Json], str | None]
+
+
+# -- asking
+
+
+def ask_containers(docker: Docker, names: Sequence[str]) -> tuple[dict[str, Container], str | None]:
+    found: dict[str, Container] = {}
+    unit = docker_unit()
+    if unit is not None and not unit.active:
+        # A question over the socket would start it, and a status changes nothing.
+        return found, "the Docker Engine cannot be asked: docker.service is not running"
+    try:
+        docker.ping(3.0)
+        for name in names:
+            container = docker.find(name)
+            if container is not None:
+                found[name] = container
+    except (DockerAway, DockerRefused) as error:
+        return found, f"the Docker Engine cannot be asked: {error}"
+    return found, None
+
+
+def ask_gpus(budgets: Mapping[str, int | None], paths: HostPaths) -> Asked:
+    """Memory of every GPU that answers, held against the budgets by UUID; None is a budget that nobody stated.
+
+    A GPU that does not answer, or a driver that is absent, is a sentence and not a failure.
+    """
+    from ..gpu.budget import Limits, evaluate
+    from ..gpu.owners import find_owners
+    from ..switch.gpu_memory import read_boards, slots_of
+    from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
+
+    if pynvml_missing():
+        return [], "GPUs cannot be read: the Python package nvidia-ml-py is not installed beside this program"
+    try:
+        with open_nvml() as session:
+            reading = read_boards(session, slots_of(paths))
+    except NvmlFailure as failure:
+        return [], f"GPUs cannot be read: {failure}"
+    owners = find_owners({process.pid for gpu in reading.gpus for process in gpu.processes or ()})
+    limits = Limits({uuid: mib for uuid, mib in budgets.items() if mib is not None}, {}, "ignore")
+    boards = []
+    for gpu in reading.gpus:
+        verdict = evaluate([gpu], owners, limits)
+        board = verdict.gpus[0].as_dict() | {"problem": " ".join(verdict.failures) or None}
+        if budgets.get(gpu.uuid, 0) is None:
+            board |= {"budget_mib": None, "headroom_mib": None, "within_budget": None, "problem": None}
+        boards.append({key: value for key, value in board.items() if key not in ("slot", "expected_mib")})
+    return boards, " ".join(map(str, reading.lost)) or None
+
+
+def ask_listeners() -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for name in ("tcp", "tcp6"):
+        try:
+            text = (PROC / "net" / name).read_text(encoding="ascii")
+        except OSError:
+            continue  # a kernel without IPv6
+        for port, addresses in parse_listeners(text).items():
+            found.setdefault(port, []).extend(addresses)
+    return found
+
+
+def read_active_profile(paths: HostPaths) -> tuple[Json | None, str | None]:
+    try:
+        data = json.loads(paths.active_profile.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None, None
+    except (OSError, ValueError) as error:
+        return None, f"{paths.active_profile} cannot be read: {error}"
+    if not isinstance(data, dict):
+        return None, f"{paths.active_profile} holds no JSON object"
+    # A record of before there were switches says nothing of them.
+    return {
+        **dict.fromkeys(("inventory_profile", "chosen_at", "previous_generation")),
+        "origin": "inventory",
+        **data,
+    }, None
+
+
+def read_switches(paths: HostPaths) -> tuple[Json, list[str]]:
+    """The running switch, one that was killed and not ended since, and former ones; what cannot be read."""
+    found: Json = {"switch": None, "unfinished_switch": None, "history": []}
+    try:
+        running, last = holder(paths), read_journal(paths)
+        if running is None and last is not None and last.result is None:
+            running = holder(paths)  # it may have begun between the two questions
+        found["history"] = [short(journal) for journal in history(paths, HISTORY)]
+    except OSError as error:
+        return found, [f"What is known of switches cannot be read: {error}"]
+    if running is not None:
+        found["switch"] = running_json(running)
+    elif last is not None and last.result is None:
+        found["unfinished_switch"] = {**running_json(last), "id": last.id, "message": last.message}
+    return found, []
+
+
+def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tuple[list[Json] | None, list[str]]:
+    """Live files that are not those of the committed generation; None where there is nothing to hold them against."""
+    number = (profile or {}).get("generation")
+    if not isinstance(number, int) or not (profile or {}).get("digest"):
+        return None, []
+    try:
+        changes = live_changes(load(paths, number), paths)
+    except GenerationError as error:
+        text = str(error)
+        return None, [
+            f"{text[0].upper()}{text[1:].rstrip('.')}. A switch that fails goes back to the committed generation and "
+            "needs its files: run site.yml."
+        ]
+    return [{"path": change.path, "how": file_words(change)} for change in changes], []
+
+
+# -- putting together
+
+
+def systemd_time(unit: Mapping[str, str] | None, key: str) -> int | None:
+    """`@1763730000` of `--timestamp=unix` in seconds since the epoch; None where systemd has none."""
+    text = (unit or {}).get(key, "").removeprefix("@")
+    return int(text) if text.isdigit() and int(text) > 0 else None
+
+
+def _stamp(seconds: int | None) -> str | None:
+    return None if seconds is None else stamp(datetime.fromtimestamp(seconds, UTC))
+
+
+def _load_seconds(unit: Mapping[str, str] | None, state: EngineState | None) -> float | None:
+    """As the supervisor counted; to whole seconds by systemd's clock where its file is not for this user."""
+    if state is not None:
+        return state.load_seconds
+    began, ready = systemd_time(unit, "InactiveExitTimestamp"), systemd_time(unit, "ActiveEnterTimestamp")
+    active = (unit or {}).get("ActiveState") == "active"
+    return float(ready - began) if active and began is not None and ready is not None and ready >= began else None
+
+
+def engine_json(
+    config: EngineConfig,
+    unit: Mapping[str, str] | None,
+    container: Container | None,
+    state: EngineState | None,
+    listeners: Mapping[int, Sequence[str]] | None = None,
+) -> Json:
+    """One engine as `status --format json` shows it."""
+    ours = container is not None and container.labels.get(LABEL_ENGINE) == config.engine
+    labels = container.labels if container is not None and ours else {}
+    running = container is not None and container.running
+    generation = labels.get(LABEL_GENERATION, "")
+    return {
+        "engine": config.engine,
+        "unit": config.unit,
+        "active_state": unit.get("ActiveState") if unit else None,
+        "sub_state": unit.get("SubState") if unit else None,
+        "load_state": unit.get("LoadState") if unit else None,
+        "result": unit.get("Result") if unit else None,
+        "restarts": int(unit["NRestarts"]) if unit and unit.get("NRestarts", "").isdigit() else None,
+        "status_text": (unit.get("StatusText") or None) if unit else None,
+        "wanted_by_target": TARGET in unit.get("WantedBy", "").split() if unit else None,
+        "need_daemon_reload": unit.get("NeedDaemonReload") == "yes" if unit else None,
+        "active_since": _stamp(systemd_time(unit, "ActiveEnterTimestamp"))
+        if unit and unit.get("ActiveState") == "active"
+        else None,
+        "state_since": _stamp(systemd_time(unit, "StateChangeTimestamp")),
+        "container": config.container,
+        "container_state": container.status if container else "absent",
+        "container_id": container.id if container else None,
+        "container_ours": ours if container else None,
+        "container_started_at": f"{container.started_at[:19]}Z" if container and running else None,
+        "container_image_id": container.image_id if container and running else None,
+        "published": list(container.published) if container and running else [],
+        "listens_on": sorted(set((listeners or {}).get(config.port, ()))),
+        "running_input_hash": labels.get(LABEL_INPUT_HASH) if running else None,
+        "running_generation": int(generation) if running and generation.isdigit() else None,
+        "input_hash": config.input_hash,
+        "generation": config.generation,
+        "model": config.model,
+        "repo": config.repo,
+        "revision": config.revision,
+        "precision": config.precision,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "gpus": list(config.gpus),
+        "port": config.port,
+        "url": config.url,
+        "served_names": list(config.served_names),
+        "vram_budget_mib": config.vram_budget_mib,
+        "image": config.image,
+        "phase": state.phase if state else None,
+        "since": state.since if state else None,
+        "started_at": state.started_at if state else None,
+        "ready_at": state.ready_at if state else None,
+        "load_seconds": _load_seconds(unit, state),
+        "log_facts": state.log_facts if state else {},
+        "last_failure": asdict(state.last_failure) if state and state.last_failure else None,
+    }
+
+
+def budgets_of(configs: Sequence[EngineConfig]) -> dict[str, int | None]:
+    """Budget of each GPU: the sum over its engines; None where one of them states none."""
+    budgets: dict[str, int | None] = {}
+    for config in configs:
+        for uuid in config.gpus:
+            before = budgets.get(uuid, 0)
+            unstated = before is None or config.vram_budget_mib is None
+            budgets[uuid] = None if unstated else (before or 0) + (config.vram_budget_mib or 0)
+    return budgets
+
+
+def collect(
+    paths: HostPaths,
+    docker: Docker,
+    units: Callable[[Sequence[str]], tuple[dict[str, dict[str, str]], str | None]] = ask_units,
+    gpus: Callable[[Mapping[str, int | None], HostPaths], Asked] = ask_gpus,
+    listeners: Callable[[], Mapping[int, Sequence[str]]] = ask_listeners,
+    expected_profile: str | None = None,
+) -> Json:
+    """Everything `status` shows; what is wrong, or could not be asked, is named under `problems`."""
+    problems: list[str] = []
+    configs: list[EngineConfig] = []
+    try:
+        names = engine_names(paths)
+    except OSError as error:
+        names = []
+        problems.append(f"{paths.etc} cannot be read: {error}")
+    for name in names:
+        try:
+            configs.append(load_config(name, paths))
+        except EngineConfigError as error:
+            problems.append(str(error))
+    # First of all: what is looked at after it is judged by whether a switch runs.
+    switches, switch_problems = read_switches(paths)
+    profile, profile_problem = read_active_profile(paths)
+    shown, unit_problem = units([*[config.unit for config in configs], TARGET])
+    containers, docker_problem = ask_containers(docker, [config.container for config in configs])
+    boards, gpu_problem = gpus(budgets_of(configs), paths)
+    listening = listeners()
+    live_files, file_problems = read_live_files(paths, profile)
+    problems += [text for text in (profile_problem, unit_problem, docker_problem, gpu_problem) if text]
+    problems += [*switch_problems, *file_problems]
+    engines = []
+    states: dict[str, EngineState | None] = {}
+    for config in configs:
+        path = paths.engine_state(config.engine)
+        states[config.engine] = state = read_state(path)
+        if state is None and path.exists() and not os.access(path, os.R_OK):
+            problems.append(f"{path} is not for this user: phases and failures of {config.engine} are shown to root")
+        engine = engine_json(config, shown.get(config.unit), containers.get(config.container), state, listening)
+        if docker_problem is not None and config.container not in containers:
+            engine["container_state"] = "unknown"
+        engines.append(engine)
+    target = shown.get(TARGET)
+    status: Json = {
+        "host": socket.gethostname(),
+        "active_profile": profile,
+        "expected_profile": expected_profile,
+        "target": {
+            "unit": TARGET,
+            "active_state": target.get("ActiveState") if target else None,
+            "enabled": target.get("UnitFileState") == "enabled" if target else None,
+            "need_daemon_reload": target.get("NeedDaemonReload") == "yes" if target else None,
+        },
+        **switches,
+        "live_files": live_files,
+        "engines": engines,
+        "gpus": boards,
+        "drift": [row.as_dict() for row in drift.of_engines(configs, states, boards)],
+        "on_drift": drift.wanted(configs),
+    }
+    return status | {"problems": [*problems, *judge(status)]}

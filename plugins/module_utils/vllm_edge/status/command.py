@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm-edge status` and `vllm-edge explain`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..engine.config import engine_names
+from ..engine.startup import WORDS, Phase
+from ..engine.state import EngineState, read_state
+from ..names import ENGINE_NAME, SWITCH_UNIT
+from ..paths import HostPaths
+from ..switch.render import generation_words, switch_table
+from ..text import table, wrapped
+from .collect import collect
+from .problems import chosen_words, state_words
+from .tables import drift_table, engine_table, gpu_table
+
+SHOWN = 5
+
+
+def _gpu_words(uuids: Sequence[str], boards: Sequence[Mapping[str, Any]]) -> list[str]:
+    index = {board.get("uuid"): board.get("index") for board in boards}
+    return [str(index[uuid]) if uuid in index else uuid.removeprefix("GPU-")[:8] for uuid in uuids]
+
+
+def engine_lines(engines: Sequence[Mapping[str, Any]], boards: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = [
+        {
+            **engine,
+            "slots": _gpu_words(engine["gpus"], boards),
+            "state": state_words(engine),
+            "since": engine["active_since"] or engine["state_since"] or engine["since"],
+        }
+        for engine in engines
+    ]
+    lines = [*engine_table("engine", rows), ""]
+    roles = [[name, engine["engine"], engine["url"]] for engine in engines for name in engine["served_names"]]
+    lines += [*table(["served name", "engine", "address"], roles), ""]
+    for engine in engines:
+        lines += wrapped(f"{engine['unit']}: {engine['status_text'] or 'no status'}")
+        since = f" since {engine['container_started_at']}" if engine["container_started_at"] else ""
+        lines += wrapped(f"container {engine['container_state']}{since}", "  ")
+        failure = engine["last_failure"]
+        if failure:
+            lines += wrapped(f"last failure {failure['time']}: {failure['reason']}. {failure['remedy']}", "  ")
+    return lines
+
+
+def gpu_lines(boards: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [*gpu_table(boards), "", *[f"GPU {board['index']} is {board['uuid']}" for board in boards]]
+
+
+def choice_lines(status: Mapping[str, Any]) -> list[str]:
+    """Who chose the profile, and what the inventory says where that is something else."""
+    profile = status["active_profile"]
+    inventory = status["expected_profile"] or profile.get("inventory_profile")
+    if inventory is not None and inventory != profile.get("profile"):
+        return wrapped(f"inventory says {inventory}, host runs {profile.get('profile')} ({chosen_words(profile)})")
+    return [chosen_words(profile)]
+
+
+def status_lines(status: Mapping[str, Any]) -> list[str]:
+    """At most 100 columns."""
+    profile = status["active_profile"]
+    if profile is None:
+        lines = ["no profile is active on this host"]
+    else:
+        lines = [f"profile {profile.get('profile', '?')}, generation {profile.get('generation', '?')}"]
+        lines += choice_lines(status)
+    running = status["switch"]
+    if running is not None:
+        back = ", going back" if running["direction"] == "back" else ""
+        lines += wrapped(
+            f"switching to {generation_words(running['generation'], running['profile'])} for "
+            f"{running['seconds']:.0f} s, phase {running['phase'] or 'none yet'}{back}, asked by {running['asked_by']}"
+            f"; 'journalctl -fu {SWITCH_UNIT}' follows it"
+        )
+    lines.append("")
+    if status["engines"]:
+        lines += engine_lines(status["engines"], status["gpus"])
+    else:
+        lines.append("no engine is configured on this host")
+    if status["gpus"]:
+        lines += ["", *gpu_lines(status["gpus"])]
+    if status.get("drift"):
+        lines += ["", *drift_table(status["drift"], {board["uuid"]: board["index"] for board in status["gpus"]})]
+    if status["history"]:
+        lines += ["", *switch_table(status["history"][:SHOWN])]
+    if status["problems"]:
+        lines += ["", "Problems:"]
+    for problem in status["problems"]:
+        lines += wrapped(problem, "  ")
+    return lines
+
+
+def run_status(paths: HostPaths, *, output: str, expected_profile: str | None = None) -> int:
+    """Entry of `vllm-edge status`. Reporting a bad state is a success: 0 unless nothing could be said."""
+    from ..system.docker import DockerEngine
+
+    status = collect(paths, DockerEngine(request_timeout_s=10), expected_profile=expected_profile)
+    if output == "json":
+        print(json.dumps(status, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(status_lines(status)))
+    return 0
+
+
+def explain_lines(engine: str, state: EngineState | None) -> list[str]:
+    """The last failure, in words, with the engine's last lines."""
+    if state is None:
+        return [f"{engine}: nothing is known; it has not been started on this host since its state was last removed"]
+    now = f"{engine}: {WORDS[Phase(state.phase)] if state.phase in list(Phase) else state.phase} since {state.since}"
+    failure = state.last_failure
+    if failure is None:
+        return [now, "No failure has been recorded."]
+    status = "" if failure.exit_code is None else f", exit status {failure.exit_code}"
+    during = WORDS[Phase(failure.phase)] if failure.phase in list(Phase) else failure.phase
+    lines = [now, f"Last failure: {failure.time} (while: {during or 'unknown'}{status})"]
+    lines += wrapped(f"What: {failure.reason}.", "  ")
+    lines += wrapped(f"Remedy: {failure.remedy}.", "  ")
+    if failure.log_tail:
+        lines += ["The engine's last lines:", *(f"  | {line}" for line in failure.log_tail)]
+    return lines
+
+
+def run_explain(engine: str, paths: HostPaths, *, output: str) -> int:
+    """Entry of `vllm-edge explain`."""
+    known = ENGINE_NAME.fullmatch(engine) is not None
+    state = read_state(paths.engine_state(engine)) if known else None
+    if not known or (state is None and engine not in engine_names(paths)):
+        there = ", ".join(engine_names(paths)) or "none"
+        print(f"{engine!r} is no engine of this host; there are: {there}", file=sys.stderr)
+        return 1
+    if output == "json":
+        failure = state.last_failure if state else None
+        print(json.dumps({"engine": engine, "last_failure": asdict(failure) if failure else None}, indent=2))
+    else:
+        print("\n".join(explain_lines(engine, state)))
+    return 0

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Problems of a host, out of its status: one paragraph each, with the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..engine.startup import WORDS, Phase
+from ..generation.model import FileChange
+from ..names import TARGET
+from ..planning import drift
+from ..switch.render import generation_words
+from ..system.sockets import is_loopback
+
+
+def judge(status: Mapping[str, Any]) -> list[str]:
+    """What of it is wrong: one paragraph each, with the remedy. What a switch that runs is just changing is not."""
+    switching = status.get("switch") is not None
+    return [
+        *switch_problems(status),
+        *profile_problems(status),
+        *file_problems(status),
+        *[problem for engine in status["engines"] for problem in engine_problems(engine, switching=switching)],
+        *([] if switching else target_problems(status["target"], bool(status["engines"]))),
+        *[str(board["problem"]) for board in status["gpus"] if board.get("problem")],
+        *drift_problems(status),
+    ]
+
+
+def switch_problems(status: Mapping[str, Any]) -> list[str]:
+    """A switch that was killed, and that nothing has ended since."""
+    killed = status.get("unfinished_switch")
+    if killed is None:
+        return []
+    remedy = "'vllm-edge recover' goes back to the committed generation."
+    if not killed["started_at"]:  # nothing of its journal can be read
+        return [f"{killed['message'].rstrip('.')}. {remedy}"]
+    return [
+        f"A switch to {generation_words(killed['generation'], killed['profile'])}, which {killed['asked_by']} asked "
+        f"for at {killed['started_at']}, was ended in phase {killed['phase'] or 'none'} and left unfinished: {remedy}"
+    ]
+
+
+def drift_problems(status: Mapping[str, Any]) -> list[str]:
+    """Plan against measurement, where every engine serves: one that loads holds less than it will."""
+    settled = all(
+        (engine["active_state"], state_words(engine)) == ("active", "serving") for engine in status["engines"]
+    )
+    if status.get("switch") is not None or not settled or status.get("on_drift") == "ignore":
+        return []
+    return drift.sentences(status.get("drift") or [])
+
+
+CHOSEN = {"inventory": "by the inventory", "-e": "by -e", "host": "on the host"}
+
+
+def chosen_words(profile: Mapping[str, Any]) -> str:
+    """`chosen by -e on 2026-11-21T16:40:00Z`."""
+    when = f" on {profile['chosen_at']}" if profile.get("chosen_at") else ""
+    return f"chosen {CHOSEN.get(profile.get('origin', 'inventory'), profile.get('origin'))}{when}"
+
+
+def profile_problems(status: Mapping[str, Any]) -> list[str]:
+    """Whether inventory, record and files agree on what this host serves."""
+    profile, expected, running = status["active_profile"], status["expected_profile"], status.get("switch")
+    if profile is None:
+        if expected is None or running is not None:
+            return []
+        return [f"The inventory says profile {expected}, and no profile is active on this host: run site.yml."]
+    runs = profile.get("profile")
+    problems = []
+    if expected is not None and runs != expected and (running is None or running["profile"] != expected):
+        plain = profile.get("origin", "inventory") == "inventory"
+        problems.append(
+            f"The inventory says profile {expected}, this host runs {runs} ({chosen_words(profile)}): run site.yml"
+            f"{'' if plain else f' -e serving_profile={expected}'} to bring {expected}, or put 'serving_profile: "
+            f"{runs}' into the inventory to keep what runs."
+        )
+    recorded = profile.get("engines")
+    # With the generation at hand its files are compared one by one.
+    if isinstance(recorded, Mapping) and status.get("live_files") is None and running is None:
+        there = {engine["engine"]: engine for engine in status["engines"]}
+        if there.keys() != recorded.keys():
+            problems.append(
+                f"Generation {profile.get('generation')} has the engines {', '.join(sorted(recorded)) or 'none'}, and "
+                f"configured on this host are {', '.join(sorted(there)) or 'none'}: a run was interrupted, or somebody "
+                "removed files. Run site.yml."
+            )
+        for name, engine in there.items():
+            hashed = (recorded.get(name) or {}).get("input_hash", engine["input_hash"])
+            if hashed != engine["input_hash"]:
+                problems.append(
+                    f"The files of engine {name} are not those of generation {profile.get('generation')} (input hash "
+                    f"{engine['input_hash'][:12]}, recorded {hashed[:12]}): a run was interrupted. Run site.yml."
+                )
+    return problems
+
+
+def file_problems(status: Mapping[str, Any]) -> list[str]:
+    """Live files against those of the committed generation. An unfinished switch is its own problem."""
+    if status.get("switch") is not None or status.get("unfinished_switch") is not None:
+        return []
+    generation = (status["active_profile"] or {}).get("generation")
+    return [
+        f"{row['path']} is not what generation {generation} says: {row['how']}. Run site.yml, or 'vllm-edge switch "
+        f"{generation}', to put it back; where the change was meant, put it into the inventory."
+        for row in status.get("live_files") or []
+    ]
+
+
+def engine_problems(engine: Mapping[str, Any], *, switching: bool = False) -> list[str]:
+    """What is wrong with one engine. During a switch it may stop, load, and differ from its files."""
+    unit, problems = engine["unit"], []
+    explain = f"'vllm-edge explain {engine['engine']}' and 'journalctl -u {unit}' say why"
+    if switching and engine["active_state"] in ("activating", "deactivating", "inactive"):
+        pass
+    elif engine["active_state"] == "activating" and engine["sub_state"] != "auto-restart":
+        problems.append(f"{unit} does not serve yet: {state_words(engine)}. Wait for it; 'systemctl status {unit}'.")
+    elif engine["active_state"] == "active" and state_words(engine) != "serving":
+        problems.append(f"{unit} is {state_words(engine)}: {explain}; its watchdog restarts it if it stays so.")
+    elif engine["active_state"] != "active" and engine["load_state"] == "not-found":
+        problems.append(f"{unit} is gone from /etc/systemd/system: run site.yml.")
+    elif engine["active_state"] not in ("active", None):
+        problems.append(f"{unit} is {state_words(engine)}: {explain}; 'systemctl start {unit}' starts it.")
+    if engine["active_state"] is not None and engine["wanted_by_target"] is False and not switching:
+        problems.append(f"{unit} is not wanted by {TARGET}, so it does not start at boot: run site.yml.")
+    if engine["need_daemon_reload"] and not switching:
+        problems.append(f"{unit} was changed on disk and systemd knows the former one: run site.yml.")
+    if engine["container_ours"] is False:
+        problems.append(
+            f"A container named {engine['container']} exists that is not ours; it is left alone, and {unit} cannot "
+            "start until somebody renames or removes it."
+        )
+    if engine["running_input_hash"] not in (None, engine["input_hash"]) and not switching:
+        problems.append(
+            f"The running container of {unit} was made from other inputs than the files on disk: run site.yml, or "
+            f"'systemctl restart {unit}'."
+        )
+    wide = sorted(
+        {address for address in engine["listens_on"] if not is_loopback(address)}
+        | {address for address in engine["published"] if not is_loopback(address.rpartition(":")[0])}
+    )
+    if wide:
+        problems.append(
+            f"Port {engine['port']} of {engine['engine']} is open beyond the loopback ({', '.join(wide)}): vLLM asks "
+            f"nobody who they are. 'ss -ltnp sport = :{engine['port']}' says who listens; run site.yml where it is the "
+            "engine's own container."
+        )
+    return problems
+
+
+def target_problems(target: Mapping[str, Any], needed: bool) -> list[str]:
+    """Whether the engines come back after a boot."""
+    if not needed or target["active_state"] is None or (target["enabled"] and target["active_state"] == "active"):
+        return []
+    unit, state = target["unit"], target["active_state"]
+    if target["enabled"]:
+        return [
+            f"{unit} is {state}, as after 'vllm-edge stop': 'systemctl start {unit}' starts its engines, and so does a "
+            "boot."
+        ]
+    return [
+        f"{unit} is {state} and not enabled: engines do not all start at boot. 'systemctl enable --now {unit}', or run "
+        "site.yml."
+    ]
+
+
+def state_words(engine: Mapping[str, Any]) -> str:
+    """One word or two: what an operator wants to know first."""
+    active, phase = engine["active_state"], engine["phase"]
+    if active == "active":
+        return "not answering" if phase == Phase.UNHEALTHY else "serving"
+    if active == "activating":
+        if engine["sub_state"] == "auto-restart":
+            return "restarting"
+        return WORDS[Phase(phase)] if phase in list(Phase) else "starting"
+    return str(active or phase or "unknown")
+
+
+def file_words(change: FileChange) -> str:
+    """How a live file differs from the generation's."""
+    if change.after is None:
+        return "it is of an engine that is not in it"
+    if change.before is None:
+        return "it is missing"
+    return change.attributes if change.attributes and change.before == change.after else "its content differs"

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of what serves, what it was asked, what each GPU holds: of a run, and of a host now. Pure.
+
+Sizes are MiB (2**20 bytes), lines at most 100 columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..planning.drift import COMPONENTS
+from ..switch.render import switch_block, switch_line
+from ..text import WIDTH, shorten, table, wrapped
+
+BAR = 20
+NAME = 24
+"""Columns for the model of a GPU; what is longer is cut, so that the bar is not."""
+
+Row = Mapping[str, Any]
+
+
+def mib(value: object) -> str:
+    """`20,664`; `?` for what is not known, which is not 0."""
+    return f"{value:,}" if isinstance(value, int) else "?"
+
+
+# ---- engines ----------------------------------------------------------------------------------------------------
+
+
+def engine_table(heading: str, engines: Sequence[Row]) -> list[str]:
+    """One line for each engine, called by what stands under `heading`: its `unit`, or `engine`."""
+    rows = [
+        [
+            str(engine[heading]).removesuffix(".service"),
+            f"{engine['model']} {engine['precision']}",
+            str(engine["tensor_parallel_size"]),
+            ",".join(str(slot) for slot in engine["slots"]),
+            str(engine["port"]),
+            str(engine["state"]),
+            "-" if engine.get("load_seconds") is None else f"{engine['load_seconds']:.0f} s",
+            str(engine.get("since") or "-"),
+        ]
+        for engine in engines
+    ]
+    return table([heading, "model", "TP", "GPUs", "port", "state", "load", "since"], rows, frozenset({2, 4, 6}))
+
+
+# ---- roles ------------------------------------------------------------------------------------------------------
+
+
+def checks_words(asked: Row) -> str:
+    """`5 of 5`: how many checks passed of all that the canary knows."""
+    checks = asked.get("checks") or []
+    if not checks:
+        return "ok" if asked["ok"] else "FAILED"
+    passed = sum(check["outcome"] == "passed" for check in checks)
+    return f"{'' if asked['ok'] else 'FAILED '}{passed} of {len(checks)}"
+
+
+def check_notes(asked: Sequence[Row]) -> list[str]:
+    """What did not pass, once for all served names of an engine that it is true of."""
+    said: dict[tuple[str, str, str], list[str]] = {}
+    for row in asked:
+        for check in row.get("checks") or []:
+            if check["outcome"] != "passed":
+                words = str(check["outcome"]).replace("_", " ")
+                said.setdefault((words, str(check["check"]), str(check.get("detail") or "")), []).append(
+                    str(row["served_name"])
+                )
+        if not row["ok"] and row.get("error"):
+            said.setdefault(("FAILED", "", str(row["error"])), []).append(str(row["served_name"]))
+    lines = []
+    for (words, check, detail), names in said.items():
+        what = f"{check} {words}".strip()
+        lines += wrapped(f"{', '.join(names)}: {what}{': ' if detail else ''}{shorten(detail, 400)}")
+    return lines
+
+
+def canary_notes(asked: Sequence[Row]) -> list[str]:
+    """When the engines passed the full canary, and what those were asked now that had passed before."""
+    engines = {str(row["engine"]): row for row in asked if row.get("passed_at")}
+    since = [row for row in engines.values() if row.get("token_s") is not None]
+    told = ", ".join(f"{name} at {row['passed_at']}" for name, row in engines.items())
+    lines = wrapped(f"The full canary was passed by {told}.") if told else []
+    if since:
+        names = ", ".join(str(row["engine"]) for row in since)
+        seconds = max(float(row["token_s"]) for row in since)
+        lines += wrapped(
+            f"Where that container runs since ({names}) this run asked for one token, which took up to "
+            f"{seconds:.2f} s; playbooks/verify.yml asks all."
+        )
+    return lines
+
+
+def role_table(asked: Sequence[Row]) -> list[str]:
+    """One line for each served name, and notes under them."""
+    rows = [
+        [
+            str(row["served_name"]),
+            str(row["engine"]),
+            str(row.get("port") or "-"),
+            checks_words(row),
+            "-" if row.get("seconds") is None else f"{row['seconds']:.2f} s",
+            str(row.get("completion") or row.get("error") or ""),
+        ]
+        for row in asked
+    ]
+    headings = ["served name", "engine", "port", "checks", "time", "completion"]
+    room = WIDTH - sum(max(len(row[column]) for row in [headings, *rows]) + 2 for column in range(5))
+    rows = [[*row[:5], shorten(row[5], max(len("completion"), room))] for row in rows]
+    return [*table(headings, rows, frozenset({2, 4})), *check_notes(asked), *canary_notes(asked)]
+
+
+# ---- GPUs -------------------------------------------------------------------------------------------------------
+
+
+def bar(used_mib: int, budget_mib: int, total_mib: int) -> str:
+    """A bar of a GPU to scale: `#` used, `.` free within the budget, `|` the budget, spaces beyond it."""
+    scale = BAR / total_mib
+    used, budget = min(BAR, round(used_mib * scale)), min(BAR - 1, round(budget_mib * scale))
+    cells = ["#" if cell < used else "." if cell < budget else " " for cell in range(BAR)]
+    if budget_mib:
+        cells[budget] = "|"
+    return "[" + "".join(cells) + "]"
+
+
+def verdict(gpu: Row) -> str:
+    """`within` its budget, or `OVER` it; `free` where no engine may use it and none does."""
+    if gpu.get("within_budget") is None:
+        return "unknown"
+    if not gpu["within_budget"]:
+        return "OVER"
+    return "within" if gpu["budget_mib"] else "free"
+
+
+def gpu_table(gpus: Sequence[Row]) -> list[str]:
+    """One line for each GPU with a bar to scale, and their totals."""
+    rows = [
+        [
+            str(gpu["index"]),
+            shorten(str(gpu["name"]), NAME),
+            mib(gpu["used_mib"]),
+            mib(gpu.get("budget_mib")),
+            mib(gpu.get("foreign_mib")),
+            mib(gpu["total_mib"]),
+            verdict(gpu),
+            bar(int(gpu["used_mib"]), int(gpu.get("budget_mib") or 0), int(gpu["total_mib"])),
+        ]
+        for gpu in gpus
+    ]
+    if len(gpus) > 1:
+        sums = []
+        for key in ("used_mib", "budget_mib", "foreign_mib", "total_mib"):
+            values = [gpu.get(key) for gpu in gpus]
+            sums.append(mib(None if None in values else sum(int(value or 0) for value in values)))
+        rows.append(["", f"{len(gpus)} GPUs", *sums, "", ""])
+    return table(
+        ["GPU", "name", "used", "budget", "foreign", "total MiB", "verdict", ""], rows, frozenset({0, 2, 3, 4, 5})
+    )
+
+
+# ---- plan and measurement ---------------------------------------------------------------------------------------
+
+
+def drift_table(rows: Sequence[Row], index: Mapping[str, Any]) -> list[str]:
+    """One line for each component: what was planned, what was measured, and whether that is within its tolerance."""
+    cells = []
+    for row in rows:
+        measured = row["measured"]
+        far = "-" if measured is None else f"{measured - row['planned']:+,.0f}"
+        within = {True: "within", False: "DRIFT", None: "not told"}[row["within"]]
+        name = f"GPU {index[row['what']]}" if row["what"] in index else str(row["what"])
+        cells.append(
+            [
+                shorten(name, NAME),
+                COMPONENTS.get(row["component"], str(row["component"])),
+                f"{row['planned']:,.0f}",
+                "?" if measured is None else f"{measured:,.0f}",
+                far,
+                f"{row['tolerance']:,.0f}",
+                within,
+            ]
+        )
+    headings = ["plan against measurement", "MiB", "planned", "measured", "drift", "tolerated", ""]
+    return table(headings, cells, frozenset({2, 3, 4, 5}))
+
+
+# ---- the report of a run ----------------------------------------------------------------------------------------
+
+
+def render(report: Mapping[str, Any]) -> list[str]:
+    """The report as lines for a terminal."""
+    lines = [
+        f"{report['host']}: profile {report['profile']}, generation {report['generation']}",
+        "",
+        *engine_table("unit", report["engines"]),
+        "",
+    ]
+    if report["completions"]:
+        ports = {engine.get("engine"): engine["port"] for engine in report["engines"]}
+        lines += [*role_table([{"port": ports.get(row["engine"]), **row} for row in report["completions"]]), ""]
+    lines += gpu_table(report["gpus"])
+    if report.get("drift"):
+        lines += ["", *drift_table(report["drift"], {gpu["uuid"]: gpu["index"] for gpu in report["gpus"]})]
+    for override in report.get("overrides") or []:
+        lines += wrapped(f"plan_override: {override}")
+    if report.get("switch"):
+        lines += ["", *switch_block(report["switch"])]
+    elif report.get("last_switch"):
+        lines += ["", *switch_line(report["last_switch"])]
+    lines += ["", *[f"{name}: {value}" for name, value in report["versions"].items()]]
+    if report.get("problems"):
+        lines += ["", "Problems:"]
+        for problem in report["problems"]:
+            lines += wrapped(str(problem), "  ")
+    if report["pins"]:
+        lines += ["", "Recorded at first use; put into the inventory to pin:", *report["pins"]]
+    return [line[:WIDTH] for line in lines]

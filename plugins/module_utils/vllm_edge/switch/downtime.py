@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients notice of a switch: each role is asked for twice a second, and times without an answer are kept.
+
+A role is up where GET /v1/models lists its name, at the address of the former or of the wanted engine, and that engine
+still takes requests. A gap lasts from the last good answer before it to the first good one after it, both as they
+arrived. Nothing is interpolated: a gap is at least as long as the time without service and at most about a second
+longer. A role that was never up since the watch began is down from its beginning.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..canary.checks import Ask
+from ..canary.command import models_of
+from ..generation.model import Generation
+from ..system.http import request, takes_work
+from .model import Downtime, Gap, PhaseRecord
+
+EVERY_S = 0.5
+TIMEOUT_S = 5.0
+"""A busy engine answers late, and is up; one that hangs is seen after this time, and its gap begins where it began."""
+JOIN_S = TIMEOUT_S + 1.0
+
+
+@dataclass
+class Role:
+    """What is known of one role."""
+
+    good_s: float = 0.0
+    """The last good answer, by the monotonic clock; at first the beginning of the watch."""
+    asked: int = 0
+    down: bool = False
+    gaps: list[Gap] = field(default_factory=list)
+
+    def answered(self, at_s: float, good: bool) -> None:
+        self.asked += 1
+        if not good:
+            self.down = True
+            return
+        if self.down:
+            self.gaps.append(Gap(round(self.good_s, 3), round(at_s, 3)))
+            self.down = False
+        self.good_s = at_s
+
+    def result(self, end_s: float, phases: Sequence[PhaseRecord]) -> Downtime:
+        gaps = [*self.gaps, *([Gap(round(self.good_s, 3), None)] if self.down else [])]
+        seconds = sum((end_s if gap.to_s is None else gap.to_s) - gap.from_s for gap in gaps)
+        return Downtime(round(seconds, 3), tuple(gaps), by_phase(gaps, phases, end_s), self.asked)
+
+
+def by_phase(gaps: Iterable[Gap], phases: Sequence[PhaseRecord], end_s: float) -> dict[str, float]:
+    """Seconds of the gaps by the phase that they lie in; those of a rollback as `back:<phase>`."""
+    found: dict[str, float] = {}
+    for gap in gaps:
+        until = end_s if gap.to_s is None else gap.to_s
+        for phase in phases:
+            ended = end_s if phase.seconds is None else phase.began_s + phase.seconds
+            shared = min(until, ended) - max(gap.from_s, phase.began_s)
+            if shared > 0:
+                name = phase.phase.value if phase.direction == "forward" else f"back:{phase.phase.value}"
+                found[name] = found.get(name, 0.0) + shared
+    return {name: round(seconds, 3) for name, seconds in found.items()}
+
+
+def addresses(wanted: Generation, former: Generation | None) -> dict[str, tuple[str, ...]]:
+    """Where each role may be served: at the former engine's address first."""
+    found: dict[str, dict[str, None]] = {}
+    for generation in (former, wanted):
+        if generation is None:
+            continue
+        for role, engine in generation.roles.items():
+            found.setdefault(role, {})[generation.engines[engine].config.url.rstrip("/")] = None
+    return {role: tuple(urls) for role, urls in found.items()}
+
+
+class RoleWatch:
+    """One thread for all roles with the same addresses; a hung engine delays no other role's answer."""
+
+    def __init__(
+        self,
+        wanted: Generation,
+        former: Generation | None,
+        *,
+        clock: Callable[[], float],
+        ask: Ask = request,
+        every_s: float = EVERY_S,
+    ) -> None:
+        self._wanted = frozenset(wanted.roles)
+        self._former = frozenset(former.roles) if former else self._wanted
+        self._clock = clock
+        self._ask = ask
+        self._every_s = every_s
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        where = addresses(wanted, former)
+        self._roles = {role: Role(good_s=clock()) for role in where}
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for role, urls in where.items():
+            groups.setdefault(urls, []).append(role)
+        self._threads = [
+            threading.Thread(target=self._watch, args=(urls, roles), name="watch", daemon=True)
+            for urls, roles in groups.items()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _listed(self, url: str) -> frozenset[str]:
+        answer = self._ask(url, "/v1/models", TIMEOUT_S)
+        try:
+            names = frozenset(models_of(answer)) if answer.ok else frozenset()
+        except ValueError:
+            return frozenset()
+        return names if names and takes_work(url, min(names), TIMEOUT_S, self._ask) else frozenset()
+
+    def _watch(self, urls: Sequence[str], roles: Sequence[str]) -> None:
+        order = list(urls)
+        while not self._stop.is_set():
+            began = self._clock()
+            up: set[str] = set()
+            for url in list(order):
+                listed = self._listed(url)
+                up |= listed
+                if up.issuperset(roles):
+                    # The one that answers is asked first from now on, so that a hung one costs no time.
+                    order.sort(key=lambda other, first=url: other != first)  # type: ignore[misc]
+                    break
+            at_s = self._clock()
+            if self._stop.is_set():
+                return
+            with self._lock:
+                for role in roles:
+                    self._roles[role].answered(at_s, role in up)
+            self._stop.wait(max(0.0, self._every_s - (self._clock() - began)))
+
+    def end(self, phases: Iterable[PhaseRecord]) -> dict[str, Downtime]:
+        """Of the roles of the generation that serves now: after a way back that is the former one. `phases`, as what is
+        returned, are of the monotonic clock."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(JOIN_S)
+        records = list(phases)
+        end_s = self._clock()
+        back = any(record.direction == "back" for record in records)
+        roles: Mapping[str, Role] = self._roles
+        with self._lock:
+            return {
+                role: roles[role].result(end_s, records)
+                for role in sorted(self._former if back else self._wanted)
+                if role in roles
+            }

@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPUs of this host as a switch needs them: one that is lost must not hide the others, memory of ours has to be
+gone before an engine starts, and only what is ours is ever ended."""
+
+from __future__ import annotations
+
+import pwd
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..generation.model import Generation
+from ..gpu import slots as gpu_slots
+from ..gpu.budget import UNKNOWN_RESERVE_SHARE, Evaluation, Limits, evaluate, settle, slot_identities
+from ..gpu.owners import ENDED, Owner, find_owners
+from ..names import ENGINE_USER
+from ..paths import HostPaths
+from ..system.nvml import GpuReading, HostReading, NvmlFailure, NvmlSession, name_lost
+from ..system.process import command_of, kill, uid_of, user_name
+from .model import Done, PhaseFailed
+
+PROC = Path("/proc")
+FREE_MIB = 64
+"""Less than a CUDA context, more than what drivers keep or round per process."""
+KILLED_S = 10.0
+SETTLE_S = 30.0
+POLL_S = 0.5
+PASSING_S = 10.0
+"""How long a measurement waits for a card that has no answer just now."""
+# Answers of NVML that no patience changes.
+FINAL = frozenset({"GPU_IS_LOST", "DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND", "LIB_RM_VERSION_MISMATCH"})
+
+OpenNvml = Callable[[], AbstractContextManager[NvmlSession]]
+Owners = Callable[[Iterable[int]], Mapping[int, Owner]]
+
+
+@dataclass(frozen=True)
+class Boards:
+    """One look at every card: those that answered, and those that did not."""
+
+    driver_version: str
+    gpus: tuple[GpuReading, ...]
+    lost: tuple[NvmlFailure, ...]
+
+    @property
+    def uuids(self) -> frozenset[str]:
+        return frozenset(gpu.uuid for gpu in self.gpus)
+
+
+def slots_of(paths: HostPaths) -> tuple[gpu_slots.Slot, ...]:
+    """What the host remembers of its cards: the names of those that no longer answer."""
+    try:
+        return gpu_slots.load(str(paths.state / "gpu-slots.json"))
+    except (gpu_slots.SlotError, OSError):
+        return ()
+
+
+def read_boards(session: NvmlSession, slots: Sequence[gpu_slots.Slot]) -> Boards:
+    """Unlike `NvmlSession.read`, which ends at the first card that does not answer."""
+    expected = slot_identities([(slot.uuid, slot.name, slot.pci_bus_id) for slot in slots])
+    seen = [gpu.uuid for gpu in session.identities]
+    lost = [name_lost(failure, expected, seen) for failure in session.lost]
+    gpus: list[GpuReading] = []
+    for identity in session.identities:
+        try:
+            gpus.append(session._read_gpu(identity))
+        except NvmlFailure as failure:
+            lost.append(failure)
+    return Boards(session.driver_version, tuple(gpus), tuple(lost))
+
+
+def require(boards: Boards, needed: Collection[str]) -> None:
+    """Raises NvmlFailure for a card that is needed and does not answer, PhaseFailed for one that is not there. What
+    another one does is no concern of ours."""
+    missing = [uuid for uuid in needed if uuid not in boards.uuids]
+    if not missing:
+        return
+    named = [failure for failure in boards.lost if failure.gpu in missing]
+    if len(named) < len(missing):
+        # A card that was lost before NVML was opened may have no name: it is meant where no named one is.
+        named += [failure for failure in boards.lost if failure.gpu is None]
+    if named:
+        raise next((failure for failure in named if failure.code in FINAL), named[0])
+    there = ", ".join(f"{gpu.uuid} ({gpu.name} at {gpu.pci_bus_id})" for gpu in boards.gpus) or "no GPU at all"
+    raise PhaseFailed(
+        f"NVML does not see {', '.join(missing)}; it sees {there}. Where the card was exchanged, put its new UUID into "
+        "gpu_uuids and run site.yml; where it should be there, look for Xid messages in 'journalctl -k'."
+    )
+
+
+# -- whose memory it is
+
+
+def engine_uid() -> int | None:
+    """The user of our engines; None where the host has none."""
+    try:
+        return pwd.getpwnam(ENGINE_USER).pw_uid
+    except KeyError:
+        return None
+
+
+def is_orphan(owner: Owner, uid: int | None, ours: int | None) -> bool:
+    """A process of the engines' user outside any container: what an engine left when its container went."""
+    return owner.kind == "foreign" and owner.container is None and ours is not None and uid == ours
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process on a GPU that is to be free."""
+
+    pid: int
+    used_mib: int | None
+    container: str | None
+    command: str
+    user: str
+
+    def __str__(self) -> str:
+        memory = "an unknown amount" if self.used_mib is None else f"{self.used_mib} MiB"
+        where = f"container {self.container}" if self.container else "in no container"
+        return f"pid {self.pid} ({self.command}; user {self.user}; {where}) holds {memory}"
+
+
+@dataclass(frozen=True)
+class Occupied:
+    """What is on one GPU that is to be free, apart from engines that stay and from other people's processes."""
+
+    gpu: GpuReading
+    holders: tuple[Holder, ...]
+    """Processes of ours."""
+    engine_mib: int
+    """Used, without what stays and what is other people's."""
+    foreign_mib: int
+    exact: bool
+    """False where NVML does not say what each process holds: only processes can be judged then."""
+    unknown: tuple[str, ...] = ()
+    """Processes in containers that Docker, while it is away, does not name: they may be ours."""
+    others: tuple[str, ...] = ()
+    """Processes of other people, in words."""
+
+    @property
+    def idle_mib(self) -> int:
+        reserve = int(self.gpu.total_mib * UNKNOWN_RESERVE_SHARE) if self.gpu.used_includes_reserved else 0
+        return FREE_MIB + reserve
+
+    @property
+    def free(self) -> bool:
+        return not self.holders and not self.unknown and (not self.exact or self.engine_mib < self.idle_mib)
+
+    @property
+    def card(self) -> str:
+        return f"GPU {self.gpu.index} ({self.gpu.name}, {self.gpu.uuid})"
+
+    def left_mib(self) -> int:
+        """What an engine could take now."""
+        return self.gpu.total_mib - (self.gpu.reserved_mib or 0) - self.engine_mib - self.foreign_mib
+
+
+def look(
+    gpu: GpuReading,
+    owners: Mapping[int, Owner],
+    keep: Collection[str],
+    *,
+    ours: int | None,
+    uid: Callable[[int], int | None] = uid_of,
+    command: Callable[[int], str] = command_of,
+) -> Occupied:
+    """One GPU; `keep` are the units that stay."""
+    holders: list[Holder] = []
+    unknown: list[str] = []
+    others: list[str] = []
+    foreign = kept = 0
+    exact = gpu.processes is not None
+    for process in gpu.processes or ():
+        owner = owners.get(process.pid, Owner("unknown", reason="not looked up"))
+        runs_as = uid(process.pid)
+        exact = exact and process.used_mib is not None
+        if owner.kind == "ours" and owner.unit in keep:
+            kept += process.used_mib or 0
+        elif owner.kind == "ours" or is_orphan(owner, runs_as, ours):
+            holders.append(
+                Holder(process.pid, process.used_mib, owner.container, command(process.pid), user_name(runs_as))
+            )
+        elif owner.reason != ENDED:
+            # What is not known to be ours is never ended. Where only Docker's word is missing it is waited for.
+            foreign += process.used_mib or 0
+            if owner.kind == "unknown":
+                unknown.append(f"pid {process.pid} ({command(process.pid)}): {owner.reason}")
+            else:
+                others.append(
+                    str(
+                        Holder(process.pid, process.used_mib, owner.container, command(process.pid), user_name(runs_as))
+                    )
+                )
+    engine_mib = max(0, gpu.used_mib - foreign - kept)
+    return Occupied(gpu, tuple(holders), engine_mib, foreign, exact, tuple(unknown), tuple(others))
+
+
+# -- free
+
+
+class Release:
+    """Waits until the GPUs of engines that start hold nothing of ours."""
+
+    def __init__(
+        self,
+        needed: Mapping[str, int],
+        keep: Collection[str],
+        slots: Sequence[gpu_slots.Slot],
+        *,
+        open_nvml: OpenNvml,
+        owners: Owners = find_owners,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+        killer: Callable[[int, Callable[[int], bool]], bool] = kill,
+        uid: Callable[[int], int | None] = uid_of,
+        ours: int | None = None,
+    ) -> None:
+        self.needed = needed
+        """Budget in MiB by UUID of the GPUs that are to be free."""
+        self.keep = keep
+        self.slots = slots
+        self._open = open_nvml
+        self._owners = owners
+        self._clock = clock
+        self._sleep = sleep
+        self._kill = killer
+        self._uid = uid
+        self._ours = engine_uid() if ours is None else ours
+
+    def look(self) -> list[Occupied]:
+        """One sample of the GPUs that are needed. NVML is opened anew: a driver may come and go in the meantime."""
+        with self._open() as session:
+            boards = read_boards(session, self.slots)
+        require(boards, self.needed)
+        gpus = [gpu for gpu in boards.gpus if gpu.uuid in self.needed]
+        owners = self._owners({process.pid for gpu in gpus for process in gpu.processes or ()})
+        return [look(gpu, owners, self.keep, ours=self._ours, uid=self._uid) for gpu in gpus]
+
+    def _until_free(self, timeout_s: float) -> tuple[list[Occupied], float]:
+        """The last sample, and how long it took. Answers of NVML that may pass are waited for as well."""
+        began = self._clock()
+        while True:
+            try:
+                seen = self.look()
+                if all(gpu.free for gpu in seen):
+                    return seen, self._clock() - began
+                problem = None
+            except NvmlFailure as failure:
+                if failure.code in FINAL:
+                    raise PhaseFailed(f"Whether the GPUs are free cannot be told: {failure}") from failure
+                problem = failure
+            if self._clock() - began >= timeout_s:
+                if problem is not None:
+                    raise PhaseFailed(f"Whether the GPUs are free cannot be told: {problem}") from problem
+                return seen, self._clock() - began
+            self._sleep(POLL_S)
+
+    def _still_ours(self, pid: int) -> bool:
+        owner = self._owners({pid}).get(pid)
+        if owner is None:
+            return False
+        return (owner.kind == "ours" and owner.unit not in self.keep) or is_orphan(owner, self._uid(pid), self._ours)
+
+    def run(self, timeout_s: float) -> Done:
+        """PhaseFailed where an engine would not find the memory that it is to have."""
+        seen, seconds = self._until_free(timeout_s)
+        warnings: list[str] = []
+        ended: list[Holder] = []
+        if not all(gpu.free for gpu in seen):
+            ended = list({holder.pid: holder for gpu in seen for holder in gpu.holders}.values())
+            for holder in ended:
+                gone = self._kill(holder.pid, self._still_ours)
+                warnings.append(
+                    f"{holder} {timeout_s:.0f} s after its engine was stopped; it "
+                    + ("was ended." if gone else "could not be ended.")
+                )
+            if ended:
+                seen, more = self._until_free(KILLED_S)
+                seconds += more
+            warnings += self._leftover(seen, seconds)
+        names = ", ".join(str(gpu.gpu.index) for gpu in seen)
+        detail = f"GPU {names} measured free after {seconds:.1f} s"
+        if any(not gpu.free for gpu in seen):
+            detail = f"GPU {names} measured free enough after {seconds:.1f} s"
+        return Done(detail, warnings=tuple(warnings))
+
+    def _leftover(self, seen: Sequence[Occupied], seconds: float) -> list[str]:
+        """What could not be had back. Where the budget fits beside it the engine may start: to keep both the new and
+        the former engine from starting for memory that neither needs would help nobody."""
+        warnings: list[str] = []
+        failures: list[str] = []
+        for gpu in seen:
+            if gpu.free:
+                continue
+            if gpu.holders:
+                failures.append(
+                    f"{gpu.card} is still held by a process of ours that was killed and does not end: "
+                    f"{'; '.join(map(str, gpu.holders))}. It hangs inside the driver: look for state D in "
+                    "'ps -eo pid,stat,wchan,cmd' and for Xid messages in 'journalctl -k', then reboot."
+                )
+                continue
+            budget = self.needed[gpu.gpu.uuid]
+            fits = gpu.left_mib() >= budget
+            if gpu.unknown:
+                text = f"{gpu.card} is used by processes that may be ours: {'; '.join(gpu.unknown)}"
+                if fits:
+                    warnings.append(f"{text}; the budget of {budget} MiB fits beside them.")
+                else:
+                    failures.append(
+                        f"{text}. They were left alone; the {max(0, gpu.left_mib())} MiB beside them are less than the "
+                        f"budget of {budget} MiB. 'systemctl status docker.service' tells why Docker does not answer."
+                    )
+                continue
+            text = (
+                f"{gpu.card} has {gpu.engine_mib} MiB in use that no process holds, {seconds:.0f} s after the engines "
+                "were stopped"
+            )
+            if fits:
+                warnings.append(f"{text}; the budget of {budget} MiB fits beside it.")
+                continue
+            failures.append(
+                f"{text}, and the {max(0, gpu.left_mib())} MiB that are left are less than the budget of {budget} MiB. "
+                "The driver did not give it back: stop what uses this GPU, then 'nvidia-smi --gpu-reset -i "
+                f"{gpu.gpu.uuid}', or reboot; a larger vllm_engine_free_timeout_s waits longer."
+            )
+        if failures:
+            raise PhaseFailed(" ".join(failures))
+        return warnings
+
+
+# -- measured against budgets
+
+
+def measure(
+    wanted: Generation,
+    slots: Sequence[gpu_slots.Slot],
+    *,
+    open_nvml: OpenNvml,
+    owners: Owners = find_owners,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+    timeout_s: float = SETTLE_S,
+) -> Done:
+    """Every GPU against its budget, once its memory stands still. A lost card that no engine needs is a warning."""
+    limits = Limits(budgets=wanted.budgets_mib, expected={}, foreign=wanted.foreign)
+    needed = sorted({uuid for engine in wanted.engines.values() for uuid in engine.config.gpus})
+    numbers = [slot.uuid for slot in slots]
+    lost: tuple[NvmlFailure, ...] = ()
+
+    def judge(reading: HostReading) -> Evaluation:
+        pids = {process.pid for gpu in reading.gpus for process in gpu.processes or ()}
+        return evaluate(reading.gpus, owners(pids), limits, numbers)
+
+    try:
+        with open_nvml() as session:
+
+            def read() -> HostReading:
+                nonlocal lost
+                deadline = clock() + PASSING_S
+                while True:
+                    boards = read_boards(session, slots)
+                    lost = boards.lost
+                    try:
+                        require(boards, needed)
+                    except NvmlFailure as failure:
+                        if failure.code in FINAL or clock() >= deadline:
+                            raise
+                        sleep(POLL_S)
+                    else:
+                        return HostReading(boards.driver_version, boards.gpus)
+
+            result = settle(read, judge, timeout_s, clock=clock, sleep=sleep)
+    except NvmlFailure as failure:
+        raise PhaseFailed(f"VRAM cannot be measured: {failure}") from failure
+    rows = [gpu.as_dict() for gpu in result.evaluation.gpus]
+    if result.evaluation.failures:
+        raise PhaseFailed(result.evaluation.message, data={"gpus": rows})
+    warnings = [*result.evaluation.warnings, *(str(failure) for failure in lost)]
+    if not result.settled:
+        warnings.append(f"VRAM still moved after {result.waited_s:.0f} s; the last of {result.samples} samples counts.")
+    used = [gpu for gpu in result.evaluation.gpus if gpu.budget_mib]
+    shown = ", ".join(f"GPU {gpu.reading.index} {gpu.engine_mib} of {gpu.budget_mib} MiB" for gpu in used)
+    return Done(f"within budget: {shown}", data={"gpus": rows}, warnings=tuple(warnings))

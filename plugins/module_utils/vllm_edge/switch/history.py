@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm-edge history` and `progress`: switches of this host, as they were, and how far the running one is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from ..paths import HostPaths
+from ..system.systemd import ask_units
+from ..text import wrapped
+from .journal import history, holder, to_json
+from .model import Journal, Result
+from .render import switch_table
+
+Json = dict[str, Any]
+
+TROUBLE = frozenset({Result.REFUSED, Result.ROLLED_BACK, Result.FAILED})
+
+
+def describe_names(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def short(journal: Journal) -> Json:
+    """One switch as `status` and the report of a run have it."""
+    return {
+        "id": journal.id,
+        "started_at": journal.started_at,
+        "from_generation": journal.from_generation,
+        "from_profile": journal.from_profile,
+        "generation": journal.generation,
+        "profile": journal.profile,
+        "origin": journal.origin,
+        "asked_by": journal.asked_by,
+        "result": journal.result,
+        "seconds": journal.seconds,
+        "downtime": {role: downtime.seconds for role, downtime in journal.downtime.items()},
+        "message": journal.message,
+    }
+
+
+def seconds_since(stamp: str, now: datetime | None = None) -> float:
+    """Since a time as the journal writes it; never less than 0, whatever somebody did to the clock."""
+    try:
+        then = datetime.fromisoformat(stamp)
+    except ValueError:
+        return 0.0
+    return max(0.0, ((now or datetime.now(UTC)) - then).total_seconds())
+
+
+def running_json(journal: Journal) -> Json:
+    """The switch that runs, as `status` has it."""
+    return {
+        "generation": journal.generation,
+        "profile": journal.profile,
+        "phase": journal.phase,
+        "direction": journal.direction,
+        "seconds": round(seconds_since(journal.started_at), 1),
+        "asked_by": journal.asked_by,
+        "started_at": journal.started_at,
+    }
+
+
+def history_lines(journals: Sequence[Journal]) -> list[str]:
+    """A line for each, and the messages of those that did not do what was asked."""
+    if not journals:
+        return ["no switch was made on this host"]
+    lines = switch_table([short(journal) for journal in journals])
+    for journal in journals:
+        if journal.result in TROUBLE and journal.message:
+            lines += ["", *wrapped(f"{journal.started_at}: {journal.message}")]
+    return lines
+
+
+def run_history(paths: HostPaths, *, output: str) -> int:
+    """Entry of `vllm-edge history`."""
+    journals = history(paths)
+    if output == "json":
+        print(json.dumps([to_json(journal) for journal in journals], indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(history_lines(journals)))
+    return 0
+
+
+def engines_that_load(journal: Journal) -> list[str]:
+    """What the engines that a switch starts say of themselves, as far as they are not up yet."""
+    # Those that were stopped, too: they load where the switch goes back.
+    units = {f"vllm-{name}.service": name for name in dict.fromkeys((*journal.start, *journal.stop))}
+    shown, _ = ask_units(list(units)) if units else ({}, None)
+    return [
+        f"{units[unit]}: {values.get('StatusText') or 'starting'}"
+        for unit, values in shown.items()
+        if unit in units and values.get("ActiveState") == "activating"
+    ]
+
+
+def run_progress(paths: HostPaths) -> int:
+    """Entry of `vllm-edge progress`."""
+    journal = holder(paths)
+    if journal is None or not journal.generation:
+        return 0  # nobody switches, or whoever holds the lock has not begun yet
+    back = "going back, " if journal.direction == "back" else ""
+    lasting = [record for record in journal.phases if record.outcome is None]
+    seconds = f" for {seconds_since(lasting[-1].began_at):.0f} s" if lasting else ""
+    print(f"generation {journal.generation} ({journal.profile}): {back}{journal.phase or 'beginning'}{seconds}")
+    for line in engines_that_load(journal):
+        print(line)
+    return 0

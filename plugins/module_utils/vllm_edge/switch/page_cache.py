@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights into the page cache while the former engines serve: an engine that starts then reads memory, not the disk.
+
+A kindness, not a condition: what does not fit into free memory, or takes too long, is left to the engine.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..engine.config import EngineConfig
+from ..weights.record import load_record
+from .model import Done
+
+MEMINFO = Path("/proc/meminfo")
+RESERVE_BYTES = 8 * 1024**3
+"""Left to engines that run, which need host memory, too, and to everything else."""
+CHUNK_BYTES = 8 * 1024**2
+LIMIT_S = 180.0
+"""An old disk reads 30 GB in this time; the switch waits no longer for a convenience."""
+
+
+@dataclass
+class _Model:
+    name: str
+    files: list[tuple[Path, int]] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(size for _, size in self.files)
+
+
+def available_bytes(path: Path = MEMINFO) -> int:
+    """What the kernel could give without swapping; 0 where it does not say."""
+    try:
+        for line in path.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0
+
+
+def weight_files(config: EngineConfig) -> list[tuple[Path, int]]:
+    """Files of an engine's model as its record lists them, with their sizes; none without a record."""
+    record = load_record(Path(config.weights_record)) if config.weights_record else None
+    if record is None:
+        return []
+    return [(Path(record.path) / name, item.size_bytes) for name, item in sorted(record.files.items())]
+
+
+def _gib(size_bytes: float) -> str:
+    return f"{size_bytes / 1024**3:.1f} GiB" if size_bytes >= 1024**3 / 10 else f"{size_bytes / 1024**2:.1f} MiB"
+
+
+def read_through(path: Path, deadline: float, clock: Callable[[], float]) -> tuple[int, bool]:
+    """Reads a file from its beginning; how much of it, and whether all."""
+    buffer = bytearray(CHUNK_BYTES)
+    done = 0
+    with path.open("rb", buffering=0) as stream:
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        while clock() < deadline:
+            read = stream.readinto(buffer)
+            if not read:
+                return done, True
+            done += read
+    return done, False
+
+
+def prepare(
+    configs: Iterable[EngineConfig],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    available: Callable[[], int] = available_bytes,
+    limit_s: float = LIMIT_S,
+) -> Done:
+    """Never fails: what could not be read is said."""
+    models: dict[str, _Model] = {}
+    for config in configs:
+        models.setdefault(config.weights_path or config.model, _Model(config.model, weight_files(config)))
+    began = clock()
+    room = available() - RESERVE_BYTES
+    said: list[str] = []
+    warnings: list[str] = []
+    for model in models.values():
+        if not model.files:
+            said.append(f"{model.name} has no record of its weights and was not read")
+            continue
+        if model.size_bytes > room:
+            said.append(
+                f"{model.name} ({_gib(model.size_bytes)}) does not fit into the {_gib(max(0, room))} of memory that "
+                f"are free beside a reserve of {_gib(RESERVE_BYTES)} and was not read"
+            )
+            continue
+        room -= model.size_bytes
+        since = clock()
+        done, whole = 0, True
+        try:
+            for path, _ in model.files:
+                size, whole = read_through(path, began + limit_s, clock)
+                done += size
+                if not whole:
+                    break
+        except OSError as error:
+            warnings.append(f"Weights of {model.name} could not be read ahead: {error}.")
+            continue
+        seconds = clock() - since
+        text = f"{model.name} {_gib(done)} read in {seconds:.1f} s"
+        said.append(text if whole else f"{text}, of {_gib(model.size_bytes)}: the limit of {limit_s:.0f} s was reached")
+    return Done("; ".join(said) or "no engine has to start", warnings=tuple(warnings))

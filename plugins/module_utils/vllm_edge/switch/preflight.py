@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that can be known to fail before anything is touched: each problem in words, with what would do.
+
+What the engines that will be stopped hold (memory, ports) counts as free.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ..engine.config import EngineConfig
+from ..generation.model import Generation
+from ..system.docker import DockerAway, DockerRefused
+from ..system.docker_client import HostDocker, Listed
+from ..system.nvml import NvmlFailure
+from ..system.process import command_of
+from ..system.sockets import Listener, listeners, process_of
+from ..weights.record import load_record
+from ..weights.survey import survey_recorded
+from .gpu_memory import Boards, Occupied, require
+from .model import PhaseFailed
+
+PROC = Path("/proc")
+STATE_MIB = 64
+WILDCARDS = ("0.0.0.0", "::", "")
+ALL_ADDRESSES = "all addresses"
+
+
+@dataclass
+class Found:
+    """Problems end the switch, warnings do not."""
+
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+# -- image
+
+
+def check_images(configs: Iterable[EngineConfig], docker: HostDocker) -> list[str]:
+    """One sentence per image, not per engine."""
+    problems: list[str] = []
+    wanted: dict[tuple[str, str], list[str]] = {}
+    for config in configs:
+        wanted.setdefault((config.image, config.image_id), []).append(config.engine)
+    for (image, image_id), engines in wanted.items():
+        who = f"Image {image} of {', '.join(engines)}"
+        try:
+            there = docker.image_id(image)
+        except (DockerAway, DockerRefused) as error:
+            problems.append(
+                f"{who} could not be looked for: {error}. 'systemctl status docker.service' tells how Docker does."
+            )
+            continue
+        if there is None:
+            problems.append(f"{who} is not on this host: 'ansible-playbook playbooks/image.yml' brings it.")
+        elif image_id and there != image_id:
+            problems.append(
+                f"{who} is {there} on this host, the generation wants {image_id}: somebody moved the tag. Run "
+                "site.yml, or tag the wanted image again."
+            )
+    return problems
+
+
+# -- weights
+
+
+def check_weights(configs: Iterable[EngineConfig]) -> Found:
+    """Every file by size and time; content only of those that were touched since they were recorded."""
+    found = Found()
+    models = {config.weights_record or config.model: config for config in configs}
+    for config in models.values():
+        again = "'ansible-playbook playbooks/weights.yml -e verify_weights=full' brings what is wrong again"
+        name = f"weights of {config.model} ({config.repo})"
+        if not config.weights_record:
+            found.warnings.append(f"The {name} were not looked at: the generation names no record. Run site.yml.")
+            continue
+        try:
+            record = load_record(Path(config.weights_record))
+            if record is None:
+                found.problems.append(
+                    f"The {name} are not recorded in {config.weights_record}: 'ansible-playbook playbooks/weights.yml' "
+                    "brings and records them."
+                )
+                continue
+            # The record has the directory that a link leads to.
+            if config.weights_path and Path(record.path).resolve() != Path(config.weights_path).resolve():
+                found.problems.append(
+                    f"The {name} are recorded at {record.path}, the engine reads {config.weights_path}: run site.yml."
+                )
+                continue
+            survey = survey_recorded(record, full=False)
+        except OSError as error:
+            found.problems.append(f"The {name} cannot be read: {error}. Is the disk mounted? {again}.")
+            continue
+        wrong = [f"{name} is missing" for name in survey.missing]
+        wrong += [f"{name} is damaged ({why})" for name, why in sorted(survey.damaged.items())]
+        if wrong:
+            found.problems.append(f"In {record.path}, the {name}: {'; '.join(wrong)}. {again}.")
+    return found
+
+
+# -- ports
+
+
+def _meets(ours: str, other: str) -> bool:
+    """Whether two addresses cannot both be bound."""
+    return ours == other or ours in WILDCARDS or other in WILDCARDS
+
+
+def check_ports(
+    configs: Iterable[EngineConfig],
+    stop: Collection[str],
+    containers: Sequence[Listed],
+    listening: Callable[[int], list[Listener]] = listeners,
+    process: Callable[[str], int | None] = process_of,
+    command: Callable[[int], str] = command_of,
+) -> list[str]:
+    problems = []
+    for config in configs:
+        host = urlsplit(config.url).hostname or ""
+        published = [
+            (container, address)
+            for container in containers
+            for address, port in container.ports
+            if port == config.port and _meets(host, address)
+        ]
+        who = f"Port {config.port} of engine {config.engine} is taken"
+        remedy = f"stop it, or give the engine another port; 'ss -ltnp sport = :{config.port}' shows who listens"
+        leaving = {address for container, address in published if container.engine in stop}
+        others = [(container, address) for container, address in published if container.engine not in stop]
+        problems += [
+            f"{who}: container {container.name} publishes it on {address or ALL_ADDRESSES}: {remedy}."
+            for container, address in others
+        ]
+        known = leaving | {address for _, address in others}
+        for listener in listening(config.port):
+            # Docker listens for its containers; those were looked at above.
+            if listener.address in known or not _meets(host, listener.address):
+                continue
+            pid = process(listener.inode)
+            holder = "a process that is not visible from here" if pid is None else f"pid {pid} ({command(pid)})"
+            problems.append(f"{who}: {holder} listens on {listener.address}: {remedy}.")
+    return problems
+
+
+# -- disk
+
+
+def check_disk(state: Path) -> list[str]:
+    """What a switch itself writes is small; a full disk would end it in the middle."""
+    try:
+        found = os.statvfs(state)
+    except OSError as error:
+        return [f"{state} cannot be used: {error}. A switch keeps its journal there: run site.yml."]
+    free_mib = found.f_bavail * found.f_frsize // 1024**2
+    if free_mib >= STATE_MIB:
+        return []
+    return [
+        f"The file system of {state} has {free_mib} MiB free, a switch wants {STATE_MIB} for its journal and files: "
+        "make room ('du -xh /var | sort -h | tail' shows where it went), then switch again."
+    ]
+
+
+# -- GPUs
+
+
+def check_gpus(wanted: Generation, start: Iterable[str], boards: Boards, looks: Mapping[str, Occupied]) -> Found:
+    """Every card of the generation is there, and beside other people's processes there is room for what starts."""
+    found = Found()
+    needed = dict.fromkeys(uuid for engine in wanted.engines.values() for uuid in engine.config.gpus)
+    try:
+        require(boards, list(needed))
+    except (PhaseFailed, NvmlFailure) as failed:
+        found.problems.append(str(failed))
+    for name in start:
+        for uuid in wanted.engines[name].config.gpus:
+            look = looks.get(uuid)
+            if look is None or not (look.others or look.unknown):
+                continue
+            problem, warning = foreign_verdict(look, name, wanted)
+            found.problems += problem
+            found.warnings += warning
+    return found
+
+
+def foreign_verdict(look: Occupied, engine: str, wanted: Generation) -> tuple[list[str], list[str]]:
+    """Problems and warnings about other people's processes on one GPU."""
+    who = "; ".join([*look.others, *look.unknown])
+    text = f"{look.card}, which engine {engine} is to use, is used by others: {who}."
+    if wanted.foreign == "fail":
+        return [f"{text} foreign is fail: stop them, or let the profile use other GPUs."], []
+    budget = wanted.budgets_mib.get(look.gpu.uuid, 0)
+    room = look.gpu.total_mib - (look.gpu.reserved_mib or 0) - look.foreign_mib
+    if room < budget:
+        return [
+            f"{text} The {room} MiB beside them are less than the budget of {budget} MiB: stop them, or choose a "
+            "profile that leaves this GPU alone. They were not touched."
+        ], []
+    if wanted.foreign == "ignore":
+        return [], []
+    return [], [text if look.exact else f"{text} NVML does not say how much they hold."]

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recovery: a switch that was killed or cut off is brought to an end, at once or at the next boot."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..generation import committed as generation_committed
+from ..generation import live, store
+from ..generation.model import GenerationError
+from ..names import TARGET
+from ..paths import HostPaths
+from ..system.systemd import Systemd, SystemdError
+from .journal import DAMAGED, JournalFile, JournalLost, set_aside_damaged
+from .messages import describe_route, name_generation, to_sentence
+from .model import HARMLESS, Direction, Done, Journal, Phase, PhaseFailed, Result, World
+from .signals import Signals
+from .transaction import LeftForBoot, Transaction, begin_journal, leave_for_boot
+
+
+def _taken_over(world: World, paths: HostPaths, left: Journal) -> tuple[JournalFile, float]:
+    """The journal of a switch that did not end, and the zero of its seconds."""
+    stamp = world.stamp()
+    if left.id == DAMAGED:
+        kept = set_aside_damaged(paths, stamp)
+        try:
+            now = generation_committed.committed(paths)
+        except GenerationError:
+            now = None
+        number, profile = (now.generation, now.profile) if now else (0, "")
+        fresh = begin_journal(
+            world, paths, number=number, profile=profile, now=now, origin="host", asked_by="vllm-edge recover"
+        )
+        where = f"It is kept as {kept}." if kept else "It could not be kept."
+        fresh = replace(fresh, phase=Phase.STOP, direction="back", warnings=(f"{to_sentence(left.message)} {where}",))
+        return JournalFile(paths, fresh), fresh.began_monotonic_s or 0.0
+    boot_id = world.boot_id()
+    zero = left.began_monotonic_s
+    if zero is None or left.boot_id != boot_id:
+        # Of another boot, whose clock is gone: goes on where the last phase that is known was.
+        reached = max((record.began_s + (record.seconds or 0.0) for record in left.phases), default=0.0)
+        zero = world.monotonic() - reached
+    file = JournalFile(paths, replace(left, pid=os.getpid(), boot_id=boot_id, began_monotonic_s=zero, message=""))
+    if left.phases and left.phases[-1].outcome is None:
+        lasted = max(0.0, round(world.monotonic() - zero - left.phases[-1].began_s, 3))
+        file.leave("failed", lasted, "the program that ran the switch was ended here")
+    return file, zero
+
+
+def _killed(left: Journal) -> str:
+    if left.id == DAMAGED:
+        return "The journal of a switch cannot be read, it counts as one that did not end."
+    where = f"in phase {left.phase}" if left.phase else "at its beginning"
+    back = ", on the way back" if left.direction == "back" else ""
+    return f"{describe_route(left)} did not end: its program was killed, or the host went down, {where}{back}."
+
+
+def recover(
+    world: World,
+    paths: HostPaths,
+    left: Journal,
+    signals: Signals,
+) -> Result | None:
+    """With the lock held: to the committed generation, whichever that is. None where the host goes down."""
+    signals.go_back()
+    file, began = _taken_over(world, paths, left)
+    change = Transaction(world, file, signals, began=began)
+    with contextlib.suppress(JournalLost):
+        file.take_ballast()
+    head = _killed(left)
+    if left.id != DAMAGED and left.direction == "forward" and (left.phase is None or left.phase in HARMLESS):
+        return change.finish(Result.REFUSED, f"{head} Nothing had been touched.")
+    try:
+        return change.finish(*change.recovered(left, head))
+    except LeftForBoot:
+        leave_for_boot(change)
+        return None
+
+
+def recover_at_boot(world: World, paths: HostPaths, left: Journal, systemd: Systemd) -> Result:
+    """With the lock held, before the engines start: files and target of the committed generation; starting them is
+    systemd's, as at every boot."""
+    file, began = _taken_over(world, paths, left)
+    change = Transaction(world, file, Signals(), began=began)
+    with contextlib.suppress(JournalLost):
+        file.take_ballast()
+    head = _killed(left)
+    try:
+        committed = store.load_committed(paths)
+    except GenerationError as error:
+        return change.finish(
+            Result.FAILED, f"{head} At boot its files could not be put back: {to_sentence(str(error))}"
+        )
+    if committed is None:
+        return change.finish(
+            Result.ROLLED_BACK, f"{head} Nothing was committed on this host before: no engine is started at boot."
+        )
+    onward = committed.number == left.generation and left.id != DAMAGED
+    direction: Direction = "forward" if onward else "back"
+
+    def install() -> Done:
+        written = live.install(committed, paths, list(committed.engines), target=True)
+        return Done(f"{len(written)} files written")
+
+    def clean_up() -> Done:
+        gone = [name for name in live.live_engines(paths) if name not in committed.engines]
+        # A boot may already want to start them, where the target of before was on the disk.
+        said = systemd.stop([f"vllm-{name}.service" for name in gone], DROP_JOBS_S) if gone else None
+        for name in gone:
+            live.remove_engine(name, paths)
+        systemd.daemon_reload()
+        systemd.enable(TARGET)
+        systemd.start([TARGET])
+        return Done(f"{', '.join(gone)} removed" if gone else "", warnings=(said,) if said else ())
+
+    failures = [
+        failure
+        for phase, act in ((Phase.INSTALL, install), (Phase.CLEAN_UP, clean_up))
+        if (failure := change.phase(phase, direction, _in_words(act), shielded=True)) is not None
+    ]
+    if failures:
+        return change.finish(
+            Result.FAILED,
+            f"{head} At boot {name_generation(committed)} could not be put back: "
+            + " ".join(f"In phase {failure.phase}: {failure.text}" for failure in failures)
+            + f" When the cause is gone, 'vllm-edge switch {committed.number}' does it.",
+        )
+    return change.finish(
+        Result.COMMITTED if onward else Result.ROLLED_BACK,
+        f"{head} At boot the files of {name_generation(committed)}, which is committed, were put back; systemd starts "
+        "its engines. They were not verified: 'vllm-edge status' says how they are.",
+    )
+
+
+def _in_words(act: Callable[[], Done]) -> Callable[[], Done]:
+    def run() -> Done:
+        try:
+            return act()
+        except SystemdError as error:
+            raise PhaseFailed(str(error)) from error
+
+    return run
+
+
+DROP_JOBS_S = 60.0

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm-edge run-switch` and `vllm-edge recover`: lock, signals and exit status around one switch or recovery."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+from ..generation import committed as generation_committed
+from ..generation import store
+from ..generation.model import Committed, Generation, GenerationError
+from ..paths import HostPaths
+from ..system.systemd import Systemd
+from .journal import Busy, JournalFile, JournalLost, Lock, read_journal
+from .messages import capitalize, complain, describe_route, say, to_sentence
+from .model import EXITS, Exit, PhaseFailed, Result, World
+from .recovery import recover, recover_at_boot
+from .signals import Signals
+from .transaction import LeftForBoot, Transaction, archive, begin_journal, leave_for_boot
+
+
+def run_recover(paths: HostPaths, *, boot: bool) -> int:
+    """Entry of `vllm-edge recover`: OK where the committed generation serves, or there was nothing to do."""
+
+    def run() -> Exit:
+        with Lock(paths), Signals() as signals:
+            left = read_journal(paths)
+            if left is None or left.result is not None:
+                if left is not None:
+                    archive(paths, left)
+                say("nothing to recover: the last switch ended" if left else "nothing to recover: there was no switch")
+                return Exit.OK
+            world = _open_world(paths)
+            signals.going_down = world.going_down
+            result: Result | None
+            if boot:
+                result = recover_at_boot(world, paths, left, Systemd())
+            elif world.going_down():
+                say("the host goes down: the boot recovers")
+                return Exit.OK
+            else:
+                result = recover(world, paths, left, signals)
+            return Exit.FAILED if result is Result.FAILED else Exit.OK
+
+    return _exit(run, quiet=True)
+
+
+def _former_of(now: Committed | None, wanted: Generation, paths: HostPaths) -> tuple[Generation | None, str]:
+    """The generation to go back to, and a warning where there is none although one is committed."""
+    if now is None:
+        return None, ""
+    if now.generation == wanted.number:
+        return wanted, ""
+    directory = paths.generation_dir(now.generation)
+    if not directory.exists():
+        return None, (
+            f"Generation {now.generation} ({now.profile}) is committed, but {directory} does not exist: it was set up "
+            "by an older release, or removed. There is nothing to go back to if this switch fails."
+        )
+    try:
+        return store.load(paths, now.generation), ""
+    except GenerationError as error:
+        raise GenerationError(
+            f"{to_sentence(capitalize(str(error)))} It is the committed one: if this switch failed, there would be "
+            f"nothing to go back to. Bring it back with site.yml and its profile ({now.profile}); or move {directory} "
+            "away, and the switch is made without a way back."
+        ) from error
+
+
+def switch(
+    world: World,
+    paths: HostPaths,
+    number: int,
+    signals: Signals,
+    *,
+    origin: str,
+    inventory_profile: str | None,
+    asked_by: str,
+) -> Result | None:
+    """With the lock held. None where the host goes down and the boot has to end it."""
+    left = read_journal(paths)
+    if left is not None and left.result is not None:
+        archive(paths, left)
+    elif left is not None:
+        say("a former switch did not end: going back first")
+        if recover(world, paths, left, signals) is None:
+            return None
+        signals.go_forward()
+    problem, profile, warning = "", "", ""
+    now: Committed | None = None
+    wanted = former = None
+    try:
+        now = generation_committed.committed(paths)
+        wanted = store.load(paths, number)
+        profile = wanted.profile
+        former, warning = _former_of(now, wanted, paths)
+    except GenerationError as error:
+        problem = to_sentence(str(error))
+    journal = begin_journal(world, paths, number=number, profile=profile, now=now, origin=origin, asked_by=asked_by)
+    file = JournalFile(paths, journal)
+    change = Transaction(world, file, signals, began=journal.began_monotonic_s or 0.0)
+    refused = f"{describe_route(journal)} was refused."
+    if wanted is None or problem:
+        return change.finish(Result.REFUSED, f"{refused} {capitalize(problem)} Nothing was touched.")
+    try:
+        file.take_ballast()
+        file.write()
+    except JournalLost as lost:
+        return change.finish(Result.REFUSED, f"{refused} {to_sentence(str(lost))} Nothing was touched.")
+    if warning:
+        change.warn(warning)
+    if now is not None and now.generation == number and origin == "host":
+        # Who repairs by hand what is active has not chosen it.
+        origin, inventory_profile = now.origin, now.inventory_profile
+    try:
+        return change.finish(*change.forward(wanted, former, origin=origin, inventory_profile=inventory_profile))
+    except LeftForBoot:
+        leave_for_boot(change)
+        return None
+
+
+def _exit(run: Callable[[], Exit], *, quiet: bool = False) -> int:
+    """An exception would end the program with the status of a rollback."""
+    try:
+        return run()
+    except Busy as busy:
+        (say if quiet else complain)(str(busy))
+        return Exit.BUSY
+    except PhaseFailed as failure:
+        complain(failure.text)
+        return Exit.FAILED
+    except Exception:
+        complain(traceback.format_exc())
+        return Exit.FAILED
+
+
+def _open_world(paths: HostPaths) -> World:
+    from .host import open_world
+
+    return open_world(paths)
+
+
+def run_switch(paths: HostPaths, number: int, *, origin: str, inventory_profile: str | None, asked_by: str) -> int:
+    """Entry of `vllm-edge run-switch`, the program of vllm-edge-switch.service."""
+
+    def run() -> Exit:
+        with Lock(paths), Signals() as signals:
+            world = _open_world(paths)
+            signals.going_down = world.going_down
+            result = switch(
+                world, paths, number, signals, origin=origin, inventory_profile=inventory_profile, asked_by=asked_by
+            )
+            return Exit.FAILED if result is None else EXITS[result]
+
+    return _exit(run)

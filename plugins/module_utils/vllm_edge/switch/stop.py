@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm-edge stop`: the engines leave as in a switch, for work on the host that none of them may see.
+
+Under the lock of the switch: hook `before_drain`, requests that run are finished, units and target stop. What is
+committed stays committed: a boot starts it, and `vllm-edge switch <generation>` starts and verifies it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+
+from ..generation import store
+from ..generation.model import Generation, GenerationError
+from ..names import TARGET
+from ..paths import HostPaths
+from ..system.systemd import Systemd
+from .command import INTERRUPTED, refuse_without_write_access
+from .journal import Busy, Lock, read_journal
+from .model import Done, Exit, PhaseFailed, World
+
+TARGET_S = 30.0
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """How it ended. `generation` is the committed one, None where there is none or it cannot be read."""
+
+    status: Exit
+    message: str
+    generation: int | None = None
+    profile: str = ""
+    engines: tuple[str, ...] = ()
+    """Engines that ran and were told to stop."""
+    warnings: tuple[str, ...] = ()
+
+
+def _back(generation: Generation) -> str:
+    return f"'vllm-edge switch {generation.number}' brings back what is missing and verifies it."
+
+
+def stop_engines(world: World, systemd: Systemd, paths: HostPaths) -> Stopped:
+    """With the lock held. Nothing is stopped where a switch was left unfinished or the hook says no."""
+    left = read_journal(paths)
+    if left is not None and left.result is None:
+        return Stopped(
+            Exit.REFUSED, "A switch was killed and left unfinished, so nothing was stopped: 'vllm-edge recover' first."
+        )
+    try:
+        committed = store.load_committed(paths)
+    except GenerationError as error:
+        return Stopped(Exit.REFUSED, f"{str(error).rstrip('.')}. Nothing was stopped; site.yml repairs it.")
+    if committed is None:
+        return Stopped(Exit.OK, "Nothing is committed on this host, so there is no engine to stop.")
+
+    def ended(status: Exit, message: str, engines: tuple[str, ...], *done: Done) -> Stopped:
+        warnings = tuple(text for one in done for text in one.warnings)
+        return Stopped(status, message, committed.number, committed.profile, engines, warnings)
+
+    done: list[Done] = []
+    engines: tuple[str, ...] = ()
+    try:
+        moves = world.moves(replace(committed, engines={}))
+        if moves.stop:
+            done.append(world.hook("before_drain", committed, committed))
+            done.append(world.drain(moves, committed.limits))
+            engines = moves.stop
+            done.append(world.stop(moves))
+    except PhaseFailed as failure:
+        if not engines:
+            return ended(Exit.REFUSED, failure.text, (), *done)
+        return ended(Exit.FAILED, f"{failure.text.rstrip('.')}. {_back(committed)}", engines, *done)
+    # After them: it takes its engines along, and would do so without waiting for their requests.
+    said = systemd.stop([TARGET], TARGET_S)
+    if said:
+        return ended(Exit.FAILED, f"{TARGET} did not stop: {said}. {_back(committed)}", engines, *done)
+    what = "; ".join(one.detail for one in done if one.detail) or "no engine ran"
+    words = f"{what}. The next boot starts generation {committed.number} ({committed.profile}); {_back(committed)}"
+    return ended(Exit.OK, words, engines, *done)
+
+
+def _tell(stopped: Stopped, output: str) -> int:
+    if output == "json":
+        print(json.dumps(asdict(stopped) | {"status": stopped.status.name.lower()}, indent=2, ensure_ascii=False))
+    else:
+        for text in stopped.warnings:
+            print(f"warning: {text}", file=sys.stderr)
+        print(stopped.message, file=sys.stdout if stopped.status is Exit.OK else sys.stderr)
+    return stopped.status
+
+
+def run_stop(
+    paths: HostPaths, *, output: str, open_world: Callable[[HostPaths], World], systemd: Systemd | None = None
+) -> int:
+    """Entry of `vllm-edge stop`."""
+    refused = refuse_without_write_access(paths, "stop")
+    if refused:
+        return refused
+    try:
+        with Lock(paths):
+            stopped = stop_engines(open_world(paths), systemd or Systemd(), paths)
+    except Busy as busy:
+        stopped = Stopped(Exit.BUSY, f"{busy} Nothing was stopped.")
+    except KeyboardInterrupt:
+        print("Cut off: engines may be stopped in part, 'vllm-edge status' says which.", file=sys.stderr)
+        return INTERRUPTED
+    return _tell(stopped, output)

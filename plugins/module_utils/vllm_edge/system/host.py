@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading a host without changing it: files below a root directory, and what programs print.
+
+Needs Python alone, so that it works on a host that has no driver and nothing of vllm-edge yet.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .systemd import Ran, Run, Systemd, SystemdError, Unit
+
+ASK_S = 30.0
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Something that could not be read, and why. It is neither good nor bad."""
+
+    why: str
+
+
+def run_plainly(command: Sequence[str], timeout_s: float) -> Ran:
+    """A program in English, found also where only root looks; SystemdError where it cannot be run."""
+    environment = {**os.environ, "LC_ALL": "C", "PATH": f"{os.environ.get('PATH', '')}:{PATH}"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False, env=environment
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SystemdError(f"'{' '.join(command)}' did not end within {timeout_s:g} s") from error
+    except OSError as error:
+        raise SystemdError(f"'{command[0]}' cannot be run: {error.strerror or error}") from error
+    return Ran(done.returncode, done.stdout, done.stderr.strip())
+
+
+@dataclass(frozen=True)
+class HostReader:
+    """A host below a directory. Tests give another directory, and programs of their own."""
+
+    root: Path = Path("/")
+    run: Run = run_plainly
+
+    def at(self, path: str) -> Path:
+        return self.root / path.lstrip("/")
+
+    def text(self, path: str) -> str | Unread:
+        try:
+            return self.at(path).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            return Unread(f"/{path.lstrip('/')}: {error.strerror or error}")
+
+    def plain(self, path: str) -> str:
+        """A file's text; empty where there is none."""
+        text = self.text(path)
+        return "" if isinstance(text, Unread) else text.strip()
+
+    def ask(self, *command: str) -> Ran | Unread:
+        try:
+            return self.run(command, ASK_S)
+        except SystemdError as error:
+            return Unread(str(error))
+
+    def unit(self, name: str) -> Unit | Unread:
+        try:
+            return Systemd(self.run).show([name])[name]
+        except SystemdError as error:
+            return Unread(str(error))

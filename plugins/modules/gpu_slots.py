@@ -1,0 +1,243 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: which GPU is which slot, recorded on the host."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gpu_slots
+short_description: Settle which GPU is slot 0, 1, 2 and so on, and remember it on the host
+version_added: "0.1.0"
+description:
+  - Engines name their GPUs by slot, and a slot is the UUID of a card. O(gpu_uuids) says which, where the inventory
+    has it.
+  - Where it does not, the first run orders the GPUs by PCI bus id, records them at O(path) and returns the lines to
+    paste into the inventory. Later runs use the record.
+  - A card that is gone is an error which names it. No slot is re-mapped by itself, for that would give engines the
+    wrong GPU.
+author:
+  - vllm-edge (@vllm-edge)
+attributes:
+  check_mode:
+    description: Can run in check mode and return what would change, without changing it.
+      Where the driver or the host runtime is not installed yet it is skipped with the reason; outside of check mode
+        that fails.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed, or would change in check mode. The diff is that of the
+      record.
+    support: full
+  idempotent:
+    description: When run twice in a row with the same arguments, the second run changes nothing.
+    support: full
+requirements:
+  - NVIDIA driver with NVML
+  - nvidia-ml-py, in the interpreter that runs the module or in the one that O(python) names
+options:
+  gpu_uuids:
+    description:
+      - UUIDs of the host's GPUs in the order of their slots. The record follows this list.
+      - Not set or empty, the record counts, and where there is none, PCI bus order.
+    type: list
+    elements: str
+  path:
+    description: The record on the host. Its directory must exist.
+    type: path
+    default: /var/lib/vllm-edge/gpu-slots.json
+  minimum:
+    description: How many GPUs the profile needs. Fewer slots are an error.
+    type: int
+    default: 1
+  python:
+    description: Interpreter with nvidia-ml-py that the module goes on under when its own has none.
+    type: path
+    default: /opt/vllm-edge/current/venv/bin/python
+seealso:
+  - module: vram_budget
+    description: Holds the VRAM of every GPU against its budget; its keys are slots.
+"""
+
+EXAMPLES = r"""
+- name: Settle the GPU slots of a host for a profile that needs four
+  gpu_slots:
+    gpu_uuids: "{{ gpu_uuids | default(omit) }}"
+    minimum: 4
+  register: slots
+
+- name: Print the lines to paste into host_vars
+  ansible.builtin.debug:
+    msg: "{{ slots.paste }}"
+  when: slots.source == 'discovered'
+"""
+
+RETURN = r"""
+uuids:
+  description: UUIDs by slot. When skipped, what the inventory or the record says, unchecked.
+  returned: success or skipped
+  type: list
+  elements: str
+  sample: [GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000, GPU-84be2d17-0c59-5f7a-b2f3-5d1a9e820001]
+slots:
+  description: >-
+    The same with what is known about each card; C(total_mib) and C(reserved_mib) are NVML's memory, the latter V(null)
+    where it does not tell.
+  returned: success
+  type: list
+  elements: dict
+  sample:
+    - slot: 0
+      uuid: GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000
+      name: NVIDIA L4
+      pci_bus_id: "00000000:17:00.0"
+      total_mib: 23034
+      reserved_mib: 470
+source:
+  description: Where the slots are from. V(declared) in O(gpu_uuids), V(recorded) on the host, or V(discovered) in
+    this run.
+  returned: success
+  type: str
+  sample: discovered
+paste:
+  description: YAML lines for the host's host_vars that make the order explicit.
+  returned: success
+  type: str
+  sample: |
+    gpu_uuids:
+      - GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000  # slot 0: NVIDIA L4, 00000000:17:00.0
+nvml:
+  description: The NVML error, when there was one.
+  returned: when NVML gave an error
+  type: dict
+  sample:
+    code: DRIVER_NOT_LOADED
+    gpu: null
+    sentence: The NVIDIA kernel module is not loaded.
+    remedy: Run the host stage of site.yml.
+skipped:
+  description: Present and true when check mode could not ask NVML, with the reason in RV(msg).
+  returned: in check mode, before the driver or the host runtime is installed
+  type: bool
+  sample: true
+msg:
+  description: One sentence that says what was settled, or what is wrong and what to do.
+  returned: always
+  type: str
+  sample: 4 GPU slots, recorded in PCI bus order.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.common.respawn import has_respawned, respawn_module
+
+from ..module_utils.vllm_edge.gpu import slots
+from ..module_utils.vllm_edge.gpu.budget import slot_identities
+from ..module_utils.vllm_edge.releases import find_interpreter
+from ..module_utils.vllm_edge.system.files import write_durably
+from ..module_utils.vllm_edge.system.nvml import (
+    RUNTIME_REMEDY,
+    GpuIdentity,
+    NvmlFailure,
+    name_lost,
+    open_nvml,
+    where_to_run,
+)
+
+ARGUMENT_SPEC: dict[str, Any] = {
+    "gpu_uuids": {"type": "list", "elements": "str"},
+    "path": {"type": "path", "default": slots.RECORD_PATH},
+    "minimum": {"type": "int", "default": 1},
+    "python": {"type": "path", "default": "/opt/vllm-edge/current/venv/bin/python"},
+}
+
+MODE = "0644"
+
+SAID = {
+    "declared": "as gpu_uuids of the inventory says",
+    "recorded": "as recorded on the host",
+    "discovered": "recorded in PCI bus order; paste the lines in 'paste' into host_vars to make the order explicit",
+}
+
+
+def remembered(module: AnsibleModule) -> tuple[slots.Slot, ...]:
+    """What inventory or record say, with the last known names, before or without NVML."""
+    recorded: tuple[slots.Slot, ...] = slots.load(module.params["path"])
+    known = {slot.uuid: slot for slot in recorded}
+    declared: list[str] = module.params["gpu_uuids"] or []
+    return tuple(known.get(uuid, slots.Slot(uuid, None, None)) for uuid in declared) or recorded
+
+
+def skip(module: AnsibleModule, reason: str, **more: Any) -> NoReturn:
+    uuids = [slot.uuid for slot in remembered(module)]
+    module.exit_json(skipped=True, uuids=uuids, msg=f"Would settle and record the GPU slots; not yet: {reason}", **more)
+
+
+def see(module: AnsibleModule) -> tuple[tuple[GpuIdentity, ...], dict[str, dict[str, int | None]]]:
+    """The GPUs that NVML sees, and their memory by UUID. One that it sees lost is an error with its name."""
+    with open_nvml() as session:
+        if session.lost:
+            expected = slot_identities([(slot.uuid, slot.name, slot.pci_bus_id) for slot in remembered(module)])
+            raise name_lost(session.lost[0], expected, [gpu.uuid for gpu in session.identities])
+        memory = {
+            gpu.uuid: {"total_mib": gpu.total_mib, "reserved_mib": gpu.reserved_mib} for gpu in session.read().gpus
+        }
+        return session.identities, memory
+
+
+def write(module: AnsibleModule, path: str, text: str) -> None:
+    directory = os.path.dirname(path)
+    if not os.path.isdir(directory):
+        module.fail_json(msg=f"The GPU slots cannot be recorded: {directory} does not exist. {RUNTIME_REMEDY}")
+    try:
+        write_durably(Path(path), text)
+    except OSError as error:
+        module.fail_json(
+            msg=f"The GPU slots cannot be recorded: {error}. They were not changed; run again when that is mended."
+        )
+
+
+def main() -> None:
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    python = find_interpreter(module.params["python"])
+    path: str = module.params["path"]
+
+    try:
+        slots.check_declared(module.params["gpu_uuids"] or [])
+        place, reason = where_to_run(python, respawned=has_respawned())
+        if place == "respawn":
+            respawn_module(python)
+        if place == "nowhere":
+            if module.check_mode:
+                skip(module, f"{reason}.")
+            module.fail_json(msg=f"The GPUs cannot be listed: {reason}. {RUNTIME_REMEDY}")
+        identities, memory = see(module)
+        plan = slots.plan(module.params["gpu_uuids"], slots.read_text(path), identities, module.params["minimum"], path)
+    except NvmlFailure as failure:
+        if failure.driver_absent and module.check_mode:
+            skip(module, failure.sentence, nvml=failure.as_dict())
+        module.fail_json(msg=f"The GPUs cannot be listed: {failure}", nvml=failure.as_dict())
+    except slots.SlotError as error:
+        module.fail_json(msg=str(error))
+
+    for warning in plan.warnings:
+        module.warn(warning)
+    if plan.changed and not module.check_mode:
+        write(module, path, plan.after)
+    changed: bool = plan.changed
+    if os.path.exists(path):
+        changed = module.set_mode_if_different(path, MODE, changed)
+    module.exit_json(
+        changed=changed,
+        uuids=plan.uuids,
+        slots=[slot.as_dict(number) | memory.get(slot.uuid, {}) for number, slot in enumerate(plan.slots)],
+        source=plan.source,
+        paste=plan.paste,
+        diff={"before": plan.before, "after": plan.after, "before_header": path, "after_header": path},
+        msg=f"{len(plan.uuids)} GPU slots, {SAID[plan.source]}.",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,501 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: an apt repository whose signing key is known before apt trusts it."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: signed_apt_repository
+short_description: Adds an apt repository after its signing key was checked
+description:
+  - Writes a keyring and a deb822 source with C(Signed-By).
+  - The key's fingerprint is compared with O(fingerprint) or, where that is empty, with the one that this host recorded
+    at first use. A different key is refused.
+  - Everything happens or nothing does. Apt reads the repository with that key before one of the files is written.
+attributes:
+  check_mode:
+    support: full
+    description: A key that would have to be downloaded is not looked at in check mode.
+  diff_mode:
+    support: full
+    description: The keyring is shown as its fingerprints.
+options:
+  name: {description: Base name of the files that are written., type: str, required: true}
+  uri: {description: Address of the repository., type: str, required: true}
+  uri_variable: {description: Variable that holds the address; for messages., type: str, default: ''}
+  suites: {description: Suites; a flat repository is V(/)., type: list, elements: str, default: [/]}
+  components: {description: Components; none for a flat repository., type: list, elements: str, default: []}
+  architectures: {description: Architectures; empty means those of the host., type: list, elements: str, default: []}
+  key_url: {description: Address of the key. Read only when no checked key is on the host., type: str, default: ''}
+  key_text: {description: The key itself (ASCII armour). Wins over O(key_url)., type: str, default: ''}
+  key_source: {description: Where O(key_text) comes from; for messages., type: str, default: ''}
+  fingerprint:
+    description:
+      - Fingerprint of the key; spaces are ignored, several are separated by commas.
+      - Empty means what was recorded at first use.
+    type: str
+    default: ''
+  fingerprint_variable: {description: Variable that pins the fingerprint; for messages., type: str, required: true}
+  record: {description: File that remembers fingerprints., type: path, default: /var/lib/vllm-edge/keys.json}
+  root: {description: Directory that holds C(etc) and C(var); not V(/) only in tests., type: path, default: /}
+  timeout: {description: Seconds that a server may be silent., type: int, default: 20}
+  lock_timeout: {description: Seconds to wait for another apt to finish., type: int, default: 300}
+author:
+  - vllm-edge (@vllm-edge)
+"""
+
+EXAMPLES = r"""
+- name: Add the repository of the container toolkit
+  signed_apt_repository:
+    name: nvidia-container-toolkit
+    uri: https://nvidia.github.io/libnvidia-container/stable/deb/amd64
+    key_url: https://nvidia.github.io/libnvidia-container/gpgkey
+    fingerprint: C95B 321B 61E8 8C18 09C4 F759 DDCA E044 F796 ECB0
+    uri_variable: container_runtime_repository_url
+    fingerprint_variable: container_runtime_repository_key_fingerprint
+"""
+
+RETURN = r"""
+fingerprints:
+  description: Fingerprints of the key in use. Empty in check mode where the key would have to be downloaded first.
+  returned: success
+  type: list
+  elements: str
+trust:
+  description: What the key was compared with, V(pinned), V(recorded), or V(first-use) where this run recorded it.
+  returned: success
+  type: str
+refreshed:
+  description: Whether apt read the repository's index in this run.
+  returned: success
+  type: bool
+"""
+
+import base64
+import binascii
+import glob
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.urls import fetch_url
+
+from ..module_utils.vllm_edge.system import apt
+from ..module_utils.vllm_edge.system.files import write_durably
+
+ARMOUR = re.compile(
+    r"-----BEGIN PGP PUBLIC KEY BLOCK-----\r?\n(?P<body>.*?)-----END PGP PUBLIC KEY BLOCK-----", re.DOTALL
+)
+FINGERPRINT = re.compile(r"(?:[0-9A-F]{40}|[0-9A-F]{64})")
+TAG_SECRET_KEY, TAG_PUBLIC_KEY = 5, 6
+HEADER = "# Managed by Ansible (vllm-edge, role apt_repository): changes made here by hand are lost.\n"
+
+
+class KeyFormatError(ValueError):
+    """What was given is not an OpenPGP public key that we can judge."""
+
+
+def dearmour(data: bytes) -> bytes:
+    """The binary form of a key, which may be armoured or binary already."""
+    if b"-----BEGIN" not in data:
+        return data
+    binary = b""
+    for block in ARMOUR.finditer(data.decode("ascii", "replace")):
+        # Headers such as "Version:" end at the first empty line; "=xxxx" is a checksum, optional in newer OpenPGP.
+        lines = [line.strip() for line in block["body"].splitlines()]
+        start = lines.index("") + 1 if "" in lines else 0
+        payload = "".join(line for line in lines[start:] if line and not line.startswith("="))
+        try:
+            binary += base64.b64decode(payload, validate=True)
+        except binascii.Error as error:
+            raise KeyFormatError(f"its ASCII armour is damaged ({error})") from error
+    if not binary:
+        raise KeyFormatError("it holds no public key block")
+    return binary
+
+
+def packets(data: bytes) -> list[tuple[int, bytes]]:
+    """The packets (tag, body) of binary OpenPGP data, RFC 9580 section 4.2."""
+    found: list[tuple[int, bytes]] = []
+    at = 0
+    try:
+        while at < len(data):
+            head = data[at]
+            if not head & 0x80:
+                raise KeyFormatError("it is not OpenPGP data")
+            at += 1
+            if head & 0x40:
+                tag, first = head & 0x3F, data[at]
+                at += 1
+                if first < 192:
+                    length = first
+                elif first < 224:
+                    length = ((first - 192) << 8) + data[at] + 192
+                    at += 1
+                elif first == 255:
+                    length = int.from_bytes(data[at : at + 4], "big")
+                    at += 4
+                else:
+                    raise KeyFormatError("it has a packet of unknown length, which no exported key has")
+            else:
+                tag, size = (head >> 2) & 0x0F, head & 0x03
+                if size == 3:
+                    length = len(data) - at
+                else:
+                    octets = 1 << size
+                    length = int.from_bytes(data[at : at + octets], "big")
+                    at += octets
+            body = data[at : at + length]
+            if len(body) != length:
+                raise KeyFormatError("it is cut short")
+            found.append((tag, body))
+            at += length
+    except IndexError as error:
+        raise KeyFormatError("it is cut short") from error
+    return found
+
+
+def fingerprints(data: bytes) -> list[str]:
+    """The fingerprints of all primary keys in an OpenPGP key, armoured or binary, as gpg --show-keys prints them.
+
+    All of them, because apt trusts every key of a keyring: a known key with another beside it is not the known key.
+    """
+    found: list[str] = []
+    for tag, body in packets(dearmour(data)):
+        if tag == TAG_SECRET_KEY:
+            raise KeyFormatError("it holds a secret key, which belongs on no host")
+        if tag != TAG_PUBLIC_KEY or not body:
+            continue
+        if body[0] == 4:
+            found.append(hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper())
+        elif body[0] == 6:
+            found.append(hashlib.sha256(b"\x9b" + len(body).to_bytes(4, "big") + body).hexdigest().upper())
+        else:
+            raise KeyFormatError(f"it is an OpenPGP key of version {body[0]}; versions 4 and 6 are known here")
+    if not found:
+        raise KeyFormatError("it holds no public key")
+    return sorted(set(found))
+
+
+def parse_fingerprints(text: str) -> list[str]:
+    """The fingerprints that an operator wrote down."""
+    wanted = [re.sub(r"[\s:]", "", part).upper() for part in text.split(",")]
+    wanted = [part for part in wanted if part]
+    for part in wanted:
+        if not FINGERPRINT.fullmatch(part):
+            raise ValueError(f"{part!r} is not a fingerprint: 40 (or 64) hexadecimal digits are expected")
+    return sorted(set(wanted))
+
+
+def render_source(uri: str, suites: list[str], components: list[str], architectures: list[str], keyring: str) -> str:
+    """The deb822 text of the source."""
+    fields = [("Types", "deb"), ("URIs", uri), ("Suites", " ".join(suites))]
+    if components:
+        fields.append(("Components", " ".join(components)))
+    if architectures:
+        fields.append(("Architectures", " ".join(architectures)))
+    fields.append(("Signed-By", keyring))
+    return HEADER + "".join(f"{name}: {value}\n" for name, value in fields)
+
+
+def list_name(uri: str, suite: str) -> str:
+    """How apt begins the names of a source's index files below /var/lib/apt/lists (apt's URItoFileName)."""
+    url = uri.rstrip("/") + "/" + ("" if suite == "/" else suite if suite.endswith("/") else f"dists/{suite}/")
+    url = re.sub(r"^[a-z+]+:(//)?([^/@]*@)?", "", url)
+    quoted = "".join(f"%{ord(c):02x}" if c in '\\|{}[]<>"^~_=!@#$%&*' or not "!" <= c <= "~" else c for c in url)
+    return quoted.replace("/", "_")
+
+
+def read_bytes(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+class Repository:
+    """One repository on one host."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        params = module.params
+        self.name: str = params["name"]
+        self.root: str = params["root"]
+        self.keyring = f"/etc/apt/keyrings/{self.name}.gpg"
+        self.source = f"/etc/apt/sources.list.d/{self.name}.sources"
+        self.limits = apt.Limits(params["lock_timeout"], params["timeout"])
+        self.key_source: str = params["key_source"] if params["key_text"] else params["key_url"]
+
+    def path(self, path: str) -> str:
+        return os.path.join(self.root, path.lstrip("/"))
+
+    def fail(self, message: str) -> None:
+        self.module.fail_json(msg=message)
+
+    # -- the key
+
+    def read_record(self) -> dict[str, Any]:
+        data = read_bytes(self.module.params["record"])
+        if data is None:
+            return {}
+        try:
+            record = json.loads(data)
+        except ValueError as error:
+            record = None
+            self.fail(
+                f"{self.module.params['record']} is not JSON ({error}). It remembers the repository keys that this "
+                f"host trusts: restore it from a backup, or delete it so that the keys are recorded again."
+            )
+        return record if isinstance(record, dict) else {}
+
+    def installed(self) -> tuple[bytes | None, list[str]]:
+        data = read_bytes(self.path(self.keyring))
+        try:
+            return data, fingerprints(data) if data else []
+        except KeyFormatError:
+            # A damaged keyring is replaced by a checked one.
+            return data, []
+
+    def offered(self) -> bytes:
+        params = self.module.params
+        if params["key_text"]:
+            return bytes(params["key_text"].encode())
+        if not params["key_url"]:
+            self.fail(
+                f"The repository {self.name} has no key: neither an address nor a local file of it is set. "
+                f"Set the variable beside {params['fingerprint_variable']} that names one."
+            )
+        response, info = fetch_url(self.module, params["key_url"], timeout=params["timeout"])
+        # file: addresses have no status.
+        if response is None or info["status"] not in (200, None):
+            self.fail(
+                f"The key of the repository {self.name} could not be downloaded from {params['key_url']}: "
+                f"{info['msg']}. Nothing was changed. Check the address and the host's way out (proxy, CA bundle), or "
+                f"give the key as a local file. A server may be silent for {params['timeout']} s "
+                f"({apt.TIMEOUT_VARIABLE})."
+            )
+        return bytes(response.read())
+
+    def check_key(self, data: bytes, expected: list[str], trust: str) -> list[str]:
+        try:
+            found = fingerprints(data)
+        except KeyFormatError as error:
+            found = []
+            self.fail(
+                f"What {self.key_source} holds is not usable as the key of the repository {self.name}: {error}. "
+                f"Nothing was changed."
+            )
+        if expected and found != expected:
+            variable = self.module.params["fingerprint_variable"]
+            origin = (
+                f"{variable} pins"
+                if trust == "pinned"
+                else f"this host recorded at first use (in {self.module.params['record']})"
+            )
+            self.fail(
+                f"The key of the repository {self.name} is not the expected one: {self.key_source} has "
+                f"{', '.join(found)}, {origin} {', '.join(expected)}. Nothing was changed. Whoever holds that key "
+                f"decides what is installed as root: ask the vendor for the fingerprint, and only where the new one is "
+                f"right set {variable}."
+            )
+        return found
+
+    # -- the sources
+
+    def indexed(self) -> bool:
+        """Whether apt has read the index of every suite."""
+        names = glob.glob(self.path("/var/lib/apt/lists/*Release"))
+        uri = self.module.params["uri"].replace("$(ARCH)", self.architecture())
+        return all(
+            any(os.path.basename(name).startswith(list_name(uri, suite)) for name in names)
+            for suite in self.module.params["suites"]
+        )
+
+    def architecture(self) -> str:
+        given = self.module.params["architectures"]
+        if given:
+            return str(given[0])
+        _, out, _ = self.module.run_command(["dpkg", "--print-architecture"], check_rc=True)
+        return str(out.strip())
+
+    def verify(self, keyring: bytes, source: str) -> apt.Outcome:
+        """Lets apt read this repository alone, from a source and a keyring that lie where the host's apt never looks.
+
+        What it read it keeps, as the address is the same: once the source is written, its packages are known.
+        """
+        # Not in the module's own directory: apt checks signatures as a user who may not look into that.
+        scratch = tempfile.mkdtemp(prefix="vllm-edge-apt-")
+        try:
+            os.chmod(scratch, 0o755)
+            files = {os.path.join(scratch, f"{self.name}.gpg"): keyring}
+            trial = os.path.join(scratch, f"{self.name}.sources")
+            files[trial] = source.replace(self.keyring, next(iter(files))).encode()
+            for path, data in files.items():
+                with open(path, "wb") as file:
+                    file.write(data)
+                os.chmod(path, 0o644)
+            return self.refresh(trial)
+        finally:
+            shutil.rmtree(scratch)
+
+    def refresh(self, trial: str) -> apt.Outcome:
+        options = [
+            f"Dir::Etc::sourcelist={trial}",
+            "Dir::Etc::sourceparts=-",
+            "APT::Get::List-Cleanup=0",
+            # Without this apt-get calls a repository that it could not read a warning and answers 0.
+            "APT::Update::Error-Mode=any",
+        ]
+        lists = self.path("/var/lib/apt/lists")
+        before = os.stat(lists) if os.path.isdir(lists) else None
+        command = ["update", *(word for option in options for word in ("-o", option))]
+        outcome = apt.apt_get(self.run, command, self.limits)
+        if before:
+            # The directory's age counts as that of the whole cache (ansible.builtin.apt, cache_valid_time), and
+            # only one repository was read here.
+            os.utime(lists, ns=(before.st_atime_ns, before.st_mtime_ns))
+        return outcome
+
+    def run(self, command: list[str]) -> tuple[int, str, str]:
+        return self.module.run_command(command, environ_update={"LC_ALL": "C"})
+
+    # -- the whole
+
+    def write(self, path: str, data: bytes | None) -> None:
+        target = self.path(path)
+        if data is None:
+            if os.path.exists(target):
+                os.unlink(target)
+            return
+        os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+        temporary = os.path.join(self.module.tmpdir, f"{self.name}-{os.path.basename(target)}")
+        with open(temporary, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o644)
+        self.module.atomic_move(temporary, target)
+        os.chmod(target, 0o644)
+
+    def write_record(self, record: dict[str, Any], found: list[str]) -> None:
+        entry = {"fingerprints": found, "source": self.key_source}
+        if record.get(self.name) == entry:
+            return
+        # A record that a power cut emptied would be refused, as a damaged one is.
+        text = json.dumps({**record, self.name: entry}, indent=2, sort_keys=True) + "\n"
+        write_durably(Path(self.module.params["record"]), text)
+
+    def ensure(self) -> dict[str, Any]:
+        params = self.module.params
+        record = self.read_record()
+        remembered = record.get(self.name, {})
+        try:
+            pinned = parse_fingerprints(params["fingerprint"])
+        except ValueError as error:
+            pinned = []
+            self.fail(f"{params['fingerprint_variable']}: {error}.")
+        expected = pinned or list(remembered.get("fingerprints", []))
+        trust = "pinned" if pinned else "recorded" if expected else "first-use"
+
+        own = self.path(self.source)
+        clash = apt.clashes(apt.read_sources(self.root), params["uri"], params["suites"], self.architecture(), own)
+        if clash:
+            self.fail(
+                f"{params['uri']} is configured in {clash[0].path} already. apt refuses one repository with two "
+                f"keyrings: remove that file (dpkg -S {clash[0].path} names its package, if any) and run again."
+            )
+
+        keyring, found = self.installed()
+        # A checked key on the host is not downloaded again, unless its address changed: that one is wanted then.
+        same_place = not remembered or remembered.get("source") == self.key_source
+        if params["key_text"] or not found or found != expected or not same_place:
+            if self.module.check_mode and not params["key_text"]:
+                wanted, found = keyring, []
+            else:
+                offered = self.offered()
+                found = self.check_key(offered, expected, trust)
+                wanted = dearmour(offered)
+        else:
+            wanted = keyring
+        key_pending = self.module.check_mode and not found
+
+        suites, components, architectures = (params[name] for name in ("suites", "components", "architectures"))
+        source = render_source(params["uri"], suites, components, architectures, self.keyring)
+        files: dict[str, bytes | None] = {self.keyring: wanted, self.source: source.encode()}
+        before = {path: read_bytes(self.path(path)) for path in files}
+        changed = [path for path in files if before[path] != files[path]]
+        diff = [self.diff(path, before[path], files[path]) for path in changed]
+        if key_pending:
+            condition = f", only if its fingerprint is {', '.join(expected)}" if expected else ""
+            text = f"key from {self.key_source}{condition}\n"
+            diff.insert(0, {"before_header": self.keyring, "after_header": self.keyring, "before": "", "after": text})
+
+        refresh = self.keyring in changed or self.source in changed or not self.indexed()
+        result = {
+            "changed": bool(changed) or key_pending,
+            "diff": diff,
+            "fingerprints": found,
+            "trust": trust,
+            "refreshed": refresh and not self.module.check_mode,
+        }
+        if self.module.check_mode:
+            return result
+
+        # Before anything is written: a source that apt cannot read would break the operator's own apt-get update.
+        if refresh:
+            outcome = self.verify(wanted or b"", source)
+            if not outcome.ok:
+                key = f"the key {', '.join(found)} of {self.key_source}"
+                self.fail(
+                    apt.why_unread(params["uri"], key, params["uri_variable"] or "its address", outcome, self.limits)
+                )
+        for path in changed:
+            self.write(path, files[path])
+        self.write_record(record, found)
+        return result
+
+    def diff(self, path: str, before: bytes | None, after: bytes | None) -> dict[str, str]:
+        def show(data: bytes | None) -> str:
+            if data is None:
+                return ""
+            if path != self.keyring:
+                return data.decode("utf-8", "replace")
+            try:
+                return "".join(f"{item}\n" for item in fingerprints(data))
+            except KeyFormatError as error:
+                return f"no key: {error}\n"
+
+        return {"before_header": path, "after_header": path, "before": show(before), "after": show(after)}
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "uri": {"type": "str", "required": True},
+            "uri_variable": {"type": "str", "default": ""},
+            "suites": {"type": "list", "elements": "str", "default": ["/"]},
+            "components": {"type": "list", "elements": "str", "default": []},
+            "architectures": {"type": "list", "elements": "str", "default": []},
+            "key_url": {"type": "str", "default": "", "no_log": False},
+            "key_text": {"type": "str", "default": "", "no_log": False},
+            "key_source": {"type": "str", "default": "", "no_log": False},
+            "fingerprint": {"type": "str", "default": ""},
+            "fingerprint_variable": {"type": "str", "required": True},
+            "record": {"type": "path", "default": "/var/lib/vllm-edge/keys.json"},
+            "root": {"type": "path", "default": "/"},
+            "timeout": {"type": "int", "default": 20},
+            "lock_timeout": {"type": "int", "default": 300},
+        },
+        supports_check_mode=True,
+    )
+    module.exit_json(**Repository(module).ensure())
+
+
+if __name__ == "__main__":
+    main()
