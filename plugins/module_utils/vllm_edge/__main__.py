@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m vllm_edge` is `vllm-edge`."""
+"""Entry point of `python -m vllm_edge`, which is the same as `vllm-edge`."""
 
 import sys
 

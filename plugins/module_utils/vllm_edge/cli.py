@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-edge`: the host's program. This file only dispatches; each subcommand lives in a module of its own."""
+"""`vllm-edge`, the program of the serving host: this module parses the command line and calls the subcommand.
+
+Each subcommand is in a module of its own.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ Options = argparse.Namespace
 
 @dataclass(frozen=True)
 class Command:
-    """One subcommand: its options and what it does. `run` imports what it needs, so that `--help` needs nothing."""
+    """One subcommand: its options and the function that runs it. `run` imports what it needs, so that `--help` needs
+    nothing."""
 
     name: str
     summary: str
@@ -233,6 +237,7 @@ COMMANDS: tuple[Command, ...] = (
 
 
 def build_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentParser:
+    """Return the argument parser of the program, with one subparser for each command."""
     parser = argparse.ArgumentParser(prog="vllm-edge", description="The serving host's own program.")
     parser.add_argument("--etc", metavar="DIR", help=f"configuration tree (default: $VLLM_EDGE_ETC or {ETC})")
     parser.add_argument("--state", metavar="DIR", help=f"state tree (default: $VLLM_EDGE_STATE or {STATE})")
@@ -245,10 +250,15 @@ def build_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentPar
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit status.
+
+    Args:
+        arguments: the command line without the program's name; None means `sys.argv`.
+    """
     options = build_parser().parse_args(arguments)
     run: Callable[[Options, HostPaths], int] = options.run
     try:
         return run(options, host_paths(options.etc, options.state))
     except BrokenPipeError:
-        sys.stderr.close()  # `vllm-edge status | head`: the reader has had enough
+        sys.stderr.close()  # `vllm-edge status | head`: the reader closed the pipe
         return 0

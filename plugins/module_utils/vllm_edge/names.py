@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that Ansible, systemd, Docker and this program share: units, labels, users."""
+"""Names that Ansible, systemd, Docker and this program have to agree on: units, container labels, the engines' user."""
 
 from __future__ import annotations
 
 import re
 
 ENGINE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+"""Engine names: lower-case letters, digits and "-", at most 63 characters."""
 LABEL_ENGINE = "vllm-edge.engine"
+"""Container label: name of the engine. A container that carries it was created by vllm-edge."""
 LABEL_GENERATION = "vllm-edge.generation"
+"""Container label: number of the generation in which this configuration of the engine first appeared."""
 LABEL_INPUT_HASH = "vllm-edge.input-hash"
+"""Container label: hash over everything that makes up the container (`generation.render.input_hash`)."""
 
 
 TARGET = "vllm-edge.target"
@@ -16,6 +20,7 @@ SWITCH_UNIT = "vllm-edge-switch.service"
 
 
 def unit_name(engine: str) -> str:
+    """Return the systemd unit that runs the engine."""
     return f"vllm-{engine}.service"
 
 

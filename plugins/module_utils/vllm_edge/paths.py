@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the host keeps what: one place, so that tests (and a curious operator) can point the program elsewhere."""
+"""Paths of the files and directories that the program reads and writes on the host.
+
+They are kept in one place so that tests and options can point the program at other directories.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +18,29 @@ UNITS = "/etc/systemd/system"
 
 @dataclass(frozen=True)
 class HostPaths:
-    """The trees the program reads and writes."""
+    """The three directory trees of the program, and the files in them."""
 
     etc: Path = Path(ETC)
     state: Path = Path(STATE)
     units: Path = Path(UNITS)
 
     def engine_dir(self, engine: str) -> Path:
+        """Return the directory of the engine's live files (`engine.json`, `docker-create`, ...)."""
         return self.etc / "engines" / engine
 
     def engine_state(self, engine: str) -> Path:
+        """Return the file in which the supervisor records the state of the engine."""
         return self.state / "engines" / f"{engine}.json"
 
     def engine_canary(self, engine: str) -> Path:
-        """Which run of the engine's container has passed the canary."""
+        """Return the file that records which run of the engine's container has passed the canary."""
         return self.state / "engines" / f"{engine}.canary.json"
 
     def unit_file(self, unit: str) -> Path:
         return self.units / unit
 
     def hook_dir(self, hook: str) -> Path:
-        """Executables that a switch runs at its hook points, `before_drain` and `after_commit`."""
+        """Return the directory of the executables that a switch runs at a hook (`before_drain` or `after_commit`)."""
         return self.etc / "hooks" / f"{hook}.d"
 
     def generation_dir(self, number: int) -> Path:
@@ -43,19 +48,22 @@ class HostPaths:
 
     @property
     def active_profile(self) -> Path:
-        """The committed generation: the one rename that commits a switch is onto this file."""
+        """The record of the committed generation. A switch commits by renaming a new version onto this file."""
         return self.state / "active-profile.json"
 
     @property
     def switch_journal(self) -> Path:
+        """The journal of the switch in progress."""
         return self.state / "switch.json"
 
     @property
     def switch_lock(self) -> Path:
+        """The file that a running switch holds locked."""
         return self.state / "switch.lock"
 
     @property
     def history(self) -> Path:
+        """The records of earlier switches."""
         return self.state / "history"
 
 
@@ -65,7 +73,14 @@ def host_paths(
     environ: Mapping[str, str] | None = None,
     units: str | None = None,
 ) -> HostPaths:
-    """The option wins over the environment, the environment over the default."""
+    """Return the paths to use: an argument overrides the environment variable, which overrides the default.
+
+    Args:
+        etc: configuration directory; default VLLM_EDGE_ETC, else /etc/vllm-edge
+        state: state directory; default VLLM_EDGE_STATE, else /var/lib/vllm-edge
+        environ: environment to read; default that of this process
+        units: directory of the systemd units; default VLLM_EDGE_UNITS, else /etc/systemd/system
+    """
     env = os.environ if environ is None else environ
     return HostPaths(
         etc=Path(etc or env.get("VLLM_EDGE_ETC") or ETC),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a refused value is shown and what is offered instead."""
+"""Text for people: rejected values and suggestions, tables, wrapping and shortening of lines."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 LONGEST = 60
+"""Characters of a value that an error message quotes."""
 FEW = 12
+"""Up to this many known names are listed in full."""
 
 
 def shown(value: Any) -> str:
-    """A value on one line, as far as it helps to find it."""
+    """Return the value on one line of at most LONGEST characters: strings quoted as in Python, others as JSON."""
     text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Sentence that offers the names most like `name`, or all of them where they are few."""
+    """Return the end of an error message about an unknown name: the similar names, or all names if there are few."""
     names = sorted(set(known))
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5 if len(names) <= FEW else 0.7)
     if close:
@@ -35,17 +37,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def not_among(value: Any, choices: Collection[str]) -> str:
-    """What is wrong with a value that is none of a few."""
+    """Return what is wrong with a value that is not one of the choices, and what to write instead."""
     close = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
     remedy = nearest(str(value), choices) if close else "write one of those."
     return f"{shown(value)} is not one of {', '.join(choices)}; {remedy}"
 
 
 WIDTH = 100
+"""Columns of printed tables and paragraphs."""
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> list[str]:
-    """Aligned lines of a table; columns in `right` are aligned to the right."""
+    """Lay out a table with a heading, a rule and one line per row.
+
+    Args:
+        headings: one heading per column
+        rows: cells, as many per row as there are headings
+        right: numbers of the columns, from 0, that are aligned to the right
+    """
     cells = [list(headings), *[list(row) for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
 
@@ -59,17 +68,18 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: frozens
 
 
 def wrapped(text: str, indent: str = "") -> list[str]:
-    """A sentence as lines that fit; what follows the first one is indented."""
+    """Wrap the text to WIDTH columns; every line after the first is indented by two more spaces than `indent`."""
     return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)
 
 
 def shorten(text: str, width: int) -> str:
-    """`text` on one line of at most `width` characters, printable ones only."""
+    """Return `text` on one line of at most `width` characters, with unprintable characters replaced by spaces."""
     line = "".join(character if character.isprintable() else " " for character in text).strip()
     return line if len(line) <= width else line[: width - 3] + "..."
 
 
 def cut_line(line: str) -> str:
+    """Return the line cut to WIDTH columns."""
     return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."
 
 

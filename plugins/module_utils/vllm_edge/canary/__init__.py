@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that every served name has to answer, and the command that sends them."""
+"""The canary: test requests to every served name of an engine, and the command that sends them."""

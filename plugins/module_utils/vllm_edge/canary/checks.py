@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The five questions of the canary. Each takes one served name, asks with few tokens, and judges the answer.
+"""The five checks of the canary. Each sends requests with few tokens to one served name and evaluates the answers.
 
-An outcome is a verdict on the engine, not on the model's wits: what an engine has to do whatever its model (take the
-system prompt, hold a schema, parse a tool call) passes or fails; what only a model with sense can show is `not_shown`
-where it does not.
+The outcome is about the engine and not about how clever the model is. What an engine must do with any model (use the
+system prompt, keep to a schema, parse a tool call) passes or fails. What only a capable model can show is `not_shown`
+if the model does not show it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from ..engine.config import EngineConfig
 from ..system.http import Answer, side_by_side
 
 Ask = Callable[..., Answer]
+"""Sends a request; `system.http.request` or a substitute."""
 Verdict = tuple["Outcome", str]
+"""Outcome and detail of a check."""
 
 QUESTION = "In one short sentence: what is a serving host?"
-# Only one next token is likely at each step, so that rounding has little to decide.
+# At each step only one next token is likely, so rounding rarely decides.
 COUNTING = "Count from 1 to 9, digits and commas only."
 ANSWER_TOKENS = 24
+"""Upper limit of the tokens in an answer. The next three constants are such limits, too."""
 COUNTING_TOKENS = 12
 STRUCTURED_TOKENS = 64
 THINKING_TOKENS = 512
-"""For a model that cannot be asked not to think: at 5 tokens a second within the default canary timeout of 120 s."""
+"""For a model that cannot be told not to think: fits the default canary timeout of 120 s at 5 tokens a second."""
 
 LAMP_KEYS = ("on", "colour", "level")
 COLOURS = ("red", "green", "blue")
@@ -44,7 +47,7 @@ LAMP_SCHEMA: dict[str, Any] = {
     "required": list(LAMP_KEYS),
     "additionalProperties": False,
 }
-# Two whole answers to choose from: a grammar of literals has no place for whitespace.
+# Two complete answers to choose from: a grammar of literals allows no whitespace.
 LAMP_LITERALS: dict[str, Any] = {
     "enum": [{"on": True, "colour": "green", "level": 3}, {"on": False, "colour": "red", "level": 0}]
 }
@@ -59,13 +62,16 @@ USE_TOOL = "Set the lamp with the tool: on, green, level 3."
 # and a call in their own syntax, which can be enforced as structured output instead.
 NATIVE_CALLS = {"gemma4": f'<|tool_call>call:{TOOL_NAME}{{on:true,colour:<|"|>green<|"|>,level:3}}<tool_call|>'}
 
-# A step of bf16 is 1/8 for logits from 16 to 32. Tokens that are rated further apart than this (a factor of 2.7 in
-# probability) do not change places by rounding.
+# bf16 has steps of 1/8 for logits from 16 to 32. Rounding does not swap tokens whose ratings differ by more than this
+# (a factor of 2.7 in probability).
 ROUNDING_NATS = 1.0
 TOP_LOGPROBS = 5
+"""Number of likeliest tokens to request per position."""
 
 
 class Outcome(StrEnum):
+    """Outcome of a check; see the top of this file."""
+
     PASSED = "passed"
     FAILED = "failed"
     NOT_SHOWN = "not_shown"
@@ -74,7 +80,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One question and its outcome."""
+    """One check and its outcome."""
 
     check: str
     outcome: Outcome
@@ -83,19 +89,19 @@ class Check:
 
 
 class CheckFailedError(Exception):
-    """The engine answered, but not as it has to; the text says how."""
+    """The engine answered incorrectly; the text says how."""
 
 
 class StillThinkingError(Exception):
-    """The model spent all its tokens on thinking, which shows nothing of what was asked."""
+    """The model used all its tokens for thinking, so the check has no result."""
 
 
 class EngineSilentError(Exception):
-    """No HTTP answer: whatever else would be asked, would wait in vain."""
+    """There was no HTTP response, so further requests would wait in vain."""
 
 
 def error_text(answer: Answer) -> str:
-    """The message of an OpenAI-style error, else the beginning of the body."""
+    """Return the message of an OpenAI-style error, else the beginning of the body."""
     try:
         data: Any = answer.json()
         error = data.get("error", data)
@@ -106,28 +112,31 @@ def error_text(answer: Answer) -> str:
 
 
 def shown(text: str, limit: int = 100) -> str:
-    """A model's text for one line of a terminal."""
+    """Return a model's text on one line of a terminal, quoted and cut to `limit` characters."""
     line = " ".join(text.split())
     return repr(line if len(line) <= limit else line[: limit - 1] + "…")
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a chat completion says."""
+    """A chat completion."""
 
     text: str
     only_thought: bool
-    """The text is what the model thought; it has said nothing."""
+    """Whether `text` is the model's thinking because it said nothing else."""
     tokens: int | None
+    """Number of tokens in the answer."""
     prompt_tokens: int | None
     finish: str
     calls: tuple[tuple[str, str], ...]
+    """Tool calls, as (name, arguments as JSON text)."""
     token_ids: tuple[int, ...]
     logprobs: tuple[Mapping[int, float], ...]
+    """For each position, the log probabilities of the likeliest tokens by token id."""
 
 
 def _logprobs(choice: Mapping[str, Any]) -> tuple[Mapping[int, float], ...]:
-    """Per position the likeliest tokens, where `return_tokens_as_token_ids` made their names numbers."""
+    """Return the log probabilities by position and token id; requires `return_tokens_as_token_ids` in the request."""
     rows: list[Mapping[int, float]] = []
     for position in (choice.get("logprobs") or {}).get("content") or []:
         top = [position, *position["top_logprobs"]]
@@ -136,7 +145,11 @@ def _logprobs(choice: Mapping[str, Any]) -> tuple[Mapping[int, float], ...]:
 
 
 def reply_of(data: Any) -> Reply:
-    """A reasoning model may spend all its tokens on thinking: that is text as well."""
+    """Parse a chat completion. If a reasoning model used all its tokens for thinking, that counts as its text.
+
+    Raises:
+        ValueError, KeyError, IndexError, TypeError, AttributeError: the data is no chat completion
+    """
     choice = data["choices"][0]
     message = choice["message"]
     usage = data.get("usage") or {}
@@ -160,7 +173,7 @@ def reply_of(data: Any) -> Reply:
 
 @dataclass(frozen=True)
 class Client:
-    """One served name of one engine."""
+    """Sends requests to one served name of one engine."""
 
     config: EngineConfig
     name: str
@@ -168,6 +181,17 @@ class Client:
     ask: Ask
 
     def post(self, path: str, what: str, **payload: Any) -> Any:
+        """Send a POST request and return the parsed answer.
+
+        Args:
+            path: path of the endpoint
+            what: what is requested, for messages
+            payload: fields of the request besides `model`
+
+        Raises:
+            EngineSilentError: there was no response
+            CheckFailedError: the response is an error or no JSON
+        """
         answer = self.ask(self.config.url, path, self.timeout_s, method="POST", payload={"model": self.name, **payload})
         if answer.status is None:
             raise EngineSilentError(f"{what} of {self.name!r}: {answer.error}")
@@ -179,7 +203,19 @@ class Client:
             raise CheckFailedError(f"{what} of {self.name!r} is not JSON: {error}") from error
 
     def chat(self, what: str, user: str, max_tokens: int, *, system: str | None = None, **payload: Any) -> Reply:
-        """One chat completion at temperature 0."""
+        """Request one chat completion at temperature 0.
+
+        Args:
+            what: what is requested, for messages
+            user: the user's message
+            max_tokens: most tokens of the answer
+            system: the system prompt, if any
+            payload: further fields of the request
+
+        Raises:
+            EngineSilentError: there was no response
+            CheckFailedError: the response is an error or no chat completion
+        """
         data = self.post(
             "/v1/chat/completions",
             what,
@@ -197,10 +233,16 @@ class Client:
             ) from error
 
     def chat_structured(self, what: str, user: str, **payload: Any) -> Reply:
-        """A completion that vLLM holds to a structure, which it does only once thinking has ended.
+        """Request a completion with a structure that vLLM enforces, which it does only after the model has stopped
+        thinking.
 
-        Some models can be asked not to think. The templates of others (Qwen3-Thinking, DeepSeek-R1, gpt-oss) have no
-        such switch or another name for it: they get tokens enough to come to an end.
+        Some models can be told not to think. The templates of others (Qwen3-Thinking, DeepSeek-R1, gpt-oss) have no
+        such switch or name it differently, so these models get enough tokens to finish thinking.
+
+        Raises:
+            StillThinkingError: the model was still thinking when its tokens ended
+            EngineSilentError: there was no response
+            CheckFailedError: the response is an error or no chat completion
         """
         if self.config.reasoning_parser:
             payload["chat_template_kwargs"] = {"enable_thinking": False}
@@ -215,12 +257,16 @@ class Client:
 
 
 def messages_of(user: str, system: str | None = None) -> list[dict[str, str]]:
+    """Return the messages of a chat request."""
     first = [] if system is None else [{"role": "system", "content": system}]
     return [*first, {"role": "user", "content": user}]
 
 
 def completion(client: Client) -> Reply:
-    """Words come out. The first completion compiles kernels, and can kill an engine whose /health is 200."""
+    """Check that the engine answers with text. Raises CheckFailedError, EngineSilentError.
+
+    The first completion compiles kernels and can crash an engine whose /health is 200.
+    """
     reply = client.chat("the completion", QUESTION, ANSWER_TOKENS)
     if reply.text.strip() == "":
         raise CheckFailedError(
@@ -231,10 +277,10 @@ def completion(client: Client) -> Reply:
 
 
 def system_prompt(client: Client) -> Verdict:
-    """The prompt that the chat template renders holds the system prompt, and a completion gets that very prompt.
+    """Check that the chat template renders the system prompt, and that a completion gets the rendered prompt.
 
-    A template may drop the system role without a word. /tokenize renders as /v1/chat/completions does; that both see
-    as many tokens ties what was looked at to what the model gets.
+    A template may silently drop the system role. /tokenize renders messages as /v1/chat/completions does; equal numbers
+    of tokens show that the prompt that was inspected is the one that the model gets.
     """
     sentence = f"The canary of today is called {secrets.token_hex(4)}."
     question = {"messages": messages_of(QUESTION, sentence)}
@@ -261,7 +307,10 @@ def system_prompt(client: Client) -> Verdict:
 
 
 def lamp_problem(text: str) -> str | None:
-    """Why a text is no JSON by LAMP_SCHEMA. Written out, since one fixed schema is not worth a package on the host."""
+    """Return why a text is no JSON according to LAMP_SCHEMA; None if it is.
+
+    The schema is checked by hand, since one fixed schema does not justify another package on the host.
+    """
     try:
         lamp: Any = json.loads(text)
     except ValueError as error:
@@ -281,11 +330,11 @@ def lamp_problem(text: str) -> str | None:
 
 
 def json_schema(client: Client) -> Verdict:
-    """`response_format` with a JSON schema holds: the answer parses and validates.
+    """Check that the engine enforces `response_format` with a JSON schema: the answer parses and validates.
 
-    JSON allows whitespace without end between its parts, and so does vLLM's grammar: a model without sense, and now
-    and then Gemma 4 (vllm-project/vllm#40080), fills all its tokens with it. The grammar is then asked once more,
-    with literals, which have no such place.
+    JSON and vLLM's grammar allow any amount of whitespace between tokens. A random model, and sometimes Gemma 4
+    (vllm-project/vllm#40080), fills all its tokens with whitespace. The grammar is then tested once more with a schema
+    of literals, which leaves no room for whitespace.
     """
 
     def ask(schema: Mapping[str, Any]) -> Reply:
@@ -296,7 +345,7 @@ def json_schema(client: Client) -> Verdict:
     problem = lamp_problem(reply.text)
     if problem is None:
         return Outcome.PASSED, f"{shown(reply.text)} validates"
-    # The tokens ran out in the whitespace, or in the middle of a word after a lot of it.
+    # The tokens ran out within whitespace, or within a word after much whitespace.
     blank = sum(character.isspace() for character in reply.text)
     padded = reply.text != reply.text.rstrip() or 2 * blank > len(reply.text)
     padded = padded and reply.finish == "length" and reply.text.startswith("{")
@@ -315,7 +364,7 @@ def json_schema(client: Client) -> Verdict:
 
 
 def _first_difference(answers: Sequence[Sequence[int]]) -> int | None:
-    """The first position at which the answers are not all the same; an answer that ended earlier differs there."""
+    """Return the first position at which the answers differ (one that has ended differs); None if they are equal."""
     for position in range(max(len(answer) for answer in answers)):
         if len({tuple(answer[position : position + 1]) for answer in answers}) > 1:
             return position
@@ -323,7 +372,7 @@ def _first_difference(answers: Sequence[Sequence[int]]) -> int | None:
 
 
 def _spread(third: Reply, answers: Sequence[Sequence[int]], position: int) -> float | None:
-    """How far apart the model rates the tokens in question, in nats; None where it does not list them all."""
+    """Return how far apart, in nats, the model rates the tokens in question; None if it does not list all of them."""
     if position >= len(third.logprobs):
         return None
     rated = [third.logprobs[position].get(answer[position]) for answer in answers if position < len(answer)]
@@ -332,13 +381,13 @@ def _spread(third: Reply, answers: Sequence[Sequence[int]], position: int) -> fl
 
 
 def deterministic(client: Client) -> Verdict:
-    """The same question twice, at temperature 0 and with the same seed, gets the same tokens.
+    """Check that the same question, asked twice at temperature 0 with the same seed, gets the same tokens.
 
     vLLM does not promise that by default (docs.vllm.ai/en/latest/usage/reproducibility): other requests in the batch,
-    or a prompt that is now in the prefix cache, change the order of sums, and two tokens that are rated almost the
-    same may change places. That is no defect of an engine. Broken memory, a broken kernel or a broken copy between
-    GPUs looks otherwise: tokens that are far apart change places. So a difference is judged by a third answer with
-    log probabilities: within ROUNDING_NATS it is `not_shown`, beyond it `failed`.
+    or a prompt that is in the prefix cache by now, change the order of summation, and two tokens with almost equal
+    ratings may swap. That is no defect. Broken memory, a broken kernel or broken copies between GPUs have another
+    effect: tokens with very different ratings swap. So if the answers differ, a third one with log probabilities
+    decides: a difference within ROUNDING_NATS is `not_shown`, a larger one `failed`.
     """
     replies = [client.chat("the repeated completion", COUNTING, COUNTING_TOKENS, return_token_ids=True) for _ in "12"]
     first, second = replies
@@ -374,7 +423,7 @@ def deterministic(client: Client) -> Verdict:
 
 
 def _call_problem(reply: Reply) -> str | None:
-    """Why a reply is no call of the tool with valid arguments."""
+    """Return why a reply is no call of the tool with valid arguments; None if it is."""
     if not reply.calls:
         return f"no tool call but {shown(reply.text)}"
     name, arguments = reply.calls[0]
@@ -393,11 +442,11 @@ def _is_json(text: str) -> bool:
 
 
 def tool_call(client: Client) -> Verdict:
-    """The tool call parser makes calls with valid JSON of what the model writes.
+    """Check that the tool call parser converts the model's output to calls with valid JSON.
 
-    First with a call that the engine enforces, which works with any model: by a named tool_choice, or, for parsers
-    without that, by the parser's own syntax as structured output. Then with tool_choice auto, where the model itself
-    has to choose the call: a random model never does, and shows nothing then.
+    First the engine enforces the call, which works with any model: by a named tool_choice or, for parsers that do not
+    support it, by structured output in the parser's own syntax. Then tool_choice is auto and the model itself has to
+    choose the call. A random model never does that, and the outcome is then `not_shown`.
     """
     parser = client.config.tool_call_parser
     if parser is None:
@@ -431,27 +480,33 @@ CHECKS: Mapping[str, Callable[[Client], Verdict]] = {
     "deterministic": deterministic,
     "tool_call": tool_call,
 }
+"""The checks after `completion`, by name."""
 NAMES = ("completion", *CHECKS)
+"""Names of all checks, in order."""
 
 
 ALONE = "deterministic"
-"""Asked of one name after the other: a batch with other requests may change what two equal requests are answered."""
+"""This check runs for one name at a time: other requests in a batch may change the answers to two equal requests."""
 
 
 @dataclass
 class Checked:
-    """The checks of one served name, as far as the engine answered."""
+    """Results of one served name, as far as the engine answered."""
 
     client: Client
     checks: list[Check] = field(default_factory=list)
     completion: Reply | None = None
     silent: bool = False
+    """Whether the last check got no response."""
 
 
 def run_checks(clients: Sequence[Client]) -> list[Checked]:
-    """All checks of the served names of one engine, in order, up to the first that gets no answer.
+    """Run all checks for the served names of one engine, until one gets no response.
 
-    The names are asked side by side, as clients would, which takes little longer than to ask one of them.
+    The names are checked in parallel, as clients would use them, which takes little longer than checking one.
+
+    Args:
+        clients: one client per served name
     """
     names = [Checked(client) for client in clients]
 

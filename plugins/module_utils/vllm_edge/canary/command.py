@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-edge canary`: real questions to each served name. /health says that processes live; only answers say that the
-engine serves. What is asked, and what counts as a good answer, stands in canary_checks.py.
+"""The command `vllm-edge canary`: sends test requests to every served name of an engine (see checks.py).
 
-Every served name gets every check, the names of an engine side by side: they share its model, but a client that uses
-a name relies on all of it.
+/health shows that an engine's processes are alive; only answers show that it serves. Every served name gets all checks,
+the names of one engine in parallel: they share a model, but clients rely on every name.
 
-A run of an engine's container that has passed is recorded in /var/lib/vllm-edge/engines/<engine>.canary.json. As long
-as that run goes on, `--unless-passed` asks it for one token and hands on the recorded results.
+If a run of the engine's container has passed, that is recorded in /var/lib/vllm-edge/engines/<engine>.canary.json.
+While that run lasts, `--unless-passed` requests only one token and returns the recorded results.
 """
 
 from __future__ import annotations
@@ -40,31 +39,33 @@ from .checks import (
 )
 
 TOKEN_DEADLINE_S = 20.0
-"""Seconds that an engine which has passed before may take for one token, other requests beside it."""
+"""Seconds that an engine which has passed before may take for one token while it serves other requests."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one served name showed. `completion` and `tokens` are those of the first check.
-
-    `passed_at` is when all checks were passed, in UTC; None where one failed. `token_s` is set where they were passed
-    in an earlier run and the engine was only asked for one token now: the seconds that this took.
-    """
+    """Result of one served name."""
 
     engine: str
     served_name: str
     ok: bool
     seconds: float
+    """Duration of all checks."""
     completion: str
+    """Text of the first check."""
     tokens: int | None
+    """Tokens of the first check."""
     error: str | None
+    """Detail of the first failed check; None if none failed."""
     checks: tuple[Check, ...]
     passed_at: str | None = None
+    """When all checks passed, in UTC; None if one failed."""
     token_s: float | None = None
+    """Seconds that a request for one token took now, if the checks had passed earlier; else None."""
 
 
 def models_of(answer: Answer) -> list[str]:
-    """Names that /v1/models lists; an answer of another shape is told as a ValueError."""
+    """Return the names that /v1/models lists. Raises ValueError if the answer has another form."""
     data = answer.json()
     if not isinstance(data, Mapping) or not isinstance(data.get("data"), list):
         raise ValueError("the answer has no list `data`")
@@ -72,11 +73,12 @@ def models_of(answer: Answer) -> list[str]:
 
 
 def next_step(config: EngineConfig) -> str:
+    """Return the commands with which an operator finds out more."""
     return f"`systemctl status {config.unit}` and `vllm-edge explain {config.engine}` tell how the engine does"
 
 
 def ask_models(config: EngineConfig, timeout_s: float, ask: Ask = request) -> tuple[list[str], str | None]:
-    """What the engine serves, or why that is not known."""
+    """Return the names that the engine serves, and None or why they are not known."""
     answer = ask(config.url, "/v1/models", timeout_s)
     if answer.status is None:
         return [], f"no answer to GET /v1/models at {config.url}: {answer.error}. {next_step(config)}"
@@ -89,7 +91,7 @@ def ask_models(config: EngineConfig, timeout_s: float, ask: Ask = request) -> tu
 
 
 def fell_silent(config: EngineConfig, timeout_s: float, ask: Ask) -> str:
-    """What the silence of an engine that had answered means."""
+    """Return what it means that an engine stopped answering, according to /health."""
     health = ask(config.url, "/health", min(timeout_s, config.health_timeout_s))
     if health.ok:
         return f"/health still answers: the engine lives, and the request hangs. {next_step(config)}"
@@ -100,7 +102,15 @@ def fell_silent(config: EngineConfig, timeout_s: float, ask: Ask) -> str:
 def result_of(
     config: EngineConfig, name: str, checks: Sequence[Check], text: str = "", tokens: int | None = None
 ) -> Result:
-    """All checks of a name; those that were not reached are skipped, and say so."""
+    """Return the result of a name. Checks that did not run are added as skipped.
+
+    Args:
+        config: configuration of the engine
+        name: served name
+        checks: the checks that ran
+        text: text of the first check
+        tokens: tokens of the first check
+    """
     reached = {check.check for check in checks}
     missing = [
         Check(check, Outcome.SKIPPED, 0.0, "not asked: see the failure before it")
@@ -113,7 +123,18 @@ def result_of(
 
 
 def canary(config: EngineConfig, timeout_s: float, ask: Ask = request) -> list[Result]:
-    """All served names, in order. Once the engine does not answer at all, nothing else is asked."""
+    """Check all served names of an engine.
+
+    Once the engine does not respond at all, nothing more is requested.
+
+    Args:
+        config: configuration of the engine
+        timeout_s: seconds that each request may take
+        ask: sends a request
+
+    Returns:
+        One result per served name, in the order of the configuration.
+    """
     listed, problem = ask_models(config, timeout_s, ask)
     if problem is not None:
         failed = Check(NAMES[0], Outcome.FAILED, 0.0, problem)
@@ -143,18 +164,18 @@ def canary(config: EngineConfig, timeout_s: float, ask: Ask = request) -> list[R
     return results
 
 
-# -- the run that has passed
+# -- recorded results
 
 
 class FindsContainers(Protocol):
-    """Docker, as far as it is asked here. Raises DockerAway or DockerRefused."""
+    """The part of Docker's interface that is used here. Raises DockerAway or DockerRefused."""
 
     def find(self, name: str) -> Container | None: ...
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of an engine's container."""
+    """Identity of one run of an engine's container."""
 
     container_id: str
     started_at: str
@@ -162,7 +183,7 @@ class Run:
 
 
 def run_of(config: EngineConfig, docker: FindsContainers) -> Run | None:
-    """The run that answers now; None where Docker does not tell."""
+    """Return the current run of the engine's container; None if it is not running or Docker cannot tell."""
     try:
         container = docker.find(config.container)
     except (DockerAway, DockerRefused):
@@ -175,7 +196,15 @@ def run_of(config: EngineConfig, docker: FindsContainers) -> Run | None:
 def full_canary(
     config: EngineConfig, paths: HostPaths, docker: FindsContainers, timeout_s: float, ask: Ask = request
 ) -> list[Result]:
-    """All checks of all served names. Where all were passed by one run of the container, that is recorded."""
+    """Check all served names; if one run of the container passed everything, record the results.
+
+    Args:
+        config: configuration of the engine
+        paths: where the host keeps its files
+        docker: identifies the run of the container
+        timeout_s: seconds that each request may take
+        ask: sends a request
+    """
     before = run_of(config, docker)
     results = canary(config, timeout_s, ask)
     if not all(result.ok for result in results):
@@ -185,20 +214,20 @@ def full_canary(
     results = [replace(result, passed_at=now) for result in results]
     if before is not None and before == run_of(config, docker):
         record = {"run": asdict(before), "results": [asdict(result) for result in results]}
-        # Without a record the next run asks everything again: a full disk, or another user than root, is no failure.
+        # Errors are ignored (full disk, user other than root): without a record the next canary checks everything.
         with contextlib.suppress(OSError):
             write_durably(paths.engine_canary(config.engine), json.dumps(record, ensure_ascii=False) + "\n", 0o640)
     return results
 
 
 def forget(config: EngineConfig, paths: HostPaths) -> None:
-    """The next run asks everything."""
+    """Remove the record, so that the next canary checks everything."""
     with contextlib.suppress(OSError):
         paths.engine_canary(config.engine).unlink(missing_ok=True)
 
 
 def recorded(config: EngineConfig, paths: HostPaths, docker: FindsContainers) -> list[Result]:
-    """What the run that goes on has passed, by every check of this program under every served name; else nothing."""
+    """Return the recorded results if they are about this run of the container, these served names and these checks."""
     try:
         record: Any = json.loads(paths.engine_canary(config.engine).read_text(encoding="utf-8"))
         run = Run(**record["run"])
@@ -214,7 +243,11 @@ def recorded(config: EngineConfig, paths: HostPaths, docker: FindsContainers) ->
 
 
 def one_token(config: EngineConfig, ask: Ask = request) -> tuple[float, str | None]:
-    """Seconds of a request for one token, and what is wrong with its answer: /health says nothing of the GPUs' work."""
+    """Request one token, since /health says nothing about the work of the GPUs.
+
+    Returns:
+        The seconds it took, and None or what is wrong with the answer.
+    """
     begin = time.monotonic()
     client = Client(config, config.served_names[0], TOKEN_DEADLINE_S, ask)
     problem = None
@@ -232,7 +265,10 @@ def one_token(config: EngineConfig, ask: Ask = request) -> tuple[float, str | No
 def canary_unless_passed(
     config: EngineConfig, paths: HostPaths, docker: FindsContainers, timeout_s: float, ask: Ask = request
 ) -> list[Result]:
-    """One token, and the recorded results, where this run of the container has passed before; else the full canary."""
+    """Request one token and return the recorded results if this run has passed before; else run the full canary.
+
+    The arguments are those of `full_canary`.
+    """
     results = recorded(config, paths, docker)
     if not results:
         return full_canary(config, paths, docker, timeout_s, ask)
@@ -245,7 +281,7 @@ def canary_unless_passed(
 
 
 def text_of(result: Result) -> str:
-    """A heading and one line per check."""
+    """Return a heading and one line per check."""
     heading = f"{result.served_name}: {'ok' if result.ok else 'FAILED'} ({result.seconds:.2f} s)"
     if result.token_s is not None:
         heading += f", passed at {result.passed_at}; one token took {result.token_s:.2f} s now"
@@ -258,7 +294,18 @@ def text_of(result: Result) -> str:
 
 
 def run_canary(engine: str, paths: HostPaths, *, output: str, timeout_s: float, unless_passed: bool = False) -> int:
-    """Entry of `vllm-edge canary`: 0 when no check of any served name failed."""
+    """Run `vllm-edge canary`.
+
+    Args:
+        engine: name of the engine
+        paths: where the host keeps its files
+        output: `json`; anything else prints text
+        timeout_s: seconds that each request may take
+        unless_passed: request only one token if this run of the container has passed before
+
+    Returns:
+        0 if no check of any served name failed, else 1.
+    """
     try:
         config = load_config(engine, paths)
     except EngineConfigError as error:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a host can serve, and what is wrong with it: read without changing anything, judged without reading."""
+"""The diagnosis of a host: reads its facts without changing anything, and judges them without reading."""

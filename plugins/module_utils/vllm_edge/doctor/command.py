@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-edge doctor`, and what the module host_doctor returns: the findings as one document and as lines."""
+"""`vllm-edge doctor`: runs every check and prints the findings. The module host_doctor uses the same document."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ from .render import Document, render
 
 
 def examine(facts: Facts, host: str = "") -> Document:
-    """Every check, and what engines over several GPUs need on this host."""
+    """Run every check, and return the findings and what engines over several GPUs need on this host.
+
+    Args:
+        facts: what was read of the host.
+        host: name of the host; empty means this one.
+    """
     findings = judge(facts)
     return {
         "host": host or socket.gethostname(),
@@ -33,7 +38,16 @@ def examine(facts: Facts, host: str = "") -> Document:
 
 
 def run_doctor(paths: HostPaths, *, output: str, support_report: str | None, reader: Reader | None = None) -> int:
-    """Entry of `vllm-edge doctor`; 0 all is well, 1 warnings, 2 failures."""
+    """Run `vllm-edge doctor`.
+
+    Args:
+        output: `text` or `json`.
+        support_report: file to write a support report to, or None.
+        reader: a stand-in for tests.
+
+    Returns:
+        The exit status: 0 all is well, 1 warnings, 2 failures, or the support report could not be written.
+    """
     reader = reader or Reader(paths=paths)
     document = examine(reader.read())
     if support_report:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check says: its stable name, a state, the evidence, and what to do."""
+"""The result types of checks: a state, the evidence, and what to do."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class NotKnown(Exception):
-    """A check cannot judge; the text says why."""
+    """Raised by a check that cannot judge. The text says why, and the finding has the state `unknown`."""
 
 
 def known(value: T | Unread) -> T:
-    """The value; NotKnown where it could not be read."""
+    """Return the value. Raises NotKnown if it could not be read."""
     if isinstance(value, Unread):
         raise NotKnown(value.why)
     return value
@@ -29,7 +29,7 @@ def known(value: T | Unread) -> T:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one check found. A remedy beside `ok` is advice."""
+    """The result of one check. If the state is `ok`, the remedy is advice."""
 
     state: State
     evidence: str
@@ -37,20 +37,23 @@ class Verdict:
 
 
 def good(evidence: str, advice: str = "") -> Verdict:
+    """Return the verdict `ok`. `advice` is optional."""
     return Verdict("ok", evidence, advice)
 
 
 def warn(evidence: str, remedy: str) -> Verdict:
+    """Return the verdict `warn`."""
     return Verdict("warn", evidence, remedy)
 
 
 def fail(evidence: str, remedy: str) -> Verdict:
+    """Return the verdict `fail`."""
     return Verdict("fail", evidence, remedy)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A verdict under the name of its check."""
+    """A verdict with the name of its check."""
 
     check: str
     state: State
@@ -59,9 +62,11 @@ class Finding:
 
     @property
     def group(self) -> str:
+        """The part of the name before the first dot, one of GROUPS."""
         return self.check.split(".", 1)[0]
 
     def as_dict(self) -> dict[str, str]:
+        """Return the finding as it appears in the document of the doctor."""
         return {
             "check": self.check,
             "group": self.group,
@@ -72,6 +77,7 @@ class Finding:
 
 
 def exit_status(findings: Iterable[Finding]) -> int:
-    """0 nothing is wrong, 1 warnings, 2 failures. What could not be read is no fault of the host."""
+    """Return 0 if nothing is wrong, 1 for warnings, 2 for failures. A fact that could not be read is no fault of the
+    host."""
     states = {finding.state for finding in findings}
     return 2 if "fail" in states else 1 if "warn" in states else 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a host. Every part that may be hidden from the reader can be an Unread."""
+"""The facts about a host that checks judge. A part that this user may not be able to read can be an Unread."""
 
 from __future__ import annotations
 
@@ -35,17 +35,19 @@ class HeldLock:
 
 @dataclass(frozen=True)
 class System:
+    """The operating system and its packages."""
+
     name: str
-    """As /etc/os-release has it for people."""
+    """PRETTY_NAME of /etc/os-release."""
     distribution: str
-    """ID and VERSION_ID, such as debian-13 and ubuntu-24.04."""
+    """ID and VERSION_ID of /etc/os-release, such as debian-13 or ubuntu-24.04."""
     packages: Packages | Unread
     half_installed: tuple[str, ...]
     dpkg_interrupted: bool | Unread
     locks: tuple[HeldLock, ...] | Unread
     synchronized: bool | Unread
     files_limit: int | Unread | None
-    """Open files of a process in a container, by docker.service; None is no limit."""
+    """Maximum of open files of a process in a container, from docker.service; None is no limit."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Holder:
-    """A process on a GPU."""
+    """A process on a GPU. `who` is a description, `ours` whether it is an engine."""
 
     uuid: str
     pid: int
@@ -70,15 +72,17 @@ class Holder:
 
 @dataclass(frozen=True)
 class Gpus:
+    """The GPUs on the bus, those that answer, and those that are expected."""
+
     on_bus: Mapping[str, str]
-    """PCI addresses of NVIDIA's GPUs, to the kernel driver that has them; empty for none."""
+    """Kernel driver by PCI address of NVIDIA's GPUs; empty if no driver has the device."""
     answering: tuple[Gpu, ...]
     problem: str
-    """What nvidia-smi said beside or instead of them; empty where all is well."""
+    """What nvidia-smi printed beside or instead of the GPUs; empty if all is well."""
     expected: Mapping[str, str]
-    """UUIDs that somebody counts on, to who that is."""
+    """UUIDs that something relies on, and what that is."""
     needed: int
-    """How many GPUs the profile takes; 0 where nobody said."""
+    """How many GPUs the profile needs; 0 if nobody said."""
     holders: tuple[Holder, ...] | Unread
 
 
@@ -92,33 +96,35 @@ class Specification:
 
 @dataclass(frozen=True)
 class Runtime:
+    """Docker, CDI and the GPU access of running containers."""
+
     docker_version: str
     docker: Unit | Unread
     config: Mapping[str, Any] | Unread
-    """daemon.json; empty without one."""
+    """The content of daemon.json; empty if there is no such file."""
     config_error: str
-    """Why daemon.json is no configuration; empty where it is one."""
+    """Why daemon.json is not valid; empty if it is."""
     refresh: Unit | Unread
-    """nvidia-cdi-refresh.path."""
+    """The unit nvidia-cdi-refresh.path."""
     specifications: tuple[Specification, ...] | Unread
     access: tuple[Access, ...] | Unread
-    """What the running containers that have GPUs may use of them."""
+    """Which of their GPUs the running containers may use."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """The engines' image, as the role that made it recorded it."""
+    """The engines' image, as the role that built it recorded it."""
 
     name: str
     cuda: str
-    """Version of the CUDA that it is made with; empty where it does not say."""
+    """Version of the CUDA in the image; empty if the record does not say."""
     driver_branch: str
-    """Oldest branch of the driver that this CUDA works with; empty where that is not known."""
+    """The oldest driver branch that works with this CUDA; empty if it is not known."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """A file system, by what lies on it."""
+    """A file system and what is stored on it."""
 
     what: str
     path: str
@@ -136,31 +142,35 @@ class Engine:
     listeners: tuple[str, ...]
     gpus: tuple[str, ...]
     shm_bytes: int | None
-    """None: the container has the host's."""
+    """Size of its /dev/shm; None if the container uses that of the host."""
     tensor_parallel_size: int = 1
 
 
 @dataclass(frozen=True)
 class Serving:
+    """The engines, the target and switches."""
+
     engines: tuple[Engine, ...] | Unread
     errors: tuple[str, ...]
     """Engines whose files cannot be used, each with the reason."""
     target: Unit | Unread
     unfinished_switch: str
-    """What is known of a switch that was killed; empty where there is none."""
+    """What is known of a switch that was killed; empty if there is none."""
     switching: bool = False
-    """Whether a switch runs now."""
+    """Whether a switch is running."""
 
 
 @dataclass(frozen=True)
 class Facts:
+    """Everything that checks judge."""
+
     as_root: bool
     system: System
     driver: Driver
     gpus: Gpus
     runtime: Runtime
     image: Image | Unread | None
-    """None: no image is recorded."""
+    """None if no image is recorded."""
     topology: Topology
     spaces: tuple[Space | Unread, ...]
     serving: Serving

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of other programs and what they mean."""
+"""Parsers of what other programs print about a host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIZES = {"": 1, "b": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 
 def free_space(what: str, path: Path) -> Space | Unread:
-    """The file system that a path is on, or would be on."""
+    """Return the free space of the file system that a path is on, or will be on once it exists."""
     place = path
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -27,15 +27,17 @@ def free_space(what: str, path: Path) -> Space | Unread:
 
 
 def number(word: str) -> int | None:
+    """Parse a whole number; None for anything else."""
     return int(word) if word.isdigit() else None
 
 
 def amount(word: str) -> float | None:
+    """Parse a number with or without decimals; None for anything else."""
     return float(word) if re.fullmatch(r"\d+(\.\d+)?", word) else None
 
 
 def shm_of(create: DockerCreate) -> int | None:
-    """Size of a container's /dev/shm; None where it has the host's."""
+    """Return the size of a container's /dev/shm in bytes, or None if it uses that of the host."""
     options = [argument for argument in create.arguments if argument.startswith("--")]
     if "--ipc=host" in options:
         return None

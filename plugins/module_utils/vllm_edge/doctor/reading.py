@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that touches the host. Changes nothing, needs nobody's leave, and says what it may not see.
+"""The reader of a host: everything in the doctor that touches the host. It changes nothing.
 
-Nothing here needs more than Python: it runs on a host that has no driver and nothing of ours yet. Hence nvidia-smi,
-which comes with every driver, and not nvidia-ml-py.
+It works as any user, and what this user may not see becomes an Unread. It needs only Python, because it also runs on a
+host that has no driver and nothing of this project yet. For that reason it uses nvidia-smi, which comes with every
+driver, and not nvidia-ml-py.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ REASONS_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active
 
 @dataclass(frozen=True)
 class Expectation:
-    """What somebody who asks knows of the host beside what is on it."""
+    """What the caller expects of the host: UUIDs of GPUs, how many GPUs the profile needs, and the data directory."""
 
     uuids: tuple[str, ...] = ()
     gpus: int = 0
@@ -86,7 +87,20 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Reader(DriverReader):
-    """Everything that the checks judge. Tests give another directory, and programs of their own."""
+    """Reads the facts of a host, or of a directory that looks like one.
+
+        read() -> Facts
+          system()    os-release, dpkg-query, /proc/locks, timedatectl, docker.service
+          driver()    versions of libraries and module, apt-cache, modinfo, kernels, Secure Boot
+          gpus()      PCI bus, nvidia-smi, recorded slots, who uses the GPUs
+          runtime()   dockerd, daemon.json, CDI specifications, GPU access of running containers
+          topology()  PCIe, NUMA, IOMMU and ACS of each GPU, ECC, Xid messages, /dev/shm
+          image()     the record of the engines' image
+          serving()   engines, their units and ports, switches
+
+    Each method returns a part of Facts, and an Unread where something could not be read; none raises for that.
+    The support report uses `at` and `ask`. `root` and the callables are fields, so that tests can replace them.
+    """
 
     paths: HostPaths = field(default_factory=HostPaths)
     owners: Callable[[Iterable[int]], Mapping[int, Owner]] = find_owners
@@ -94,11 +108,8 @@ class Reader(DriverReader):
     space: Callable[[str, Path], Space | Unread] = free_space
     ask_member: Asker = ask_as_member
 
-    # -- asking
-
-    # -- everything
-
     def read(self, expected: Expectation = Expectation()) -> Facts:
+        """Read all facts."""
         system, serving = self.system(), self.serving()
         engines = () if isinstance(serving.engines, Unread) else serving.engines
         rows, problem = self.smi(GPU_FIELDS)
@@ -125,6 +136,7 @@ class Reader(DriverReader):
     # -- the system
 
     def system(self) -> System:
+        """Read the distribution, its packages, locks, clock and limits."""
         release = dict(
             line.split("=", 1) for line in self.plain("etc/os-release").splitlines() if "=" in line and line[0] != "#"
         )
@@ -142,6 +154,7 @@ class Reader(DriverReader):
         )
 
     def packages(self) -> tuple[Packages | Unread, tuple[str, ...]]:
+        """Return the installed packages, and the names of those that are half installed."""
         ran = self.ask("dpkg-query", "-W", "-f", dpkg.FORMAT)
         if isinstance(ran, Unread):
             return ran, ()
@@ -151,7 +164,8 @@ class Reader(DriverReader):
         return found, tuple(half)
 
     def dpkg_interrupted(self) -> bool | Unread:
-        """dpkg keeps what it has not merged into its database in numbered files."""
+        """Return whether a run of dpkg was cut off: dpkg keeps what it has not merged into its database in numbered
+        files."""
         try:
             return any(entry.name.isdigit() for entry in self.at("var/lib/dpkg/updates").iterdir())
         except FileNotFoundError:
@@ -160,7 +174,7 @@ class Reader(DriverReader):
             return Unread(f"/var/lib/dpkg/updates: {error.strerror}")
 
     def locks(self) -> tuple[HeldLock, ...] | Unread:
-        """Out of /proc/locks: to try a lock would be to take it."""
+        """Return who holds locks of apt and dpkg. It reads /proc/locks, because trying a lock would take it."""
         text = self.text("proc/locks")
         if isinstance(text, Unread):
             return text
@@ -181,6 +195,7 @@ class Reader(DriverReader):
         return tuple(found)
 
     def synchronized(self) -> bool | Unread:
+        """Return whether the clock is synchronised."""
         ran = self.ask("timedatectl", "show", "--property=NTPSynchronized", "--value")
         if isinstance(ran, Unread):
             return ran
@@ -188,6 +203,7 @@ class Reader(DriverReader):
         return word == "yes" if word in ("yes", "no") else Unread(f"timedatectl: {ran.err or 'it said nothing'}")
 
     def files_limit(self) -> int | Unread | None:
+        """Return LimitNOFILE of docker.service; None is no limit."""
         ran = self.ask("systemctl", "show", "--property=LoadState,LimitNOFILE", "docker.service")
         if isinstance(ran, Unread):
             return ran
@@ -206,6 +222,13 @@ class Reader(DriverReader):
     def gpus(
         self, rows: Sequence[Sequence[str]], problem: str, engines: Sequence[Engine], expected: Expectation
     ) -> Gpus:
+        """Read the GPUs.
+
+        Args:
+            rows, problem: what `smi` returned for GPU_FIELDS.
+            engines: engines, whose GPUs are expected.
+            expected: what the caller expects.
+        """
         counted: dict[str, str] = {uuid: "gpu_uuids of the inventory" for uuid in expected.uuids}
         with contextlib.suppress(slots.SlotError, OSError):
             for number, slot in enumerate(slots.load(str(self.paths.state / "gpu-slots.json"))):
@@ -222,6 +245,7 @@ class Reader(DriverReader):
         )
 
     def on_bus(self) -> dict[str, str]:
+        """Return the kernel driver of each NVIDIA GPU on the PCI bus, by address; empty if no driver has it."""
         devices = self.at("sys/bus/pci/devices")
         try:
             names = sorted(entry.name for entry in devices.iterdir())
@@ -235,6 +259,7 @@ class Reader(DriverReader):
         }
 
     def holders(self) -> tuple[Holder, ...] | Unread:
+        """Return the processes that use GPUs."""
         ran = self.ask("nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits")
         if isinstance(ran, Unread):
             return ran
@@ -247,13 +272,17 @@ class Reader(DriverReader):
         )
 
     def is_ours(self, pid: int, owner: Owner) -> bool:
-        """Whether it is an engine. Where Docker cannot be asked whose a container is, by the engines' user."""
+        """Return whether a process is an engine.
+
+        If Docker cannot say whose container it is (`owner.kind` is `unknown`), the user of the process decides.
+        """
         if owner.kind != "unknown":
             return owner.kind == "ours"
         found = re.search(r"^Uid:\s+(\d+)", self.plain(f"proc/{pid}/status"), re.MULTILINE)
         return found is not None and int(found[1]) == self.engine_uid()
 
     def who(self, pid: int, owner: Owner) -> str:
+        """Describe a process: pid, name, and container or unit."""
         name = self.plain(f"proc/{pid}/comm") or "ended"
         where = f"container {owner.container}" if owner.container else owner.unit or "in no container"
         return f"pid {pid} ({name}; {where})"
@@ -261,6 +290,11 @@ class Reader(DriverReader):
     # -- how they hang together
 
     def topology(self, rows: Sequence[Sequence[str]], engines: Sequence[Engine]) -> Topology:
+        """Read the topology.
+
+        Args:
+            rows: what `smi` returned for GPU_FIELDS.
+        """
         values = [dict(zip(GPU_FIELDS, row, strict=True)) for row in rows]
         bus = self.bus((value["uuid"], value["pci.bus_id"]) for value in values)
         # A driver that does not answer may take its time to say so: it is asked once.
@@ -300,6 +334,7 @@ class Reader(DriverReader):
         )
 
     def xids(self) -> tuple[Xid, ...] | Unread:
+        """Return the Xid messages of the kernel's log since the boot."""
         ran = self.ask("journalctl", "--dmesg", "--boot", "--no-pager", "--output=cat", "--grep=NVRM: Xid")
         if isinstance(ran, Unread):
             return ran
@@ -312,6 +347,7 @@ class Reader(DriverReader):
         return found
 
     def shm_bytes(self) -> int | None:
+        """Return the size of the host's /dev/shm; None if it is not mounted."""
         if not re.search(r"^\S+ /dev/shm ", self.plain("proc/mounts"), re.MULTILINE):
             return None
         try:
@@ -323,6 +359,7 @@ class Reader(DriverReader):
     # -- the container runtime
 
     def runtime(self) -> Runtime:
+        """Read Docker and CDI."""
         ran = self.ask("dockerd", "--version")
         version = re.search(r"version (\d+(?:\.\d+)+)", "" if isinstance(ran, Unread) else ran.out)
         config, error = self.docker_config()
@@ -337,6 +374,8 @@ class Reader(DriverReader):
         )
 
     def access(self) -> tuple[Access, ...] | Unread:
+        """Return which of their GPUs the running containers may use."""
+
         def run(command: Sequence[str]) -> tuple[int, str, str]:
             ran = self.ask(*command)
             if isinstance(ran, Unread):
@@ -349,6 +388,7 @@ class Reader(DriverReader):
             return Unread(str(error))
 
     def docker_config(self) -> tuple[Mapping[str, Any] | Unread, str]:
+        """Return the content of daemon.json, and why it is not valid (empty if it is)."""
         path = "etc/docker/daemon.json"
         if not self.at(path).exists():
             return {}, ""
@@ -364,6 +404,7 @@ class Reader(DriverReader):
         return (found, "") if isinstance(found, dict) else ({}, f"/{path} holds no JSON object")
 
     def specifications(self) -> tuple[Specification, ...] | Unread:
+        """Return the CDI specifications of NVIDIA's GPUs."""
         found = []
         for directory in (STATIC, GENERATED):
             place = resolve(self.root, directory)
@@ -380,6 +421,7 @@ class Reader(DriverReader):
     # -- the image
 
     def image(self) -> Image | Unread | None:
+        """Return the record of the engines' image; None if there is none."""
         path = self.paths.state / "image.json"
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -398,6 +440,7 @@ class Reader(DriverReader):
     # -- what serves
 
     def serving(self) -> Serving:
+        """Read the engines, their units and ports, the target and switches."""
         errors: list[str] = []
         engines: list[Engine] = []
         unread: Unread | None = None

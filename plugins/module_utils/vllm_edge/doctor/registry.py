@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every check by its name: facts in, verdict out. Nothing here reads the host.
+"""The table of all checks by name, and the function that runs them.
 
-A check whose premise is missing does not repeat the fault: without a driver one check fails, and those of its module
-are not judged.
+Nothing here reads the host. A check whose precondition is missing is not judged, so that one fault is reported once:
+without a driver, one check fails, and those of its module are unknown.
 """
 
 from __future__ import annotations
@@ -48,17 +48,14 @@ from .facts import Facts
 
 @dataclass(frozen=True)
 class Check:
-    """One check: its stable name, what it means for an operator, and how it is judged."""
+    """One check: its stable name, what `ok` means to an operator, and the function that judges it.
+
+    The function raises NotKnown if it cannot judge.
+    """
 
     name: str
     meaning: str
     judge: Callable[[Facts], Verdict]
-
-
-# -- runtime
-
-
-# -- serving
 
 
 CHECKS: tuple[Check, ...] = (
@@ -152,14 +149,14 @@ CHECKS: tuple[Check, ...] = (
 
 
 def judge(facts: Facts) -> list[Finding]:
-    """Every check, in the order of the table."""
+    """Run every check, in the order of CHECKS."""
     found = []
     for check in CHECKS:
         try:
             verdict = check.judge(facts)
         except NotKnown as error:
             verdict = Verdict("unknown", str(error))
-        # What programs say may have several lines.
+        # The output of programs may have several lines.
         evidence = " ".join(verdict.evidence.split())
         found.append(Finding(check.name, verdict.state, evidence, verdict.remedy))
     return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings of the doctor as lines for a terminal."""
+"""The findings of the doctor as text for a terminal."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ NAME = 26
 
 
 def _check(check: Mapping[str, str]) -> list[str]:
+    """Return the lines of one check."""
     head = f"{check['state']:<8}{check['check']:<{NAME}}"
     indent = " " * len(head)
     lines = _wrapped(check["evidence"], head, indent)
@@ -23,7 +24,7 @@ def _check(check: Mapping[str, str]) -> list[str]:
 
 
 def _wrapped(text: str, first: str, following: str) -> list[str]:
-    """Names of packages and units stay whole, so that they can be copied."""
+    """Wrap text; names of packages and units are not broken, so that they can be copied."""
     return textwrap.wrap(
         text,
         WIDTH,
@@ -35,7 +36,7 @@ def _wrapped(text: str, first: str, following: str) -> list[str]:
 
 
 def render(document: Mapping[str, Any]) -> list[str]:
-    """For people: every check, then what matters again in one line."""
+    """Return every check, then a summary in one line."""
     lines = [line for check in document["checks"] for line in _check(check)]
     told = ", ".join(f"{count} {state}" for state, count in document["summary"].items() if count)
     wrong = [check["check"] for check in document["checks"] if check["state"] == "fail"]
@@ -46,7 +47,7 @@ def render(document: Mapping[str, Any]) -> list[str]:
 
 
 def problems(document: Mapping[str, Any]) -> list[str]:
-    """One paragraph for each check that failed."""
+    """Return one paragraph for each check that failed."""
     return [
         f"{check['check']}: {check['evidence'].rstrip('.')}. {check['remedy']}"
         for check in document["checks"]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The support report: readable evidence in one archive, without secrets.
+"""The support report: evidence about a host in one archive, without secrets.
 
-Two passes. The first collects what looks like a secret anywhere (an API key on a command line, a file whose name says
-so); the second takes the patterns out of every text, and the collected values wherever else they stand.
+Secrets are removed in two passes. The first collects everything that looks like a secret (an API key on a command line,
+a file whose name says so). The second removes what the patterns match from every text, and the collected values
+wherever else they appear.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "block-devices": ("df", "-h"),
 }
 
-# A name that holds a secret. max_tokens and the tokenizer hold none.
+# A name of a secret. max_tokens and the tokenizer are none.
 _NAME = r"(?:api[-_]?key|(?:\b|[-_.])key(?![a-z])|token(?!s|i[sz])|secret|passw|passphrase|credential)"
 _FILE = re.compile(rf"{_NAME}|\.pem$|\.htpasswd", re.IGNORECASE)
 _VALUE = r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s,;}\]\"']+)"
@@ -64,26 +65,29 @@ PATTERNS: tuple[re.Pattern[str], ...] = (
     # https://user:password@host, and a token alone before the @.
     re.compile(r"\b[a-z][a-z0-9+.-]*://(?P<secret>[^\s/@\"']+)@", re.IGNORECASE),
     re.compile(r"\b(?:bearer|basic)\s+(?P<secret>[A-Za-z0-9._~+/=-]{6,})", re.IGNORECASE),
-    # One argument per line, as in docker-create: the values follow on lines of their own.
+    # One argument per line, as in docker-create: the values are on lines of their own.
     re.compile(rf"^--[\w-]*{_NAME}[\w-]*\n(?P<secret>(?!-).+(?:\n(?!-).+)*)", re.IGNORECASE | re.MULTILINE),
     # On one line, with all values of an option that takes several.
     re.compile(rf"--[\w-]*{_NAME}[\w-]*[ \t]+(?P<secret>(?!-)\S+(?:[ \t]+(?!-)\S+)*)", re.IGNORECASE),
     # NAME=value, name: value and "name": "value".
     re.compile(rf"[\w.-]*{_NAME}[\w.-]*[\"']?[ \t]*[=:][ \t]*(?P<secret>{_VALUE})", re.IGNORECASE | re.MULTILINE),
-    # What tokens look like, wherever they stand.
+    # The form of known tokens, wherever they appear.
     re.compile(r"\b(?P<secret>hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{12,}|gh[pousr]_[A-Za-z0-9]{12,}|glpat-[\w-]{12,})"),
 )
 
 
 def find_secrets(texts: Iterable[str]) -> set[str]:
-    """Values that a pattern points at. Short ones and plain numbers would take evidence out of other texts."""
+    """Return the values that a pattern matches.
+
+    Short values and plain numbers are left out, because removing them everywhere would destroy evidence.
+    """
     found: set[str] = set()
     for text in texts:
         for pattern in PATTERNS:
             for match in pattern.finditer(text):
                 for word in match["secret"].split():
                     value = word.strip("\"',;")
-                    # user:password of an address: the password is what also stands elsewhere.
+                    # user:password of an address: the password alone may appear elsewhere.
                     found |= {part for part in (value, value.rpartition(":")[2]) if _is_secret(part)}
     return found
 
@@ -93,7 +97,7 @@ def _is_secret(value: str) -> bool:
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """The text without what a pattern points at, and without the given values."""
+    """Replace in a text what a pattern matches, and the given values."""
 
     def without(match: re.Match[str]) -> str:
         start, end = match.span("secret")
@@ -112,6 +116,7 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def _said(reader: Reader, command: tuple[str, ...]) -> str:
+    """Run a command and return it with its output and exit status."""
     ran = reader.ask(*command)
     if isinstance(ran, Unread):
         return f"{ran.why}\n"
@@ -119,7 +124,7 @@ def _said(reader: Reader, command: tuple[str, ...]) -> str:
 
 
 def _files(reader: Reader) -> tuple[dict[str, str], set[str]]:
-    """Configuration, and the secrets of files that are left out."""
+    """Return the configuration files by name in the archive, and the secrets of files that are left out."""
     found: dict[str, str] = {}
     secrets: set[str] = set()
     single = ("etc/os-release", "etc/docker/daemon.json")
@@ -145,7 +150,11 @@ def _files(reader: Reader) -> tuple[dict[str, str], set[str]]:
 
 
 def collect(reader: Reader, document: Mapping[str, Any]) -> dict[str, str]:
-    """Name in the archive to text, redacted."""
+    """Return every text of the report, redacted, by name in the archive.
+
+    Args:
+        document: what `examine` returned.
+    """
     from .render import render
 
     texts, secrets = _files(reader)
@@ -165,7 +174,11 @@ def collect(reader: Reader, document: Mapping[str, Any]) -> dict[str, str]:
 
 
 def write_report(path: Path, reader: Reader, document: Mapping[str, Any]) -> None:
-    """A tar.gz for its owner alone: what an engine logged may be a user's."""
+    """Write the report as tar.gz that only its owner may read, because the logs of engines may contain data of users.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
     texts = collect(reader, document)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.fchmod(descriptor, 0o600)

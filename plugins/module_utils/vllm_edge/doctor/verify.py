@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `playbooks/verify.yml` collected, judged: one row for each thing that was looked at, one paragraph for each
-problem. Pure."""
+"""The judgement of what `playbooks/verify.yml` collected: one row for each check, one paragraph for each problem.
+
+These are pure functions.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Checked:
-    """One thing that was looked at. `found` is None where it could not be compared; `problems` or the host say why."""
+    """The result of one check. `found` is None if nothing could be compared; then `problems`, or the check of the host,
+    say why."""
 
     what: str
     found: str | None
@@ -40,9 +43,10 @@ class Checked:
 
 @dataclass(frozen=True)
 class Collected:
-    """What was collected. None is what could not be, or was not, for a reason that another check names.
+    """What the playbook collected. None means that it could not be collected, or was not for a reason that another
+    check names.
 
-    Tasks that collect do not fail, so that all of them run: whether a module failed is seen by what it did not return.
+    The collecting tasks do not fail, so that all of them run. A module failed if its result lacks the expected keys.
     """
 
     host: str
@@ -58,7 +62,7 @@ class Collected:
 
 
 def check_host(status: Row) -> Checked:
-    """What could not be asked: systemd, Docker, NVML, files of ours that cannot be read."""
+    """Report what could not be asked: systemd, Docker, NVML, and files of the project that cannot be read."""
     judged = judge(status)
     return Checked(
         "host", "systemd, Docker and NVML answer", [text for text in status["problems"] if text not in judged]
@@ -66,6 +70,7 @@ def check_host(status: Row) -> Checked:
 
 
 def check_profile(status: Row) -> Checked:
+    """Compare the active profile with the one that the inventory names."""
     profile = status["active_profile"] or {}
     problems = profile_problems(status)
     if problems and status["active_profile"] is not None and profile.get("profile") != status["expected_profile"]:
@@ -78,7 +83,7 @@ def check_profile(status: Row) -> Checked:
 
 
 def check_switches(status: Row) -> Checked:
-    """A switch that runs changes what the other checks look at, so it is a problem of this moment."""
+    """Report an unfinished switch, and a running one, because it changes what the other checks look at."""
     problems, running = switch_problems(status), status.get("switch")
     if running is not None:
         problems.append(
@@ -88,15 +93,15 @@ def check_switches(status: Row) -> Checked:
         )
     former = status.get("history") or []
     last = f", the last {result_words(former[0]['result'])} at {former[0]['started_at']}" if former else ""
-    # The status has the newest ones only.
+    # The status has only the newest switches.
     count = f"the newest {len(former)}" if len(former) >= HISTORY else str(len(former))
     return Checked("switches", f"{count} known{last}, none unfinished", problems)
 
 
 def check_generation(status: Row, files: Sequence[Row] | None) -> Checked:
-    """Live files against the directory of the committed generation, which a rollback would bring back.
+    """Compare the live files with the directory of the committed generation, which a rollback would restore.
 
-    One that differs from what the inventory renders is a problem of the files already.
+    A file that differs from what the inventory renders is reported by `check_files` instead.
     """
     live = status.get("live_files")
     found = None if live is None else f"live files as in generation {(status['active_profile'] or {})['generation']}"
@@ -106,6 +111,7 @@ def check_generation(status: Row, files: Sequence[Row] | None) -> Checked:
 
 
 def check_units(status: Row) -> Checked:
+    """Check the units of the engines and the target."""
     engines = status["engines"]
     switching = status.get("switch") is not None
     problems = [text for engine in engines for text in engine_problems(engine, switching=switching)]
@@ -118,6 +124,7 @@ def check_units(status: Row) -> Checked:
 
 
 def check_containers(status: Row, image: Row) -> Checked:
+    """Check that the containers run the recorded image."""
     problems = []
     for engine in status["engines"]:
         if engine["container_state"] == "absent" and engine["active_state"] == "active":
@@ -134,6 +141,7 @@ def check_containers(status: Row, image: Row) -> Checked:
 
 
 def check_image(image: Row) -> Checked:
+    """Check that the recorded image is on the host under its name."""
     name, recorded, present = image.get("name"), image.get("recorded_id"), image.get("present_id")
     if not recorded:
         return Checked("image", None, ["No image is recorded on this host: run site.yml."])
@@ -152,7 +160,7 @@ def check_image(image: Row) -> Checked:
 
 
 def check_weights(model: Row) -> Checked:
-    """One model, every file hashed."""
+    """Check the weights of one model, whose files were all hashed."""
     what = f"weights {model['name']}"
     again = "'ansible-playbook playbooks/weights.yml -e verify_weights=full'"
     result = model.get("result")
@@ -193,7 +201,7 @@ def check_weights(model: Row) -> Checked:
 
 
 def check_canary(status: Row, canary: Sequence[Row]) -> Checked:
-    """Every served name of every engine that runs; one that does not is a problem of its unit already."""
+    """Report failures of the canary. An engine that does not run is reported by `check_units`."""
     asked = {row["engine"]: row for row in canary}
     problems = []
     answered = 0
@@ -216,7 +224,7 @@ def check_canary(status: Row, canary: Sequence[Row]) -> Checked:
 
 
 def failures(results: Sequence[Row]) -> list[str]:
-    """Sentences for served names that failed; one for all that failed alike."""
+    """Return a sentence for each failure; served names that failed alike share it."""
     said: dict[str, list[str]] = {}
     for result in results:
         said.setdefault(str(result.get("error") or checks_words(result)).rstrip("."), []).append(
@@ -226,7 +234,7 @@ def failures(results: Sequence[Row]) -> list[str]:
 
 
 def check_files(files: Sequence[Row] | None) -> Checked:
-    """Rendered files against what the inventory would render now."""
+    """Compare the rendered files with what the inventory would render now. None means that they were not compared."""
     if files is None:
         return Checked("files", None)
     problems = []
@@ -243,7 +251,7 @@ def check_files(files: Sequence[Row] | None) -> Checked:
 
 
 def difference(diff: object) -> str | None:
-    """What the difference of a file is, out of the diff that a module returns; None where there is none."""
+    """Return how a file differs, from the `diff` that a module returned; None if it does not."""
     parts = diff if isinstance(diff, list) else [diff]
     for part in parts:
         if not isinstance(part, Mapping) or part.get("before") == part.get("after"):
@@ -261,10 +269,11 @@ def difference(diff: object) -> str | None:
 
 
 def check_memory(vram: Row | None) -> Checked:
+    """Check that every GPU is within its budget."""
     if vram is None:
         return Checked("GPUs", None)
     gpus = vram.get("gpus") or []
-    # Without `failures` it was not measured at all, and the message says why.
+    # Without `failures` nothing was measured, and the message says why.
     problems = list(map(str, vram["failures"])) if "failures" in vram else [str(vram.get("msg"))]
     return Checked("GPUs", f"{len(gpus)} within budget", problems)
 
@@ -273,7 +282,7 @@ def check_memory(vram: Row | None) -> Checked:
 
 
 def verify(collected: Collected) -> list[Checked]:
-    """Everything that was looked at, in the order that an operator repairs in."""
+    """Return every check, in the order in which an operator repairs."""
     status = collected.status
     return [
         check_host(status),
@@ -291,7 +300,7 @@ def verify(collected: Collected) -> list[Checked]:
 
 
 def render(collected: Collected, checked: Sequence[Checked]) -> list[str]:
-    """Lines for a terminal, at most 100 columns."""
+    """Return the result as text of at most 100 columns."""
     count = sum(len(check.problems) for check in checked)
     verdict = "verified" if count == 0 else f"NOT verified, {count} problem{'' if count == 1 else 's'}"
     lines = [f"{collected.host}: {verdict}", ""]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One engine: its configuration, state, supervisor and the diagnosis of its failures."""
+"""One engine (a vLLM server in a container): configuration, supervisor, state, and explanations of its failures."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine's two files on the host, `engine.json` and `docker-create`, read strictly.
+"""Strict reading of an engine's two files on the host, `engine.json` and `docker-create`.
 
-Both are rendered by Ansible; a person may have edited them since. Everything that is wrong is said at once, with
-the file, the key, the value and what is expected.
+Ansible renders both, but a person may have edited them since. All mistakes in a file are reported at once, with the
+file, the key, the value and what is expected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from ..names import ENGINE_NAME, LABEL_ENGINE, LABEL_GENERATION, LABEL_INPUT_HASH
 from ..paths import HostPaths
 
-# Docker's own lifecycle switches fight with systemd, which owns the engine.
+# systemd controls the engine, and Docker's own lifecycle options would interfere with it.
 _FORBIDDEN = {
     "--rm": "the supervisor removes the container itself, after it has read why it ended",
     "--restart": "systemd restarts the engine; a second judge would hide crashes from it",
@@ -32,12 +32,15 @@ class EngineConfigError(ValueError):
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """`engine.json`."""
+    """Content of `engine.json`."""
 
     engine: str
     unit: str
+    """Name of the systemd unit."""
     container: str
+    """Name of the container."""
     url: str
+    """`http://host:port` of the published port."""
     served_names: tuple[str, ...]
     model: str
     repo: str
@@ -45,25 +48,28 @@ class EngineConfig:
     precision: str
     tensor_parallel_size: int
     gpus: tuple[str, ...]
+    """UUIDs of the GPUs."""
     port: int
     input_hash: str
     generation: int
+    """Number of the generation in which this input hash first appeared."""
     image: str
     vram_budget_mib: int | None
     stop_timeout_s: float
     stall_timeout_s: float
+    """Seconds without progress in the log after which a loading engine is ended."""
     health_timeout_s: float
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     image_id: str = ""
     weights_path: str = ""
     weights_record: str = ""
-    """Path of the model's record: which files there are, with their sizes and hashes."""
+    """Path of the record of the model's files (weights/record.py)."""
     max_model_len: int | None = None
     shutdown_timeout_s: float | None = None
-    """vLLM's own --shutdown-timeout, where it was given: it finishes requests after SIGTERM."""
+    """vLLM's own --shutdown-timeout if it was set: time to finish requests after SIGTERM."""
     plan: Mapping[str, Any] | None = None
-    """What was predicted of it (planning/drift.py, expectation); None where nobody planned."""
+    """What the planner predicted for the engine (`expectation` in planning/drift.py); None if nothing was planned."""
 
     @property
     def address(self) -> str:
@@ -73,16 +79,18 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class DockerCreate:
-    """`docker-create`: what follows `docker create`, one argument per line."""
+    """Content of `docker-create`: the arguments of `docker create`, one per line."""
 
     arguments: tuple[str, ...]
     name: str
+    """Value of --name."""
     labels: Mapping[str, str]
+    """Values of --label by key."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Both files, checked against each other."""
+    """Both files of an engine, consistent with each other."""
 
     config: EngineConfig
     create: DockerCreate
@@ -91,7 +99,7 @@ class Engine:
 _STRINGS = ("engine", "unit", "container", "url", "model", "repo", "revision", "precision", "input_hash", "image")
 _OPTIONAL_STRINGS = ("tool_call_parser", "reasoning_parser")
 _TEXTS = ("image_id", "weights_path", "weights_record")
-"""Texts that a file of an older generation does not have."""
+"""Keys that are missing in files of older generations."""
 _POSITIVE = ("stop_timeout_s", "stall_timeout_s", "health_timeout_s")
 
 
@@ -108,7 +116,7 @@ def _is_names(value: object) -> bool:
 
 
 def engine_problems(data: Mapping[str, Any]) -> list[str]:
-    """Every defect of a parsed `engine.json`, in words."""
+    """Return all mistakes in a parsed `engine.json`, each as a phrase; none if it is valid."""
     found: list[str] = []
 
     def expect(key: str, good: bool, wanted: str) -> None:
@@ -160,7 +168,15 @@ def engine_problems(data: Mapping[str, Any]) -> list[str]:
 
 
 def parse_engine(text: str, source: str) -> EngineConfig:
-    """`engine.json` as a value, or one error that names every defect."""
+    """Parse `engine.json`.
+
+    Args:
+        text: its content
+        source: its path, for messages
+
+    Raises:
+        EngineConfigError: one error that names every mistake
+    """
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -191,12 +207,20 @@ def parse_engine(text: str, source: str) -> EngineConfig:
 
 
 def _options(lines: Sequence[str], option: str) -> list[str]:
-    """Values of `--option=value` lines (the only spelling the file uses: one argument per line, nothing split)."""
+    """Return the values of `--option=value` lines, the only form that the file uses: one argument per line."""
     return [line.removeprefix(f"{option}=") for line in lines if line.startswith(f"{option}=")]
 
 
 def parse_docker_create(text: str, source: str) -> DockerCreate:
-    """The argument file as a value; what stands after the image belongs to vLLM and is not judged here."""
+    """Parse the argument file. The arguments after the image are vLLM's and are not checked here.
+
+    Args:
+        text: its content
+        source: its path, for messages
+
+    Raises:
+        EngineConfigError: a line is blank, an option is not allowed, or name or image are missing
+    """
     lines = text.removesuffix("\n").split("\n")
     blank = [number for number, line in enumerate(lines, 1) if line.strip() == ""]
     if blank:
@@ -219,7 +243,10 @@ def parse_docker_create(text: str, source: str) -> DockerCreate:
 
 
 def check_together(config: EngineConfig, create: DockerCreate, source: str) -> None:
-    """Two files that contradict each other would start one thing and supervise another."""
+    """Check that both files describe the same container. Raises EngineConfigError.
+
+    Otherwise the supervisor would start one thing and supervise another.
+    """
     expected = {
         "--name": (create.name, config.container),
         f"--label={LABEL_ENGINE}": (create.labels.get(LABEL_ENGINE), config.engine),
@@ -243,7 +270,7 @@ def _read(path: Path) -> str:
 
 
 def load_config(engine: str, paths: HostPaths) -> EngineConfig:
-    """`engine.json` of one engine."""
+    """Read and check `engine.json` of one engine. Raises EngineConfigError."""
     if not ENGINE_NAME.fullmatch(engine):
         raise EngineConfigError(f"{engine!r} is no engine name: small letters, digits and '-', at most 63")
     source = paths.engine_dir(engine) / "engine.json"
@@ -256,7 +283,7 @@ def load_config(engine: str, paths: HostPaths) -> EngineConfig:
 
 
 def load_engine(engine: str, paths: HostPaths) -> Engine:
-    """Both files of one engine, checked."""
+    """Read and check both files of one engine. Raises EngineConfigError."""
     config = load_config(engine, paths)
     source = paths.engine_dir(engine) / "docker-create"
     create = parse_docker_create(_read(source), str(source))
@@ -265,7 +292,7 @@ def load_engine(engine: str, paths: HostPaths) -> Engine:
 
 
 def engine_names(paths: HostPaths) -> list[str]:
-    """Engines that have files on this host."""
+    """Return the names of the engines that have live files on this host, sorted. Raises OSError."""
     root = paths.etc / "engines"
     try:
         return sorted(entry.name for entry in root.iterdir() if (entry / "engine.json").is_file())

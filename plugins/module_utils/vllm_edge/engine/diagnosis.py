@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why an engine died, and what to do: a table of known signatures over the container's last lines and Docker's facts.
+"""Diagnosis of an engine's failure: its cause and remedy, from the container's last log lines and facts from Docker.
 
-Facts of the kernel and of Docker (killed, removed, stopped, Docker itself gone) stand above all lines, because a log
-that was cut off tells of something else. Among the lines the most specific signature stands first and wins; what vLLM
-logs and gets past is no cause. `explain` alone decides whether another attempt is worth it. Real logs of both kinds
-are in tests/fixtures/explain.
+Facts from the kernel and Docker (killed, removed, stopped, Docker itself stopped) take precedence over log lines,
+because a log that was cut off points at something else. Among log lines the most specific signature wins; errors that
+vLLM logs and then recovers from are ignored. Only `explain` decides whether another attempt is worthwhile. Real logs of
+both kinds are in tests/fixtures/explain.
 """
 
 from __future__ import annotations
@@ -19,26 +19,34 @@ from .startup import phase_of
 
 @dataclass(frozen=True)
 class Death:
-    """What is known about an end that nobody asked for."""
+    """What is known about an end that nobody requested."""
 
     lines: Sequence[str] = ()
+    """The container's last log lines."""
     exit_code: int | None = None
     oom_killed: bool = False
     docker_message: str = ""
+    """Docker's error message, if any."""
     was_serving: bool = False
+    """Whether the engine had answered /health before."""
     removed: bool = False
+    """Whether the container was removed with Docker."""
     docker_away: bool = False
+    """Whether the Docker Engine was away at the time."""
     live_restore: bool | None = None
+    """Whether Docker keeps containers running while it is stopped; None if unknown."""
     outside_signal: str | None = None
+    """Signal that a client of Docker sent to the container, if any."""
 
 
 ENGINE_DEAD = re.compile(
     r"EngineDeadError|EngineCore encountered (?:a fatal error|an issue)|Engine core process .*died unexpectedly|"
     r"Worker proc .*died unexpectedly|Process \S+ \(PID: \d+\) died with exit code"
 )
+"""vLLM's messages that its engine process or a worker has ended."""
 _EXCEPTION = re.compile(r"(?<!raise )(?P<text>\b[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?:: .+)?)$")
-# vLLM tells of settings, of prompts and of failures that may come ("This can cause fd limit errors like ..."), and
-# calls the hub's refusal of a local directory an error before it goes on: such a line is no cause.
+# Lines that are no cause: vLLM logs settings, prompts and possible failures ("This can cause fd limit errors like
+# ..."), and logs an error when the hub rejects a local directory, after which it goes on.
 _NO_CAUSE = re.compile(
     r"(?:DEBUG|INFO|WARNING)(?:\x1b\[[\d;]*m)* \d\d-\d\d \d\d:|Error retrieving |, retrying \d+ of \d+$"
 )
@@ -48,16 +56,20 @@ _SIGNALS = {132: "SIGILL", 134: "SIGABRT", 135: "SIGBUS", 136: "SIGFPE", 137: "S
 
 
 def _filled(signature: Signature, match: re.Match[str]) -> Explanation:
+    """Return the signature's explanation with the matched groups filled in."""
     groups = {key: (value or "").strip() for key, value in match.groupdict().items()}
     reason = signature.reason.format(**groups)
-    # Older versions leave some of the numbers out of their sentence.
+    # Older versions omit some of the numbers.
     reason = reason.replace(" ( GiB needed,  GiB there)", "").replace(" (tried to allocate )", "").replace(" ()", "")
     remedy = signature.remedy(groups) if callable(signature.remedy) else signature.remedy.format(**groups)
     return Explanation(signature.cause, " ".join(reason.split()).rstrip(":"), remedy, signature.heals)
 
 
 def _raised_in(lines: Sequence[str], number: int) -> str:
-    """Whose code met the exception of a line: the last file of the same process's traceback, but for the parser's."""
+    """Return the source file whose code met the exception in a line.
+
+    It is the last file in the same process's traceback above the line, except for those of the JSON parser.
+    """
     name, mark, _ = lines[number].partition(") ")
     process = name + mark if name.startswith("(") else ""
     for line in reversed(lines[:number]):
@@ -82,10 +94,14 @@ def _match(
 
 
 def match_lines(lines: Sequence[str], was_serving: bool = False) -> Explanation | None:
-    """The most specific known cause among the lines; for one signature the last line that carries it.
+    """Return the most specific known cause in the log; for one signature the last matching line counts.
 
-    What stands before the last sign of progress was survived, as far as one can tell: it explains the end only where
-    nothing later does, and then another attempt may succeed.
+    Errors before the last sign of progress were apparently survived. They count only if nothing later explains the end,
+    and then another attempt may succeed.
+
+    Args:
+        lines: log lines in order
+        was_serving: whether the engine had answered /health, which excludes signatures for startup only
     """
     onward = max((number for number, line in enumerate(lines) if phase_of(line)), default=-1) + 1
     found = _match(ENGINE_SIGNATURES, lines, range(onward, len(lines)), was_serving)
@@ -96,7 +112,7 @@ def match_lines(lines: Sequence[str], was_serving: bool = False) -> Explanation 
 
 
 def last_exception(lines: Sequence[str]) -> str | None:
-    """The last exception a traceback ends with, but not vLLM's summary, which only points above itself."""
+    """Return the last exception that ends a traceback, except vLLM's summaries, which only point to lines above."""
     for line in reversed(lines):
         match = None if _NO_CAUSE.search(line) else _EXCEPTION.search(line.rstrip())
         if match and not _CORE_FAILED.search(line) and not ENGINE_DEAD.search(line):
@@ -105,6 +121,7 @@ def last_exception(lines: Sequence[str]) -> str | None:
 
 
 def _ended(death: Death) -> str:
+    """Return how the container ended, as the beginning of a sentence."""
     if death.exit_code is None:
         return "the engine's container ended"
     name = _SIGNALS.get(death.exit_code)
@@ -112,19 +129,23 @@ def _ended(death: Death) -> str:
 
 
 def explain(death: Death) -> Explanation:
-    """One cause for one death. Total: an unknown one is told with what is known."""
+    """Return the explanation of an engine's end. There always is one: an unknown cause is described by what is known.
+
+    Args:
+        death: what is known about the end
+    """
     fact = _explain_facts(death)
     if fact is not None:
         return fact
     known = match_lines(death.lines, death.was_serving)
     if known is None:
         return _explain_exit(death)
-    # An engine that has served, or that somebody interfered with, is always worth another attempt.
+    # After an engine has served, or if somebody interfered with it, another attempt is always worthwhile.
     return replace(known, heals=known.heals or death.was_serving or death.outside_signal is not None)
 
 
 def _explain_facts(death: Death) -> Explanation | None:
-    """What the kernel and Docker know. Only a refusal of Docker can be final."""
+    """Return an explanation from facts of the kernel and of Docker. Only a refusal by Docker can be final."""
     if death.oom_killed:
         return Explanation(
             "oom_killed",
@@ -164,7 +185,8 @@ def _explain_facts(death: Death) -> Explanation | None:
 
 def _explain_docker_away(death: Death) -> Explanation:
     if death.live_restore:
-        # The engine ended by itself, since Docker takes none with it: the log is all that tells of it.
+        # With live-restore Docker does not end containers, so the engine ended by itself, and only its log can explain
+        # it.
         known = match_lines(death.lines, death.was_serving)
         if known is not None:
             return replace(known, heals=True)
@@ -182,6 +204,7 @@ def _explain_docker_away(death: Death) -> Explanation:
 
 
 def _explain_exit(death: Death) -> Explanation:
+    """Return an explanation from the exit status and the last exception."""
     dead = any(ENGINE_DEAD.search(line) for line in death.lines)
     error = last_exception(death.lines)
     said = f": {error}" if error else ""
@@ -216,7 +239,12 @@ def _explain_exit(death: Death) -> Explanation:
 
 
 def explain_stall(seconds: float, phase_words: str) -> Explanation:
-    """The engine runs, but its log stands still while it should load."""
+    """Return the explanation for an engine whose log stopped advancing while it should be loading.
+
+    Args:
+        seconds: time since the last progress
+        phase_words: the phase, as text
+    """
     return Explanation(
         "stalled",
         f"the engine's log did not advance for {seconds:.0f} s ({phase_words}); it was ended",
@@ -226,7 +254,12 @@ def explain_stall(seconds: float, phase_words: str) -> Explanation:
 
 
 def explain_hang(seconds: float, answer: str) -> Explanation:
-    """The engine served, and does not answer any more."""
+    """Return the explanation for an engine that served and does not answer any more.
+
+    Args:
+        seconds: time since the last good answer
+        answer: what /health answers instead, as text
+    """
     return Explanation(
         "hung",
         f"the engine has not answered /health for {seconds:.0f} s ({answer}); systemd's watchdog ended it",

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor's decisions, without any input or output: what to do with a container that is already there, and how
-each event (a log line, an answer of /health, Docker coming and going, time passing) changes what systemd is told."""
+"""Decisions of the supervisor, without any input or output.
+
+They concern what to do with a container that already exists, and what each event (a log line, an answer of /health,
+Docker going away and coming back, time passing) means for what systemd is told.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,17 @@ from .startup import STARTING_PHASES, WORDS, Phase, Progress, is_progress
 from .state import TAIL_LINES, EngineState
 
 SCAN_LINES = 600
+"""Log lines that are kept for the diagnosis."""
 STATUS_EVERY_S = 2.0
+"""Least seconds between two status texts, unless the phase changes."""
 EXTEND_EVERY_S = 5.0
+"""Seconds between two extensions of the start timeout while the engine loads."""
 EXTEND_BY_S = 60.0
+"""Seconds of one extension."""
 
 
 class Existing(Enum):
-    """What to do about a container that carries our name before we have done anything."""
+    """What to do about a container that already has the engine's container name."""
 
     CREATE = "create"
     REFUSE = "refuse"
@@ -37,7 +44,7 @@ class Existing(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do, and why, in words for the journal."""
+    """What to do, and why, as text for the journal."""
 
     what: Existing
     why: str
@@ -45,15 +52,17 @@ class Decision:
 
 @dataclass(frozen=True)
 class Found:
-    """A running container of ours, looked at: does it answer, has it ever, is its log alive?"""
+    """What was found out about a running container of the engine."""
 
     health: Answer
     was_ready: bool
+    """Whether it has ever answered /health."""
     log_age_s: float | None
+    """Seconds since its last log line (or its start); None if unknown."""
 
 
 def needs_look(container: Container | None, config: EngineConfig) -> bool:
-    """Whether the decision depends on how the container does (asking costs up to health_timeout_s)."""
+    """Return whether the decision depends on the container's condition, which may take health_timeout_s to find out."""
     return (
         container is not None
         and container.running
@@ -63,7 +72,15 @@ def needs_look(container: Container | None, config: EngineConfig) -> bool:
 
 
 def decide_existing(container: Container | None, config: EngineConfig, found: Found | None) -> Decision:
-    """Other people's containers are never touched; ours are kept only if they are the right one and alive."""
+    """Decide what to do with an existing container.
+
+    Containers of others are never touched. One of ours is kept only if it has the right configuration and is alive.
+
+    Args:
+        container: container with the engine's container name; None if there is none
+        config: configuration of the engine
+        found: its condition; None if `needs_look` is False
+    """
     if container is None:
         return Decision(Existing.CREATE, "no container of this name")
     owner = container.labels.get(LABEL_ENGINE)
@@ -93,7 +110,10 @@ def decide_existing(container: Container | None, config: EngineConfig, found: Fo
 
 
 def had_been_ready(container: Container, state: EngineState | None, lines: Sequence[str]) -> bool:
-    """Our own record where it speaks of this container; else vLLM's log, which says when its server has started."""
+    """Return whether the container has ever answered /health.
+
+    The state file decides if it is about this container, else vLLM's log, which says when its server has started.
+    """
     if state is not None and state.container_id == container.id:
         return state.ready_at is not None
     return any("Application startup complete" in line for line in lines)
@@ -101,15 +121,22 @@ def had_been_ready(container: Container, state: EngineState | None, lines: Seque
 
 @dataclass(frozen=True)
 class Reaction:
-    """What an event asks for. Empty is the usual case."""
+    """What the supervisor has to do after an event. Usually nothing."""
 
     ready: bool = False
+    """Tell systemd that the engine is ready."""
     watchdog: bool = False
+    """Feed systemd's watchdog."""
     status: str | None = None
+    """New status text for systemd."""
     extend_s: float | None = None
+    """Extend the start timeout by so many seconds."""
     phase_changed: bool = False
+    """Record the new phase."""
     say: str | None = None
+    """Message for the journal."""
     give_up: Explanation | None = None
+    """End the engine for this reason."""
 
 
 def _span(seconds: float) -> str:
@@ -119,24 +146,45 @@ def _span(seconds: float) -> str:
 
 @dataclass
 class Supervision:
-    """From a started container to its end. All times are seconds of one monotonic clock."""
+    """State of an engine from the start of its container to its end, and the reaction to each event.
+
+    The supervisor's main thread calls the `on_...` methods, one per event, and carries out the Reaction that they
+    return. All times are seconds of one monotonic clock.
+
+        STARTING ... HEALTH   on_log advances the phase with vLLM's log (startup.Progress); on_tick gives up
+              |               after stall_timeout_s without progress
+              | first good on_health
+           SERVING  <------>  UNHEALTHY
+                on_health: each good answer feeds systemd's watchdog; bad answers do not, so the watchdog
+                ends an engine that stays UNHEALTHY
+
+    While Docker is away or the log is unreadable, silence in the log does not count as a stall.
+    """
 
     config: EngineConfig
     started: float
     was_ready: bool = False
+    """Whether the container served before this supervisor attached to it."""
     load_seconds: float | None = None
+    """Seconds from the start of the container to the first answer of /health."""
     progress: Progress = field(default_factory=Progress)
     ready: bool = False
     phase: Phase = Phase.STARTING
     scan: deque[str] = field(default_factory=lambda: deque(maxlen=SCAN_LINES))
+    """Log lines for the diagnosis."""
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    """Log lines for the failure record."""
     last_log: float = 0.0
+    """When the log last showed progress."""
     last_ok: float | None = None
+    """When /health last answered."""
     unhealthy_since: float | None = None
     unhealthy_clock: str = ""
+    """The same time as wall clock, for the status text."""
     unhealthy_answer: str = ""
     docker_away_since: float | None = None
     log_lost: bool = False
+    """Whether the log cannot be read."""
     _status: str = ""
     _status_at: float = float("-inf")
     _extended_at: float = float("-inf")
@@ -144,9 +192,10 @@ class Supervision:
     def __post_init__(self) -> None:
         self.last_log = self.last_log or self.started
 
-    # -- what systemctl status shows
+    # -- status text
 
     def status_text(self, now: float) -> str:
+        """Return the text that `systemctl status` shows."""
         config = self.config
         names = ", ".join(config.served_names)
         if self.phase is Phase.SERVING:
@@ -173,7 +222,7 @@ class Supervision:
         before: Phase | None = None,
         give_up: Explanation | None = None,
     ) -> Reaction:
-        """Adds what time asks for: the status when it changed (not too often), a longer start timeout while loading."""
+        """Build a Reaction; add the status text if it changed (not too often), and more start timeout while loading."""
         changed = before is not None and before is not self.phase
         text = self.status_text(now)
         due = changed or ready or now - self._status_at >= STATUS_EVERY_S
@@ -181,7 +230,7 @@ class Supervision:
         if status is not None:
             self._status, self._status_at = text, now
         extend: float | None = None
-        # Nobody sees how an engine without a log advances: it has the unit's start timeout.
+        # Without a log nobody sees whether the engine advances, so its unit's start timeout applies.
         if not self.ready and not self.log_lost and now - self._extended_at >= EXTEND_EVERY_S:
             extend, self._extended_at = EXTEND_BY_S, now
         return Reaction(ready, watchdog, status, extend, changed, say, give_up)
@@ -189,6 +238,7 @@ class Supervision:
     # -- events
 
     def on_log(self, line: str, now: float) -> Reaction:
+        """Process a log line."""
         before = self.phase
         self.scan.append(line)
         self.tail.append(line)
@@ -200,6 +250,7 @@ class Supervision:
         return self._react(now, before=before)
 
     def on_health(self, answer: Answer, now: float, clock: str) -> Reaction:
+        """Process an answer of /health. `clock` is the wall clock time as text, for messages."""
         before = self.phase
         if not answer.ok:
             if not self.ready:
@@ -217,7 +268,7 @@ class Supervision:
             self.ready = True
             if self.load_seconds is None and not self.was_ready:
                 self.load_seconds = round(now - self.started, 1)
-            # What was printed while loading explains no later death.
+            # Lines from loading do not explain a later failure.
             self.scan.clear()
         elif self.unhealthy_since is not None:
             say = f"/health answers again after {_span(now - self.unhealthy_since)}"
@@ -227,6 +278,7 @@ class Supervision:
         return self._react(now, ready=first, watchdog=True, say=say, before=before)
 
     def on_docker(self, away: bool, now: float) -> Reaction:
+        """Process that Docker went away or is back."""
         if away == (self.docker_away_since is not None):
             return self._react(now)
         say = None
@@ -236,13 +288,13 @@ class Supervision:
         elif self.docker_away_since is not None:
             say = f"the Docker Engine is back after {_span(now - self.docker_away_since)}"
             self.docker_away_since = None
-            # While Docker was away no line could be read: its silence was not the engine's.
+            # While Docker was away no log line could be read, so the silence was not the engine's.
             self.last_log = now
         self._status_at = float("-inf")
         return self._react(now, say=say)
 
     def on_log_lost(self, why: str | None, now: float) -> Reaction:
-        """`why` it cannot be read; None when it can be read again."""
+        """Process that the log became unreadable (`why`) or readable again (None)."""
         if (why is not None) == self.log_lost:
             return self._react(now)
         self.log_lost = why is not None
@@ -252,6 +304,7 @@ class Supervision:
         return self._react(now, say=again if why is None else f"the engine's log cannot be read: {why}")
 
     def on_tick(self, now: float) -> Reaction:
+        """Process that time has passed; gives up on an engine whose log stands still while it loads."""
         silent = now - self.last_log
         heard = self.docker_away_since is None and not self.log_lost
         if not self.ready and heard and silent >= self.config.stall_timeout_s:
@@ -259,5 +312,5 @@ class Supervision:
         return self._react(now)
 
     def unanswered_s(self, now: float) -> float:
-        """Since the last good answer, or since the start where there was none."""
+        """Return the seconds since the last good answer, or since the start if there was none."""
         return now - (self.started if self.last_ok is None else self.last_ok)

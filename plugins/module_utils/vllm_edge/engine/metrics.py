@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM's /metrics tell of an engine (0.19 to 0.33). Pure; None where they do not tell."""
+"""Figures from vLLM's /metrics (versions 0.19 to 0.33), by pure functions that return None if a figure is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _KV_BLOCKS = re.compile(r'^vllm:cache_config_info\{(?:[^}]*,)?num_gpu_blocks="(\
 
 
 def requests_in_work(metrics: str) -> int | None:
-    """Running and waiting requests over all label sets."""
+    """Return the number of running and waiting requests, summed over all label sets."""
     found = _IN_WORK.findall(metrics)
     try:
         return int(sum(float(value) for value in found)) if found else None
@@ -19,6 +19,6 @@ def requests_in_work(metrics: str) -> int | None:
 
 
 def kv_blocks(metrics: str) -> int | None:
-    """Blocks of the KV cache."""
+    """Return the number of blocks of the KV cache."""
     found = _KV_BLOCKS.search(metrics)
     return int(found[1]) if found else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signatures of failures: patterns in logs of vLLM and Docker, their cause and remedy."""
+"""Known failure messages of vLLM and Docker, each with its cause and remedy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Explanation:
-    """One cause, in words. `heals` says whether another attempt can succeed without anybody's doing."""
+    """Explanation of a failure."""
 
     cause: str
+    """Key of the cause, such as `oom_gpu`."""
     reason: str
     remedy: str
     heals: bool = True
+    """Whether another attempt can succeed without an operator's action."""
 
     def sentence(self) -> str:
+        """Return reason and remedy as two sentences."""
         return f"{self.reason[:1].upper()}{self.reason[1:]}. {self.remedy}."
 
 
@@ -26,27 +29,34 @@ Words = Callable[[Mapping[str, str]], str]
 
 @dataclass(frozen=True)
 class Signature:
-    """A line that tells why. Texts may name the groups of the pattern, as {name}."""
+    """A log line that reveals a cause. `reason` and `remedy` may contain names of the pattern's groups, as {name}."""
 
     cause: str
+    """Key of the cause."""
     pattern: re.Pattern[str]
     reason: str
     remedy: str | Words
     heals: bool = True
+    """Whether another attempt can succeed without an operator's action."""
     raised_in: re.Pattern[str] | None = None
-    """For an exception that does not name its file: whose code met it, by the traceback above the line."""
+    """For an exception that does not name its file: pattern of the source file, in the traceback above the line, whose
+    code met the exception.
+    """
 
     @property
     def only_while_starting(self) -> bool:
-        """Settings and files are judged once: later the same words come from requests (a client's broken JSON)."""
+        """Whether the signature counts only during startup.
+
+        Settings and files are checked once. Later the same words come from requests, such as a client's broken JSON.
+        """
         return not self.heals and self.cause not in _ALSO_WHILE_SERVING
 
 
-# What another attempt does not heal, but what can first show with a request.
+# Causes that another attempt does not cure, but that may show up only with a request.
 _ALSO_WHILE_SERVING = frozenset({"compiler_missing", "shm_too_small", "driver_mismatch", "read_only", "cache_damaged"})
 
 
-# Whose file a broken JSON was, which the exception does not say.
+# Source files that tell whose file contained broken JSON, which the exception does not say.
 _COMPILERS = r"/(?:triton|torch/_(?:inductor|functorch|dynamo)|vllm/compilation|flashinfer)/"
 _MODEL_READERS = r"/(?:transformers|tokenizers|mistral_common|vllm/(?:transformers_utils|tokenizers|model_executor))/"
 _EMPTY_THE_CACHE = (
@@ -67,7 +77,7 @@ def _rx(pattern: str) -> re.Pattern[str]:
 
 
 ENGINE_SIGNATURES: tuple[Signature, ...] = (
-    # -- memory, in the order vLLM meets it; the refusals of the KV cache are the most exact and come first
+    # -- memory, in the order in which vLLM can fail; the messages on the KV cache are the most exact and come first
     Signature(
         "kv_below_max_model_len",
         _rx(
@@ -122,7 +132,7 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
         "less memory of the machine is free than the engine reserves for its KV cache",
         "Set kv_cache_memory_bytes of the engine, or free memory on the host",
     ),
-    # -- the driver under the container
+    # -- driver
     Signature(
         "driver_mismatch",
         _rx(r"[Dd]river/library version mismatch|NVMLError_LibRmVersionMismatch"),
@@ -179,7 +189,7 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
         "the GPU reported an error: {text}",
         "Look for Xid lines in `journalctl -k`; if it repeats on one card, test that card",
     ),
-    # -- shared memory before NCCL, which runs out of it, and before the generic "No space left"
+    # -- shared memory, before NCCL, which runs out of it, and before the generic "No space left"
     Signature(
         "shm_too_small",
         _rx(
@@ -343,9 +353,10 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
         "Look at `df -h /data /tmp` and at vllm_engine_shm_size",
     ),
 )
+"""Messages in vLLM's log. The first one that matches wins, so specific ones precede general ones."""
 
 
-# What Docker says when it refuses to create or to start; the engine's log says none of it.
+# Docker's messages when it refuses to create or start a container; the engine's log contains none of them.
 DOCKER_SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "cdi_unresolvable",

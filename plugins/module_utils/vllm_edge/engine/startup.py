@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far an engine is, read from the lines vLLM prints while it starts (0.19 to 0.33)."""
+"""Startup progress of an engine, from the lines that vLLM prints (versions 0.19 to 0.33)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """The life of an engine, in order; the value is what state files and `vllm-edge status` carry."""
+    """Phases of an engine's life in order. The values are stored in state files and printed by `vllm-edge status`."""
 
     WAITING_FOR_DOCKER = "waiting-for-docker"
     RETRYING = "waiting-to-try-again"
@@ -45,10 +45,11 @@ WORDS: dict[Phase, str] = {
     Phase.STOPPED: "stopped",
     Phase.FAILED: "failed",
 }
+"""Phases as text for people."""
 
 ORDER = list(Phase)
 
-# Phases in which a container runs that has never answered.
+# Phases in which a container runs that has not answered /health yet.
 STARTING_PHASES = frozenset(
     {
         Phase.STARTING,
@@ -66,7 +67,7 @@ _PHASE_LINES: tuple[tuple[re.Pattern[str], Phase], ...] = (
     (re.compile(r"Capturing (?:\w+ )*(?:CUDA|cuda) ?graphs?"), Phase.CAPTURING),
     (re.compile(r"Loading \w+ checkpoint shards:\s*(?P<percent>\d+)%"), Phase.LOADING),
     (re.compile(r"Starting to load model |Loading weights took|Model loading took"), Phase.LOADING),
-    # Not any line with "torch.compile": "Enforce eager set, disabling torch.compile" comes first of all.
+    # Not every line with "torch.compile": "Enforce eager set, disabling torch.compile" comes before all others.
     (
         re.compile(r"(?:Starting|vLLM.s) torch\.compile|torch\.compile takes|Dynamo bytecode|Compiling a graph for"),
         Phase.COMPILING,
@@ -81,12 +82,12 @@ _PHASE_LINES: tuple[tuple[re.Pattern[str], Phase], ...] = (
     ),
 )
 
-# Lines that an engine repeats while it hangs; they are no sign of life.
+# Lines that an engine repeats while it hangs, so they are no sign of progress.
 _NO_PROGRESS = re.compile(r"No available shared memory broadcast block|Waiting for \d+ (?:local|remote)")
 
 _FACTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("model_gib", re.compile(r"Model loading took (?P<value>[\d.]+) GiB")),
-    # What is left of its share, or what it was given by kv_cache_memory_bytes.
+    # What is left of its share of the GPU, or the amount set by kv_cache_memory_bytes.
     (
         "kv_cache_gib",
         re.compile(
@@ -100,12 +101,12 @@ _FACTS: tuple[tuple[str, re.Pattern[str]], ...] = (
 
 
 def is_progress(line: str) -> bool:
-    """Whether a line shows that the engine moves on."""
+    """Return whether a log line shows that the engine makes progress."""
     return line.strip() != "" and not _NO_PROGRESS.search(line)
 
 
 def phase_of(line: str) -> tuple[Phase, int | None] | None:
-    """The phase a line tells of, and its percentage where it has one."""
+    """Return the phase that a log line announces and its percentage, if it has one; None for other lines."""
     for pattern, phase in _PHASE_LINES:
         match = pattern.search(line)
         if match:
@@ -115,7 +116,12 @@ def phase_of(line: str) -> tuple[Phase, int | None] | None:
 
 
 def facts_of(line: str) -> dict[str, float | int]:
-    """Measured numbers a line tells of: vLLM's own account of its memory."""
+    """Return the figures in a log line: vLLM's own measurements of its memory.
+
+    Returns:
+        `model_gib`, `kv_cache_gib`, `graphs_gib` (GiB), `kv_cache_tokens` and `max_concurrency`, as far as the line has
+        them.
+    """
     found: dict[str, float | int] = {}
     for key, pattern in _FACTS:
         match = pattern.search(line)
@@ -127,19 +133,19 @@ def facts_of(line: str) -> dict[str, float | int]:
 
 @dataclass
 class Progress:
-    """The furthest phase seen. Workers of one engine log in any order: it never goes back."""
+    """The furthest phase seen so far. It never goes back, because an engine's workers log in any order."""
 
     phase: Phase = Phase.STARTING
     percent: int | None = None
     facts: dict[str, float | int] = field(default_factory=dict)
 
     def feed(self, line: str) -> bool:
-        """True when the phase moved on."""
+        """Process a log line; return whether it advanced the phase."""
         self.facts.update(facts_of(line))
         told = phase_of(line)
         if told is None and (self.phase is not Phase.STARTING or line.strip() == ""):
             return False
-        # Any first line: the container lives, and vLLM imports for a while before it says more.
+        # Any first line shows that the container is alive; vLLM imports for a while before it prints more.
         phase, percent = told or (Phase.INITIALIZING, None)
         if phase is self.phase:
             if percent is not None:
@@ -151,5 +157,6 @@ class Progress:
         return True
 
     def words(self) -> str:
+        """Return the phase as text, with the percentage if there is one."""
         text = WORDS[self.phase]
         return text if self.percent is None else f"{text}, {self.percent} %"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the supervisor remembers of an engine, in /var/lib/vllm-edge/engines/<engine>.json."""
+"""The state of an engine that its supervisor records, in /var/lib/vllm-edge/engines/<engine>.json."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from typing import Any
 from ..system.files import write_durably
 
 TAIL_LINES = 40
+"""Log lines that a failure record keeps."""
 
 
 def stamp(at: datetime | None = None) -> str:
-    """A time as people and programs read it: UTC, whole seconds."""
+    """Return a time (default: now) as text in UTC with whole seconds, such as 2026-11-23T09:30:00Z."""
     return (at or datetime.now(UTC)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The last death nobody asked for; kept until the next one, also across successful starts."""
+    """The last failure of the engine. It is kept until the next one, also across successful starts."""
 
     time: str
     exit_code: int | None
     cause: str
+    """Key of the cause, as in signatures.py."""
     reason: str
     remedy: str
     phase: str = ""
@@ -35,23 +37,30 @@ class Failure:
 
 @dataclass(frozen=True)
 class EngineState:
-    """Phase, since when, and the last failure."""
+    """Phase of the engine, its start times and its last failure. Times are as `stamp` formats them."""
 
     engine: str
     phase: str
+    """Value of a `Phase`."""
     since: str
+    """When the phase began."""
     container_id: str | None = None
     input_hash: str | None = None
     generation: int | None = None
     started_at: str | None = None
     ready_at: str | None = None
     load_seconds: float | None = None
+    """Seconds from the start of the container to the first answer of /health."""
     log_facts: dict[str, float | int] = field(default_factory=dict)
     last_failure: Failure | None = None
 
 
 def state_from_json(data: Mapping[str, Any]) -> EngineState:
-    """A state of this or an older version of the program; keys it does not know are dropped."""
+    """Build a state that this or another version of the program wrote; unknown keys are dropped.
+
+    Raises:
+        TypeError: a required key is missing
+    """
     known = {item.name for item in fields(EngineState)}
     values = {key: value for key, value in data.items() if key in known}
     failure = values.get("last_failure")
@@ -62,7 +71,7 @@ def state_from_json(data: Mapping[str, Any]) -> EngineState:
 
 
 def read_state(path: Path) -> EngineState | None:
-    """None where there is none, or where it cannot be read: the supervisor then goes by what Docker says."""
+    """Return the recorded state; None if there is none or it is unreadable. The supervisor then relies on Docker."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return state_from_json(data) if isinstance(data, dict) else None
@@ -71,6 +80,6 @@ def read_state(path: Path) -> EngineState | None:
 
 
 def write_state(path: Path, state: EngineState) -> None:
-    """Atomically: a reader sees the old or the new one, a power cut leaves one of them."""
-    # The log tail may carry what users sent: not for everybody.
+    """Write the state atomically. Raises OSError."""
+    # The log tail may contain users' requests, so not everybody may read it.
     write_durably(path, json.dumps(asdict(state), indent=2, ensure_ascii=False) + "\n", 0o640)

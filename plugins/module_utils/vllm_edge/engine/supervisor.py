@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-edge run-engine`: one engine's container under systemd (Type=notify), from its creation to its end.
+"""The command `vllm-edge run-engine`: runs one engine's container under systemd (Type=notify), from start to end.
 
-One thread decides (`Supervision`), helpers only tell it what they see: the container's log, `docker wait`, the
-process itself (a pidfd, which also speaks while Docker is away) and /health. A signal is an event like the others.
+One thread makes all decisions (with `Supervision`). Other threads only report what they observe: the container's log,
+`docker wait`, the main process (through a pidfd, which works even while Docker is away) and /health. A signal is an
+event like the others.
 """
 
 from __future__ import annotations
@@ -60,39 +61,45 @@ from .state import TAIL_LINES, EngineState, Failure, read_state, stamp, write_st
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-# sysexits' EX_CONFIG: another attempt cannot succeed. The unit names it in RestartPreventExitStatus.
 EXIT_CONFIG = 78
+"""EX_CONFIG of sysexits.h: another attempt cannot succeed. The unit names it in RestartPreventExitStatus."""
 
 DOCKER_WAIT_S = 900.0
-# How long an error of Docker's API is taken for a passing one.
+"""Seconds that a launch waits for Docker, and during which a failed launch is repeated."""
 REFUSED_S = 5.0
-# Between two tries of what heals: first as systemd's RestartSec, then twice as long each time.
+"""Seconds during which an error of Docker's API is regarded as temporary."""
 RETRY_FIRST_S = 5.0
+"""Seconds before the second attempt after a failure that may pass, as systemd's RestartSec; then doubled each time."""
 RETRY_MOST_S = 300.0
+"""Longest time between two attempts, in seconds."""
 REMOVE_WAIT_S = 120.0
-# An engine that loads has no request to finish, and as PID 1 of its container it does not hear SIGTERM until vLLM has
-# installed its handler.
+"""Seconds that the removal of a container may take."""
 STOP_LOADING_S = 3.0
+"""Seconds to end by itself for an engine that is still loading. It has no requests to finish, and as PID 1 of its
+container it ignores SIGTERM until vLLM has installed its handler.
+"""
 PING_S = 3.0
-# The longest that `docker create` and `docker start` may take together.
+"""Seconds to wait for Docker's answer."""
 CREATE_S = 240.0
+"""Seconds that `docker create` and `docker start` may take together."""
 TICK_S = 1.0
+"""Seconds between two calls of `Supervision.on_tick`."""
 
-# Phases that a supervisor leaves behind when it has seen the end itself.
 _ENDS = (Phase.FAILED, Phase.STOPPING, Phase.STOPPED)
+"""Phases that a supervisor records when it has seen the container's end itself."""
 
 T = TypeVar("T")
 
 
-# -- events
+# -- exceptions
 
 
 class Stopped(Exception):
-    """A signal asked us to stop while we were getting ready."""
+    """A signal to stop arrived during the launch."""
 
 
 class Launch(Exception):
-    """The container could not be brought up; carries the explanation."""
+    """The container could not be started."""
 
     def __init__(self, explanation: Explanation) -> None:
         super().__init__(explanation.reason)
@@ -100,12 +107,41 @@ class Launch(Exception):
 
 
 def health_interval(watchdog_s: float | None) -> float:
-    """A third of WatchdogSec: one lost answer does not kill an engine, two in a row may."""
+    """Return the seconds between two requests of /health.
+
+    It is a third of WatchdogSec: one lost answer does not end an engine, two in a row may.
+    """
     return 10.0 if watchdog_s is None else min(10.0, max(0.2, watchdog_s / 3))
 
 
 class Supervisor:
-    """Wiring between the pure `Supervision` and the world."""
+    """Runs one engine: launches or attaches to its container, supervises it, and ends it.
+
+    It connects the decisions (`lifecycle.Supervision`, `lifecycle.decide_existing`) with Docker, the engine's HTTP
+    server, systemd and the state file.
+
+        main thread: run()
+
+          _launch_patiently -> _launch -> _prepare     create the container, or attach to a running one of ours;
+              |                                        failures that may pass are retried here (RETRYING)
+          _begin                                       start the watcher threads
+              |
+          _supervise  <--- queue `events` ----+--      _follow_log      LogLine, LogLost
+              |                               +--      _wait_for_end    DockerSeen, Died (docker wait)
+              |                               +--      _watch_process   Died (pidfd)
+              |                               +--      _probe           HealthSeen
+              |                               +--      signal handler   Signalled
+              |    each event and each tick: Supervision.on_...() -> Reaction -> _apply (journal, state file, systemd)
+              |
+          _stop  SIGTERM, SIGINT                  -> STOPPED, exit status EXIT_OK
+          _bury  the container ended              -> _fail (or _stop, if a signal had arrived)
+          _fail  launch failed, stall, hang, end  -> FAILED, exit status EXIT_FAILED (systemd restarts) or EXIT_CONFIG
+
+          A signal during the launch raises Stopped, which leads to _stop_before_launch -> STOPPED.
+
+    Only the main thread decides, writes the state file and talks to systemd. The watchers are daemon threads that end
+    when `_closing` is set. They share `_docker_away`, `_invocation` (of docker.service) and `_last_stamp` (of the log).
+    """
 
     def __init__(
         self,
@@ -122,6 +158,21 @@ class Supervisor:
         ask: Callable[[str, str, float], Answer] = request,
         driver: Callable[[], DriverVersions] = read_versions,
     ) -> None:
+        """Prepare the supervisor; nothing is started yet.
+
+        Args:
+            engine: configuration of the engine
+            paths: where the host keeps its files
+            docker: the Docker Engine
+            notifier: systemd
+            journal: output for systemd's journal
+            watchdog_s: the unit's WatchdogSec in seconds; None if there is none
+            docker_wait_s: seconds that the launch may take
+            unit: returns the state of docker.service
+            health: requests /health
+            ask: sends any other request to the engine
+            driver: returns the versions of the NVIDIA driver
+        """
         self.engine = engine
         self.config: EngineConfig = engine.config
         self.docker = docker
@@ -158,7 +209,10 @@ class Supervisor:
     # -- signals
 
     def install_signals(self) -> None:
-        """SIGTERM and SIGINT stop; SIGABRT is systemd's watchdog: the time to say why and to end the container."""
+        """Install the signal handlers: SIGTERM and SIGINT stop the engine, SIGABRT comes from systemd's watchdog.
+
+        systemd leaves time after SIGABRT to report the reason and to end the container.
+        """
 
         def tell(number: int, _frame: object) -> None:
             self._signal = self._signal or number
@@ -167,9 +221,10 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGABRT):
             signal.signal(number, tell)
 
-    # -- small helpers
+    # -- state
 
     def _record(self, **changes: object) -> None:
+        """Change the recorded state. Without a state file the engine goes on; the first error is logged."""
         self._state = replace(self._state, **changes)  # type: ignore[arg-type]
         try:
             write_state(self._state_path, self._state)
@@ -179,12 +234,13 @@ class Supervisor:
             self._record_failed = True
 
     def _enter(self, phase: Phase, status: str | None = None) -> None:
+        """Tell systemd and the state file about a phase."""
         self.notifier.send(status=status or WORDS[phase], extend_s=EXTEND_BY_S)
         if self._state.phase != phase:
             self._record(phase=phase, since=stamp())
 
     def _pause(self, seconds: float) -> None:
-        """Waits, but not for longer than a signal needs to arrive. Only for the time before the container runs."""
+        """Wait before the container runs; a signal ends the wait. Raises Stopped."""
         deadline = time.monotonic() + seconds
         while self._signal is None:
             left = deadline - time.monotonic()
@@ -197,13 +253,13 @@ class Supervisor:
         raise Stopped
 
     def _reachable(self, timeout_s: float = PING_S) -> str | None:
-        """None when Docker answers, else why not."""
+        """Return None if Docker answers, else why not."""
         return why_away(self.docker.ping, self._unit(), timeout_s)
 
-    # -- asking Docker: no decision hangs on one error of its API
+    # -- queries to Docker: no decision depends on a single error of its API
 
     def _ask_docker(self, question: Callable[[], T]) -> T:
-        """The answer to what can be asked again; an error only where it stays."""
+        """Repeat a query that Docker refuses, for REFUSED_S seconds; raise only an error that persists."""
         deadline = time.monotonic() + REFUSED_S
         while True:
             try:
@@ -219,16 +275,17 @@ class Supervisor:
         return self._ask_docker(lambda: self.docker.find(name))
 
     def _read_log(self, container_id: str, tail: int) -> list[LogRecord]:
-        """What was printed so far; nothing where it cannot be read, since what it tells is no condition of anything."""
+        """Return the log so far, at most `tail` lines; none if it is unreadable, since no decision requires it."""
         try:
             return self._ask_docker(lambda: list(self.docker.logs(container_id, after=None, follow=False, tail=tail)))
         except DockerRefused as error:
             self.journal.write(f"the log of container {container_id[:12]} cannot be read: {error}", 4)
             return []
 
-    # -- bringing the container up
+    # -- launch
 
     def _wait_for_docker(self) -> None:
+        """Wait until Docker answers. Raises Launch after `docker_wait_s` seconds, Stopped."""
         begin = time.monotonic()
         while True:
             if self._signal is not None:
@@ -249,7 +306,7 @@ class Supervisor:
             self._pause(1.0)
 
     def _look(self, container: Container) -> Found:
-        """Is a running container of ours worth keeping?"""
+        """Determine the condition of a running container of ours, to decide whether it is kept."""
         lines: list[str] = []
         newest: str | None = None
         for record in self._read_log(container.id, 2000):
@@ -261,7 +318,7 @@ class Supervisor:
         return Found(answer, had_been_ready(container, self._previous, lines), age)
 
     def _report_corpse(self, container: Container) -> None:
-        """A container that died while nobody watched (supervisor killed, host crashed) gets its explanation now."""
+        """Record why a container ended while no supervisor was watching (supervisor killed, host crashed)."""
         finished = stamp_seconds(container.finished_at)
         last = self._state.last_failure
         told = last is not None and finished is not None and last.time >= stamp(datetime.fromtimestamp(finished, UTC))
@@ -286,7 +343,7 @@ class Supervisor:
         )
 
     def _remove(self, container_id: str, *, stopping: bool = False) -> None:
-        """Until it is really gone: `docker rm` returns early while another removal is in progress."""
+        """Remove a container and wait until it is gone: `docker rm` returns early if another removal is in progress."""
         deadline = time.monotonic() + REMOVE_WAIT_S
         problem = ""
         while time.monotonic() < deadline:
@@ -320,14 +377,17 @@ class Supervisor:
         self._remove(container.id)
 
     def _refuse_mismatch(self) -> None:
-        """A new container would end minutes later with "Failed to initialize NVML". One that runs has its libraries
-        already and is not judged."""
+        """Raise Launch if the NVIDIA kernel module does not match the libraries or the CDI specification.
+
+        A new container would fail minutes later with "Failed to initialize NVML". A running container is not checked,
+        because it has its libraries already.
+        """
         found = explain_mismatch(self._driver())
         if found is not None:
             raise Launch(Explanation("driver_mismatch", found.reason, found.remedy, heals=found.heals))
 
     def _prepare(self) -> tuple[Container, Existing]:
-        """The container that is to be supervised, running."""
+        """Return the container to supervise, running, and how it came about: created, or attached to."""
         config = self.config
         present = self._find(config.container)
         found = self._look(present) if present is not None and needs_look(present, config) else None
@@ -358,7 +418,7 @@ class Supervisor:
         return started, Existing.CREATE
 
     def _launch(self) -> tuple[Container, Existing]:
-        """Docker may go away at any point of the preparation; everything in it can be begun again."""
+        """Repeat the preparation if Docker goes away during it; every step can be repeated."""
         deadline = time.monotonic() + self._docker_wait_s
         while True:
             self._wait_for_docker()
@@ -374,7 +434,7 @@ class Supervisor:
                 self._pause(1.0)
 
     def _switching(self) -> bool:
-        """Whether a switch waits for this engine, which has a way back and wants to know at once."""
+        """Return whether a switch is in progress. It can roll back and needs to know of a failure at once."""
         try:
             return is_locked(self._paths.switch_lock)
         except OSError:
@@ -388,7 +448,7 @@ class Supervisor:
         self._enter(Phase.WAITING_FOR_DOCKER)
 
     def _launch_patiently(self) -> tuple[Container, Existing]:
-        """What heals by itself is tried again here: systemd would have used up its starts within half a minute."""
+        """Repeat launches that failed for a reason that may pass: systemd would use up its starts in half a minute."""
         deadline = time.monotonic() + self._docker_wait_s
         pause = RETRY_FIRST_S
         while True:
@@ -397,7 +457,7 @@ class Supervisor:
             except Launch as launch:
                 left = deadline - time.monotonic()
                 why = launch.explanation
-                # What nobody knows may be one error of Docker's API, which is no reason to roll back.
+                # An unknown failure may be a single error of Docker's API, which is no reason to roll back.
                 first_unknown = why.cause == "docker_refused" and pause == RETRY_FIRST_S
                 if not why.heals or left <= 0 or (self._switching() and not first_unknown):
                     raise
@@ -405,7 +465,7 @@ class Supervisor:
             self._wait_to_retry(min(pause, left), why.sentence())
             pause = min(2 * pause, RETRY_MOST_S)
 
-    # -- helpers in threads: they see, they do not decide
+    # -- watcher threads: they report and do not decide
 
     def _thread(self, target: Callable[..., None], *arguments: object) -> threading.Thread:
         thread = threading.Thread(target=target, args=arguments, name=target.__name__, daemon=True)
@@ -417,7 +477,7 @@ class Supervisor:
             self._closing.wait(1.0)
 
     def _follow_log(self, container_id: str) -> None:
-        """Across restarts of Docker: each connection continues after the last time stamp."""
+        """Report log lines. After a restart of Docker each connection continues after the last time stamp."""
         while not self._closing.is_set():
             try:
                 for record in self.docker.logs(container_id, after=self._last_stamp, follow=True, tail=None):
@@ -426,7 +486,7 @@ class Supervisor:
                         continue
                     self.journal.engine_line(record.line)
                     self.events.put(LogLine(record.line))
-                # An end of the stream is the container's or Docker's: look before the socket is touched again.
+                # The stream ends if the container or Docker ends. Check Docker's unit before touching the socket again.
                 if self._reachable() is None:
                     found = self.docker.find(container_id)
                     if found is None or not found.running:
@@ -459,12 +519,16 @@ class Supervisor:
         return unit.invocation if unit is not None else None
 
     def _docker_restarted(self) -> bool:
-        """Whether this is another Docker Engine than the one the container lived under, or one that is ending."""
+        """Return whether Docker is stopping, or was restarted since the container was started or attached to."""
         unit = self._unit()
         return unit is not None and self._invocation is not None and unit != DockerUnit(True, self._invocation)
 
     def _wait_for_end(self, container_id: str) -> None:
-        """Docker's word on the container is an end, an error of its API is none: meanwhile the process itself tells."""
+        """Report the container's end, and when Docker goes away and comes back.
+
+        Docker's statement that the container is not running counts as its end. An error of Docker's API does not:
+        meanwhile `_watch_process` observes the process.
+        """
         said = ""
         while not self._closing.is_set():
             try:
@@ -494,14 +558,14 @@ class Supervisor:
         self.events.put(Died("docker"))
 
     def _watch_process(self, pid: int) -> None:
-        """The kernel tells of the end of the container's first process, whether Docker is there or not."""
+        """Report the end of the container's main process, which the kernel tells even while Docker is away."""
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             self.events.put(Died("process"))
             return
         except OSError:
-            return  # Docker lives in another PID namespace, or an old kernel: `docker wait` alone must do
+            return  # Docker is in another PID namespace, or the kernel is old: `docker wait` has to suffice
         try:
             poll = select.poll()
             poll.register(descriptor, select.POLLIN)
@@ -511,6 +575,7 @@ class Supervisor:
         self.events.put(Died("process"))
 
     def _probe(self, direct: Iterable[str]) -> None:
+        """Report the answers of /health."""
         interval = health_interval(self._watchdog_s)
         served = False
         while not self._closing.is_set():
@@ -518,7 +583,7 @@ class Supervisor:
             answer = self._ask_health(direct)
             self.events.put(HealthSeen(answer, self._ask_metrics() if answer.ok and not served else ""))
             served = served or answer.ok
-            # Loading: often, so that READY is not late. Missing answers: often, so that one lost is made up for.
+            # Ask often while loading, so that READY is not late, and after a bad answer, to make up for a lost one.
             pause = interval if served and answer.ok else min(1.0, interval)
             self._closing.wait(max(0.05, pause - (time.monotonic() - begin)))
 
@@ -530,17 +595,18 @@ class Supervisor:
         answer = self._health(self.config.url, self.config.health_timeout_s)
         if answer.ok or not self._docker_away.is_set():
             return answer
-        # Docker's proxy on the loopback ends with Docker; with live-restore the engine itself serves on, and must
-        # not be killed for its port.
+        # Docker's proxy on the loopback ends with Docker. With live-restore the engine goes on serving and must not be
+        # killed because its port is unreachable.
         for address in direct:
             inner = self._health(f"http://{address}", self.config.health_timeout_s)
             if inner.ok:
                 return inner
         return answer
 
-    # -- the life of the container
+    # -- supervision
 
     def _begin(self, container: Container, how: Existing) -> Supervision:
+        """Start the supervision of a running container: reconstruct its state and start the watchers."""
         self._container = container
         now = time.monotonic()
         begun = stamp_seconds(container.started_at)
@@ -553,8 +619,8 @@ class Supervisor:
             load_seconds=known.load_seconds if known else None,
         )
         if how is not Existing.CREATE:
-            # What was printed before was in the journal already; it still tells how far the engine is.
-            with contextlib.suppress(DockerAway):  # the helper that follows the log waits for Docker
+            # Earlier lines are in the journal already, but they show how far the engine is.
+            with contextlib.suppress(DockerAway):  # _follow_log waits for Docker
                 for record in self._read_log(container.id, 2000):
                     self._last_stamp = record.at
                     life.on_log(record.line, now)
@@ -579,6 +645,7 @@ class Supervisor:
         return life
 
     def _apply(self, life: Supervision, reaction: Reaction) -> None:
+        """Carry out a Reaction."""
         if reaction.say:
             self.journal.write(reaction.say, 5)
         if reaction.ready:
@@ -597,6 +664,7 @@ class Supervisor:
         )
 
     def _supervise(self, life: Supervision) -> int:
+        """Process events until the engine ends; return the exit status."""
         tick_at = 0.0
         while True:
             now = time.monotonic()
@@ -631,10 +699,10 @@ class Supervisor:
                 case DockerSeen(away):
                     self._apply(life, life.on_docker(away, now))
 
-    # -- ends
+    # -- end
 
     def _drain(self, life: Supervision, wait_s: float) -> None:
-        """The last lines are the ones that explain: give the log a moment to arrive."""
+        """Wait up to `wait_s` seconds for the last log lines, which explain most about the end."""
         if self._follower is not None:
             self._follower.join(wait_s)
         while True:
@@ -647,7 +715,7 @@ class Supervisor:
                 life.tail.append(event.line)
 
     def _last_facts(self) -> tuple[Container | None, bool, bool]:
-        """What Docker says of the dead container, whether it is removed, and whether Docker is away."""
+        """Return Docker's data on the ended container, whether it was removed, and whether Docker is away."""
         assert self._container is not None
         deadline = time.monotonic() + 0.7
         found: Container | None = None
@@ -665,14 +733,14 @@ class Supervisor:
             time.sleep(0.05)
 
     def _bury(self, life: Supervision) -> int:
-        """The container died by itself."""
-        # At once: a restart of Docker may be over before the last lines have been read.
+        """Diagnose and record why the container ended by itself; return the exit status."""
+        # Check at once: a restart of Docker may be over before the last lines have been read.
         restarted = self._docker_restarted()
         self._drain(life, 0.0 if self._docker_away.is_set() else 0.5)
         if self._signal is not None and self._signal != signal.SIGABRT:
             return self._stop(life)
         found, removed, away = self._last_facts()
-        # Docker may be back already, and it remembers nothing of having stopped a container on its own way out.
+        # Docker may already be back, and does not remember that it stopped a container when it shut down itself.
         with_docker = restarted or self._docker_restarted() or self._docker_away.is_set()
         away = away or with_docker or life.docker_away_since is not None
         outside: str | None = None
@@ -694,20 +762,20 @@ class Supervisor:
         return self._fail(life, explain(death), death.exit_code, dead=True)
 
     def _live_restore_now(self) -> bool | None:
-        """Whether Docker leaves containers alone when it ends; it may have been told otherwise since the launch."""
+        """Return whether Docker keeps containers running while it is stopped, which may have been changed meanwhile."""
         with contextlib.suppress(DockerAway, DockerRefused):
             self._live_restore = self._ask_docker(self.docker.live_restore)
         return self._live_restore
 
     def _note(self, why: Explanation, exit_code: int | None = None, tail: Iterable[str] = ()) -> None:
-        """Says why, and keeps it."""
+        """Log and record a failure."""
         self.journal.write(why.sentence(), 3)
         self.notifier.send(status=why.sentence(), extend_s=EXTEND_BY_S)
         failure = Failure(stamp(), exit_code, why.cause, why.reason, why.remedy, self._state.phase, list(tail))
         self._record(phase=Phase.FAILED, since=stamp(), last_failure=failure)
 
     def _fail(self, life: Supervision | None, why: Explanation, exit_code: int | None, *, dead: bool = False) -> int:
-        """The end; leaves no engine running that nobody watches."""
+        """Record a failure and end the engine, which must not run unsupervised; return the exit status."""
         self._closing.set()
         self._note(why, exit_code, life.tail if life is not None else ())
         if self._container is not None and not dead:
@@ -715,7 +783,7 @@ class Supervisor:
         return EXIT_FAILED if why.heals else EXIT_CONFIG
 
     def _end_container(self, container: Container, timeout_s: float) -> None:
-        """Ends the container's processes; where Docker does not, by the first of them."""
+        """Stop the container. If Docker cannot, end its main process directly."""
         try:
             if self._reachable() is None:
                 self.docker.stop(container.id, timeout_s)
@@ -732,7 +800,7 @@ class Supervisor:
         try:
             descriptor = os.pidfd_open(pid)
         except OSError:
-            return  # it has ended, or it cannot be seen from here
+            return  # it has ended, or is not visible in this PID namespace
         try:
             poll = select.poll()
             poll.register(descriptor, select.POLLIN)
@@ -746,7 +814,7 @@ class Supervisor:
             os.close(descriptor)
 
     def _stop(self, life: Supervision) -> int:
-        """systemd asked. The container ends first, then it is removed, then we."""
+        """Stop the engine for systemd: end the container, remove it, return the exit status."""
         patience = self.config.stop_timeout_s
         if not life.ready:
             patience = min(patience, STOP_LOADING_S)
@@ -767,7 +835,7 @@ class Supervisor:
         return self._stopped()
 
     def _stop_before_launch(self) -> int:
-        """Asked to stop before anything runs under us. What a supervisor before us left running must not stay."""
+        """Stop before the launch is complete. A container that an earlier supervisor left running is ended, too."""
         patience = self.config.stop_timeout_s
         self.notifier.send(stopping=True, status=WORDS[Phase.STOPPING], extend_s=patience + EXTEND_BY_S)
         try:
@@ -786,7 +854,7 @@ class Supervisor:
         return EXIT_OK
 
     def run(self) -> int:
-        """The exit status of the unit's main process."""
+        """Run the engine until it ends; return the exit status of the unit's main process."""
         self._record()
         try:
             container, how = self._launch_patiently()
@@ -802,7 +870,16 @@ class Supervisor:
 
 
 def run_engine(name: str, paths: HostPaths, *, docker_wait_s: float = DOCKER_WAIT_S) -> int:
-    """Entry of `vllm-edge run-engine`."""
+    """Run `vllm-edge run-engine`.
+
+    Args:
+        name: name of the engine
+        paths: where the host keeps its files
+        docker_wait_s: seconds that the launch may take
+
+    Returns:
+        EXIT_OK after a requested stop, EXIT_FAILED if another attempt may succeed, else EXIT_CONFIG.
+    """
     from ..system.docker import DockerEngine
 
     notifier = Notifier.from_environment()
@@ -815,7 +892,8 @@ def run_engine(name: str, paths: HostPaths, *, docker_wait_s: float = DOCKER_WAI
         return EXIT_CONFIG
     watchdog_s = watchdog_seconds(os.environ, os.getpid())
     for name_of in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
-        # They are addressed to this process: `systemctl`, which we ask about Docker, would report its own errors there.
+        # The variables are meant for this process. `systemctl`, which is called about Docker, would send its own errors
+        # there.
         os.environ.pop(name_of, None)
     supervisor = Supervisor(
         engine,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rendered configuration of a host, its record and its files."""
+"""Generations: numbered configurations of a host, their storage, the committed one, and the live files made from it."""

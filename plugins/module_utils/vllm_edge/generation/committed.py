@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The committed generation: active-profile.json."""
+"""The committed generation: reading and writing active-profile.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from .model import ORIGINS, Committed, CommittedEngine, Generation, GenerationEr
 
 
 def parse_committed(text: str, source: str) -> Committed:
-    """A file of the older form, without digest and origin, reads as digest `` and origin `inventory`."""
+    """Parse active-profile.json. A file of the older format has no digest and origin, which become "" and `inventory`.
+
+    Args:
+        text: its content
+        source: its path, for messages
+
+    Raises:
+        GenerationError: the text does not say which generation is committed
+    """
     try:
         data = json.loads(text)
         engines = {
@@ -41,7 +49,7 @@ def parse_committed(text: str, source: str) -> Committed:
 
 
 def committed(paths: HostPaths) -> Committed | None:
-    """What the host is committed to; None where nothing has been committed yet."""
+    """Return what the host is committed to; None if nothing was committed yet. Raises GenerationError."""
     path = paths.active_profile
     try:
         text = path.read_text(encoding="utf-8")
@@ -55,7 +63,20 @@ def committed(paths: HostPaths) -> Committed | None:
 def commit(
     generation: Generation, paths: HostPaths, *, origin: str, inventory_profile: str | None, chosen_at: str
 ) -> None:
-    """Makes it the committed generation, by one rename. The one before stays known as the previous."""
+    """Make a generation the committed one, by one rename; the former one is recorded as the previous generation.
+
+    Committing the committed generation again keeps the recorded previous one.
+
+    Args:
+        generation: generation to commit
+        paths: where the host keeps its files
+        origin: who chose the profile
+        inventory_profile: profile of the inventory; None if the inventory was not involved
+        chosen_at: time of the choice, as `engine.state.stamp` formats it
+
+    Raises:
+        GenerationError: the file could not be written
+    """
     before = _committed_before(paths)
     if before is None or before.generation == generation.number:
         previous = before.previous_generation if before else None
@@ -78,7 +99,7 @@ def commit(
 
 
 def _committed_before(paths: HostPaths) -> Committed | None:
-    """A damaged record has no previous generation; it must not stand in the way of a good one."""
+    """Return the committed generation. A damaged record counts as none: it must not prevent a commit."""
     try:
         return committed(paths)
     except GenerationError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live files of a generation on the host: /etc/vllm-edge/engines and the units."""
+"""The live files on the host, which are copies of a generation's: /etc/vllm-edge/engines and the systemd units."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .model import ENGINE_FILES, MARK, MODE, Committed, FileChange, Generation, 
 
 
 def _engine_places(name: str, paths: HostPaths) -> dict[str, Path]:
-    """Live files of an engine by their path in a generation."""
+    """Return the live files of an engine, by their path in a generation."""
     unit = f"vllm-{name}.service"
     return {
         **{f"engines/{name}/{file}": paths.engine_dir(name) / file for file in ENGINE_FILES},
@@ -26,7 +26,7 @@ def _engine_places(name: str, paths: HostPaths) -> dict[str, Path]:
 
 
 def live_engines(paths: HostPaths) -> list[str]:
-    """Engines that have files of ours among the live ones, be they complete or not."""
+    """Return the engines that have live files, complete or not, sorted."""
     found: set[str] = set()
     root = paths.etc / "engines"
     if root.is_dir():
@@ -38,7 +38,7 @@ def live_engines(paths: HostPaths) -> list[str]:
     if paths.units.is_dir():
         for unit in paths.units.glob("vllm-*.service"):
             name = unit.name.removeprefix("vllm-").removesuffix(".service")
-            # By mark and by what it runs: an operator may have units of his own that are called so.
+            # Recognise units by their header and command, because an operator may have own units with such names.
             text = _text(unit) or ""
             if ENGINE_NAME.fullmatch(name) and MARK in text and f"run-engine {name}\n" in text:
                 found.add(name)
@@ -46,7 +46,7 @@ def live_engines(paths: HostPaths) -> list[str]:
 
 
 def _text(path: Path) -> str | None:
-    """What is in a file; None where there is none."""
+    """Return the content of a file; None if there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, NotADirectoryError):
@@ -56,7 +56,7 @@ def _text(path: Path) -> str | None:
 
 
 def _attributes(path: Path) -> str:
-    """What is wrong with a file but for its content."""
+    """Return what is wrong with a file's type, mode or owner."""
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
         return f"link {os.readlink(path)}, wanted file"
@@ -82,7 +82,14 @@ def _change(place: Path, wanted: str | None) -> FileChange | None:
 def live_places(
     generation: Generation, paths: HostPaths, engines: Iterable[str] | None = None, target: bool = True
 ) -> dict[Path, str | None]:
-    """Live files that are of concern, with what has to be in them; None where there must be none."""
+    """Return the relevant live files with their wanted content; None means that the file must not exist.
+
+    Args:
+        generation: the generation that should be live
+        paths: where the host keeps its files
+        engines: engines to consider; None considers all of the generation and all with live files
+        target: whether to include the systemd target
+    """
     names = sorted(generation.engines.keys() | set(live_engines(paths))) if engines is None else list(engines)
     wanted: dict[Path, str | None] = {}
     for name in names:
@@ -96,16 +103,20 @@ def live_places(
 def live_changes(
     generation: Generation, paths: HostPaths, engines: Iterable[str] | None = None, target: bool = True
 ) -> list[FileChange]:
-    """Live files that are not what the generation says: content, mode, and owner where this runs as root.
+    """Return the live files that differ from the generation in content, mode or (if this runs as root) owner.
 
-    Of all engines, those included that are not in the generation; or of some.
+    The arguments are those of `live_places`. Raises GenerationError if a file cannot be read.
     """
     places = live_places(generation, paths, engines, target)
     return [change for place, text in places.items() if (change := _change(place, text)) is not None]
 
 
 def seen(status: Mapping[str, Any]) -> tuple[list[SeenEngine], list[str]]:
-    """What `vllm-edge status --format json` says: the engines, and what is wrong with the target in systemd."""
+    """Read the output of `vllm-edge status --format json`.
+
+    Returns:
+        The state of the engines, and what is wrong with the target in systemd.
+    """
     engines = [
         SeenEngine(
             str(row["engine"]),
@@ -126,7 +137,17 @@ def seen(status: Mapping[str, Any]) -> tuple[list[SeenEngine], list[str]]:
 
 
 def install(generation: Generation, paths: HostPaths, engines: Iterable[str], *, target: bool) -> list[str]:
-    """Writes live files of these engines where they differ, each by one rename; returns their paths."""
+    """Write the live files of these engines where they differ, each by one rename. Raises GenerationError.
+
+    Args:
+        generation: the generation to make live
+        paths: where the host keeps its files
+        engines: engines whose files are written
+        target: whether to write the systemd target too
+
+    Returns:
+        The paths that were changed.
+    """
     changes = live_changes(generation, paths, engines, target)
     for change in changes:
         if change.after is None:
@@ -137,7 +158,11 @@ def install(generation: Generation, paths: HostPaths, engines: Iterable[str], *,
 
 
 def remove_engine(name: str, paths: HostPaths) -> list[str]:
-    """Removes the live files of an engine; what an operator put beside them stays. Returns what was removed."""
+    """Remove the live files of an engine, but not what an operator put beside them. Raises GenerationError.
+
+    Returns:
+        The paths that were removed.
+    """
     places = list(_engine_places(name, paths).values())
     for place in places:
         _unlink(fresh_name(place))
@@ -147,12 +172,12 @@ def remove_engine(name: str, paths: HostPaths) -> list[str]:
         directory.rmdir()
         gone.append(str(directory))
     except OSError:
-        pass  # it is not there, or holds something that is not ours
+        pass  # it does not exist or contains files of others
     return gone
 
 
 def difference(change: FileChange) -> dict[str, Any]:
-    """One file for `--diff`: its content, or its mode and owner where only they differ."""
+    """Return one file for Ansible's `--diff`: its content, or mode and owner if only they differ."""
     if change.before == change.after and change.attributes:
         wrong = [re.fullmatch(r"(\w+) (.*), wanted (.*)", part) for part in change.attributes.split("; ")]
         pairs = [(found[1], found[2], found[3]) for found in wrong if found]
@@ -170,7 +195,18 @@ def difference(change: FileChange) -> dict[str, Any]:
 def file_rows(
     generation: Generation, paths: HostPaths, changes: Iterable[FileChange], record: Mapping[str, Any] | None
 ) -> list[dict[str, Any]]:
-    """Every live file of concern with its difference, and the record of what is committed where that differs."""
+    """Return all relevant live files, and the record of the committed generation, each with its difference for
+    `--diff`.
+
+    Args:
+        generation: the generation that should be live
+        paths: where the host keeps its files
+        changes: differences of the live files
+        record: difference of the record, from `record_difference`; None leaves it out
+
+    Returns:
+        `path` and `diff` (empty if the file does not differ) of each file, sorted by path.
+    """
     differing = {change.path: difference(change) for change in changes}
     wanted = [str(place) for place, text in live_places(generation, paths).items() if text is not None]
     rows = [{"path": path, "diff": differing.get(path, {})} for path in [*wanted, *(differing.keys() - set(wanted))]]
@@ -182,7 +218,15 @@ def file_rows(
 def record_difference(
     now: Committed | None, generation: Generation, origin: str, paths: HostPaths, defect: str | None
 ) -> dict[str, Any] | None:
-    """What a run changes of what the host remembers; None where it is the same."""
+    """Return how a run changes the record of the committed generation, for `--diff`; None if it does not.
+
+    Args:
+        now: what is committed
+        generation: what will be
+        origin: who chose its profile
+        paths: where the host keeps its files
+        defect: what is wrong with the stored committed generation, if anything
+    """
 
     def lines(number: int, profile: str, digest: str, chosen: str, state: str) -> str:
         return f"generation: {number}{state}\nprofile: {profile}\ndigest: {digest}\norigin: {chosen}\n"
@@ -190,7 +234,7 @@ def record_difference(
     state = f" ({defect})" if defect else ""
     before = lines(now.generation, now.profile, now.digest, now.origin, state) if now else ""
     same = now is not None and now.digest == generation.digest
-    # Who chose it stays what it was, but for the inventory that has come to say the same.
+    # The recorded origin stays, unless the inventory has come to choose the same.
     chosen = now.origin if now is not None and same and origin != "inventory" else origin
     after = lines(generation.number, generation.profile, generation.digest, chosen, "")
     header = {"before_header": str(paths.active_profile)} if now else {}
@@ -199,7 +243,12 @@ def record_difference(
 
 
 def would(generation: Generation, moves: Mapping[str, Iterable[str]]) -> str:
-    """What a switch would do, in a sentence."""
+    """Return a sentence on what a switch would do.
+
+    Args:
+        generation: the generation to switch to
+        moves: engines to `stop`, `start`, `wait` for and `keep`
+    """
     words = {"stop": "stop", "start": "start", "wait": "wait for", "keep": "keep"}
     parts = [f"{verb} {', '.join(moves[key])}" for key, verb in words.items() if moves[key]]
     head = f"would go to generation {generation.number} ({generation.profile})"
@@ -218,6 +267,7 @@ def _unlink(path: Path) -> bool:
 
 
 def write_file(path: Path, text: str) -> None:
+    """Write a live file or record atomically. Raises GenerationError."""
     try:
         write_durably(path, text, MODE)
     except OSError as error:

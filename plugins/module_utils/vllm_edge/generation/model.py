@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A generation as a value: engines, limits, the files of it that differ on the host."""
+"""Data types for generations: a generation, the committed one, its limits, and differences on the host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..engine.config import Engine
 
 @dataclass(frozen=True)
 class SeenEngine:
-    """An engine of ours as systemd and Docker show it."""
+    """State of one engine according to systemd and Docker."""
 
     name: str
     active_state: str
@@ -21,12 +21,12 @@ class SeenEngine:
     sub_state: str
     """systemd's SubState: `running`, `start`, `auto-restart`, ..."""
     running_input_hash: str | None
-    """Label of the container that runs; None without one."""
+    """Label of the running container; None if none is running."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Patience of each phase, in seconds, as the generation states it (role vllm_engine)."""
+    """Timeouts of the phases of a switch in seconds, and the number of generations to keep (role vllm_engine)."""
 
     drain_timeout_s: float = 30.0
     free_timeout_s: float = 60.0
@@ -38,18 +38,21 @@ class Limits:
 
 @dataclass(frozen=True)
 class Generation:
-    """`generations/<number>/` as a value; `generations.load` reads and checks it."""
+    """One generation, `generations/<number>/` on the host; `store.load` reads and checks it."""
 
     number: int
     profile: str
     digest: str
-    """SHA-256 of what it says but for its number: two generations with one digest are the same."""
+    """SHA-256 of everything in it except its number and creation time: two generations with the same digest are the
+    same.
+    """
     created_at: str
     directory: Path
     engines: Mapping[str, Engine]
     budgets_mib: Mapping[str, int]
-    """By GPU UUID, every GPU of the host; 0 where no engine may be."""
+    """By GPU UUID, for every GPU of the host; 0 if no engine may use it."""
     foreign: Literal["ignore", "warn", "fail"] = "warn"
+    """What happens if processes that are not ours use a GPU: nothing, a warning or a failure."""
     limits: Limits = field(default_factory=Limits)
 
     @property
@@ -65,25 +68,29 @@ class Generation:
 
 @dataclass(frozen=True)
 class FileChange:
-    """A live file that is not what the generation says. `before` or `after` None: absent."""
+    """A live file that differs from the generation."""
 
     path: str
     before: str | None
+    """Content on the host; None if the file does not exist."""
     after: str | None
+    """Content in the generation; None if the file must not exist."""
     attributes: str = ""
-    """Mode or owner where only they differ: `mode 0777, wanted 0644`."""
+    """Mode or owner if they differ, such as `mode 0777, wanted 0644`."""
 
 
 FORMAT = 1
+"""Version of the format of generation.json."""
 
 
 Foreign = Literal["ignore", "warn", "fail"]
 Origin = Literal["inventory", "-e", "host"]
 ORIGINS: tuple[Origin, ...] = ("inventory", "-e", "host")
+"""Who can have chosen a profile: the inventory, `-e` on the command line of Ansible, or an operator on the host."""
 
 
 class GenerationError(Exception):
-    """A generation cannot be read or written; the text says which, why, and what would do."""
+    """A generation cannot be read or written; the text says which, why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +99,12 @@ class CommittedEngine:
 
     input_hash: str
     generation: int
-    """The number in its label: of the generation in which this input hash came."""
+    """Number in the container's label: the generation in which this input hash first appeared."""
 
 
 @dataclass(frozen=True)
 class Committed:
-    """active-profile.json."""
+    """Content of active-profile.json: which generation the host is committed to."""
 
     profile: str
     generation: int
@@ -106,12 +113,13 @@ class Committed:
     origin: Origin = "inventory"
     """Who chose the profile."""
     inventory_profile: str | None = None
-    """What the inventory said when it was chosen; None where nobody asked it."""
+    """Profile of the inventory at that time; None if the inventory was not involved."""
     chosen_at: str = ""
     previous_generation: int | None = None
 
     @property
     def hashes(self) -> dict[str, str]:
+        """Input hash by engine."""
         return {name: engine.input_hash for name, engine in self.engines.items()}
 
 
@@ -122,3 +130,4 @@ CREATE_FILE = "docker-create"
 CHAT_FILE = "chat-template.jinja"
 ENGINE_FILES = (CONFIG_FILE, CREATE_FILE, CHAT_FILE)
 MARK = "role vllm_engine of vllm-edge"
+"""Text in the header of every unit file that vllm-edge renders."""

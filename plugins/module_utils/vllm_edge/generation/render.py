@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rendering: the files of a generation out of what Ansible hands over, and the input hash of each engine."""
+"""Rendering of a generation: its files from what Ansible passes on, and the input hash of each engine."""
 
 from __future__ import annotations
 
@@ -14,19 +14,28 @@ from ..names import LABEL_ENGINE, LABEL_GENERATION, LABEL_INPUT_HASH
 from .model import CREATE_FILE, Foreign, GenerationError, Limits
 
 OF_NO_ENGINE = ("input_hash", "generation")
-"""Keys of engine.json that follow from the rest and from the generation's number."""
+"""Keys of engine.json that are added on the host: they follow from the other content and the generation's number."""
 REACH_THE_SUPERVISOR = ("image_id", "stop_timeout_s", "stall_timeout_s", "health_timeout_s", "shutdown_timeout_s")
-"""Keys of engine.json whose change is a restart. The others stand in the line of `docker create`, or change nothing."""
+"""Keys of engine.json whose change requires a restart. Others are part of `docker create`, or need no restart."""
 
 
 def bare(docker_create: str) -> str:
-    """The line of `docker create` without the two labels that follow from the rest of it."""
+    """Return the arguments of `docker create` without the two labels that follow from the others."""
     ours = (f"--label={LABEL_GENERATION}=", f"--label={LABEL_INPUT_HASH}=")
     return "".join(line for line in docker_create.splitlines(keepends=True) if not line.startswith(ours))
 
 
 def labelled(docker_create: str, generation: int, input_hash: str) -> str:
-    """The line of `docker create` with both labels, after the engine's own."""
+    """Return the arguments of `docker create` with both labels, placed after the label of the engine.
+
+    Args:
+        docker_create: arguments without the labels, one per line
+        generation: number in which this input hash first appeared
+        input_hash: input hash of the engine
+
+    Raises:
+        GenerationError: the label of the engine is missing or occurs twice
+    """
     lines = docker_create.splitlines(keepends=True)
     places = [number for number, line in enumerate(lines, 1) if line.startswith(f"--label={LABEL_ENGINE}=")]
     if len(places) != 1:
@@ -45,13 +54,25 @@ def _hash(value: object) -> str:
 def input_hash(
     docker_create: str, unit: str, config: Mapping[str, Any], chat_template: str | None, manifest_sha256: str
 ) -> str:
-    """Over everything that reaches the container or its supervisor: where it changes the engine restarts, else not."""
+    """Return the hash over everything that affects the container or its supervisor. An engine restarts if it changes.
+
+    Args:
+        docker_create: arguments of `docker create`, one per line
+        unit: text of the systemd unit
+        config: content of engine.json
+        chat_template: text of the chat template, if any
+        manifest_sha256: hash over the model's files (`weights.record.Record.manifest_sha256`)
+    """
     reaches = {key: config.get(key) for key in REACH_THE_SUPERVISOR}
     return _hash([bare(docker_create), unit, reaches, chat_template, manifest_sha256])
 
 
 def rendered(options: Mapping[str, Any]) -> Rendered:
-    """Out of the options of the module `serving_switch`; everything that is wrong is said at once."""
+    """Build a generation from the options of the module `serving_switch`.
+
+    Raises:
+        GenerationError: one error that names every mistake
+    """
     engines: dict[str, EngineFiles] = {}
     problems: list[str] = []
     for row in options["engines"]:
@@ -97,7 +118,7 @@ def rendered(options: Mapping[str, Any]) -> Rendered:
 
 @dataclass(frozen=True)
 class EngineFiles:
-    """What is rendered for one engine, whatever the number of its generation will be."""
+    """Files of one engine, independent of the generation's number."""
 
     docker_create: str
     """Without the labels of generation and input hash."""
@@ -110,7 +131,7 @@ class EngineFiles:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A generation that has no number yet."""
+    """A generation without a number."""
 
     profile: str
     engines: Mapping[str, EngineFiles]
@@ -121,6 +142,7 @@ class Rendered:
 
     @property
     def digest(self) -> str:
+        """Hash of the whole content."""
         return _hash(
             {
                 "profile": self.profile,
@@ -134,4 +156,5 @@ class Rendered:
 
     @property
     def hashes(self) -> dict[str, str]:
+        """Input hash by engine."""
         return {name: engine.input_hash for name, engine in self.engines.items()}

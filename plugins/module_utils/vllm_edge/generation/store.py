@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generations: what one activation of a profile needs on the host, kept complete and numbered, beside the live files.
+"""Storage of generations on the host: complete, numbered directories with what one activation of a profile needs.
 
 A directory `generations/<number>/` appears by one rename and is never edited. The live files (engines, units, target)
-are copies of one generation's; which one the host is committed to is in active-profile.json, and nowhere else.
+are copies of one generation's files. Which generation the host is committed to is recorded in active-profile.json only.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from .render import OF_NO_ENGINE, EngineFiles, Rendered, bare, labelled
 
 
 def load_committed(paths: HostPaths) -> Generation | None:
-    """The generation that the host is committed to, read and checked; None where nothing has been committed yet."""
+    """Read and check the committed generation; None if nothing was committed yet. Raises GenerationError."""
     now = committed(paths)
     return load(paths, now.generation) if now else None
 
@@ -54,7 +54,10 @@ def load_committed(paths: HostPaths) -> Generation | None:
 
 
 def numbers(paths: HostPaths) -> list[int]:
-    """Generations that have a directory, whether it is sound or not."""
+    """Return the numbers of the generations that have a directory, sorted, whether it is intact or not.
+
+    Raises GenerationError.
+    """
     try:
         names = [entry.name for entry in (paths.state / "generations").iterdir() if entry.is_dir()]
     except FileNotFoundError:
@@ -65,7 +68,7 @@ def numbers(paths: HostPaths) -> list[int]:
 
 
 def load(paths: HostPaths, number: int) -> Generation:
-    """One generation, every file of it checked against its digest."""
+    """Read a generation and check all its files against the digest. Raises GenerationError."""
     directory = paths.generation_dir(number)
     if not directory.is_dir():
         there = ", ".join(map(str, numbers(paths))) or "none"
@@ -74,7 +77,7 @@ def load(paths: HostPaths, number: int) -> Generation:
 
 
 def load_directory(directory: Path, number: int) -> Generation:
-    """The same of a directory anywhere."""
+    """Read and check a generation in any directory, such as one not in its place yet. Raises GenerationError."""
     try:
         return _load(directory, number)
     except EngineConfigError as error:
@@ -153,7 +156,11 @@ def _load(directory: Path, number: int) -> Generation:
 
 
 def number_for(digest: str, paths: HostPaths) -> int:
-    """The committed number where that is the same generation, else one that lies there already, else a new one."""
+    """Return the number for a generation with this digest.
+
+    It is the committed number if that generation is the same, else the number of another stored generation that is the
+    same, else a new one. Raises GenerationError.
+    """
     now = committed(paths)
     if now is not None and now.digest == digest:
         return now.generation
@@ -173,9 +180,15 @@ def _recorded_digest(paths: HostPaths, number: int) -> str | None:
 
 
 def documents(rendered: Rendered, number: int, now: Committed | None, created_at: str) -> dict[str, str]:
-    """The files of a generation by their path in its directory.
+    """Return the files of a generation, by path in its directory.
 
-    An engine that is in the committed generation as it is keeps the number that its container carries.
+    An engine that is in the committed generation unchanged keeps the generation number in its container's label.
+
+    Args:
+        rendered: the generation
+        number: its number
+        now: the committed generation, if any
+        created_at: time for generation.json
     """
     files = {f"units/{TARGET}": rendered.target}
     marks: dict[str, dict[str, object]] = {}
@@ -205,7 +218,7 @@ def documents(rendered: Rendered, number: int, now: Committed | None, created_at
 
 
 def write_directory(directory: Path, files: Mapping[str, str]) -> None:
-    """Files of a generation below a directory that is there, all of them on disk when this returns."""
+    """Write the files of a generation below an existing directory and flush them to disk. Raises GenerationError."""
     try:
         for name, text in files.items():
             place = directory / name
@@ -221,7 +234,17 @@ def write_directory(directory: Path, files: Mapping[str, str]) -> None:
 
 
 def is_written(rendered: Rendered, number: int, now: Committed | None, paths: HostPaths) -> str | None:
-    """None where the directory is there, sound, and says just this; else what is wrong with it, in words."""
+    """Check the directory of a generation.
+
+    Args:
+        rendered: what it should contain
+        number: its number
+        now: the committed generation, if any
+        paths: where the host keeps its files
+
+    Returns:
+        None if the directory is intact and has this content, else what is wrong with it.
+    """
     if not paths.generation_dir(number).exists():
         return "it is not there"
     try:
@@ -239,7 +262,10 @@ def is_written(rendered: Rendered, number: int, now: Committed | None, paths: Ho
 
 
 def put(staged: Path, number: int, paths: HostPaths) -> None:
-    """A directory that was written beside it becomes the generation, by one rename; a damaged one goes after that."""
+    """Move a directory that `stage` made to the place of a generation, by one rename.
+
+    A damaged generation in that place is set aside first and removed afterwards. Raises GenerationError.
+    """
     place = paths.generation_dir(number)
     aside = place.with_name(f".former-{number}-{os.getpid()}")
     try:
@@ -253,7 +279,10 @@ def put(staged: Path, number: int, paths: HostPaths) -> None:
 
 
 def stage(paths: HostPaths) -> Path:
-    """A directory beside the generations, for `write_directory` and `put`. What a dead run left there is removed."""
+    """Create a directory beside the generations, for `write_directory` and `put`. Raises GenerationError.
+
+    Directories that interrupted runs left are removed.
+    """
     root = paths.state / "generations"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -265,7 +294,11 @@ def stage(paths: HostPaths) -> Path:
 
 
 def prune(paths: HostPaths, keep: int) -> list[int]:
-    """Removes all but the newest `keep`; never the committed one nor the one before it."""
+    """Remove all but the newest `keep` generations, and never the committed one or the one before it.
+
+    Returns:
+        The removed numbers. Raises GenerationError.
+    """
     now = committed(paths)
     stay = {now.generation, now.previous_generation} if now else set()
     there = numbers(paths)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs of a host: slots, owners of their processes, driver and toolkit versions, the budget of each."""
+"""GPUs of a host: slots, access, owners of processes, versions of driver and toolkit, VRAM budgets."""

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the containers of a host may still use the GPUs that they have, asked from outside of them.
+"""Check, from outside of the containers of a host, whether they may still open the GPU devices that they were given.
 
-When systemd is told daemon-reload it writes anew which devices the control groups may use that it manages. What
-NVIDIA's older runtime hook let into a container it does not know: the container keeps the device nodes, may no longer
-open them, and its NVML says "Unknown Error" (NVIDIA/nvidia-container-toolkit#48).
+`systemctl daemon-reload` makes systemd write the device permissions of the control groups that it manages anew. It does
+not know what NVIDIA's legacy runtime hook granted to a container: the container keeps its device nodes but may no
+longer open them, and NVML in it fails with "Unknown Error" (NVIDIA/nvidia-container-toolkit#48).
 
-access(2) of a device node goes through the kernel's check of the control group (devcgroup_check_permission in
-inode_permission: the rules of version 1, the BPF program of version 2) and does not open the device. So nothing of
-the driver runs, and a lost GPU cannot make it hang. A process of ours joins the container's control group, asks, and
-ends; nothing runs in the container, and nothing of it is changed.
+The check uses access(2) on the device node. access(2) passes the kernel's check of the control group
+(devcgroup_check_permission in inode_permission: the rules of version 1, the BPF program of version 2) without opening
+the device. So no driver code runs, and a lost GPU cannot block it. A process of ours joins the container's control
+group, calls access(2) and ends; nothing runs in the container and nothing in it is changed.
 
-The host stage asks before it has refused a Python that is too old: nothing here, and nothing that is imported, may
-need more than Python 3.8.
+The host stage runs this before it has rejected a Python that is too old, so this file and everything that it imports
+must work with Python 3.8.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from typing import Any, Protocol
 from ..names import LABEL_ENGINE
 
 ASK_S = 10.0
-"""A limit of ours: the question takes some hundredths of a second."""
+"""Seconds that the check of one container may take. Our choice: it normally takes some hundredths of a second."""
 
-# Ends where it stands when its container ends. A container at its limit of memory must not lose a process to ours:
-# where the kernel has to kill one of the group, this one goes first.
+# Program of the process that joins the control group (see `ask_as_member`). It is killed with the container if that
+# ends. It sets its oom_score_adj to the maximum, so that in a container at its memory limit the kernel kills this
+# process and none of the container's.
 PROGRAM = r"""
 import json, os, re, stat, sys
 
@@ -64,65 +65,67 @@ print(json.dumps(answer))
 
 
 class CannotAsk(Exception):
-    """No container of this host can be asked; the text says why."""
+    """No container of this host can be checked; the text says why."""
 
 
 class Unknown(Exception):
-    """One container cannot be asked; the text says why."""
+    """One container cannot be checked; the text says why."""
 
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """A mounted hierarchy of control groups that can say who may use a device."""
+    """A mounted control group hierarchy that controls access to devices."""
 
     version: int
     """1 for the controller `devices`, 2 for the unified hierarchy."""
     root: str
-    """The group that the mount point shows."""
+    """The group at the mount point."""
     point: str
+    """The mount point."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """A container that runs, as Docker knows it."""
+    """A running container, as Docker describes it."""
 
     id: str
     name: str
     pid: int
     engine: str
-    """The engine of ours that it is; empty for somebody else's."""
+    """Name of the engine; empty if vllm-edge did not create the container."""
     paused: bool
     host_devices: bool
-    """Whether its /dev is the host's: then a node in it does not say that it was given the device."""
+    """Whether its /dev is the host's. Then a device node in it does not show that the container was given the device.
+    """
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the process said that asked. Devices are names below /dev."""
+    """Result of the check in one container. Devices are names below /dev."""
 
     devices: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()
     why: str = ""
-    """Why it could not ask; empty where it could."""
+    """Why the check failed; empty if it succeeded."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """A container that has GPUs. Devices are paths in it."""
+    """A container that has GPUs. Devices are paths in the container."""
 
     id: str
     name: str
     engine: str
-    """The engine of ours that it is; empty for somebody else's."""
+    """Name of the engine; empty if vllm-edge did not create the container."""
     devices: tuple[str, ...]
     denied: tuple[str, ...]
-    """Those that it may not use."""
+    """The devices that it may not open."""
     unknown: str
-    """Why it could not be asked; empty where it could."""
+    """Why it could not be checked; empty if it was."""
 
     @property
     def unit(self) -> str:
-        """The unit that starts it; empty for somebody else's."""
+        """The unit that starts the container; empty if vllm-edge did not create it."""
         return f"vllm-{self.engine}.service" if self.engine else ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -138,22 +141,28 @@ class Access:
 
 
 class Run(Protocol):
-    """Runs a program: its exit status and what it printed on both streams. CannotAsk where that is not possible."""
+    """Runs a program and returns exit status, standard output and standard error. Raises CannotAsk if that is
+    impossible.
+    """
 
     def __call__(self, command: Sequence[str], /) -> tuple[int, str, str]: ...
 
 
 class Asker(Protocol):
-    """Asks for the devices in a directory as a member of the groups whose `cgroup.procs` are given. CannotAsk."""
+    """Checks the devices in `place` as a member of the groups with these `cgroup.procs` files. Raises CannotAsk."""
 
     def __call__(self, place: Path, groups: Sequence[Path], /) -> Answer: ...
 
 
-# -- what texts mean
+# -- parsing
 
 
 def parse_hierarchies(mountinfo: str) -> list[Hierarchy]:
-    """The mounts of /proc/self/mountinfo (proc(5)) that can say who may use a device."""
+    """Return the mounted hierarchies that control access to devices.
+
+    Args:
+        mountinfo: content of /proc/self/mountinfo (proc(5))
+    """
     found = []
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -169,7 +178,11 @@ def parse_hierarchies(mountinfo: str) -> list[Hierarchy]:
 
 
 def parse_memberships(cgroup: str) -> dict[int, str]:
-    """The groups that /proc/<pid>/cgroup (cgroups(7)) names for devices, by the version of their hierarchy."""
+    """Return the control groups of a process that concern devices, by the version of their hierarchy.
+
+    Args:
+        cgroup: content of /proc/<pid>/cgroup (cgroups(7))
+    """
     found = {}
     for line in cgroup.splitlines():
         number, _, rest = line.partition(":")
@@ -182,7 +195,11 @@ def parse_memberships(cgroup: str) -> dict[int, str]:
 
 
 def directory_of(path: str, hierarchies: Iterable[Hierarchy]) -> str:
-    """Where a group lies; Unknown where no mount shows it, as of a group outside of our own namespace."""
+    """Return the directory of a control group.
+
+    Raises:
+        Unknown: no mount shows the group, for example because it is outside of our cgroup namespace
+    """
     if ".." not in path.split("/"):
         for hierarchy in hierarchies:
             root = hierarchy.root.rstrip("/")
@@ -192,10 +209,17 @@ def directory_of(path: str, hierarchies: Iterable[Hierarchy]) -> str:
 
 
 def groups_of(cgroup: str, hierarchies: Sequence[Hierarchy]) -> list[str]:
-    """The directories of the groups that say which devices a process may use, from its /proc/<pid>/cgroup.
+    """Return the directories of the control groups that decide which devices a process may open.
 
-    Where both versions are there the process is a member of both, and each may deny: both are given. A unified
-    hierarchy that nobody has mounted denies nothing.
+    If both versions are in use, the process is a member of a group in each and either may deny, so both are returned. A
+    unified hierarchy that is not mounted denies nothing.
+
+    Args:
+        cgroup: content of /proc/<pid>/cgroup
+        hierarchies: the mounted hierarchies
+
+    Raises:
+        Unknown: the process has no such group or its directory is not visible
     """
     paths = parse_memberships(cgroup)
     if 1 in paths and not any(hierarchy.version == 2 for hierarchy in hierarchies):
@@ -209,7 +233,7 @@ def groups_of(cgroup: str, hierarchies: Sequence[Hierarchy]) -> list[str]:
 
 
 def parse_inspect(text: str) -> list[Running]:
-    """Containers that run, of what `docker inspect` prints; ValueError where that is something else."""
+    """Return the running containers from the output of `docker inspect`. Raises ValueError if it is no list."""
     listed = json.loads(text)
     if not isinstance(listed, list):
         raise ValueError("no list")
@@ -231,11 +255,16 @@ def parse_inspect(text: str) -> list[Running]:
     return found
 
 
-# -- asking
+# -- checking
 
 
 def ask_as_member(place: Path, groups: Sequence[Path]) -> Answer:
-    """The real Asker: by a process of its own, since who joins a group stays in it."""
+    """Check the devices from a separate process, because a process that joined a group stays in it. Raises CannotAsk.
+
+    Args:
+        place: directory of the device nodes, /proc/<pid>/root/dev of the container
+        groups: `cgroup.procs` files of the groups to join; with none the devices are only listed
+    """
     if os.geteuid() != 0:
         raise CannotAsk("only root may join the control group of a container")
     command = [sys.executable, "-I", "-S", "-c", PROGRAM, str(place), *map(str, groups)]
@@ -254,14 +283,14 @@ def ask_as_member(place: Path, groups: Sequence[Path]) -> Answer:
 
 
 def running_containers(run: Run) -> list[Running]:
-    """Every container that runs, by Docker's own program. CannotAsk where Docker cannot be asked."""
+    """Return all running containers, by means of the `docker` command. Raises CannotAsk."""
     try:
         _, shown, _ = run(["systemctl", "show", "--property=Id,LoadState,ActiveState", "--", "docker.service"])
     except CannotAsk:
         shown = ""
     unit = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     state = unit.get("ActiveState", "")
-    # Its socket would start a Docker that somebody has stopped.
+    # Its socket unit would start a Docker Engine that somebody has stopped.
     if unit.get("LoadState") == "loaded" and state not in ("active", "activating", "reloading"):
         raise CannotAsk(f"docker.service is {state}")
     status, out, err = run(["docker", "ps", "--quiet", "--no-trunc"])
@@ -271,7 +300,7 @@ def running_containers(run: Run) -> list[Running]:
     if not ids:
         return []
     status, out, err = run(["docker", "inspect", "--type=container", *ids])
-    # One that has ended since is said so, beside the others.
+    # Containers that have ended since are reported as errors beside the others.
     refused = [line for line in err.splitlines() if line.strip() and "no such" not in line.lower()]
     if status != 0 and refused:
         raise CannotAsk(f"docker inspect: {refused[0].strip()}")
@@ -282,7 +311,7 @@ def running_containers(run: Run) -> list[Running]:
 
 
 def read_cgroup(proc: Path) -> str | None:
-    """None where the process is gone."""
+    """Return the control groups of the process with this proc directory; None if it has ended. Raises CannotAsk."""
     try:
         return (proc / "cgroup").read_text(encoding="utf-8")
     except (FileNotFoundError, ProcessLookupError):
@@ -292,7 +321,17 @@ def read_cgroup(proc: Path) -> str | None:
 
 
 def examine(container: Running, hierarchies: Sequence[Hierarchy], root: Path, ask: Asker) -> Access | None:
-    """What one container may use; None where it has no GPU, or has ended."""
+    """Check one container; None if it has no GPU or has ended.
+
+    Args:
+        container: the container
+        hierarchies: the mounted control group hierarchies
+        root: directory that has proc and sys
+        ask: makes the check
+
+    Raises:
+        CannotAsk: no container can be checked
+    """
     proc = root / "proc" / str(container.pid)
     cgroup = read_cgroup(proc)
     if cgroup is None:
@@ -300,7 +339,7 @@ def examine(container: Running, hierarchies: Sequence[Hierarchy], root: Path, as
     groups: list[Path] = []
     unknown = ""
     if container.paused:
-        # On version 2 who joins a group that is frozen is frozen with it.
+        # On version 2 a process that joins a frozen group is frozen too.
         unknown = "it is paused"
     else:
         try:
@@ -311,7 +350,7 @@ def examine(container: Running, hierarchies: Sequence[Hierarchy], root: Path, as
     if missing:
         groups, unknown = [], f"its control group {missing[0]} does not exist"
     answer = ask(proc / "root" / "dev", [group / "cgroup.procs" for group in groups])
-    # By now the container may have ended, and its pid may be another's.
+    # Meanwhile the container may have ended and another process may have its pid.
     if read_cgroup(proc) != cgroup or not (answer.devices or answer.why):
         return None
     unknown = unknown or answer.why
@@ -329,9 +368,15 @@ def examine(container: Running, hierarchies: Sequence[Hierarchy], root: Path, as
 
 
 def look(run: Run, root: Path = Path("/"), ask: Asker = ask_as_member) -> list[Access]:
-    """Every running container that has GPUs, by name. CannotAsk where Docker or the kernel cannot be asked.
+    """Return all running containers that have GPUs, sorted by name.
 
-    `root` is the directory that has /proc and /sys; another one than / only in tests.
+    Args:
+        run: runs a program on the host
+        root: directory that has proc and sys; other than / only in tests
+        ask: makes the check in one container
+
+    Raises:
+        CannotAsk: Docker or the kernel cannot be queried
     """
     containers = running_containers(run)
     try:

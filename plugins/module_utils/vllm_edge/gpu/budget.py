@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VRAM of every GPU against its budget: pure evaluation, and waiting until what is measured stands still.
+"""VRAM of every GPU compared with its budget: a pure evaluation, and sampling until the memory in use is stable.
 
-What the figures of a GPU mean:
+Meaning of the figures of a GPU:
 
-  used_mib      what NVML says is allocated (v2), see nvml.py
-  foreign_mib   what processes hold that are not ours. None when it cannot be known: NVML does not give a process's
-                memory, or nobody can say whose process it is. Never 0 by default.
-  engine_mib    used minus foreign: our engines, and memory that no process holds any more. It counts as ours because
-                after an engine crashed that is what it looks like. An upper bound (used_mib) where foreign_mib is None.
-  headroom_mib  budget minus engine_mib, negative when over budget
+  used_mib      what NVML says is allocated (v2), see system/nvml.py
+  foreign_mib   memory of processes that are not ours. None if it is unknown, because NVML does not report a process's
+                memory or the owner of a process is unknown. It never defaults to 0.
+  engine_mib    used minus foreign: our engines, and memory that no process holds any more. The latter counts as ours
+                because a crashed engine may leave it behind. It is an upper bound (used_mib) if foreign_mib is None.
+  headroom_mib  budget minus engine_mib; negative if the GPU is over budget
 
-vLLM takes its whole share at start-up, so little memory is as telling as much: far below what is expected means that
-something else runs than was planned.
+vLLM takes its whole share of memory when it starts, so too little memory is a finding as well: far below the expected
+amount, something else runs than was planned.
 """
 
 from __future__ import annotations
@@ -27,34 +27,41 @@ from .owners import ENDED, Owner
 Foreign = Literal["ignore", "warn", "fail"]
 
 IDLE_MIB = 16
-"""What may be allocated on a GPU that nobody of ours uses. The driver keeps 0-4 MiB on an idle L4 and rounds per
-process; 16 is far below the smallest thing an engine leaves behind (a CUDA context: about 200)."""
+"""Memory that may be allocated on a GPU that no engine uses. The driver keeps 0-4 MiB on an idle L4 and rounds per
+process; 16 MiB is far below the least that an engine leaves behind (a CUDA context takes about 200).
+"""
 
 UNKNOWN_RESERVE_SHARE = 0.03
-"""Where only NVML v1 answers, an idle GPU shows the driver's reserve as used: 2.04 % on an L4 (471 of 23,034 MiB)."""
+"""If only NVML v1 answers, an idle GPU shows the driver's reserve as used memory: 2.04 % on an L4 (471 of 23,034 MiB).
+"""
 
 STABLE_MIB = 16
-"""Two samples closer than this are the same."""
+"""Two samples that differ by less than this are equal."""
 
 DEFAULT_TOLERANCE_MIB = 300
+"""How far below the expected memory a GPU may be without a warning."""
 
 
 class BudgetError(ValueError):
-    """The budgets cannot be what was meant. The text says which, why, and how to put it right."""
+    """The budgets are not valid. The text says which, why, and how to correct them."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What to hold the measurement against; maps are by UUID."""
+    """What the GPUs are compared with; the maps are by UUID, in MiB."""
 
     budgets: Mapping[str, int]
     expected: Mapping[str, int]
     foreign: Foreign = "warn"
+    """What happens if processes that are not ours use a GPU: nothing, a warning or a failure."""
     tolerance_mib: int = DEFAULT_TOLERANCE_MIB
+    """How far below `expected` a GPU may be without a warning."""
 
 
 @dataclass(frozen=True)
 class ProcessUse:
+    """One process on a GPU with its memory and its owner."""
+
     pid: int
     used_mib: int | None
     container: str | None
@@ -88,6 +95,8 @@ class ProcessUse:
 
 @dataclass(frozen=True)
 class GpuVerdict:
+    """Figures of one GPU and the comparison with its budget; see the top of this file."""
+
     reading: GpuReading
     slot: int | None
     budget_mib: int
@@ -95,7 +104,7 @@ class GpuVerdict:
     engine_mib: int
     foreign_mib: int | None
     unattributed_mib: int | None
-    """Memory that no process holds; None where a process's memory is unknown."""
+    """Memory that no process holds; None if a process's memory is unknown."""
     processes: tuple[ProcessUse, ...]
 
     @property
@@ -108,17 +117,19 @@ class GpuVerdict:
 
     @property
     def is_upper_bound(self) -> bool:
+        """Whether `engine_mib` may include memory that is not ours."""
         return self.foreign_mib is None or self.reading.used_includes_reserved
 
     @property
     def releasing(self) -> bool:
-        """Over budget only by memory that no process holds: the driver may be about to give it back."""
+        """Whether only memory that no process holds exceeds the budget: the driver may be about to free it."""
         if self.within_budget or self.unattributed_mib is None:
             return False
         return self.engine_mib - self.unattributed_mib <= self.budget_mib
 
     @property
     def card(self) -> str:
+        """The GPU's name in messages."""
         slot = "no slot" if self.slot is None else f"slot {self.slot}"
         return f"GPU {self.reading.index} ({slot}, {self.reading.name}, {self.reading.uuid})"
 
@@ -150,29 +161,31 @@ class GpuVerdict:
 
 @dataclass(frozen=True)
 class Evaluation:
+    """The result for all GPUs."""
+
     gpus: tuple[GpuVerdict, ...]
     failures: tuple[str, ...]
     warnings: tuple[str, ...]
 
     @property
     def passing(self) -> bool:
-        """Whether the next samples may well tell something else: memory is on its way back, or a process just ended."""
+        """Whether the next sample may well differ: memory is being freed, or a process has just ended."""
         return any(gpu.releasing or any(process.reason == ENDED for process in gpu.processes) for gpu in self.gpus)
 
     @property
     def message(self) -> str:
-        """One paragraph: what is wrong, or that nothing is."""
+        """One paragraph: all failures, or that every GPU is within its budget."""
         if self.failures:
             return " ".join(self.failures)
         parts = [f"GPU {gpu.reading.index}: {gpu.engine_mib} of {gpu.budget_mib} MiB" for gpu in self.gpus]
         return f"Every GPU is within its budget ({'; '.join(parts)})."
 
 
-# ---- what was asked for -----------------------------------------------------------------------------------------
+# ---- input ------------------------------------------------------------------------------------------------------
 
 
 def _whole_mib(option: str, key: str, value: object) -> int:
-    """A number of MiB. Digits as text are taken, too: that is how -e hands numbers over."""
+    """Return a number of MiB. Digits as text are accepted, since `-e` passes numbers as text. Raises BudgetError."""
     if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]+", value.strip()):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -196,7 +209,7 @@ def _known_gpus(gpus: Sequence[GpuReading], slots: Sequence[str]) -> str:
 
 
 def check_slots(slots: Sequence[str]) -> None:
-    """Refuse a list of slots that names a GPU twice."""
+    """Check the UUIDs of the slots. Raises BudgetError if one occurs twice."""
     twice = sorted({uuid for uuid in slots if slots.count(uuid) > 1})
     if twice:
         raise BudgetError(f"gpu_slots names {', '.join(twice)} more than once: every slot is another GPU.")
@@ -205,7 +218,17 @@ def check_slots(slots: Sequence[str]) -> None:
 def resolve_mib(
     option: str, values: Mapping[Any, object], gpus: Sequence[GpuReading], slots: Sequence[str]
 ) -> dict[str, int]:
-    """{uuid or slot: MiB} as {uuid: MiB}; refuses what cannot have been meant."""
+    """Convert {UUID or slot: MiB} to {UUID: MiB}.
+
+    Args:
+        option: name of the module's option, for messages
+        values: amounts by UUID or by slot number
+        gpus: the GPUs that NVML sees
+        slots: UUIDs by slot
+
+    Raises:
+        BudgetError: an amount or a key is not valid, or a GPU is named twice
+    """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     resolved: dict[str, int] = {}
     spelled: dict[str, str] = {}
@@ -244,7 +267,7 @@ def resolve_mib(
     return resolved
 
 
-# ---- the verdict ------------------------------------------------------------------------------------------------
+# ---- evaluation -------------------------------------------------------------------------------------------------
 
 
 def _use(pid: int, used_mib: int | None, owner: Owner) -> ProcessUse:
@@ -252,6 +275,14 @@ def _use(pid: int, used_mib: int | None, owner: Owner) -> ProcessUse:
 
 
 def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot: int | None) -> GpuVerdict:
+    """Compute the figures of one GPU.
+
+    Args:
+        gpu: the sample
+        owners: owner by pid
+        limits: budgets and expected memory
+        slot: its slot; None if it has none
+    """
     nobody = Owner("unknown", reason="its owner was not looked up")
     processes = tuple(_use(p.pid, p.used_mib, owners.get(p.pid, nobody)) for p in gpu.processes or ())
     memory_known = gpu.processes is not None and all(process.used_mib is not None for process in processes)
@@ -311,7 +342,7 @@ def _over_budget(gpu: GpuVerdict) -> str:
 
 
 def _foreign(gpu: GpuVerdict) -> str | None:
-    """What to say about processes that are not, or perhaps not, ours."""
+    """Return a sentence about processes that are not ours or may not be; None if there are none."""
     others = [process for process in gpu.processes if process.owner != "ours"]
     if others:
         return f"{gpu.card} is also used by others: {'; '.join(str(process) for process in others)}."
@@ -342,7 +373,14 @@ def _reserve_unknown(gpu: GpuVerdict) -> str | None:
 def evaluate(
     gpus: Iterable[GpuReading], owners: Mapping[int, Owner], limits: Limits, slots: Sequence[str] = ()
 ) -> Evaluation:
-    """Hold every GPU against its budget. A GPU that `limits.budgets` does not name has 0."""
+    """Compare every GPU with its budget. A GPU that `limits.budgets` does not name has a budget of 0.
+
+    Args:
+        gpus: one sample per GPU
+        owners: owner by pid
+        limits: budgets, expected memory and tolerances
+        slots: UUIDs by slot
+    """
     verdicts = tuple(
         judge_gpu(gpu, owners, limits, slots.index(gpu.uuid) if gpu.uuid in slots else None) for gpu in gpus
     )
@@ -362,11 +400,13 @@ def evaluate(
     return Evaluation(verdicts, tuple(failures), tuple(warnings))
 
 
-# ---- standing still ---------------------------------------------------------------------------------------------
+# ---- sampling ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Settled:
+    """The last sample, its evaluation, and whether the memory was stable."""
+
     reading: HostReading
     evaluation: Evaluation
     settled: bool
@@ -375,7 +415,7 @@ class Settled:
 
 
 def same_memory(before: HostReading, after: HostReading) -> bool:
-    """Whether no GPU moved by STABLE_MIB or more between two samples."""
+    """Return whether the used memory of every GPU changed by less than STABLE_MIB between two samples."""
     used = {gpu.uuid: gpu.used_mib for gpu in before.gpus}
     return len(before.gpus) == len(after.gpus) and all(
         gpu.uuid in used and abs(gpu.used_mib - used[gpu.uuid]) < STABLE_MIB for gpu in after.gpus
@@ -391,10 +431,18 @@ def settle(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> Settled:
-    """Read until two samples in a row agree, at most timeout_s long; the last sample is judged.
+    """Take samples until two in a row agree, and evaluate the last one.
 
-    A GPU that is over budget only by memory without a process gets the whole time: the driver gives memory back some
-    seconds after the process is gone, and stands still until it does.
+    If a GPU is over budget only by memory that no process holds, sampling goes on until the timeout: the driver frees
+    such memory some seconds after the process has ended, and the figures do not change until then.
+
+    Args:
+        read: takes a sample
+        judge: evaluates a sample
+        timeout_s: seconds after which the last sample is evaluated in any case
+        interval_s: seconds between two samples
+        clock: monotonic clock, in seconds
+        sleep: waits for so many seconds
     """
     start = clock()
     last = read()
@@ -416,7 +464,7 @@ def settle(
 
 
 def slot_identities(records: Sequence[tuple[str, str | None, str | None]]) -> tuple[GpuIdentity, ...]:
-    """(uuid, name, bus id) by slot as identities, for naming a card that NVML no longer sees."""
+    """Convert (UUID, name, bus id) by slot to identities, with which a card that NVML no longer sees can be named."""
     return tuple(
         GpuIdentity(at, uuid, name or "unknown model", bus or "an unknown bus id")
         for at, (uuid, name, bus) in enumerate(records)

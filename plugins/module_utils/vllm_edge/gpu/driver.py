@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's version in its three places: the loaded kernel module, the libraries, the CDI specifications.
+"""Versions of the NVIDIA driver: loaded kernel module, libraries on the host, and libraries in the CDI specifications.
 
-A container gets the libraries that the specification mounts, and they only talk to a module of their own version:
-otherwise NVML and CUDA fail inside with "Driver/library version mismatch". What cannot be read is not known, and what
-is not known is no mismatch.
+A container gets the libraries that the CDI specification mounts, and they only work with a kernel module of the same
+version; otherwise NVML and CUDA in the container fail with "Driver/library version mismatch". A version that cannot be
+read is unknown and never counts as a mismatch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from ..system import cdi
 LIBRARIES = ("libnvidia-ml.so.1", "libcuda.so.1")
 DIRECTORIES = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib/aarch64-linux-gnu", "usr/lib")
 GENERATED = "var/run/cdi"
-"""Written anew at each boot; Docker prefers a device from here to one of the same name from STATIC."""
+"""Written anew at each boot. If a device is defined here and in STATIC, Docker uses the definition from here."""
 STATIC = "etc/cdi"
 MAX_LINKS = 40
+"""Links to follow before a path counts as a loop."""
 
 _NUMBER = r"\d+\.\d+(?:\.\d+)?"
 _LIBRARY = re.compile(rf"\.so\.({_NUMBER})")
@@ -30,41 +31,42 @@ _MODULE = re.compile(rf"Kernel Module\b.*?\s({_NUMBER})\s")
 
 @dataclass(frozen=True)
 class DriverVersions:
-    """What was found; empty where there is none or where it cannot be read."""
+    """The versions that were found; empty if there is none or if it cannot be read."""
 
     module: str = ""
-    """Of the loaded kernel module."""
+    """Version of the loaded kernel module."""
     libraries: Mapping[str, str] = field(default_factory=dict)
-    """Name of the library to the version of the file behind it."""
+    """Version of the file behind each library, by the library's name."""
     specifications: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Path of each CDI specification of NVIDIA's GPUs to the versions of the driver's libraries that it mounts."""
+    """Versions of the driver libraries that each CDI specification for NVIDIA GPUs mounts, by its path."""
 
     @property
     def library(self) -> str:
-        """The libraries' version, that of NVML first."""
+        """Version of the libraries, NVML's first."""
         return next((self.libraries[name] for name in LIBRARIES if name in self.libraries), "")
 
     @property
     def in_use(self) -> Mapping[str, tuple[str, ...]]:
-        """The specifications that containers get their libraries from: generated ones where there are any."""
+        """The specifications that containers get their libraries from: the generated ones, or all if there are none."""
         generated = {path: found for path, found in self.specifications.items() if f"/{GENERATED}/" in path}
         return generated or self.specifications
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Why a container would not reach its GPUs. `heals` says whether it can pass without anybody's doing."""
+    """Why a container would not get access to its GPUs."""
 
     reason: str
     remedy: str
     heals: bool
+    """Whether it can pass without an operator's action."""
 
     def __str__(self) -> str:
         return f"{self.reason[:1].upper()}{self.reason[1:]}. {self.remedy}."
 
 
 def explain_mismatch(found: DriverVersions) -> Mismatch | None:
-    """None where nothing speaks against starting a container."""
+    """Return the mismatch that keeps new containers from using a GPU; None if there is none."""
     if not found.module:
         return None
     other = sorted({version for version in found.libraries.values() if version != found.module})
@@ -91,7 +93,7 @@ def explain_mismatch(found: DriverVersions) -> Mismatch | None:
 
 
 def resolve(root: Path, path: str) -> Path | None:
-    """The file that a path leads to, with every link taken as if root were /; None where it leads nowhere."""
+    """Return the file that a path leads to, with links resolved as if `root` were /; None if it leads nowhere."""
     at, ahead, links = root, [part for part in path.split("/") if part], 0
     while ahead:
         part, *ahead = ahead
@@ -112,7 +114,7 @@ def resolve(root: Path, path: str) -> Path | None:
 
 
 def module_version(root: Path) -> str:
-    """Of the loaded module; empty where none is loaded."""
+    """Return the version of the loaded kernel module; empty if none is loaded."""
     try:
         return (root / "sys/module/nvidia/version").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -126,7 +128,10 @@ def module_version(root: Path) -> str:
 
 
 def library_versions(root: Path) -> dict[str, str]:
-    """By the names of the files: to load a library would be to open the driver."""
+    """Return the versions of the driver libraries, by library name.
+
+    They are read from the file names, because loading a library would open the driver.
+    """
     found: dict[str, str] = {}
     for name in LIBRARIES:
         for directory in DIRECTORIES:
@@ -141,7 +146,7 @@ def library_versions(root: Path) -> dict[str, str]:
 
 
 def specification_versions(root: Path) -> dict[str, tuple[str, ...]]:
-    """Of every specification that names NVIDIA's GPUs; paths as the host has them."""
+    """Return the driver versions in every CDI specification for NVIDIA GPUs, by path as the host sees it."""
     found: dict[str, tuple[str, ...]] = {}
     for directory in (STATIC, GENERATED):
         try:
@@ -154,5 +159,5 @@ def specification_versions(root: Path) -> dict[str, tuple[str, ...]]:
 
 
 def read_versions(root: Path = Path("/")) -> DriverVersions:
-    """The whole host."""
+    """Return all driver versions of the host below `root`."""
     return DriverVersions(module_version(root), library_versions(root), specification_versions(root))

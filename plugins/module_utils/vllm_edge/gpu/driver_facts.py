@@ -28,6 +28,8 @@ BUS_FIELDS = ("uuid", "pci.bus_id")
 
 @dataclass(frozen=True)
 class Kernel:
+    """An installed kernel."""
+
     release: str
     has_module: bool
     """Whether an NVIDIA module is installed for it."""
@@ -35,25 +37,27 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Driver:
+    """The NVIDIA driver and what it depends on."""
+
     versions: DriverVersions
     origins: Mapping[str, tuple[str, ...]] | Unread
-    """Package to who offers the installed version of it."""
+    """Who offers the installed version of a package (`o=` of apt's sources, otherwise the address), by package."""
     installer: str
-    """What the vendor's .run installer left; empty without it."""
+    """The uninstaller that NVIDIA's .run installer left; empty if there is none."""
     loaded: bool
     nouveau: bool
     secure_boot: bool | Unread | None
-    """None: the host was not started by UEFI."""
+    """None if the host was not started by UEFI."""
     signer: str | Unread
-    """Of the module on disk; empty for none."""
+    """Who signed the module on disk; empty if nobody did."""
     running_kernel: str
     kernels: tuple[Kernel, ...]
-    """Installed ones, oldest first."""
+    """Installed kernels, oldest first."""
     persistence: Unit | Unread
 
 
 def switch(word: str) -> bool | None:
-    """What nvidia-smi writes for on and off."""
+    """Parse nvidia-smi's words for on and off; None for anything else."""
     return {"enabled": True, "yes": True, "disabled": False, "no": False}.get(word.lower())
 
 
@@ -62,6 +66,7 @@ class DriverReader(HostReader):
     """Reads the driver, the kernels that can start, and the bus between the GPUs."""
 
     def driver(self, packages: Packages | Unread) -> Driver:
+        """Read the versions, packages, modules and signature of the driver."""
         release = self.plain("proc/sys/kernel/osrelease")
         return Driver(
             versions=read_versions(self.root),
@@ -77,6 +82,7 @@ class DriverReader(HostReader):
         )
 
     def origins(self, packages: Packages) -> dict[str, tuple[str, ...]] | Unread:
+        """Return which sources of apt offer the installed version of each package of the driver."""
         names = dpkg.versioned(packages)
         if not names:
             return {}
@@ -92,6 +98,7 @@ class DriverReader(HostReader):
         }
 
     def secure_boot(self) -> bool | Unread | None:
+        """Return whether Secure Boot is on; None if the host was not started by UEFI."""
         if not self.at("sys/firmware/efi").is_dir():
             return None
         try:
@@ -104,6 +111,7 @@ class DriverReader(HostReader):
 
     def signer(self) -> str | Unread:
         # Debian's own packages have the module under the other names.
+        """Return who signed the module on disk; empty if nobody did."""
         for name in ("nvidia", "nvidia-current", "nvidia-current-open"):
             ran = self.ask("modinfo", "-F", "signer", name)
             if isinstance(ran, Unread):
@@ -113,7 +121,7 @@ class DriverReader(HostReader):
         return Unread("modinfo finds no module of the driver for the running kernel")
 
     def kernels(self, running: str) -> tuple[Kernel, ...]:
-        """Those that can be started: the running one, and what has an image in /boot."""
+        """Return the kernels that can be started: the running one, and those with an image in /boot."""
         try:
             releases = {entry.name for entry in self.at("lib/modules").iterdir() if entry.is_dir()}
         except OSError:
@@ -125,7 +133,11 @@ class DriverReader(HostReader):
         )
 
     def smi(self, fields: Sequence[str]) -> tuple[list[list[str]], str]:
-        """One row for each GPU that answers, and what nvidia-smi said otherwise."""
+        """Query fields of every GPU.
+
+        Returns:
+            One row for each GPU that answers, and everything else that nvidia-smi printed.
+        """
         ran = self.ask("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
         if isinstance(ran, Unread):
             return [], ran.why
@@ -143,12 +155,16 @@ class DriverReader(HostReader):
         return rows, " ".join(said)
 
     def by_uuid(self, fields: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Fields that not every driver knows; none where it refuses them."""
+        """Query fields that not every driver knows, by UUID; empty if the driver refuses them."""
         rows, _ = self.smi(["uuid", *fields])
         return {row[0]: tuple(row[1:]) for row in rows}
 
     def bus(self, places: Iterable[tuple[str, str]]) -> Topology:
-        """No more than `correctness` needs. A place is a GPU's UUID and its address as nvidia-smi writes it."""
+        """Read the bus as far as `correctness` needs it.
+
+        Args:
+            places: UUID and address of each GPU, the address as nvidia-smi writes it.
+        """
         cards = []
         for uuid, bus_id in places:
             address = topology.kernel_address(bus_id)
@@ -164,6 +180,7 @@ class DriverReader(HostReader):
         return Topology(tuple(cards), self.peers([card.uuid for card in sorted(cards, key=lambda card: card.bus)]))
 
     def peers(self, uuids: Sequence[str]) -> dict[tuple[str, str], str] | Unread:
+        """Return what the driver says about reads between each pair of GPUs. `uuids` are in the order of the bus."""
         if len(uuids) < 2:
             return {}
         ran = self.ask("nvidia-smi", "topo", "-p2p", "r")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of GPU models by NVML's name of them, beyond their memory."""
+"""Facts about GPU models that NVML does not report, by NVML's name of the model."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import NamedTuple
 
 
 class GpuModel(NamedTuple):
-    """One model of GPU."""
+    """Facts about one GPU model."""
 
     compute_capability: tuple[int, int]
     bandwidth_bytes_per_s: float
-    """Of its memory, as NVIDIA's data sheet has it."""
+    """Memory bandwidth according to NVIDIA's data sheet."""
     nvlink: bool
     nvml_total_mib: int | None = None
-    """What nvidia-smi prints as its total, where it was looked at."""
+    """Total memory as nvidia-smi prints it; None if nobody has read it on such a card."""
     cuda_total_bytes: int | None = None
-    """What CUDA has of that."""
+    """The part of it that CUDA offers; None if unknown."""
 
 
-# NVIDIA's data sheets of each, and its table of compute capabilities. The L4's memory is that of the reference host and
-# of several public reports: 22.03 GiB of 23,034 MiB.
+# Sources: NVIDIA's data sheet of each model and NVIDIA's table of compute capabilities. The memory of the L4 was read
+# on the reference host and matches several public reports: 22.03 GiB of 23,034 MiB.
 GPU_MODELS: dict[str, GpuModel] = {
     "NVIDIA L4": GpuModel((8, 9), 300e9, False, 23034, 23_659_151_360),
     "NVIDIA L40S": GpuModel((8, 9), 864e9, False),
@@ -30,7 +30,14 @@ GPU_MODELS: dict[str, GpuModel] = {
 
 
 def by_total(nvml_total_mib: int) -> tuple[str, int] | None:
-    """Name and CUDA's total of the GPU of which nvidia-smi prints this total; None where nobody has looked at one."""
+    """Find a GPU model by its total memory.
+
+    Args:
+        nvml_total_mib: total as nvidia-smi prints it
+
+    Returns:
+        Name of the model and CUDA's total in bytes; None if no known model has this total.
+    """
     for name, model in GPU_MODELS.items():
         if model.nvml_total_mib == nvml_total_mib and model.cuda_total_bytes is not None:
             return name, model.cuda_total_bytes
@@ -38,5 +45,5 @@ def by_total(nvml_total_mib: int) -> tuple[str, int] | None:
 
 
 def known(name: str) -> GpuModel | None:
-    """What is known of a GPU, None for one that nobody has written down: then nothing is claimed of it."""
+    """Return the facts about a GPU model; None if it is not in the table, so nothing can be said about it."""
     return GPU_MODELS.get(name)

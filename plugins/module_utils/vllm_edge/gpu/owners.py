@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a process on a GPU belongs to: pid -> container -> engine -> unit.
+"""Owners of the processes on a GPU: from pid to container to engine to unit.
 
-NVML gives host pids. /proc/<pid>/cgroup names the container by its id, Docker knows the container's name and labels,
-and the label vllm-edge.engine=<engine> makes it ours, with the unit vllm-<engine>.service. Where Docker cannot be
-asked, a process in a container is of unknown owner, with the reason: calling it foreign would blame somebody else for
-our own memory.
+NVML reports host pids. /proc/<pid>/cgroup contains the id of the process's container. Docker knows the container's name
+and labels, and the label vllm-edge.engine=<engine> means that it is ours, with the unit vllm-<engine>.service. If
+Docker cannot be queried, the owner of a process in a container is `unknown`, with the reason. It is not called foreign,
+because our own memory would then be blamed on somebody else.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ PROC = Path("/proc")
 DOCKER_TIMEOUT_S = 10
 
 ENDED = "the process ended while it was being looked up"
+"""Reason of an unknown owner; budget.py compares with it."""
 
 OwnerKind = Literal["ours", "foreign", "unknown"]
 Runtime = Literal["docker", "podman", "other"]
@@ -31,7 +32,7 @@ _RUNTIMES: dict[str, Runtime] = {"docker": "docker", "libpod": "podman"}
 
 @dataclass(frozen=True)
 class ContainerRef:
-    """A container as a cgroup path shows it."""
+    """A container as a control group path shows it."""
 
     id: str
     runtime: Runtime
@@ -44,10 +45,13 @@ class Container:
     id: str
     name: str
     engine: str | None
+    """Name of the engine; None if vllm-edge did not create the container."""
 
 
 @dataclass(frozen=True)
 class Owner:
+    """Owner of a process: `ours` (an engine), `foreign` (somebody else) or `unknown`."""
+
     kind: OwnerKind
     container: str | None = None
     unit: str | None = None
@@ -56,7 +60,7 @@ class Owner:
 
 
 def _segments(cgroup: str) -> Iterable[list[str]]:
-    """The path of every line of a cgroup file ("12:cpu,cpuacct:/a/b", or "0::/a/b" of version 2), as segments."""
+    """Yield the path segments of each line of a cgroup file ("12:cpu,cpuacct:/a/b", or "0::/a/b" in version 2)."""
     for line in cgroup.splitlines():
         parts = line.split(":", 2)
         if len(parts) == 3:
@@ -64,14 +68,15 @@ def _segments(cgroup: str) -> Iterable[list[str]]:
 
 
 def _container_of(path: list[str]) -> ContainerRef | None:
-    """The innermost container of a path: with Docker in Docker the outer one comes first."""
+    """Return the innermost container of a path: with Docker in Docker the outer one comes first."""
     for at in range(len(path) - 1, -1, -1):
         match = _ID.fullmatch(path[at])
-        if match is None or match["prefix"] == "libpod-conmon":  # conmon only watches over the container
+        if match is None or match["prefix"] == "libpod-conmon":  # conmon only monitors the container
             continue
         parent = path[at - 1] if at > 0 else ""
         prefix = match["prefix"] or ("docker" if parent == "docker" else "")
-        # A parent of the operator's choosing (dockerd --cgroup-parent) has no telling name: Docker is asked about it.
+        # If the operator chose the parent (dockerd --cgroup-parent), its name says nothing, so Docker is asked about
+        # the id.
         kubernetes = any(segment.startswith("kubepods") for segment in path)
         default: Runtime = "other" if kubernetes or match["prefix"] else "docker"
         return ContainerRef(match["id"], _RUNTIMES.get(prefix, default))
@@ -79,17 +84,19 @@ def _container_of(path: list[str]) -> ContainerRef | None:
 
 
 def container_ids(cgroup: str) -> frozenset[str]:
-    """Every container id in a cgroup file."""
+    """Return all container ids in the content of a cgroup file."""
     return frozenset(
         match["id"] for path in _segments(cgroup) for segment in path if (match := _ID.fullmatch(segment)) is not None
     )
 
 
 def parse_cgroup(cgroup: str, around: frozenset[str] = frozenset()) -> ContainerRef | None:
-    """The container that /proc/<pid>/cgroup puts a process in, None for a process of the host itself.
+    """Return the container of a process; None for a process of the host itself.
 
-    `around` are the ids that this host itself runs in (those of /proc/1/cgroup): where the host is a container, every
-    path begins with them, and a process in no further container is a process of the host.
+    Args:
+        cgroup: content of /proc/<pid>/cgroup
+        around: container ids that this host itself runs in (those of /proc/1/cgroup). If the host is a container, every
+            path begins with them, and a process in no further container is a process of the host.
     """
     for path in _segments(cgroup):
         found = _container_of(path)
@@ -99,7 +106,7 @@ def parse_cgroup(cgroup: str, around: frozenset[str] = frozenset()) -> Container
 
 
 def parse_unit(cgroup: str) -> str | None:
-    """The systemd service of a process that is in no container."""
+    """Return the systemd service of a process, from the content of its cgroup file; None if there is none."""
     for path in _segments(cgroup):
         for segment in reversed(path):
             if segment.endswith(".service"):
@@ -112,7 +119,13 @@ def decide_owner(
     around: frozenset[str],
     containers: Callable[[], Mapping[str, Container] | str],
 ) -> Owner:
-    """Pure but for `containers`, which asks Docker: what it runs by id, or a sentence why it cannot be asked."""
+    """Determine the owner of a process. The function is pure except for `containers`.
+
+    Args:
+        cgroup: content of /proc/<pid>/cgroup; None if the process has ended
+        around: container ids that this host itself runs in
+        containers: queries Docker; returns the containers by id, or a sentence why Docker cannot be queried
+    """
     if cgroup is None:
         return Owner("unknown", reason=ENDED)
     ref = parse_cgroup(cgroup, around)
@@ -133,7 +146,7 @@ def decide_owner(
 
 
 def read_cgroup(pid: int) -> str | None:
-    """None when the process is gone."""
+    """Return the content of /proc/<pid>/cgroup; None if the process has ended."""
     try:
         return (PROC / str(pid) / "cgroup").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -141,7 +154,7 @@ def read_cgroup(pid: int) -> str | None:
 
 
 def docker_containers() -> Mapping[str, Container] | str:
-    """Every container that Docker knows, by id; a sentence when it cannot be asked."""
+    """Return all containers that Docker knows, by id, or a sentence why Docker cannot be queried."""
     try:
         docker: Any = importlib.import_module("docker")
     except ImportError:
@@ -152,7 +165,7 @@ def docker_containers() -> Mapping[str, Container] | str:
             listed = client.api.containers(all=True)
         finally:
             client.close()
-    except Exception as error:  # docker-py lets exceptions of requests and urllib3 through, too
+    except Exception as error:  # docker-py also passes on exceptions of requests and urllib3
         return f"it does not answer ({type(error).__name__}: {error})"
     return {
         entry["Id"]: Container(
@@ -165,7 +178,7 @@ def docker_containers() -> Mapping[str, Container] | str:
 
 
 def find_owners(pids: Iterable[int]) -> dict[int, Owner]:
-    """The owner of each pid. Docker is asked once, and only when a process is in one of its containers."""
+    """Return the owner of each pid. Docker is queried at most once, and only if a process is in a Docker container."""
     answer: list[Mapping[str, Container] | str] = []
 
     def containers() -> Mapping[str, Container] | str:

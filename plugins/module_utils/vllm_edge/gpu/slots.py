@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPU is slot 0, 1, 2, ...: chosen once, remembered, never re-mapped by itself.
+"""GPU slots: the numbers 0, 1, 2, ... by which engines name their GPUs, and the stable mapping from slots to UUIDs.
 
-Engines name their GPUs by slot. A slot is a UUID, from the inventory's gpu_uuids where the operator states it, else
-from a record on the host that the first run makes in PCI bus order. A card that is gone is an error and keeps its slot:
-closing the gap would hand every engine behind it the wrong GPU without a word.
+The mapping comes from the inventory's gpu_uuids or, without it, from a record on the host that the first run writes in
+PCI bus order. It never changes by itself. A card that is missing is an error and keeps its slot: if later cards moved
+up, every engine behind the gap would silently run on a wrong GPU.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ _UUID = re.compile(r"GPU-[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 
 
 class SlotError(ValueError):
-    """The slots cannot be settled. The text says what, why, and the remedy."""
+    """The slots cannot be determined. The text says what is wrong, why, and the remedy."""
 
 
 @dataclass(frozen=True)
 class Slot:
+    """One slot. Name and bus id are None if the card was never seen on this host."""
+
     uuid: str
     name: str | None
     pci_bus_id: str | None
@@ -36,6 +38,7 @@ class Slot:
         return {"slot": number, "uuid": self.uuid, "name": self.name, "pci_bus_id": self.pci_bus_id}
 
     def describe(self, number: int) -> str:
+        """Return the slot with the card's last known name and place, for a message."""
         if self.pci_bus_id is None:
             return f"slot {number}, {self.uuid} (never seen on this host)"
         return f"slot {number}, {self.uuid} ({self.name or 'unknown model'}, last seen at {self.pci_bus_id})"
@@ -43,11 +46,15 @@ class Slot:
 
 @dataclass(frozen=True)
 class SlotPlan:
+    """The slots of a host, and the record before and after."""
+
     slots: tuple[Slot, ...]
     source: str
-    """declared (gpu_uuids), recorded (the file), or discovered (first run, PCI bus order)."""
+    """`declared` (gpu_uuids), `recorded` (the file) or `discovered` (first run, PCI bus order)."""
     before: str
+    """Text of the record on the host; empty if there is none."""
     after: str
+    """Text that the record should have."""
     warnings: tuple[str, ...]
 
     @property
@@ -60,11 +67,12 @@ class SlotPlan:
 
     @property
     def paste(self) -> str:
+        """The slots as YAML for the host's host_vars."""
         return paste(self.slots)
 
 
 def paste(slots: Sequence[Slot]) -> str:
-    """The lines for host_vars that make the order explicit."""
+    """Return the YAML lines for host_vars that state the slots explicitly."""
     lines = ["gpu_uuids:"]
     for number, slot in enumerate(slots):
         place = ", ".join(part for part in (slot.name, slot.pci_bus_id) if part)
@@ -73,13 +81,21 @@ def paste(slots: Sequence[Slot]) -> str:
 
 
 def render(slots: Sequence[Slot]) -> str:
-    """The record. No time stamp: the same slots are the same file."""
+    """Return the text of the record. It has no time stamp, so the same slots give the same file."""
     record = {"version": RECORD_VERSION, "gpus": [slot.as_dict(number) for number, slot in enumerate(slots)]}
     return json.dumps(record, indent=2) + "\n"
 
 
 def parse(text: str, path: str = RECORD_PATH) -> tuple[Slot, ...]:
-    """A record's slots. '' (no record) has none."""
+    """Parse a record; an empty text (no record) has no slots.
+
+    Args:
+        text: content of the record
+        path: its path, for messages
+
+    Raises:
+        SlotError: the text is not a record, is of another version or names a GPU twice
+    """
     if not text.strip():
         return ()
     remedy = f"Restore it from a backup, or remove {path} to have the slots recorded anew in PCI bus order."
@@ -100,11 +116,12 @@ def parse(text: str, path: str = RECORD_PATH) -> tuple[Slot, ...]:
 
 
 def load(path: str = RECORD_PATH) -> tuple[Slot, ...]:
-    """The recorded slots of this host, none where there is no record."""
+    """Return the recorded slots of this host; none if there is no record. Raises SlotError, OSError."""
     return parse(read_text(path), path)
 
 
 def read_text(path: str) -> str:
+    """Return the content of the file; empty if there is no such file. Raises OSError."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -112,7 +129,7 @@ def read_text(path: str) -> str:
 
 
 def check_declared(uuids: Sequence[str]) -> None:
-    """Refuse what gpu_uuids cannot hold, before any GPU is looked at."""
+    """Check gpu_uuids before any GPU is queried. Raises SlotError if an entry is no UUID or occurs twice."""
     for number, uuid in enumerate(uuids):
         if _UUID.fullmatch(uuid) is None:
             raise SlotError(
@@ -172,10 +189,21 @@ def plan(
     minimum: int = 1,
     path: str = RECORD_PATH,
 ) -> SlotPlan:
-    """Settle the slots from the inventory's list, the record's text and what NVML sees. Raises SlotError."""
+    """Determine the slots from the inventory, the record and the GPUs that NVML sees.
+
+    Args:
+        declared: gpu_uuids of the inventory; None or empty if it does not state them
+        record: text of the record on the host; empty if there is none
+        present: the GPUs that NVML sees
+        minimum: number of slots that the profile needs
+        path: path of the record, for messages
+
+    Raises:
+        SlotError: a GPU that has a slot is missing, there are fewer slots than needed, or a list is invalid
+    """
     seen = {gpu.uuid.lower(): gpu for gpu in present}
     if declared:
-        # The inventory's word replaces the record; a record that nobody can read only costs the last known names.
+        # gpu_uuids overrides the record. If the record is unreadable, only the last known names of the cards are lost.
         check_declared(declared)
         try:
             remembered = {slot.uuid.lower(): slot for slot in parse(record, path)}

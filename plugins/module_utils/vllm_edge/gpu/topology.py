@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the GPUs of a host are connected, and what engines over several of them need to be correct.
 
-Only what makes results wrong or lets NCCL hang becomes environment and arguments of an engine (`correctness`): a GPU
-reads another one's memory over PCIe, and an IOMMU that translates, or a bridge whose Access Control Services send such
-reads through the root complex, is known to corrupt or stop them.
+Only what makes results wrong, or makes NCCL hang, becomes environment and arguments of an engine (`correctness`). A GPU
+reads the memory of another one over PCIe. An IOMMU that translates addresses, or a bridge whose Access Control Services
+send such reads through the root complex, is known to corrupt or stop them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ UNSEEN = Unread("nobody looked")
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU as the bus and the driver show it. None where the driver has no answer."""
+    """One GPU as the bus and the driver show it. None means that the driver does not say."""
 
     uuid: str
     bus: str
-    """As the kernel writes it: 0000:17:00.0."""
+    """PCI address as the kernel writes it: 0000:17:00.0."""
     idle: bool = True
     generation: int | None = None
     generation_possible: int | None = None
@@ -50,16 +50,18 @@ class Card:
     power_limit_w: float | None = None
     power_default_w: float | None = None
     slowdown: int | None = None
-    """Bits of SLOWDOWNS."""
+    """Bits of SLOWDOWNS that are set."""
     numa: int | None = None
     iommu: str | Unread = UNSEEN
-    """off, identity (addresses go through as they are), or the type of the group, which translates."""
+    """`off`, `identity` (addresses are not changed), or the type of the IOMMU group, which translates."""
     redirecting: tuple[str, ...] | Unread = UNSEEN
-    """Bridges above it whose Access Control Services send peers' requests to the root complex."""
+    """Bridges above the GPU whose Access Control Services send requests between peers to the root complex."""
 
 
 @dataclass(frozen=True)
 class Xid:
+    """An Xid message of the kernel's log."""
+
     bus: str
     number: int
     line: str
@@ -67,29 +69,31 @@ class Xid:
 
 @dataclass(frozen=True)
 class Sharing:
-    """An engine that uses GPUs."""
+    """An engine and the GPUs that it uses."""
 
     engine: str
     gpus: tuple[str, ...]
     shm_bytes: int | None = None
-    """Of its container's /dev/shm; None: it has the host's."""
+    """Size of its container's /dev/shm; None if it uses that of the host."""
 
 
 @dataclass(frozen=True)
 class Topology:
+    """The GPUs of a host and how they are connected."""
+
     cards: tuple[Card, ...]
     peers: Mapping[tuple[str, str], str] | Unread
-    """Pair of UUIDs to what the driver says of reads between them: OK, or why not."""
+    """What the driver says about reads between two GPUs, by pair of UUIDs: OK, or why not."""
     xids: tuple[Xid, ...] | Unread = UNSEEN
     memory_bytes: int | None = None
     shm_bytes: int | None = None
-    """Of the host's /dev/shm; None without one."""
+    """Size of the host's /dev/shm; None if it is not mounted."""
     engines: tuple[Sharing, ...] = ()
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What keeps engines over several GPUs correct on this host; empty where nothing has to be done."""
+    """What engines over several GPUs need on this host to give correct results; empty if they need nothing."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
@@ -104,12 +108,12 @@ class Recommendation:
 
 
 NO_PEERS = Recommendation({"NCCL_P2P_DISABLE": "1"}, ("--disable-custom-all-reduce",))
-"""Keeps the GPUs of an engine from reading each other's memory, for whatever reasons."""
+"""Keeps the GPUs of an engine from reading each other's memory, for whatever reason."""
 FORBIDDEN = replace(NO_PEERS, reasons=("vllm_engine_peer_to_peer says so",))
 
 
 def in_the_way(cards: Iterable[Card]) -> list[str]:
-    """Why reads between these GPUs may be wrong or never end."""
+    """Return the reasons why reads between these GPUs may give wrong data or never end."""
     reasons = []
     translated = [card for card in cards if isinstance(card.iommu, str) and card.iommu not in ("off", "identity")]
     if translated:
@@ -124,7 +128,10 @@ def in_the_way(cards: Iterable[Card]) -> list[str]:
 
 
 def correctness(topology: Topology) -> Recommendation:
-    """What engines over several GPUs need. Nothing where the driver offers no peer-to-peer: then nobody uses it."""
+    """Return what engines over several GPUs need.
+
+    It is empty if the driver offers no peer-to-peer, because then nothing uses it.
+    """
     if len(topology.cards) < 2:
         return Recommendation()
     peers = topology.peers
@@ -135,13 +142,13 @@ def correctness(topology: Topology) -> Recommendation:
 
 
 def kernel_address(bus_id: str) -> str:
-    """'00000000:17:00.0', as NVML writes it, as the kernel writes it."""
+    """Convert a PCI address as NVML writes it (00000000:17:00.0) to the kernel's form."""
     domain, rest = bus_id.lower().split(":", 1)
     return f"{domain[-4:].rjust(4, '0')}:{rest}"
 
 
 def read_numa(device: Path) -> int | None:
-    """None where the kernel knows no node, which it writes as -1."""
+    """Return the NUMA node of a device; None if the kernel knows none, which it writes as -1."""
     try:
         node = int((device / "numa_node").read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -150,7 +157,7 @@ def read_numa(device: Path) -> int | None:
 
 
 def read_iommu(root: Path, device: Path) -> str | Unread:
-    """What stands between a device and the memory."""
+    """Return `off`, or the type of the IOMMU group that a device is in."""
     groups = root / "sys/kernel/iommu_groups"
     try:
         if not groups.is_dir() or not any(groups.iterdir()):
@@ -166,7 +173,13 @@ def read_iommu(root: Path, device: Path) -> str | Unread:
 
 
 def acs_control(config: bytes) -> int | None:
-    """The control register of Access Control Services in a device's configuration space; None without them."""
+    """Find the control register of Access Control Services in a PCI configuration space.
+
+    The extended capabilities are a linked list that begins at EXTENDED_CONFIG.
+
+    Returns:
+        The register, or None if the device has no such capability.
+    """
     at, seen = EXTENDED_CONFIG, set()
     while EXTENDED_CONFIG <= at <= len(config) - 8 and at not in seen:
         seen.add(at)
@@ -180,7 +193,7 @@ def acs_control(config: bytes) -> int | None:
 
 
 def read_redirecting(device: Path) -> tuple[str, ...] | Unread:
-    """Bridges above a device that keep peers apart."""
+    """Return the bridges above a device that send requests between peers to the root complex."""
     if not device.exists():
         return Unread(f"the kernel shows no PCI device {device.name}")
     place = device.resolve()
@@ -202,7 +215,11 @@ def read_redirecting(device: Path) -> tuple[str, ...] | Unread:
 
 
 def parse_peers(text: str, uuids: Sequence[str]) -> dict[tuple[str, str], str]:
-    """The matrix of `nvidia-smi topo -p2p r`; its numbers are those of the GPUs in the order of the bus."""
+    """Parse the matrix of `nvidia-smi topo -p2p r`. Its numbers are those of the GPUs in the order of the bus.
+
+    Args:
+        uuids: UUIDs in the order of the bus.
+    """
     rows = [line.split() for line in text.splitlines()]
     heads = next((row for row in rows if row and all(re.fullmatch(r"GPU\d+", word) for word in row)), [])
     found: dict[tuple[str, str], str] = {}
@@ -217,6 +234,6 @@ def parse_peers(text: str, uuids: Sequence[str]) -> dict[tuple[str, str], str]:
 
 
 def parse_xids(text: str) -> tuple[Xid, ...]:
-    """Lines of the kernel such as "NVRM: Xid (PCI:0000:17:00): 79, pid=..., GPU has fallen off the bus."."""
+    """Parse kernel messages such as "NVRM: Xid (PCI:0000:17:00): 79, pid=..., GPU has fallen off the bus."."""
     found = re.finditer(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+),?.*", text)
     return tuple(Xid(match[1].lower(), int(match[2]), match[0].strip()) for match in found)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator wrote: profiles, engines, models, arguments of vLLM and the image that they need."""
+"""Checks of what an operator writes in an inventory: profiles, engines, models, arguments of vLLM and the image."""

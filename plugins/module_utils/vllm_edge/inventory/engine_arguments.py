@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `extra_args` of an engine, read as vLLM's own parser reads them, and what must not stand there.
+"""Checks of the `extra_args` of an engine, which are read the way vLLM's own parser reads them.
 
-Two kinds of sentences: those of `argument_errors` hold for every release of vLLM; those of `release_errors` for the
-one whose options are recorded in vllm_arguments.
+The sentences of `argument_errors` hold for every release of vLLM. Those of `release_errors` hold for the release whose
+options are recorded in vllm_arguments.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .vllm_arguments import OPTIONS, REASONING_PARSERS, TOOL_CALL_PARSERS, VERSI
 
 _SPELLED: dict[str, Option] = {spelled: option for option in OPTIONS for spelled in (option.name, *option.aliases)}
 
-# Keys of an engine that reach vLLM under another name.
+# Keys of an engine whose name differs from that of the option.
 KEY_OF_OPTION: dict[str, str] = {"--served-model-name": "served_names", "--model": "model"}
 
-# Options that the role or the way engines run decides, with what to use instead.
+# Options that the role sets, or that the way engines run rules out, with what to use instead.
 OURS: dict[str, str] = {
     "--host": "an engine answers on 127.0.0.1 of the host alone; remove it",
     "--port": "the port on the host is the key port; remove it",
@@ -43,7 +43,7 @@ OURS: dict[str, str] = {
     "--device-ids": "the key gpus says which GPUs the engine gets; use that one",
 }
 
-# Options of earlier releases that the recorded one no longer has.
+# Options of earlier releases that the recorded release no longer has, with what to do.
 FORMER: dict[str, str] = {
     "--swap-space": "there is no swap to host memory any more; remove it",
     "--disable-log-requests": "requests are logged only with --enable-log-requests; remove it",
@@ -61,36 +61,38 @@ _KEY_CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-# Options whose value is nobody's to read on a terminal.
+# Options whose value must not be printed.
 SECRET = re.compile(r"^(--api[-_]key|--hf[-_]token)([= ]).*", re.DOTALL)
 
 
 class Argument(NamedTuple):
-    """One option as it stands in extra_args."""
+    """One option of extra_args."""
 
     text: str
-    """The option with the values that belong to it, as given."""
+    """The option with its values, as written."""
     name: str
-    """Its name in vLLM's spelling, without what follows a dot."""
+    """Its name as vLLM spells it, without what follows a dot."""
     dotted: str
+    """What follows the name from the first dot on; empty for none."""
     option: Option | None
+    """The option in the recorded release; None if that does not have it."""
     glued: bool
     """Whether a value follows after an equals sign."""
     values: tuple[str, ...]
 
 
 def said(text: str) -> str:
-    """An argument as it may be printed."""
+    """Return an argument for printing, without the value of a secret."""
     return shown(SECRET.sub(r"\1\2...", text))
 
 
 def is_option(item: str) -> bool:
-    """As argparse sees it: a dash that begins no number."""
+    """Return whether a word is an option for argparse: it begins with a dash and is no number."""
     return item.startswith("-") and re.fullmatch(r"-\d+(\.\d+)?|-", item) is None
 
 
 def find(name: str) -> Option | None:
-    """The option of a name, an alias, or an abbreviation that only one option has."""
+    """Return the option of a name, of an alias, or of an abbreviation that only one option has; otherwise None."""
     if name.startswith("-O"):
         return _SPELLED["--optimization-level"]
     if name in _SPELLED or not name.startswith("--"):
@@ -100,7 +102,7 @@ def find(name: str) -> Option | None:
 
 
 def arguments(items: list[str]) -> tuple[list[Argument], list[str]]:
-    """Options with their values, and the words that belong to none."""
+    """Return the options with their values, and the words that belong to no option."""
     found: list[Argument] = []
     stray: list[str] = []
     position = 0
@@ -130,7 +132,13 @@ def arguments(items: list[str]) -> tuple[list[Argument], list[str]]:
 
 
 def argument_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with extra_args whatever the release; `keys` are those that an engine may have."""
+    """Yield what is wrong with extra_args in every release of vLLM.
+
+    Args:
+        where: the variable, for the beginning of each sentence.
+        engine: the keys of the engine.
+        keys: the keys that an engine may have.
+    """
     given = engine.get("extra_args")
     if not isinstance(given, list):
         return
@@ -159,7 +167,13 @@ def argument_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str, An
 
 
 def release_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str]:
-    """What the recorded release of vLLM does not know."""
+    """Yield what the recorded release of vLLM does not know.
+
+    Args:
+        where: the variable, for the beginning of each sentence.
+        engine: the keys of the engine.
+        keys: the keys that an engine may have.
+    """
     for key, choices in _KEY_CHOICES.items():
         value = engine.get(key)
         if isinstance(value, str) and value and value not in choices:
@@ -176,7 +190,12 @@ def release_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str, Any
 
 
 def unknown_engine_key(where: str, key: str, keys: Mapping[str, Any]) -> str:
-    """The sentence for a key of an engine that no role reads, which may still be one that vLLM has or had."""
+    """Return the sentence for a key that no role reads; it may be an option that vLLM has or had.
+
+    Args:
+        where: the variable, for the beginning of the sentence.
+        keys: the keys that an engine may have.
+    """
     spelled = key.lstrip("-").replace("-", "_").lower()
     dashed = "--" + spelled.replace("_", "-")
     if spelled in keys:
@@ -197,12 +216,13 @@ def unknown_engine_key(where: str, key: str, keys: Mapping[str, Any]) -> str:
 
 
 def key_of(option: Option) -> str:
-    """vLLM's name of an option in Python, which is that of a key."""
+    """Return the name of an option in Python, which is also the name of the key."""
     return option.name.removeprefix("--").replace("-", "_")
 
 
 def _fault(item: str) -> str:
-    """Why an item cannot stand in extra_args, whose items are lines of a file and words of no shell."""
+    """Return why an item cannot be in extra_args, or an empty string. Items are lines of a file; no shell reads
+    them."""
     value = item.partition("=")[2] if is_option(item) else item
     if not item.strip():
         return "is empty; remove it"
@@ -225,7 +245,7 @@ def _fault(item: str) -> str:
 
 
 def _not_free(where: str, argument: Argument, engine: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str]:
-    """Options that have a place of their own."""
+    """Yield options that have a key of their own, or that the role decides."""
     option = argument.option
     if option is None or argument.dotted:
         return
@@ -248,6 +268,7 @@ def _not_free(where: str, argument: Argument, engine: Mapping[str, Any], keys: M
 
 
 def _instead(name: str, keys: Mapping[str, Any]) -> str:
+    """Return what to write instead of an option that the release does not know."""
     if name in FORMER:
         return f"{FORMER[name]}."
     offered = nearest(name, _SPELLED)
@@ -258,7 +279,7 @@ def _instead(name: str, keys: Mapping[str, Any]) -> str:
 
 
 def _value_errors(where: str, argument: Argument, option: Option) -> Iterator[str]:
-    """Values that an option of the recorded release does not take."""
+    """Yield values that an option of the recorded release does not take."""
     text = f"{where}.extra_args: {said(argument.text)}"
     if option.takes == "none" and argument.glued:
         yield f"{text}: {option.name} takes no value; write {option.name}{_no_form(option)}."
@@ -275,5 +296,6 @@ def _value_errors(where: str, argument: Argument, option: Option) -> Iterator[st
 
 
 def _no_form(option: Option) -> str:
+    """Return ` or --no-...` if the option has a negated form."""
     negated = [alias for alias in option.aliases if alias.startswith("--no-")]
     return f" or {negated[0]}" if negated else ""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys, types, units and names of what an operator writes for an engine, a model or a profile.
+"""Checks of keys, types, units and names of an engine, a model or a profile.
 
-Which keys there are, and their types, is read from the roles' argument specs; what a spec cannot say (units, ranges,
-what a name may hold) is here. Every function yields one sentence for each mistake: variable, value, why, what would do.
+The argument specs of the roles define which keys exist and their types. What a spec cannot express (units, ranges, what
+a name may contain) is defined here. Every function yields one sentence for each mistake: the variable, the value, why
+it is wrong, and what would be right.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from typing import Any, NamedTuple
 from ..text import nearest, not_among, shown
 
 Spec = Mapping[str, Mapping[str, Any]]
-"""Keys of a mapping, each with `type`, `elements`, `required`, `choices` as an argument spec has them."""
+"""The keys of a mapping, each with `type`, `elements`, `required` and `choices` as in an argument spec."""
 
 
 class Quantity(NamedTuple):
-    """What a number counts and between which bounds it lies."""
+    """What a number counts, and its bounds."""
 
     unit: str
     example: str
     low: float = 1
     high: float | None = None
     remedy: str = ""
-    """Instead of the example."""
+    """What to write, if the example does not say it."""
 
 
 QUANTITIES: dict[str, Quantity] = {
@@ -52,7 +53,7 @@ PLAIN_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class Form(NamedTuple):
-    """What a text may look like, and how to say so."""
+    """A pattern that a text must match, and the rule in words."""
 
     pattern: str
     rule: str
@@ -76,7 +77,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 FREE_TEXT = frozenset({"when", "source"})
 MAY_BE_EMPTY = frozenset({"chat_template"})
 
-# Set for every engine by the role, or decided by `gpus`.
+# Environment variables that the role sets for every engine, or that `gpus` decides.
 OUR_ENVIRONMENT: dict[str, str] = {
     "HOME": "the role sets it to the engine's cache",
     "VLLM_CACHE_ROOT": "the role sets it to the engine's cache",
@@ -88,14 +89,19 @@ OUR_ENVIRONMENT: dict[str, str] = {
 }
 
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS")
-"""Names of environment variables whose value is nobody's to read on a terminal."""
+"""Names of environment variables whose value must not be printed."""
 
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _TRUE, _FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
 
 
 def name_errors(where: str, name: str, what: str) -> Iterator[str]:
-    """A key that becomes a file name on the host."""
+    """Yield a sentence if a key cannot be a file name on the host.
+
+    Args:
+        where: the variable, for the beginning of the sentence.
+        what: what the key names, for example `an engine`.
+    """
     if not re.fullmatch(PLAIN_NAME, name):
         yield (
             f"{where}: {shown(name)} cannot be the name of {what}, since it becomes a file name on the host; "
@@ -104,7 +110,13 @@ def name_errors(where: str, name: str, what: str) -> Iterator[str]:
 
 
 def key_errors(where: str, given: Mapping[str, Any], spec: Spec) -> Iterator[str]:
-    """Missing keys and values of a wrong type or form; unknown keys are left to `unknown_key`."""
+    """Yield missing keys, and values of a wrong type or form. Unknown keys are left to `unknown_key`.
+
+    Args:
+        where: the variable, for the beginning of each sentence.
+        given: what the operator wrote.
+        spec: the keys that there are.
+    """
     for key, option in spec.items():
         if key not in given:
             if option.get("required"):
@@ -114,7 +126,7 @@ def key_errors(where: str, given: Mapping[str, Any], spec: Spec) -> Iterator[str
 
 
 def unknown_key(where: str, key: str, known: Collection[str]) -> str:
-    """The sentence for a key that nothing reads."""
+    """Return the sentence for a key that nothing reads."""
     spelled = key.lstrip("-").replace("-", "_")
     if spelled in known:
         return f"{where}.{key}: nothing reads this key; keys are written with underscores: {spelled}."
@@ -122,7 +134,12 @@ def unknown_key(where: str, key: str, known: Collection[str]) -> str:
 
 
 def value_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:
-    """A value that is not what its key takes."""
+    """Yield what is wrong with the value of a key.
+
+    Args:
+        where: the variable, for the beginning of each sentence.
+        option: the key's entry in the argument spec.
+    """
     kind = option.get("type", "str")
     if value is None:
         yield f"{where}: has no value; {_expected(key, option)}, or remove the line."
@@ -139,7 +156,13 @@ def value_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) ->
 
 
 def number_errors(where: str, key: str, value: Any, *, whole: bool) -> Iterator[str]:
-    """A number that is none, has a unit, or is out of range."""
+    """Yield a sentence if a value is no number, has a unit, or is out of range.
+
+    Args:
+        where: the variable, for the beginning of the sentence.
+        key: the key, whose unit and bounds are in QUANTITIES.
+        whole: True if decimals are wrong.
+    """
     quantity = QUANTITIES.get(key, OTHER)
     usual = quantity.remedy or f"write {_article(quantity.unit, whole)}, such as {quantity.example}"
     if isinstance(value, str):
@@ -161,7 +184,10 @@ def number_errors(where: str, key: str, value: Any, *, whole: bool) -> Iterator[
 
 
 def switch_errors(where: str, value: Any, *, texts: bool) -> Iterator[str]:
-    """A boolean that is none. Operators' switches come from `-e` as text and are normalised, so there texts will do."""
+    """Yield a sentence if a value is no boolean.
+
+    `texts` allows words such as `yes`: an operator's switches may come from `-e` as text and are normalised later.
+    """
     if isinstance(value, bool):
         return
     word = str(value).strip().lower()
@@ -191,7 +217,7 @@ def _list_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) ->
         yield f"{where}: is an empty list; {_expected(key, option)}."
     for position, item in enumerate(value):
         if key == "extra_args" and isinstance(item, str):
-            continue  # judged together, by engine_arguments
+            continue  # engine_arguments checks these together
         yield from value_errors(f"{where}[{position}]", key, item, element)
     if key == "extra_args":
         return
@@ -254,7 +280,7 @@ def _text_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) ->
 
 
 def _fault(value: str, form: Form) -> str:
-    """What is wrong with a text that does not have its form."""
+    """Return why a text does not match its form."""
     if "\0" in value:
         return "holds a NUL"
     if re.search(r"[\x00-\x1f\x7f]", value):
@@ -270,12 +296,13 @@ def _fault(value: str, form: Form) -> str:
 
 
 def _repaired(key: str, value: str) -> str:
+    """Return the repository if its web address was written, otherwise an empty string."""
     address = re.fullmatch(rf"https?://[^/]+/({PLAIN_NAME}/{PLAIN_NAME})/?", value)
     return f"write {address.group(1)}; the hub's address is model_weights_endpoint" if key == "repo" and address else ""
 
 
 def _expected(key: str, option: Mapping[str, Any]) -> str:
-    """What would do for a key that has nothing."""
+    """Return what to write for a key that has no value."""
     kind = option.get("type", "str")
     choices = option.get("choices") or CHOICES.get(key, ())
     if choices:
@@ -304,7 +331,7 @@ def _article(unit: str, whole: bool) -> str:
 
 
 def _from_text(text: str, quantity: Quantity, whole: bool) -> str:
-    """The number that a text with a unit probably means, as what to write instead."""
+    """Return what to write instead of a text with a unit, or an empty string if it cannot be guessed."""
     plain = text.strip().replace("_", "")
     if re.fullmatch(r"[+-]?\d+", plain):
         return f"write {int(plain)} without quotes"
@@ -336,6 +363,7 @@ def _from_text(text: str, quantity: Quantity, whole: bool) -> str:
 
 
 def _sizes(number: str, unit: str, decimal: float, binary: float) -> str:
+    """Return what to write for a size with a unit, which may count by 1000 or by 1024."""
     letter = unit[0].upper()
     if "i" in unit.lower():
         return f"write {binary:.0f}"
@@ -346,7 +374,7 @@ def _sizes(number: str, unit: str, decimal: float, binary: float) -> str:
 
 
 def as_yaml(value: str) -> str:
-    """A value of vLLM's command line, where 4G is 4 x 1024^3 and 4g 4 x 1000^3, as one would write it for a key."""
+    """Convert a value of vLLM's command line to one for a key. There 4G is 4 x 1024^3 and 4g is 4 x 1000^3."""
     if short := re.fullmatch(r"(\d+)([kKmMgGtT])", value):
         base = 1024 if short.group(2).isupper() else 1000
         return str(int(short.group(1)) * base ** _POWERS[short.group(2).lower()])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which transformers a vLLM release takes: the operator's requirement against the compatibility matrix.
+"""Resolution of the transformers release for a vLLM release: an operator's requirement and the compatibility matrix.
 
-A requirement such as ``transformers>=4.58`` says nothing of the vLLM that is to use it. The matrix says, per vLLM
-release, what its metadata accepts and which pairs are known to break nevertheless. The result is one constraint that
-pip can be given, or a refusal that says which row stands against it.
+A requirement such as ``transformers>=4.58`` says nothing about the vLLM that will use it. The matrix says, for each
+vLLM release, what its metadata accepts and which combinations are known to break nevertheless. The result is one
+constraint for pip, or an error that names the row that contradicts the requirement.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from packaging.version import InvalidVersion, Version
 
 
 class CompatError(Exception):
-    """The requirement cannot be met, or the data of the matrix is wrong; the text is for the operator."""
+    """The requirement cannot be met, or the data of the matrix is wrong. The text is for the operator."""
 
 
 @dataclass(frozen=True)
 class KnownBad:
-    """A range that a vLLM release's metadata allows and that breaks it all the same."""
+    """A range of transformers that the metadata of a vLLM release allows and that breaks it."""
 
     transformers: str
     reason: str
@@ -33,7 +33,7 @@ class KnownBad:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the matrix: a range of vLLM releases and what of transformers goes with it."""
+    """One row of the matrix: a range of vLLM releases and the transformers that they take."""
 
     vllm: str
     transformers: str
@@ -41,14 +41,14 @@ class Row:
     known_bad: tuple[KnownBad, ...] = ()
 
     def describe(self) -> str:
-        """The row in one clause, for a message."""
+        """Return the row as one clause of a message."""
         accepted = self.transformers or "anything but what is known to break"
         return f"vLLM {self.vllm} takes transformers {accepted} ({self.reference})"
 
 
 @dataclass(frozen=True)
 class Need:
-    """A further requirement that does not come from vLLM, such as the first release that knows an architecture."""
+    """A requirement that does not come from vLLM, for example the first release that knows an architecture."""
 
     transformers: str
     reason: str
@@ -56,7 +56,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Resolution:
-    """What the requirement became."""
+    """The constraint for pip, and whether the base image needs another layer to meet it."""
 
     constraint: str
     needs_layer: bool
@@ -74,14 +74,14 @@ class Bound:
 
 @dataclass(frozen=True)
 class Range:
-    """Versions between two ends, without some: what a set of specifiers says, in a form that can be intersected."""
+    """A range of versions without some excluded ones: a set of specifiers in a form that can be intersected."""
 
     lower: Bound | None = None
     upper: Bound | None = None
     excluded: tuple[str, ...] = field(default=())
 
     def is_empty(self) -> bool:
-        """Whether no version at all can lie in the range."""
+        """Return whether no version can be in the range."""
         if self.lower is None or self.upper is None:
             return False
         if self.lower.version != self.upper.version:
@@ -93,7 +93,7 @@ class Range:
         )
 
     def text(self) -> str:
-        """The range as pip reads it."""
+        """Return the range as specifiers for pip."""
         if (
             self.lower is not None
             and self.upper is not None
@@ -119,12 +119,14 @@ def _release(version: str, what: str) -> Version:
 
 
 def _next_prefix(prefix: str) -> Version:
+    """Return the version after all those with a prefix: 5.3 becomes 5.4."""
     numbers = list(Version(prefix).release)
     numbers[-1] += 1
     return Version(".".join(str(number) for number in numbers))
 
 
 def _range_of(specifier: Specifier) -> Range:
+    """Convert one specifier to a range."""
     operator, text = specifier.operator, specifier.version
     if operator == "===":
         raise CompatError(f"'==={text}' compares text, not versions. Write '=={text}'.")
@@ -143,6 +145,7 @@ def _range_of(specifier: Specifier) -> Range:
 
 
 def _tighter(first: Bound | None, second: Bound | None, *, lower: bool) -> Bound | None:
+    """Return the bound that allows less."""
     if first is None or second is None:
         return first or second
     if first.version == second.version:
@@ -151,7 +154,7 @@ def _tighter(first: Bound | None, second: Bound | None, *, lower: bool) -> Bound
 
 
 def _outside(item: str, span: Range) -> bool:
-    """Whether an exclusion says nothing, since what it excludes lies beyond the ends already."""
+    """Return whether an exclusion is redundant because it lies outside the ends of the range."""
     if not item.endswith(".*"):
         version = Version(item)
         return _join(Range(span.lower, span.upper), Range(Bound(version, True), Bound(version, True))).is_empty()
@@ -160,7 +163,7 @@ def _outside(item: str, span: Range) -> bool:
 
 
 def _raised(span: Range) -> Range:
-    """The range with its lower end moved out of excluded prefixes: >=5.3,!=5.3.* is >=5.4."""
+    """Move the lower end out of excluded prefixes: >=5.3,!=5.3.* becomes >=5.4."""
     for item in sorted((item for item in span.excluded if item.endswith(".*")), key=lambda item: Version(item[:-2])):
         first, after = Version(item[:-2]), _next_prefix(item[:-2])
         if span.lower is not None and first <= span.lower.version < after:
@@ -169,6 +172,7 @@ def _raised(span: Range) -> Range:
 
 
 def _join(first: Range, second: Range) -> Range:
+    """Return the range of what both allow; it may be empty."""
     return Range(
         _tighter(first.lower, second.lower, lower=True),
         _tighter(first.upper, second.upper, lower=False),
@@ -177,7 +181,7 @@ def _join(first: Range, second: Range) -> Range:
 
 
 def intersect(first: Range, second: Range) -> Range | None:
-    """The versions that lie in both ranges, or None where there are none."""
+    """Return the versions that are in both ranges, or None if there are none."""
     joined = _raised(_join(first, second))
     if joined.is_empty():
         return None
@@ -185,7 +189,14 @@ def intersect(first: Range, second: Range) -> Range | None:
 
 
 def parse_range(text: str, what: str) -> Range:
-    """Reads specifiers such as ``>=5.5.3,!=5.6.0,<6``."""
+    """Parse specifiers such as ``>=5.5.3,!=5.6.0,<6``.
+
+    Args:
+        what: what the text is, for the message.
+
+    Raises:
+        CompatError: if the text cannot be read or contradicts itself.
+    """
     try:
         specifiers = SpecifierSet(text)
     except InvalidSpecifier as error:
@@ -200,7 +211,11 @@ def parse_range(text: str, what: str) -> Range:
 
 
 def parse_requirement(text: str) -> Range:
-    """Reads the operator's requirement: the name transformers, and specifiers that may be absent."""
+    """Parse the operator's requirement: the name transformers and optional specifiers.
+
+    Raises:
+        CompatError: if it cannot be read, names another package, or has more than versions.
+    """
     try:
         requirement = Requirement(text)
     except InvalidRequirement as error:
@@ -215,7 +230,11 @@ def parse_requirement(text: str) -> Range:
 
 
 def parse_matrix(data: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Reads the variable ``vllm_compatibility_matrix``."""
+    """Parse the variable ``vllm_compatibility_matrix``.
+
+    Raises:
+        CompatError: if a row lacks a key or a range cannot be read.
+    """
     rows = []
     for number, item in enumerate(data, start=1):
         missing = [key for key in ("vllm", "transformers", "reference") if key not in item]
@@ -242,10 +261,18 @@ def parse_matrix(data: Iterable[Mapping[str, Any]]) -> list[Row]:
 
 
 def rows_for(vllm: str, rows: Sequence[Row]) -> list[Row]:
-    """Every row that names the release; a release that none names is refused."""
+    """Return every row that covers a vLLM release.
+
+    Args:
+        vllm: the release, as PEP 440 writes it.
+        rows: the matrix.
+
+    Raises:
+        CompatError: if no row with specifiers covers it, or it is no version.
+    """
     release = _release(vllm, "The base image's vLLM")
     found = [row for row in rows if SpecifierSet(row.vllm).contains(release, prereleases=True)]
-    # A row without specifiers only adds known-bad pairs: alone it says nothing of what fits.
+    # A row without specifiers only adds combinations that are known to break; alone it does not say what fits.
     if not any(row.transformers for row in found):
         known = "; ".join(row.vllm for row in rows if row.transformers)
         raise CompatError(
@@ -257,7 +284,10 @@ def rows_for(vllm: str, rows: Sequence[Row]) -> list[Row]:
 
 
 def _without(span: Range, bad: Range) -> Range | None:
-    """What is left of a range without a bad one. Of two pieces the upper is taken: it holds the repair."""
+    """Return a range without a part of it that is known to break, or None if nothing is left.
+
+    If two pieces are left, the upper one is returned, because it has the repair.
+    """
     if intersect(span, bad) is None:
         return span
     if bad.lower is not None and bad.lower == bad.upper:
@@ -272,7 +302,7 @@ def _without(span: Range, bad: Range) -> Range | None:
 
 
 def _named_gap(span: Range, gaps: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
-    """The gap between two releases in which the range begins, if it begins in one."""
+    """Return the gap between two releases in which the range begins, or None."""
     if span.lower is None:
         return None
     for last, first in gaps:
@@ -282,6 +312,7 @@ def _named_gap(span: Range, gaps: Sequence[tuple[str, str]]) -> tuple[str, str] 
 
 
 def _inside_gap(span: Range, gaps: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+    """Return the gap between two releases that the whole range lies in, or None."""
     gap = _named_gap(span, gaps)
     if gap is None or span.upper is None:
         return None
@@ -298,7 +329,19 @@ def resolve(
     needs: Sequence[Need] = (),
     gaps: Sequence[tuple[str, str]] = (),
 ) -> Resolution:
-    """Joins requirement, matrix and needs into one constraint, and says whether the base already meets it."""
+    """Combine requirement, matrix and needs into one constraint, and compare it with the base image.
+
+    Args:
+        requirement: for example ``transformers>=5.5``.
+        vllm: the vLLM release of the base image.
+        installed: its transformers release, or None.
+        rows: the matrix.
+        needs: further requirements.
+        gaps: pairs of consecutive releases between which there is no other.
+
+    Raises:
+        CompatError: if the combination is impossible or known to break.
+    """
     wanted = parse_requirement(requirement)
     found = rows_for(vllm, rows)
     release = Version(vllm).public
@@ -356,6 +399,7 @@ def resolve(
 
 
 def _rest(span: Range, rows: Sequence[Row]) -> str:
+    """Return the range without everything that is known to break, for a message."""
     left: Range | None = span
     for row in rows:
         for bad in row.known_bad:
@@ -372,6 +416,7 @@ def _explain(
     meets: bool,
     gaps: Sequence[tuple[str, str]],
 ) -> str:
+    """Return one sentence: what became of the requirement, and whether the base image meets it."""
     gap = _named_gap(wanted, gaps)
     if gap is not None:
         first = f"{requirement} names no release ({gap[0]} -> {gap[1]}); with vLLM {release} it becomes {constraint}"

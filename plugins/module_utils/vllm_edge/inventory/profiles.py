@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contradictions between profiles, engines, models and what is declared of a host, found from the variables alone.
+"""Checks of profiles, engines, models and the declared host for contradictions, from the variables alone.
 
-What can never be right is refused wherever it stands. What depends on the host (its slots, its memory) is asked of the
-chosen profile alone, as group_vars may hold profiles for other hosts. Nothing here assumes that a value has its type:
-every mistake is one sentence with variable, value, why, and what would do, and all of them are found in one run.
+What can never be right is refused in every profile. What depends on the host (its slots, its memory) is checked for the
+chosen profile only, because group_vars may contain profiles of other hosts. Nothing here assumes that a value has the
+right type. Every mistake is one sentence with the variable, the value, why it is wrong and what would be right, and one
+run finds all of them.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ PROFILE_KEYS: Spec = {
     "source": {"type": "str", "description": "Where its figures were measured, or that they are predicted."},
 }
 MODEL_MUST_HAVE = ("repo", "dir", "precision")
-# Words of variables that are no role's own.
+# Choices of variables that belong to no role.
 CHOICES: dict[str, tuple[str, ...]] = {"verify_weights": ("size", "full"), "vram_foreign": ("ignore", "warn", "fail")}
 RESERVED_ENGINE_NAMES = re.compile(r"edge(-.*)?")
-"""`vllm-edge.target`, `vllm-edge-switch.service`, ... are units of the project itself."""
+"""The project has units of these names: `vllm-edge.target`, `vllm-edge-switch.service`, ..."""
 
-# What CUDA gives to programs of what nvidia-smi prints as a GPU's total, where it was measured: the NVIDIA L4 of the
+# What CUDA offers to programs, by the total that nvidia-smi prints, where it was measured: the NVIDIA L4 of the
 # reference host, 22.034 GiB of 23,034 MiB. The driver keeps the rest.
 CUDA_TOTAL_MIB: dict[int, int] = {
     model.nvml_total_mib: model.cuda_total_bytes // 2**20
@@ -55,7 +56,7 @@ _RELEASE = re.compile(r":v?(\d+\.\d+\.\d+)[^/]*$")
 
 @dataclass(frozen=True)
 class Inventory:
-    """What an operator wrote, unjudged."""
+    """What an operator wrote, not yet checked."""
 
     profile: Any
     profiles: Any
@@ -66,28 +67,32 @@ class Inventory:
     gpu_memory_mib: Any = None
     gpu_uuids: Any = None
     image: Any = None
-    """The variable vllm_image_base, whose tag is the release of vLLM."""
+    """The variable vllm_image_base; its tag is the release of vLLM."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Switches and words of an operator, by name."""
+    """Switches and words that an operator may set, by name."""
     given: Mapping[str, bool] = field(default_factory=dict)
-    """Whether a variable has a value, for those whose value is secret or does not matter."""
+    """Whether a variable has a value, for variables whose value is secret or does not matter."""
     chat_template: Any = ""
     chat_templates: frozenset[str] = frozenset()
-    """Files in the directory of chat templates."""
+    """The files in the directory of chat templates."""
     chat_templates_directory: str = ""
     names: frozenset[str] = frozenset()
-    """Every variable that the host has."""
+    """The names of all variables of the host."""
 
 
 class Floor(NamedTuple):
-    """The least that an engine takes of each GPU, and why."""
+    """The least memory that an engine takes on each GPU, and why."""
 
     mib: int
     reason: str
 
 
 def contradictions(inventory: Inventory, project: Project) -> list[str]:
-    """Every mistake as one sentence; empty when sound."""
+    """Return every mistake in an inventory as one sentence; empty if there is none.
+
+    Args:
+        project: the variables that the project reads.
+    """
     found = list(_always(inventory, project))
     if _recorded_release(inventory):
         found += _release(inventory, project)
@@ -95,7 +100,11 @@ def contradictions(inventory: Inventory, project: Project) -> list[str]:
 
 
 def warnings(inventory: Inventory, project: Project) -> list[str]:
-    """What nobody can tell of another release of vLLM than the recorded one."""
+    """Return what is wrong by the recorded release of vLLM, if the image has another release, which may differ.
+
+    Args:
+        project: the variables that the project reads.
+    """
     if _recorded_release(inventory):
         return []
     return [
@@ -105,11 +114,17 @@ def warnings(inventory: Inventory, project: Project) -> list[str]:
 
 
 def vram_floor(engine: Mapping[str, Any], gpu_memory_mib: int, default: float | None) -> Floor | None:
-    """The least MiB of each GPU that follows from an engine's arguments alone; None where nothing follows.
+    """Return the least MiB that an engine takes on each GPU, as far as that follows from its arguments alone.
 
-    vLLM reserves its whole share at the start, so this much is taken whatever the load. Weights and activations are the
-    planner's to know, which takes this function's place. `default` is what the release takes where
-    the engine has no gpu_memory_utilization, and None where that is not known.
+    vLLM reserves its whole share when it starts, so this is taken whatever the load. Weights and activations are left
+    to the planner.
+
+    Args:
+        gpu_memory_mib: the total that nvidia-smi prints.
+        default: gpu_memory_utilization of the release if the engine has none; None if it is not known.
+
+    Returns:
+        None if nothing follows from the arguments.
     """
     kv_cache = engine.get("kv_cache_memory_bytes")
     if _is_number(kv_cache):
@@ -129,6 +144,7 @@ def vram_floor(engine: Mapping[str, Any], gpu_memory_mib: int, default: float | 
 
 
 def _always(inventory: Inventory, project: Project) -> Iterator[str]:
+    """Yield every mistake that does not depend on the release of vLLM."""
     engines = _mappings(inventory.engines)
     profiles = _mappings(inventory.profiles)
     yield from _chosen(inventory)
@@ -149,6 +165,7 @@ def _always(inventory: Inventory, project: Project) -> Iterator[str]:
 
 
 def _release(inventory: Inventory, project: Project) -> list[str]:
+    """Return every mistake by the recorded release of vLLM."""
     return [
         sentence
         for name, engine in _mappings(inventory.engines).items()
@@ -157,6 +174,7 @@ def _release(inventory: Inventory, project: Project) -> list[str]:
 
 
 def _recorded_release(inventory: Inventory) -> bool:
+    """Return whether the image has the release of vLLM whose options are recorded."""
     found = _RELEASE.search(inventory.image) if isinstance(inventory.image, str) else None
     return found is not None and found.group(1) == VERSION
 
@@ -248,7 +266,7 @@ def _engine_errors(name: str, engine: Mapping[str, Any], inventory: Inventory, k
 
 
 def _chat_template_errors(where: str, value: Any, inventory: Inventory) -> Iterator[str]:
-    """A template that is not there; one that is no plain name is refused as such."""
+    """Yield a sentence if the template does not exist. A value that is no plain name is refused elsewhere."""
     if (
         isinstance(value, str)
         and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value)
@@ -282,7 +300,7 @@ def _profile_errors(name: str, profile: Mapping[str, Any], inventory: Inventory)
 
 
 def _shared(where: str, engines: Mapping[str, Mapping[str, Any]], key: str, what: str) -> Iterator[str]:
-    """Slots or ports that two engines of a profile want."""
+    """Yield slots or ports that two engines of a profile use."""
     owners: dict[int, list[str]] = {}
     for name, engine in engines.items():
         value = engine.get(key)
@@ -294,7 +312,7 @@ def _shared(where: str, engines: Mapping[str, Mapping[str, Any]], key: str, what
 
 
 def _served(where: str, engines: Mapping[str, Mapping[str, Any]], roles: Any) -> Iterator[str]:
-    """Names that two engines answer for, and roles that none does."""
+    """Yield names that two engines serve, and roles that no engine serves."""
     owners: dict[str, list[str]] = {}
     for name, engine in engines.items():
         served = engine.get("served_names")
@@ -345,7 +363,7 @@ def _host_errors(inventory: Inventory) -> Iterator[str]:
 
 
 def _from_option(value: Any) -> Any:
-    """A number that may have come by `-e name=value`, which delivers text."""
+    """Convert a number that came as text by `-e name=value`."""
     return int(value) if isinstance(value, str) and re.fullmatch(r"\d+", value) else value
 
 
@@ -407,7 +425,7 @@ def _settings_errors(inventory: Inventory, project: Project) -> Iterator[str]:
 
 
 def _active(inventory: Inventory) -> dict[str, Mapping[str, Any]]:
-    """Engines of the chosen profile, as far as it can be read."""
+    """Return the engines of the chosen profile, as far as they can be read."""
     profile = _mappings(inventory.profiles).get(inventory.profile) if isinstance(inventory.profile, str) else None
     names = profile.get("engines") if profile else None
     engines = _mappings(inventory.engines)
@@ -419,7 +437,7 @@ def _active(inventory: Inventory) -> dict[str, Mapping[str, Any]]:
 
 
 def _mappings(value: Any) -> dict[str, Mapping[str, Any]]:
-    """The entries of a mapping that are mappings themselves; others are refused elsewhere."""
+    """Return the entries of a mapping that are mappings themselves; the others are refused elsewhere."""
     return {name: item for name, item in value.items() if isinstance(item, dict)} if isinstance(value, dict) else {}
 
 

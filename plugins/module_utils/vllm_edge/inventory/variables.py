@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which variables the project reads, taken from its roles and group_vars, and those of an inventory that it does not.
+"""Detection of variables in an inventory that nothing reads, by comparison with the project's roles and group_vars.
 
-A variable whose name has a typo is silently ignored by Ansible, and its default applies: what an operator wrote has no
-effect, and nothing says so. Runs on the controller, where the project's files are.
+Ansible ignores a variable whose name has a typo, and the default applies: what the operator wrote has no effect, and
+nothing says so. This runs on the controller, where the project's files are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import yaml
 from ..text import nearest
 from .engine_inputs import Spec
 
-# What an inventory says of a host and no role's spec describes.
+# Variables of a host that no role's argument spec describes.
 OF_A_HOST: dict[str, str] = {
     "serving_profile": "name of the profile that the host serves",
     "gpu_uuids": "UUIDs of its GPUs, in the order of their slots",
@@ -26,38 +26,43 @@ OF_A_HOST: dict[str, str] = {
     "gpu_memory_mib": "MiB of each of its GPUs, as nvidia-smi prints the total",
 }
 PREFIXES = ("serving_", "vllm_", "gpu_", "vram_")
-"""Besides those of the roles: whoever writes a name that begins so means the project."""
+"""Beside the prefixes of the roles: a variable with such a name is meant for the project."""
 OWN = " A variable of your own needs a name that begins otherwise."
 LIKE_ANOTHER = 0.9
-"""How like a known name another must be to be taken for a slip of the pen, beyond our prefixes."""
+"""Similarity from which a name without these prefixes counts as a typo of a known one."""
 
 
 @dataclass(frozen=True)
 class Project:
-    """What the project's files say of its variables."""
+    """What the project's files say about its variables."""
 
     known: frozenset[str]
     """Variables that an operator may set."""
     results: frozenset[str]
-    """Variables that plays set for themselves."""
+    """Variables that plays set themselves."""
     roles: tuple[str, ...]
     switches: frozenset[str]
     """Variables of group_vars/all/switches.yml that are true or false."""
     options: Spec
-    """Variables of the roles."""
+    """Argument specs of the roles' variables."""
     engine_keys: Spec
     model_keys: Spec
 
 
 class _Loader(yaml.SafeLoader):
-    """Ansible's own tags carry values that do not matter here."""
+    """A YAML loader that ignores Ansible's own tags, whose values do not matter here."""
 
 
 _Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
 
 
 def load(roles_directories: Iterable[str], playbooks_directory: str, group_vars: str) -> Project:
-    """Read roles, playbooks and group_vars/all."""
+    """Read roles, playbooks and group_vars.
+
+    Args:
+        roles_directories: directories that contain roles.
+        group_vars: the directory group_vars/all.
+    """
     known = set(OF_A_HOST)
     roles: list[Path] = []
     for directory in roles_directories:
@@ -92,7 +97,7 @@ def load(roles_directories: Iterable[str], playbooks_directory: str, group_vars:
 
 
 def unknown_variables(names: Collection[str], project: Project) -> Iterator[str]:
-    """One sentence for each variable that is meant for us and that nothing reads."""
+    """Yield one sentence for each variable that is meant for the project and that nothing reads."""
     ours = (*PREFIXES, *(f"{role}_" for role in project.roles))
     for name in sorted(set(names) - project.known - project.results):
         alike = difflib.get_close_matches(name, project.known, n=1, cutoff=LIKE_ANOTHER)
@@ -104,7 +109,8 @@ def unknown_variables(names: Collection[str], project: Project) -> Iterator[str]
 
 
 def _elements(options: Mapping[str, Mapping[str, Any]], name: str) -> Spec:
-    """Keys of the elements of a list; the name of an element is its key in our data."""
+    """Return the keys of the elements of a list. The name of an element is its key in the inventory, so it is left
+    out."""
     keys: Mapping[str, Mapping[str, Any]] = options.get(name, {}).get("options", {})
     return {key: option for key, option in keys.items() if key != "name"}
 
@@ -119,7 +125,7 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 def _results(parsed: Any) -> Iterator[str]:
-    """Names that a play sets while it runs."""
+    """Yield names that a play sets while it runs."""
     if isinstance(parsed, list):
         for item in parsed:
             yield from _results(item)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a profile will take from each GPU, predicted from its checkpoints and arguments alone.
+"""The planner: predicts what a profile takes of each GPU, from its checkpoints and arguments alone.
 
-Pure: no network, no GPU, no vLLM, no clock. `contract` has the words, `planner.plan` is the way in.
+It is pure: no network, no GPU, no vLLM, no clock. `planner.plan` is the entry point, `contract` defines the types.
 """

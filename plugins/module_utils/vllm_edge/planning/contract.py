@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of the planner: what it is told and what it answers.
+"""The input and output types of the planner.
 
-Sizes are bytes (`_bytes`) or tokens (`_tokens`), per GPU wherever a rank is spoken of. Terms are vLLM's.
+Sizes are bytes (`_bytes`) or tokens (`_tokens`), per GPU wherever it is about a rank. Terms are vLLM's.
 
     checkpoint -> Facts        model_facts: config.json and safetensors headers, from files or recorded
     Facts      -> Model        families: layers, heads, what is sharded; an unknown architecture is refused
@@ -19,27 +19,27 @@ from typing import Any
 
 
 class Verdict(StrEnum):
-    """What will come of starting an engine. Members are in the order in which vLLM itself would find out."""
+    """What will happen when an engine starts. The members are in the order in which vLLM itself finds out."""
 
     UNSUPPORTED_ENGINE = "unsupported_engine"
     """This release of vLLM cannot run this architecture, precision or parallelism."""
     UNSUPPORTED_SHAPE = "unsupported_shape"
-    """A shape does not divide as a kernel or the parallelism needs it."""
+    """A shape cannot be divided as a kernel or the parallelism requires."""
     NOT_FREE = "not_free"
-    """Less is free on the GPU than the engine asks for at its start."""
+    """Less memory is free on the GPU than the engine requests at its start."""
     OOM_WEIGHTS = "oom_weights"
     NO_KV = "no_kv"
-    """Weights fit, and leave no memory for the KV cache."""
+    """The weights fit, but leave no memory for the KV cache."""
     KV_BELOW_MAX_MODEL_LEN = "kv_below_max_model_len"
-    """The KV cache does not hold one request of max_model_len tokens."""
+    """The KV cache cannot hold one request of max_model_len tokens."""
     OOM_WARMUP = "oom_warmup"
-    """CUDA graphs and the sampler's warm-up come on top of the budget and do not fit."""
+    """CUDA graphs and the sampler's warm-up need memory beyond the budget, and it is not there."""
     FITS = "fits"
 
 
 class UnknownArchitecture(ValueError):
-    """A checkpoint whose architecture the planner does not know; it is never guessed. The message names it and those
-    that are known."""
+    """The planner does not know the architecture of a checkpoint, and never guesses. The message names it and the known
+    ones."""
 
 
 # ---- a checkpoint ------------------------------------------------------------------------------------------------
@@ -47,36 +47,40 @@ class UnknownArchitecture(ValueError):
 
 @dataclass(frozen=True)
 class Tensor:
-    """Tensors of one name, dtype and shape, as safetensors headers have them."""
+    """All tensors of one name pattern, dtype and shape, as safetensors headers list them."""
 
     name: str
-    """Numbers between dots are `*`: `model.language_model.layers.*.mlp.down_proj.weight`."""
+    """Numbers between dots are replaced by `*`: `model.language_model.layers.*.mlp.down_proj.weight`."""
     dtype: str
-    """In safetensors' words: `BF16`, `F8_E4M3`, `U8`, `I32`, ..."""
+    """As safetensors names it: `BF16`, `F8_E4M3`, `U8`, `I32`, ..."""
     shape: tuple[int, ...]
     layers: tuple[int, ...] | None = None
-    """Numbers of the decoder layers that have it; None where it is no decoder layer's (embeddings, towers)."""
+    """The numbers of the decoder layers that have it; None for tensors outside of decoder layers (embeddings,
+    towers)."""
     count: int = 1
-    """How many there are, in each of `layers` or, without layers, in all: experts of a layer, layers of a tower."""
+    """How many there are in each of `layers`, or in all if there are no layers: experts of a layer, layers of a
+    tower."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a checkpoint says of itself."""
+    """What is known about a checkpoint from its files."""
 
     repo: str
     revision: str
-    """Commit, or empty where the files do not tell."""
+    """The commit; empty if the files do not say."""
     config: Mapping[str, Any]
-    """config.json, as it is."""
+    """The content of config.json."""
     tensors: tuple[Tensor, ...]
     quantization: Mapping[str, Any] = field(default_factory=dict)
-    """`quantization_config` of config.json, or hf_quant_config.json where only that exists; empty without."""
+    """`quantization_config` of config.json, or hf_quant_config.json if only that exists; empty if there is neither."""
     source: str = "files"
     """`files`, or `recorded: <from where, when>`."""
 
 
 class Attention(StrEnum):
+    """The kinds of attention, as config.json names them."""
+
     FULL = "full_attention"
     SLIDING = "sliding_attention"
 
@@ -91,63 +95,66 @@ class DecoderLayer:
     """Of the whole model, before tensor parallelism."""
     head_size: int
     window_tokens: int | None = None
-    """Of sliding attention."""
+    """The window of sliding attention."""
     shares_with: int | None = None
-    """The layer whose KV cache it reads; it has none of its own then."""
+    """The layer whose KV cache this layer reads; it has none of its own then."""
 
 
 class Sharding(StrEnum):
-    """What becomes of a tensor on each rank of tensor parallelism."""
+    """How a tensor is distributed over the ranks of tensor parallelism."""
 
     SHARDED = "sharded"
     """Divided by the size, along rows or columns."""
     REPLICATED = "replicated"
     KV_HEADS = "kv_heads"
-    """Divided by heads, of which each rank has at least one."""
+    """Divided by heads; each rank has at least one."""
     VOCABULARY = "vocabulary"
-    """Divided by rows, after these are padded as vLLM does."""
+    """Divided by rows, after padding them as vLLM does."""
     EXPERTS = "experts"
-    """As SHARDED, or whole experts on each rank where expert parallelism is on."""
+    """As SHARDED, or whole experts on each rank with expert parallelism."""
     NOT_LOADED = "not_loaded"
     """In the file and not on the GPU: a tied head, a scale that is folded away."""
 
 
 @dataclass(frozen=True)
 class Component:
-    """A tensor, classed."""
+    """A tensor and what it is for."""
 
     tensor: Tensor
     kind: str
-    """Row of a plan: `embeddings`, `attention`, `mlp`, `experts`, `router`, `norms`, `towers`, `other`."""
+    """The row of a plan that it counts in: `embeddings`, `attention`, `mlp`, `experts`, `router`, `norms`, `towers`,
+    `other`."""
     sharding: Sharding
     kv_heads: int | None = None
-    """Of KV_HEADS."""
+    """Number of KV heads, if `sharding` is KV_HEADS."""
     read_per_token: float = 1.0
-    """Which part of it one decoded token of one sequence reads: 1 for dense weights, top-k of all for experts, one row
-    for embeddings, 0 for towers."""
+    """The fraction of it that is read to decode one token of one sequence: 1 for dense weights, top-k of all for
+    experts, one row for embeddings, 0 for towers."""
 
 
 @dataclass(frozen=True)
 class Quantization:
+    """How the weights of a checkpoint are quantized."""
+
     method: str
     """As vLLM names it: `none`, `modelopt_fp4`, `modelopt`, `compressed-tensors`, `fp8`, `awq`, `gptq`."""
     weight_bits: int
     group_size: int | None = None
-    """Weights that share one scale; None for one scale per channel or tensor."""
+    """Number of weights that share one scale; None if there is one scale per channel or tensor."""
     kv_cache_dtype: str | None = None
-    """What `kv_cache_dtype: auto` becomes by the checkpoint's own words (`fp8`); None where it says nothing."""
+    """What `kv_cache_dtype: auto` becomes according to the checkpoint (`fp8`); None if it does not say."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint that is understood."""
+    """A checkpoint that has been interpreted."""
 
     facts: Facts
     architecture: str
     family: str
     """`gemma4`, `gemma3`, `llama3`, `qwen3`, `qwen3_moe`, `mistral`."""
     dtype: str
-    """In vLLM's words, `bfloat16`."""
+    """As vLLM names it, for example `bfloat16`."""
     hidden_size: int
     vocabulary: int
     query_heads: int
@@ -156,18 +163,18 @@ class Model:
     components: tuple[Component, ...]
     quantization: Quantization
     intermediate_sizes: tuple[int, ...]
-    """Of the dense MLP, each that occurs."""
+    """Every size that occurs among the dense MLPs."""
     experts: int = 0
     experts_per_token: int = 0
     expert_intermediate_size: int = 0
     rope_cache_sizes: tuple[int, ...] = ()
-    """Rotary dimensions of each cos/sin cache that vLLM keeps for the model; each has max_position_embeddings rows,
+    """Rotary dimensions of each cos/sin cache that vLLM keeps for the model. Each has max_position_embeddings rows,
     unless `rope_cache_rows` says otherwise."""
     per_layer_embedding_size: int = 0
-    """Gemma 4's E models: width of what each layer gets of its own embedding table; 0 without."""
+    """Gemma 4's E models: width of the embedding that each layer gets from its own table; 0 for other models."""
     multimodal: bool = False
     rope_cache_rows: tuple[int, ...] = ()
-    """Rows of each cache of `rope_cache_sizes`: more than max_position_embeddings where RoPE is scaled."""
+    """Rows of each cache of `rope_cache_sizes`: more than max_position_embeddings if RoPE is scaled."""
 
 
 # ---- an engine and its GPUs --------------------------------------------------------------------------------------
@@ -175,7 +182,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What of `vllm serve` moves memory. None: not given, the release's own default holds."""
+    """The options of `vllm serve` that affect memory. None means not given: the default of the release applies."""
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -194,24 +201,26 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Gpu:
+    """A GPU, as far as a plan needs it."""
+
     name: str
-    """NVML's, e.g. `NVIDIA L4`."""
+    """As NVML names it, e.g. `NVIDIA L4`."""
     cuda_total_bytes: int
-    """What CUDA has of it: NVML's total minus reserved."""
+    """What CUDA can use: NVML's total minus what the driver reserves."""
     free_bytes: int | None = None
-    """Free now; None where nobody has looked."""
+    """Free at the moment; None if that was not read."""
 
 
 @dataclass(frozen=True)
 class Uncertain:
-    """A figure with where it comes from."""
+    """A figure with its range and source."""
 
     value: float
     low: float
     high: float
     source: str
     fitted: bool = False
-    """True where the reference's own measurements were used to find it; what agrees with those proves nothing."""
+    """True if the figure was derived from measurements of the reference host: agreement with those proves nothing."""
 
 
 # ---- the answer --------------------------------------------------------------------------------------------------
@@ -219,13 +228,13 @@ class Uncertain:
 
 @dataclass(frozen=True)
 class RankWeights:
-    """Bytes on one rank. `by_kind` adds up to `bytes`."""
+    """The weights on one rank, in bytes. The values of `by_kind` add up to `bytes`."""
 
     pipeline_rank: int
     bytes: int
     by_kind: Mapping[str, int]
     read_bytes_per_token: int
-    """What one decoded token of one sequence reads of them."""
+    """How many of them are read to decode one token of one sequence."""
 
 
 @dataclass(frozen=True)
@@ -237,66 +246,69 @@ class KvGroup:
     block_size_tokens: int
     page_bytes: int
     blocks_per_request: int
-    """Of max_model_len tokens."""
+    """For a request of max_model_len tokens."""
 
 
 @dataclass(frozen=True)
 class KvCapacity:
-    """What vLLM makes of so many bytes for the KV cache of one rank."""
+    """What vLLM makes of a number of bytes for the KV cache of one rank."""
 
     available_bytes: int
     groups: tuple[KvGroup, ...]
     blocks: int
     tokens: int
-    """As the release prints them: `GPU KV cache size`."""
+    """As the release prints it: `GPU KV cache size`."""
     max_concurrency: float
-    """Requests of max_model_len tokens."""
+    """How many requests of max_model_len tokens fit at once."""
     needed_bytes: int
     """For one request of max_model_len tokens; vLLM refuses to start with less."""
     max_context_tokens: int
     """The longest request that fits, at most the model's own maximum: vLLM's `estimated maximum model length`."""
     used_bytes: int
-    """Of the available ones; the rest is less than a block of every group."""
+    """Of the available bytes; the rest is less than one block of every group."""
 
 
 @dataclass(frozen=True)
 class GpuPlan:
-    """One engine on one GPU. `total_bytes` is what NVML will show of it."""
+    """One engine on one GPU. `total_bytes` is what NVML will show for it."""
 
     slot: int
     weights_bytes: int
     overhead_bytes: int
-    """Activations at their peak and what CUDA, NCCL and the allocator keep inside of vLLM's own accounting."""
+    """The peak of activations, and what CUDA, NCCL and the allocator keep within vLLM's own accounting."""
     context_bytes: int
-    """The CUDA context and NCCL's buffers, taken before vLLM begins to count."""
+    """The CUDA context and NCCL's buffers, which are allocated before vLLM begins to count."""
     graphs_bytes: int
     kv_cache_bytes: int
     warm_up_bytes: int
-    """What the sampler's warm-up needs for a moment, after the graphs: of overhead_bytes, whose peak it was before."""
+    """What the sampler's warm-up needs for a moment, after the graphs. It is part of overhead_bytes, whose peak it was
+    before."""
     total_bytes: int
     free_bytes: int
-    """Of the GPU's CUDA total after start-up; negative where it does not fit."""
+    """What is left of the GPU's CUDA total after the start; negative if the engine does not fit."""
 
 
 @dataclass(frozen=True)
 class Decode:
-    """Tokens per second of one sequence at short context; an estimate, always."""
+    """Tokens per second of one sequence at short context. This is always an estimate."""
 
     low: float
     mid: float
     high: float
     ceiling: float
-    """Bandwidth over bytes read: nothing is faster."""
+    """Memory bandwidth divided by the bytes that a token reads: nothing can be faster."""
 
 
 @dataclass(frozen=True)
 class EnginePlan:
+    """The plan of one engine."""
+
     engine: str
     verdict: Verdict
     reason: str
-    """One sentence with the number that decides."""
+    """One sentence with the number that decides the verdict."""
     fix: str
-    """The nearest setting that fits, spelled as in group_vars; empty where it fits or nothing would."""
+    """The nearest setting that fits, spelled as in group_vars; empty if the engine fits or nothing would help."""
     kv_cache_dtype: str
     kv_blocks: int
     kv_cache_tokens: int
@@ -306,30 +318,33 @@ class EnginePlan:
     gpus: tuple[GpuPlan, ...]
     kv_groups: tuple[KvGroup, ...] = ()
     advice: tuple[str, ...] = ()
-    """What is right but could be better, each with its reference."""
+    """What works but could be better, each with a reference."""
     facts_source: str = ""
     derived_kv_cache_memory_bytes: int = 0
-    """What leaves plan_margin_mib free on each of its GPUs, or would."""
+    """The size of the KV cache that leaves plan_margin_mib free on each of its GPUs, whether it is used or not."""
     settings: Mapping[str, float | int] = field(default_factory=dict)
-    """What the plan adds to the engine as it is written down, under the keys of serving_engines:
-    `kv_cache_memory_bytes`, `gpu_memory_utilization`, `vram_budget_mib`."""
+    """What the plan adds to the engine's own settings, under the keys of serving_engines: `kv_cache_memory_bytes`,
+    `gpu_memory_utilization`, `vram_budget_mib`."""
     pinned: bool = False
-    """Whether its KV cache is so many bytes, its own or derived ones, and not what is left of a share of the GPU."""
+    """Whether the size of its KV cache is fixed, by its own setting or by the plan, and is not the rest of a share of
+    the GPU."""
     observed: tuple[str, ...] = ()
-    """Figures that are an operator's own (plan_observations), by the name of the GpuPlan's field."""
+    """Figures that come from the operator (plan_observations), as fields of GpuPlan."""
 
 
 @dataclass(frozen=True)
 class Plan:
+    """The plan of a profile."""
+
     profile: str
     vllm_version: str
     engines: tuple[EnginePlan, ...]
     """In the order in which they were given."""
     budgets_mib: Mapping[int, int]
-    """By slot: the sum of the engines' budgets, each what the engine states, else its total, rounded up, and the
-    tolerance; 0 for a GPU without an engine."""
+    """Budget by slot: the sum over the engines of what each states, otherwise of its total, rounded up, plus the
+    tolerance. 0 for a GPU without an engine."""
 
     @property
     def verdict(self) -> Verdict:
-        """The first that is not `fits`."""
+        """The first verdict of its engines that is not `fits`."""
         return next((engine.verdict for engine in self.engines if engine.verdict is not Verdict.FITS), Verdict.FITS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second of one sequence at short context: an estimate by what each GPU has to read for a token."""
+"""Estimate of the decoding speed of one sequence at short context, from the bytes that each GPU reads per token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALL_REDUCE_S = Uncertain(
     30e-6, 25e-6, 35e-6, "NCCL between GPUs without NVLink or P2P, by latency alone: a token's payload is about 10 KB"
 )
 ALL_REDUCES_PER_LAYER = 2
-"""After o_proj and after down_proj, both row-parallel."""
+"""One after o_proj and one after down_proj, which are both row-parallel."""
 FIXED_S = Uncertain(1e-3, 0.5e-3, 2e-3, "scheduling, sampling and launches of a dense model with CUDA graphs")
 EAGER_S = Uncertain(4e-3, 3e-3, 6e-3, "launches without CUDA graphs on the dense 31B")
 EAGER_EXPERTS_S = Uncertain(
@@ -29,9 +29,13 @@ EAGER_EXPERTS_S = Uncertain(
 
 
 def estimate(model: Model, arguments: Arguments, ranks: Sequence[RankWeights], gpu: GpuModel) -> Decode:
-    """Tokens per second; `ranks` are those of the pipeline, which work one after the other.
+    """Estimate tokens per second.
 
-    The ceiling is bandwidth over bytes. Low, mid and high add communication, fixed work and eager launches.
+    The ceiling is bandwidth divided by bytes read. Low, mid and high add communication, fixed work and the launches of
+    eager mode; the constants above give their sources.
+
+    Args:
+        ranks: the ranks of the pipeline, which work one after the other.
     """
     read = sum(rank.read_bytes_per_token for rank in ranks)
     reduces = ALL_REDUCES_PER_LAYER * len(model.layers) if arguments.tensor_parallel_size > 1 else 0

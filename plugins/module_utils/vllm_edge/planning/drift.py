@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan against what was measured: what of a plan goes to the host, and how far vLLM and NVML are from it.
+"""Comparison of the plan with measurements: what a plan tells the host to expect, and how far vLLM and NVML are from
+it.
 
-What is compared, per component: weights, CUDA graphs and the KV cache as vLLM's own lines tell them, on its first rank;
-its tokens, from the same lines, and its blocks, from /metrics; and per GPU what NVML shows of our engines. Activations
-and the CUDA context are in no line of vLLM's by themselves: they are in the GPU's total.
+These components are compared: weights, CUDA graphs and the KV cache, as vLLM's own log lines report them on its first
+rank; the tokens of the KV cache, from the same lines, and its blocks, from /metrics; and for each GPU what NVML shows
+of the engines. No line of vLLM reports activations and the CUDA context alone: they are part of the GPU's total.
 """
 
 from __future__ import annotations
@@ -24,22 +25,23 @@ OnDrift = Literal["ignore", "warn", "fail"]
 ON_DRIFT: tuple[OnDrift, ...] = ("ignore", "warn", "fail")
 
 TOLERANCES: Mapping[str, float] = {
-    # The tensors agree with published loads within 0.02 GiB; what the allocator adds may be 0.14 GiB more than the 0.06
+    # The tensors agree with published loads within 0.02 GiB. What the allocator adds may be 0.14 GiB more than the 0.06
     # of the plan (overhead.ALLOCATOR_BYTES).
     "weights_mib": 160,
-    # Fitted from few logs, which disagree by more than half a GiB for the small models; see overhead.py.
+    # Fitted from few logs, which differ by more than half a GiB for the small models; see overhead.py.
     "graphs_mib": 768,
-    # Pinned, it is what was asked for, in hundredths of a GiB; else it carries every error of the other components.
+    # If pinned, it is what was requested, in hundredths of a GiB. Otherwise it has the errors of all other components.
     "kv_cache_mib": 16,
-    # The same blocks; a release that counts otherwise is a mistake of the plan.
+    # These must be equal: if a release counts differently, that is a mistake of the plan.
     "kv_cache_tokens": 0,
     "kv_blocks": 0,
-    # As much as a measurement may be above the plan before the budget says so.
+    # As much as a measurement may exceed the plan before it exceeds the budget.
     "total_mib": 300,
 }
-"""How far each component may be from the plan, either way; operators change them in plan_drift_tolerances."""
+"""How far each component may be from the plan, in either direction. Operators change it with plan_drift_tolerances."""
 SHARE_TOLERANCE_MIB = 300
-"""For the KV cache of an engine with a share of the GPU, gpu_memory_utilization, beside those of weights and graphs."""
+"""Tolerance of the KV cache of an engine with a share of the GPU (gpu_memory_utilization), in addition to those of
+weights and graphs."""
 LOGGED: Mapping[str, tuple[str, float]] = {
     "weights_mib": ("model_gib", GIB_MIB),
     "graphs_mib": ("graphs_gib", GIB_MIB),
@@ -47,9 +49,9 @@ LOGGED: Mapping[str, tuple[str, float]] = {
     "kv_cache_tokens": ("kv_cache_tokens", 1),
     "kv_blocks": ("kv_blocks", 1),
 }
-"""Component by the name of vLLM's figure (progress.py, metrics.py), and what makes it the component's unit."""
+"""The name of vLLM's figure (engine/startup.py, engine/metrics.py) for each component, and the factor to its unit."""
 COUNTED = frozenset({"kv_cache_tokens", "kv_blocks"})
-"""Of the whole engine, and no MiB; all others are of one GPU."""
+"""Components of the whole engine that are counts. All others are MiB on one GPU."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,12 @@ class Row:
     """A key of TOLERANCES."""
     planned: float
     measured: float | None
-    """None where nobody told."""
+    """None if nothing reports it."""
     tolerance: float
 
     @property
     def within(self) -> bool | None:
+        """Whether the measurement is within the tolerance; None if there is none."""
         return None if self.measured is None else abs(self.measured - self.planned) <= self.tolerance
 
     def as_dict(self) -> dict[str, Any]:
@@ -74,7 +77,15 @@ class Row:
 
 
 def tolerances(given: Mapping[str, Any], tolerance_mib: int) -> dict[str, float]:
-    """plan_drift_tolerances over the defaults, total_mib being plan_tolerance_mib. Raises ValueError."""
+    """Return plan_drift_tolerances merged into the defaults.
+
+    Args:
+        given: the operator's values.
+        tolerance_mib: plan_tolerance_mib, the default of total_mib.
+
+    Raises:
+        ValueError: if a component is unknown, or a value is no number from 0.
+    """
     found = {**TOLERANCES, "total_mib": float(tolerance_mib)}
     for name, value in given.items():
         if name not in TOLERANCES:
@@ -88,13 +99,19 @@ def tolerances(given: Mapping[str, Any], tolerance_mib: int) -> dict[str, float]
 
 
 def expectation(plan: EnginePlan, vllm_version: str, limits: Mapping[str, float], on_drift: OnDrift) -> dict[str, Any]:
-    """What of an engine's plan goes into its engine.json: whole MiB, one entry for each of its GPUs in their order."""
-    # What is not known of the graphs is not known of the total; that the total is not too much, its budget says.
+    """Return what goes from the plan of an engine into its engine.json: whole MiB, one entry for each of its GPUs in
+    order.
+
+    Args:
+        limits: tolerances by component.
+    """
+    # The error of the graphs is also an error of the total. Whether the total is too large is checked by the budget.
     graphs_mib = max((gpu.graphs_bytes for gpu in plan.gpus), default=0) / MIB
     share = {"total_mib": limits["total_mib"] + math.ceil(min(limits["graphs_mib"], graphs_mib))}
     cache_mib = min((gpu.kv_cache_bytes for gpu in plan.gpus), default=0) / MIB
     if not plan.pinned and cache_mib:
-        # What is left of a share carries the errors of all the other components, and tokens follow from the bytes.
+        # The KV cache gets the rest of the share, so it has the errors of all other components; its tokens follow from
+        # its bytes.
         errors = limits["weights_mib"] + limits["graphs_mib"] + SHARE_TOLERANCE_MIB
         share["kv_cache_mib"] = max(limits["kv_cache_mib"], errors)
         for name, planned in (("kv_cache_tokens", plan.kv_cache_tokens), ("kv_blocks", plan.kv_blocks)):
@@ -117,10 +134,12 @@ def compare(
     engines: Iterable[tuple[str, Sequence[str], Mapping[str, Any] | None, Mapping[str, Any]]],
     gpus: Sequence[Mapping[str, Any]],
 ) -> list[Row]:
-    """Every component of engines that have a plan, then the GPUs that only such engines use.
+    """Compare every component of engines that have a plan, then the GPUs that only such engines use.
 
-    `engines` are name, UUIDs of its GPUs, the expectation in its engine.json, and vLLM's own figures; `gpus` are rows
-    of vram_budget.
+    Args:
+        engines: for each engine its name, the UUIDs of its GPUs, the expectation in its engine.json, and vLLM's own
+            figures.
+        gpus: rows of the module vram_budget.
     """
     rows: list[Row] = []
     planned: dict[str, float] = {}
@@ -136,7 +155,7 @@ def compare(
         for component, (figure, factor) in LOGGED.items():
             limit = float(limits.get(component, TOLERANCES[component]))
             if component == "graphs_mib" and not first[component] and figure not in logged:
-                continue  # enforce_eager: there are none, and no line says so
+                continue  # with enforce_eager there are no graphs, and no line says so
             value = logged.get(figure)
             measured = None if value is None else float(value) * factor
             rows.append(Row(name, component, float(first[component]), measured, limit))
@@ -155,8 +174,16 @@ def compare(
 def of_engines(
     configs: Iterable[EngineConfig], states: Mapping[str, EngineState | None], gpus: Sequence[Mapping[str, Any]]
 ) -> list[Row]:
-    """The same, from the host's own files. What an engine logged counts where that was the engine that is wanted, and
-    what is measured of a GPU where no engine of it is known to be away."""
+    """Compare the engines of this host, from its own files.
+
+    What an engine logged counts only if it ran with the wanted inputs. What was measured on a GPU counts unless one of
+    its engines is known not to run.
+
+    Args:
+        configs: the configurations of the engines.
+        states: the supervisor's record by engine, or None.
+        gpus: rows of the VRAM evaluation.
+    """
     engines = [(config, states.get(config.engine)) for config in configs]
     whole = (Phase.SERVING, Phase.UNHEALTHY)
     away = {uuid for config, state in engines if state and state.phase not in whole for uuid in config.gpus}
@@ -175,12 +202,12 @@ def of_engines(
 
 
 def wanted(configs: Iterable[EngineConfig]) -> OnDrift:
-    """plan_drift of a generation, which all of its planned engines carry; `ignore` where none was planned."""
+    """Return plan_drift of a generation, which all its planned engines carry; `ignore` if none was planned."""
     return next((config.plan["on_drift"] for config in configs if config.plan), "ignore")
 
 
 def sentences(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What is outside its tolerance, one sentence each."""
+    """Return one sentence for each row that is outside of its tolerance."""
     found = []
     for row in rows:
         if row["within"] is not False:
@@ -209,4 +236,5 @@ COMPONENTS = {
     "kv_blocks": "KV cache, blocks",
     "total_mib": "NVML",
 }
-"""In MiB, but for tokens and blocks: vLLM's own figures of an engine, and what NVML shows of our engines on a GPU."""
+"""Names for people. All are MiB except tokens and blocks; the first five are vLLM's own figures of an engine, the last
+is what NVML shows of the engines on a GPU."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint is, in the planner's words: Facts -> Model, for the families that the planner knows.
+"""Interpretation of a checkpoint, Facts -> Model, for the model families that the planner knows.
 
-Each rule is what vLLM does with that family; `vllm/model_executor/models/<family>.py` of releases 0.19 to 0.33 is
-meant where a file is named without more. An architecture, a quantization or a weight that is not known is refused.
+Each rule follows what vLLM does with that family. A file that is named without a path is in
+`vllm/model_executor/models/`, in releases 0.19 to 0.33. An architecture, a quantization or a weight that is not known
+is refused.
 """
 
 from __future__ import annotations
@@ -63,12 +64,13 @@ CONFIG_KEYS = frozenset(
         "vocab_size",
     }
 )
-"""What the planner reads of config.json, of its top and of its text_config; recorded facts have no more of it."""
+"""The keys of config.json that the planner reads, at its top and in its text_config. Recorded facts contain no
+others."""
 
 
 @dataclass(frozen=True)
 class _Config:
-    """config.json's part about the language model, and what its family takes for what is not there."""
+    """The part of config.json about the language model, with the defaults of its family."""
 
     repo: str
     values: Mapping[str, Any]
@@ -81,7 +83,7 @@ class _Config:
         return value
 
     def get(self, key: str) -> Any:
-        # A key that is not recorded would be missing where there are no files.
+        # Only these keys are recorded, so another one would be missing if there are no files.
         assert key in CONFIG_KEYS, key
         return self.values.get(key, self.defaults.get(key))
 
@@ -103,27 +105,31 @@ _Layers = Callable[[_Config], tuple[DecoderLayer, ...]]
 
 @dataclass(frozen=True)
 class _Family:
+    """One model family: how its layers are derived from config.json, and its defaults."""
+
     name: str
     layers: _Layers
     defaults: Mapping[str, Any]
-    """Of config.json keys, from the family's configuration class in transformers 5.16."""
+    """Defaults of config.json keys, from the family's configuration class in transformers 5.16."""
     towers: Sharding = Sharding.NOT_LOADED
-    """Of an architecture that also sees or hears."""
+    """How the vision and audio towers are distributed, if the architecture has any."""
 
 
 def _window(config: _Config) -> int | None:
-    """Sliding window of the whole model. Qwen's counts only where use_sliding_window says so; 0 means none
-    (`ModelConfig.__post_init__`, vllm/config/model.py)."""
+    """Return the sliding window of the whole model, or None.
+
+    Qwen's counts only if use_sliding_window is set; 0 means none (`ModelConfig.__post_init__`, vllm/config/model.py).
+    """
     if config.get("use_sliding_window") is False:
         return None
     return config.get("sliding_window") or None
 
 
 def _uniform(config: _Config, by_type: bool = True) -> tuple[DecoderLayer, ...]:
-    """Layers that differ at most in their attention type.
+    """Return layers that differ at most in their attention type.
 
-    Without layer_types, or where they are all the same, sliding_window holds for every layer (`is_interleaved` in
-    vllm/engine/arg_utils.py). With mixed types llama.py goes by the type, and Qwen's files refuse (`by_type`).
+    If there are no layer_types, or all are the same, sliding_window applies to every layer (`is_interleaved` in
+    vllm/engine/arg_utils.py). With mixed types llama.py follows the type (`by_type`), and Qwen's files refuse.
     """
     window, types = _window(config), config.get("layer_types") or []
     mixed = len(set(types)) > 1
@@ -139,7 +145,7 @@ def _uniform(config: _Config, by_type: bool = True) -> tuple[DecoderLayer, ...]:
 
 
 def _qwen(config: _Config) -> tuple[DecoderLayer, ...]:
-    """Qwen3's layer_types: sliding from max_window_layers on (`Qwen3Config`); its MoE has none at all."""
+    """Return Qwen3's layers: sliding from max_window_layers on (`Qwen3Config`). Its MoE has no layer_types at all."""
     if config.get("layer_types") is None and config.get("max_window_layers") is not None and _window(config):
         first = config["max_window_layers"]
         types = [Attention.FULL if index < first else Attention.SLIDING for index in config.layers]
@@ -148,7 +154,7 @@ def _qwen(config: _Config) -> tuple[DecoderLayer, ...]:
 
 
 def _types(config: _Config) -> list[str]:
-    """Gemma's layer_types: every sixth is full attention, unless config.json says otherwise."""
+    """Return Gemma's layer_types: every sixth layer has full attention, unless config.json says otherwise."""
     pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
     types = config.get("layer_types") or [
         Attention.SLIDING if (index + 1) % pattern else Attention.FULL for index in config.layers
@@ -171,12 +177,15 @@ def _gemma3(config: _Config) -> tuple[DecoderLayer, ...]:
 
 
 def _gemma4(config: _Config) -> tuple[DecoderLayer, ...]:
-    """Full attention has its own head size and, with attention_k_eq_v, its own number of KV heads; the last layer is
-    always full; the last num_kv_shared_layers read the cache of the last layer of their type before them."""
+    """Return Gemma 4's layers.
+
+    Full attention has its own head size and, with attention_k_eq_v, its own number of KV heads. The last layer is
+    always full. The last num_kv_shared_layers read the cache of the last layer of their type before them.
+    """
     types = _types(config)
     types[-1] = Attention.FULL
     own = len(types) - (config.get("num_kv_shared_layers") or 0)
-    # transformers from 5.16 on writes per layer what was global_head_dim and num_global_key_value_heads.
+    # From 5.16 on transformers writes per layer what was global_head_dim and num_global_key_value_heads before.
     overrides = {int(index): values for index, values in (config.get("per_layer_config") or {}).items()}
     full: dict[str, Any] = {"head_dim": config.get("global_head_dim")}
     if config.get("attention_k_eq_v"):
@@ -225,7 +234,8 @@ _QWEN3 = {"head_dim": 128, "use_sliding_window": False, "max_window_layers": 28}
 _QWEN3_MOE = {"use_sliding_window": False, "decoder_sparse_step": 1}
 
 FAMILIES: Mapping[str, _Family] = {
-    # gemma4_mm.py builds transformers' own towers, whole on every rank; gemma3_mm.py vLLM's SigLIP, which is sharded.
+    # gemma4_mm.py builds transformers' own towers, replicated on every rank; gemma3_mm.py builds vLLM's SigLIP, which
+    # is sharded.
     "Gemma4ForConditionalGeneration": _Family("gemma4", _gemma4, _GEMMA4, Sharding.REPLICATED),
     "Gemma4ForCausalLM": _Family("gemma4", _gemma4, _GEMMA4),
     "Gemma3ForConditionalGeneration": _Family("gemma3", _gemma3, _GEMMA3, Sharding.SHARDED),
@@ -238,10 +248,12 @@ FAMILIES: Mapping[str, _Family] = {
 
 
 def interpret(facts: Facts) -> Model:
-    """What the planner makes of a checkpoint.
+    """Interpret a checkpoint.
 
-    Raises UnknownArchitecture for any architecture that is not in FAMILIES, and FactsError where config.json lacks
-    something, contradicts the tensors, or names a quantization or a weight that the planner does not know.
+    Raises:
+        UnknownArchitecture: if the architecture is not in FAMILIES.
+        FactsError: if config.json lacks something or contradicts the tensors, or if a quantization or weight is
+            unknown.
     """
     architecture = next(iter(facts.config.get("architectures") or ["(none)"]))
     family = FAMILIES.get(architecture)
@@ -253,7 +265,7 @@ def interpret(facts: Facts) -> Model:
     said = {key: value for key, value in text.items() if value is not None or key not in facts.config}
     config = _Config(facts.repo, {**facts.config, **said}, family.defaults)
     layers = family.layers(config)
-    # transformers' name for Qwen's, when it writes config.json itself, is num_local_experts.
+    # When transformers itself writes Qwen's config.json, the key is num_local_experts.
     experts = config.get("num_experts") or config.get("num_local_experts") or 0
     per_token = (config.get("top_k_experts") or config.get("num_experts_per_tok") or 0) if experts else 0
     sizes, rows = _rope_caches(config, layers)
@@ -292,7 +304,8 @@ def interpret(facts: Facts) -> Model:
 
 
 def _dtype(config: _Config) -> str:
-    """The dtype vLLM computes in: float32 becomes bfloat16 (`_resolve_auto_dtype`, vllm/config/model.py)."""
+    """Return the dtype that vLLM computes in: float32 becomes bfloat16 (`_resolve_auto_dtype`,
+    vllm/config/model.py)."""
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "")
     if not dtype:
         raise FactsError(f"{config.repo}: config.json lacks dtype (or torch_dtype). Fetch it again, or complete it.")
@@ -300,7 +313,8 @@ def _dtype(config: _Config) -> str:
 
 
 def _intermediate_sizes(config: _Config, experts: int) -> tuple[int, ...]:
-    """Of the dense MLPs that there are. Gemma 4 has one beside its experts, Qwen3 MoE one or the other."""
+    """Return the sizes of the dense MLPs. Gemma 4 has one beside its experts; a layer of Qwen3 MoE has one or the
+    other."""
     base = config.get("intermediate_size") or 0
     if experts and config.get("decoder_sparse_step"):
         step, dense = config["decoder_sparse_step"], set(config.get("mlp_only_layers") or [])
@@ -311,16 +325,16 @@ def _intermediate_sizes(config: _Config, experts: int) -> tuple[int, ...]:
 
 
 def _rope_caches(config: _Config, layers: tuple[DecoderLayer, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Rotary dimension and rows of each cos/sin cache.
+    """Return rotary dimension and rows of each cos/sin cache.
 
-    `get_rope` keeps one for each head size and set of parameters; `linear` has factor times as many rows, `yarn`
+    `get_rope` keeps one cache for each head size and set of parameters. `linear` has factor times as many rows, `yarn`
     factor times the original positions (vllm/model_executor/layers/rotary_embedding/).
     """
     given: Mapping[str, Any] = config.get("rope_parameters") or {}
     legacy: Mapping[str, Any] = config.get("rope_scaling") or {}
     positions = config["max_position_embeddings"]
     split = config.get("layer_types") is not None and any(kind in given for kind in Attention)
-    # Gemma turns sliding layers with another base than full ones, even where config.json does not say so.
+    # Gemma uses another base for sliding layers than for full ones, even if config.json does not say so.
     split = split or {layer.attention for layer in layers} == set(Attention)
     caches: dict[tuple[str, int], tuple[int, int]] = {}
     for layer in layers:
@@ -329,7 +343,7 @@ def _rope_caches(config: _Config, layers: tuple[DecoderLayer, ...]) -> tuple[tup
         if not given and kind is Attention.FULL:
             parameters = legacy
         rope = str(parameters.get("rope_type") or parameters.get("type") or "default")
-        # `proportional` keeps the dimensions that it does not turn (gemma4_rope.py).
+        # `proportional` also stores the dimensions that it does not rotate (gemma4_rope.py).
         part = 1.0 if rope == "proportional" else float(parameters.get("partial_rotary_factor") or 1.0)
         rows = positions
         if rope == "linear":
@@ -351,17 +365,17 @@ def _scaling(config: _Config, parameters: Mapping[str, Any], key: str) -> float:
 
 
 def _quantization(facts: Facts) -> Quantization:
-    """vLLM's name of the method, its bits, and what it makes of the KV cache.
+    """Return vLLM's name of the method, its bits, and what it makes of the KV cache.
 
-    For modelopt `kv_cache_dtype: auto` follows the checkpoint (`get_kv_cache_quant_algo_string`,
-    vllm/utils/torch_utils.py), for compressed-tensors too (`Attention.__init__`,
+    For modelopt, `kv_cache_dtype: auto` follows the checkpoint (`get_kv_cache_quant_algo_string`,
+    vllm/utils/torch_utils.py); for compressed-tensors too (`Attention.__init__`,
     vllm/model_executor/layers/attention/attention.py).
     """
     config = facts.quantization
     if not config:
         return Quantization("none", 16)
     inner = config.get("quantization") or config
-    # hf_quant_config.json has no quant_method, only its producer.
+    # hf_quant_config.json names only its producer and has no quant_method.
     producer = (config.get("producer") or {}).get("name")
     method = str(config.get("quant_method") or producer or "").lower()
     if method.startswith("modelopt"):
@@ -392,7 +406,7 @@ def _quantization(facts: Facts) -> Quantization:
 
 
 def _group(config: Mapping[str, Any], key: str, default: int | None) -> int | None:
-    """Group size; compressed-tensors' nested form is looked into, -1 means one scale per channel."""
+    """Return the group size, also from the nested form of compressed-tensors; -1 means one scale per channel."""
     value = config.get(key)
     for group in (config.get("config_groups") or {}).values():
         value = value or (group.get("weights") or {}).get(key)
@@ -401,6 +415,7 @@ def _group(config: Mapping[str, Any], key: str, default: int | None) -> int | No
 
 
 def _modelopt_kv_cache(config: Mapping[str, Any], inner: Mapping[str, Any]) -> str | None:
+    """Return `fp8` if ModelOpt quantized the KV cache to FP8, otherwise None."""
     said: Any = None
     for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
         said = said or inner.get(key) or config.get(key)
@@ -426,12 +441,12 @@ SCALES = frozenset(
         "qzeros",
     }
 )
-"""What quantizers keep beside a weight, under the name of its layer."""
+"""Tensors that quantizers store beside a weight, under the name of its layer."""
 _VALUES = "weight|weight_packed|qweight"
 _SUFFIX = re.compile(rf"\.(?P<leaf>{_VALUES}|{'|'.join(sorted(SCALES))}|weight_shape|weight_g_idx|g_idx|bias)$")
 _NOT_LOADED = re.compile(r"(rotary_emb\.inv_freq|\.weight_shape|masked_bias)$|embed_(vision|audio)\.embedding\.")
 
-# Of the rest of the name, without the model's prefix, the layer and the leaf.
+# Patterns for what is left of a name without the model's prefix, the layer and the leaf.
 _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
     (re.compile(pattern), kind, sharding)
     for pattern, kind, sharding in (
@@ -457,7 +472,7 @@ def _components(model: Model, family: _Family, tied: bool) -> Iterator[Component
 
 
 def _by_kv_heads(model: Model, tensor: Tensor) -> Iterator[Tensor]:
-    """K and V of layers with different numbers of KV heads may be of one shape; they are sharded differently."""
+    """Split K and V by their number of KV heads: tensors of one shape may be sharded differently."""
     if tensor.layers is None or not re.search(r"self_attn\.[kv]_proj\.", tensor.name):
         yield tensor
         return
@@ -466,6 +481,7 @@ def _by_kv_heads(model: Model, tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _component(model: Model, family: _Family, tensor: Tensor, tied: bool) -> Component:
+    """Determine what a tensor is for and how it is distributed. Raises FactsError if it is unknown."""
     if _NOT_LOADED.search(tensor.name):
         return Component(tensor, "other", Sharding.NOT_LOADED, read_per_token=0.0)
     if any(tower in tensor.name.split(".") for tower in _TOWERS):
@@ -487,7 +503,7 @@ def _component(model: Model, family: _Family, tensor: Tensor, tied: bool) -> Com
         head = path.endswith("lm_head")
         if head and tied:
             return Component(tensor, kind, Sharding.NOT_LOADED, read_per_token=0.0)
-        # A head, and so a tied table too, is read whole for each token; of any other table one row.
+        # A head, which a tied table is too, is read as a whole for each token; any other table, one row.
         whole = head or (tied and path.endswith("embed_tokens"))
         return Component(tensor, kind, sharding, read_per_token=1.0 if whole else 1.0 / tensor.shape[0])
     if kind == "experts":
@@ -502,8 +518,10 @@ def _component(model: Model, family: _Family, tensor: Tensor, tied: bool) -> Com
 
 
 def _is_whole(path: str, leaf: str, tensor: Tensor) -> bool:
-    """Whether each rank keeps all of a tensor of a sharded linear layer: a scale of the whole weight, and of a
-    row-parallel one its bias and the scales of its output channels."""
+    """Return whether each rank keeps all of a tensor of a sharded linear layer.
+
+    That is a scale of the whole weight and, for a row-parallel layer, its bias and the scales of its output channels.
+    """
     if not tensor.shape or tensor.shape == (1,):
         return True
     if leaf in ("g_idx", "weight_g_idx"):
@@ -517,7 +535,10 @@ def _of_experts(path: str, leaf: str, tensor: Tensor) -> Sharding:
 
 
 def _siglip(tensor: Tensor) -> Sharding:
-    """siglip.py: linear layers are sharded, embeddings and norms are not; nor is gemma3_mm.py's projector."""
+    """Return how a tensor of SigLIP is distributed: siglip.py shards linear layers, not embeddings and norms.
+
+    The projector of gemma3_mm.py is not sharded either.
+    """
     path = tensor.name.rsplit(".", 1)[0]
     if tensor.name.endswith(".weight") and re.search(r"encoder\.layers\.\*\.(self_attn\.\w+_proj|mlp\.fc\d)$", path):
         return Sharding.SHARDED
@@ -527,7 +548,10 @@ def _siglip(tensor: Tensor) -> Sharding:
 
 
 def _copies_of_k(model: Model, components: list[Component]) -> Iterator[Component]:
-    """Gemma 4's attention_k_eq_v: full layers have no V in the file, and vLLM loads K into both of its places."""
+    """Yield the V projections that vLLM fills with a copy of K.
+
+    With attention_k_eq_v the full layers of Gemma 4 have no V in the file, and vLLM loads K into both places.
+    """
     has_v = {
         layer for c in components if re.search(r"self_attn\.v_proj\.", c.tensor.name) for layer in c.tensor.layers or ()
     }
@@ -541,7 +565,7 @@ def _copies_of_k(model: Model, components: list[Component]) -> Iterator[Componen
 
 
 def _check(model: Model) -> None:
-    """config.json and the tensors must be of the same model."""
+    """Check that config.json and the tensors are of the same model. Raises FactsError."""
     repo = model.facts.repo
     seen = {layer for tensor in model.facts.tensors for layer in tensor.layers or ()}
     if seen != set(range(len(model.layers))):

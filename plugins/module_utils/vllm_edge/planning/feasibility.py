@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What decides beside memory whether an engine can run: releases, shapes, GPUs. And what could be better.
+"""Rules that decide, apart from memory, whether an engine can run: releases, shapes, GPUs. Also advice.
 
-`RULES` is the table. A rule looks at one engine and gives findings, each with what it goes by. Where a rule needs to
-know the GPU and the GPU is not among those that are written down, it says nothing.
+RULES is the table of rules. A rule looks at one engine and yields findings, each with its source. A rule that depends
+on the GPU yields nothing if that GPU is not known.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from ..gpu.models import GpuModel
 from .contract import Arguments, Gpu, Model, Verdict
 
 PIPELINE_FIXED = (0, 21)
-"""Gemma 4 over a pipeline: vLLM 0.19.0 and 0.20.0 call `IntermediateTensors.get` (model_executor/models/gemma4.py:883
-and :1320), which that class lacks; 0.21.0 does not (:1313), with vllm-project/vllm#40786."""
+"""Gemma 4 with pipeline parallelism: vLLM 0.19.0 and 0.20.0 call `IntermediateTensors.get`
+(model_executor/models/gemma4.py:883 and :1320), which that class lacks. 0.21.0 does not (:1313), since
+vllm-project/vllm#40786."""
 DRAFTERS_SINCE = (0, 21)
-"""First source with model_executor/models/gemma4_mtp.py, vllm-project/vllm#41745."""
+"""The first source with model_executor/models/gemma4_mtp.py, vllm-project/vllm#41745."""
 TILE_PADDING_SINCE = (0, 25)
-"""vLLM 0.25.1 pads what does not fill Marlin's tiles (quantization/utils/marlin_utils.py:220, :333), 0.21.0 does not;
-what is between was not looked at, and counts as padding from 0.25."""
+"""vLLM 0.25.1 pads what does not fill Marlin's tiles (quantization/utils/marlin_utils.py:220, :333), 0.21.0 does not.
+The releases between were not examined; padding is assumed from 0.25 on."""
 MARLIN_INPUT, MARLIN_INPUT_FP4, MARLIN_EXPERTS = 128, 64, 64
-"""What inputs of linear layers divide by, those of integers (0.19.0 marlin_utils.py:27) and those in FP4, of which the
-kernel alone decides (csrc/quantization/marlin/marlin.cuh:31), and an expert's intermediate size (marlin_utils.py)."""
+"""Divisors that Marlin requires: of the inputs of linear layers with integer weights (0.19.0 marlin_utils.py:27), of
+those in FP4, where the kernel alone decides (csrc/quantization/marlin/marlin.cuh:31), and of the intermediate size of
+an expert (marlin_utils.py)."""
 PACKED_DTYPES = ("U8", "I32", "F4")
-"""Of weights in fewer than 8 bits, as safetensors holds them."""
+"""Dtypes in which safetensors holds weights of fewer than 8 bits."""
 FEW_ENOUGH_REQUESTS = 2.0
 LONG_CONTEXT_TOKENS = 40_000
 MANY_SEQUENCES = 128
@@ -54,7 +56,7 @@ class Finding:
     reason: str
     fix: str
     after_load: bool = False
-    """vLLM finds it out when the weights are on the GPU; what does not fit fails before that."""
+    """True if vLLM finds out only after it has loaded the weights; an engine that does not fit fails before that."""
 
 
 Rule = Callable[[Case], Iterator[Finding]]
@@ -62,7 +64,11 @@ Hint = Callable[[Case], Iterator[str]]
 
 
 def release_of(version: str) -> tuple[int, int]:
-    """Major and minor number. The version is one that `vllm_versions.behaviour` takes."""
+    """Return major and minor number of a version that `vllm_versions.behaviour` accepts.
+
+    Raises:
+        ValueError: if it is no version.
+    """
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None:
         raise ValueError(f"{version!r} is no release of vLLM")
@@ -70,14 +76,14 @@ def release_of(version: str) -> tuple[int, int]:
 
 
 def findings(case: Case) -> list[Finding]:
-    """Everything that keeps the engine from running, what vLLM finds out first in front."""
+    """Return everything that keeps the engine from running, in the order in which vLLM finds out."""
     order = list(Verdict)
     found = [finding for rule in RULES for finding in rule(case)]
     return sorted(found, key=lambda finding: (finding.after_load, order.index(finding.verdict)))
 
 
 def advice(case: Case) -> list[str]:
-    """What is right and could be better, each with its reference."""
+    """Return what works but could be better, each with a reference."""
     return [sentence for hint in HINTS for sentence in hint(case)]
 
 
@@ -85,6 +91,7 @@ def advice(case: Case) -> list[str]:
 
 
 def _pipeline(case: Case) -> Iterator[Finding]:
+    """Yield a finding for Gemma 4 with pipeline parallelism in a release that crashes."""
     if case.model.family == "gemma4" and case.arguments.pipeline_parallel_size > 1 and case.release < PIPELINE_FIXED:
         yield Finding(
             Verdict.UNSUPPORTED_ENGINE,
@@ -96,6 +103,7 @@ def _pipeline(case: Case) -> Iterator[Finding]:
 
 
 def _drafters(case: Case) -> Iterator[Finding]:
+    """Yield a finding for speculative decoding with Gemma 4 in a release without its drafters."""
     if case.model.family == "gemma4" and _speculates(case) and case.release < DRAFTERS_SINCE:
         yield Finding(
             Verdict.UNSUPPORTED_ENGINE,
@@ -105,6 +113,7 @@ def _drafters(case: Case) -> Iterator[Finding]:
 
 
 def _capability(case: Case) -> Iterator[Finding]:
+    """Yield findings for dtypes that the GPU's compute capability does not support."""
     if case.gpu_model is None:
         return
     has = case.gpu_model.compute_capability
@@ -137,6 +146,7 @@ def _capability(case: Case) -> Iterator[Finding]:
 
 
 def _divisible(case: Case) -> Iterator[Finding]:
+    """Yield findings for heads and sizes that tensor parallelism cannot divide."""
     size, model = case.arguments.tensor_parallel_size, case.model
     kv_heads = sorted({layer.kv_heads for layer in model.layers})
     uneven = [heads for heads in kv_heads if heads % size and size % heads]
@@ -161,7 +171,7 @@ def _divisible(case: Case) -> Iterator[Finding]:
 
 
 def _marlin(case: Case) -> Iterator[Finding]:
-    """Weights in 4 bits, which run through Marlin on a GPU without FP4 units."""
+    """Yield findings for 4-bit weights, which run through Marlin on GPUs without FP4 units."""
     quantization, size = case.model.quantization, case.arguments.tensor_parallel_size
     if quantization.weight_bits != 4 or (case.gpu_model and case.gpu_model.compute_capability >= (10, 0)):
         return
@@ -194,7 +204,7 @@ def _marlin(case: Case) -> Iterator[Finding]:
 
 
 def _inputs(model: Model) -> Iterator[tuple[str, str, int]]:
-    """Inputs of the linear layers that tensor parallelism divides: kind, what it is called, size."""
+    """Yield kind, name and size of the inputs of the linear layers that tensor parallelism divides."""
     for size in model.intermediate_sizes:
         yield "mlp", "intermediate size", size
     for size in sorted({layer.head_size * model.query_heads for layer in model.layers}):
@@ -268,8 +278,14 @@ HINTS: Sequence[Hint] = (_per_layer_pipeline, _no_fp4, _all_reduce, _eager, _dra
 
 
 def context_advice(max_model_len: int, max_concurrency: float) -> list[str]:
-    """What the KV cache says about the length of a request. "At most 30,000 to 40,000 tokens on GPUs under 40 GB",
-    which is told elsewhere, is no rule: memory decides, and a sliding window keeps most layers small."""
+    """Return advice about the length of a request.
+
+    The rule "at most 30,000 to 40,000 tokens on GPUs under 40 GB", which is found elsewhere, is not used: memory
+    decides, and a sliding window keeps most layers small.
+
+    Args:
+        max_concurrency: how many requests of max_model_len fit into the KV cache.
+    """
     if max_concurrency < FEW_ENOUGH_REQUESTS:
         return [
             f"the KV cache holds {max_concurrency:.1f} requests of max_model_len {max_model_len:,}: a second one of "
@@ -288,7 +304,7 @@ def _speculates(case: Case) -> bool:
 
 
 def _is_fp4(model: Model) -> bool:
-    """ModelOpt's NVFP4, or compressed-tensors in one of its formats of that name."""
+    """Return whether the weights are NVFP4 by ModelOpt, or a format of that name by compressed-tensors."""
     return model.quantization.method == "modelopt_fp4" or "nvfp4" in str(model.facts.quantization.get("format")).lower()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From variables of an inventory to what the planner works with."""
+"""Conversion of inventory variables into the types of the planner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import families, model_facts
 from .contract import Facts, Gpu, Model
 
 UNKNOWN_RESERVE = 1 - 22563 / 23034
-"""Of a GPU of which nobody has looked at CUDA's total: the part that the driver keeps of an L4."""
+"""The fraction of a GPU that the driver keeps on an L4, used for GPUs whose CUDA total was never read."""
 
 GPUS_SPEC: dict[str, Any] = {
     "type": "list",
@@ -26,18 +26,25 @@ GPUS_SPEC: dict[str, Any] = {
         "free_bytes": {"type": "int"},
     },
 }
-"""Argument spec of the option `gpus` of modules, what `gpu_of` takes."""
+"""Argument spec of the module option `gpus`; `gpu_of` takes one element."""
 
 
 FACTS_SPEC: dict[str, Any] = {"type": "str", "choices": ["files", "recorded"], "default": "files"}
-"""Argument spec of the option `facts` of modules, what `model_of` takes."""
+"""Argument spec of the module option `facts`, as `model_of` takes it."""
 
 
 def facts_of(name: str, model: Mapping[str, Any], weights_root: Path, facts: str) -> Facts:
-    """What the checkpoint of an entry of vllm_models says of itself.
+    """Return the facts of the checkpoint of an entry of vllm_models.
 
-    Files below weights_root come first, unless its `facts`, or where it has none those given, are `recorded`. Raises
-    FactsError.
+    Files below weights_root are preferred, unless `facts` of the entry, or the argument `facts` if it has none, is
+    `recorded`.
+
+    Args:
+        name: the key in vllm_models, for messages.
+        facts: `files` or `recorded`.
+
+    Raises:
+        FactsError: if the files are damaged, or there are none and nothing is recorded.
     """
     repo = str(model.get("repo", ""))
     directory = weights_root / str(model.get("dir", ""))
@@ -53,14 +60,25 @@ def facts_of(name: str, model: Mapping[str, Any], weights_root: Path, facts: str
 
 
 def model_of(name: str, model: Mapping[str, Any], weights_root: Path, facts: str) -> Model:
-    """The checkpoint of an entry of vllm_models, understood. Raises FactsError and UnknownArchitecture."""
+    """Interpret the checkpoint of an entry of vllm_models. The parameters are those of `facts_of`.
+
+    Raises:
+        FactsError: see `facts_of` and `families.interpret`.
+        UnknownArchitecture: if the planner does not know the architecture.
+    """
     return families.interpret(facts_of(name, model, weights_root, facts))
 
 
 def gpu_of(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) -> Gpu:
-    """A GPU with CUDA's total, by `name`, `cuda_total_bytes`, `nvml_total_mib`, `nvml_reserved_mib` and `free_bytes`.
+    """Return a GPU with CUDA's total.
 
-    Raises ValueError.
+    Args:
+        slot: its number, for messages.
+        given: one element of GPUS_SPEC.
+        warn: called with a sentence if the total has to be estimated.
+
+    Raises:
+        ValueError: if neither cuda_total_bytes nor nvml_total_mib is given.
     """
     name, total, nvml = given.get("name"), given.get("cuda_total_bytes"), given.get("nvml_total_mib")
     if total is None:

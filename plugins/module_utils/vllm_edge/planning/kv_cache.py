@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM makes of the memory that is left for the KV cache: groups of layers, blocks, tokens.
+"""What vLLM makes of the memory for the KV cache: groups of layers, blocks, tokens.
 
 Every layer has pages; a page holds the keys and values of one block of tokens. Layers with the same kind of attention
-share a block table and are a group. All groups draw their blocks from one pool: a block is one page for each layer of
-a group, so all pages are of one size, and groups have as many layers as each other as far as possible.
+share a block table and form a group. All groups take their blocks from one pool: a block is one page for each layer of
+a group. Therefore all pages have the same size, and groups have the same number of layers as far as possible.
 
 The arithmetic is that of vLLM's v1/core/kv_cache_utils.py (0.19.0; from 0.33.0 v1/core/kv_cache_planning.py) and
-v1/kv_cache_interface.py; what its releases do differently is in `vllm_versions`. Context parallelism, speculative
-decoding, KV connectors and layers without attention are in none of the plans and not here.
+v1/kv_cache_interface.py; differences between releases are in `vllm_versions`. Context parallelism, speculative
+decoding, KV connectors and layers without attention occur in no plan and are not covered.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from .contract import Arguments, Attention, DecoderLayer, KvCapacity, KvGroup, Model
 from .vllm_versions import Behaviour, TokenRule, batches_in_flight, behaviour, max_model_len, max_num_batched_tokens
 
-# 0.33.0 utils/torch_utils.py:40
+# Source: 0.33.0 utils/torch_utils.py:40
 ELEMENT_BYTES = {
     "float32": 4,
     "float": 4,
@@ -31,18 +31,19 @@ ELEMENT_BYTES = {
     "fp8_e5m2": 1,
 }
 DEFAULT_BLOCK_TOKENS = 16
-"""0.19.0 config/cache.py:34. FlashAttention, FlashInfer and Triton all take it as it is, and multiples of it."""
+"""0.19.0 config/cache.py:34. FlashAttention, FlashInfer and Triton accept it and its multiples."""
 FEW_MORE_LAYERS = 1.5
-"""Up to so many times the layers of the smallest kind, groups are as large as the largest kind."""
+"""If the largest kind has less than this many times the layers of the smallest kind, groups are as large as the largest
+kind."""
 
 
 class UnsupportedKvCache(ValueError):
-    """This release of vLLM makes no KV cache for the model with these arguments. The message says why."""
+    """This release of vLLM cannot make a KV cache for the model with these arguments. The message says why."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """The cache of one layer on one rank. Layers of equal specs are alike to vLLM."""
+    """The cache of one layer on one rank. vLLM treats layers with equal specs alike."""
 
     attention: Attention
     window_tokens: int | None
@@ -54,12 +55,20 @@ class Spec:
 
     @property
     def page_bytes(self) -> int:
+        """Bytes of one page: block_tokens x 2 (keys and values) x kv_heads x head_size x element_bytes, or the padded
+        size."""
         keys_and_values = 2 * self.kv_heads * self.head_size * self.element_bytes
         return self.padded_page_bytes or self.block_tokens * keys_and_values
 
     def blocks(self, request_tokens: int, in_flight_tokens: int) -> int:
-        """Blocks that a request holds at most. One with sliding attention holds its window and what is being computed,
-        and one block more, because a window need not begin with a block (0.19.0 kv_cache_interface.py:252)."""
+        """Return the number of blocks that a request holds at most.
+
+        A request with sliding attention holds its window and the tokens that are being computed, and one block more
+        because a window need not begin at the start of a block (0.19.0 kv_cache_interface.py:252).
+
+        Args:
+            in_flight_tokens: tokens of all batches that are computed at once.
+        """
         if self.window_tokens is None:
             return _ceiling(request_tokens, self.block_tokens)
         return _ceiling(min(self.window_tokens - 1 + in_flight_tokens, request_tokens), self.block_tokens) + 1
@@ -67,23 +76,25 @@ class Spec:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that share a block table, by their number. Where their pages differ, it is the only group."""
+    """Layers that share a block table, by number. If their pages differ, it is the only group."""
 
     layers: tuple[int, ...]
     specs: tuple[Spec, ...]
 
     def on(self, layers: range) -> tuple[Spec, ...]:
-        """The specs of those of its layers that are among `layers`."""
+        """Return the specs of those of its layers that are in `layers`."""
         return tuple(spec for layer, spec in zip(self.layers, self.specs, strict=True) if layer in layers)
 
     def blocks(self, request_tokens: int, in_flight_tokens: int) -> int:
+        """Return the number of blocks of this group that a request holds at most; the parameters are those of
+        `Spec.blocks`."""
         return self.specs[0].blocks(request_tokens, in_flight_tokens)
 
 
 def resolved_dtype(model: Model, arguments: Arguments, version: str) -> str:
-    """What the KV cache is made of, as vLLM names it: `bfloat16`, `fp8`.
+    """Return the dtype of the KV cache as vLLM names it: `bfloat16`, `fp8`.
 
-    `auto` is what the checkpoint's quantization says, else the model's own dtype. Source: 0.33.0
+    `auto` is what the checkpoint's quantization says, otherwise the model's own dtype. Source: 0.33.0
     utils/torch_utils.py (resolve_kv_cache_dtype_string) and model_executor/layers/attention/attention.py:287.
     """
     release = behaviour(version)
@@ -97,9 +108,9 @@ def resolved_dtype(model: Model, arguments: Arguments, version: str) -> str:
 
 
 def pipeline_stages(layers: int, stages: int) -> tuple[range, ...]:
-    """Layers of each stage of the pipeline.
+    """Return the layers of each stage of the pipeline.
 
-    What does not divide goes to the stages before the last, the later ones first. Source: 0.19.0
+    The remainder of the division goes to the stages before the last, the later ones first. Source: 0.19.0
     distributed/utils.py:95 (get_pp_indices), without VLLM_PP_LAYER_PARTITION.
     """
     each, rest = divmod(layers, stages)
@@ -109,7 +120,11 @@ def pipeline_stages(layers: int, stages: int) -> tuple[range, ...]:
 
 
 def layers_of_rank(model: Model, arguments: Arguments, pipeline_rank: int) -> range:
-    """Numbers of the decoder layers of one pipeline rank. Raises UnsupportedKvCache where one would have none."""
+    """Return the numbers of the decoder layers of one pipeline rank.
+
+    Raises:
+        UnsupportedKvCache: if a rank would have no layer.
+    """
     ranks, layers = arguments.pipeline_parallel_size, len(model.layers)
     if not 1 <= ranks <= layers:
         raise UnsupportedKvCache(f"pipeline_parallel_size {ranks} does not divide {layers} layers")
@@ -117,9 +132,12 @@ def layers_of_rank(model: Model, arguments: Arguments, pipeline_rank: int) -> ra
 
 
 def groups(model: Model, arguments: Arguments, version: str) -> tuple[Group, ...]:
-    """Layers with a KV cache of their own, grouped for the whole model; each pipeline rank has its layers of each.
+    """Return the groups of the layers that have a KV cache of their own, for the whole model.
 
-    Source: 0.19.0 v1/core/kv_cache_utils.py:1222. Raises UnsupportedKvCache.
+    Each pipeline rank has its layers of each group. Source: 0.19.0 v1/core/kv_cache_utils.py:1222.
+
+    Raises:
+        UnsupportedKvCache: if there is no such layer, or the release cannot group them.
     """
     release = behaviour(version)
     specs = {
@@ -133,17 +151,27 @@ def groups(model: Model, arguments: Arguments, version: str) -> tuple[Group, ...
 
 
 def needed(model: Model, arguments: Arguments, version: str) -> int:
-    """Bytes for the KV cache with which vLLM starts at least: those of one request of max_model_len tokens on the rank
-    that needs most, and of the block that is never handed out where the release counts it."""
+    """Return the least bytes of KV cache with which vLLM starts.
+
+    These are the bytes of one request of max_model_len tokens on the rank that needs most and, in releases that count
+    it, of the block that is never handed out.
+    """
     return max(rank.needed_bytes(max_model_len(model, arguments)) for rank in _ranks(model, arguments, version))
 
 
 def capacity(model: Model, arguments: Arguments, available_bytes: int | Sequence[int], version: str) -> KvCapacity:
-    """What vLLM makes of so many bytes; in a pipeline each rank may have its own number of them.
+    """Return what vLLM makes of a number of bytes for the KV cache.
 
-    Every rank gets as many blocks as the one with the fewest. Bytes and groups in the answer are that rank's, which is
-    also the first to be short of memory. It is given where vLLM refuses to start as well: then needed_bytes is more
-    than available_bytes. Source: 0.19.0 v1/core/kv_cache_utils.py:1508. Raises UnsupportedKvCache.
+    Every rank gets as many blocks as the one with the fewest. Bytes and groups in the result are those of that rank,
+    which is also the first to be short of memory. The result is also given if vLLM would refuse to start: needed_bytes
+    is more than available_bytes then. Source: 0.19.0 v1/core/kv_cache_utils.py:1508.
+
+    Args:
+        available_bytes: for every rank, or one number for each pipeline rank.
+
+    Raises:
+        UnsupportedKvCache: if the release makes no KV cache for the model.
+        ValueError: if the number of sizes is not that of the ranks.
     """
     ranks = _ranks(model, arguments, version)
     available = [available_bytes] * len(ranks) if isinstance(available_bytes, int) else list(available_bytes)
@@ -181,23 +209,28 @@ class _Rank:
     groups: tuple[Group, ...]
     layers: range
     block_bytes: int
-    """Of one block of the pool: one page for each layer of the largest group."""
+    """Bytes of one block of the pool: one page for each layer of the largest group."""
     in_flight_tokens: int
     reserved_blocks: int
 
     def request_blocks(self, tokens: int) -> int:
-        """Every group counts, also one without a layer on this rank: block tables are those of the whole model."""
+        """Return the blocks of a request.
+
+        Every group counts, also one without a layer on this rank, because block tables are those of the whole model.
+        """
         return sum(group.blocks(tokens, self.in_flight_tokens) for group in self.groups)
 
     def needed_bytes(self, tokens: int) -> int:
+        """Return the bytes of a request, with the reserved blocks."""
         return (self.request_blocks(tokens) + self.reserved_blocks) * self.block_bytes
 
     def longest_request(self, available_bytes: int, limit_tokens: int) -> int:
-        """vLLM's estimated maximum model length: the same search as there (0.19.0 kv_cache_utils.py:1370)."""
+        """Return vLLM's estimated maximum model length, by the same search (0.19.0 kv_cache_utils.py:1370)."""
         lengths = range(1, limit_tokens + 1)
         return bisect.bisect_right(lengths, available_bytes, key=self.needed_bytes)
 
     def described(self, request_tokens: int) -> tuple[KvGroup, ...]:
+        """Return the groups for the plan."""
         result = []
         for group in self.groups:
             here = group.on(self.layers)
@@ -215,6 +248,7 @@ class _Rank:
 
 
 def _ranks(model: Model, arguments: Arguments, version: str) -> tuple[_Rank, ...]:
+    """Return every pipeline rank. Raises UnsupportedKvCache if one has no KV cache."""
     in_flight = batches_in_flight(model, arguments, version) * max_num_batched_tokens(model, arguments, version)
     reserved = 1 if behaviour(version).null_block_reserved else 0
     of_model = groups(model, arguments, version)
@@ -229,6 +263,7 @@ def _ranks(model: Model, arguments: Arguments, version: str) -> tuple[_Rank, ...
 
 
 def _spec(layer: DecoderLayer, model: Model, arguments: Arguments, release: Behaviour) -> Spec:
+    """Return the cache of one layer on one rank. Raises UnsupportedKvCache."""
     block = DEFAULT_BLOCK_TOKENS if arguments.block_size is None else arguments.block_size
     if block % DEFAULT_BLOCK_TOKENS:
         raise UnsupportedKvCache(f"block_size {block} is not a multiple of {DEFAULT_BLOCK_TOKENS}")
@@ -249,7 +284,11 @@ def _spec(layer: DecoderLayer, model: Model, arguments: Arguments, release: Beha
 
 
 def _with_equal_pages(specs: Mapping[int, Spec], release: Behaviour) -> dict[int, Spec]:
-    """Smaller pages hold more tokens, until they are as large as the largest (0.19.0 kv_cache_utils.py:914)."""
+    """Make all pages as large as the largest: smaller pages hold more tokens, or are padded (0.19.0
+    kv_cache_utils.py:914).
+
+    Raises UnsupportedKvCache if a page does not divide the largest one and the release does not pad.
+    """
     largest = max(spec.page_bytes for spec in specs.values())
     result = {}
     for layer, spec in specs.items():
@@ -266,10 +305,10 @@ def _with_equal_pages(specs: Mapping[int, Spec], release: Behaviour) -> dict[int
 
 
 def _groups_of_kinds(specs: Mapping[int, Spec]) -> tuple[Group, ...]:
-    """Groups of equally many layers, from specs with equal pages (0.19.0 kv_cache_utils.py:959).
+    """Return groups of equally many layers, from specs with equal pages (0.19.0 kv_cache_utils.py:959).
 
-    A group is as large as the rarest kind of layer. Layers of a kind are dealt to its groups in turn, so that each
-    pipeline rank has about as many of each group.
+    A group is as large as the rarest kind of layer. The layers of a kind are distributed to its groups in turn, so that
+    each pipeline rank has about as many of each group.
     """
     kinds: dict[Spec, list[int]] = {}
     for layer, spec in specs.items():

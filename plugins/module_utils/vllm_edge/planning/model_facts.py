@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint says of itself: config.json and the headers of its safetensors files, never the weights.
+"""Reader of a checkpoint: config.json and the headers of its safetensors files, never the weights.
 
-A safetensors file begins with eight bytes, the length of a JSON header, little-endian; the header names each tensor,
-its dtype, shape and place in the file (https://github.com/huggingface/safetensors, "Format").
+A safetensors file begins with eight bytes: the length of a JSON header, little-endian. The header gives name, dtype,
+shape and position of each tensor (https://github.com/huggingface/safetensors, "Format").
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .contract import Facts, Tensor
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000
-"""What the safetensors library itself accepts at most (`MAX_HEADER_SIZE` in safetensors/src/tensor.rs)."""
+"""The most that the safetensors library itself accepts (`MAX_HEADER_SIZE` in safetensors/src/tensor.rs)."""
 
 DTYPE_BITS: Mapping[str, int] = {
     **dict.fromkeys(("F4",), 4),
@@ -29,14 +29,15 @@ DTYPE_BITS: Mapping[str, int] = {
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
-"""The dtypes of safetensors and their width."""
+"""Width in bits of each dtype of safetensors."""
 
 _DECODER_LAYER = re.compile(r"(?:(?:model|language_model)\.)*layers\.(\d+)\.")
-"""Where a tensor's name begins like this, it is a decoder layer's; layers of towers have the tower's name before."""
+"""A tensor whose name begins like this belongs to a decoder layer; the names of layers of towers begin with the tower's
+name."""
 
 
 class FactsError(ValueError):
-    """Files that are missing, damaged or contradict each other. Names the file and the remedy."""
+    """Files are missing, damaged or contradict each other. The message names the file and the remedy."""
 
 
 Header = tuple[str, str, Sequence[int]]
@@ -44,29 +45,33 @@ Header = tuple[str, str, Sequence[int]]
 
 
 def bytes_of(tensor: Tensor) -> int:
-    """Bytes of one of the tensors that `tensor` stands for, as they are in the file."""
+    """Return the bytes in the file of one of the tensors that `tensor` stands for."""
     return (math.prod(tensor.shape) * DTYPE_BITS[tensor.dtype] + 7) // 8
 
 
 def how_many(tensor: Tensor) -> int:
-    """How many tensors of the checkpoint `tensor` stands for."""
+    """Return how many tensors of the checkpoint `tensor` stands for."""
     return tensor.count * (1 if tensor.layers is None else len(tensor.layers))
 
 
 def parameters(facts: Facts) -> int:
-    """Elements of all tensors. For packed weights that is the number of packed words."""
+    """Return the number of elements of all tensors. For packed weights that is the number of packed words."""
     return sum(math.prod(tensor.shape) * how_many(tensor) for tensor in facts.tensors)
 
 
 def checkpoint_bytes(facts: Facts) -> int:
-    """Bytes of all tensors in the files."""
+    """Return the bytes of all tensors in the files."""
     return sum(bytes_of(tensor) * how_many(tensor) for tensor in facts.tensors)
 
 
 def read(directory: Path, repo: str = "", revision: str = "") -> Facts:
-    """Facts of a model directory in Hugging Face's layout. Raises FactsError.
+    """Read the facts of a model directory in Hugging Face's layout.
 
-    `repo` and `revision` are what the caller knows of the files' origin; without, the directory's name stands for it.
+    Args:
+        repo, revision: where the files come from, if the caller knows it; without `repo` the directory's name is used.
+
+    Raises:
+        FactsError: if a file is missing or damaged.
     """
     config = _read_json(directory / "config.json", "It is no model directory in Hugging Face's layout, or incomplete.")
     quantization = None
@@ -78,8 +83,10 @@ def read(directory: Path, repo: str = "", revision: str = "") -> Facts:
 
 
 def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What config.json says about quantization; vLLM looks in the same places
-    (`ModelConfig._parse_quant_hf_config`, vllm/config/model.py of 0.33)."""
+    """Return what config.json says about quantization, or an empty mapping.
+
+    vLLM looks in the same places (`ModelConfig._parse_quant_hf_config`, vllm/config/model.py of 0.33).
+    """
     for place in (config, config.get("text_config") or {}):
         for key in ("quantization_config", "compression_config"):
             if place.get(key):
@@ -95,10 +102,16 @@ def from_headers(
     quantization: Mapping[str, Any] | None = None,
     source: str = "files",
 ) -> Facts:
-    """Facts of headers, with the names of alike tensors collapsed into one pattern.
+    """Build facts from headers; tensors with alike names become one pattern.
 
-    `quantization` counts only where config.json says nothing. Raises FactsError for an unknown dtype or a tensor
-    that is there twice.
+    Args:
+        repo, revision: where the files come from; an empty revision means that it is not known.
+        config: the content of config.json.
+        quantization: used only if config.json says nothing.
+        source: see `Facts.source`.
+
+    Raises:
+        FactsError: if a dtype is unknown, a tensor appears twice, or there is none.
     """
     seen: set[str] = set()
     patterns: dict[tuple[str, str, tuple[int, ...]], dict[int | None, int]] = {}
@@ -125,8 +138,8 @@ def from_headers(
 
 
 def recorded(repo: str) -> Facts | None:
-    """Facts that are shipped with the project, for where the files are not at hand; None for an unknown repository."""
-    # Only here: the data is large, and who reads files does not need it.
+    """Return the facts of a repository that the project ships, or None if it is not recorded."""
+    # Imported here because the data is large, and reading files does not need it.
     from . import recorded_facts
 
     record = recorded_facts.RECORDS.get(repo)
@@ -141,7 +154,7 @@ def recorded(repo: str) -> Facts | None:
 
 
 def _groups(counts: Mapping[int | None, int]) -> Iterator[tuple[tuple[int, ...] | None, int]]:
-    """Layers that have the same number of such tensors, and that number."""
+    """Yield layers that have the same number of such tensors, and that number."""
     if None in counts:
         yield None, counts[None]
     for count in sorted({counts[layer] for layer in counts if layer is not None}):
@@ -149,14 +162,14 @@ def _groups(counts: Mapping[int | None, int]) -> Iterator[tuple[tuple[int, ...] 
 
 
 def _numbers(ranges: str) -> Iterator[int]:
-    """`0-4,6` as 0, 1, 2, 3, 4, 6."""
+    """Yield 0, 1, 2, 3, 4, 6 for `0-4,6`."""
     for part in ranges.split(","):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
 
 
 def ranges(layers: Sequence[int]) -> str:
-    """0, 1, 2, 3, 4, 6 as `0-4,6`: how recorded facts spell layers."""
+    """Return `0-4,6` for 0, 1, 2, 3, 4, 6, as recorded facts spell layers."""
     parts: list[list[int]] = []
     for layer in layers:
         if parts and parts[-1][1] == layer - 1:
@@ -167,7 +180,7 @@ def ranges(layers: Sequence[int]) -> str:
 
 
 def _shards(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, each of which is there."""
+    """Return the safetensors files of a checkpoint. Raises FactsError if one is missing."""
     index = directory / INDEX
     if index.exists():
         weight_map = _read_json(index, "Fetch it again.").get("weight_map")
@@ -184,7 +197,7 @@ def _shards(directory: Path) -> list[Path]:
 
 
 def _read_headers(path: Path) -> Iterator[Header]:
-    """The tensors of one safetensors file, checked as far as its size and header tell."""
+    """Yield the tensors of one safetensors file. Raises FactsError if its size and header do not match."""
     remedy = "It is damaged or not yet complete; fetch it again."
     try:
         size = path.stat().st_size
@@ -202,7 +215,17 @@ def _read_headers(path: Path) -> Iterator[Header]:
 
 
 def parse_header(raw: bytes, where: str) -> tuple[list[Header], int]:
-    """The tensors of a header and the bytes of data that must follow it. Raises FactsError naming `where`."""
+    """Parse the header of a safetensors file.
+
+    Args:
+        where: the file, for messages.
+
+    Returns:
+        The tensors, and how many bytes of data must follow the header.
+
+    Raises:
+        FactsError: if the header is damaged.
+    """
     remedy = "It is damaged; fetch it again."
     try:
         document = json.loads(raw)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine takes of a GPU besides weights and KV cache: activations, CUDA context, CUDA graphs.
+"""Estimates of what an engine takes of a GPU besides weights and KV cache: activations, CUDA context, CUDA graphs.
 
-Nothing here follows from a checkpoint alone. Each constant says where it comes from, how far it may be off, and whether
-the reference host's own measurements were used to find it; what then agrees with those proves nothing.
+None of this follows from a checkpoint alone. Each constant gives its source, its range, and whether measurements of the
+reference host were used to derive it; if so, agreement with those proves nothing.
 """
 
 from __future__ import annotations
@@ -95,29 +95,30 @@ GRAPHS_SEEN_ALONE = Uncertain(
 )
 
 OBSERVABLE = ("weights_bytes", "overhead_bytes", "context_bytes", "graphs_bytes")
-"""What an operator's observation of an engine may replace."""
+"""The components that an operator's observation of an engine may replace."""
 
 
 class ObservationError(ValueError):
-    """An observation that cannot be used; the message names variable, value and what would do."""
+    """An observation that cannot be used. The message names the variable, the value and what would be right."""
 
 
 @dataclass(frozen=True)
 class Captures:
-    """CUDA graphs that vLLM captures without further arguments."""
+    """The CUDA graphs that vLLM captures by default."""
 
     piecewise: int
     """One for each batch size."""
     full: int
-    """One for each batch size that decoding alone can have."""
+    """One for each batch size that occurs when only decoding."""
     largest_tokens: int
 
 
 def captures(max_num_seqs: int, max_num_batched_tokens: int) -> Captures:
-    """Batch sizes that are captured: 1, 2, 4, every 8 up to 248, every 16 from 256, up to twice max_num_seqs and 512.
+    """Return the graphs for the captured batch sizes: 1, 2, 4, every 8 up to 248, every 16 from 256.
 
-    Source: vLLM 0.19.0 config/vllm.py:1399-1444, the same in 0.33.0 on GPUs before Blackwell (:2463). Decoding has at
-    most max_num_seqs tokens. Logs say so: 51 and 35 for 256 sequences, 35 and 19 for 128, 5 and 4 for 8.
+    The largest is at most twice max_num_seqs, at most 512 and at most max_num_batched_tokens. Source: vLLM 0.19.0
+    config/vllm.py:1399-1444, the same in 0.33.0 on GPUs before Blackwell (:2463). Decoding has at most max_num_seqs
+    tokens. Logs confirm it: 51 and 35 for 256 sequences, 35 and 19 for 128, 5 and 4 for 8.
     """
     most = min(max_num_seqs * 2, 512, max_num_batched_tokens)
     sizes = [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if size <= most]
@@ -125,22 +126,29 @@ def captures(max_num_seqs: int, max_num_batched_tokens: int) -> Captures:
 
 
 def sampler(model: Model, rows: int) -> Uncertain:
-    """Bytes that sampling `rows` sequences at once takes, at profiling and again after the graphs."""
+    """Return the bytes for sampling `rows` sequences at once, needed at profiling and again after the graphs."""
     return scaled(SAMPLER_BYTES_PER_LOGIT, rows * model.vocabulary)
 
 
 def activations(model: Model, rows: int, *, samples: bool) -> Uncertain:
-    """Bytes that vLLM's profile finds besides the weights: activations, the sampler's, growth outside of torch.
+    """Return the bytes that vLLM's profile finds besides the weights: activations, sampler, growth outside of torch.
 
-    `rows` is the smaller of max_num_seqs and max_num_batched_tokens. Only the last rank of a pipeline samples
-    (vLLM 0.19.0 v1/worker/gpu_model_runner.py:5785).
+    Args:
+        rows: the smaller of max_num_seqs and max_num_batched_tokens.
+        samples: whether the rank samples; only the last rank of a pipeline does (vLLM 0.19.0
+            v1/worker/gpu_model_runner.py:5785).
     """
     return together(ACTIVATION_BYTES, sampler(model, rows)) if samples else ACTIVATION_BYTES
 
 
 def context(ranks: int) -> Uncertain:
-    """Bytes of the CUDA context and NCCL's buffers on each GPU of an engine; vLLM takes its first snapshot after them
-    (0.19.0 v1/worker/gpu_worker.py:277-283)."""
+    """Return the bytes of the CUDA context and NCCL's buffers on each GPU of an engine.
+
+    vLLM takes its first snapshot after them (0.19.0 v1/worker/gpu_worker.py:277-283).
+
+    Args:
+        ranks: number of GPUs of the engine.
+    """
     return (
         together(CONTEXT_BYTES_ALONE, scaled(CONTEXT_BYTES_PER_PEER, ranks - 1)) if ranks > 1 else CONTEXT_BYTES_ALONE
     )
@@ -154,10 +162,13 @@ def graphs(
     *,
     in_budget: bool,
 ) -> Uncertain:
-    """Bytes that capturing CUDA graphs takes on each GPU; 0 with enforce_eager.
+    """Return the bytes that capturing CUDA graphs takes on each GPU; 0 with enforce_eager.
 
-    Each graph costs something for each of its layers, and all share one pool as large as the largest batch needs.
-    `in_budget` is whether the release keeps them inside of gpu_memory_utilization.
+    Each graph has a cost for each of its layers, and all share one pool that is as large as the largest batch needs.
+
+    Args:
+        max_num_seqs, max_num_batched_tokens: as the release resolves them, see vllm_versions.
+        in_budget: whether the release counts graphs inside of gpu_memory_utilization.
     """
     if arguments.enforce_eager:
         return Uncertain(0.0, 0.0, 0.0, "enforce_eager: none are captured")
@@ -181,17 +192,17 @@ NOTHING = Uncertain(0.0, 0.0, 0.0, "nothing is taken")
 
 
 def plus(figure: Uncertain, known: int) -> Uncertain:
-    """A figure and something that is known."""
+    """Return a figure plus a known number."""
     return Uncertain(figure.value + known, figure.low + known, figure.high + known, figure.source, figure.fitted)
 
 
 def scaled(figure: Uncertain, factor: float) -> Uncertain:
-    """A figure times something that is known."""
+    """Return a figure times a known factor."""
     return Uncertain(figure.value * factor, figure.low * factor, figure.high * factor, figure.source, figure.fitted)
 
 
 def together(first: Uncertain, second: Uncertain) -> Uncertain:
-    """The sum of two figures, as far off as both at once."""
+    """Return the sum of two figures; the ranges add up too."""
     return Uncertain(
         first.value + second.value,
         first.low + second.low,
@@ -202,9 +213,13 @@ def together(first: Uncertain, second: Uncertain) -> Uncertain:
 
 
 def observed(observations: Mapping[str, Any], engine: str) -> dict[str, int]:
-    """What an operator has observed of an engine, by name of the component.
+    """Return what an operator has observed of an engine: bytes by component.
 
-    Raises ObservationError for an unknown component or what is no number of bytes.
+    Args:
+        observations: plan_observations.
+
+    Raises:
+        ObservationError: if a component is unknown or a value is no number of bytes.
     """
     given = observations.get(engine, {})
     if not isinstance(given, Mapping):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the engines of a profile will start on their GPUs, and what each will take there."""
+"""The planner's entry point: whether the engines of a profile will start on their GPUs, and what each takes there."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .weights import per_rank
 MARGIN_MIB = 512
 TOLERANCE_MIB = 300
 CONTEXT_STEP_TOKENS = 1024
-"""A context that is offered is a multiple of this."""
+"""A suggested context is a multiple of this."""
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 
-# Options of vLLM in extra_args that move memory, with the field that they set; None where a value follows.
+# Options of vLLM in extra_args that affect memory, with the field that they set; None if a value follows.
 FLAGS: Mapping[str, tuple[str, Any]] = {
     "--enable-expert-parallel": ("enable_expert_parallel", True),
     "--language-model-only": ("language_model_only", True),
@@ -33,12 +33,12 @@ FLAGS: Mapping[str, tuple[str, Any]] = {
 
 
 class PlanError(ValueError):
-    """A profile that cannot be planned at all. The message names the engine, the variable and what would do."""
+    """A profile that cannot be planned at all. The message names the engine, the variable and what would be right."""
 
 
 @dataclass(frozen=True)
 class _Engine:
-    """An engine as it is written down, understood."""
+    """An engine of the inventory, converted to the planner's types."""
 
     name: str
     arguments: Arguments
@@ -55,7 +55,7 @@ class _Engine:
 
 @dataclass(frozen=True)
 class _Rank:
-    """What one pipeline rank takes besides its KV cache, in bytes, and how much each may be at most."""
+    """What one pipeline rank takes besides its KV cache, in bytes, with the ranges."""
 
     loaded: RankWeights
     weights: Uncertain
@@ -77,6 +77,8 @@ class _Rank:
 
 @dataclass(frozen=True)
 class _Outcome:
+    """The result for one engine before it is described."""
+
     verdict: Verdict
     reason: str
     fix: str
@@ -86,7 +88,7 @@ class _Outcome:
     later: tuple[feasibility.Finding, ...] = ()
     """What would keep it from running even if it fitted."""
     kv_cache_memory_bytes: int | None = None
-    """What each GPU is given; None where the engine's share of the GPU decides."""
+    """The KV cache that each GPU is given; None if the engine's share of the GPU decides."""
 
 
 def plan(
@@ -100,13 +102,23 @@ def plan(
     margin_mib: int = MARGIN_MIB,
     tolerance_mib: int = TOLERANCE_MIB,
 ) -> Plan:
-    """What starting the engines of a profile on these GPUs will come to.
+    """Plan a profile: what will happen when its engines start on these GPUs.
 
-    `engines` are as in serving_engines, each with its `name`; the n-th of `gpus` is slot n. Engines start in their
-    order, so one finds the memory taken that those before it on the same GPU took. `observations` are
-    plan_observations: what an operator has measured of an engine, in place of what is predicted. An engine that has
-    neither gpu_memory_utilization nor kv_cache_memory_bytes is given what leaves margin_mib free. Raises PlanError,
-    vllm_versions.UnknownVersion and overhead.ObservationError.
+    Engines start in their order, so each finds the memory taken that those before it on the same GPU took. An engine
+    that has neither gpu_memory_utilization nor kv_cache_memory_bytes is given the KV cache that leaves margin_mib free.
+
+    Args:
+        engines: as in serving_engines, each with its `name`.
+        models: interpreted checkpoints, by key of vllm_models.
+        gpus: the n-th is slot n.
+        observations: plan_observations, what an operator measured of an engine, which replaces the prediction.
+        margin_mib: plan_margin_mib.
+        tolerance_mib: plan_tolerance_mib, which is added to each budget.
+
+    Raises:
+        PlanError: if an engine names an unknown model or slot, or the number of its GPUs is wrong.
+        vllm_versions.UnknownVersion: if the release is not known.
+        overhead.ObservationError: if an observation cannot be used.
     """
     release = behaviour(vllm_version)
     given = observations or {}
@@ -130,7 +142,7 @@ def plan(
 
 
 def arguments_of(engine: Mapping[str, Any]) -> Arguments:
-    """Those of an engine's keys, and of its extra_args, that move memory."""
+    """Return the keys and extra_args of an engine that affect memory."""
     names = {field.name for field in fields(Arguments)}
     chosen = {name: value for name, value in engine.items() if name in names and value is not None}
     words = [str(word) for word in engine.get("extra_args") or ()]
@@ -154,6 +166,7 @@ def _understood(
     version: str,
     margin_bytes: int,
 ) -> _Engine:
+    """Convert an engine of the inventory. Raises PlanError and ObservationError."""
     name = str(engine.get("name", ""))
     where = f"serving_engines.{name}"
     if engine.get("model") not in models:
@@ -183,7 +196,7 @@ def _understood(
 
 
 def _judged(engine: _Engine, gpus: Sequence[Gpu], free: Sequence[int], release: Behaviour) -> _Outcome:
-    """The verdict, and where it is not `fits` the nearest setting that is."""
+    """Return the outcome and, if it does not fit, the nearest setting that does."""
     outcome = _outcome(engine, gpus, free, release)
     if outcome.verdict is Verdict.FITS:
         return outcome
@@ -191,6 +204,7 @@ def _judged(engine: _Engine, gpus: Sequence[Gpu], free: Sequence[int], release: 
 
 
 def _outcome(engine: _Engine, gpus: Sequence[Gpu], free: Sequence[int], release: Behaviour) -> _Outcome:
+    """Return the outcome of an engine as it is written, without looking for a fix that fits."""
     found = feasibility.findings(_case(engine, gpus, release))
     for finding in found:
         if not finding.after_load:
@@ -208,7 +222,7 @@ def _refused(finding: feasibility.Finding) -> _Outcome:
 
 
 def _ranks(engine: _Engine, release: Behaviour) -> tuple[_Rank, ...]:
-    """What each pipeline rank takes besides its KV cache."""
+    """Return what each pipeline rank takes besides its KV cache."""
     model, arguments = engine.model, engine.arguments
     sequences = max_num_seqs(model, arguments, release.version)
     tokens = max_num_batched_tokens(model, arguments, release.version)
@@ -239,7 +253,7 @@ def _ranks(engine: _Engine, release: Behaviour) -> tuple[_Rank, ...]:
 
 
 def _seen(engine: _Engine, name: str, predicted: Uncertain) -> Uncertain:
-    """What the operator has observed, else what is predicted."""
+    """Return what the operator observed, otherwise the prediction."""
     if name not in engine.observed:
         return predicted
     value = float(engine.observed[name])
@@ -254,11 +268,12 @@ def _memory(
     release: Behaviour,
     pinned: int | None,
 ) -> tuple[Verdict, str, KvCapacity | None, tuple[GpuPlan, ...]]:
-    """What comes of it on the GPUs, as vLLM finds out: free memory, weights, KV cache, graphs and warm-up."""
+    """Determine verdict, reason, KV cache and GPU plans in the order of vLLM: free memory, weights, KV cache,
+    warm-up."""
     arguments, version = engine.arguments, release.version
     share = arguments.gpu_memory_utilization
     places = [(slot, ranks[number // arguments.tensor_parallel_size]) for number, slot in enumerate(engine.slots)]
-    # What vLLM asks to be free before it begins, whatever it will take.
+    # What vLLM requires to be free before it begins, whatever it will take.
     requested = {slot: _requested(share, rank, gpus[slot], pinned) for slot, rank in places}
     left = {
         slot: pinned
@@ -345,7 +360,7 @@ def _gpu_plan(slot: int, rank: _Rank, kv_cache_bytes: int, free: int) -> GpuPlan
 
 
 def _requested(share: float | None, rank: _Rank, gpu: Gpu, pinned: int | None) -> int:
-    """Bytes that must be free when vLLM begins: its share of the GPU, else what it will need."""
+    """Return the bytes that must be free when vLLM begins: its share of the GPU, otherwise what it will need."""
     if share is not None:
         return math.ceil(gpu.cuda_total_bytes * share)
     context = _whole(rank.context)
@@ -353,17 +368,20 @@ def _requested(share: float | None, rank: _Rank, gpu: Gpu, pinned: int | None) -
 
 
 def _pinned(engine: _Engine, free: Sequence[int], ranks: Sequence[_Rank]) -> int | None:
-    """Bytes of KV cache on each GPU: what the engine sets, else, without a share of its own, what leaves the margin."""
+    """Return the bytes of KV cache on each GPU, or None if the share of the GPU decides.
+
+    They are the engine's own setting or, if it has no share either, what leaves the margin free.
+    """
     if engine.arguments.kv_cache_memory_bytes is not None or engine.arguments.gpu_memory_utilization is not None:
         return engine.arguments.kv_cache_memory_bytes
     return _derived_kv_cache_bytes(engine, free, ranks)
 
 
 def _settings(engine: _Engine, outcome: _Outcome, gpus: Sequence[Gpu]) -> dict[str, float | int]:
-    """What the plan adds to the engine's own arguments.
+    """Return what the plan adds to the engine's own arguments.
 
-    vLLM looks whether gpu_memory_utilization of the GPU is free even where the KV cache is given
-    (vllm/v1/worker/utils.py, request_memory): with the share that the engine needs, in thousandths, it looks for just
+    vLLM checks that gpu_memory_utilization of the GPU is free even if the size of the KV cache is given
+    (vllm/v1/worker/utils.py, request_memory). The share that the engine needs, in thousandths, makes it check just
     that.
     """
     pinned = outcome.kv_cache_memory_bytes
@@ -379,12 +397,13 @@ def _settings(engine: _Engine, outcome: _Outcome, gpus: Sequence[Gpu]) -> dict[s
 
 
 def _budget_mib(outcome: _Outcome, gpus: Sequence[Gpu], tolerance_mib: int) -> int:
-    """MiB that NVML may show of the engine on each of its GPUs; never more than there is; 0 where nothing is known."""
+    """Return the MiB that NVML may show of the engine on each GPU: at most what there is, 0 if nothing is known."""
     most = max((min(gpu.total_bytes, gpus[gpu.slot].cuda_total_bytes) for gpu in outcome.gpus), default=0)
     return math.ceil(most / MIB) + tolerance_mib if most else 0
 
 
 def _derived_kv_cache_bytes(engine: _Engine, free: Sequence[int], ranks: Sequence[_Rank]) -> int:
+    """Return the KV cache, in whole MiB, that leaves the margin free on each GPU."""
     if not ranks:
         return 0
     size = engine.arguments.tensor_parallel_size
@@ -396,7 +415,7 @@ def _derived_kv_cache_bytes(engine: _Engine, free: Sequence[int], ranks: Sequenc
 
 
 def _nearest(engine: _Engine, gpus: Sequence[Gpu], free: Sequence[int], release: Behaviour, outcome: _Outcome) -> str:
-    """The first change, in the order in which an operator would miss it least, with which the engine fits."""
+    """Return the first change with which the engine fits, in the order in which an operator loses least."""
     for said, changed in _changes(engine, gpus, free, release, outcome):
         if _outcome(changed, gpus, free, release).verdict is Verdict.FITS:
             return said
@@ -406,8 +425,9 @@ def _nearest(engine: _Engine, gpus: Sequence[Gpu], free: Sequence[int], release:
 def _changes(
     engine: _Engine, gpus: Sequence[Gpu], free: Sequence[int], release: Behaviour, outcome: _Outcome
 ) -> Iterator[tuple[str, _Engine]]:
+    """Yield changes of an engine and what they are called, in that order."""
     arguments, verdict = engine.arguments, outcome.verdict
-    # Where it is no matter of the KV cache or of what comes beside it, only other GPUs or a smaller share can help.
+    # If the KV cache and what is beside it are not the problem, only other GPUs or a smaller share can help.
     memory_is_short = verdict in (Verdict.NO_KV, Verdict.KV_BELOW_MAX_MODEL_LEN, Verdict.OOM_WARMUP)
     if verdict is Verdict.NOT_FREE and arguments.gpu_memory_utilization is not None:
         yield from _smaller_shares(engine, gpus, free, outcome.ranks)
@@ -431,7 +451,7 @@ def _changes(
 
 
 def _shorter_context(engine: _Engine, outcome: _Outcome) -> int:
-    """The longest max_model_len that fits, in whole steps where there is one; 0 where another length would not help."""
+    """Return the longest max_model_len that fits, in whole steps if possible; 0 if a shorter one would not help."""
     if outcome.kv is None or outcome.verdict is not Verdict.KV_BELOW_MAX_MODEL_LEN:
         return 0
     longest = outcome.kv.max_context_tokens
@@ -441,6 +461,7 @@ def _shorter_context(engine: _Engine, outcome: _Outcome) -> int:
 def _smaller_shares(
     engine: _Engine, gpus: Sequence[Gpu], free: Sequence[int], ranks: Sequence[_Rank]
 ) -> Iterator[tuple[str, _Engine]]:
+    """Yield the largest share of the GPU that is free."""
     context = max((_whole(rank.context) for rank in ranks), default=0)
     share = min((free[slot] - context) / gpus[slot].cuda_total_bytes for slot in engine.slots)
     hundredths = math.floor(share * 100)
@@ -452,7 +473,7 @@ def _smaller_shares(
 
 
 def _larger_shares(engine: _Engine, gpus: Sequence[Gpu], free: Sequence[int]) -> Iterator[tuple[str, _Engine]]:
-    """From the stated share up to one that leaves the margin free on every GPU."""
+    """Yield shares from the stated one up to one that leaves the margin free on every GPU."""
     now = engine.arguments.gpu_memory_utilization
     if now is None:
         return
@@ -463,7 +484,7 @@ def _larger_shares(engine: _Engine, gpus: Sequence[Gpu], free: Sequence[int]) ->
 
 
 def _other_sizes(engine: _Engine, free: Sequence[int]) -> Iterator[tuple[str, _Engine]]:
-    """The same engine over tensor parallelism alone, as many GPUs as now and then more; where it must be, fewer."""
+    """Yield the same engine with tensor parallelism alone: as many GPUs as now, then more, then fewer."""
     now = engine.arguments
     stages = now.pipeline_parallel_size
     had = now.tensor_parallel_size * stages
@@ -504,6 +525,7 @@ def _case(engine: _Engine, gpus: Sequence[Gpu], release: Behaviour) -> feasibili
 def _described(
     engine: _Engine, outcome: _Outcome, gpus: Sequence[Gpu], free: Sequence[int], release: Behaviour
 ) -> EnginePlan:
+    """Build the plan of an engine from its outcome."""
     kv, fits = outcome.kv, outcome.verdict is Verdict.FITS
     gpu_model = known(gpus[engine.slots[0]].name)
     advice = [_sentence(finding.reason)[:-1] for finding in outcome.later] + feasibility.advice(
@@ -538,13 +560,13 @@ def _described(
 
 
 def _if_highest(engine: _Engine, outcome: _Outcome, free: Sequence[int]) -> list[str]:
-    """Whether it also fits when everything that is uncertain is as large as it may be."""
+    """Return advice if the engine would not fit with every uncertain figure at its highest."""
     pinned = outcome.kv_cache_memory_bytes is not None
     size = engine.arguments.tensor_parallel_size
     short = 0
     for number, placed in enumerate(outcome.gpus):
         rank = outcome.ranks[number // size]
-        # vLLM takes what it counts itself out of its share, and the KV cache gets less then.
+        # vLLM takes what it counts itself out of its share, which only makes the KV cache smaller.
         counted = [] if pinned else [rank.weights, rank.overhead, *([rank.graphs] if rank.graphs_kept.value else [])]
         parts = [rank.weights, rank.overhead, rank.context, rank.graphs]
         more = sum(part.high - part.value for part in parts if part not in counted)
@@ -570,11 +592,11 @@ def _mib(size: int) -> str:
 
 
 def _short(said: str, missing: int) -> str:
-    """A reason with how much is missing: in MiB where it is little."""
+    """Return a reason with how much is missing, in MiB if that is less than a GiB."""
     return _sentence(f"{said}: {_mib(missing) if missing < GIB else _gib(missing)} too little")
 
 
 def _sentence(words: str) -> str:
-    """With a capital, unless it begins with the name of a variable or vLLM's, and a full stop."""
+    """Add a full stop and a capital, unless the text begins with vLLM or the name of a variable."""
     first = words.split(" ", 1)[0]
     return (words if "_" in first or first == "vLLM" else words[0].upper() + words[1:]) + "."

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes recorded_facts.py: facts of checkpoints, for planning where their files are not at hand."""
+"""Generator of recorded_facts.py, which allows planning without the files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from typing import Any
 
 
 def record(facts: Facts, source: str) -> dict[str, Any]:
-    """What is kept of a checkpoint: what the planner reads of its config.json, and all its tensors.
+    """Return what is recorded of a checkpoint: the keys of config.json that the planner reads, and all its tensors.
 
-    `source` says where the facts are from.
+    Args:
+        source: where the facts come from, in words.
     """
     config = {"architectures": list(facts.config.get("architectures") or []), **_needed(facts.config)}
     if facts.config.get("text_config"):
@@ -56,7 +57,7 @@ def record(facts: Facts, source: str) -> dict[str, Any]:
 
 
 def render(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """The text of recorded_facts.py, in the order of the repositories' names."""
+    """Return the text of recorded_facts.py, sorted by repository."""
     lines = ["RECORDS: Mapping[str, Mapping[str, Any]] = {"]
     for repo in sorted(records, key=str.lower):
         entry = records[repo]
@@ -70,7 +71,12 @@ def render(records: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def changes(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> list[str]:
-    """What recording changes, a line for each thing; nothing where it is recorded already."""
+    """Return what recording would change, one line each; empty if nothing changes.
+
+    Args:
+        before: what is recorded now, or None.
+        after: what `record` returned.
+    """
     if before is None:
         return [f"new: {len(after['tensors'])} kinds of tensors"]
     lines = [f"{key} is another" for key in ("revision", "source", "quantization") if before[key] != after[key]]
@@ -86,12 +92,12 @@ def changes(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> list[
 
 
 def _needed(config: Mapping[str, Any]) -> dict[str, Any]:
-    # null stays: it is not the same as a key that is not there, for which the family's default counts.
+    # null is kept: for a key that is missing, the family's default applies.
     return {key: value for key, value in sorted(config.items()) if key in CONFIG_KEYS}
 
 
 def _literal(value: Any, indent: int) -> str:
-    """A value as Python spells it, in lines of some 110 columns where one does not do."""
+    """Return a value as a Python literal, over several lines if it is longer than WIDTH columns."""
     if len(repr(value)) + indent <= WIDTH or not isinstance(value, Mapping | list | tuple):
         return repr(value)
     inner = indent + 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan for people, within 100 columns and without colour, and for programs."""
+"""A plan as text of at most 100 columns without colour, and as data for programs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ HEADINGS = ("weights", "activ.", "warm-up", "context", "graphs", "KV", "free")
 
 
 def document(plan: Plan) -> dict[str, Any]:
-    """The plan as plain data: keys are texts, verdicts their values."""
+    """Return the plan as plain data: keys are texts, enums are their values."""
     found: dict[str, Any] = _plain(dataclasses.asdict(plan))
     return found | {"verdict": plan.verdict.value}
 
 
 def lines(plan: Plan) -> list[str]:
-    """The plan as text, of at most WIDTH columns."""
+    """Return the plan as text of at most WIDTH columns."""
     result = [f"profile {plan.profile}, vLLM {plan.vllm_version}: {plan.verdict.value}"]
     for engine in plan.engines:
         result += ["", *_engine(engine)]
@@ -37,12 +37,12 @@ def lines(plan: Plan) -> list[str]:
 
 
 def legend() -> list[str]:
-    """What the letters of a bar mean, and that figures are MiB."""
+    """Return what the letters of a bar mean, and the units."""
     return _wrapped("", f"{LEGEND}; figures are MiB per GPU; tok/s are estimates for one sequence at short context.")
 
 
 def refusals(plan: Plan) -> list[str]:
-    """One line for each engine that will not start: verdict, reason, fix."""
+    """Return one line for each engine that will not start: verdict, reason, fix."""
     return [
         f"{engine.engine}: {engine.verdict.value}. {engine.reason}{f' Set {engine.fix}.' if engine.fix else ''}"
         for engine in plan.engines
@@ -51,16 +51,21 @@ def refusals(plan: Plan) -> list[str]:
 
 
 def bar(parts: Mapping[str, int], capacity_bytes: int, width: int = BAR_WIDTH) -> str:
-    """Letters to scale: each part as long as its share of the GPU, or of all that is needed where that is more.
+    """Return a bar of letters to scale.
 
-    `parts` are bytes by letter, in order. A bar that is too full has the end of the GPU as `|` in it. A part that is
-    not 0 has one cell at least.
+    Each part is as long as its share of the GPU, or of all that is needed if that is more. A part that is not 0 has at
+    least one cell. If the bar is too full, `|` marks the end of the GPU.
+
+    Args:
+        parts: bytes by letter, in order.
+        width: cells of the bar.
     """
     needed = sum(parts.values())
     whole = max(capacity_bytes, needed)
     sizes = {letter: size for letter, size in {**parts, ".": whole - needed}.items() if size > 0}
     cells = {letter: max(1, size * width // whole) for letter, size in sizes.items()}
-    # What rounding left goes to those that lost most by it; what single cells took, comes from the longest.
+    # Cells that are left by rounding go to the parts that lost most; if there are too many, the longest parts lose
+    # some.
     by_loss = sorted(sizes, key=lambda letter: -(sizes[letter] * width % whole))
     for letter in by_loss[: max(width - sum(cells.values()), 0)]:
         cells[letter] += 1
@@ -115,7 +120,7 @@ def _gpu(gpu: GpuPlan) -> str:
 
 
 def _parts(gpu: GpuPlan) -> dict[str, int]:
-    """Bytes by letter; what the sampler's warm-up needs is part of the activations' peak."""
+    """Return bytes by letter; what the sampler's warm-up needs is part of the activations' peak."""
     return {
         "W": gpu.weights_bytes,
         "A": gpu.overhead_bytes - gpu.warm_up_bytes,

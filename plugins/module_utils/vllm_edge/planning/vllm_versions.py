@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between releases of vLLM, as far as it moves memory on a GPU.
+"""Differences between releases of vLLM, as far as they affect memory on a GPU.
 
-`CHANGES` is the table: what each release changed, and the line of vLLM's sources that says so. `behaviour` adds up the
-rows up to a release. Every release from 0.19.0 to 0.33.0 was looked at, so a row says exactly where a change came in.
-Environment variables of vLLM count as unset.
+CHANGES is the table: what each release changed, and the line of vLLM's sources that shows it. `behaviour` combines the
+rows up to a release. Every release from 0.19.0 to 0.33.0 was examined, so a row gives exactly the release that made a
+change. Environment variables of vLLM count as unset.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from .contract import Arguments, Model
 
 
 class UnknownVersion(ValueError):
-    """A release of vLLM whose memory behaviour is not known."""
+    """It is not known how this release of vLLM uses memory."""
 
 
 class TokenRule(StrEnum):
-    """How a release counts the tokens of its line `GPU KV cache size`."""
+    """How a release computes the tokens of its log line `GPU KV cache size`."""
 
     BLOCKS_PER_GROUP = "blocks // groups * smallest block"
     CONCURRENCY = "maximum concurrency * max_model_len"
 
 
 class NonKvMemory(StrEnum):
-    """What a release subtracts from its budget before the rest becomes KV cache."""
+    """What a release subtracts from its budget; the rest becomes the KV cache."""
 
     PARTS = "weights + increase of torch's peak + increase outside of torch"
     CONSUMED = "everything consumed since the start by cudaMemGetInfo + headroom of the transient peak"
 
 
 class SecondRunner(StrEnum):
-    """Which models run in vLLM's second model runner; it overlaps batches in a pipeline, the first one does not."""
+    """Which models run in vLLM's second model runner. It overlaps batches in a pipeline, the first one does not."""
 
     NONE = "none"
     DENSE = "dense models"
@@ -46,42 +46,46 @@ class SecondRunner(StrEnum):
 
 @dataclass(frozen=True)
 class Behaviour:
+    """How one release uses memory."""
+
     version: str
     default_gpu_memory_utilization: float = 0.9
     graphs_in_budget: bool = False
-    """The estimate for CUDA graphs is subtracted from the budget; otherwise graphs come on top of it."""
+    """The estimate for CUDA graphs is subtracted from the budget; otherwise graphs need memory beyond it."""
     non_kv_memory: NonKvMemory = NonKvMemory.PARTS
     token_rule: TokenRule = TokenRule.BLOCKS_PER_GROUP
     default_max_num_seqs: int = 256
-    """Of an API server on a GPU below 70 GiB, as the next one."""
+    """For an API server on a GPU below 70 GiB; the next field too."""
     default_max_num_batched_tokens: int = 2048
     batch_holds_multimodal_item: bool = False
     """The default of max_num_batched_tokens is raised to what the largest image or video of the model needs."""
     text_only_needs_no_item: bool = False
-    """... but not where language_model_only switches those off."""
+    """It is not raised if language_model_only switches images and videos off."""
     batches_widen_window: bool = False
     """A sliding request holds the tokens of every batch in flight, not only of one."""
     second_runner: SecondRunner = SecondRunner.NONE
-    """Where batches_widen_window does not hold, nothing depends on it."""
+    """It matters only if batches_widen_window is set."""
     null_block_reserved: bool = False
     """The block that is never handed out counts in the check for one request of max_model_len tokens."""
     pads_pages: bool = False
-    """A page that does not divide the largest is padded; before, vLLM refused to start."""
+    """A page that does not divide the largest one is padded; otherwise vLLM refuses to start."""
     sliding_block_tokens: int | None = None
-    """Block of sliding layers before pages are made equal; None: the same as that of full attention."""
+    """Block size of sliding layers before pages are made equal; None if it is that of full attention."""
     scheme_overrides_dtype: bool = False
     """A kv_cache_scheme of compressed-tensors also replaces an explicit kv_cache_dtype."""
     nvfp4_kv_cache: bool = False
-    """ModelOpt's `nvfp4` in a checkpoint becomes an NVFP4 KV cache; before, it was ignored."""
+    """ModelOpt's `nvfp4` in a checkpoint becomes an NVFP4 KV cache; otherwise it is ignored."""
 
 
 @dataclass(frozen=True)
 class Change:
+    """What one release changed."""
+
     since: tuple[int, int]
     sets: Mapping[str, Any]
-    """Fields of Behaviour."""
+    """Fields of Behaviour and their new values."""
     source: str
-    """File and line under vllm/ in the release that brought it."""
+    """File and line under vllm/ in the release that made the change."""
 
 
 FIRST = (0, 19)
@@ -91,7 +95,7 @@ CHANGES = (
     Change(FIRST, {"graphs_in_budget": False}, "envs.py:1655 (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS)"),
     Change(FIRST, {"non_kv_memory": NonKvMemory.PARTS}, "v1/worker/gpu_worker.py:417"),
     Change(FIRST, {"token_rule": TokenRule.BLOCKS_PER_GROUP}, "v1/core/kv_cache_utils.py:1287"),
-    # The same lines until 0.33.0.
+    # The lines are the same until 0.33.0.
     Change(
         FIRST, {"default_max_num_seqs": 256, "default_max_num_batched_tokens": 2048}, "engine/arg_utils.py:2064-2072"
     ),
@@ -102,9 +106,9 @@ CHANGES = (
     Change((0, 21), {"token_rule": TokenRule.CONCURRENCY}, "v1/core/kv_cache_utils.py:1708"),
     Change((0, 22), {"batch_holds_multimodal_item": True}, "engine/arg_utils.py:2528"),
     Change((0, 22), {"scheme_overrides_dtype": False}, "model_executor/layers/attention/attention.py:238"),
-    # FlashAttention, FlashInfer and Triton all order their cache so that it applies.
+    # FlashAttention, FlashInfer and Triton all lay out their cache so that this applies.
     Change((0, 24), {"pads_pages": True}, "v1/core/kv_cache_utils.py (unify_kv_cache_spec_page_size)"),
-    # 16 tokens are the smallest block of those three.
+    # 16 tokens are the smallest block size of those three.
     Change((0, 25), {"sliding_block_tokens": 16}, "model_executor/layers/attention/attention.py:95"),
     Change(
         (0, 26),
@@ -117,8 +121,8 @@ CHANGES = (
     Change((0, 29), {"null_block_reserved": True}, "v1/core/kv_cache_utils.py:2316"),
     Change((0, 30), {"sliding_block_tokens": None}, "model_executor/layers/attention/attention.py:648"),
 )
-# 32 frames of 70 soft tokens, each with its begin, its end and 6 tokens of time stamp; more than any image or audio of
-# Gemma 4 (0.22.0 model_executor/models/gemma4_mm.py:86 and get_mm_max_tokens_per_item, the same until 0.33.0).
+# 32 frames of 70 soft tokens, each with a begin, an end and 6 tokens of time stamp. This is more than any image or
+# audio of Gemma 4 (0.22.0 model_executor/models/gemma4_mm.py:86 and get_mm_max_tokens_per_item, the same until 0.33.0).
 GEMMA4_VIDEO_TOKENS = 32 * (70 + 2 + 6)
 
 VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?(?:[-.+]?[a-z].*)?")
@@ -126,10 +130,13 @@ VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?(?:[-.+]?[a-z].*)?")
 
 @functools.cache
 def behaviour(version: str) -> Behaviour:
-    """How a release of vLLM uses memory.
+    """Return how a release of vLLM uses memory. Patch releases behave as their minor release.
 
-    `version` is what vLLM calls itself: `0.19.0`, also with what a build adds, as `0.32.0+cpu`. Patch releases behave
-    as their minor release. Raises UnknownVersion outside of the known range.
+    Args:
+        version: as vLLM names itself: `0.19.0`, also with a build suffix, such as `0.32.0+cpu`.
+
+    Raises:
+        UnknownVersion: if the release is not between FIRST and LAST.
     """
     found = VERSION.fullmatch(version)
     number = (int(found[1]), int(found[2])) if found else None
@@ -144,12 +151,12 @@ def behaviour(version: str) -> Behaviour:
 
 
 def max_model_len(model: Model, arguments: Arguments) -> int:
-    """Tokens of the longest request: as given, or the model's own maximum."""
+    """Return the tokens of the longest request: the argument, or the model's own maximum."""
     return arguments.max_model_len or model.max_position_embeddings
 
 
 def max_num_batched_tokens(model: Model, arguments: Arguments, version: str) -> int:
-    """Tokens of one batch, as vLLM's API server decides on a GPU below 70 GiB.
+    """Return the tokens of one batch, as vLLM's API server decides on a GPU below 70 GiB.
 
     Source: 0.33.0 engine/arg_utils.py:3190-3224, and the rows of CHANGES.
     """
@@ -167,17 +174,17 @@ def max_num_batched_tokens(model: Model, arguments: Arguments, version: str) -> 
 
 
 def max_num_seqs(model: Model, arguments: Arguments, version: str) -> int:
-    """Sequences of one batch. Source: 0.33.0 engine/arg_utils.py:3232."""
+    """Return the sequences of one batch. Source: 0.33.0 engine/arg_utils.py:3232."""
     if arguments.max_num_seqs is not None:
         return arguments.max_num_seqs
     return min(behaviour(version).default_max_num_seqs, max_num_batched_tokens(model, arguments, version))
 
 
 def batches_in_flight(model: Model, arguments: Arguments, version: str) -> int:
-    """Batches whose tokens a request with sliding attention holds at once.
+    """Return the number of batches whose tokens a request with sliding attention holds at once.
 
-    Async scheduling is on unless it is switched off: with one process per GPU, vLLM's own executor, nothing but
-    speculative decoding by other than a drafter switches it off (0.33.0 config/vllm.py:1685), and no engine of a plan
+    Async scheduling is on unless it is switched off. With vLLM's own executor, one process per GPU, only speculative
+    decoding by something else than a drafter switches it off (0.33.0 config/vllm.py:1685), and no engine of a plan
     decodes speculatively. Source: 0.26.0 config/vllm.py:512.
     """
     release = behaviour(version)
@@ -193,10 +200,10 @@ def batches_in_flight(model: Model, arguments: Arguments, version: str) -> int:
 
 
 def _attends_to_whole_items(model: Model) -> bool:
-    """Whether tokens of an image attend to each other in both directions, so that an image cannot be cut.
+    """Return whether the tokens of an image attend to each other in both directions, so that an image cannot be cut.
 
-    Source: 0.22.0 transformers_utils/model_arch_config_convertor.py:528. Gemma 3 does too, and names no number of
-    tokens, which leaves the default.
+    Source: 0.22.0 transformers_utils/model_arch_config_convertor.py:528. Gemma 3 does too, but names no number of
+    tokens, so that the default stays.
     """
     text = model.facts.config.get("text_config", model.facts.config)
     return model.multimodal and model.family == "gemma4" and text.get("use_bidirectional_attention") == "vision"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of the weights on each rank, as vLLM allocates them: what it logs as `Model loading took N GiB`."""
+"""Bytes of the weights on each rank, as vLLM allocates them and logs them as `Model loading took N GiB`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ VOCABULARY_PADDING = 64
 """Rows of an embedding table are padded to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE,
 vllm/model_executor/layers/vocab_parallel_embedding.py)."""
 MAX_NUM_BATCHED_TOKENS = 2048
-"""What vLLM takes on a GPU below 70 GiB when none is given (vllm/engine/arg_utils.py)."""
+"""vLLM's default on a GPU below 70 GiB (vllm/engine/arg_utils.py)."""
 
 EVERY_STAGE = frozenset({"gemma4", "gemma3", "qwen3_moe"})
-"""Families whose model files build embeddings, head and last norm on every stage of the pipeline, used there or not
-(gemma4.py, gemma3.py, qwen3_moe.py of 0.19 to 0.33); llama.py and qwen2.py build them where they are used."""
+"""Families whose model files build embeddings, head and last norm on every stage of the pipeline, whether used there or
+not (gemma4.py, gemma3.py, qwen3_moe.py of 0.19 to 0.33). llama.py and qwen2.py build them where they are used."""
 SHARED_LAYERS_WITHOUT_KV = (0, 30)
-"""From here on a layer that shares another's KV cache has no K and V projection (gemma4.py of 0.30.0; up to 0.28.0 it
-has both, and uses neither)."""
+"""From this release on a layer that shares another's KV cache has no K and V projection (gemma4.py of 0.30.0). Up to
+0.28.0 it has both and uses neither."""
 TOWERS_ON_FIRST_STAGE = (0, 33)
-"""From here on towers are built on the first stage only (`_mark_tower_model`, interfaces.py of 0.33.0)."""
+"""From this release on towers are built on the first stage only (`_mark_tower_model`, interfaces.py of 0.33.0)."""
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -42,7 +42,7 @@ class _Stage:
     release: tuple[int, ...]
     towers: bool
     tied: bool
-    """The table of embeddings is the head too."""
+    """The table of embeddings is also the head."""
 
     @property
     def first(self) -> bool:
@@ -54,10 +54,10 @@ class _Stage:
 
 
 def per_rank(model: Model, arguments: Arguments, vllm_version: str = "0.19.0") -> tuple[RankWeights, ...]:
-    """Weights of one rank of each stage of the pipeline; ranks of tensor parallelism are alike.
+    """Return the weights of one rank of each stage of the pipeline. Ranks of tensor parallelism are alike.
 
-    Up to some 0.2 GiB below what vLLM logs: its allocator rounds up. Releases differ in two things, above; the default
-    is the release that loads most.
+    The result is up to about 0.2 GiB below what vLLM logs, because its allocator rounds up. Releases differ in the two
+    constants above; the default is the release that loads most.
     """
     release = tuple(int(part) for part in re.findall(r"\d+", vllm_version)[:2])
     loaded = [component for component in model.components if component.sharding is not Sharding.NOT_LOADED]
@@ -84,7 +84,7 @@ def _is_head(component: Component) -> bool:
 
 
 def _count(component: Component, stage: _Stage) -> int:
-    """How many tensors of a component the stage has."""
+    """Return how many tensors of a component the stage has."""
     tensor = component.tensor
     if tensor.layers is None:
         return tensor.count if _is_on(component, stage) else 0
@@ -95,7 +95,7 @@ def _count(component: Component, stage: _Stage) -> int:
 
 
 def _is_on(component: Component, stage: _Stage) -> bool:
-    """Whether the stage has what is of no decoder layer."""
+    """Return whether the stage has a component that belongs to no decoder layer."""
     if component.kind == "towers":
         return stage.towers and (stage.first or stage.release < TOWERS_ON_FIRST_STAGE)
     if stage.model.family in EVERY_STAGE:
@@ -106,17 +106,18 @@ def _is_on(component: Component, stage: _Stage) -> bool:
 
 
 def _is_read(component: Component, stage: _Stage) -> bool:
-    """Heads, and tables that serve as one, are read on the last stage, other tables on the first."""
+    """Return whether the stage reads a component: heads, and tables that serve as one, on the last stage, other tables
+    on the first."""
     if component.kind != "embeddings":
         return True
     return stage.last if component.read_per_token == 1.0 else stage.first
 
 
 def _bytes_on_rank(component: Component, model: Model, ranks: int) -> int:
-    """Bytes of one tensor of a component on one of `ranks` ranks of tensor parallelism."""
+    """Return the bytes of one tensor of a component on one of `ranks` ranks of tensor parallelism."""
     shape, bits = component.tensor.shape, DTYPE_BITS[component.tensor.dtype]
     if component.tensor.dtype in _FLOATS and component.tensor.name.rsplit(".", 1)[-1] not in SCALES:
-        # Whatever the file has, a weight that is not quantized is kept in the model's dtype.
+        # A weight that is not quantized is kept in the model's dtype, whatever the file has.
         bits = 8 * _DTYPE_BYTES.get(model.dtype, 2)
     elements = math.prod(shape)
     if component.sharding is Sharding.VOCABULARY:
@@ -131,14 +132,14 @@ def _bytes_on_rank(component: Component, model: Model, ranks: int) -> int:
 
 
 def _rope_bytes(model: Model) -> int:
-    """Cos and sin of every position, on every rank."""
+    """Return the bytes of cos and sin for every position; every rank has them."""
     rows = model.rope_cache_rows or (model.max_position_embeddings,) * len(model.rope_cache_sizes)
     width = _DTYPE_BYTES.get(model.dtype, 2)
     return sum(size * count * width for size, count in zip(model.rope_cache_sizes, rows, strict=True))
 
 
 def _per_layer_embedding_buffer(model: Model, arguments: Arguments) -> int:
-    """Gemma 4's E models: gemma4_mm.py keeps the per-layer embeddings of one batch."""
+    """Return the bytes that gemma4_mm.py keeps for the per-layer embeddings of one batch (Gemma 4's E models)."""
     if not model.multimodal or not model.per_layer_embedding_size:
         return 0
     tokens = arguments.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host serves: collection, problems, tables and the commands that print them."""
+"""The status of a host: what systemd, Docker, NVML and the project's files say, what is wrong, and tables of it."""

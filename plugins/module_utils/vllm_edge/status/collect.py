@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-edge status` and `vllm-edge explain`: what systemd, Docker, NVML and our own files say, side by side."""
+"""Collection of the status of a host: what systemd, Docker, NVML and the project's own files say, as one JSON
+document."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from .problems import file_words, judge
 
 PROC = Path("/proc")
 HISTORY = 10
-"""Former switches in the JSON; the newest SHOWN of them in the tables."""
+"""How many former switches the document has; the tables show the newest SHOWN of them."""
 
 Json = dict[str, Any]
 Asked = tuple[list[Json], str | None]
@@ -39,10 +40,15 @@ Asked = tuple[list[Json], str | None]
 
 
 def ask_containers(docker: Docker, names: Sequence[str]) -> tuple[dict[str, Container], str | None]:
+    """Inspect containers by name.
+
+    Returns:
+        The containers that exist, by name, and why Docker could not be asked, or None.
+    """
     found: dict[str, Container] = {}
     unit = docker_unit()
     if unit is not None and not unit.active:
-        # A question over the socket would start it, and a status changes nothing.
+        # A request over the socket would start Docker, and a status changes nothing.
         return found, "the Docker Engine cannot be asked: docker.service is not running"
     try:
         docker.ping(3.0)
@@ -56,9 +62,14 @@ def ask_containers(docker: Docker, names: Sequence[str]) -> tuple[dict[str, Cont
 
 
 def ask_gpus(budgets: Mapping[str, int | None], paths: HostPaths) -> Asked:
-    """Memory of every GPU that answers, held against the budgets by UUID; None is a budget that nobody stated.
+    """Read the memory of every GPU that answers, and compare it with the budgets.
 
-    A GPU that does not answer, or a driver that is absent, is a sentence and not a failure.
+    Args:
+        budgets: MiB by UUID; None is a budget that nobody stated.
+
+    Returns:
+        One row for each GPU, and what could not be read, or None. A GPU that does not answer, or a missing driver, is a
+        sentence and raises nothing.
     """
     from ..gpu.budget import Limits, evaluate
     from ..gpu.owners import find_owners
@@ -85,18 +96,20 @@ def ask_gpus(budgets: Mapping[str, int | None], paths: HostPaths) -> Asked:
 
 
 def ask_listeners() -> dict[int, list[str]]:
+    """Return the addresses that something listens on, by TCP port."""
     found: dict[int, list[str]] = {}
     for name in ("tcp", "tcp6"):
         try:
             text = (PROC / "net" / name).read_text(encoding="ascii")
         except OSError:
-            continue  # a kernel without IPv6
+            continue  # the kernel has no IPv6
         for port, addresses in parse_listeners(text).items():
             found.setdefault(port, []).extend(addresses)
     return found
 
 
 def read_active_profile(paths: HostPaths) -> tuple[Json | None, str | None]:
+    """Return the record of the committed generation, and why it could not be read, or None."""
     try:
         data = json.loads(paths.active_profile.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -105,7 +118,7 @@ def read_active_profile(paths: HostPaths) -> tuple[Json | None, str | None]:
         return None, f"{paths.active_profile} cannot be read: {error}"
     if not isinstance(data, dict):
         return None, f"{paths.active_profile} holds no JSON object"
-    # A record of before there were switches says nothing of them.
+    # A record that was written before there were switches lacks these keys.
     return {
         **dict.fromkeys(("inventory_profile", "chosen_at", "previous_generation")),
         "origin": "inventory",
@@ -114,12 +127,12 @@ def read_active_profile(paths: HostPaths) -> tuple[Json | None, str | None]:
 
 
 def read_switches(paths: HostPaths) -> tuple[Json, list[str]]:
-    """The running switch, one that was killed and not ended since, and former ones; what cannot be read."""
+    """Return the running switch, an unfinished one that was killed, and former ones, and what could not be read."""
     found: Json = {"switch": None, "unfinished_switch": None, "history": []}
     try:
         running, last = holder(paths), read_journal(paths)
         if running is None and last is not None and last.result is None:
-            running = holder(paths)  # it may have begun between the two questions
+            running = holder(paths)  # a switch may have begun between the two reads
         found["history"] = [short(journal) for journal in history(paths, HISTORY)]
     except OSError as error:
         return found, [f"What is known of switches cannot be read: {error}"]
@@ -131,7 +144,11 @@ def read_switches(paths: HostPaths) -> tuple[Json, list[str]]:
 
 
 def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tuple[list[Json] | None, list[str]]:
-    """Live files that are not those of the committed generation; None where there is nothing to hold them against."""
+    """Compare the live files with those of the committed generation.
+
+    Returns:
+        The files that differ, or None if there is no generation to compare with, and what could not be read.
+    """
     number = (profile or {}).get("generation")
     if not isinstance(number, int) or not (profile or {}).get("digest"):
         return None, []
@@ -150,7 +167,12 @@ def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tupl
 
 
 def systemd_time(unit: Mapping[str, str] | None, key: str) -> int | None:
-    """`@1763730000` of `--timestamp=unix` in seconds since the epoch; None where systemd has none."""
+    """Convert a time of systemd to seconds since the epoch; None if it has none.
+
+    Args:
+        unit: its properties, whose times are `@1763730000`, as `--timestamp=unix` shows them.
+        key: the property.
+    """
     text = (unit or {}).get(key, "").removeprefix("@")
     return int(text) if text.isdigit() and int(text) > 0 else None
 
@@ -160,7 +182,10 @@ def _stamp(seconds: int | None) -> str | None:
 
 
 def _load_seconds(unit: Mapping[str, str] | None, state: EngineState | None) -> float | None:
-    """As the supervisor counted; to whole seconds by systemd's clock where its file is not for this user."""
+    """Return how long the engine took to load, as its supervisor counted.
+
+    If this user may not read the supervisor's file, it is computed from systemd's clock in whole seconds.
+    """
     if state is not None:
         return state.load_seconds
     began, ready = systemd_time(unit, "InactiveExitTimestamp"), systemd_time(unit, "ActiveEnterTimestamp")
@@ -175,7 +200,14 @@ def engine_json(
     state: EngineState | None,
     listeners: Mapping[int, Sequence[str]] | None = None,
 ) -> Json:
-    """One engine as `status --format json` shows it."""
+    """Return one engine as `status --format json` shows it.
+
+    Args:
+        unit: properties of its unit, or None if systemd does not know it.
+        container: its container, or None.
+        state: the supervisor's record, or None.
+        listeners: addresses by TCP port.
+    """
     ours = container is not None and container.labels.get(LABEL_ENGINE) == config.engine
     labels = container.labels if container is not None and ours else {}
     running = container is not None and container.running
@@ -229,7 +261,7 @@ def engine_json(
 
 
 def budgets_of(configs: Sequence[EngineConfig]) -> dict[str, int | None]:
-    """Budget of each GPU: the sum over its engines; None where one of them states none."""
+    """Return the budget of each GPU in MiB: the sum over its engines, or None if one of them states none."""
     budgets: dict[str, int | None] = {}
     for config in configs:
         for uuid in config.gpus:
@@ -247,7 +279,16 @@ def collect(
     listeners: Callable[[], Mapping[int, Sequence[str]]] = ask_listeners,
     expected_profile: str | None = None,
 ) -> Json:
-    """Everything `status` shows; what is wrong, or could not be asked, is named under `problems`."""
+    """Collect everything that `vllm-edge status` shows.
+
+    Args:
+        docker: the connection to Docker.
+        units, gpus, listeners: the readers of systemd, NVML and sockets; stand-ins for tests.
+        expected_profile: the profile that the inventory names.
+
+    Returns:
+        The status document. What is wrong or could not be asked is listed under `problems`.
+    """
     problems: list[str] = []
     configs: list[EngineConfig] = []
     try:
@@ -260,7 +301,7 @@ def collect(
             configs.append(load_config(name, paths))
         except EngineConfigError as error:
             problems.append(str(error))
-    # First of all: what is looked at after it is judged by whether a switch runs.
+    # Read this first: whether a switch runs decides how everything after it is judged.
     switches, switch_problems = read_switches(paths)
     profile, profile_problem = read_active_profile(paths)
     shown, unit_problem = units([*[config.unit for config in configs], TARGET])

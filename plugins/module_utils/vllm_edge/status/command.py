@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-edge status` and `vllm-edge explain`."""
+"""`vllm-edge status` and `vllm-edge explain`: print the status of the host, and why an engine failed last."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ SHOWN = 5
 
 
 def _gpu_words(uuids: Sequence[str], boards: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the index of each GPU, or the beginning of its UUID if it does not answer."""
     index = {board.get("uuid"): board.get("index") for board in boards}
     return [str(index[uuid]) if uuid in index else uuid.removeprefix("GPU-")[:8] for uuid in uuids]
 
 
 def engine_lines(engines: Sequence[Mapping[str, Any]], boards: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the tables of engines and served names, and what each engine reports."""
     rows = [
         {
             **engine,
@@ -52,11 +54,12 @@ def engine_lines(engines: Sequence[Mapping[str, Any]], boards: Sequence[Mapping[
 
 
 def gpu_lines(boards: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the table of GPUs and their UUIDs."""
     return [*gpu_table(boards), "", *[f"GPU {board['index']} is {board['uuid']}" for board in boards]]
 
 
 def choice_lines(status: Mapping[str, Any]) -> list[str]:
-    """Who chose the profile, and what the inventory says where that is something else."""
+    """Return who chose the profile, and what the inventory says if that is another profile."""
     profile = status["active_profile"]
     inventory = status["expected_profile"] or profile.get("inventory_profile")
     if inventory is not None and inventory != profile.get("profile"):
@@ -65,7 +68,7 @@ def choice_lines(status: Mapping[str, Any]) -> list[str]:
 
 
 def status_lines(status: Mapping[str, Any]) -> list[str]:
-    """At most 100 columns."""
+    """Return the status as text of at most 100 columns."""
     profile = status["active_profile"]
     if profile is None:
         lines = ["no profile is active on this host"]
@@ -99,7 +102,10 @@ def status_lines(status: Mapping[str, Any]) -> list[str]:
 
 
 def run_status(paths: HostPaths, *, output: str, expected_profile: str | None = None) -> int:
-    """Entry of `vllm-edge status`. Reporting a bad state is a success: 0 unless nothing could be said."""
+    """Run `vllm-edge status` and return the exit status.
+
+    To report a bad state is a success: the result is 0, whatever the problems.
+    """
     from ..system.docker import DockerEngine
 
     status = collect(paths, DockerEngine(request_timeout_s=10), expected_profile=expected_profile)
@@ -111,7 +117,7 @@ def run_status(paths: HostPaths, *, output: str, expected_profile: str | None = 
 
 
 def explain_lines(engine: str, state: EngineState | None) -> list[str]:
-    """The last failure, in words, with the engine's last lines."""
+    """Return the last failure of an engine as text, with the last lines of its log."""
     if state is None:
         return [f"{engine}: nothing is known; it has not been started on this host since its state was last removed"]
     now = f"{engine}: {WORDS[Phase(state.phase)] if state.phase in list(Phase) else state.phase} since {state.since}"
@@ -129,7 +135,7 @@ def explain_lines(engine: str, state: EngineState | None) -> list[str]:
 
 
 def run_explain(engine: str, paths: HostPaths, *, output: str) -> int:
-    """Entry of `vllm-edge explain`."""
+    """Run `vllm-edge explain` and return the exit status: 1 if there is no such engine, otherwise 0."""
     known = ENGINE_NAME.fullmatch(engine) is not None
     state = read_state(paths.engine_state(engine)) if known else None
     if not known or (state is None and engine not in engine_names(paths)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Problems of a host, out of its status: one paragraph each, with the remedy."""
+"""Judgement of a status document: each problem is one paragraph with its remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..system.sockets import is_loopback
 
 
 def judge(status: Mapping[str, Any]) -> list[str]:
-    """What of it is wrong: one paragraph each, with the remedy. What a switch that runs is just changing is not."""
+    """Return every problem of a status document. What a running switch is changing at the moment is no problem."""
     switching = status.get("switch") is not None
     return [
         *switch_problems(status),
@@ -29,12 +29,12 @@ def judge(status: Mapping[str, Any]) -> list[str]:
 
 
 def switch_problems(status: Mapping[str, Any]) -> list[str]:
-    """A switch that was killed, and that nothing has ended since."""
+    """Return a problem if a switch was killed and has not been recovered."""
     killed = status.get("unfinished_switch")
     if killed is None:
         return []
     remedy = "'vllm-edge recover' goes back to the committed generation."
-    if not killed["started_at"]:  # nothing of its journal can be read
+    if not killed["started_at"]:  # its journal cannot be read
         return [f"{killed['message'].rstrip('.')}. {remedy}"]
     return [
         f"A switch to {generation_words(killed['generation'], killed['profile'])}, which {killed['asked_by']} asked "
@@ -43,7 +43,10 @@ def switch_problems(status: Mapping[str, Any]) -> list[str]:
 
 
 def drift_problems(status: Mapping[str, Any]) -> list[str]:
-    """Plan against measurement, where every engine serves: one that loads holds less than it will."""
+    """Return deviations of the measurement from the plan.
+
+    They are judged only while every engine serves, because an engine that loads holds less memory than it will.
+    """
     settled = all(
         (engine["active_state"], state_words(engine)) == ("active", "serving") for engine in status["engines"]
     )
@@ -56,13 +59,13 @@ CHOSEN = {"inventory": "by the inventory", "-e": "by -e", "host": "on the host"}
 
 
 def chosen_words(profile: Mapping[str, Any]) -> str:
-    """`chosen by -e on 2026-11-21T16:40:00Z`."""
+    """Return `chosen by -e on 2026-11-21T16:40:00Z`."""
     when = f" on {profile['chosen_at']}" if profile.get("chosen_at") else ""
     return f"chosen {CHOSEN.get(profile.get('origin', 'inventory'), profile.get('origin'))}{when}"
 
 
 def profile_problems(status: Mapping[str, Any]) -> list[str]:
-    """Whether inventory, record and files agree on what this host serves."""
+    """Return problems if the inventory, the record of the active profile and the files disagree."""
     profile, expected, running = status["active_profile"], status["expected_profile"], status.get("switch")
     if profile is None:
         if expected is None or running is not None:
@@ -78,7 +81,7 @@ def profile_problems(status: Mapping[str, Any]) -> list[str]:
             f"{runs}' into the inventory to keep what runs."
         )
     recorded = profile.get("engines")
-    # With the generation at hand its files are compared one by one.
+    # If the generation can be read, its files are compared one by one instead.
     if isinstance(recorded, Mapping) and status.get("live_files") is None and running is None:
         there = {engine["engine"]: engine for engine in status["engines"]}
         if there.keys() != recorded.keys():
@@ -98,7 +101,8 @@ def profile_problems(status: Mapping[str, Any]) -> list[str]:
 
 
 def file_problems(status: Mapping[str, Any]) -> list[str]:
-    """Live files against those of the committed generation. An unfinished switch is its own problem."""
+    """Return live files that differ from the committed generation. An unfinished switch is reported by
+    `switch_problems`."""
     if status.get("switch") is not None or status.get("unfinished_switch") is not None:
         return []
     generation = (status["active_profile"] or {}).get("generation")
@@ -110,7 +114,8 @@ def file_problems(status: Mapping[str, Any]) -> list[str]:
 
 
 def engine_problems(engine: Mapping[str, Any], *, switching: bool = False) -> list[str]:
-    """What is wrong with one engine. During a switch it may stop, load, and differ from its files."""
+    """Return what is wrong with one engine. While a switch runs (`switching`) it may stop, load and differ from its
+    files."""
     unit, problems = engine["unit"], []
     explain = f"'vllm-edge explain {engine['engine']}' and 'journalctl -u {unit}' say why"
     if switching and engine["active_state"] in ("activating", "deactivating", "inactive"):
@@ -151,7 +156,7 @@ def engine_problems(engine: Mapping[str, Any], *, switching: bool = False) -> li
 
 
 def target_problems(target: Mapping[str, Any], needed: bool) -> list[str]:
-    """Whether the engines come back after a boot."""
+    """Return a problem if the engines do not all start at boot. `needed` is whether there are any."""
     if not needed or target["active_state"] is None or (target["enabled"] and target["active_state"] == "active"):
         return []
     unit, state = target["unit"], target["active_state"]
@@ -167,7 +172,7 @@ def target_problems(target: Mapping[str, Any], needed: bool) -> list[str]:
 
 
 def state_words(engine: Mapping[str, Any]) -> str:
-    """One word or two: what an operator wants to know first."""
+    """Return the state of an engine in one or two words, such as `serving` or `not answering`."""
     active, phase = engine["active_state"], engine["phase"]
     if active == "active":
         return "not answering" if phase == Phase.UNHEALTHY else "serving"
@@ -179,7 +184,7 @@ def state_words(engine: Mapping[str, Any]) -> str:
 
 
 def file_words(change: FileChange) -> str:
-    """How a live file differs from the generation's."""
+    """Return how a live file differs from that of the generation."""
     if change.after is None:
         return "it is of an engine that is not in it"
     if change.before is None:

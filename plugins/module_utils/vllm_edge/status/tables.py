@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of what serves, what it was asked, what each GPU holds: of a run, and of a host now. Pure.
+"""Tables of engines, served names and GPUs, for the status of a host and the report of a run.
 
-Sizes are MiB (2**20 bytes), lines at most 100 columns.
+These are pure functions. Sizes are MiB (2**20 bytes), lines have at most 100 columns.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ..text import WIDTH, shorten, table, wrapped
 
 BAR = 20
 NAME = 24
-"""Columns for the model of a GPU; what is longer is cut, so that the bar is not."""
+"""Columns for the name of a GPU. A longer name is cut, so that the bar keeps its length."""
 
 Row = Mapping[str, Any]
 
 
 def mib(value: object) -> str:
-    """`20,664`; `?` for what is not known, which is not 0."""
+    """Return `20,664`, or `?` for a value that is not known, which is not the same as 0."""
     return f"{value:,}" if isinstance(value, int) else "?"
 
 
@@ -29,7 +29,7 @@ def mib(value: object) -> str:
 
 
 def engine_table(heading: str, engines: Sequence[Row]) -> list[str]:
-    """One line for each engine, called by what stands under `heading`: its `unit`, or `engine`."""
+    """Return a table with one line for each engine. `heading` is the key whose value names it: `unit` or `engine`."""
     rows = [
         [
             str(engine[heading]).removesuffix(".service"),
@@ -50,7 +50,7 @@ def engine_table(heading: str, engines: Sequence[Row]) -> list[str]:
 
 
 def checks_words(asked: Row) -> str:
-    """`5 of 5`: how many checks passed of all that the canary knows."""
+    """Return how many checks passed, for example `5 of 5`, with `FAILED` in front if the canary failed."""
     checks = asked.get("checks") or []
     if not checks:
         return "ok" if asked["ok"] else "FAILED"
@@ -59,7 +59,7 @@ def checks_words(asked: Row) -> str:
 
 
 def check_notes(asked: Sequence[Row]) -> list[str]:
-    """What did not pass, once for all served names of an engine that it is true of."""
+    """Return a note for each check that did not pass; served names with the same note share it."""
     said: dict[tuple[str, str, str], list[str]] = {}
     for row in asked:
         for check in row.get("checks") or []:
@@ -78,7 +78,7 @@ def check_notes(asked: Sequence[Row]) -> list[str]:
 
 
 def canary_notes(asked: Sequence[Row]) -> list[str]:
-    """When the engines passed the full canary, and what those were asked now that had passed before."""
+    """Return when each engine passed the full canary, and which engines were asked only for one token now."""
     engines = {str(row["engine"]): row for row in asked if row.get("passed_at")}
     since = [row for row in engines.values() if row.get("token_s") is not None]
     told = ", ".join(f"{name} at {row['passed_at']}" for name, row in engines.items())
@@ -94,7 +94,7 @@ def canary_notes(asked: Sequence[Row]) -> list[str]:
 
 
 def role_table(asked: Sequence[Row]) -> list[str]:
-    """One line for each served name, and notes under them."""
+    """Return a table with one line for each served name, and notes below it."""
     rows = [
         [
             str(row["served_name"]),
@@ -116,7 +116,8 @@ def role_table(asked: Sequence[Row]) -> list[str]:
 
 
 def bar(used_mib: int, budget_mib: int, total_mib: int) -> str:
-    """A bar of a GPU to scale: `#` used, `.` free within the budget, `|` the budget, spaces beyond it."""
+    """Return a bar of a GPU to scale: `#` used, `.` free within the budget, `|` the budget, spaces beyond the
+    budget."""
     scale = BAR / total_mib
     used, budget = min(BAR, round(used_mib * scale)), min(BAR - 1, round(budget_mib * scale))
     cells = ["#" if cell < used else "." if cell < budget else " " for cell in range(BAR)]
@@ -126,7 +127,7 @@ def bar(used_mib: int, budget_mib: int, total_mib: int) -> str:
 
 
 def verdict(gpu: Row) -> str:
-    """`within` its budget, or `OVER` it; `free` where no engine may use it and none does."""
+    """Return `within` or `OVER` the budget, `free` if no engine may use the GPU and none does, or `unknown`."""
     if gpu.get("within_budget") is None:
         return "unknown"
     if not gpu["within_budget"]:
@@ -135,7 +136,7 @@ def verdict(gpu: Row) -> str:
 
 
 def gpu_table(gpus: Sequence[Row]) -> list[str]:
-    """One line for each GPU with a bar to scale, and their totals."""
+    """Return a table with one line for each GPU, a bar to scale, and totals."""
     rows = [
         [
             str(gpu["index"]),
@@ -164,7 +165,12 @@ def gpu_table(gpus: Sequence[Row]) -> list[str]:
 
 
 def drift_table(rows: Sequence[Row], index: Mapping[str, Any]) -> list[str]:
-    """One line for each component: what was planned, what was measured, and whether that is within its tolerance."""
+    """Return a table of plan and measurement, one line for each component.
+
+    Args:
+        rows: as `planning.drift.Row.as_dict` returns them.
+        index: index of a GPU by UUID.
+    """
     cells = []
     for row in rows:
         measured = row["measured"]
@@ -190,7 +196,7 @@ def drift_table(rows: Sequence[Row], index: Mapping[str, Any]) -> list[str]:
 
 
 def render(report: Mapping[str, Any]) -> list[str]:
-    """The report as lines for a terminal."""
+    """Return the report of a run as text."""
     lines = [
         f"{report['host']}: profile {report['profile']}, generation {report['generation']}",
         "",

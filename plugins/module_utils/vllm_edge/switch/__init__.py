@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A switch of a host from one generation to another: phases, transaction, recovery, journal."""
+"""The switch of a host from one generation to another: phases, transaction, recovery and journal."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-edge switch` and `rollback`: start the switch as a unit of systemd, and follow it.
+"""`vllm-edge switch` and `vllm-edge rollback`: start the switch as a unit of systemd, and follow it.
 
-The transaction runs in `vllm-edge-switch.service`, outside of this process: an SSH session that is cut, Ansible that is
-killed, a Ctrl-C end the following and nothing else.
+The transaction runs in `vllm-edge-switch.service`, outside of this process. If the SSH session is cut, Ansible is
+killed or the operator presses Ctrl-C, only the following ends; the switch continues.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from .render import phase_line, switch_head, switch_result
 
 PROGRAM = "/usr/local/bin/vllm-edge"
 INTERRUPTED = 130
-"""Of a shell: this process was ended by Ctrl-C. The switch was not."""
+"""The exit status that shells use after Ctrl-C: this process was interrupted, the switch was not."""
 POLL_S = 0.3
 ASK_SYSTEMD_S = 1.0
 QUIET_S = 10.0
-"""After that long without a phase that ends, a line says what is going on."""
+"""If no phase ends for this long, a line says what is going on."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Who chose the profile, and what the inventory says."""
+    """Who chose the profile, and which profile the inventory names."""
 
     origin: str = "host"
     inventory_profile: str | None = None
@@ -48,19 +48,21 @@ class Choice:
 
 
 class Unit(Protocol):
-    """The transient unit, as far as following it needs."""
+    """The transient unit of a switch, as far as following it needs."""
 
     def start(self, command: Sequence[str]) -> str | None:
-        """None, or why it was not started."""
+        """Start the unit. Returns None, or why it was not started."""
         ...
 
     def running(self) -> bool:
-        """Whether the unit still runs, its ExecStopPost included."""
+        """Return whether the unit still runs, including its ExecStopPost."""
         ...
 
     def collect(self) -> int | None:
-        """Lets systemd forget the unit that has ended. The exit status of its program, None where a signal ended it or
-        systemd does not say."""
+        """Make systemd forget the unit that has ended.
+
+        Returns the exit status of its program, or None if a signal ended it or systemd does not say.
+        """
         ...
 
 
@@ -68,21 +70,30 @@ class Unit(Protocol):
 
 
 def start_command(paths: HostPaths, generation: Generation, choice: Choice, asked_by: str) -> list[str]:
-    """The line of systemd-run. The unit is never restarted: a switch that died is ended by `recover`, once."""
+    """Return the systemd-run command that starts the switch.
+
+    The unit is never restarted: if the switch dies, ExecStopPost runs `vllm-edge recover` once.
+
+    Args:
+        generation: where to switch.
+        choice: who chose it; passed to `run-switch`.
+        asked_by: who asked, for the unit's description and the journal.
+    """
     properties = [
-        # Whatever ended it, killed included: the host goes back to what is committed, before anybody else may switch.
+        # However the switch ended, even by SIGKILL, the host returns to the committed generation before anybody else
+        # may switch.
         f"ExecStopPost={PROGRAM} recover",
-        # SIGTERM goes to the program alone, which then goes back: its children (hooks, docker) may finish.
+        # SIGTERM goes only to the program, which then rolls back: its children (hooks, docker) may finish.
         "KillMode=mixed",
-        # Going back loads engines and has limits of its own. At a shutdown the program ends at once, and systemd's own
-        # limit for the shutdown stands behind it.
+        # A rollback loads engines and has its own limits. At a shutdown the program ends at once, and systemd's own
+        # limit for the shutdown applies.
         "TimeoutStopSec=infinity",
         "Restart=no",
         "OOMScoreAdjust=-900",
-        # A hook that takes too much memory, which hooks.py lets the kernel end first, does not end the switch.
+        # A hook that takes too much memory does not end the switch; hooks.py makes the kernel kill the hook first.
         "OOMPolicy=continue",
-        # Stopped before Docker is, hence at the beginning of a shutdown. Not after the target: that is still starting
-        # while the engines of a boot load, and a switch must not wait for what it is to replace.
+        # Stop before Docker, and so at the beginning of a shutdown. Do not wait for the target: it is still starting
+        # while the engines of a boot load, and a switch must not wait for what it replaces.
         "After=docker.service",
         "UMask=0022",
     ]
@@ -109,10 +120,11 @@ def start_command(paths: HostPaths, generation: Generation, choice: Choice, aske
 
 
 class SystemdUnit:
-    """The real one."""
+    """The real unit, through systemd-run and systemctl."""
 
     def start(self, command: Sequence[str]) -> str | None:
-        self._forget()  # one that failed while nobody followed it
+        """Run the command; see `Unit.start`."""
+        self._forget()  # a unit that failed while nobody followed it
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -120,14 +132,16 @@ class SystemdUnit:
         return None if done.returncode == 0 else done.stderr.strip() or f"exit status {done.returncode}"
 
     def running(self) -> bool:
+        """Return whether systemd shows the unit as neither inactive nor failed."""
         command = ["systemctl", "show", "--property=ActiveState", "--value", SWITCH_UNIT]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
         except (OSError, subprocess.SubprocessError):
-            return True  # systemd that does not answer says nothing about the unit: ask again
+            return True  # no answer says nothing about the unit: ask again
         return done.stdout.strip() not in ("inactive", "failed")
 
     def collect(self) -> int | None:
+        """Read the exit status of the unit and reset it; see `Unit.collect`."""
         wanted = ["ExecMainCode", "ExecMainStatus"]
         command = ["systemctl", "show", f"--property={','.join(wanted)}", SWITCH_UNIT]
         try:
@@ -141,6 +155,7 @@ class SystemdUnit:
         return int(shown["ExecMainStatus"]) if exited else None
 
     def _forget(self) -> None:
+        """Reset the failed state, so that a new unit of the same name can start."""
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             subprocess.run(["systemctl", "reset-failed", SWITCH_UNIT], capture_output=True, timeout=30, check=False)
 
@@ -149,7 +164,7 @@ class SystemdUnit:
 
 
 class Refused(Exception):
-    """Nothing was done; the text says why."""
+    """The command is refused and nothing was done. The text says why; `status` is the exit status."""
 
     def __init__(self, text: str, status: Exit = Exit.REFUSED) -> None:
         super().__init__(text)
@@ -157,7 +172,14 @@ class Refused(Exception):
 
 
 def find_generation(wanted: str, paths: HostPaths) -> Generation:
-    """By its number, or the newest one of a profile."""
+    """Find a generation by its number, or the newest one of a profile.
+
+    Args:
+        wanted: a number or the name of a profile.
+
+    Raises:
+        Refused: if there is none, or the one with that number cannot be read.
+    """
     there: list[Generation] = []
     broken: list[str] = []
     for number in sorted(numbers(paths), reverse=True):
@@ -181,7 +203,11 @@ def find_generation(wanted: str, paths: HostPaths) -> Generation:
 
 
 def previous_generation(paths: HostPaths) -> Generation:
-    """What was committed before."""
+    """Return the generation that was committed before the present one.
+
+    Raises:
+        Refused: if there is none, or its directory is gone or cannot be read.
+    """
     now = _committed(paths)
     if now is None:
         raise Refused("There is nothing to roll back: no generation was ever committed on this host.")
@@ -203,6 +229,7 @@ def previous_generation(paths: HostPaths) -> Generation:
 
 
 def _committed(paths: HostPaths) -> Committed | None:
+    """Return what is committed. Raises Refused if that cannot be read."""
     try:
         return committed(paths)
     except GenerationError as error:
@@ -213,7 +240,10 @@ def _committed(paths: HostPaths) -> Committed | None:
 
 
 def busy(running: Journal | None) -> Refused:
-    """Somebody else switches: who, whereto, how far."""
+    """Return the refusal because another switch runs: who asked for it, where it goes, and how far it is.
+
+    `running` is its journal, or None if the unit runs and has not written one yet.
+    """
     text = str(Busy(running)) if running else f"{SWITCH_UNIT} runs already and has not begun yet. Nothing was done."
     return Refused(
         f"{text} 'vllm-edge progress' and 'journalctl -fu {SWITCH_UNIT}' show how far it is.",
@@ -222,7 +252,14 @@ def busy(running: Journal | None) -> Refused:
 
 
 def start(paths: HostPaths, unit: Unit, generation: Generation, choice: Choice, asked_by: str) -> Journal | None:
-    """Start the unit; returns the journal that was there before, so that the new one is known by its difference."""
+    """Start the unit of the switch. The parameters are those of `start_command`.
+
+    Returns:
+        The journal that was there before, so that `follow` recognises the new one.
+
+    Raises:
+        Refused: if another switch runs or systemd did not start the unit.
+    """
     running = holder(paths)
     if running is not None:
         raise busy(running)
@@ -231,7 +268,7 @@ def start(paths: HostPaths, unit: Unit, generation: Generation, choice: Choice, 
     before = read_journal(paths)
     failure = unit.start(start_command(paths, generation, choice, asked_by))
     if failure is not None:
-        if unit.running():  # two at once: systemd knows one unit of a name
+        if unit.running():  # two commands at the same time: systemd allows only one unit of a name
             raise busy(holder(paths))
         raise Refused(f"systemd did not start {SWITCH_UNIT}, nothing was touched: {failure}")
     return before
@@ -245,7 +282,15 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Journal | None:
-    """Until systemd has ended the unit and its ExecStopPost. The journal of the switch, None where it wrote none."""
+    """Wait until systemd has ended the unit and its ExecStopPost.
+
+    Args:
+        before: the journal that `start` returned.
+        tell: called with each journal that was read.
+
+    Returns:
+        The journal of the switch, or None if it wrote none.
+    """
     asked_at = clock()
     while True:
         journal = read_journal(paths)
@@ -256,7 +301,7 @@ def follow(
         if (journal is not None and journal.result is not None) or clock() - asked_at >= ASK_SYSTEMD_S:
             asked_at = clock()
             if not unit.running():
-                # It may have written once more between the two questions.
+                # It may have written once more between reading the journal and asking systemd.
                 last = read_journal(paths)
                 ours = last is not None and (before is None or last.id != before.id)
                 if last is not None and ours:
@@ -266,7 +311,7 @@ def follow(
 
 
 class Teller:
-    """Prints what is new in a journal: its head, each phase when it has ended, and a word while one lasts."""
+    """Prints what is new in a journal: its head, each phase that has ended, and a line while a phase takes long."""
 
     def __init__(self, paths: HostPaths, clock: Callable[[], float] = time.monotonic) -> None:
         self.paths, self.clock = paths, clock
@@ -292,6 +337,7 @@ class Teller:
 
 
 def _asked_by(choice: Choice, command: str) -> str:
+    """Return who asked: what the caller named, otherwise the command and the user."""
     if choice.asked_by:
         return choice.asked_by
     user = os.environ.get("SUDO_USER")
@@ -309,7 +355,10 @@ def _refuse_without_root(command: str) -> None:
 
 
 def refuse_without_write_access(paths: HostPaths, command: str) -> int:
-    """For what works on files, and on the state of a test, too: 0, or the exit status after a sentence."""
+    """Return 0, or print why and return the exit status if the state directory is not writable for this user.
+
+    This is for commands that work on files; they need no root if the state directory belongs to a test.
+    """
     if paths.state.is_dir() and not os.access(paths.state, os.W_OK):
         print(f"{paths.state} is not for this user: 'sudo vllm-edge {command}'.", file=sys.stderr)
         return Exit.REFUSED
@@ -317,6 +366,7 @@ def refuse_without_write_access(paths: HostPaths, command: str) -> int:
 
 
 def _go(paths: HostPaths, unit: Unit, generation: Generation, choice: Choice, asked_by: str, output: str) -> int:
+    """Start the switch, follow it, print its end, and return the exit status."""
     try:
         before = start(paths, unit, generation, choice, asked_by)
         journal = follow(paths, unit, before, Teller(paths) if output == "text" else lambda journal: None)
@@ -356,12 +406,21 @@ def _refused(error: Refused) -> int:
 
 
 def run_switch_to(wanted: str, paths: HostPaths, choice: Choice, *, output: str, unit: Unit | None = None) -> int:
-    """Entry of `vllm-edge switch`."""
+    """Run `vllm-edge switch <generation|profile>`.
+
+    Args:
+        wanted: a number or the name of a profile.
+        output: `text` or `json`.
+        unit: a stand-in for tests.
+
+    Returns:
+        The exit status.
+    """
     try:
         _refuse_without_root(f"switch {wanted}")
         generation = find_generation(wanted, paths)
         if choice.inventory_profile is None and choice.origin == "host":
-            # The inventory still says what it said.
+            # A switch by hand does not change what the inventory says: keep the record of it.
             now = _committed(paths)
             choice = Choice(choice.origin, now.inventory_profile if now else None, choice.asked_by)
         return _go(paths, unit or SystemdUnit(), generation, choice, _asked_by(choice, "switch"), output)
@@ -370,7 +429,7 @@ def run_switch_to(wanted: str, paths: HostPaths, choice: Choice, *, output: str,
 
 
 def run_rollback(paths: HostPaths, *, output: str, unit: Unit | None = None) -> int:
-    """Entry of `vllm-edge rollback`."""
+    """Run `vllm-edge rollback` and return the exit status."""
     try:
         _refuse_without_root("rollback")
         generation = previous_generation(paths)
@@ -385,7 +444,7 @@ def run_rollback(paths: HostPaths, *, output: str, unit: Unit | None = None) -> 
 
 
 def moves_lines(generation: Generation, moves: Moves) -> list[str]:
-    """One line for each kind of work."""
+    """Return what a switch would do, one line for each kind of work."""
     head = f"generation {generation.number}, profile {generation.profile}"
     if not moves:
         return [f"{head}: everything is so already, nothing would be touched"]
@@ -406,7 +465,7 @@ def moves_lines(generation: Generation, moves: Moves) -> list[str]:
 
 
 def run_check(wanted: str, paths: HostPaths, *, output: str) -> int:
-    """Entry of `vllm-edge switch --check`."""
+    """Run `vllm-edge switch --check` and return the exit status. Nothing is changed."""
     from .host import open_world
 
     try:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients notice of a switch: each role is asked for twice a second, and times without an answer are kept.
+"""Measurement of the downtime that clients see during a switch.
 
-A role is up where GET /v1/models lists its name, at the address of the former or of the wanted engine, and that engine
-still takes requests. A gap lasts from the last good answer before it to the first good one after it, both as they
-arrived. Nothing is interpolated: a gap is at least as long as the time without service and at most about a second
-longer. A role that was never up since the watch began is down from its beginning.
+Every role (served name) is asked for twice a second. A role is up if GET /v1/models lists its name at the address of
+the former or of the wanted engine, and that engine still takes requests. A gap lasts from the last good answer before
+it to the first good answer after it, both at the time they arrived. Nothing is interpolated: a gap is at least as long
+as the time without service and at most about a second longer. A role that was never up since the watch began is down
+from its beginning.
 """
 
 from __future__ import annotations
@@ -21,21 +22,23 @@ from .model import Downtime, Gap, PhaseRecord
 
 EVERY_S = 0.5
 TIMEOUT_S = 5.0
-"""A busy engine answers late, and is up; one that hangs is seen after this time, and its gap begins where it began."""
+"""A busy engine answers late and counts as up. A hanging engine is noticed after this time, and its gap begins at its
+last good answer."""
 JOIN_S = TIMEOUT_S + 1.0
 
 
 @dataclass
 class Role:
-    """What is known of one role."""
+    """The answers for one role so far."""
 
     good_s: float = 0.0
-    """The last good answer, by the monotonic clock; at first the beginning of the watch."""
+    """The time of the last good answer on the monotonic clock; at first the beginning of the watch."""
     asked: int = 0
     down: bool = False
     gaps: list[Gap] = field(default_factory=list)
 
     def answered(self, at_s: float, good: bool) -> None:
+        """Record one answer that arrived at `at_s`."""
         self.asked += 1
         if not good:
             self.down = True
@@ -46,13 +49,14 @@ class Role:
         self.good_s = at_s
 
     def result(self, end_s: float, phases: Sequence[PhaseRecord]) -> Downtime:
+        """Return the downtime of the role. `phases` and `end_s` are in the time of the monotonic clock."""
         gaps = [*self.gaps, *([Gap(round(self.good_s, 3), None)] if self.down else [])]
         seconds = sum((end_s if gap.to_s is None else gap.to_s) - gap.from_s for gap in gaps)
         return Downtime(round(seconds, 3), tuple(gaps), by_phase(gaps, phases, end_s), self.asked)
 
 
 def by_phase(gaps: Iterable[Gap], phases: Sequence[PhaseRecord], end_s: float) -> dict[str, float]:
-    """Seconds of the gaps by the phase that they lie in; those of a rollback as `back:<phase>`."""
+    """Return the seconds of the gaps by phase; phases of a rollback are named `back:<phase>`."""
     found: dict[str, float] = {}
     for gap in gaps:
         until = end_s if gap.to_s is None else gap.to_s
@@ -66,7 +70,7 @@ def by_phase(gaps: Iterable[Gap], phases: Sequence[PhaseRecord], end_s: float) -
 
 
 def addresses(wanted: Generation, former: Generation | None) -> dict[str, tuple[str, ...]]:
-    """Where each role may be served: at the former engine's address first."""
+    """Return the URLs at which each role may be served, the one of the former engine first."""
     found: dict[str, dict[str, None]] = {}
     for generation in (former, wanted):
         if generation is None:
@@ -77,7 +81,7 @@ def addresses(wanted: Generation, former: Generation | None) -> dict[str, tuple[
 
 
 class RoleWatch:
-    """One thread for all roles with the same addresses; a hung engine delays no other role's answer."""
+    """Asks for all roles in threads, one for each set of addresses, so that a hanging engine delays no other role."""
 
     def __init__(
         self,
@@ -108,6 +112,7 @@ class RoleWatch:
             thread.start()
 
     def _listed(self, url: str) -> frozenset[str]:
+        """Return the roles that are up at an address."""
         answer = self._ask(url, "/v1/models", TIMEOUT_S)
         try:
             names = frozenset(models_of(answer)) if answer.ok else frozenset()
@@ -116,6 +121,7 @@ class RoleWatch:
         return names if names and takes_work(url, min(names), TIMEOUT_S, self._ask) else frozenset()
 
     def _watch(self, urls: Sequence[str], roles: Sequence[str]) -> None:
+        """Ask the addresses of some roles until the watch ends; this is the body of a thread."""
         order = list(urls)
         while not self._stop.is_set():
             began = self._clock()
@@ -124,7 +130,7 @@ class RoleWatch:
                 listed = self._listed(url)
                 up |= listed
                 if up.issuperset(roles):
-                    # The one that answers is asked first from now on, so that a hung one costs no time.
+                    # Ask the address that answered first from now on, so that a hanging one costs no time.
                     order.sort(key=lambda other, first=url: other != first)  # type: ignore[misc]
                     break
             at_s = self._clock()
@@ -136,8 +142,11 @@ class RoleWatch:
             self._stop.wait(max(0.0, self._every_s - (self._clock() - began)))
 
     def end(self, phases: Iterable[PhaseRecord]) -> dict[str, Downtime]:
-        """Of the roles of the generation that serves now: after a way back that is the former one. `phases`, as what is
-        returned, are of the monotonic clock."""
+        """Stop the threads and return the downtime of the roles of the generation that serves now.
+
+        After a rollback that is the former generation. The times in `phases` and in the result are of the monotonic
+        clock.
+        """
         self._stop.set()
         for thread in self._threads:
             thread.join(JOIN_S)

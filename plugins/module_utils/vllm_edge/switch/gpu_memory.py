@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPUs of this host as a switch needs them: one that is lost must not hide the others, memory of ours has to be
-gone before an engine starts, and only what is ours is ever ended."""
+"""GPU memory during a switch: waits until it is free, kills what engines left behind, and measures it.
+
+Three rules hold here: a GPU that is lost must not hide the others, memory of ours must be free before an engine starts,
+and only processes of ours are ever killed.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ from .model import Done, PhaseFailed
 
 PROC = Path("/proc")
 FREE_MIB = 64
-"""Less than a CUDA context, more than what drivers keep or round per process."""
+"""Less than a CUDA context, and more than what drivers keep or round for each process."""
 KILLED_S = 10.0
 SETTLE_S = 30.0
 POLL_S = 0.5
 PASSING_S = 10.0
-"""How long a measurement waits for a card that has no answer just now."""
-# Answers of NVML that no patience changes.
+"""How long a measurement waits for a GPU that does not answer at the moment."""
+# Errors of NVML that do not pass by waiting.
 FINAL = frozenset({"GPU_IS_LOST", "DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND", "LIB_RM_VERSION_MISMATCH"})
 
 OpenNvml = Callable[[], AbstractContextManager[NvmlSession]]
@@ -37,7 +40,7 @@ Owners = Callable[[Iterable[int]], Mapping[int, Owner]]
 
 @dataclass(frozen=True)
 class Boards:
-    """One look at every card: those that answered, and those that did not."""
+    """One reading of all GPUs: those that answered (`gpus`) and those that did not (`lost`)."""
 
     driver_version: str
     gpus: tuple[GpuReading, ...]
@@ -49,7 +52,8 @@ class Boards:
 
 
 def slots_of(paths: HostPaths) -> tuple[gpu_slots.Slot, ...]:
-    """What the host remembers of its cards: the names of those that no longer answer."""
+    """Return the recorded GPU slots of this host, which name GPUs that no longer answer. Empty if there is no
+    record."""
     try:
         return gpu_slots.load(str(paths.state / "gpu-slots.json"))
     except (gpu_slots.SlotError, OSError):
@@ -57,7 +61,13 @@ def slots_of(paths: HostPaths) -> tuple[gpu_slots.Slot, ...]:
 
 
 def read_boards(session: NvmlSession, slots: Sequence[gpu_slots.Slot]) -> Boards:
-    """Unlike `NvmlSession.read`, which ends at the first card that does not answer."""
+    """Read every GPU, and collect those that do not answer instead of raising.
+
+    `NvmlSession.read` raises at the first GPU that does not answer.
+
+    Args:
+        slots: the recorded GPU slots, which name GPUs that do not answer.
+    """
     expected = slot_identities([(slot.uuid, slot.name, slot.pci_bus_id) for slot in slots])
     seen = [gpu.uuid for gpu in session.identities]
     lost = [name_lost(failure, expected, seen) for failure in session.lost]
@@ -71,14 +81,22 @@ def read_boards(session: NvmlSession, slots: Sequence[gpu_slots.Slot]) -> Boards
 
 
 def require(boards: Boards, needed: Collection[str]) -> None:
-    """Raises NvmlFailure for a card that is needed and does not answer, PhaseFailed for one that is not there. What
-    another one does is no concern of ours."""
+    """Check that the needed GPUs answer; others do not matter.
+
+    Args:
+        needed: UUIDs.
+
+    Raises:
+        NvmlFailure: if a needed GPU does not answer.
+        PhaseFailed: if a needed GPU is not there.
+    """
     missing = [uuid for uuid in needed if uuid not in boards.uuids]
     if not missing:
         return
     named = [failure for failure in boards.lost if failure.gpu in missing]
     if len(named) < len(missing):
-        # A card that was lost before NVML was opened may have no name: it is meant where no named one is.
+        # A GPU that was lost before NVML was opened may have no name. If no failure names the missing GPU, it is that
+        # one.
         named += [failure for failure in boards.lost if failure.gpu is None]
     if named:
         raise next((failure for failure in named if failure.code in FINAL), named[0])
@@ -93,7 +111,7 @@ def require(boards: Boards, needed: Collection[str]) -> None:
 
 
 def engine_uid() -> int | None:
-    """The user of our engines; None where the host has none."""
+    """Return the uid of the user that engines run as, or None if the host has no such user."""
     try:
         return pwd.getpwnam(ENGINE_USER).pw_uid
     except KeyError:
@@ -101,13 +119,19 @@ def engine_uid() -> int | None:
 
 
 def is_orphan(owner: Owner, uid: int | None, ours: int | None) -> bool:
-    """A process of the engines' user outside any container: what an engine left when its container went."""
+    """Return whether a process runs as the user of our engines outside of any container: its container is gone and it
+    stayed.
+
+    Args:
+        uid: the user of the process.
+        ours: the user of our engines.
+    """
     return owner.kind == "foreign" and owner.container is None and ours is not None and uid == ours
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process on a GPU that is to be free."""
+    """A process on a GPU that should be free. `used_mib` is None if NVML does not say."""
 
     pid: int
     used_mib: int | None
@@ -123,28 +147,31 @@ class Holder:
 
 @dataclass(frozen=True)
 class Occupied:
-    """What is on one GPU that is to be free, apart from engines that stay and from other people's processes."""
+    """What uses one GPU that should be free, apart from engines that stay and processes of other people."""
 
     gpu: GpuReading
     holders: tuple[Holder, ...]
     """Processes of ours."""
     engine_mib: int
-    """Used, without what stays and what is other people's."""
+    """Memory in use, without what stays and what belongs to other people."""
     foreign_mib: int
     exact: bool
-    """False where NVML does not say what each process holds: only processes can be judged then."""
+    """False if NVML does not say how much each process holds. Then only the list of processes can be judged."""
     unknown: tuple[str, ...] = ()
-    """Processes in containers that Docker, while it is away, does not name: they may be ours."""
+    """Processes in containers that Docker cannot name at the moment: they may be ours."""
     others: tuple[str, ...] = ()
-    """Processes of other people, in words."""
+    """Processes of other people, as text."""
 
     @property
     def idle_mib(self) -> int:
+        """Below this many MiB the GPU counts as free."""
         reserve = int(self.gpu.total_mib * UNKNOWN_RESERVE_SHARE) if self.gpu.used_includes_reserved else 0
         return FREE_MIB + reserve
 
     @property
     def free(self) -> bool:
+        """Whether no process of ours, or that may be ours, is on the GPU and, if amounts are known, less than idle_mib
+        is in use."""
         return not self.holders and not self.unknown and (not self.exact or self.engine_mib < self.idle_mib)
 
     @property
@@ -152,7 +179,7 @@ class Occupied:
         return f"GPU {self.gpu.index} ({self.gpu.name}, {self.gpu.uuid})"
 
     def left_mib(self) -> int:
-        """What an engine could take now."""
+        """Return how many MiB an engine could allocate now."""
         return self.gpu.total_mib - (self.gpu.reserved_mib or 0) - self.engine_mib - self.foreign_mib
 
 
@@ -165,7 +192,15 @@ def look(
     uid: Callable[[int], int | None] = uid_of,
     command: Callable[[int], str] = command_of,
 ) -> Occupied:
-    """One GPU; `keep` are the units that stay."""
+    """Find out who uses one GPU.
+
+    Args:
+        owners: owner by pid, as `find_owners` returns it.
+        keep: units of engines that stay; their memory does not count.
+        ours: the user of our engines.
+        uid: user of a process, a stand-in for tests.
+        command: command line of a process, a stand-in for tests.
+    """
     holders: list[Holder] = []
     unknown: list[str] = []
     others: list[str] = []
@@ -182,7 +217,8 @@ def look(
                 Holder(process.pid, process.used_mib, owner.container, command(process.pid), user_name(runs_as))
             )
         elif owner.reason != ENDED:
-            # What is not known to be ours is never ended. Where only Docker's word is missing it is waited for.
+            # A process that is not known to be ours is never killed. If only Docker's answer is missing, the switch
+            # waits for it.
             foreign += process.used_mib or 0
             if owner.kind == "unknown":
                 unknown.append(f"pid {process.pid} ({command(process.pid)}): {owner.reason}")
@@ -200,7 +236,7 @@ def look(
 
 
 class Release:
-    """Waits until the GPUs of engines that start hold nothing of ours."""
+    """Waits until the GPUs of engines that start are free of our processes."""
 
     def __init__(
         self,
@@ -217,7 +253,7 @@ class Release:
         ours: int | None = None,
     ) -> None:
         self.needed = needed
-        """Budget in MiB by UUID of the GPUs that are to be free."""
+        """Budget in MiB by UUID, for the GPUs that should be free."""
         self.keep = keep
         self.slots = slots
         self._open = open_nvml
@@ -229,7 +265,8 @@ class Release:
         self._ours = engine_uid() if ours is None else ours
 
     def look(self) -> list[Occupied]:
-        """One sample of the GPUs that are needed. NVML is opened anew: a driver may come and go in the meantime."""
+        """Take one sample of the needed GPUs. NVML is opened anew each time, because the driver may be unloaded in
+        between."""
         with self._open() as session:
             boards = read_boards(session, self.slots)
         require(boards, self.needed)
@@ -238,7 +275,7 @@ class Release:
         return [look(gpu, owners, self.keep, ours=self._ours, uid=self._uid) for gpu in gpus]
 
     def _until_free(self, timeout_s: float) -> tuple[list[Occupied], float]:
-        """The last sample, and how long it took. Answers of NVML that may pass are waited for as well."""
+        """Return the last sample and how long the wait took. Errors of NVML that may pass are waited for as well."""
         began = self._clock()
         while True:
             try:
@@ -257,13 +294,18 @@ class Release:
             self._sleep(POLL_S)
 
     def _still_ours(self, pid: int) -> bool:
+        """Return whether a pid is still a process of ours; asked again just before it is killed."""
         owner = self._owners({pid}).get(pid)
         if owner is None:
             return False
         return (owner.kind == "ours" and owner.unit not in self.keep) or is_orphan(owner, self._uid(pid), self._ours)
 
     def run(self, timeout_s: float) -> Done:
-        """PhaseFailed where an engine would not find the memory that it is to have."""
+        """Wait until the GPUs are free; after the limit, kill the processes of ours that are left.
+
+        Raises:
+            PhaseFailed: if an engine would not find the memory of its budget, or NVML does not answer.
+        """
         seen, seconds = self._until_free(timeout_s)
         warnings: list[str] = []
         ended: list[Holder] = []
@@ -286,8 +328,11 @@ class Release:
         return Done(detail, warnings=tuple(warnings))
 
     def _leftover(self, seen: Sequence[Occupied], seconds: float) -> list[str]:
-        """What could not be had back. Where the budget fits beside it the engine may start: to keep both the new and
-        the former engine from starting for memory that neither needs would help nobody."""
+        """Return warnings for memory that could not be freed. Raises PhaseFailed if a budget does not fit beside it.
+
+        If the budget fits, the engine may start: to refuse would leave both the new and the former engine down for
+        memory that neither needs.
+        """
         warnings: list[str] = []
         failures: list[str] = []
         for gpu in seen:
@@ -342,7 +387,20 @@ def measure(
     sleep: Callable[[float], None],
     timeout_s: float = SETTLE_S,
 ) -> Done:
-    """Every GPU against its budget, once its memory stands still. A lost card that no engine needs is a warning."""
+    """Compare the VRAM of every GPU with its budget, once the values no longer change.
+
+    Args:
+        wanted: the generation, with the budgets and what foreign processes may do.
+        slots: the recorded GPU slots.
+        open_nvml, owners, clock, sleep: access to the host, stand-ins for tests.
+        timeout_s: how long to wait until the values settle.
+
+    Returns:
+        Rows of each GPU in `data["gpus"]`. A lost GPU that no engine needs is a warning.
+
+    Raises:
+        PhaseFailed: if a GPU is over its budget or cannot be read.
+    """
     limits = Limits(budgets=wanted.budgets_mib, expected={}, foreign=wanted.foreign)
     needed = sorted({uuid for engine in wanted.engines.values() for uuid in engine.config.gpus})
     numbers = [slot.uuid for slot in slots]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-edge history` and `progress`: switches of this host, as they were, and how far the running one is."""
+"""`vllm-edge history` and `vllm-edge progress`: the former switches of this host, and how far the running one is."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ TROUBLE = frozenset({Result.REFUSED, Result.ROLLED_BACK, Result.FAILED})
 
 
 def describe_names(names: Iterable[str]) -> str:
+    """Join names with commas, or return `none`."""
     return ", ".join(names) or "none"
 
 
 def short(journal: Journal) -> Json:
-    """One switch as `status` and the report of a run have it."""
+    """Return one switch as `status` and the report of a run show it."""
     return {
         "id": journal.id,
         "started_at": journal.started_at,
@@ -43,7 +44,12 @@ def short(journal: Journal) -> Json:
 
 
 def seconds_since(stamp: str, now: datetime | None = None) -> float:
-    """Since a time as the journal writes it; never less than 0, whatever somebody did to the clock."""
+    """Return the seconds since a time as the journal writes it; never less than 0, even if the clock was changed.
+
+    Args:
+        stamp: for example `2026-11-21T16:40:00Z`; the result is 0 if it cannot be read.
+        now: the present, a stand-in for tests.
+    """
     try:
         then = datetime.fromisoformat(stamp)
     except ValueError:
@@ -52,7 +58,7 @@ def seconds_since(stamp: str, now: datetime | None = None) -> float:
 
 
 def running_json(journal: Journal) -> Json:
-    """The switch that runs, as `status` has it."""
+    """Return the running switch as `status` shows it."""
     return {
         "generation": journal.generation,
         "profile": journal.profile,
@@ -65,7 +71,7 @@ def running_json(journal: Journal) -> Json:
 
 
 def history_lines(journals: Sequence[Journal]) -> list[str]:
-    """A line for each, and the messages of those that did not do what was asked."""
+    """Return a table of switches, and the messages of those that failed, were refused or were rolled back."""
     if not journals:
         return ["no switch was made on this host"]
     lines = switch_table([short(journal) for journal in journals])
@@ -76,7 +82,7 @@ def history_lines(journals: Sequence[Journal]) -> list[str]:
 
 
 def run_history(paths: HostPaths, *, output: str) -> int:
-    """Entry of `vllm-edge history`."""
+    """Run `vllm-edge history` and return the exit status."""
     journals = history(paths)
     if output == "json":
         print(json.dumps([to_json(journal) for journal in journals], indent=2, ensure_ascii=False))
@@ -86,7 +92,7 @@ def run_history(paths: HostPaths, *, output: str) -> int:
 
 
 def engines_that_load(journal: Journal) -> list[str]:
-    """What the engines that a switch starts say of themselves, as far as they are not up yet."""
+    """Return what the engines that are loading in a switch report through systemd, one line each."""
     # Those that were stopped, too: they load where the switch goes back.
     units = {f"vllm-{name}.service": name for name in dict.fromkeys((*journal.start, *journal.stop))}
     shown, _ = ask_units(list(units)) if units else ({}, None)
@@ -98,7 +104,7 @@ def engines_that_load(journal: Journal) -> list[str]:
 
 
 def run_progress(paths: HostPaths) -> int:
-    """Entry of `vllm-edge progress`."""
+    """Run `vllm-edge progress` and return the exit status."""
     journal = holder(paths)
     if journal is None or not journal.generation:
         return 0  # nobody switches, or whoever holds the lock has not begun yet

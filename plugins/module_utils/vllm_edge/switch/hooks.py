@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of a switch: an operator's executables, such as those of a gateway that has to be told which profile serves.
+"""Hooks of a switch: executables of the operator, for example one that tells a gateway which profile serves.
 
-They lie in /etc/vllm-edge/hooks/<hook>.d, run one after the other in the order of their names, and have a time limit
-each. One that fails in `before_drain` ends the switch, or `vllm-edge stop`, before anything stops; in `after_commit` it
-is a warning, since the new generation serves already.
+They are in /etc/vllm-edge/hooks/<hook>.d, run one after the other in the order of their names, and each has a time
+limit. A hook that fails in `before_drain` ends the switch, or `vllm-edge stop`, before anything stops. In
+`after_commit` it is a warning, because the new generation serves already.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TERM_S = 2.0
 
 
 class HookFailed(Exception):
-    """One hook did not end well; the text says which, how, and what it printed."""
+    """A hook failed. The text says which one, how it ended and what it printed."""
 
 
 def variables(hook: Hook, wanted: Generation, former: Generation | None) -> dict[str, str]:
-    """What a hook is told; the two of the former generation are empty where there was none."""
+    """Return the environment variables of a hook. Those of the former generation are empty if there was none."""
     return {
         "VLLM_EDGE_HOOK": hook,
         "VLLM_EDGE_GENERATION": str(wanted.number),
@@ -42,7 +42,8 @@ def variables(hook: Hook, wanted: Generation, former: Generation | None) -> dict
 
 
 def executables(directory: Path) -> tuple[list[Path], list[str]]:
-    """Hooks by name; and warnings for files that look like hooks and cannot be run. Editors' copies are left out."""
+    """List the hooks of a directory by name, and warnings for files that cannot be run. Copies that editors leave are
+    skipped."""
     try:
         entries = sorted(directory.iterdir())
     except FileNotFoundError:
@@ -61,7 +62,7 @@ def executables(directory: Path) -> tuple[list[Path], list[str]]:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """The hook with all its children, which have its process group."""
+    """End a hook with all its children, which are in its process group."""
     for number, patience_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, TERM_S)):
         try:
             os.killpg(process.pid, number)
@@ -75,6 +76,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _printed(descriptor: int) -> str:
+    """Return the end of what a hook printed, as a sentence."""
     size = os.lseek(descriptor, 0, os.SEEK_END)
     raw = os.pread(descriptor, OUTPUT_SHOWN, max(0, size - OUTPUT_SHOWN))
     text = raw.decode("utf-8", "replace").strip()
@@ -85,16 +87,21 @@ def _printed(descriptor: int) -> str:
 
 
 def _own_oom_score_adj() -> int:
-    """Of this process, from -1000 to 1000: proc_pid_oom_score_adj(5)."""
+    """Return the value of this process, from -1000 to 1000: proc_pid_oom_score_adj(5)."""
     return int(Path("/proc/self/oom_score_adj").read_text(encoding="ascii"))
 
 
 def run_one(path: Path, environment: Mapping[str, str], timeout_s: float) -> float:
-    """Runs one hook to its end; HookFailed where that is not a good one. Seconds that it took."""
+    """Run one hook and return the seconds that it took.
+
+    Raises:
+        HookFailed: if it cannot be run, does not end within `timeout_s`, or ends with an error.
+    """
     began = time.monotonic()
-    # In memory, and no pipe: a child that stays in the background must not be waited for, nor need a disk.
+    # A file in memory and not a pipe: a child that stays in the background must not be waited for, and no disk is
+    # needed.
     output = os.memfd_create(path.name)
-    # The unit of the switch is spared by the kernel's out-of-memory killer; a hook would inherit that.
+    # The kernel's out-of-memory killer spares the unit of the switch; a hook would inherit that.
     as_others = ["choom", "--adjust", "0", "--"] if _own_oom_score_adj() < 0 else []
     try:
         try:
@@ -131,7 +138,14 @@ def run_one(path: Path, environment: Mapping[str, str], timeout_s: float) -> flo
 
 
 def run_hooks(hook: Hook, wanted: Generation, former: Generation | None, paths: HostPaths) -> Done:
-    """All of one hook point."""
+    """Run all hooks of one hook point.
+
+    Args:
+        wanted, former: the generations of the switch, for the environment variables; `former` is None if there is none.
+
+    Raises:
+        PhaseFailed: if a hook of `before_drain` fails. In `after_commit` that is a warning in the result.
+    """
     directory = paths.hook_dir(hook)
     found, warnings = executables(directory)
     environment = {**os.environ, **variables(hook, wanted, former)}

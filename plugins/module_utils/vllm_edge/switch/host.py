@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real host behind the protocol `World` of switching.py: systemd, Docker, NVML, the engines' HTTP servers.
+"""The real host behind the protocol `World`: systemd, Docker, NVML and the HTTP servers of the engines.
 
-This file knows what each phase does and in which order; how it is done stands in the modules beside it.
+This module knows what each phase does and in which order. How each step works is in the modules beside it: preflight,
+page_cache, hooks, requests, gpu_memory and downtime.
 """
 
 from __future__ import annotations
@@ -38,42 +39,61 @@ from .preflight import Found
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 DOCKER_PATIENCE_S = 60.0
 SYSTEMD_PATIENCE_S = 30.0
-"""A daemon-reload of somebody else, or systemd's own re-execution, answers nothing for a while."""
+"""systemd does not answer for a while during a daemon-reload or while it re-executes itself."""
 PING_S = 3.0
 POLL_S = 0.5
 STOP_MARGIN_S = 60.0
-"""Beyond TimeoutStopSec: systemd kills then, and the supervisor may take a while to remove its container."""
+"""Seconds beyond TimeoutStopSec: systemd kills the unit then, and the supervisor may need time to remove its
+container."""
 STOP_AT_MOST_S = 900.0
 REMOVE_S = 60.0
 TARGET_S = 10.0
 RESTARTS_ON_THE_WAY_BACK = 2
-"""A rollback has nothing else to go to: an engine that fails and may heal gets as many more tries."""
+"""A rollback has no other generation to fall back to, so an engine that failed and may recover gets this many more
+tries."""
 
 
 def several(names: Iterable[str]) -> str:
+    """Join names with commas."""
     return ", ".join(names)
 
 
 @dataclass
 class _Loading:
-    """An engine that is waited for."""
+    """An engine that the phase `healthy` waits for, and what systemd has shown of it so far."""
 
     name: str
     last_failure: Failure | None
-    """What its supervisor knew before: another one is new. Compared as a whole, since wall clocks may jump."""
+    """The failure that was recorded before the start: any other one is new. Records are compared as a whole, because
+    wall clocks may jump."""
     invocation: str = ""
     restarts: int = 0
     seen: bool = False
     serves: bool = False
     problem: str = ""
     final: bool = False
-    """systemd does not try again."""
+    """True if systemd does not restart the unit any more."""
     seconds: float = 0.0
 
 
 @dataclass
 class HostWorld:
-    """See `World`. Everything outside this program is a field, so that tests can stand in for it."""
+    """The host that this program runs on; the contract of each method is in `World`.
+
+        Transaction calls             the work is in
+            moves                         _seen (what runs), then moves.decide_moves
+            preflight, prepare            preflight.check_*, page_cache
+            hook, watch                   hooks, downtime.RoleWatch
+            drain, warm_up, canary        requests
+            free, measure                 gpu_memory
+            install                       generation.live
+            stop, start, healthy,         this class, through `systemd` and `docker`
+            clean_up, what_runs
+
+    Every phase returns a Done or raises PhaseFailed. The object keeps one piece of state: between `start` and `healthy`
+    it remembers the failures that were known before (`_failures`). Everything outside of this program is a field, so
+    that tests can replace it.
+    """
 
     paths: HostPaths
     systemd: Systemd = field(default_factory=Systemd)
@@ -85,7 +105,7 @@ class HostWorld:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _failures: dict[str, Failure | None] = field(default_factory=dict)
-    """What each engine's supervisor knew before the engine was told to start."""
+    """The last failure of each engine, as its supervisor recorded it before `start`."""
 
     # -- time and the host's life
 
@@ -110,7 +130,7 @@ class HostWorld:
     # -- asking
 
     def _units(self, names: Iterable[str]) -> dict[str, Unit]:
-        """Patient with a systemd that reloads."""
+        """Show units, retrying for SYSTEMD_PATIENCE_S while systemd reloads."""
         wanted = list(names)
         deadline = self.clock() + SYSTEMD_PATIENCE_S
         while True:
@@ -124,10 +144,11 @@ class HostWorld:
             self.sleep(POLL_S)
 
     def _docker_problem(self) -> str | None:
+        """Return why the Docker Engine cannot be asked, or None."""
         return why_away(self.docker.ping, self.docker_unit(), PING_S)
 
     def _containers(self, patience_s: float = DOCKER_PATIENCE_S) -> list[Listed]:
-        """All containers; a Docker that is being restarted is waited for."""
+        """List all containers, waiting for a Docker Engine that is being restarted."""
         deadline = self.clock() + patience_s
         while True:
             problem = self._docker_problem()
@@ -147,7 +168,7 @@ class HostWorld:
     # -- what is there
 
     def _our_units(self) -> set[str]:
-        """Engines whose units systemd has loaded and whose unit files say that they are ours."""
+        """Return the engines whose unit is loaded and whose unit file says that this project wrote it."""
         found: set[str] = set()
         try:
             loaded = self.systemd.loaded("vllm-*.service")
@@ -159,13 +180,14 @@ class HostWorld:
             try:
                 text = Path(unit.fragment).read_text(encoding="utf-8", errors="replace") if unit.fragment else ""
             except OSError:
-                continue  # its file is gone: a container or a directory of ours names the engine, or nothing does
-            # By what it runs, too: the switch and the recovery are units of ours and no engines.
+                continue  # without a unit file, only a container or a directory of ours can still name the engine
+            # Check the command as well: the units of the switch and of the recovery are ours, but they are no engines.
             if model.MARK in text and f"run-engine {engine}\n" in text:
                 found.add(engine)
         return found
 
     def _seen(self, wanted: Collection[str]) -> tuple[list[SeenEngine], dict[str, Unit]]:
+        """Return every engine that this host shows, with the state of its unit and container, and the units."""
         containers = [container for container in self._containers() if container.engine]
         names = self._our_units() | set(live.live_engines(self.paths))
         names |= {container.engine for container in containers if container.engine}
@@ -183,6 +205,7 @@ class HostWorld:
         return seen, units
 
     def moves(self, wanted: Generation) -> Moves:
+        """Read what runs, the live files and the target, and let `decide_moves` decide."""
         seen, units = self._seen(wanted.engines)
         try:
             files = live.live_changes(wanted, self.paths)
@@ -201,7 +224,7 @@ class HostWorld:
     # -- stop
 
     def _configs(self, names: Iterable[str]) -> list[EngineConfig]:
-        """Of live engines, as far as their files can be read."""
+        """Load the configurations of live engines, leaving out those that cannot be read."""
         configs = []
         for name in names:
             try:
@@ -211,6 +234,7 @@ class HostWorld:
         return configs
 
     def stop(self, moves: Moves) -> Done:
+        """Stop the units, waiting for TimeoutStopSec plus STOP_MARGIN_S, and remove containers that outlived them."""
         if not moves.stop:
             return Done("no engine has to stop")
         began = self.clock()
@@ -242,8 +266,11 @@ class HostWorld:
 
     @contextlib.contextmanager
     def _ending_idle(self, engines: Collection[str]) -> Iterator[None]:
-        """While units stop: containers of engines that have finished their requests, and only take time, are ended.
-        What goes wrong with that costs time and nothing else."""
+        """End containers that have finished their requests while their units stop.
+
+        Such a container only waits for its shutdown timeout. If this fails, the stop takes longer and nothing else
+        happens.
+        """
         over = threading.Event()
 
         def watch(config: EngineConfig) -> None:
@@ -262,7 +289,7 @@ class HostWorld:
             over.set()
 
     def _remove_containers(self, engines: Collection[str]) -> list[str]:
-        """Containers of these engines that are still there; names of those that were running."""
+        """Remove containers of these engines that outlived their unit; return the names of those that were running."""
         deadline = self.clock() + REMOVE_S
         outlived: list[str] = []
         problem = ""
@@ -290,6 +317,7 @@ class HostWorld:
     # -- files
 
     def install(self, wanted: Generation, moves: Moves) -> Done:
+        """Write the files and units, and run daemon-reload if a file was written or systemd does not know a unit."""
         engines = [*moves.start, *moves.keep, *moves.wait]
         try:
             written = live.install(wanted, self.paths, engines, target=False)
@@ -301,6 +329,7 @@ class HostWorld:
         return Done(f"{len(written)} files written" if written else "every file is as it should be")
 
     def _order(self, order: Callable[[], None], what: str) -> None:
+        """Give systemd an order; raise PhaseFailed with `what` at its beginning if that fails."""
         try:
             order()
         except SystemdError as error:
@@ -318,17 +347,19 @@ class HostWorld:
         return state.last_failure if state else None
 
     def start(self, moves: Moves) -> Done:
+        """Remember the last failures, reset the failed state, and start the units."""
         if not moves.start:
             return Done("no engine has to start")
         names = [unit_name(engine) for engine in moves.start]
         for engine in moves.start:
             self._failures[engine] = self._last_failure(engine)
-        # Former failures must not count against the limit of starts, nor be taken for one of this start.
+        # Earlier failures must not count against the limit of starts, nor be taken for a failure of this start.
         self._order(lambda: self.systemd.reset_failed(names), "Former failures could not be forgotten")
         self._order(lambda: self.systemd.start(names), f"{several(moves.start)} could not be started")
         return Done(f"{several(moves.start)} told to start")
 
     def healthy(self, wanted: Generation, moves: Moves, *, all_of_them: bool) -> Done:
+        """Poll the units until all serve, the first one fails, or `limits.healthy_timeout_s` has passed."""
         names = [*moves.start, *moves.wait]
         if not names:
             return Done("no engine has to load")
@@ -358,11 +389,15 @@ class HostWorld:
         )
 
     def _judge(self, engine: _Loading, unit: Unit, now: float, patient: bool) -> None:
-        """Takes in what systemd shows of one engine."""
+        """Update one engine from what systemd shows of its unit.
+
+        `now` is seconds since `healthy` began. With `patient` (a rollback) an engine that ended may be restarted by
+        systemd.
+        """
         engine.problem = ""
         if unit.job and unit.active_state in ("inactive", "failed", "deactivating"):
             engine.serves = False
-            return  # its start waits for something else
+            return  # the start job waits for another unit
         if not engine.seen and not unit.down and not unit.auto_restart:
             engine.seen, engine.invocation, engine.restarts = True, unit.invocation, unit.restarts
         again = engine.seen and (unit.invocation != engine.invocation or unit.restarts != engine.restarts)
@@ -379,6 +414,7 @@ class HostWorld:
     def _unhealthy(
         self, engines: Sequence[_Loading], units: Mapping[str, Unit], now: float, wanted: Generation
     ) -> PhaseFailed:
+        """Return the failure that explains why each of these engines does not serve."""
         texts = []
         limit = wanted.limits.healthy_timeout_s
         for engine in engines:
@@ -392,8 +428,8 @@ class HostWorld:
                 )
                 continue
             failure = state.last_failure if state else None
-            # By identity: its record says `failed` only of the run that ended last, and another failure than the one
-            # known before is new, whatever the clock says.
+            # The phase is `failed` only for the run that ended last. Otherwise a failure is new if it differs from the
+            # one known before the start, whatever the clock says.
             fresh = state is not None and (state.phase == EnginePhase.FAILED or failure != engine.last_failure)
             if failure is not None and fresh:
                 why = f"{failure.reason[:1].upper()}{failure.reason[1:]}. {failure.remedy}"
@@ -413,6 +449,7 @@ class HostWorld:
         return requests.run_canary(wanted, self.paths, self.docker, ask=self.ask, clock=self.clock)
 
     def measure(self, wanted: Generation) -> Done:
+        """Measure the GPUs and compare them with the budgets and the plan."""
         measured = gpu_memory.measure(
             wanted,
             gpu_memory.slots_of(self.paths),
@@ -424,7 +461,8 @@ class HostWorld:
         return self._against_the_plan(wanted, measured)
 
     def _against_the_plan(self, wanted: Generation, measured: Done) -> Done:
-        """Drift is a warning, or a failure where the operator wants it to be one."""
+        """Compare the measurement with the plan: a deviation is a warning, or a failure if the operator asked for
+        that."""
         configs = [engine.config for engine in wanted.engines.values()]
         states = {config.engine: self._state(config.engine) for config in configs}
         rows = [row.as_dict() for row in drift.of_engines(configs, states, measured.data["gpus"])]
@@ -441,6 +479,7 @@ class HostWorld:
         return requests.drain(self._configs(moves.stop), limits, ask=self.ask, clock=self.clock, sleep=self.sleep)
 
     def free(self, wanted: Generation, moves: Moves) -> Done:
+        """Wait until the GPUs of the engines that start are free; engines that stay keep their memory."""
         needed = {
             uuid: wanted.budgets_mib.get(uuid, 0) for name in moves.start for uuid in wanted.engines[name].config.gpus
         }
@@ -459,8 +498,11 @@ class HostWorld:
     # -- the end
 
     def clean_up(self, wanted: Generation, former: Generation | None) -> Done:
-        """As much of it as can be done; what cannot is told together. No engine of `wanted` is stopped by it: its
-        target is written and started, never restarted, which its engines would follow."""
+        """Do as much of the clean-up as possible, and report everything that failed together.
+
+        No engine of `wanted` is stopped: its target is written and started, never restarted, because the engines would
+        be restarted with it.
+        """
         problems: list[str] = []
         warnings: list[str] = []
         done: list[str] = []
@@ -514,7 +556,10 @@ class HostWorld:
         return Done("; ".join(done) or "nothing was left to do", warnings=tuple(warnings))
 
     def _target_problems(self) -> list[str]:
-        """Its start is not waited for by systemctl: that would wait for an engine that systemd tries again, too."""
+        """Return why the target is not active and enabled, after waiting TARGET_S for it.
+
+        The wait is not left to systemctl, which would also wait for an engine that systemd restarts again and again.
+        """
         deadline = self.clock() + TARGET_S
         while True:
             target = self._units([TARGET])[TARGET]
@@ -526,13 +571,14 @@ class HostWorld:
             self.sleep(POLL_S)
 
     def what_runs(self, wanted: Generation) -> str:
+        """Return each engine, the names that it serves, and whether it serves, as one sentence."""
         names = sorted(set(wanted.engines) | self._our_units() | set(live.live_engines(self.paths)))
         units = self._units([unit_name(name) for name in names])
         roles = {name: several(engine.config.served_names) for name, engine in wanted.engines.items()}
         try:
             hashes = {one.engine: one.input_hash for one in self._containers(0) if one.engine and one.running}
         except PhaseFailed:
-            hashes = {}  # Docker is away: then it is not told of which generation they are
+            hashes = {}  # without Docker, nothing is said about which generation an engine belongs to
         words = []
         for name in names:
             unit = units[unit_name(name)]
@@ -552,7 +598,7 @@ class HostWorld:
     # -- before anything is touched, hooks, and the client's view
 
     def preflight(self, wanted: Generation, moves: Moves) -> Done:
-        """Everything at once: an operator who repairs one thing should not meet the next one only after that."""
+        """Run all checks and report every problem at once, so that an operator can repair them together."""
         began = self.clock()
         start = [wanted.engines[name].config for name in moves.start]
         problems: list[str] = []
@@ -565,7 +611,7 @@ class HostWorld:
             problems += preflight.check_images(start, self.docker)
             ports = preflight.check_ports(start, moves.stop, containers)
             if ports:
-                # Docker listens for a container that systemd is just bringing back, and that was not listed yet.
+                # While systemd restarts a container, Docker may listen on its port before the container is listed.
                 self.sleep(POLL_S)
                 ports = preflight.check_ports(start, moves.stop, self._containers())
             problems += ports
@@ -587,6 +633,7 @@ class HostWorld:
         )
 
     def _check_gpus(self, wanted: Generation, moves: Moves) -> Found:
+        """Read the GPUs and compare them with what the generation needs."""
         with self.nvml() as session:
             boards = gpu_memory.read_boards(session, gpu_memory.slots_of(self.paths))
         owners = self.owners({process.pid for gpu in boards.gpus for process in gpu.processes or ()})
@@ -607,5 +654,5 @@ class HostWorld:
 
 
 def open_world(paths: HostPaths) -> World:
-    """The host that this program runs on."""
+    """Return the host that this program runs on."""
     return HostWorld(paths)

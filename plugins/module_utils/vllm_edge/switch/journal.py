@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journal of a switch, `switch.json`, its copies in `history/`, and the lock that only one switch holds.
+"""The journal of a switch (`switch.json`), its copies in `history/`, and the lock that only one switch can hold.
 
-A phase is written here before it acts: write, fsync, rename, fsync of the directory. A reader sees the old or the new
-journal, a power cut leaves one of them. What cannot be read counts as a switch that never ended.
+A phase is written to the journal before it begins: write, fsync, rename, fsync of the directory. A reader sees either
+the old or the new journal, and a power cut leaves one of them. A journal that cannot be read counts as a switch that
+did not end.
 """
 
 from __future__ import annotations
@@ -26,29 +27,34 @@ from .model import Direction, Downtime, Gap, Journal, Phase, PhaseRecord, Result
 BALLAST_BYTES = 1024 * 1024
 HISTORY_KEPT = 200
 DAMAGED = "damaged"
-"""Id of what `read_journal` gives for a journal that cannot be read."""
+"""The id of the journal that `read_journal` returns if the file cannot be read."""
 LOCK_PATIENCE_S = 0.5
-"""`holder` takes the lock, shared, for a moment: that must not look like a switch to one that begins just then."""
+"""`holder` takes a shared lock for a moment. A switch that begins at that moment waits this long and does not report
+another switch."""
 
 
 class JournalLost(Exception):
-    """The journal cannot be written; the text says where and why."""
+    """The journal cannot be written. The text says where and why."""
 
 
 class JournalDamaged(ValueError):
-    """A file is no journal; the text says why."""
+    """A file is not a journal. The text says why."""
 
 
 # ---- as JSON ----------------------------------------------------------------------------------------------------
 
 
 def to_json(journal: Journal) -> dict[str, Any]:
-    """What the file says; enums as their values."""
+    """Return the journal as it is written to the file; enums are their values."""
     return asdict(journal)
 
 
 def _known(kind: type[Any], data: object, what: str) -> dict[str, Any]:
-    """Values of a dataclass; keys of a newer program are dropped, missing ones have defaults or are an error."""
+    """Return the values of a dataclass from JSON.
+
+    Unknown keys, which a newer program wrote, are dropped. A missing key gets its default; if it has none,
+    JournalDamaged is raised.
+    """
     if not isinstance(data, Mapping):
         raise JournalDamaged(f"{what} is {type(data).__name__}, an object is expected")
     missing = [
@@ -74,7 +80,11 @@ def _record(data: object) -> PhaseRecord:
 
 
 def from_json(data: Mapping[str, Any]) -> Journal:
-    """A journal of this or another version of the program; JournalDamaged where it is none."""
+    """Read a journal that this or another version of the program wrote.
+
+    Raises:
+        JournalDamaged: if the data is not a journal.
+    """
     values = _known(Journal, data, "the journal")
     try:
         for key, kind in (("phase", Phase), ("result", Result)):
@@ -101,7 +111,7 @@ def _parse(text: str) -> Journal:
 
 
 def _unknown(journal_id: str, message: str, asked_by: str = "somebody") -> Journal:
-    """Stands for a switch of which nothing can be read."""
+    """Return a stand-in for a switch whose journal cannot be read."""
     return Journal(
         id=journal_id,
         generation=0,
@@ -118,7 +128,10 @@ def _unknown(journal_id: str, message: str, asked_by: str = "somebody") -> Journ
 
 
 def read_journal(paths: HostPaths) -> Journal | None:
-    """The running or last switch. One that cannot be read is a journal with the id DAMAGED, without a result."""
+    """Return the journal of the running or last switch, or None if there was none.
+
+    If the file cannot be read, the result has the id DAMAGED and no result.
+    """
     path = paths.switch_journal
     try:
         return _parse(path.read_text(encoding="utf-8"))
@@ -129,7 +142,7 @@ def read_journal(paths: HostPaths) -> Journal | None:
 
 
 def history(paths: HostPaths, limit: int | None = None) -> list[Journal]:
-    """Former switches, newest first; files that are no journals are left out."""
+    """Return former switches, newest first; files that are not journals are skipped."""
     found: list[Journal] = []
     for path in sorted(_journals(paths), key=lambda path: path.stem, reverse=True):
         if limit is not None and len(found) >= limit:
@@ -149,7 +162,7 @@ def _journals(paths: HostPaths) -> Iterable[Path]:
 
 
 class JournalFile:
-    """The journal of the switch that runs; whoever has one holds the lock."""
+    """The journal of the running switch and its file. Whoever has one must hold the lock."""
 
     def __init__(self, paths: HostPaths, journal: Journal) -> None:
         self.paths = paths
@@ -157,7 +170,12 @@ class JournalFile:
         self.ballast = paths.state / ".switch.ballast"
 
     def take_ballast(self) -> None:
-        """Room on the disk that can be given up, so that the way back can be journalled on a full one."""
+        """Reserve BALLAST_BYTES on the disk, which can be released later so that a rollback can be journalled on a full
+        disk.
+
+        Raises:
+            JournalLost: if there is no room even now.
+        """
         try:
             self.paths.state.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.ballast, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -174,7 +192,7 @@ class JournalFile:
             ) from error
 
     def give_up_ballast(self) -> bool:
-        """Whether there was any."""
+        """Release the ballast; return whether there was any."""
         try:
             self.ballast.unlink()
         except OSError:
@@ -182,23 +200,44 @@ class JournalFile:
         return True
 
     def write(self, **changes: Any) -> None:
-        """With these fields changed, and durable; JournalLost where that fails, the fields are changed all the same."""
+        """Change fields of the journal and write it durably.
+
+        Raises:
+            JournalLost: if that fails; the fields in memory are changed all the same.
+        """
         self.journal = replace(self.journal, **changes)
         self._write(self.paths.switch_journal)
 
     def enter(self, phase: Phase, direction: Direction, began_at: str, began_s: float) -> None:
-        """A phase that is about to act. What ended the one before it is written with it."""
+        """Write that a phase is about to begin. How the phase before it ended is written with it.
+
+        Args:
+            began_at: wall clock, for people.
+            began_s: seconds since the switch began.
+
+        Raises:
+            JournalLost: if the journal cannot be written.
+        """
         record = PhaseRecord(phase, direction, began_at, began_s)
         self.write(phase=phase, direction=direction, phases=(*self.journal.phases, record))
 
     def leave(self, outcome: Literal["done", "failed"], seconds: float, detail: str = "") -> None:
-        """The phase has ended; on disk with the next `enter`, `write` or `finish`."""
+        """Record that the phase has ended. It reaches the disk with the next `enter`, `write` or `finish`.
+
+        Args:
+            seconds: how long it took.
+            detail: one sentence, or why it failed.
+        """
         *former, last = self.journal.phases
         ended = replace(last, outcome=outcome, seconds=seconds, detail=detail)
         self.journal = replace(self.journal, phases=(*former, ended))
 
     def finish(self, **changes: Any) -> None:
-        """The last words, here and in the history."""
+        """Write the last changes to the journal and the history, and release the ballast.
+
+        Raises:
+            JournalLost: if that fails.
+        """
         try:
             self.write(**changes)
             self.archive()
@@ -206,17 +245,17 @@ class JournalFile:
             self.give_up_ballast()
 
     def archive(self) -> None:
-        """A copy in the history, and the oldest ones pruned."""
+        """Copy the journal to the history, and remove the oldest copies beyond HISTORY_KEPT."""
         kept = self.paths.history / f"{self.journal.id}.json"
         self._write(kept)
-        # By name, hence by the wall clock; whatever that says, this switch is not the oldest.
+        # Names sort by wall clock; whatever that says, this switch is not the oldest.
         others = sorted(path for path in _journals(self.paths) if path != kept)
         for path in others[: max(0, len(others) + 1 - HISTORY_KEPT)]:
-            with contextlib.suppress(OSError):  # one too many harms nobody
+            with contextlib.suppress(OSError):  # one file too many does no harm
                 path.unlink()
 
     def _write(self, path: Path) -> None:
-        # What JSON does not know stands there as its text: a row of a phase must not end a switch.
+        # Values that JSON does not know are written as text: the data of a phase must not end a switch.
         text = json.dumps(to_json(self.journal), indent=2, ensure_ascii=False, default=str) + "\n"
         try:
             try:
@@ -232,7 +271,14 @@ class JournalFile:
 
 
 def new_id(paths: HostPaths, stamp: str, generation: int) -> str:
-    """`20261121T164000Z-4`; with a number behind it where a clock that went back gave the same one before."""
+    """Return an id such as `20261121T164000Z-4`.
+
+    A number is appended if the id is taken already, which happens if the clock went back.
+
+    Args:
+        stamp: wall clock, as `World.stamp` returns it.
+        generation: where the switch goes.
+    """
     plain = f"{stamp.translate(str.maketrans('', '', '-:'))}-{generation}"
     taken = {path.stem for path in _journals(paths)}
     taken.add(getattr(read_journal(paths), "id", ""))
@@ -241,7 +287,7 @@ def new_id(paths: HostPaths, stamp: str, generation: int) -> str:
 
 
 def set_aside_damaged(paths: HostPaths, stamp: str) -> Path | None:
-    """Keep a journal that cannot be read for people, under `history/`. None where even that is impossible."""
+    """Move a journal that cannot be read to `history/`; return its new path, or None if that is not possible."""
     name = f"switch.json.{DAMAGED}-{stamp.translate(str.maketrans('', '', '-:'))}"
     try:
         paths.history.mkdir(parents=True, exist_ok=True)
@@ -258,7 +304,7 @@ def set_aside_damaged(paths: HostPaths, stamp: str) -> Path | None:
 
 
 LOCK_MODE = 0o600
-"""flock(2) needs no right to write: whoever may open the file could hold the lock and keep everybody from switching."""
+"""flock(2) needs no right to write: anybody who may open the file could hold the lock and block every switch."""
 
 
 class Busy(Exception):
@@ -289,7 +335,11 @@ class Busy(Exception):
 
 
 class Lock:
-    """Held from `with` to its end. The kernel gives it back when the process dies, and no child inherits it."""
+    """The lock of the switch, held during a `with` statement.
+
+    The kernel releases it when the process dies, and no child inherits it. Entering raises Busy if another process
+    holds it.
+    """
 
     def __init__(self, paths: HostPaths) -> None:
         self.paths = paths
@@ -297,9 +347,10 @@ class Lock:
 
     def __enter__(self) -> Lock:
         self.paths.state.mkdir(parents=True, exist_ok=True)
-        # Python opens files close-on-exec: a hook or a docker client that outlives the switch does not hold it.
+        # Python opens files close-on-exec, so a hook or a docker client that outlives the switch does not hold the
+        # lock.
         handle = os.open(self.paths.switch_lock, os.O_RDWR | os.O_CREAT, LOCK_MODE)
-        os.fchmod(handle, LOCK_MODE)  # of a former release, or by another umask
+        os.fchmod(handle, LOCK_MODE)  # a former release or another umask may have created it
         deadline = time.monotonic() + LOCK_PATIENCE_S
         while True:
             try:
@@ -325,7 +376,10 @@ class Lock:
 
 
 def holder(paths: HostPaths) -> Journal | None:
-    """The switch that runs, None when the lock is free. Users who may not open the lock go by the journal."""
+    """Return the journal of the running switch, or None if the lock is free.
+
+    For users who may not open the lock, the journal decides.
+    """
     try:
         return _running(paths) if is_locked(paths.switch_lock) else None
     except PermissionError:
@@ -334,13 +388,13 @@ def holder(paths: HostPaths) -> Journal | None:
 
 
 def _read_unfinished(paths: HostPaths) -> Journal | None:
-    """The journal of a switch that has not ended, as far as it can be read."""
+    """Return the journal of a switch that has not ended, if it can be read."""
     journal = read_journal(paths)
     return journal if journal is not None and journal.result is None and journal.id != DAMAGED else None
 
 
 def _running(paths: HostPaths) -> Journal:
-    """The journal of whoever holds the lock. One that has just begun has not written it yet: wait a little."""
+    """Return the journal of the process that holds the lock, waiting a little if that has not written it yet."""
     deadline = time.monotonic() + LOCK_PATIENCE_S
     while True:
         journal = _read_unfinished(paths)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences of a switch, on standard output and in its journal."""
+"""Functions that print the progress of a switch and build its sentences."""
 
 from __future__ import annotations
 
@@ -11,31 +11,36 @@ from .model import Journal
 
 
 def say(text: str) -> None:
-    """A line of progress; a reader that is gone must not end a switch."""
+    """Print a line of progress. Errors are ignored: a closed pipe must not end a switch."""
     with contextlib.suppress(OSError, ValueError):
         print(text, flush=True)
 
 
 def complain(text: str) -> None:
+    """Print a line on standard error, ignoring errors like `say`."""
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 
 
 def to_sentence(text: str) -> str:
+    """Strip the text and end it with a full stop."""
     text = text.strip()
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def name_generation(generation: Generation | None) -> str:
+    """Return `generation 3 (nvfp4-tp2)`, or `nothing`."""
     return "nothing" if generation is None else f"generation {generation.number} ({generation.profile})"
 
 
 def capitalize(text: str) -> str:
+    """Return the text with its first letter in upper case; the rest is unchanged."""
     return text[:1].upper() + text[1:]
 
 
 def describe_route(journal: Journal) -> str:
-    """`Switching from generation 3 (nvfp4-tp2) to generation 4 (bf16-tp4)`."""
+    """Return the subject of a switch's message: `Switching from generation 3 (nvfp4-tp2) to generation 4
+    (bf16-tp4)`."""
     to = f"generation {journal.generation}" + (f" ({journal.profile})" if journal.profile else "")
     if journal.from_generation is None:
         return f"The first switch of this host, to {to},"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of a switch: phases, generations, moves, the journal, and what the transaction asks of the host.
+"""The types that the modules of a switch share: phases, results, moves, the journal and the protocol `World`.
 
-A switch takes the host from the committed generation to another one, and back again where that fails. `switch.py` is
-the transaction, `host_world.py` the host, `generations.py` the directories, `journal.py` the files; this file is what
-they share.
+A switch takes the host from the committed generation to another one, and back if that fails. transaction.py has the
+order of the phases, host.py the work of each phase on the real host, journal.py the files of the journal, and the
+package `generation` the directories of generations.
 """
 
 from __future__ import annotations
@@ -17,38 +17,41 @@ from ..generation.model import FileChange, Generation, Limits
 
 
 class Phase(StrEnum):
-    """What a switch does, in order. Each is written to the journal before it acts."""
+    """The phases of a switch, in order. Each is written to the journal before it begins."""
 
     PREFLIGHT = "preflight"
-    """Image, weights, ports, GPUs, disk: everything that can be known to fail, before anything is touched."""
+    """Checks image, weights, ports, GPUs and disk: everything that can be known to fail before anything is changed."""
     PREPARE = "prepare"
-    """Weights of the new engines into the page cache, while the old ones serve."""
+    """Reads the weights of the new engines into the page cache while the old engines serve."""
     DRAIN = "drain"
-    """Hook `before_drain`, then no request runs, or the limit has passed. From here on a failure rolls back."""
+    """Runs the hook `before_drain`, then waits until no request runs or the limit has passed. From here on a failure
+    rolls back."""
     STOP = "stop"
     FREE = "free"
-    """The memory of the GPUs that are needed is measured free."""
+    """Waits until the GPUs that are needed are measured to be free."""
     INSTALL = "install"
-    """Files of the engines that start. Not the target: that always wants the engines of the committed generation."""
+    """Writes the files of the engines that start. The target is not written: it must always want the engines of the
+    committed generation."""
     START = "start"
     HEALTHY = "healthy"
     WARM_UP = "warm_up"
     CANARY = "canary"
     MEASURE = "measure"
-    """VRAM of every GPU against its budget."""
+    """Compares the VRAM of every GPU with its budget."""
     COMMIT = "commit"
-    """One rename, onto active-profile.json."""
+    """Renames one file onto active-profile.json."""
     CLEAN_UP = "clean_up"
-    """The target of the new generation, files of engines that are no more, old generations, hook `after_commit`."""
+    """Writes the target of the new generation, removes files of engines that are gone and old generations, and runs the
+    hook `after_commit`."""
 
 
 PHASES: tuple[Phase, ...] = tuple(Phase)
 HARMLESS: frozenset[Phase] = frozenset({Phase.PREFLIGHT, Phase.PREPARE})
-"""A failure in these has touched nothing: the switch is refused, not rolled back."""
+"""A failure in one of these phases has changed nothing: the switch is refused and not rolled back."""
 BACK_PHASES: tuple[Phase, ...] = tuple(
     phase for phase in Phase if phase not in {Phase.PREFLIGHT, Phase.PREPARE, Phase.DRAIN, Phase.COMMIT}
 )
-"""What a rollback goes through: the same machinery towards the committed generation."""
+"""The phases of a rollback, which runs them towards the committed generation."""
 
 Direction = Literal["forward", "back"]
 
@@ -58,13 +61,13 @@ class Result(StrEnum):
 
     COMMITTED = "committed"
     UNCHANGED = "unchanged"
-    """Nothing differed: nothing was touched."""
+    """The host already was as wanted: nothing was changed."""
     REFUSED = "refused"
-    """Something was wrong before anything was touched."""
+    """A problem was found before anything was changed."""
     ROLLED_BACK = "rolled_back"
-    """It failed, and the committed generation serves again, verified."""
+    """The switch failed; the committed generation serves again and is verified."""
     FAILED = "failed"
-    """It failed, and the committed generation does not serve in full either: the message says what runs."""
+    """The switch failed, and the host is not fully as the committed generation says. The message says what runs."""
 
 
 class Exit(IntEnum):
@@ -89,20 +92,21 @@ EXITS: Mapping[Result, Exit] = {
 
 @dataclass(frozen=True)
 class Moves:
-    """What has to happen so that the host is what a generation says."""
+    """What has to change so that the host is as a generation says. It is false if nothing has to change."""
 
     keep: tuple[str, ...] = ()
-    """Engines that run with the wanted input hash: they are not touched."""
+    """Engines that run with the wanted input hash; they are not touched."""
     stop: tuple[str, ...] = ()
-    """Engines of ours that run, load or wait for a restart and are not wanted so; a changed one's former self, too."""
+    """Engines of ours that run, load or wait for a restart and are not wanted in that form. An engine that changed is
+    here and in `start`."""
     start: tuple[str, ...] = ()
     """Engines of the generation that do not run as wanted."""
     wait: tuple[str, ...] = ()
-    """Engines that are just loading with the wanted input hash: they are waited for, not started again."""
+    """Engines that are loading with the wanted input hash: the switch waits for them and does not start them again."""
     files: tuple[FileChange, ...] = ()
-    """Live files to be written or removed, those of the target included."""
+    """Live files to write or remove, including those of the target."""
     target: tuple[str, ...] = ()
-    """What is wrong with the target's state in systemd: `not enabled`, `not active`, `needs daemon-reload`."""
+    """What is wrong with the state of the target in systemd: `not enabled`, `not active`, `needs daemon-reload`."""
 
     def __bool__(self) -> bool:
         return bool(self.stop or self.start or self.wait or self.files or self.target)
@@ -110,117 +114,142 @@ class Moves:
 
 @dataclass(frozen=True)
 class Done:
-    """A phase went well: one sentence for people, and what the journal keeps for programs."""
+    """The result of a phase that succeeded: `detail` is one sentence for people, `data` is for programs."""
 
     detail: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Keys `canary` (rows of results), `gpus` (rows of vram) and `drift` go into the journal under their names."""
+    """The keys `canary` (rows of results), `gpus` (rows of the VRAM evaluation) and `drift` are copied to the
+    journal."""
     warnings: tuple[str, ...] = ()
 
 
 class PhaseFailed(Exception):
-    """A phase did not do what it is for. The text is one paragraph: what was seen, why, what would do."""
+    """A phase failed. The text is one paragraph: what was seen, why, and what to do."""
 
     def __init__(self, text: str, *, engines: Iterable[str] = (), data: Mapping[str, Any] | None = None) -> None:
         super().__init__(text)
         self.text = text
         self.engines = tuple(engines)
-        """Engines it is about; the others may serve."""
+        """The engines that the failure concerns; the others may serve."""
         self.data: Mapping[str, Any] = data or {}
 
 
 class Interrupted(BaseException):
-    """A signal asked the switch to end: it goes back to the committed generation, unless the host goes down.
+    """A signal asked the switch to end. It rolls back to the committed generation, unless the host is shutting down.
 
-    It may be raised anywhere in a phase, hence no Exception: code that catches whatever a library raises must let it
-    through.
+    It may be raised at any point of a phase. It is not an Exception, so that code that catches every error of a library
+    lets it pass.
     """
 
 
 class World(Protocol):
-    """The host, as the transaction needs it. Everything here may raise PhaseFailed; nothing else is expected.
+    """The host, as the transaction needs it.
 
-    Actions are idempotent: a recovery repeats them without knowing how far the former one came.
+    Every method may raise PhaseFailed and should raise nothing else. Every action is idempotent, because a recovery
+    repeats it without knowing how far the killed switch came. A phase that succeeds returns a Done.
     """
 
     def monotonic(self) -> float:
-        """Seconds that no clock change moves. All durations and deadlines are of it."""
+        """Return seconds of a clock that never jumps; all durations and deadlines use it."""
         ...
 
     def stamp(self) -> str:
-        """Wall clock, for people only: `2026-11-21T16:40:00Z`."""
+        """Return the wall clock, for people only: `2026-11-21T16:40:00Z`."""
         ...
 
-    def boot_id(self) -> str: ...
+    def boot_id(self) -> str:
+        """Return the kernel's id of this boot."""
+        ...
 
     def going_down(self) -> bool:
-        """Whether systemd is stopping the host: then nothing is rolled back now, the boot does it."""
+        """Return whether systemd is shutting the host down. If so, nothing is rolled back now: the boot does it."""
         ...
 
     def moves(self, wanted: Generation) -> Moves:
-        """What runs and what lies in the live files, held against a generation."""
+        """Compare what runs and the live files with a generation, and return what has to change."""
         ...
 
-    def preflight(self, wanted: Generation, moves: Moves) -> Done: ...
+    def preflight(self, wanted: Generation, moves: Moves) -> Done:
+        """Check everything that can be known to fail, without changing anything."""
+        ...
 
-    def prepare(self, wanted: Generation, moves: Moves) -> Done: ...
+    def prepare(self, wanted: Generation, moves: Moves) -> Done:
+        """Read the weights of the engines in `moves.start` into the page cache."""
+        ...
 
     def hook(
         self, name: Literal["before_drain", "after_commit"], wanted: Generation, former: Generation | None
-    ) -> Done: ...
+    ) -> Done:
+        """Run the operator's executables of one hook."""
+        ...
 
-    def drain(self, moves: Moves, limits: Limits) -> Done: ...
+    def drain(self, moves: Moves, limits: Limits) -> Done:
+        """Wait until the engines in `moves.stop` have finished their requests, or `limits.drain_timeout_s` has
+        passed."""
+        ...
 
     def stop(self, moves: Moves) -> Done:
-        """Stops units of `moves.stop` side by side, and removes containers that outlive their unit."""
+        """Stop the units of `moves.stop` in parallel, and remove containers that outlive their unit."""
         ...
 
     def free(self, wanted: Generation, moves: Moves) -> Done:
-        """Waits until the GPUs of `moves.start` hold nothing of ours; past the limit names who does, ends only ours."""
+        """Wait until no process of ours uses the GPUs of `moves.start`.
+
+        After `wanted.limits.free_timeout_s` the processes that still do are named, and those of ours are killed.
+        """
         ...
 
     def install(self, wanted: Generation, moves: Moves) -> Done:
-        """Engine files and units of `start`, `keep` and `wait` where they differ, and daemon-reload. Not the target."""
+        """Write the files and units of `start`, `keep` and `wait` that differ, and run daemon-reload. The target is not
+        written."""
         ...
 
     def start(self, moves: Moves) -> Done:
-        """reset-failed and start without waiting, all side by side."""
+        """Reset the failed state of the units and start them in parallel, without waiting."""
         ...
 
     def healthy(self, wanted: Generation, moves: Moves, *, all_of_them: bool) -> Done:
-        """Waits until all of `start` and `wait` are active. Fails at the first that ends, with its explanation; with
-        `all_of_them` (a rollback) waits for every one and then fails with those that do not serve."""
+        """Wait until all engines of `start` and `wait` are active.
+
+        Fails at the first engine that ends, with its explanation. With `all_of_them` (a rollback) it waits for every
+        engine and then fails with those that do not serve.
+        """
         ...
 
-    def warm_up(self, wanted: Generation, moves: Moves) -> Done: ...
+    def warm_up(self, wanted: Generation, moves: Moves) -> Done:
+        """Send the first requests to the engines that were started."""
+        ...
 
     def canary(self, wanted: Generation) -> Done:
-        """Every served name of every engine; data `canary`."""
+        """Run the canary for every served name of every engine; its rows are `data["canary"]`."""
         ...
 
     def measure(self, wanted: Generation) -> Done:
-        """data `gpus` and `drift`."""
+        """Compare the VRAM of every GPU with its budget; the rows are `data["gpus"]` and `data["drift"]`."""
         ...
 
     def clean_up(self, wanted: Generation, former: Generation | None) -> Done:
-        """Target of `wanted` written, enabled, started; files of other engines removed; old generations pruned."""
+        """Write, enable and start the target of `wanted`, remove files of other engines, and prune old generations."""
         ...
 
     def what_runs(self, wanted: Generation) -> str:
-        """For the message of a failure: each engine and whether it serves, in a sentence."""
+        """Return one sentence, for the message of a failure: each engine and whether it serves."""
         ...
 
     def watch(self, wanted: Generation, former: Generation | None) -> Watch:
-        """Begins to ask for every role, as a client would. Its gaps, and the phases that `end` is given, are of
-        `monotonic`; the transaction puts them into the switch's own time."""
+        """Start to ask for every served name, as a client would.
+
+        The gaps it finds and the phases passed to `end` are in the time of `monotonic`; the transaction converts them
+        to seconds since the switch began.
+        """
         ...
 
 
 class Watch(Protocol):
-    """Asks every role twice a second from its beginning to `end`."""
+    """Asks for every served name twice a second, from its creation to `end`."""
 
     def end(self, phases: Iterable[PhaseRecord]) -> dict[str, Downtime]:
-        """By role."""
+        """Stop asking and return the downtime by served name."""
         ...
 
 
@@ -229,7 +258,7 @@ class Watch(Protocol):
 
 @dataclass(frozen=True)
 class PhaseRecord:
-    """One phase in the journal. `seconds` and `outcome` are None while it lasts."""
+    """One phase in the journal. `seconds` and `outcome` are None while it runs."""
 
     phase: Phase
     direction: Direction
@@ -243,7 +272,10 @@ class PhaseRecord:
 
 @dataclass(frozen=True)
 class Gap:
-    """A time in which nobody answered for a role, seconds since the switch began; `to_s` None: not back at the end."""
+    """A time in which no engine answered for a served name, in seconds since the switch began.
+
+    `to_s` is None if there was no answer again by the end of the switch.
+    """
 
     from_s: float
     to_s: float | None
@@ -251,18 +283,19 @@ class Gap:
 
 @dataclass(frozen=True)
 class Downtime:
-    """Of one role, as a client of it sees it."""
+    """The downtime of one served name, as its clients see it."""
 
     seconds: float
     gaps: tuple[Gap, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of it by phase (`stop`, `healthy`, ...; those of a rollback as `back:healthy`)."""
+    """Seconds of the downtime by phase (`stop`, `healthy`, ...; phases of a rollback as `back:healthy`)."""
     asked: int = 0
 
 
 @dataclass(frozen=True)
 class Journal:
-    """`switch.json`, and for good `history/<id>.json`. Times are UTC, for people; durations are monotonic."""
+    """The content of `switch.json`, which is kept as `history/<id>.json`. Times are UTC and for people; durations are
+    monotonic."""
 
     id: str
     """`<UTC time without punctuation>-<generation>`."""
@@ -273,12 +306,12 @@ class Journal:
     origin: str
     """Who chose the profile: `inventory`, `-e` or `host`."""
     asked_by: str
-    """`site.yml by alice`, `vllm-edge switch by root`."""
+    """For example `site.yml by alice` or `vllm-edge switch by root`."""
     pid: int
     boot_id: str
     started_at: str
     began_monotonic_s: float | None = None
-    """Of boot `boot_id`: a recovery of the same boot goes on counting from here."""
+    """In the clock of the boot `boot_id`: a recovery in the same boot continues to count from here."""
     ended_at: str | None = None
     seconds: float | None = None
     direction: Direction = "forward"
@@ -293,6 +326,6 @@ class Journal:
     canary: tuple[Mapping[str, Any], ...] = ()
     gpus: tuple[Mapping[str, Any], ...] = ()
     drift: tuple[Mapping[str, Any], ...] = ()
-    """Plan against measurement, a row for each component."""
+    """Comparison of plan and measurement, one row for each component."""
     warnings: tuple[str, ...] = ()
     format: int = 1

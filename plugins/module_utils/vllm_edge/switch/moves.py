@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engines a switch touches, and which keep their process: decided from what is seen, without looking."""
+"""The decision which engines a switch stops, starts and keeps, made from what was read of the host.
+
+Nothing here reads or changes the host.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,12 @@ _RESTING = frozenset({"inactive", "failed", "maintenance"})
 
 
 def _waits_for_restart(engine: SeenEngine) -> bool:
+    """Return whether systemd waits to restart the unit."""
     return engine.sub_state.startswith("auto-restart")
 
 
 def _occupies(engine: SeenEngine) -> bool:
-    """Whether it runs, will run, or has left a container behind: before its GPUs are used it has to be stopped."""
+    """Return whether the engine runs, will run or left a container: it must be stopped before its GPUs are used."""
     return engine.active_state not in _RESTING or engine.running_input_hash is not None
 
 
@@ -27,7 +31,16 @@ def decide_moves(
     files: Iterable[FileChange],
     target: Iterable[str],
 ) -> Moves:
-    """`wanted` is the input hash by engine. One that waits for a restart has failed: it is stopped and started."""
+    """Decide what has to change so that the host is as wanted.
+
+    An engine that waits for a restart has failed: it is stopped and started.
+
+    Args:
+        wanted: input hash by name of engine.
+        seen: the engines that the host shows.
+        files: live files that differ; copied to the result.
+        target: what is wrong with the target in systemd; copied to the result.
+    """
     keep: set[str] = set()
     wait: set[str] = set()
     stop: list[str] = []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights into the page cache while the former engines serve: an engine that starts then reads memory, not the disk.
+"""Reads weights into the page cache while the former engines serve, so that new engines load from memory.
 
-A kindness, not a condition: what does not fit into free memory, or takes too long, is left to the engine.
+This is an optimisation: weights that do not fit into free memory, or take too long to read, are left to the engine.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .model import Done
 
 MEMINFO = Path("/proc/meminfo")
 RESERVE_BYTES = 8 * 1024**3
-"""Left to engines that run, which need host memory, too, and to everything else."""
+"""Left for the engines that run, which need host memory too, and for everything else."""
 CHUNK_BYTES = 8 * 1024**2
 LIMIT_S = 180.0
-"""An old disk reads 30 GB in this time; the switch waits no longer for a convenience."""
+"""An old disk reads 30 GB in this time; the switch does not wait longer for an optimisation."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class _Model:
 
 
 def available_bytes(path: Path = MEMINFO) -> int:
-    """What the kernel could give without swapping; 0 where it does not say."""
+    """Return the memory that the kernel could provide without swapping (MemAvailable); 0 if it does not say."""
     try:
         for line in path.read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -46,7 +46,7 @@ def available_bytes(path: Path = MEMINFO) -> int:
 
 
 def weight_files(config: EngineConfig) -> list[tuple[Path, int]]:
-    """Files of an engine's model as its record lists them, with their sizes; none without a record."""
+    """Return the weight files of an engine's model with their sizes in bytes; empty if the model has no record."""
     record = load_record(Path(config.weights_record)) if config.weights_record else None
     if record is None:
         return []
@@ -58,7 +58,8 @@ def _gib(size_bytes: float) -> str:
 
 
 def read_through(path: Path, deadline: float, clock: Callable[[], float]) -> tuple[int, bool]:
-    """Reads a file from its beginning; how much of it, and whether all."""
+    """Read a file from its beginning until `deadline`; return how many bytes were read, and whether that was all of
+    it."""
     buffer = bytearray(CHUNK_BYTES)
     done = 0
     with path.open("rb", buffering=0) as stream:
@@ -78,7 +79,12 @@ def prepare(
     available: Callable[[], int] = available_bytes,
     limit_s: float = LIMIT_S,
 ) -> Done:
-    """Never fails: what could not be read is said."""
+    """Read the weights of these engines. This never fails: the result says what was not read and why.
+
+    Args:
+        available: free memory in bytes.
+        limit_s: seconds for all models together.
+    """
     models: dict[str, _Model] = {}
     for config in configs:
         models.setdefault(config.weights_path or config.model, _Model(config.model, weight_files(config)))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that can be known to fail before anything is touched: each problem in words, with what would do.
+"""Checks that run before a switch changes anything. Each problem is a sentence that says what to do.
 
-What the engines that will be stopped hold (memory, ports) counts as free.
+Memory and ports of engines that will be stopped count as free.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ALL_ADDRESSES = "all addresses"
 
 @dataclass
 class Found:
-    """Problems end the switch, warnings do not."""
+    """What a check found: problems end the switch, warnings do not."""
 
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -42,7 +42,8 @@ class Found:
 
 
 def check_images(configs: Iterable[EngineConfig], docker: HostDocker) -> list[str]:
-    """One sentence per image, not per engine."""
+    """Check that every image is on the host with the image ID of the generation; one sentence for each image, not
+    engine."""
     problems: list[str] = []
     wanted: dict[tuple[str, str], list[str]] = {}
     for config in configs:
@@ -70,7 +71,8 @@ def check_images(configs: Iterable[EngineConfig], docker: HostDocker) -> list[st
 
 
 def check_weights(configs: Iterable[EngineConfig]) -> Found:
-    """Every file by size and time; content only of those that were touched since they were recorded."""
+    """Check every weight file by size and time. The content is hashed only for files that changed since they were
+    recorded."""
     found = Found()
     models = {config.weights_record or config.model: config for config in configs}
     for config in models.values():
@@ -87,7 +89,7 @@ def check_weights(configs: Iterable[EngineConfig]) -> Found:
                     "brings and records them."
                 )
                 continue
-            # The record has the directory that a link leads to.
+            # The record has the resolved directory; `weights_path` may be a link to it.
             if config.weights_path and Path(record.path).resolve() != Path(config.weights_path).resolve():
                 found.problems.append(
                     f"The {name} are recorded at {record.path}, the engine reads {config.weights_path}: run site.yml."
@@ -108,7 +110,7 @@ def check_weights(configs: Iterable[EngineConfig]) -> Found:
 
 
 def _meets(ours: str, other: str) -> bool:
-    """Whether two addresses cannot both be bound."""
+    """Return whether two addresses cannot both be bound to the same port."""
     return ours == other or ours in WILDCARDS or other in WILDCARDS
 
 
@@ -120,6 +122,15 @@ def check_ports(
     process: Callable[[str], int | None] = process_of,
     command: Callable[[int], str] = command_of,
 ) -> list[str]:
+    """Check that nothing else uses the ports of these engines.
+
+    Args:
+        stop: engines that will be stopped; their ports count as free.
+        containers: all containers with the ports that they publish.
+        listening: sockets that listen on a port.
+        process: pid that holds the inode of a socket.
+        command: command line of a pid.
+    """
     problems = []
     for config in configs:
         host = urlsplit(config.url).hostname or ""
@@ -139,7 +150,7 @@ def check_ports(
         ]
         known = leaving | {address for _, address in others}
         for listener in listening(config.port):
-            # Docker listens for its containers; those were looked at above.
+            # Docker listens for its containers, which were checked above.
             if listener.address in known or not _meets(host, listener.address):
                 continue
             pid = process(listener.inode)
@@ -152,7 +163,10 @@ def check_ports(
 
 
 def check_disk(state: Path) -> list[str]:
-    """What a switch itself writes is small; a full disk would end it in the middle."""
+    """Check that the file system of the state directory has room for what a switch writes.
+
+    That is little, but a full disk would end the switch halfway.
+    """
     try:
         found = os.statvfs(state)
     except OSError as error:
@@ -170,7 +184,13 @@ def check_disk(state: Path) -> list[str]:
 
 
 def check_gpus(wanted: Generation, start: Iterable[str], boards: Boards, looks: Mapping[str, Occupied]) -> Found:
-    """Every card of the generation is there, and beside other people's processes there is room for what starts."""
+    """Check that every GPU of the generation is there, and has room beside processes of other people.
+
+    Args:
+        start: engines that start.
+        boards: the reading of all GPUs.
+        looks: who uses each GPU, by UUID.
+    """
     found = Found()
     needed = dict.fromkeys(uuid for engine in wanted.engines.values() for uuid in engine.config.gpus)
     try:
@@ -189,7 +209,11 @@ def check_gpus(wanted: Generation, start: Iterable[str], boards: Boards, looks: 
 
 
 def foreign_verdict(look: Occupied, engine: str, wanted: Generation) -> tuple[list[str], list[str]]:
-    """Problems and warnings about other people's processes on one GPU."""
+    """Return problems and warnings about other people's processes on one GPU of `engine`.
+
+    `wanted.foreign` decides: `fail` makes any such process a problem; otherwise it is a problem only if the budget does
+    not fit beside it, and `ignore` suppresses the warning.
+    """
     who = "; ".join([*look.others, *look.unknown])
     text = f"{look.card}, which engine {engine} is to use, is used by others: {who}."
     if wanted.foreign == "fail":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recovery: a switch that was killed or cut off is brought to an end, at once or at the next boot."""
+"""Recovery of a switch that was killed or cut off: ends it at once, or at the next boot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .transaction import LeftForBoot, Transaction, begin_journal, leave_for_boot
 
 
 def _taken_over(world: World, paths: HostPaths, left: Journal) -> tuple[JournalFile, float]:
-    """The journal of a switch that did not end, and the zero of its seconds."""
+    """Return the journal of a switch that did not end, ready to be continued, and time zero of its seconds."""
     stamp = world.stamp()
     if left.id == DAMAGED:
         kept = set_aside_damaged(paths, stamp)
@@ -40,7 +40,7 @@ def _taken_over(world: World, paths: HostPaths, left: Journal) -> tuple[JournalF
     boot_id = world.boot_id()
     zero = left.began_monotonic_s
     if zero is None or left.boot_id != boot_id:
-        # Of another boot, whose clock is gone: goes on where the last phase that is known was.
+        # The clock of the other boot is lost: continue at the end of the last phase that is known.
         reached = max((record.began_s + (record.seconds or 0.0) for record in left.phases), default=0.0)
         zero = world.monotonic() - reached
     file = JournalFile(paths, replace(left, pid=os.getpid(), boot_id=boot_id, began_monotonic_s=zero, message=""))
@@ -51,6 +51,7 @@ def _taken_over(world: World, paths: HostPaths, left: Journal) -> tuple[JournalF
 
 
 def _killed(left: Journal) -> str:
+    """Return the beginning of the message: which switch did not end, and in which phase."""
     if left.id == DAMAGED:
         return "The journal of a switch cannot be read, it counts as one that did not end."
     where = f"in phase {left.phase}" if left.phase else "at its beginning"
@@ -64,7 +65,17 @@ def recover(
     left: Journal,
     signals: Signals,
 ) -> Result | None:
-    """With the lock held: to the committed generation, whichever that is. None where the host goes down."""
+    """End a killed switch by going to the committed generation, whichever that is.
+
+    The caller holds the lock.
+
+    Args:
+        left: the unfinished journal.
+        signals: switched to the way back: signals are ignored from now on, unless the host shuts down.
+
+    Returns:
+        The result, or None if the host shuts down and the boot has to recover.
+    """
     signals.go_back()
     file, began = _taken_over(world, paths, left)
     change = Transaction(world, file, signals, began=began)
@@ -81,8 +92,17 @@ def recover(
 
 
 def recover_at_boot(world: World, paths: HostPaths, left: Journal, systemd: Systemd) -> Result:
-    """With the lock held, before the engines start: files and target of the committed generation; starting them is
-    systemd's, as at every boot."""
+    """End a killed switch before the engines start.
+
+    This puts back the files and the target of the committed generation. systemd then starts the engines, as at every
+    boot. The caller holds the lock.
+
+    Args:
+        left: the unfinished journal.
+
+    Returns:
+        The result; the engines are not verified.
+    """
     file, began = _taken_over(world, paths, left)
     change = Transaction(world, file, Signals(), began=began)
     with contextlib.suppress(JournalLost):
@@ -107,7 +127,7 @@ def recover_at_boot(world: World, paths: HostPaths, left: Journal, systemd: Syst
 
     def clean_up() -> Done:
         gone = [name for name in live.live_engines(paths) if name not in committed.engines]
-        # A boot may already want to start them, where the target of before was on the disk.
+        # If the former target was on the disk, the boot may already have queued these units.
         said = systemd.stop([f"vllm-{name}.service" for name in gone], DROP_JOBS_S) if gone else None
         for name in gone:
             live.remove_engine(name, paths)
@@ -136,6 +156,8 @@ def recover_at_boot(world: World, paths: HostPaths, left: Journal, systemd: Syst
 
 
 def _in_words(act: Callable[[], Done]) -> Callable[[], Done]:
+    """Wrap `act` so that a SystemdError becomes a PhaseFailed."""
+
     def run() -> Done:
         try:
             return act()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Switches as tables and sentences for a terminal. Pure."""
+"""Tables and sentences of switches, for a terminal. These are pure functions of the journal as JSON."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from ..text import WIDTH, cut_line, shorten, table, wrapped
 
 Row = Mapping[str, Any]
 PROFILE = 20
-"""Columns for number and profile of a generation."""
+"""Columns for the number and profile of a generation."""
 MOVED = {"kept": "keep", "stopped": "stop", "started": "start"}
 
 
 def generation_words(number: object, profile: object) -> str:
-    """`generation 3 (nvfp4-tp2)`; nothing was committed before the first one."""
+    """Return `generation 3 (nvfp4-tp2)`, or `nothing` if the number is None: nothing was committed before the first
+    switch."""
     return "nothing" if number is None else f"generation {number}{f' ({profile})' if profile else ''}"
 
 
 def phase_words(phase: Row) -> str:
-    """`healthy`, and `back: healthy` of a rollback."""
+    """Return `healthy`, or `back: healthy` for a phase of a rollback."""
     return f"{'back: ' if phase.get('direction') == 'back' else ''}{phase['phase']}"
 
 
 def phase_line(phase: Row) -> str:
-    """One phase as it passes: when it began, how long it took, what it says."""
+    """Return one line for a phase: when it began, how long it took and its detail."""
     seconds = "..." if phase.get("seconds") is None else f"{phase['seconds']:.1f} s"
     failed = "FAILED: " if phase.get("outcome") == "failed" else ""
     return cut_line(
@@ -34,7 +35,7 @@ def phase_line(phase: Row) -> str:
 
 
 def switch_head(journal: Row) -> list[str]:
-    """Whereto, wherefrom, for whom."""
+    """Return the first lines of a switch: where it goes, where it comes from and who asked."""
     former = f" from {generation_words(journal['from_generation'], journal['from_profile'])}"
     if journal["from_generation"] == journal["generation"]:
         former = ", which is committed"
@@ -45,13 +46,13 @@ def switch_head(journal: Row) -> list[str]:
 
 
 def switch_moves(journal: Row) -> list[str]:
-    """What was kept, stopped and started, on one line where it fits."""
+    """Return which engines were kept, stopped and started, on one line if it fits."""
     parts = [f"{words} {', '.join(journal[key])}" for words, key in MOVED.items() if journal.get(key)]
     return wrapped("; ".join(parts)) if parts else []
 
 
 def downtime_table(downtime: Mapping[str, Row]) -> list[str]:
-    """By role: how long nobody answered for it, in how many gaps, and in which phases most of that."""
+    """Return a table by served name: how long nothing answered, in how many gaps, and mostly in which phases."""
     rows = []
     for role, down in downtime.items():
         spent = sorted((down.get("phases") or {}).items(), key=lambda item: -item[1])
@@ -63,12 +64,12 @@ def downtime_table(downtime: Mapping[str, Row]) -> list[str]:
 
 
 def result_words(result: object) -> str:
-    """`rolled back`; a switch without a result runs, or was killed."""
+    """Return `rolled back` and the like; `unfinished` for a switch without a result, which runs or was killed."""
     return str(result).replace("_", " ") if result else "unfinished"
 
 
 def switch_result(journal: Row) -> list[str]:
-    """How it ended, for somebody who saw its phases pass."""
+    """Return how a switch ended, for somebody who saw its phases pass."""
     seconds = "" if journal.get("seconds") is None else f" after {journal['seconds']:.1f} s"
     message = f": {journal['message']}" if journal.get("message") else ""
     lines = [*wrapped(f"{result_words(journal['result'])}{seconds}{message}"), *switch_moves(journal)]
@@ -80,7 +81,7 @@ def switch_result(journal: Row) -> list[str]:
 
 
 def switch_block(journal: Row) -> list[str]:
-    """A whole switch: what moved, phases with their seconds, downtime by role."""
+    """Return a whole switch: what moved, the phases with their seconds, and the downtime by served name."""
     lines = [*switch_head(journal), *switch_result({**journal, "downtime": {}})]
     rows = [
         [
@@ -98,7 +99,7 @@ def switch_block(journal: Row) -> list[str]:
 
 
 def switch_line(switch: Row) -> list[str]:
-    """A former switch in a sentence, as `status` has it."""
+    """Return a former switch as one sentence, as `status` shows it."""
     former = generation_words(switch["from_generation"], switch["from_profile"])
     down: Mapping[str, float] = switch.get("downtime") or {}
     role = max(down, key=lambda name: down[name], default=None)
@@ -112,7 +113,7 @@ def switch_line(switch: Row) -> list[str]:
 
 
 def switch_table(switches: Sequence[Row]) -> list[str]:
-    """One line for each, as `status` has them."""
+    """Return a table of switches with one line each, as `status` shows it."""
     rows = []
     for switch in switches:
         down = switch.get("downtime") or {}

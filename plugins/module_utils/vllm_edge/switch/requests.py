@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a switch asks engines over HTTP: whether requests still run, first work of a new engine, the canary."""
+"""HTTP requests of a switch to engines: wait for running requests, warm up new engines, run the canary."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ DRAIN_POLL_S = 0.5
 IDLE_POLL_S = 0.25
 IDLE_ASK_S = 1.0
 IDLE_TIMES = 3
-"""A request that came in with SIGTERM has been counted by then."""
+"""After this many idle readings, a request that arrived together with SIGTERM has been counted."""
 LONGEST_PROMPT_TOKENS = 1024
-"""As many as an engine with the default max_num_batched_tokens takes in one step, and quick on every card."""
+"""What an engine with the default max_num_batched_tokens takes in one step; quick on every GPU."""
 WARM_UP_TOKENS = 8
 
 
@@ -50,7 +50,14 @@ def drain(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> Done:
-    """Waits until no request runs, or the limit has passed. An engine that cannot tell is not waited for."""
+    """Wait until no request runs, or `limits.drain_timeout_s` has passed.
+
+    An engine that does not report its requests, or finishes them itself when it is stopped, is not waited for. Requests
+    that are left after the limit are a warning.
+
+    Returns:
+        The number of requests left of each engine in `data["left"]`.
+    """
     engines = [_Draining(config) for config in configs]
     for engine in engines:
         if engine.config.shutdown_timeout_s is not None:
@@ -87,17 +94,24 @@ def drain(
 
 
 def _drained(engine: _Draining) -> str:
+    """Return how the wait for one engine ended."""
     if engine.note:
         return engine.note
     return "has no request" if not engine.left else f"still has {engine.left} requests"
 
 
 def idle_since(config: EngineConfig, wait: Callable[[float], bool], *, ask: Ask = request) -> bool:
-    """After SIGTERM, until the engine has finished its requests; False where `wait` said that it has ended.
+    """Wait, after SIGTERM was sent, until the engine has finished its requests.
 
-    An engine that was given --shutdown-timeout finishes its requests after SIGTERM, and vLLM 0.32 then spends all the
-    rest of that time on taking itself down. Its /metrics tell when there is nothing left to wait for. Until SIGTERM
-    has come, which may take systemd some seconds, an idle engine still takes requests.
+    An engine with --shutdown-timeout finishes its requests after SIGTERM, and vLLM 0.32 then spends the rest of that
+    time on its own shutdown. Its /metrics show when there is nothing left to wait for. Until SIGTERM arrives, which may
+    take systemd some seconds, an idle engine still takes requests.
+
+    Args:
+        wait: waits for some seconds and returns True if the engine has ended.
+
+    Returns:
+        True if the engine is idle, False if it has ended.
     """
     zeros, told = 0, False
     while not wait(IDLE_POLL_S):
@@ -116,7 +130,7 @@ def idle_since(config: EngineConfig, wait: Callable[[float], bool], *, ask: Ask 
 
 
 def words_for(config: EngineConfig) -> int:
-    """How many words make a longer prompt, about one token each; two each would fit as well."""
+    """Return how many words make the longer prompt. A word is about one token; two tokens each would also fit."""
     return max(1, min((config.max_model_len or 2 * LONGEST_PROMPT_TOKENS) // 2, LONGEST_PROMPT_TOKENS) - 64)
 
 
@@ -128,10 +142,10 @@ class _Work:
 
 
 def _work(config: EngineConfig) -> tuple[list[_Work], list[_Work]]:
-    """A short prompt, then a longer one beside another short one: prefill, and a batch, have then been run for real.
+    """Return the warm-up requests: a short prompt, then a longer one and another short one at the same time.
 
-    The short one goes first and alone, for the first request compiles kernels, and a client that asks at that moment
-    waits for that and not for a long prefill as well.
+    After them the engine has run prefill and a batch. The short prompt goes first and alone because the first request
+    compiles kernels: a client that asks at that moment waits for that, but not for a long prefill as well.
     """
     long = " ".join(["on"] * words_for(config))
     return (
@@ -147,7 +161,15 @@ def warm_up(
     ask: Ask = request,
     clock: Callable[[], float],
 ) -> Done:
-    """First work of new engines, side by side: what it allocates is there when memory is measured."""
+    """Send the first requests to new engines, in parallel, so that what they allocate is there when memory is measured.
+
+    Args:
+        configs: the new engines.
+        limits: `canary_timeout_s` is the patience with one request.
+
+    Raises:
+        PhaseFailed: if an engine does not answer.
+    """
     began = clock()
 
     def problem_of(work: _Work) -> str | None:
@@ -206,7 +228,13 @@ def run_canary(
     ask: Ask = request,
     clock: Callable[[], float],
 ) -> Done:
-    """Every served name of every engine, the engines side by side; which run of each has passed is recorded."""
+    """Run the canary for every served name of every engine, the engines in parallel.
+
+    For each engine it is recorded which run of its container has passed. The rows are `data["canary"]`.
+
+    Raises:
+        PhaseFailed: if a served name fails a check.
+    """
     began = clock()
     configs = [engine.config for engine in wanted.engines.values()]
 
@@ -224,7 +252,7 @@ def run_canary(
 
 
 def canary_failures(failed: Sequence[Result]) -> list[str]:
-    """Role, check and what was seen; names that failed alike are told together."""
+    """Return one sentence for each failure: role, check and what was seen. Names that failed alike share a sentence."""
     said: dict[tuple[str, str, str], list[str]] = {}
     for result in failed:
         check = next((check for check in result.checks if check.outcome == "failed"), None)

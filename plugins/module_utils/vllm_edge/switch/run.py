@@ -20,7 +20,12 @@ from .transaction import LeftForBoot, Transaction, archive, begin_journal, leave
 
 
 def run_recover(paths: HostPaths, *, boot: bool) -> int:
-    """Entry of `vllm-edge recover`: OK where the committed generation serves, or there was nothing to do."""
+    """Run `vllm-edge recover`, with `--boot` if `boot` is set.
+
+    Returns:
+        The exit status: OK if the committed generation serves or there was nothing to do, BUSY if another switch holds
+            the lock, otherwise FAILED.
+    """
 
     def run() -> Exit:
         with Lock(paths), Signals() as signals:
@@ -46,7 +51,10 @@ def run_recover(paths: HostPaths, *, boot: bool) -> int:
 
 
 def _former_of(now: Committed | None, wanted: Generation, paths: HostPaths) -> tuple[Generation | None, str]:
-    """The generation to go back to, and a warning where there is none although one is committed."""
+    """Return the generation to roll back to, and a warning if one is committed but its directory is gone.
+
+    Raises GenerationError if the directory is there and cannot be used.
+    """
     if now is None:
         return None, ""
     if now.generation == wanted.number:
@@ -77,7 +85,19 @@ def switch(
     inventory_profile: str | None,
     asked_by: str,
 ) -> Result | None:
-    """With the lock held. None where the host goes down and the boot has to end it."""
+    """Switch to a generation. An unfinished former switch is recovered first.
+
+    The caller holds the lock.
+
+    Args:
+        number: the generation to switch to.
+        origin: who chose the profile: `inventory`, `-e` or `host`.
+        inventory_profile: the profile that the inventory names, if the choice is another one.
+        asked_by: who asked, for the journal.
+
+    Returns:
+        The result, or None if the host shuts down and the boot has to end the switch.
+    """
     left = read_journal(paths)
     if left is not None and left.result is not None:
         archive(paths, left)
@@ -110,7 +130,7 @@ def switch(
     if warning:
         change.warn(warning)
     if now is not None and now.generation == number and origin == "host":
-        # Who repairs by hand what is active has not chosen it.
+        # A repair by hand of the active generation is no new choice: keep the recorded origin.
         origin, inventory_profile = now.origin, now.inventory_profile
     try:
         return change.finish(*change.forward(wanted, former, origin=origin, inventory_profile=inventory_profile))
@@ -120,7 +140,10 @@ def switch(
 
 
 def _exit(run: Callable[[], Exit], *, quiet: bool = False) -> int:
-    """An exception would end the program with the status of a rollback."""
+    """Run a command and turn exceptions into exit statuses.
+
+    An uncaught exception would end the program with status 1, which means `rolled back`.
+    """
     try:
         return run()
     except Busy as busy:
@@ -141,7 +164,10 @@ def _open_world(paths: HostPaths) -> World:
 
 
 def run_switch(paths: HostPaths, number: int, *, origin: str, inventory_profile: str | None, asked_by: str) -> int:
-    """Entry of `vllm-edge run-switch`, the program of vllm-edge-switch.service."""
+    """Run `vllm-edge run-switch`, the program of vllm-edge-switch.service, and return its exit status.
+
+    The parameters are those of `switch`.
+    """
 
     def run() -> Exit:
         with Lock(paths), Signals() as signals:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that reach a switch while it runs."""
+"""Signal handling of a switch: SIGTERM, SIGINT and SIGHUP ask it to roll back."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from .model import Interrupted
 
 
 class Signals:
-    """SIGTERM, SIGINT and SIGHUP ask the switch to go back. They interrupt only what is `interruptible`, which journal
-    and commit are not; on the way back they are heard only where the host goes down."""
+    """Signal handlers while a switch runs; use it as a context manager.
+
+    SIGTERM, SIGINT and SIGHUP raise Interrupted, but only inside `interruptible`: the journal and the commit are never
+    interrupted. On the way back signals are ignored, unless the host shuts down.
+    """
 
     NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def __init__(self) -> None:
         self.asked: str | None = None
-        """The signal that came and has not been obeyed yet."""
+        """The signal that arrived and has not been acted on yet."""
         self.going_down: Callable[[], bool] = lambda: False
         self._open = False
         self._back = False
@@ -38,6 +41,7 @@ class Signals:
             signal.signal(number, handler)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: remember it, and raise Interrupted if the current phase may be interrupted."""
         del frame
         self.asked = signal.Signals(number).name
         if self._back and not self.going_down():
@@ -47,18 +51,21 @@ class Signals:
             raise Interrupted(self.asked)
 
     def go_back(self) -> None:
+        """Enter the way back: forget the signal that arrived and ignore further ones."""
         self.asked, self._back = None, True
 
     def go_forward(self) -> None:
-        """What came meanwhile is obeyed now."""
+        """Leave the way back. A signal that arrived in the meantime takes effect at the next check."""
         self._back = False
 
     def check(self) -> None:
+        """Raise Interrupted if a signal arrived that has not been acted on."""
         if self.asked is not None and (not self._back or self.going_down()):
             raise Interrupted(self.asked)
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
+        """Let signals interrupt the body of the `with` statement."""
         try:
             self._open = True
             self.check()

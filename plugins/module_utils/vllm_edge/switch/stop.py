@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-edge stop`: the engines leave as in a switch, for work on the host that none of them may see.
+"""`vllm-edge stop`: stops all engines the way a switch does, for maintenance of the host.
 
-Under the lock of the switch: hook `before_drain`, requests that run are finished, units and target stop. What is
-committed stays committed: a boot starts it, and `vllm-edge switch <generation>` starts and verifies it.
+Under the lock of the switch it runs the hook `before_drain`, waits for running requests, and stops units and target.
+The committed generation stays committed: a boot starts it, and `vllm-edge switch <generation>` starts and verifies it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TARGET_S = 30.0
 
 @dataclass(frozen=True)
 class Stopped:
-    """How it ended. `generation` is the committed one, None where there is none or it cannot be read."""
+    """How the command ended. `generation` is the committed one, or None if there is none or it cannot be read."""
 
     status: Exit
     message: str
@@ -38,11 +38,15 @@ class Stopped:
 
 
 def _back(generation: Generation) -> str:
+    """Return the sentence that says how to start the engines again."""
     return f"'vllm-edge switch {generation.number}' brings back what is missing and verifies it."
 
 
 def stop_engines(world: World, systemd: Systemd, paths: HostPaths) -> Stopped:
-    """With the lock held. Nothing is stopped where a switch was left unfinished or the hook says no."""
+    """Stop all engines and the target. The caller holds the lock.
+
+    Nothing is stopped if a switch was left unfinished or the hook `before_drain` fails.
+    """
     left = read_journal(paths)
     if left is not None and left.result is None:
         return Stopped(
@@ -72,7 +76,7 @@ def stop_engines(world: World, systemd: Systemd, paths: HostPaths) -> Stopped:
         if not engines:
             return ended(Exit.REFUSED, failure.text, (), *done)
         return ended(Exit.FAILED, f"{failure.text.rstrip('.')}. {_back(committed)}", engines, *done)
-    # After them: it takes its engines along, and would do so without waiting for their requests.
+    # Stop the target last: stopping it stops its engines too, without waiting for their requests.
     said = systemd.stop([TARGET], TARGET_S)
     if said:
         return ended(Exit.FAILED, f"{TARGET} did not stop: {said}. {_back(committed)}", engines, *done)
@@ -82,6 +86,7 @@ def stop_engines(world: World, systemd: Systemd, paths: HostPaths) -> Stopped:
 
 
 def _tell(stopped: Stopped, output: str) -> int:
+    """Print how the command ended and return the exit status."""
     if output == "json":
         print(json.dumps(asdict(stopped) | {"status": stopped.status.name.lower()}, indent=2, ensure_ascii=False))
     else:
@@ -94,7 +99,13 @@ def _tell(stopped: Stopped, output: str) -> int:
 def run_stop(
     paths: HostPaths, *, output: str, open_world: Callable[[HostPaths], World], systemd: Systemd | None = None
 ) -> int:
-    """Entry of `vllm-edge stop`."""
+    """Run `vllm-edge stop` and return the exit status.
+
+    Args:
+        output: `text` or `json`.
+        open_world: opens the host once the lock is held.
+        systemd: a stand-in for tests.
+    """
     refused = refuse_without_write_access(paths, "stop")
     if refused:
         return refused

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The switch as a transaction: forward through the phases to a new generation, or back to the committed one.
+"""The order of a switch: the phases towards a new generation, and the rollback to the committed one.
 
-What a phase does to the host stands behind `World`; what a generation is, in `generations`. Here stands only the order
-of things, and who serves after each way that it can fail.
+This module decides which phase comes next and which generation serves after each way in which a phase can fail. What a
+phase does to the host is behind the protocol `World` (model.py, implemented in host.py); what a generation is, is
+defined in the package `generation`.
 """
 
 from __future__ import annotations
@@ -43,22 +44,29 @@ from .model import (
 from .signals import Signals
 
 DECIDE_PATIENCE_S = 120.0
-"""Before a way back is gone without knowing what runs: Docker or systemd may just be restarting."""
+"""How long a rollback retries to read what runs before it goes by the journal instead: Docker or systemd may be
+restarting."""
 DECIDE_POLL_S = 2.0
 UNVERIFIED = frozenset({Phase.STOP, Phase.FREE, Phase.START, Phase.WARM_UP})
-"""A failure of these on the way back is a warning where the engines are then healthy, asked and measured."""
+"""If one of these phases fails on the way back, and the engines are then healthy, pass the canary and are within their
+budgets, the failure is only a warning."""
 
 
 # ---- the transaction ----------------------------------------------------------------------------------------------
 
 
 class LeftForBoot(Exception):
-    """The host goes down: the journal stays unfinished, and the boot ends the switch."""
+    """Raised when the host is shutting down. The journal stays unfinished, and recovery at the next boot ends the
+    switch."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A phase that failed."""
+    """A phase that failed.
+
+    `phase` is None if something failed outside of any phase. `text` is one paragraph that ends with a full stop.
+    `engines` are the engines that the failure concerns.
+    """
 
     phase: Phase | None
     text: str
@@ -66,7 +74,27 @@ class Failed:
 
 
 class Transaction:
-    """One switch, or the recovery of one. Holds no lock of its own: who makes one has it."""
+    """One switch, or the recovery of one.
+
+        forward()     refused   <-- failure in preflight or prepare: nothing was changed
+           |
+           |   preflight -> prepare -> drain -> stop -> free -> install -> start -> healthy -> warm_up -> canary
+           |                                                  -> measure -> commit -> clean_up  -->  committed
+           |
+           +-- failure from drain to commit --> go_back() --> towards(former): stop, free, install, start, healthy,
+           |                                    warm_up, canary, measure, clean_up  -->  rolled_back, or failed
+           +-- failure in clean_up: failed, but the new generation is committed and serves; there is no rollback
+           +-- the host shuts down: LeftForBoot; the journal stays unfinished and the boot recovers
+
+        recovered()      the journal of a killed switch --> towards(committed generation), whichever that is
+
+    Every phase goes through `phase()`, which writes the phase to the journal (`file`), calls the method of `world` and
+    records the result. `forward` and `recovered` return a Result and its message; the caller (run.switch,
+    recovery.recover) passes both to `finish`, which writes the end of the journal. Signals interrupt every phase except
+    commit and clean-up.
+
+    The transaction takes no lock: its caller must hold `journal.Lock`.
+    """
 
     def __init__(
         self,
@@ -81,7 +109,7 @@ class Transaction:
         self.paths = file.paths
         self.signals = signals
         self.began = began
-        """Of `world.monotonic()`: the switch's zero."""
+        """Time zero of the switch, as `world.monotonic()` counts."""
         self._watch: Watch | None = None
 
     @property
@@ -89,9 +117,11 @@ class Transaction:
         return self.file.journal
 
     def now(self) -> float:
+        """Return the seconds since the switch began."""
         return round(self.world.monotonic() - self.began, 3)
 
     def warn(self, text: str) -> None:
+        """Print a warning and add it to the journal, unless it is there already."""
         if text not in self.journal.warnings:
             complain(f"warning: {text}")
             self.file.journal = replace(self.journal, warnings=(*self.journal.warnings, text))
@@ -99,7 +129,11 @@ class Transaction:
     # -- one phase
 
     def attempt(self, what: str, act: Callable[[], Done]) -> Done | PhaseFailed:
-        """Whatever goes wrong is a failed phase; what nobody expected leaves its traceback in systemd's journal."""
+        """Call `act` and turn every exception into a PhaseFailed, which is returned and not raised.
+
+        An exception that nobody expected also prints its traceback, which ends up in systemd's journal. `what` names
+        the action in that message.
+        """
         try:
             return act()
         except PhaseFailed as failure:
@@ -116,6 +150,8 @@ class Transaction:
             )
 
     def interruptible(self, act: Callable[[], Done]) -> Callable[[], Done]:
+        """Wrap `act` so that a signal can interrupt it."""
+
         def run() -> Done:
             with self.signals.interruptible():
                 return act()
@@ -125,8 +161,23 @@ class Transaction:
     def phase(
         self, phase: Phase, direction: Direction, act: Callable[[], Done], *, shielded: bool = False
     ) -> Failed | None:
-        """Journalled, then acted. Forward, a phase that cannot be journalled does not act: except after the commit,
-        where there is only onward."""
+        """Write a phase to the journal, run it, and record how it ended.
+
+        A phase that cannot be written to the journal is not run and counts as failed. There are two exceptions, which
+        run without the journal: every phase on the way back, and the clean-up after the commit, because a switch is
+        never rolled back after its commit.
+
+        Args:
+            direction: `back` if the phase belongs to a rollback.
+            act: the work of the phase.
+            shielded: True if no signal may interrupt it.
+
+        Returns:
+            None if the phase succeeded, otherwise what failed.
+
+        Raises:
+            LeftForBoot: if a phase that is not harmless failed while the host is shutting down.
+        """
         began = self.now()
         outcome: Done | PhaseFailed
         try:
@@ -160,29 +211,36 @@ class Transaction:
     def with_all_room(
         self, phase: Phase, direction: Direction, act: Callable[[], Done], *, shielded: bool = False
     ) -> Failed | None:
-        """Where there is no other way on: files that cannot be written get the ballast's room."""
+        """Run a phase that must not fail for lack of disk space; the parameters are those of `phase`.
+
+        If writing the files fails (install, clean-up), the journal's ballast is removed and the phase runs once more.
+        """
         failure = self.phase(phase, direction, act, shielded=shielded)
         if failure is not None and phase in (Phase.INSTALL, Phase.CLEAN_UP) and self.file.give_up_ballast():
             failure = self.phase(phase, direction, act, shielded=shielded)
         return failure
 
     def goes_down(self) -> bool:
+        """Return whether systemd is shutting the host down; False if it does not answer."""
         try:
             return self.world.going_down()
         except Exception:
-            return False  # to go back where the host goes down is tried in vain, and ended by the boot
+            return False  # if it does shut down, the rollback fails, and the boot ends it
 
     # -- what clients see
 
     def begin_watch(self, wanted: Generation, former: Generation | None) -> None:
+        """Start to measure the downtime that clients see. A watch that cannot start is a warning."""
         if former is None:
-            return  # nobody served before, so no client misses anything
+            return  # nothing served before, so there is no downtime
         try:
             self._watch = self.world.watch(wanted, former)
         except Exception as error:
             self.warn(f"Downtime is not watched: {error}")
 
     def end_watch(self) -> None:
+        """Stop measuring and write the downtime of each served name to the journal, in seconds since the switch
+        began."""
         if self._watch is None:
             return
         watch, self._watch = self._watch, None
@@ -198,7 +256,20 @@ class Transaction:
     def forward(
         self, wanted: Generation, former: Generation | None, *, origin: str, inventory_profile: str | None
     ) -> tuple[Result, str]:
-        """`former` is the committed generation; `wanted` itself where this is a repair, None where there is none."""
+        """Switch to a generation, and roll back if that fails.
+
+        Args:
+            wanted: the generation to switch to.
+            former: the committed generation; `wanted` itself if this is a repair, None if nothing was committed before.
+            origin: who chose the profile: `inventory`, `-e` or `host`.
+            inventory_profile: the profile that the inventory names, if the choice is another one.
+
+        Returns:
+            The result, and the message for the end of the journal.
+
+        Raises:
+            LeftForBoot: if the host shuts down during the switch.
+        """
         repair = former is not None and former.number == wanted.number
         seen: list[Moves] = []
         failure = self._decide(wanted, seen)
@@ -218,7 +289,7 @@ class Transaction:
             return _both(self.world.hook("before_drain", wanted, former), self.world.drain(moves, wanted.limits))
 
         def commit() -> Done:
-            self.signals.check()  # the last moment to go back
+            self.signals.check()  # the last point at which a signal can roll the switch back
             generation_committed.commit(
                 wanted, self.paths, origin=origin, inventory_profile=inventory_profile, chosen_at=self.world.stamp()
             )
@@ -250,7 +321,8 @@ class Transaction:
             if phase in HARMLESS:
                 return self._refused(failure)
             if phase is Phase.COMMIT and not repair and self._is_committed(wanted):
-                # The rename has happened, what came after it failed: from here there is only onward.
+                # The rename of active-profile.json succeeded and something after it failed. The generation is
+                # committed, so the switch continues.
                 self.warn(failure.text)
                 continue
             if phase is Phase.CLEAN_UP:
@@ -259,6 +331,8 @@ class Transaction:
         return Result.COMMITTED, self._serves(wanted, moves)
 
     def _decide(self, generation: Generation, seen: list[Moves]) -> Failed | None:
+        """Append to `seen` what has to change for `generation`; return the failure if that cannot be read."""
+
         def look() -> Done:
             seen.append(self.world.moves(generation))
             return Done()
@@ -267,6 +341,7 @@ class Transaction:
         return None if isinstance(outcome, Done) else Failed(None, to_sentence(outcome.text))
 
     def _is_committed(self, wanted: Generation) -> bool:
+        """Return whether active-profile.json names `wanted`."""
         try:
             now = generation_committed.committed(self.paths)
         except GenerationError:
@@ -274,20 +349,24 @@ class Transaction:
         return now is not None and now.generation == wanted.number
 
     def clean_up(self, wanted: Generation, former: Generation | None, *, hook: bool) -> Done:
+        """Remove what the committed generation no longer needs and, if `hook` is set, run the hook `after_commit`."""
         done = self.world.clean_up(wanted, former)
         if not hook:
             return done
         told = self.attempt("Hook after_commit", lambda: self.world.hook("after_commit", wanted, former))
         if isinstance(told, Done):
             return _both(done, told)
-        # It serves: what a hook says to that is for people.
+        # The generation serves already, so a hook that fails is only a warning.
         return replace(done, warnings=(*done.warnings, told.text))
 
     def _unchanged(self, wanted: Generation, *, origin: str, inventory_profile: str | None) -> tuple[Result, str]:
+        """End a repair that found nothing to do, and record who chose the profile if that is new."""
+
         def remember() -> Done:
             now = generation_committed.committed(self.paths)
             if now is not None and (now.origin, now.inventory_profile) != (origin, inventory_profile):
-                # The same choice, made by somebody else: who is remembered, and nothing of the host is touched.
+                # The profile is the same and was chosen by somebody else: record who, and change nothing else on the
+                # host.
                 chosen_at = self.world.stamp()
                 generation_committed.commit(
                     wanted, self.paths, origin=origin, inventory_profile=inventory_profile, chosen_at=chosen_at
@@ -303,6 +382,7 @@ class Transaction:
         )
 
     def _refused(self, failure: Failed) -> tuple[Result, str]:
+        """Return the result of a switch that changed nothing."""
         where = f" in phase {failure.phase}" if failure.phase else ""
         journal = self.journal
         still = (
@@ -317,6 +397,7 @@ class Transaction:
         )
 
     def _serves(self, wanted: Generation, moves: Moves) -> str:
+        """Return the message of a switch that succeeded: what was stopped, started, waited for and kept."""
         did = [
             f"{words} {', '.join(names)}"
             for words, names in (
@@ -333,6 +414,7 @@ class Transaction:
         )
 
     def _left_over(self, wanted: Generation, failure: Failed) -> tuple[Result, str]:
+        """Return the result of a switch whose clean-up failed after the commit."""
         return (
             Result.FAILED,
             f"{capitalize(name_generation(wanted))} is committed and serves, but to clean up failed. {failure.text} "
@@ -345,7 +427,19 @@ class Transaction:
     def go_back(
         self, failure: Failed, wanted: Generation, former: Generation | None, moves: Moves
     ) -> tuple[Result, str]:
-        """To the committed generation, after a phase that is not harmless."""
+        """Roll back to the committed generation after a phase failed that may have changed the host.
+
+        A failed repair is not rolled back, because there is no other generation to return to. If nothing was committed
+        before, the engines that were started are stopped again.
+
+        Args:
+            failure: what failed.
+            wanted, former: as in `forward`.
+            moves: what the switch was to change.
+
+        Returns:
+            The result (`rolled_back` or `failed`) and its message.
+        """
         self.signals.go_back()
         head = f"{describe_route(self.journal)} failed in phase {failure.phase}. {failure.text}"
         if former is not None and former.number == wanted.number:
@@ -369,18 +463,22 @@ class Transaction:
         )
 
     def _has(self, phase: Phase) -> bool:
+        """Return whether the journal has this phase."""
         return any(record.phase is phase for record in self.journal.phases)
 
     def _serves_again(self, failures: Sequence[Failed]) -> bool:
+        """Return whether the generation serves and is verified in spite of these failures."""
         return all(failure.phase in UNVERIFIED for failure in failures)
 
     def _in_parts(self, failures: Sequence[Failed], committed: Generation) -> str:
+        """Return the failures and what runs now, as one text."""
         said = " ".join(
             f"In phase {failure.phase}: {failure.text}" if failure.phase else failure.text for failure in failures
         )
         return f"{said} {self._what_runs(committed)}"
 
     def _what_runs(self, generation: Generation) -> str:
+        """Return what runs now and the command that repairs it."""
         try:
             runs = to_sentence(self.world.what_runs(generation))
         except Exception as error:
@@ -391,7 +489,7 @@ class Transaction:
         )
 
     def _nothing_before(self, head: str, started: Sequence[str]) -> tuple[Result, str]:
-        """No generation to go back to: what was started is stopped."""
+        """End a switch that has no generation to return to: stop what was started."""
         if self.journal.stop and not self._has(Phase.STOP):
             runs = ", ".join(self.journal.stop)
             return Result.ROLLED_BACK, f"{head} Nothing had been stopped or started yet: {runs} were not touched."
@@ -417,8 +515,22 @@ class Transaction:
         )
 
     def towards(self, generation: Generation, other: Generation | None, direction: Direction) -> list[Failed]:
-        """The same machinery towards the committed generation, as far as it goes: what fails does not keep the rest
-        from serving. Returns what failed."""
+        """Bring the host to the committed generation, as far as possible.
+
+        A phase that fails does not end this: the engines that are not concerned continue. It is used by a rollback and
+        by a recovery.
+
+        Args:
+            generation: the committed generation.
+            other: the generation at the other end of the switch, if it is known.
+            direction: `forward` if the killed switch had already committed `generation`.
+
+        Returns:
+            What failed, and at the end what still differs from the generation; empty if everything succeeded.
+
+        Raises:
+            LeftForBoot: if the host shuts down.
+        """
         moves = self._decide_patiently(generation)
         serving = generation
         failures: list[Failed] = []
@@ -429,7 +541,8 @@ class Transaction:
                 continue
             failures.append(failure)
             if phase is Phase.INSTALL:
-                # With the files of the other generation an engine would start as something else.
+                # An engine whose files could not be written would start as the engine of the other generation: do not
+                # start it.
                 whole = tuple(name for name in moves.start if self._has_its_files(generation, name))
                 moves = replace(moves, start=whole)
             elif phase is Phase.HEALTHY:
@@ -446,7 +559,10 @@ class Transaction:
         return [*failures, left] if left is not None else failures
 
     def _left(self, generation: Generation) -> Failed | None:
-        """What still differs. An engine that could not be stopped may answer and be of the other generation."""
+        """Return what still differs from the generation, or None.
+
+        This finds an engine that could not be stopped: it may answer, but belongs to the other generation.
+        """
         seen: list[Moves] = []
         failure = self._decide(generation, seen)
         if failure is not None:
@@ -478,6 +594,10 @@ class Transaction:
         other: Generation | None,
         direction: Direction,
     ) -> Done:
+        """Run one phase of a rollback.
+
+        `generation` is what the host returns to; `serving` is the part of it whose engines became healthy.
+        """
         acts: Mapping[Phase, Callable[[], Done]] = {
             Phase.STOP: lambda: self.world.stop(moves),
             Phase.FREE: lambda: self.world.free(generation, moves),
@@ -492,12 +612,14 @@ class Transaction:
         return acts[phase]()
 
     def _has_its_files(self, generation: Generation, engine: str) -> bool:
+        """Return whether the live files of an engine are those of the generation."""
         try:
             return not live.live_changes(generation, self.paths, [engine], target=False)
         except (GenerationError, OSError):
             return False
 
     def _decide_patiently(self, generation: Generation) -> Moves:
+        """Return what has to change, retrying for DECIDE_PATIENCE_S; after that return what the journal suggests."""
         deadline = self.world.monotonic() + DECIDE_PATIENCE_S
         while True:
             seen: list[Moves] = []
@@ -517,7 +639,21 @@ class Transaction:
         )
 
     def recovered(self, left: Journal, head: str) -> tuple[Result, str]:
-        """To what is committed, whatever the journal says: where the commit had happened, that is the new one."""
+        """End a switch that was killed.
+
+        The host goes to the committed generation, whatever the journal says. If the killed switch had already
+        committed, that is its new generation.
+
+        Args:
+            left: the journal of the killed switch.
+            head: the beginning of the message, which says how that switch ended.
+
+        Returns:
+            The result and its message.
+
+        Raises:
+            LeftForBoot: if the host shuts down.
+        """
         try:
             committed = store.load_committed(self.paths)
         except GenerationError as error:
@@ -547,9 +683,12 @@ class Transaction:
     # -- the end
 
     def finish(self, result: Result, message: str) -> Result:
-        """The last words of the journal. They stand on stdout, too: a full disk must not swallow them."""
+        """Write the end of the journal and return the result.
+
+        The message is also printed, so that it is not lost if the disk is full.
+        """
         self.end_watch()
-        message = " ".join(message.split())  # one paragraph, whatever a program said in it
+        message = " ".join(message.split())  # the output of programs may contain line breaks
         say(f"{result}: {message}")
         changes: dict[str, Any] = {
             "result": result,
@@ -565,11 +704,13 @@ class Transaction:
 
 
 def _both(first: Done, second: Done) -> Done:
+    """Return two results of one phase as one."""
     details = [done.detail for done in (first, second) if done.detail]
     return Done("; ".join(details), {**first.data, **second.data}, (*first.warnings, *second.warnings))
 
 
 def _later(downtime: Downtime, by_s: float) -> Downtime:
+    """Shift the gaps by a number of seconds; no gap begins before 0."""
     gaps = (
         Gap(max(0.0, round(gap.from_s + by_s, 3)), None if gap.to_s is None else round(gap.to_s + by_s, 3))
         for gap in downtime.gaps
@@ -583,6 +724,14 @@ def _later(downtime: Downtime, by_s: float) -> Downtime:
 def begin_journal(
     world: World, paths: HostPaths, *, number: int, profile: str, now: Committed | None, origin: str, asked_by: str
 ) -> Journal:
+    """Return the journal of a switch that begins now; nothing is written.
+
+    Args:
+        number, profile: the generation to switch to.
+        now: what is committed, or None.
+        origin: who chose the profile: `inventory`, `-e` or `host`.
+        asked_by: who asked, for example `site.yml by alice`.
+    """
     stamp = world.stamp()
     return Journal(
         id=new_id(paths, stamp, number),
@@ -600,6 +749,7 @@ def begin_journal(
 
 
 def leave_for_boot(change: Transaction) -> None:
+    """Record in the journal that the host shuts down and that the boot will end the switch."""
     change.end_watch()
     text = f"The host goes down in phase {change.journal.phase}: the boot goes back to the committed generation."
     say(text)
@@ -608,17 +758,17 @@ def leave_for_boot(change: Transaction) -> None:
 
 
 def archive(paths: HostPaths, ended: Journal) -> None:
-    """A program that was killed between its last two writes left no copy in the history."""
+    """Copy a finished journal to the history if the copy is missing.
+
+    It is missing if the program was killed between its last two writes.
+    """
     if not (paths.history / f"{ended.id}.json").exists():
         with contextlib.suppress(JournalLost):
             JournalFile(paths, ended).archive()
 
 
-# ---- entries ------------------------------------------------------------------------------------------------------
-
-
 def _other(left: Journal, committed: Generation, paths: HostPaths) -> Generation | None:
-    """The generation at the other end of the switch, as far as it is known."""
+    """Return the generation at the other end of the switch, or None if it is not known."""
     number = left.from_generation if left.generation == committed.number else left.generation
     if number is None or number == committed.number:
         return committed if number is not None else None

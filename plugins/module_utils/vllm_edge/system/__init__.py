@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters, one for each foreign thing: Docker, systemd, NVML, CDI, dpkg, apt, HTTP and the file system."""
+"""Adapters, one for each foreign system: Docker, systemd, NVML, CDI, dpkg, apt, HTTP, sockets, processes and files."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""apt for the role apt_repository: its sources, one way to call it, and what it says in an operator's words.
+"""Calls of apt-get, its sources, and translation of its messages into reasons and remedies for an operator.
 
-apt and dpkg print in English here (LC_ALL=C); each text that is read was seen with apt 2.6 or 3.0.
+Used by the modules of the role apt_repository. apt and dpkg are run in the C locale, so that they print English. Every
+text that is matched here was seen with apt 2.6 or 3.0.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from enum import Enum
 from urllib.parse import unquote, urlsplit
 
 Run = Callable[[list[str]], tuple[int, str, str]]
-"""Runs a command in the C locale: exit status, standard output, standard error."""
+"""Runs a command in the C locale and returns its exit status, standard output and standard error."""
 
 LOCK_VARIABLE = "apt_repository_lock_timeout_s"
+"""Variable of the inventory that sets Limits.lock_s; named in messages."""
 TIMEOUT_VARIABLE = "apt_repository_timeout_s"
+"""Variable of the inventory that sets Limits.silence_s; named in messages."""
 POLL_S = 1.0
+"""Seconds between two attempts while another program holds a lock."""
 
 
 # -- sources
@@ -28,7 +32,7 @@ POLL_S = 1.0
 
 @dataclass(frozen=True)
 class Source:
-    """One apt source as some file on the host defines it."""
+    """One apt source, as a file on the host defines it."""
 
     uri: str
     suite: str
@@ -38,7 +42,12 @@ class Source:
 
 
 def parse_one_line_sources(text: str, path: str) -> list[Source]:
-    """The sources of a classic .list file."""
+    """Return the binary sources (`deb` lines) of a .list file.
+
+    Args:
+        text: content of the file
+        path: its path, for `Source.path`
+    """
     found = []
     for line in text.splitlines():
         match = re.match(r"\s*deb\s+(?:\[([^]]*)\]\s*)?(\S+)\s+(\S+)([^#]*)", line)
@@ -49,7 +58,12 @@ def parse_one_line_sources(text: str, path: str) -> list[Source]:
 
 
 def parse_deb822_sources(text: str, path: str) -> list[Source]:
-    """The enabled binary sources of a .sources file."""
+    """Return the enabled binary sources of a .sources file, one per combination of URI and suite.
+
+    Args:
+        text: content of the file
+        path: its path, for `Source.path`
+    """
     found = []
     for stanza in re.split(r"\n\s*\n", text):
         lines = [line for line in stanza.splitlines() if not line.startswith("#")]
@@ -72,7 +86,7 @@ def parse_deb822_sources(text: str, path: str) -> list[Source]:
 
 
 def read_sources(root: str) -> list[Source]:
-    """The sources of all files that apt reads."""
+    """Return the sources of all files that apt reads below `root`/etc/apt. Raises OSError."""
     etc = os.path.join(root, "etc/apt")
     found: list[Source] = []
     for path in [os.path.join(etc, "sources.list"), *sorted(glob.glob(os.path.join(etc, "sources.list.d/*")))]:
@@ -84,13 +98,29 @@ def read_sources(root: str) -> list[Source]:
 
 
 def same_source(one: str, other: str, architecture: str) -> bool:
-    """Whether two addresses name one repository for apt."""
+    """Return whether apt takes two addresses for the same repository.
+
+    Args:
+        one: a URI; it may contain $(ARCH)
+        other: another one
+        architecture: value for $(ARCH), as `dpkg --print-architecture` prints it
+    """
     normal = [uri.replace("$(ARCH)", architecture).rstrip("/") for uri in (one, other)]
     return normal[0] == normal[1]
 
 
 def clashes(sources: list[Source], uri: str, suites: list[str], architecture: str, own: str) -> list[Source]:
-    """Sources of other files that define what ours defines: apt refuses two Signed-By for one repository."""
+    """Return the sources in other files that define a repository of ours too.
+
+    apt refuses to work if one repository has two different Signed-By values.
+
+    Args:
+        sources: all sources of the host
+        uri: address of our repository
+        suites: its suites
+        architecture: the host's architecture
+        own: path of the file that defines our repository
+    """
     return [
         source
         for source in sources
@@ -103,22 +133,23 @@ def clashes(sources: list[Source], uri: str, suites: list[str], architecture: st
 
 @dataclass(frozen=True)
 class Limits:
-    """How long apt may wait, and for what."""
+    """How long apt may wait."""
 
     lock_s: int
-    """For another program that holds one of apt's locks."""
+    """Seconds to wait for another program that holds one of apt's locks."""
     silence_s: int
-    """For a server that does not answer."""
+    """Seconds to wait for a server that does not answer."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call of apt-get ended."""
+    """Result of a call of apt-get."""
 
     ok: bool
     text: str
+    """Standard output and standard error."""
     waited_s: float
-    """For a lock."""
+    """Seconds spent waiting for a lock."""
 
 
 def apt_get(
@@ -129,9 +160,17 @@ def apt_get(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Outcome:
-    """apt-get, which waits for locks as long as it may, and never long for a server that does not answer.
+    """Run apt-get; wait for locks up to a limit, and only briefly for a server that does not answer.
 
-    The locks are waited for here: DPkg::Lock::Timeout knows dpkg's lock alone, not those of the indexes and archives.
+    The locks are waited for here because DPkg::Lock::Timeout covers only dpkg's lock and not those of the indexes and
+    of the archive directory.
+
+    Args:
+        run: runs the command
+        arguments: arguments of apt-get
+        limits: how long to wait
+        clock: monotonic clock, in seconds
+        sleep: waits for so many seconds
     """
     network = [f"Acquire::{scheme}::Timeout={limits.silence_s}" for scheme in ("http", "https")]
     options = [word for option in (*network, "Acquire::Retries=1") for word in ("-o", option)]
@@ -145,11 +184,11 @@ def apt_get(
         sleep(POLL_S)
 
 
-# -- what it said
+# -- messages
 
 
 class Kind(Enum):
-    """What went wrong with one file, as far as the remedy differs."""
+    """Kinds of download failure that have different remedies."""
 
     UNREACHABLE = "unreachable"
     MISSING = "missing"
@@ -159,7 +198,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Lock:
-    """A lock that somebody else holds; pid and name where apt could tell them."""
+    """A lock that another program holds; pid and name of its holder if apt reported them."""
 
     path: str
     pid: int | None = None
@@ -168,13 +207,15 @@ class Lock:
 
 @dataclass(frozen=True)
 class Failure:
-    """One file that could not be had."""
+    """One file that apt could not download or did not accept."""
 
     url: str
     said: str
+    """apt's reason."""
 
     @property
     def kind(self) -> Kind:
+        """Kind of the failure, recognised by apt's reason."""
         if re.search(r"[Ss]ignature|NO_PUBKEY|Missing key|no longer signed|not signed|EXPKEYSIG|REVKEYSIG", self.said):
             return Kind.UNTRUSTED
         if re.search(r"Hash Sum mismatch|unexpected size|weak security information", self.said):
@@ -185,13 +226,13 @@ class Failure:
 
     @property
     def package(self) -> str:
-        """Name and version where the file is a package."""
+        """Name and version if the file is a package, else empty."""
         name, _, rest = unquote(self.url.rpartition("/")[2]).partition("_")
         return f"{name} {rest.partition('_')[0]}" if self.url.endswith(".deb") else ""
 
 
 def find_lock(text: str) -> Lock | None:
-    """The lock that apt could not get."""
+    """Return the lock that apt failed to get, from its messages; None if there was no such failure."""
     match = re.search(r"Could not get lock (\S+?)\.?\s(?:It is held by process (\d+) \((.*?)\))?", text)
     if match:
         return Lock(match[1], int(match[2]) if match[2] else None, match[3] or "")
@@ -200,18 +241,18 @@ def find_lock(text: str) -> Lock | None:
 
 
 def find_failures(text: str) -> list[Failure]:
-    """The files that could not be had, in the order of apt's summary, which calls them errors or only warnings."""
-    # After a second try the summary says only "Unable to connect to HOST:http:"; the reason stands above it.
+    """Return the files that could not be downloaded, in the order of apt's summary (which lists them as E: or W:)."""
+    # After a retry the summary says only "Unable to connect to HOST:http:"; the reason is in an earlier line.
     lines = re.findall(r"^\s+(Could not (?:connect to|resolve) '?([^:'\s]+).*)$", text, re.MULTILINE)
     reasons: dict[str, str] = {host: said for said, host in lines}
     found: list[Failure] = []
     for match in re.finditer(r"^[EW]: Failed to fetch (\S+)\s+(.*)$", text, re.MULTILINE):
         url, said = match[1], match[2]
-        # The host is a proxy's where there is one.
+        # This is the proxy's host if a proxy is used.
         if unable := re.match(r"Unable to connect to ([^:]+):", said):
             said = reasons.get(str(unable[1]), said.rstrip(":"))
         found.append(Failure(url, said))
-    # The same in apt 2.6 and 3.0: first why a signature is not good, and then that there is none.
+    # Same in apt 2.6 and 3.0: first a warning why a signature is bad, then an error that the repository is not signed.
     warning = r"^W: (?:GPG error|OpenPGP signature verification failed): (\S+)\s+\S+: (.*)$"
     signatures = dict(re.findall(warning, text, re.MULTILINE))
     for match in re.finditer(r"^[EW]: (The repository '(\S+)\s.*' (?:is|does) .*)$", text, re.MULTILINE):
@@ -220,22 +261,22 @@ def find_failures(text: str) -> list[Failure]:
 
 
 def _essence(said: str) -> str:
-    """A reason without the program that found it, on one line."""
+    """Return the reason on one line, without the name of the subprocess that reported it."""
     return " ".join(re.sub(r"^Sub-process \S+ returned an error code.*?, error message is: ", "", said).split())
 
 
 def complaint(text: str) -> str:
-    """What apt calls an error, without what follows from it and without its lists of hashes."""
+    """Return apt's errors, without those that only follow from others and without its lists of hashes."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     follows = ("Some index files failed", "Some files failed to download", "The following information from --solver")
     errors = [line[3:] for line in lines if line.startswith("E: ") and not line[3:].startswith(follows)]
-    # What does not fit together is no line with "E:".
+    # Unmet dependencies are listed without "E:".
     errors += [line for line in lines if re.match(r"\S+ : (Depends|Conflicts|Breaks): ", line)]
     return " ".join(errors or lines[-3:])
 
 
 def no_lock(lock: Lock, waited_s: float) -> str:
-    """Why apt could not begin, and what an operator does about it."""
+    """Return why apt could not start because of a lock, and what an operator can do about it."""
     who = f"{lock.holder} (process {lock.pid})" if lock.pid else "another program"
     look = f'"ps -fp {lock.pid}" shows what it does' if lock.pid else f'"fuser -v {lock.path}" names it'
     return (
@@ -245,7 +286,16 @@ def no_lock(lock: Lock, waited_s: float) -> str:
 
 
 def place(url: str, sources: Iterable[Source], variables: Mapping[str, str]) -> tuple[str, str]:
-    """The repository of a file, and where an operator names it: a variable of ours or a file on the host."""
+    """Return the repository that a file belongs to, and where an operator configured it.
+
+    Args:
+        url: address of the file
+        sources: all sources of the host
+        variables: variable that sets a repository's address, by that address
+
+    Returns:
+        The repository's address, and the variable or the file on the host that names it.
+    """
     inside = [source for source in sources if url.startswith(source.uri.rstrip("/") + "/") or url == source.uri]
     if not inside:
         parts = urlsplit(url)
@@ -256,7 +306,13 @@ def place(url: str, sources: Iterable[Source], variables: Mapping[str, str]) -> 
 
 
 def remedy(failure: Failure, where: str, silence_s: int) -> str:
-    """What an operator does about a file that could not be had."""
+    """Return what an operator can do about a file that could not be downloaded.
+
+    Args:
+        failure: the failure
+        where: variable or file that names the repository
+        silence_s: the timeout that was set, in seconds
+    """
     kind = failure.kind
     if kind is Kind.UNREACHABLE:
         silent = re.search(r"timed out|Connection failed", failure.said)
@@ -281,12 +337,16 @@ VERBS = {
     Kind.DAMAGED: "is not what the signed index describes, coming from",
     Kind.UNTRUSTED: "was not accepted from",
 }
+"""What happened to the file, as part of a sentence that ends with the repository."""
 
 
 def describe(
     failures: Sequence[Failure], sources: Sequence[Source], variables: Mapping[str, str], silence_s: int
 ) -> str:
-    """Files that could not be had: which, from where, why, what would do. All of one repository and kind at once."""
+    """Return a paragraph about failed downloads: which files, from which repository, why, and the remedy.
+
+    Files of one repository with the same kind of failure share one sentence.
+    """
     groups: dict[tuple[str, str, Kind], list[Failure]] = {}
     for failure in failures:
         groups.setdefault((*place(failure.url, sources, variables), failure.kind), []).append(failure)
@@ -300,7 +360,7 @@ def describe(
 
 
 def unknown_packages(text: str) -> list[tuple[str, str]]:
-    """Packages that no index lists, with the version that was asked for (empty where none was)."""
+    """Return the packages that no index lists, each with the requested version (empty if none was requested)."""
     found = [
         (name, version) for version, name in re.findall(r"^E: Version '(.+)' for '(.+)' was not found", text, re.M)
     ]
@@ -310,7 +370,7 @@ def unknown_packages(text: str) -> list[tuple[str, str]]:
 
 
 def parse_madison(text: str) -> dict[str, list[str]]:
-    """Versions by package, newest first, from apt-cache madison."""
+    """Parse `apt-cache madison`: the available versions of each package, newest first."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")]
@@ -320,7 +380,13 @@ def parse_madison(text: str) -> dict[str, list[str]]:
 
 
 def describe_unknown(unknown: Sequence[tuple[str, str]], offered: Mapping[str, Sequence[str]], variable: str) -> str:
-    """Packages that no repository of the host has, and what there is instead."""
+    """Return a sentence about packages that no repository of the host has, and the versions that it does have.
+
+    Args:
+        unknown: packages and versions, from `unknown_packages`
+        offered: available versions by package, newest first
+        variable: variable that sets the version; empty if there is none
+    """
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for name, version in unknown:
         groups.setdefault((version, tuple(offered.get(name, []))), []).append(name)
@@ -334,14 +400,14 @@ def describe_unknown(unknown: Sequence[tuple[str, str]], offered: Mapping[str, S
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked of apt, in an operator's words."""
+    """The installation that was requested, in terms of the inventory."""
 
     purpose: str
-    """What the packages make up: "the container toolkit"."""
+    """What the packages are for, as in "the container toolkit"."""
     version_variable: str
-    """Chooses the version; empty where none does."""
+    """Variable that sets the version; empty if there is none."""
     variables: Mapping[str, str]
-    """Which variable names a repository, by its address."""
+    """Variable that sets a repository's address, by that address."""
     limits: Limits
 
 
@@ -352,9 +418,14 @@ def why_not_installed(
     sources: Sequence[Source],
     offered: Mapping[str, Sequence[str]],
 ) -> str:
-    """One paragraph: what failed, whether something was changed, what would do.
+    """Return one paragraph: what failed, whether anything was changed, and what to do.
 
-    update is what reading the indexes said, offered what they have of the packages that were asked for.
+    Args:
+        request: what was to be installed
+        outcome: result of `apt-get install`
+        update: output of the preceding `apt-get update`
+        sources: all sources of the host
+        offered: available versions of the requested packages, newest first
     """
     text = outcome.text
     told = f"{request.purpose[:1].upper()}{request.purpose[1:]} could not be installed"
@@ -376,24 +447,24 @@ def why_not_installed(
         return told + describe(failures, sources, request.variables, silence)
     if unknown := unknown_packages(text):
         told += describe_unknown(unknown, offered, request.version_variable)
-        # An index that could not be read may be the very one that has it.
+        # The package may be in an index that could not be read.
         unread = find_failures(update)
         also = describe(unread, sources, request.variables, silence)
         return f"{told} Not every index could be read: {also}" if unread else told
     return f"{told}{complaint(text).rstrip('.')}."
 
 
-# -- room
+# -- disk space
 
 
 RESERVE_BYTES = 512 * 1024**2
-"""Ours: what has to stay free for the journal, dpkg's own files and an initramfs, which apt does not count."""
+"""Our choice: space that stays free for the journal, dpkg's own files and an initramfs, which apt does not count."""
 _SIZE = r"([\d.,]+) ?(B|kB|MB|GB)"
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def sizes(text: str) -> tuple[int, int]:
-    """Bytes to download and bytes that packages take on the disk, as apt-get foretells them; 0 where it does not."""
+    """Return the bytes to download and the bytes needed on disk, as apt-get announces them; 0 where it does not."""
     download = re.search(rf"^Need to get {_SIZE}(?:/\S+ ?\S+)? of archives", text, re.MULTILINE)
     installed = re.search(rf"^After this operation, {_SIZE} of additional disk space", text, re.MULTILINE)
     return (_bytes(download), _bytes(installed))
@@ -404,9 +475,13 @@ def _bytes(found: re.Match[str] | None) -> int:
 
 
 def no_room(purpose: str, needed: tuple[int, int], free: Mapping[str, tuple[int, int]]) -> str:
-    """Why there is too little room for it; empty where there is enough.
+    """Return why the file systems lack the space for an installation; empty if there is enough.
 
-    `free` is, for the directory of downloads and for that of programs, a number of the file system and its free bytes.
+    Args:
+        purpose: what the packages are for
+        needed: bytes to download and bytes to install
+        free: for the download directory and for the program directory, in this order: the device number of the file
+            system and its free bytes
     """
     wanted: dict[int, int] = {}
     for (system, _), size in zip(free.values(), needed, strict=True):
@@ -424,7 +499,15 @@ def no_room(purpose: str, needed: tuple[int, int], free: Mapping[str, tuple[int,
 
 
 def why_unread(uri: str, key: str, uri_variable: str, outcome: Outcome, limits: Limits) -> str:
-    """Why a repository was not added: one paragraph, as above."""
+    """Return one paragraph on why a repository was not added.
+
+    Args:
+        uri: address of the repository
+        key: the key that has to sign its index
+        uri_variable: variable that sets the address
+        outcome: result of reading the index
+        limits: how long apt was allowed to wait
+    """
     told = f"The repository {uri} was not added, and nothing was changed: "
     if lock := find_lock(outcome.text):
         return told + no_lock(lock, outcome.waited_s)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CDI specifications of NVIDIA's GPUs: which devices they define, and for which driver they were made."""
+"""CDI specifications for NVIDIA GPUs: the devices that they define and the driver version that they were made for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DRIVER_LIBRARY = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)?)")
 
 
 def gpu_specs(directory: str) -> dict[str, str]:
-    """The specifications of NVIDIA's GPUs in a directory; path to text."""
+    """Return the CDI specifications for NVIDIA GPUs in a directory: their text by path. Raises OSError."""
     found = {}
     for path in sorted(glob.glob(os.path.join(directory, "*"))):
         if path.endswith((".yaml", ".json")):
@@ -25,22 +25,30 @@ def gpu_specs(directory: str) -> dict[str, str]:
 
 
 def driver_versions(text: str) -> list[str]:
-    """Versions of the driver whose libraries a specification mounts."""
+    """Return the versions of the driver libraries that a specification mounts into containers."""
     return sorted(set(DRIVER_LIBRARY.findall(text)))
 
 
 def compare(devices: list[str], gpus: list[str]) -> tuple[list[str], list[str]]:
-    """GPUs that no device names by UUID, and UUIDs of devices that no GPU has."""
+    """Compare the devices that CDI defines with the GPUs of the host.
+
+    Args:
+        devices: CDI device names, `nvidia.com/gpu=<name>`
+        gpus: UUIDs of the GPUs
+
+    Returns:
+        UUIDs of GPUs that no device has, and UUIDs of devices that no GPU has.
+    """
     named = {device.split("=", 1)[1] for device in devices}
     uuids = {name for name in named if name.startswith("GPU-")}
     return sorted(set(gpus) - uuids), sorted(uuids - set(gpus))
 
 
 def device_names(text: str) -> list[str]:
-    """Names of the devices that a specification defines.
+    """Return the names of the devices that a specification defines.
 
-    The YAML that nvidia-ctk writes is read without a YAML library, which not every host has: the items of the list
-    under `devices`, whatever its indent, and the key `name` of each, wherever in the item it stands.
+    Not every host has a YAML library, so the YAML that nvidia-ctk writes is matched by patterns: the items of the list
+    under `devices`, at any indentation, and the key `name` at any position in an item.
     """
     try:
         return [str(device["name"]) for device in json.loads(text)["devices"]]

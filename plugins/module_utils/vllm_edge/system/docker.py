@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Docker Engine as the supervisor needs it: a small interface, and the real one behind it.
+"""Access to the Docker Engine for the supervisor: the interface (`Docker`) and its implementation (`DockerEngine`).
 
-`docker create` goes through the command line client, so that the argument file an operator reads is exactly what
-ran; everything else goes through the API. Two failures matter and have types of their own: the Engine is away
-(wait, it comes back) and the Engine refuses (say so, and end).
+Containers are created with the `docker` command line client, so that the argument file that an operator can read is
+exactly what ran. Everything else goes through Docker's API. Callers distinguish two failures: the Engine is away
+(`DockerAway`: wait until it is back) and the Engine refuses the request (`DockerRefused`: report it and end).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class DockerRefused(Exception):
 
 
 class ContainerGone(DockerRefused):
-    """No such container."""
+    """There is no such container."""
 
 
 @dataclass(frozen=True)
 class Container:
-    """What the supervisor wants to know of one container."""
+    """State of one container, as far as the supervisor needs it."""
 
     id: str
     name: str
@@ -52,9 +52,9 @@ class Container:
     error: str = ""
     started_at: str = ""
     finished_at: str = ""
-    # Addresses on the container's own networks, `host:port`, reachable from this host without Docker's proxy.
+    # `host:port` on the container's own networks: reachable from this host without Docker's proxy.
     direct: tuple[str, ...] = ()
-    # Addresses of this host that its ports are published on, `host:port`; without a host it is every address.
+    # `host:port` on this host at which the ports are published; an empty host stands for all addresses.
     published: tuple[str, ...] = ()
 
     @property
@@ -64,38 +64,73 @@ class Container:
 
 @dataclass(frozen=True)
 class LogRecord:
-    """One line of a container's log; `at` is Docker's own time stamp, which sorts as text."""
+    """One line of a container's log."""
 
     at: str
+    """Docker's time stamp (RFC 3339, nanoseconds, UTC). Time stamps can be compared as text."""
     line: str
 
 
 class Docker(Protocol):
-    """What the supervisor asks of Docker. Every call raises DockerAway or DockerRefused."""
+    """The calls that the supervisor makes. Every one may raise DockerAway or DockerRefused."""
 
-    def ping(self, timeout_s: float) -> None: ...
+    def ping(self, timeout_s: float) -> None:
+        """Check that Docker answers within `timeout_s` seconds."""
+        ...
 
-    def live_restore(self) -> bool | None: ...
+    def live_restore(self) -> bool | None:
+        """Return whether containers keep running while Docker is stopped; None if Docker does not say."""
+        ...
 
-    def find(self, name: str) -> Container | None: ...
+    def find(self, name: str) -> Container | None:
+        """Return the container with this name or full id; None if there is none."""
+        ...
 
-    def create(self, arguments: Sequence[str]) -> str: ...
+    def create(self, arguments: Sequence[str]) -> str:
+        """Create a container without starting it.
 
-    def start(self, container_id: str) -> None: ...
+        Args:
+            arguments: arguments of `docker create`: options, image, command
 
-    def wait(self, container_id: str) -> int: ...
+        Returns:
+            The id of the container.
+        """
+        ...
 
-    def logs(self, container_id: str, *, after: str | None, follow: bool, tail: int | None) -> Iterator[LogRecord]: ...
+    def start(self, container_id: str) -> None:
+        """Start the container."""
+        ...
 
-    def stop(self, container_id: str, timeout_s: float) -> None: ...
+    def wait(self, container_id: str) -> int:
+        """Block until the container has ended and return its exit status."""
+        ...
 
-    def remove(self, container_id: str) -> None: ...
+    def logs(self, container_id: str, *, after: str | None, follow: bool, tail: int | None) -> Iterator[LogRecord]:
+        """Yield lines of the container's log.
 
-    def killed_from_outside(self, container_id: str, since_s: float) -> str | None: ...
+        Args:
+            container_id: id of the container
+            after: only lines with a later time stamp; None for all lines
+            follow: wait for further lines until the container ends
+            tail: only the last so many lines; None for all lines
+        """
+        ...
+
+    def stop(self, container_id: str, timeout_s: float) -> None:
+        """Send SIGTERM to the container, and SIGKILL if it is still running after `timeout_s` seconds."""
+        ...
+
+    def remove(self, container_id: str) -> None:
+        """Remove the container and its anonymous volumes, by force."""
+        ...
+
+    def killed_from_outside(self, container_id: str, since_s: float) -> str | None:
+        """Return the signal that a client of Docker sent to the container in the last `since_s` seconds, or None."""
+        ...
 
 
 def container_from_inspect(info: Mapping[str, Any]) -> Container:
-    """Docker's answer to `inspect`, reduced."""
+    """Convert one object of Docker's `inspect` answer."""
     state = info.get("State") or {}
     config = info.get("Config") or {}
     networks = (info.get("NetworkSettings") or {}).get("Networks") or {}
@@ -126,7 +161,14 @@ def container_from_inspect(info: Mapping[str, Any]) -> Container:
 
 
 def split_records(chunk: str, previous: str = "") -> list[LogRecord]:
-    """Time-stamped log text as records. A progress bar redraws its line (carriage returns): its last state counts."""
+    """Split a piece of log text that carries time stamps into records.
+
+    A progress bar redraws its line with carriage returns; only its last state is kept.
+
+    Args:
+        chunk: text as Docker sends it with `timestamps=true`
+        previous: time stamp for a first line that has none (the continuation of a long line)
+    """
     records: list[LogRecord] = []
     for raw in chunk.split("\n"):
         if raw == "":
@@ -140,7 +182,7 @@ def split_records(chunk: str, previous: str = "") -> list[LogRecord]:
 
 
 def stamp_seconds(stamp: str) -> float | None:
-    """Docker's RFC 3339 time stamp in seconds since the epoch; None for the zero time and for nonsense."""
+    """Convert Docker's RFC 3339 time stamp to seconds since the epoch; None for the zero time and malformed text."""
     match = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z", stamp)
     if not match or stamp.startswith("0001-"):
         return None
@@ -149,7 +191,9 @@ def stamp_seconds(stamp: str) -> float | None:
 
 
 def killed_by(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """The signal of the first `kill` that a client of Docker sent, in words, or None."""
+    """Return the name of the signal of the first `kill` event, which only a client of Docker causes; None if there is
+    none.
+    """
     for event in events:
         if event.get("Action") == "kill":
             signal = str(((event.get("Actor") or {}).get("Attributes") or {}).get("signal", "?"))
@@ -158,7 +202,10 @@ def killed_by(events: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 class DockerEngine:
-    """The real thing. Threads share the object; each has a connection of its own."""
+    """The Docker Engine at DOCKER_HOST or at the local socket. The public methods are documented in `Docker`.
+
+    Threads may share one object; each gets its own connection, which is made anew after a failure.
+    """
 
     def __init__(self, environ: Mapping[str, str] | None = None, request_timeout_s: float = 30) -> None:
         self._environ = dict(os.environ if environ is None else environ)
@@ -169,7 +216,7 @@ class DockerEngine:
         import docker  # type: ignore[import-untyped,unused-ignore]
 
         base_url = self._environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-        # version="auto" asks the Engine for its version: a client that exists has been answered.
+        # version="auto" asks the Engine for its version, so a client that could be made has reached the Engine.
         return docker.APIClient(base_url=base_url, version="auto", timeout=timeout_s)
 
     def _client(self) -> Any:
@@ -180,7 +227,9 @@ class DockerEngine:
         return client
 
     def _translate(self, what: str, function: Callable[[], Any]) -> Any:
-        """Docker's and requests' many errors as our two."""
+        """Call `function`; convert the exceptions of docker-py and requests to DockerRefused, ContainerGone or
+        DockerAway.
+        """
         import docker
         import requests
         import urllib3
@@ -204,7 +253,7 @@ class DockerEngine:
         return self._translate(what, lambda: function(self._client()))
 
     def _patient(self, what: str, timeout_s: float, function: Callable[[Any], Any]) -> None:
-        """A call that may take longer than the others."""
+        """Make a call that may take up to `timeout_s` seconds, longer than the others."""
 
         def ask(client: Any) -> None:
             client.timeout, before = timeout_s, client.timeout
@@ -216,7 +265,7 @@ class DockerEngine:
         self._call(what, ask)
 
     def ping(self, timeout_s: float) -> None:
-        # A connection of its own: an old one may be broken, and the short timeout must not stick to other calls.
+        # A separate connection: an existing one may be broken, and the short timeout must not stay set for other calls.
         self._translate("ping", lambda: self._connect(timeout_s).close())
 
     def live_restore(self) -> bool | None:
@@ -229,16 +278,16 @@ class DockerEngine:
         except ContainerGone:
             return None
         found = container_from_inspect(info)
-        # Docker also answers to the beginning of an id; only the name, or the whole id, is meant.
+        # Docker also accepts the beginning of an id. Only the name or the whole id counts here.
         return found if name in (found.name, found.id) else None
 
     def create(self, arguments: Sequence[str]) -> str:
         client = shutil.which("docker", path=self._environ.get("PATH"))
         if client is None:
             raise DockerRefused("docker create: the command `docker` is not on the PATH: install Docker's client")
-        # An image is brought by the image stage; pulling while a unit starts would make booting depend on a registry.
+        # The image stage loads images. Pulling while a unit starts would make booting depend on a registry.
         pull = [] if any(argument.startswith("--pull") for argument in arguments) else ["--pull=never"]
-        # No client configuration of root's home: contexts and default headers of a person must not reach a service.
+        # Do not read root's client configuration: a person's contexts and default headers must not affect a service.
         command = [client, "--config", "/nonexistent", "create", *pull, *arguments]
         try:
             done = subprocess.run(
@@ -276,7 +325,7 @@ class DockerEngine:
         }
         seconds = stamp_seconds(after) if after else None
         if seconds is not None and seconds >= 1:
-            # Whole seconds, then compared as text: a float cannot hold nanoseconds.
+            # Ask for whole seconds, then compare time stamps as text: a float cannot represent nanoseconds.
             options["since"] = int(seconds)
         if tail is not None:
             options["tail"] = tail
@@ -294,7 +343,7 @@ class DockerEngine:
 
     def stop(self, container_id: str, timeout_s: float) -> None:
         seconds = max(0, round(timeout_s))
-        # The request lasts as long as the container takes: the connection needs a longer patience than that.
+        # The request lasts until the container has ended, so the connection needs a longer timeout than that.
         self._patient("docker stop", seconds + 30, lambda c: c.stop(container_id, timeout=seconds))
 
     def remove(self, container_id: str) -> None:
@@ -310,17 +359,18 @@ class DockerEngine:
 
 @dataclass(frozen=True)
 class DockerUnit:
-    """docker.service as systemd sees it; `invocation` changes with every start."""
+    """State of docker.service in systemd."""
 
     active: bool
     invocation: str
+    """systemd's InvocationID, which changes with every start of the unit."""
 
 
 def docker_unit(environ: Mapping[str, str] | None = None) -> DockerUnit | None:
-    """What systemd says of docker.service; None where systemd or the unit is not known.
+    """Return the state of docker.service; None if systemd or the unit is unknown, or DOCKER_HOST names another Docker.
 
-    Asked before the socket is touched: with socket activation a mere connection would start a Docker Engine that an
-    operator (or a package upgrade) has just stopped.
+    Callers check this before they touch the socket: with socket activation a mere connection would start a Docker
+    Engine that an operator or a package upgrade has just stopped.
     """
     env = os.environ if environ is None else environ
     if env.get("DOCKER_HOST", "unix:///var/run/docker.sock") not in (
@@ -341,7 +391,13 @@ def docker_unit(environ: Mapping[str, str] | None = None) -> DockerUnit | None:
 
 
 def why_away(ping: Callable[[float], None], unit: DockerUnit | None, timeout_s: float) -> str | None:
-    """None when the Docker Engine answers, else why not. Asked only where its unit runs: see `docker_unit`."""
+    """Return None if the Docker Engine answers, else the reason why not.
+
+    Args:
+        ping: `Docker.ping`, which is called only if the unit is active (see `docker_unit`)
+        unit: state of docker.service; None if it is unknown
+        timeout_s: seconds to wait for the answer
+    """
     if unit is not None and not unit.active:
         return "docker.service is not running"
     try:

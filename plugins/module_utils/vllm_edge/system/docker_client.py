@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Docker as a switch needs it, beside what one supervisor asks: all containers at once, and the id of an image."""
+"""Access to the Docker Engine for a switch: the containers of the host, image ids, and killing a container."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .docker import Container, ContainerGone, DockerEngine
 
 @dataclass(frozen=True)
 class Listed:
-    """One container, running or not, as a list of them shows it."""
+    """One container, running or not, as `docker ps --all` lists it."""
 
     id: str
     name: str
     state: str
     labels: Mapping[str, str] = field(default_factory=dict)
     ports: tuple[tuple[str, int], ...] = ()
-    """Published ports with the address of this host that they are on."""
+    """Published ports, as (address on this host, port)."""
 
     @property
     def engine(self) -> str | None:
-        """The engine of ours that it is, or was."""
+        """Name of the engine that the container belongs to; None if vllm-edge did not create it."""
         return self.labels.get(LABEL_ENGINE)
 
     @property
@@ -37,23 +37,35 @@ class Listed:
 
 
 class HostDocker(Protocol):
-    """Every call raises DockerAway or DockerRefused."""
+    """The calls that a switch makes. Every one may raise DockerAway or DockerRefused."""
 
-    def ping(self, timeout_s: float) -> None: ...
+    def ping(self, timeout_s: float) -> None:
+        """Check that Docker answers within `timeout_s` seconds."""
+        ...
 
-    def find(self, name: str) -> Container | None: ...
+    def find(self, name: str) -> Container | None:
+        """Return the container with this name or full id; None if there is none."""
+        ...
 
-    def listed(self) -> list[Listed]: ...
+    def listed(self) -> list[Listed]:
+        """Return all containers, running or not."""
+        ...
 
-    def image_id(self, name: str) -> str | None: ...
+    def image_id(self, name: str) -> str | None:
+        """Return the id of an image; None if the host does not have it."""
+        ...
 
-    def kill(self, container_id: str) -> None: ...
+    def kill(self, container_id: str) -> None:
+        """Send SIGKILL to the container."""
+        ...
 
-    def remove(self, container_id: str) -> None: ...
+    def remove(self, container_id: str) -> None:
+        """Remove the container and its anonymous volumes, by force."""
+        ...
 
 
 def listed_of(entry: Mapping[str, Any]) -> Listed:
-    """One entry of Docker's answer."""
+    """Convert one entry of Docker's list of containers."""
     names = entry.get("Names") or [entry["Id"][:12]]
     return Listed(
         id=entry["Id"],
@@ -73,7 +85,7 @@ def listed_of(entry: Mapping[str, Any]) -> Listed:
 
 
 class DockerHost(DockerEngine):
-    """The real thing."""
+    """The implementation, through Docker's API. The methods are documented in `HostDocker`."""
 
     def listed(self) -> list[Listed]:
         return [listed_of(entry) for entry in self._call("docker ps", lambda c: c.containers(all=True))]
@@ -82,7 +94,6 @@ class DockerHost(DockerEngine):
         self._call("docker kill", lambda c: c.kill(container_id))
 
     def image_id(self, name: str) -> str | None:
-        """None where the image is not on this host."""
         try:
             return str(self._call(f"docker image inspect {name}", lambda c: c.inspect_image(name))["Id"])
         except ContainerGone:

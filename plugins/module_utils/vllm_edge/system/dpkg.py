@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What dpkg and apt say of a driver's packages: which there are, what is half installed, where they came from."""
+"""Parsing of dpkg's and apt's output about NVIDIA driver packages: what is installed, half installed and offered."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 Packages = Mapping[str, Mapping[str, Any]]
-"""Installed packages: name to version and held."""
+"""Installed packages by name: `version` (str) and `held` (bool)."""
 
 FORMAT = "${Package}\\t${db:Status-Abbrev}\\t${Version}\\n"
-"""What dpkg-query -W is to print for `parse_packages`."""
+"""Output format for `dpkg-query -W` that `parse_packages` reads."""
 PATTERNS = (
     "nvidia-*",
     "libnvidia-*",
@@ -22,29 +22,36 @@ PATTERNS = (
     "linux-objects-nvidia-*",
     "linux-signatures-nvidia-*",
 )
-# The container toolkit shares the vendor's prefix and has its own versions and its own role; a pin is no driver.
+"""Package name patterns to query."""
+# Packages with NVIDIA's prefix that are no part of a driver: the container toolkit has its own versions and its own
+# role, and a pinning package only configures apt.
 OTHERS = re.compile(r"nvidia-container-.*|libnvidia-container.*|nvidia-docker.*|nvidia-driver-pinning-.*")
 PREBUILT = re.compile(r"linux-(?:modules|objects|signatures)-nvidia-.*")
-"""Modules that a distribution built and signed; their versions are the kernel's."""
+"""Kernel modules that a distribution built and signed; their versions follow the kernel."""
 DRIVER = re.compile(rf"(?:lib)?nvidia-.*|libcuda1|{PREBUILT.pattern}")
-# A metapackage follows the newest kernel of its flavour; the packages of one kernel begin with its version.
+# Kernel metapackages follow the newest kernel of their flavour. Names for one kernel begin with its version.
 _KERNEL = re.compile(r"linux-image-(?!\d|unsigned-|extra-|uc-)(.+)")
-# Left by the vendor's .run installer and by nothing else.
+# Only NVIDIA's .run installer leaves these files.
 INSTALLERS = ("/usr/bin/nvidia-uninstall", "/usr/local/bin/nvidia-uninstall")
 
 
 def upstream(version: str) -> str:
-    """The vendor's version in a Debian version, without epoch and revision."""
+    """Return NVIDIA's version, which is the Debian version without epoch and revision."""
     return version.split(":", 1)[-1].rsplit("-", 1)[0]
 
 
 def parse_packages(text: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Installed packages and half installed ones, from dpkg-query's name, status and version."""
+    """Parse the output of dpkg-query in FORMAT.
+
+    Returns:
+        The installed packages by name, and the names of those that are half installed.
+    """
     installed: dict[str, dict[str, Any]] = {}
     half: list[str] = []
     for line in text.splitlines():
         name, status, version = line.split("\t")
-        # Status is what is wanted (i, h = hold, ...) and what is: n nothing, c only its configuration, i installed.
+        # The first letter is the wanted state (i install, h hold, ...), the second the actual one (n not installed, c
+        # only configuration files left, i installed).
         if status[1] == "i":
             installed[name] = {"version": version, "held": status[0] == "h"}
         elif status[1] not in "nc":
@@ -53,27 +60,27 @@ def parse_packages(text: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
 
 
 def is_driver(name: str) -> bool:
-    """Whether a package is a part of a driver, whoever made it."""
+    """Return whether the package is part of an NVIDIA driver, whoever built it."""
     return bool(DRIVER.fullmatch(name)) and not OTHERS.fullmatch(name)
 
 
 def is_versioned(version: str) -> bool:
-    """Whether a version is a driver's. Helpers such as nvidia-installer-cleanup have dates for versions."""
+    """Return whether this is a driver version. Helpers such as nvidia-installer-cleanup have dates as versions."""
     return bool(re.match(r"\d{3}\.\d+", upstream(version)))
 
 
 def versioned(packages: Packages) -> list[str]:
-    """Installed packages of drivers, without the helpers that have dates for versions."""
+    """Return the installed driver packages, without helpers that have dates as versions."""
     return sorted(name for name, package in packages.items() if is_driver(name) and is_versioned(package["version"]))
 
 
 def driver_packages(packages: Packages, version: str) -> list[str]:
-    """The packages that make up the driver: apt must not replace one of them alone."""
+    """Return the packages that make up the driver of this version. apt must not upgrade one of them alone."""
     return sorted(name for name in packages if is_driver(name) and upstream(packages[name]["version"]) == version)
 
 
 def parse_policy(text: str) -> dict[str, list[str]]:
-    """The sources that offer the installed version of each package, from apt-cache policy."""
+    """Parse `apt-cache policy`: the sources that offer the installed version of each package."""
     offered: dict[str, list[str]] = {}
     name, mine = "", False
     for line in text.splitlines():
@@ -88,19 +95,25 @@ def parse_policy(text: str) -> dict[str, list[str]]:
 
 
 def kernel_flavours(packages: Packages) -> dict[str, str]:
-    """Installed kernel metapackages to what they call their flavour: linux-image-generic, generic."""
+    """Return the installed kernel metapackages with their flavour, such as linux-image-generic: generic."""
     found = ((name, _KERNEL.fullmatch(name)) for name in sorted(packages))
     return {name: match[1] for name, match in found if match}
 
 
 def wanted_modules(prefix: str, packages: Packages, kernels: list[str]) -> list[str]:
-    """Packages of prebuilt modules: for each flavour, so that the next kernel has one, and for these kernels."""
+    """Return the packages of prebuilt kernel modules to install.
+
+    Args:
+        prefix: package name up to the flavour or kernel version
+        packages: installed packages; each kernel flavour among them gets modules, so that its next kernel has them too
+        kernels: versions of the kernels that need modules now
+    """
     names = [*kernel_flavours(packages).values(), *kernels]
     return [f"{prefix}{name}" for name in dict.fromkeys(names)]
 
 
 def other_branches(names: list[str], branch: str) -> list[str]:
-    """Packages whose names carry another branch: the driver of the wanted one does not replace them."""
+    """Return the packages whose names carry another driver branch than `branch`, which does not replace them."""
     found = ((name, re.search(r"-(\d{3})(?=-|$)", name)) for name in names)
     return [name for name, match in found if match and match[1] != branch]
 

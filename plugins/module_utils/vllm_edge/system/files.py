@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are never seen half written, also after a power cut."""
+"""Writing files so that a reader never sees a partial one, even after a power failure, and checking locks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 
 def fresh_name(path: Path) -> Path:
-    """Where a file is written before it takes its name."""
+    """Return the temporary name beside `path` under which its new content is written before the rename."""
     return path.with_name(f".{path.name}.new")
 
 
 def sync(path: Path) -> None:
-    """A file's content, or the names in a directory, are on the disk when this returns."""
+    """Flush the content of a file, or the entries of a directory, to disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -24,9 +24,9 @@ def sync(path: Path) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody holds the exclusive flock(2) of a file; False where there is none. Raises OSError.
+    """Return whether a process holds an exclusive flock(2) on the file; False if there is no such file.
 
-    Asks for a shared lock, so that two who ask do not disturb each other.
+    The test takes a shared lock for a moment, so that two processes may test at the same time. Raises OSError.
     """
     try:
         handle = os.open(path, os.O_RDONLY)
@@ -42,15 +42,24 @@ def is_locked(path: Path) -> bool:
 
 
 def write_durably(path: Path, text: str, mode: int = 0o644) -> None:
-    """All or nothing: a reader sees the old or the new file, a power cut leaves one of them. Raises OSError.
+    """Replace the file atomically: readers, and a host after a power failure, see the old or the new content.
 
-    For one writer at a time: what a killed one left behind is written over.
+    Missing parent directories are created. There may be only one writer at a time: the temporary file of a writer that
+    was killed is overwritten.
+
+    Args:
+        path: file to write
+        text: its new content
+        mode: its permissions
+
+    Raises:
+        OSError: the file could not be written; the old one is unchanged
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = fresh_name(path)
     try:
         fresh.unlink(missing_ok=True)
-        # For its owner alone until it has its mode: the text may not be for everybody.
+        # Readable by its owner only until it has its final mode: the text may be confidential.
         handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)

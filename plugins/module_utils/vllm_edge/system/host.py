@@ -20,13 +20,17 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class Unread:
-    """Something that could not be read, and why. It is neither good nor bad."""
+    """Stands for a fact that could not be read, and says why. It is neither good nor bad."""
 
     why: str
 
 
 def run_plainly(command: Sequence[str], timeout_s: float) -> Ran:
-    """A program in English, found also where only root looks; SystemdError where it cannot be run."""
+    """Run a program with English output; sbin directories, which may be missing from PATH, are searched too.
+
+    Raises:
+        SystemdError: if it cannot be run or does not end within `timeout_s`.
+    """
     environment = {**os.environ, "LC_ALL": "C", "PATH": f"{os.environ.get('PATH', '')}:{PATH}"}
     try:
         done = subprocess.run(
@@ -47,26 +51,30 @@ class HostReader:
     run: Run = run_plainly
 
     def at(self, path: str) -> Path:
+        """Return a path below `root`."""
         return self.root / path.lstrip("/")
 
     def text(self, path: str) -> str | Unread:
+        """Return the text of a file."""
         try:
             return self.at(path).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             return Unread(f"/{path.lstrip('/')}: {error.strerror or error}")
 
     def plain(self, path: str) -> str:
-        """A file's text; empty where there is none."""
+        """Return the text of a file without surrounding white space; empty if it cannot be read."""
         text = self.text(path)
         return "" if isinstance(text, Unread) else text.strip()
 
     def ask(self, *command: str) -> Ran | Unread:
+        """Run a command for at most ASK_S seconds."""
         try:
             return self.run(command, ASK_S)
         except SystemdError as error:
             return Unread(str(error))
 
     def unit(self, name: str) -> Unit | Unread:
+        """Show a unit of systemd."""
         try:
             return Systemd(self.run).show([name])[name]
         except SystemdError as error:

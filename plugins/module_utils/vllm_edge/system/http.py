@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions to an engine's HTTP server, with the standard library's client, one or several at once."""
+"""HTTP requests to an engine with the standard library's client, one at a time or several in parallel."""
 
 from __future__ import annotations
 
@@ -17,25 +17,35 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Answer:
-    """An HTTP answer, or why there was none."""
+    """An HTTP response, or the reason why there was none."""
 
     status: int | None
+    """HTTP status; None if there was no response."""
     body: bytes = b""
     error: str = ""
+    """Why there was no response; empty if there was one."""
 
     @property
     def ok(self) -> bool:
+        """Whether the status is 200."""
         return self.status == 200
 
     def words(self) -> str:
+        """Return the HTTP status, or why there was no response, for a message."""
         return f"HTTP {self.status}" if self.status is not None else self.error
 
     def json(self) -> Any:
+        """Parse the body. Raises ValueError if it is not JSON."""
         return json.loads(self.body)
 
 
 def explain_oserror(error: Exception, timeout_s: float) -> str:
-    """Why a request failed, in words of the operator's world."""
+    """Return why a request failed, in an operator's terms.
+
+    Args:
+        error: exception of the socket or of http.client
+        timeout_s: timeout of the request in seconds, quoted if it expired
+    """
     if isinstance(error, TimeoutError):
         return f"no answer within {timeout_s:g} s"
     if isinstance(error, ConnectionRefusedError):
@@ -48,7 +58,16 @@ def explain_oserror(error: Exception, timeout_s: float) -> str:
 def request(
     url: str, path: str, timeout_s: float, *, method: str = "GET", payload: object = None, limit: int = 4_000_000
 ) -> Answer:
-    """GET or POST; never raises, since no answer is an answer here."""
+    """Send one GET or POST request. It does not raise for a failed request: `Answer.error` then says why.
+
+    Args:
+        url: `http://host:port`
+        path: path below it, with a leading slash
+        timeout_s: seconds to wait for the connection and for each part of the response
+        method: HTTP method
+        payload: value sent as JSON; None sends no body
+        limit: bytes of the body to read at most
+    """
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=timeout_s)
     headers = {"Connection": "close", "User-Agent": "vllm-edge"}
@@ -67,23 +86,33 @@ def request(
 
 
 def get_health(url: str, timeout_s: float) -> Answer:
-    """vLLM's /health: 200 while the engine's processes live."""
+    """Request vLLM's /health, which is 200 as long as the engine's processes are alive."""
     return request(url, "/health", timeout_s, limit=65_536)
 
 
 def takes_work(url: str, name: str, timeout_s: float, ask: Callable[..., Answer] = request) -> bool:
-    """Whether a request for the model would be taken. From SIGTERM to its end vLLM lists its models and is healthy, and
-    answers every request with an error; to count tokens costs it nothing, and tells."""
+    """Return whether the engine would accept a request for the model.
+
+    Between SIGTERM and its end vLLM still lists its models and reports itself healthy, but answers every request with
+    an error. So the engine is asked to count tokens, which costs it nothing and shows the difference.
+
+    Args:
+        url: `http://host:port` of the engine
+        name: served name
+        timeout_s: timeout in seconds
+        ask: function to send the request with
+    """
     question = {"model": name, "messages": [{"role": "user", "content": "."}]}
     answer = ask(url, "/tokenize", timeout_s, method="POST", payload=question)
-    # An engine whose chat template does not like the question, or that has no such path, works all the same.
+    # An engine whose chat template rejects the question (4xx), or that has no such path, works nevertheless.
     return answer.status is not None and answer.status < 500
 
 
 def side_by_side(function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
-    """`function` of every item, each in a thread of its own; what one of them raises is raised here.
+    """Call `function` for every item, each in its own thread, and return the results in the order of the items.
 
-    Daemon threads, joined in short steps: a signal that ends the program must not wait for an engine's answer.
+    If calls raised, the exception of the first such item is raised after all threads have ended. The threads are
+    daemons and are joined in short steps, so that a signal that ends the program does not wait for an engine's answer.
     """
     given = list(items)
     values: dict[int, Value] = {}

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NVML says about this host's GPUs, typed; its errors as sentences with a remedy.
+"""Readings of this host's GPUs through NVML, and NVML's errors as sentences with a remedy.
 
-Memory is in whole MiB, rounded down as nvidia-smi shows it. NVML has two memory calls, and they mean different things
-by "used":
+Memory is in whole MiB, rounded down as nvidia-smi shows it. NVML has two memory calls, which mean different things by
+"used":
 
   v2    total = reserved + used + free: "used" is what was allocated. nvidia-smi shows this one.
-  v1    total = used + free: "used" includes what the driver reserves for itself (about 470 MiB on an L4), and how much
-        that is, v1 does not say.
+  v1    total = used + free: "used" includes what the driver reserves for itself (about 470 MiB on an L4), and v1 does
+        not say how much that is.
 
-A reading says which of the two answered. A v2 answer whose figures add up as v1 does (early R525 drivers) is corrected
-by the reserved memory that it names. Where only v1 answers, `reserved_mib` is None: it is not known, and not 0.
+A reading says which of the two answered. If the figures of a v2 answer add up as those of v1 do (early R525 drivers),
+the reserved memory that it states is subtracted from "used". If only v1 answers, `reserved_mib` is None, which means
+unknown and not 0.
 
-pynvml is imported when a session opens, not with this file: modules import this file under the system's Python,
-which has no pynvml, to find out that they have to go elsewhere.
+pynvml is imported when a session opens and not with this file. Modules import this file under the system's Python,
+which has no pynvml, to find out that they have to run under another interpreter.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 MIB = 1024 * 1024
+"""Bytes."""
 
 MemoryVersion = Literal["v1", "v2"]
 T = TypeVar("T")
@@ -33,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Remedy:
-    """What an NVML error means for an operator. `{gpu}` in the texts becomes the card's name."""
+    """Meaning of an NVML error for an operator. `{gpu}` in the texts is replaced by the card's name."""
 
     sentence: str
     remedy: str
@@ -133,16 +135,24 @@ ERRORS: dict[str, Remedy] = {
         "Look for Xid messages in 'journalctl -k'; a reboot usually clears it.",
     ),
 }
+"""Texts by NVML's error name without the prefix NVML_ERROR_."""
 
 ABSENT = frozenset({"DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND"})
-"""Errors that mean "no driver yet": a prediction on a bare host cannot go on from here, and is not wrong."""
+"""Errors that mean that there is no driver yet. On a bare host they stop a prediction, but nothing is wrong."""
 
 
 class NvmlFailure(Exception):
-    """An NVML error as an operator needs it: a stable code, the card where one is known, a sentence, a remedy."""
+    """An NVML error for an operator: a stable code, the card if it is known, a sentence and a remedy."""
 
     def __init__(self, code: str, gpu: str | None = None, *, card: str | None = None, index: int | None = None) -> None:
-        """`gpu` is the UUID; `card` how to call it in the sentence, where there is more to say than the UUID."""
+        """Build the texts from ERRORS.
+
+        Args:
+            code: NVML's error name without the prefix NVML_ERROR_
+            gpu: UUID of the GPU; None if it is unknown or the error concerns the host
+            card: what to call the card in the sentence, if there is more to say than the UUID
+            index: NVML's index of the GPU, if that is all that is known of it
+        """
         known = ERRORS.get(code, Remedy("NVML answered " + code + " for {gpu}.", ERRORS["UNKNOWN"].remedy))
         self.code = code
         self.gpu = gpu
@@ -154,6 +164,7 @@ class NvmlFailure(Exception):
 
     @property
     def driver_absent(self) -> bool:
+        """Whether the host has no loaded driver yet."""
         return self.code in ABSENT
 
     def as_dict(self) -> dict[str, str | None]:
@@ -162,28 +173,36 @@ class NvmlFailure(Exception):
 
 @dataclass(frozen=True)
 class ProcessReading:
+    """GPU memory of one process."""
+
     pid: int
     used_mib: int | None
-    """None where NVML does not say (virtual GPUs, WSL): unknown, not 0."""
+    """None if NVML does not report it (virtual GPUs, WSL): unknown, not 0."""
 
 
 @dataclass(frozen=True)
 class GpuIdentity:
+    """What identifies one GPU."""
+
     index: int
-    """By PCI bus order, whatever order NVML counts in."""
+    """Position in PCI bus order, from 0, whatever order NVML counts in."""
     uuid: str
     name: str
     pci_bus_id: str
 
     @property
     def card(self) -> str:
+        """The card's name in messages: UUID, model and bus id."""
         return f"{self.uuid} ({self.name} at {self.pci_bus_id})"
 
 
 @dataclass(frozen=True)
 class MemoryReading:
+    """Memory of one GPU."""
+
     total_mib: int
     reserved_mib: int | None
+    """What the driver reserves for itself; None if only v1 answered."""
     used_mib: int
     free_mib: int
     version: MemoryVersion
@@ -191,6 +210,8 @@ class MemoryReading:
 
 @dataclass(frozen=True)
 class GpuReading:
+    """One sample of one GPU."""
+
     index: int
     uuid: str
     name: str
@@ -199,12 +220,13 @@ class GpuReading:
     reserved_mib: int | None
     """None where only v1 answered."""
     used_mib: int
-    """Without the driver's reserve, unless reserved_mib is None: then it is in here."""
+    """Without the driver's reserve, unless `reserved_mib` is None: then the reserve is included."""
     free_mib: int
     memory_version: MemoryVersion
     processes: tuple[ProcessReading, ...] | None
-    """None where the GPU has no list of processes to give."""
+    """None if the GPU cannot list its processes."""
     compute_capability: str | None
+    """As in "8.9"; None if NVML does not report it."""
 
     @property
     def used_includes_reserved(self) -> bool:
@@ -213,14 +235,24 @@ class GpuReading:
 
 @dataclass(frozen=True)
 class HostReading:
+    """One sample of all GPUs."""
+
     driver_version: str
     gpus: tuple[GpuReading, ...]
 
 
 def interpret_memory(total: int, used: int, free: int, reserved: int | None) -> MemoryReading | None:
-    """Bytes to a reading, by what the figures add up to. None: they add up to nothing that is known.
+    """Convert the figures of a memory call; they show by their sum which definition of "used" applies.
 
-    `reserved` is None for the v1 call. One MiB of slack: some drivers round the parts.
+    Args:
+        total: bytes
+        used: bytes
+        free: bytes
+        reserved: bytes; None for the v1 call
+
+    Returns:
+        The reading; None if the figures match neither definition. A difference of one MiB is tolerated, because some
+        drivers round the parts.
     """
 
     def reading(used_bytes: int, version: MemoryVersion) -> MemoryReading:
@@ -237,12 +269,15 @@ def interpret_memory(total: int, used: int, free: int, reserved: int | None) -> 
 
 
 def bus_order(pci_bus_id: str) -> tuple[int, ...]:
-    """'00000000:17:00.0' as numbers, so that domains written with four and with eight digits compare."""
+    """Convert a bus id such as '00000000:17:00.0' to numbers, so that ids with 4 and 8 digits in the domain compare."""
     return tuple(int(part, 16) for part in pci_bus_id.replace(".", ":").split(":"))
 
 
 def merge_processes(lists: Sequence[Sequence[ProcessReading]]) -> tuple[ProcessReading, ...]:
-    """One entry per pid: a process that computes and draws is in both of NVML's lists, with the same memory."""
+    """Merge lists of processes into one entry per pid, sorted by pid.
+
+    A process that both computes and draws is in both of NVML's lists, with the same memory.
+    """
     found: dict[int, ProcessReading] = {}
     for process in (process for group in lists for process in group):
         before = found.get(process.pid)
@@ -252,7 +287,7 @@ def merge_processes(lists: Sequence[Sequence[ProcessReading]]) -> tuple[ProcessR
 
 
 def pynvml_missing() -> bool:
-    """Whether this interpreter lacks nvidia-ml-py (the module can then be respawned under one that has it)."""
+    """Return whether this interpreter lacks nvidia-ml-py. The module can then respawn under one that has it."""
     return importlib.util.find_spec("pynvml") is None
 
 
@@ -260,7 +295,15 @@ Place = Literal["here", "respawn", "nowhere"]
 
 
 def where_to_run(python: str, *, respawned: bool) -> tuple[Place, str]:
-    """Where a module that needs pynvml can run: here, under `python`, or nowhere yet, with the reason."""
+    """Decide where a module that needs pynvml can run.
+
+    Args:
+        python: path of the interpreter in vllm-edge's environment, which has nvidia-ml-py
+        respawned: whether the module was respawned already
+
+    Returns:
+        "here", "respawn" (under `python`) or "nowhere", and in the last case the reason.
+    """
     if not pynvml_missing():
         return "here", ""
     if respawned:
@@ -278,7 +321,7 @@ def _text(value: str | bytes) -> str:
 
 
 class NvmlSession:
-    """An open NVML. Handles are taken once, so a card that is lost between two samples can be named."""
+    """An open NVML. GPU handles are taken once, so that a card that is lost between two samples can still be named."""
 
     def __init__(self, pynvml: Any) -> None:
         self._pynvml = pynvml
@@ -306,7 +349,7 @@ class NvmlSession:
             ) from error
 
     def _identify(self) -> tuple[GpuIdentity, ...]:
-        """Every GPU that answers; the ones that do not are kept in `lost`, for the caller to judge."""
+        """Return every GPU that answers. Failures of the others are kept in `lost`, for the caller to judge."""
         nvml = self._pynvml
         lost: list[NvmlFailure] = []
         found: list[tuple[tuple[int, ...], str, str, str]] = []
@@ -339,7 +382,7 @@ class NvmlSession:
                 return reading
         raw = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle, gpu=gpu)
         reading = interpret_memory(raw.total, raw.used, raw.free, None)
-        assert reading is not None  # v1 has nothing that could contradict itself
+        assert reading is not None  # v1 figures are not checked against each other
         return reading
 
     def _process_list(self, call: Callable[[Any], Any], gpu: GpuIdentity) -> tuple[ProcessReading, ...] | None:
@@ -359,7 +402,7 @@ class NvmlSession:
         compute = self._process_list(nvml.nvmlDeviceGetComputeRunningProcesses, gpu)
         if compute is None:
             return None
-        # A desktop's X server holds memory, too, and is in the other list only.
+        # A desktop's X server uses GPU memory too, and is only in the graphics list.
         graphics = self._process_list(nvml.nvmlDeviceGetGraphicsRunningProcesses, gpu)
         return merge_processes([compute, graphics or ()])
 
@@ -373,7 +416,7 @@ class NvmlSession:
         return f"{major}.{minor}"
 
     def read(self) -> HostReading:
-        """One sample of every GPU. A GPU that does not answer raises NvmlFailure with its name."""
+        """Return one sample of every GPU. Raises NvmlFailure, which names the GPU, if one does not answer."""
         if self.lost:
             raise self.lost[0]
         return HostReading(self.driver_version, tuple(self._read_gpu(gpu) for gpu in self.identities))
@@ -397,7 +440,12 @@ class NvmlSession:
 
 @contextmanager
 def open_nvml() -> Iterator[NvmlSession]:
-    """NVML for the length of a with block. Raises NvmlFailure, ImportError where nvidia-ml-py is not installed."""
+    """Open NVML for the duration of a with block.
+
+    Raises:
+        NvmlFailure: NVML could not be initialized
+        ImportError: nvidia-ml-py is not installed
+    """
     pynvml: Any = importlib.import_module("pynvml")
     try:
         pynvml.nvmlInit()
@@ -411,9 +459,14 @@ def open_nvml() -> Iterator[NvmlSession]:
 
 
 def name_lost(failure: NvmlFailure, expected: Sequence[GpuIdentity], seen: Sequence[str]) -> NvmlFailure:
-    """The same failure with the card's name, where the list of cards this host should have leaves only one.
+    """Return the failure with the card's name, if the expected cards leave only one candidate.
 
-    A GPU that was lost before NVML was opened has no handle and hence no UUID: NVML only says that some index is gone.
+    A GPU that was lost before NVML was opened has no handle and so no UUID: NVML only reports that some index is gone.
+
+    Args:
+        failure: the failure, with or without a UUID
+        expected: the cards that this host should have, by slot
+        seen: UUIDs of the GPUs that answered
     """
     if failure.gpu is not None or failure.index is None:
         return failure

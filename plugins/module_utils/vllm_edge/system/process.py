@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of this host: whose they are, what they run, how one is ended."""
+"""Processes of this host: their user, their command line, and how to kill one safely."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 PROC = Path("/proc")
 KILLED_S = 10.0
-"""How long the kernel gets to end a process after SIGKILL."""
+"""Seconds that the kernel gets to end a process after SIGKILL."""
 
 
 def uid_of(pid: int) -> int | None:
-    """The user that a process runs as; None when it is gone."""
+    """Return the real user id of the process; None if it has ended."""
     try:
         for line in (PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("Uid:"):
@@ -27,7 +27,7 @@ def uid_of(pid: int) -> int | None:
 
 
 def command_of(pid: int) -> str:
-    """A process's command line, as far as it helps to know it again."""
+    """Return the command line, cut to 80 characters: "[name]" for a kernel thread, "ended" if the process is gone."""
     try:
         raw = (PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
@@ -41,6 +41,7 @@ def command_of(pid: int) -> str:
 
 
 def user_name(uid: int | None) -> str:
+    """Return the user's name, the number if it has no name, or "unknown" for None."""
     if uid is None:
         return "unknown"
     try:
@@ -50,7 +51,15 @@ def user_name(uid: int | None) -> str:
 
 
 def kill(pid: int, still_ours: Callable[[int], bool]) -> bool:
-    """Ends one process; True when it is gone. By pidfd, so that a number that was given anew is never hit."""
+    """Kill one process with SIGKILL, through a pidfd: a process that got the same pid later is never hit.
+
+    Args:
+        pid: process to kill
+        still_ours: called once the pidfd is open; False means that the pid now belongs to another process
+
+    Returns:
+        Whether the process is gone. False if it may not be killed or was still there after KILLED_S seconds.
+    """
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -58,7 +67,8 @@ def kill(pid: int, still_ours: Callable[[int], bool]) -> bool:
     except OSError:
         return False
     try:
-        # Asked again now that the descriptor holds the process: before, another one could have got its number.
+        # Check again now that the descriptor pins the process: before that, another process could have received its
+        # pid.
         if not still_ours(pid):
             return True
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)

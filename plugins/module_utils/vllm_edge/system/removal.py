@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removing what is ours below a directory, and nothing else.
+"""Removing what vllm-edge created below a directory, and nothing else.
 
-What is ours is named by patterns; everything else stays and is named. Nothing is followed: a link is a name, not what
-it leads to, and a file system that is mounted below is somebody's disk. Directories are opened one inside the other,
-so that a path cannot be exchanged for a link while it is walked.
+Files and directories of ours are described by patterns. Everything else is kept and listed. Nothing outside the
+directory is reached: a link is removed as a link, and file systems mounted below are left alone. Directories are opened
+relative to their parent, so that nobody can replace a part of the path with a link during the removal.
 """
 
 from __future__ import annotations
@@ -23,39 +23,42 @@ SYSTEM = frozenset((
     "/var/cache", "/var/lib", "/var/lib/docker", "/var/log", "/var/spool", "/var/tmp",
 ))
 # fmt: on
-"""Directories of the system: a variable that names one of them is a mistake."""
+"""System directories: a variable that names one of them is a mistake, so it is rejected."""
 
 Parts = tuple[str, ...]
+"""A relative path or pattern, split at the slashes."""
 
 
 class RemovalError(ValueError):
-    """The path cannot have been meant; nothing was removed."""
+    """The path is not acceptable; nothing was removed."""
 
 
 @dataclass(frozen=True)
 class Owned:
-    """What below a directory is ours. Patterns are relative to it, and `*` stays within one name."""
+    """What is ours below a directory. Patterns are relative to it, and `*` does not match a slash."""
 
     files: Sequence[str] = ()
-    """Files and links, as patterns."""
+    """Patterns of files and links."""
     names: Sequence[str] = ()
-    """Files and links, by their very names."""
+    """Exact paths of files and links."""
     trees: Sequence[str] = ()
-    """Directories with everything in them."""
+    """Patterns of directories that are removed with their content."""
     uid: int | None = None
-    """Where it is given, only what belongs to this user is ours in `trees`."""
+    """If set, only entries that belong to this user are ours within `trees`."""
     keep: Sequence[str] = ()
-    """What is ours and stays, as patterns."""
+    """Patterns of entries that are ours but stay."""
 
 
 @dataclass
 class Removal:
-    """What was removed, or would be. Directories end with `/`; one of `trees` stands for everything in it."""
+    """What was removed, or would be."""
 
     removed: list[str] = field(default_factory=list)
+    """Paths. A directory ends with `/`; one that matches `trees` stands for everything in it."""
     kept: list[str] = field(default_factory=list)
+    """Paths that match `Owned.keep`."""
     left: dict[str, str] = field(default_factory=dict)
-    """What is not ours, and why it is thought so."""
+    """Paths that are not ours, and the reason for that conclusion."""
 
 
 def _parts(pattern: str) -> Parts:
@@ -70,12 +73,20 @@ def _matches(parts: Parts, patterns: Sequence[Parts]) -> bool:
 
 
 def _leads(parts: Parts, patterns: Sequence[Parts]) -> bool:
-    """Whether something below this directory may match."""
+    """Return whether something below this directory may match a pattern."""
     return any(len(parts) < len(pattern) and all(map(fnmatchcase, parts, pattern)) for pattern in patterns)
 
 
 def check_directory(path: str, inside: str | None = None) -> Path:
-    """The directory, with links in its own path resolved; refuses what cannot have been meant."""
+    """Return the directory with all links in its path resolved.
+
+    Args:
+        path: absolute path
+        inside: directory that it must be in; it counts as inside, too, if it is reached by a link in that directory
+
+    Raises:
+        RemovalError: the path is relative or contains `..`, is a system directory or is not inside `inside`
+    """
     pure = PurePosixPath(path)
     if not path or not pure.is_absolute() or ".." in pure.parts:
         raise RemovalError(f"{path!r} is no absolute path without '..': nothing was removed below it.")
@@ -93,6 +104,8 @@ def check_directory(path: str, inside: str | None = None) -> Path:
 
 
 class _Walk:
+    """One pass over a directory tree that removes, or only lists, what is ours."""
+
     def __init__(self, root: Path, owned: Owned, gone: frozenset[str], apply: bool) -> None:
         self.root = root
         self.owned = owned
@@ -111,7 +124,7 @@ class _Walk:
         return str(self.root.joinpath(*parts))
 
     def directory(self, descriptor: int, above: Parts, tree: bool) -> bool:
-        """Removes what is ours in an open directory; whether nothing is left in it."""
+        """Remove what is ours from an open directory; return whether it is empty afterwards."""
         empty = True
         with os.scandir(descriptor) as entries:
             listed = sorted(entries, key=lambda entry: entry.name)
@@ -123,12 +136,12 @@ class _Walk:
                 found = entry.stat(follow_symlinks=False)
                 gone = self.entry(descriptor, parts, found, tree)
             except FileNotFoundError:
-                continue  # somebody was faster
+                continue  # another process removed it
             empty = empty and gone
         return empty
 
     def entry(self, descriptor: int, parts: Parts, found: os.stat_result, tree: bool) -> bool:
-        """Whether the entry is gone."""
+        """Remove one entry if it is ours; return whether it is gone."""
         path, name = self.path(parts), parts[-1]
         if _matches(parts, self.keep):
             self.result.kept.append(path)
@@ -178,9 +191,18 @@ class _Walk:
 def remove(
     path: str, owned: Owned, *, inside: str | None = None, gone: Sequence[str] = (), apply: bool = True
 ) -> Removal:
-    """Removes what is ours below a directory, and the directory where nothing is left in it.
+    """Remove what is ours below a directory, and the directory itself if nothing is left in it.
 
-    `gone` are paths that count as not there: what an earlier step removed, or would have.
+    Args:
+        path: absolute path of the directory
+        owned: what is ours
+        inside: directory that `path` must be in
+        gone: paths to treat as absent, because an earlier step removed them or, in check mode, would have
+        apply: False only lists what would be removed
+
+    Raises:
+        RemovalError: the path is not acceptable; nothing was removed
+        OSError: an entry could not be removed; those before it are gone
     """
     root = check_directory(path, inside)
     known = frozenset(str(Path(item.rstrip("/")).resolve(strict=False)) for item in gone)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""systemd's notification protocol: readiness, status text, watchdog and longer timeouts, without libsystemd."""
+"""systemd's notification protocol without libsystemd: readiness, status text, watchdog and longer timeouts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import socket
 from collections.abc import Mapping
 
 STATUS_LIMIT = 480
+"""Characters of a status text."""
 
 
 def watchdog_seconds(environ: Mapping[str, str], pid: int) -> float | None:
-    """The unit's WatchdogSec in seconds, or None where systemd does not watch this process."""
+    """Return the unit's WatchdogSec in seconds; None if systemd does not watch this process."""
     usec = environ.get("WATCHDOG_USEC", "")
     watched = environ.get("WATCHDOG_PID", "")
     if not usec.isdigit() or int(usec) == 0:
@@ -22,13 +23,13 @@ def watchdog_seconds(environ: Mapping[str, str], pid: int) -> float | None:
 
 
 def one_line(text: str, limit: int = STATUS_LIMIT) -> str:
-    """A field of the protocol ends at a newline: fold white space, and shorten what nobody reads to the end."""
+    """Fold white space and cut to `limit` characters: a field of the protocol ends at a newline."""
     folded = " ".join(text.split())
     return folded if len(folded) <= limit else folded[: limit - 3] + "..."
 
 
 class Notifier:
-    """Sends datagrams to NOTIFY_SOCKET; silent where there is none, so that the program also runs by hand."""
+    """Sends datagrams to NOTIFY_SOCKET; does nothing without that variable, so that the program can be run by hand."""
 
     def __init__(self, address: str | None) -> None:
         self._address = address or None
@@ -46,7 +47,20 @@ class Notifier:
         status: str | None = None,
         extend_s: float | None = None,
     ) -> bool:
-        """True when systemd took the message. A lost message is no reason to end an engine: the next one follows."""
+        """Send one message (sd_notify(3)).
+
+        A message that is lost is not an error: another one follows.
+
+        Args:
+            ready: the service has started
+            stopping: the service is stopping
+            watchdog: the service is alive
+            status: text for `systemctl status`
+            extend_s: seconds during which the current start or stop timeout must not expire
+
+        Returns:
+            Whether the message was delivered to systemd.
+        """
         fields: list[str] = []
         if ready:
             fields.append("READY=1")
@@ -60,7 +74,7 @@ class Notifier:
             fields.append(f"EXTEND_TIMEOUT_USEC={int(extend_s * 1_000_000)}")
         if not fields or self._address is None:
             return False
-        # "@" stands for the NUL of Linux' abstract socket names.
+        # "@" stands for the NUL byte at the start of an abstract socket name on Linux.
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:

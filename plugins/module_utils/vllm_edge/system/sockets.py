@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listening TCP ports of this host, out of /proc/net/tcp and tcp6, and the processes that have them open."""
+"""Listening TCP sockets of this host, from /proc/net/tcp and /proc/net/tcp6, and the processes that hold them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ PROC = Path("/proc")
 
 
 def parse_listeners(text: str) -> dict[int, list[str]]:
-    """Addresses that somebody listens on, by port, out of /proc/net/tcp or tcp6."""
+    """Return the addresses of the listening sockets by port.
+
+    Args:
+        text: content of /proc/net/tcp or /proc/net/tcp6
+    """
     found: dict[int, list[str]] = {}
     for line in text.splitlines()[1:]:
         words = line.split()
         if len(words) < 4 or words[3] != "0A":
             continue
         digits, _, port = words[1].partition(":")
-        # Words of 32 bits, each as this machine keeps it.
+        # The kernel prints 32-bit words in the byte order of this machine.
         packed = b"".join(int(digits[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(digits), 8))
         address = ipaddress.ip_address(packed)
         found.setdefault(int(port, 16), []).append(str(getattr(address, "ipv4_mapped", None) or address))
@@ -28,29 +32,35 @@ def parse_listeners(text: str) -> dict[int, list[str]]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this host reaches it."""
+    """Return whether only this host can reach the address."""
     try:
         return ipaddress.ip_address(address.strip("[]")).is_loopback
     except ValueError:
-        return False  # no address stands for all of them
+        return False  # an empty address stands for all of them
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Somebody who listens on a port of this host."""
+    """A socket that listens on a TCP port of this host."""
 
     address: str
     inode: str
+    """Inode of the socket, by which `process_of` finds its process."""
 
 
 def listeners(port: int, proc: Path = PROC) -> list[Listener]:
-    """Out of /proc/net/tcp and tcp6."""
+    """Return the sockets that listen on the port.
+
+    Args:
+        port: TCP port
+        proc: the proc file system
+    """
     found = []
     for name in ("tcp", "tcp6"):
         try:
             lines = (proc / "net" / name).read_text(encoding="ascii").splitlines()
         except OSError:
-            continue  # a kernel without IPv6
+            continue  # the kernel has no IPv6
         for line in lines[1:]:
             addresses = parse_listeners(f"\n{line}").get(port)
             if addresses:
@@ -59,7 +69,7 @@ def listeners(port: int, proc: Path = PROC) -> list[Listener]:
 
 
 def process_of(inode: str, proc: Path = PROC) -> int | None:
-    """The process that has a socket open."""
+    """Return the pid of a process that has the socket open; None if none is visible."""
     for entry in proc.iterdir():
         if not entry.name.isdigit():
             continue
@@ -68,5 +78,5 @@ def process_of(inode: str, proc: Path = PROC) -> int | None:
                 if os.readlink(descriptor) == f"socket:[{inode}]":
                     return int(entry.name)
         except OSError:
-            continue  # it ended meanwhile
+            continue  # the process has ended since
     return None

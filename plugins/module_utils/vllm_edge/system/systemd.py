@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""systemd as a switch needs it: what units do, and the few orders that it gives. Through `systemctl`, which every
-host has and an operator can repeat by hand."""
+"""systemd for a switch: the state of units, and the few commands that it gives.
+
+Everything goes through `systemctl`, which every host has and whose commands an operator can repeat by hand.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,11 @@ PROPERTIES = (
     "Job",
     "TimeoutStopUSec",
 )
+"""Properties of a unit that `Systemd.show` reads."""
 ASK_S = 20.0
+"""Seconds that a query may take."""
 ORDER_S = 60.0
+"""Seconds that a command which changes something may take."""
 
 _SPAN = re.compile(r"(\d+)(y|month|w|d|h|min|s|ms|us)")
 _SECONDS = {
@@ -42,12 +47,12 @@ _SECONDS = {
 
 
 class SystemdError(Exception):
-    """systemd cannot be asked, or refuses an order; the text has its own words."""
+    """systemd could not be queried or refused a command; the text includes systemd's message."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command said."""
+    """Exit status and output of a command."""
 
     status: int
     out: str = ""
@@ -55,10 +60,19 @@ class Ran:
 
 
 Run = Callable[[Sequence[str], float], Ran]
+"""Runs a command with a timeout in seconds; raises SystemdError."""
 
 
 def run_command(command: Sequence[str], timeout_s: float) -> Ran:
-    """Runs a program to its end; SystemdError where it cannot be run or does not end."""
+    """Run a program and wait until it ends.
+
+    Args:
+        command: program and arguments
+        timeout_s: seconds that it may take
+
+    Raises:
+        SystemdError: it could not be run or did not end in time
+    """
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
@@ -70,7 +84,7 @@ def run_command(command: Sequence[str], timeout_s: float) -> Ran:
 
 @dataclass(frozen=True)
 class Unit:
-    """One unit. `inactive` and `not-found` is what systemd says of a unit that it does not know."""
+    """State of one unit. The defaults are what systemd reports of a unit that it does not know."""
 
     id: str
     load_state: str = "not-found"
@@ -84,9 +98,9 @@ class Unit:
     restarts: int = 0
     invocation: str = ""
     job: bool = False
-    """Whether a job waits or runs: a unit that is about to start is `inactive` until then."""
+    """Whether a job for the unit is queued or running. A unit about to start is `inactive` until its job runs."""
     stop_timeout_s: float | None = 90.0
-    """None: systemd waits for ever."""
+    """TimeoutStopSec; None if systemd waits without a limit."""
 
     @property
     def loaded(self) -> bool:
@@ -94,24 +108,24 @@ class Unit:
 
     @property
     def auto_restart(self) -> bool:
-        """Its process ended, and systemd waits before it starts it again."""
+        """Whether the unit's process has ended and systemd waits before it starts it again."""
         return self.active_state == "activating" and self.sub_state.startswith("auto-restart")
 
     @property
     def down(self) -> bool:
-        """Nothing of it runs, and nothing is about to."""
+        """Whether nothing of the unit is running or about to start."""
         return self.active_state in ("inactive", "failed") and not self.job
 
 
 def timespan(text: str) -> float | None:
-    """`1min 30s` in seconds; None for `infinity`."""
+    """Convert systemd's notation (`1min 30s`) to seconds; None for `infinity`."""
     if text == "infinity":
         return None
     return sum(int(number) * _SECONDS[unit] for number, unit in _SPAN.findall(text))
 
 
 def unit_of(shown: Mapping[str, str]) -> Unit:
-    """A unit out of what `systemctl show` prints of it."""
+    """Build a Unit from the properties that `systemctl show` printed for it."""
     restarts = shown.get("NRestarts", "")
     return Unit(
         id=shown["Id"],
@@ -131,8 +145,11 @@ def unit_of(shown: Mapping[str, str]) -> Unit:
 
 
 class Systemd:
-    """`systemctl`, asked and ordered. Orders are judged by what the units do afterwards, not by exit statuses alone:
-    to stop what is not loaded is an error to systemctl, and no error to us."""
+    """Queries and commands to systemd.
+
+    Callers check afterwards what the units do and do not rely on exit statuses alone: systemctl reports an error for
+    stopping a unit that is not loaded, which is no error to a switch.
+    """
 
     def __init__(self, run: Run = run_command) -> None:
         self._run = run
@@ -146,7 +163,7 @@ class Systemd:
             raise SystemdError(f"'systemctl {' '.join(arguments)}': {ran.err or f'exit status {ran.status}'}")
 
     def show(self, units: Iterable[str]) -> dict[str, Unit]:
-        """Every unit that was asked for, by name; those that systemd does not know are `not-found`."""
+        """Return the state of every named unit; one that systemd does not know is `not-found`. Raises SystemdError."""
         names = sorted(set(units))
         if not names:
             return {}
@@ -157,33 +174,37 @@ class Systemd:
         return {name: unit_of(shown[name]) if name in shown else Unit(name) for name in names}
 
     def loaded(self, pattern: str) -> list[str]:
-        """Units that systemd has in memory, whether their files are still there or not."""
+        """Return the units in systemd's memory that match the pattern, with or without a file. Raises SystemdError."""
         ran = self._systemctl("list-units", "--all", "--plain", "--no-legend", "--full", "--", pattern, timeout_s=ASK_S)
         if ran.status != 0:
             raise SystemdError(f"systemd cannot be asked: {ran.err or f'exit status {ran.status}'}")
-        # A mark stands before a unit that failed or is not found, even with --plain in some releases.
+        # In some releases a mark precedes a unit that failed or was not found, even with --plain.
         words = [line.replace("●", " ").replace("*", " ").split() for line in ran.out.splitlines()]
         return sorted({line[0] for line in words if line})
 
     def going_down(self) -> bool:
-        """Whether the host is being stopped."""
+        """Return whether the host is shutting down."""
         return self._systemctl("is-system-running", timeout_s=ASK_S).out.strip() == "stopping"
 
     def daemon_reload(self) -> None:
         self._order("daemon-reload")
 
     def reset_failed(self, units: Sequence[str]) -> None:
-        """Forgets failures and the count of starts. A unit that systemd does not know has neither."""
+        """Clear the failed state and start counter of the units. Errors are ignored: an unknown unit has neither."""
         if units:
             self._systemctl("reset-failed", "--", *units, timeout_s=ASK_S)
 
     def start(self, units: Sequence[str]) -> None:
-        """Without waiting for them."""
+        """Queue the start of the units without waiting for it. Raises SystemdError."""
         if units:
             self._order("start", "--no-block", "--", *units)
 
     def stop(self, units: Sequence[str], timeout_s: float) -> str | None:
-        """All of them side by side; None when they ended in time, else what systemctl said."""
+        """Stop all units at the same time and wait until they have ended.
+
+        Returns:
+            None if they ended within `timeout_s` seconds, else systemctl's message.
+        """
         try:
             ran = self._systemctl("stop", "--", *units, timeout_s=timeout_s)
         except SystemdError as error:
@@ -209,15 +230,25 @@ UNIT_PROPERTIES = (
     "ActiveEnterTimestamp",
     "StateChangeTimestamp",
 )
+"""Properties of a unit that `ask_units` reads."""
 
 
 def parse_units(text: str) -> dict[str, dict[str, str]]:
-    """`systemctl show` of several units: blocks of Key=value, divided by blank lines."""
+    """Parse the output of `systemctl show` for several units: blocks of Key=value lines, separated by blank lines.
+
+    Returns:
+        The properties by the unit's Id.
+    """
     blocks = [dict(line.split("=", 1) for line in part.splitlines() if "=" in line) for part in text.split("\n\n")]
     return {block["Id"]: block for block in blocks if "Id" in block}
 
 
 def ask_units(units: Sequence[str]) -> tuple[dict[str, dict[str, str]], str | None]:
+    """Query the units with UNIT_PROPERTIES; time stamps are in seconds since the epoch.
+
+    Returns:
+        The properties by the unit's Id, and None or why systemd could not be queried.
+    """
     command = ["systemctl", "show", "--timestamp=unix", f"--property={','.join(UNIT_PROPERTIES)}", "--", *units]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)

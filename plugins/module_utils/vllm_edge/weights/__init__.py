@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a model on the host: record, survey, transfer from the hub or a directory."""
+"""Model files on the host: record, survey of a directory, transfer from the Hugging Face hub or a directory."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Owner, group and mode of a model's files."""
+"""Owner, group and permissions of a model's files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 @dataclass(frozen=True)
 class Ownership:
-    """Who owns the weights and who reads them."""
+    """Owner, group and permissions that the files and directories should have."""
 
     uid: int
     gid: int
@@ -21,6 +21,7 @@ class Ownership:
 
 
 def list_directories(directory: Path, files: Iterable[str]) -> list[Path]:
+    """Return the directory and every directory in it that is a parent of the files, parents first."""
     found = {directory}
     for path in files:
         for parent in PurePosixPath(path).parents:
@@ -29,7 +30,16 @@ def list_directories(directory: Path, files: Iterable[str]) -> list[Path]:
 
 
 def ownership_faults(directory: Path, files: Iterable[str], owner: Ownership) -> dict[Path, str]:
-    """Files and directories whose owner or mode is not what it should be, with what it is."""
+    """Return the files and directories with a wrong owner, group or mode.
+
+    Args:
+        directory: directory of the model
+        files: paths below it; files that do not exist are skipped
+        owner: what is wanted
+
+    Returns:
+        What each path has instead, as `uid:gid mode`.
+    """
     names = list(files)
     wanted = [(path, owner.directory_mode) for path in list_directories(directory, names)]
     wanted += [(directory / name, owner.file_mode) for name in names]
@@ -45,6 +55,6 @@ def ownership_faults(directory: Path, files: Iterable[str], owner: Ownership) ->
 
 
 def give(path: Path, owner: Ownership) -> None:
-    """Sets owner and mode of one file or directory."""
+    """Set owner, group and mode of one file or directory. Raises OSError."""
     os.chown(path, owner.uid, owner.gid)
     path.chmod(owner.directory_mode if path.is_dir() else owner.file_mode)

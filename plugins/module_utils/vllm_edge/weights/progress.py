@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of a transfer, for the journal and for Ansible."""
+"""Progress of a transfer: one line in a file, for Ansible and for operators."""
 
 from __future__ import annotations
 
@@ -14,12 +14,21 @@ from .record import RemoteFile
 
 
 def mib(size_bytes: int) -> str:
-    """A size in MiB, for a message."""
+    """Return a size in MiB for a message, such as `1,024.0 MiB`."""
     return f"{size_bytes / 1024**2:,.1f} MiB"
 
 
 def progress_line(model: str, done: int, count: int, have_bytes: int, total_bytes: int, seconds: float) -> str:
-    """One line on how far a download is: ``e2b: 3 of 9 files, 41 %, 1.2 of 10.2 GiB, 35 s``."""
+    """Return one line on the progress of a download, such as `e2b: 3 of 9 files, 41 %, 1.2 of 10.2 GiB, 35 s`.
+
+    Args:
+        model: name of the model
+        done: number of files that are complete
+        count: number of all files
+        have_bytes: bytes that have arrived
+        total_bytes: bytes of all files
+        seconds: duration so far
+    """
     share = 100 * have_bytes // total_bytes if total_bytes else 100
     unit, name = (1024**3, "GiB") if total_bytes >= 1024**3 else (1024**2, "MiB")
     return (
@@ -29,7 +38,7 @@ def progress_line(model: str, done: int, count: int, have_bytes: int, total_byte
 
 
 class Progress:
-    """Writes one line to a file every other second while work is under way: a module cannot stream its output."""
+    """Writes one line to a file every `interval_s` seconds during the work, since a module cannot stream its output."""
 
     def __init__(self, path: Path | None, model: str, interval_s: float = 2.0) -> None:
         self._path = path
@@ -43,7 +52,7 @@ class Progress:
         return time.monotonic() - self._started
 
     def write(self, text: str) -> None:
-        """Replaces the line; a progress that cannot be written is no reason to stop a download."""
+        """Replace the line. Errors are ignored: they are no reason to stop a download."""
         if self._path is None:
             return
         with contextlib.suppress(OSError):
@@ -53,7 +62,7 @@ class Progress:
             temporary.replace(self._path)
 
     def hashing(self, total_bytes: int) -> Callable[[int], None]:
-        """A callback that counts hashed bytes and says so now and then."""
+        """Return a callback that counts hashed bytes and writes the line every `interval_s` seconds."""
         state = {"done": 0, "said": time.monotonic()}
 
         def count(size: int) -> None:
@@ -73,7 +82,13 @@ class Progress:
 
     @contextlib.contextmanager
     def watching(self, staging: Path, files: list[RemoteFile], finished: Callable[[], int]) -> Iterator[None]:
-        """Says how much of the files has arrived below the staging directory, until the block ends."""
+        """Report how much has arrived in the staging directory, in a thread, until the with block ends.
+
+        Args:
+            staging: staging directory
+            files: the files to be downloaded
+            finished: returns the number of files that are complete
+        """
         total = sum(item.size_bytes for item in files)
         stop = threading.Event()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a model: what a source lists, what is wanted, and the record of what was brought."""
+"""Data types for a model's files: what a source offers, what is wanted, and the record of what was downloaded."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
 RECORD_FORMAT = 1
+"""Version of the record's format."""
 
 
 class WeightsError(Exception):
-    """Weights cannot be brought or do not verify; the text is for the operator."""
+    """Weights cannot be downloaded or do not match their hashes; the text is for the operator."""
 
 
 @dataclass(frozen=True)
 class Digest:
-    """A hash that the source states: ``sha256`` of large files, ``git-sha1`` (a blob's id) of small ones."""
+    """A hash that the source states: `sha256` for large files, `git-sha1` (the id of a git blob) for small ones."""
 
     algorithm: str
     value: str
@@ -30,13 +31,15 @@ class RemoteFile:
     """A file as its source lists it."""
 
     path: str
+    """Relative to the root of the repository."""
     size_bytes: int
     digest: Digest | None = None
+    """None if the source states no hash."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """All files of one commit."""
+    """All files of one commit of a repository."""
 
     commit: str
     files: tuple[RemoteFile, ...]
@@ -44,13 +47,14 @@ class Listing:
 
 @dataclass(frozen=True)
 class RecordedFile:
-    """A file as it was when it was last verified."""
+    """A file when it was last verified."""
 
     size_bytes: int
     sha256: str
     mtime_ns: int
     inode: int
     digest: Digest | None = None
+    """The hash that its source stated, if any."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,15 @@ class Record:
     model: str
     repo: str
     requested_revision: str
+    """Branch, tag or commit that was asked for."""
     revision: str
+    """The commit that it was resolved to."""
     path: str
+    """Directory of the files."""
     source: str
+    """`hub` or `directory`."""
     files: Mapping[str, RecordedFile]
+    """By path below `path`."""
 
     @property
     def total_bytes(self) -> int:
@@ -72,12 +81,12 @@ class Record:
 
     @property
     def manifest_sha256(self) -> str:
-        """One hash over names and contents: equal where the weights are equal, whatever host or mtime."""
+        """One hash over names and contents: the same weights have the same hash on every host, whatever their mtime."""
         lines = "".join(f"{item.sha256}  {path}\n" for path, item in sorted(self.files.items()))
         return hashlib.sha256(lines.encode()).hexdigest()
 
     def to_json(self) -> str:
-        """The record as text."""
+        """Return the record as JSON text."""
         data = {
             "format": RECORD_FORMAT,
             **asdict(self),
@@ -89,16 +98,18 @@ class Record:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the operator asks for."""
+    """The weights that the inventory asks for."""
 
     model: str
     repo: str
     revision: str
+    """Branch, tag or commit."""
     path: Path
+    """Directory for the files."""
 
 
 def parse_record(text: str) -> Record:
-    """Reads a record; ValueError where it is not one."""
+    """Parse the text of a record. Raises ValueError if it is not one."""
     try:
         data = json.loads(text)
         if data["format"] != RECORD_FORMAT:
@@ -129,7 +140,11 @@ def parse_record(text: str) -> Record:
 
 
 def load_record(path: Path) -> Record | None:
-    """The record on the host; None where there is none or none that can be read (the files are then hashed again)."""
+    """Return the record in the file; None if there is none or it is unreadable, in which case the files are hashed
+    again.
+
+    Raises OSError if the file exists but cannot be read.
+    """
     try:
         return parse_record(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -137,7 +152,7 @@ def load_record(path: Path) -> Record | None:
 
 
 def record_fits(record: Record | None, wanted: Wanted) -> bool:
-    """Whether the record answers for what is asked for: a branch stays at the commit that it was once resolved to."""
+    """Return whether the record is about the wanted weights. A branch stays at the commit it was first resolved to."""
     return (
         record is not None
         and record.repo == wanted.repo
@@ -147,10 +162,12 @@ def record_fits(record: Record | None, wanted: Wanted) -> bool:
 
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
+"""A full commit id."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""Names of models."""
 
 
 def safe_relative(path: str) -> bool:
-    """Whether a path that a source names stays below the directory it is put in."""
+    """Return whether a path that a source names stays within the directory that it is put into."""
     pure = PurePosixPath(path)
     return bool(path) and not pure.is_absolute() and ".." not in pure.parts and "\\" not in path and "\0" not in path

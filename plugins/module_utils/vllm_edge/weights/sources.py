@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of weights: the Hugging Face hub or a directory."""
+"""Sources of weights: the Hugging Face hub, or a directory on the host (air gap)."""
 
 from __future__ import annotations
 
@@ -14,34 +14,51 @@ from typing import Any, Protocol
 from .record import COMMIT, Digest, Listing, RemoteFile, WeightsError
 from .survey import CHUNK_BYTES, list_unknown
 
-# Between the tries of one file. The client itself takes a broken connection up again before that: five times in a row
-# without a new piece of 10 MiB, a second apart.
+# Seconds between attempts to download one file. Before that, the client itself resumes a broken connection: up to five
+# times in a row without a new piece of 10 MiB, one second apart.
 PAUSES_S = (2.0, 5.0)
 PASSING_STATUS = (408, 429, 500, 502, 503, 504)
+"""HTTP statuses after which another attempt may succeed."""
 
 
 class HubError(WeightsError):
-    """The hub refused or could not be reached; `passing` where another try may go well."""
+    """The hub refused a request or could not be reached."""
 
     def __init__(self, text: str, *, passing: bool = False) -> None:
+        """`passing` is True if another attempt may succeed."""
         super().__init__(text)
         self.passing = passing
 
 
 class Source(Protocol):
-    """Where files come from."""
+    """Interface of a source."""
 
     kind: str
 
     def listing(self, repo: str, revision: str) -> Listing:
-        """Resolves the revision and lists the files of its commit."""
+        """Resolve the revision to a commit and list its files. Raises WeightsError.
+
+        Args:
+            repo: name of the repository, `<owner>/<name>`
+            revision: branch, tag or commit
+        """
 
     def fetch(self, repo: str, commit: str, path: str, staging: Path) -> Path:
-        """Brings one file below the staging directory, over one that is there, and says where it lies."""
+        """Download one file below the staging directory, replacing one that is there. Raises WeightsError, OSError.
+
+        Args:
+            repo: name of the repository
+            commit: full commit id
+            path: path in the repository
+            staging: staging directory
+
+        Returns:
+            The path of the downloaded file.
+        """
 
 
 class DirectorySource:
-    """A prepared directory on the host (air gap): what ``hf download --local-dir`` left, or files with SHA256SUMS."""
+    """A prepared directory on the host: the result of `hf download --local-dir`, or files with SHA256SUMS."""
 
     kind = "directory"
 
@@ -49,7 +66,7 @@ class DirectorySource:
         self._directory = directory
 
     def _metadata(self, path: str) -> tuple[str, Digest] | None:
-        """Commit and hash that the hub's client noted when it downloaded the file."""
+        """Return the commit and hash that the hub's client stored when it downloaded the file; None if it did not."""
         note = self._directory / ".cache" / "huggingface" / "download" / f"{path}.metadata"
         try:
             lines = note.read_text(encoding="utf-8").splitlines()
@@ -77,7 +94,7 @@ class DirectorySource:
         return found
 
     def listing(self, repo: str, revision: str) -> Listing:
-        """Lists the directory; the commit is the one asked for, or the one that the hub's client noted."""
+        """List the directory. The commit is the requested one, or the one that the hub's client stored."""
         if not self._directory.is_dir():
             raise WeightsError(
                 f"The source directory {self._directory} for {repo} does not exist on the host. Put the model's "
@@ -111,7 +128,7 @@ class DirectorySource:
         return Listing(commits.pop(), tuple(files))
 
     def fetch(self, repo: str, commit: str, path: str, staging: Path) -> Path:
-        """Copies one file."""
+        """Copy one file."""
         target = staging / path
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -135,7 +152,19 @@ def explain_hub_error(
     has_token: bool,
     path: str = "",
 ) -> str:
-    """A sentence with a remedy for what the hub answered; `path` is the file that was being brought."""
+    """Return a sentence on what the hub answered, with a remedy.
+
+    Args:
+        status: HTTP status; None if there was no response
+        code: the hub's X-Error-Code header
+        text: message of the client
+        model: name of the model in the inventory
+        repo: name of the repository
+        revision: requested revision
+        endpoint: address of the hub
+        has_token: whether a token was sent
+        path: the file that was being downloaded, if any
+    """
     variable = f"vllm_models.{model}"
     give = (
         "write a token that may read it into a file on the controller (mode 0600) and name that file by "
@@ -188,12 +217,12 @@ def explain_hub_error(
 
 
 class HubSource:
-    """The model hub, through ``huggingface_hub``, which must be importable where this is made."""
+    """The Hugging Face hub, through `huggingface_hub`, which must be importable when this is constructed."""
 
     kind = "hub"
 
     def __init__(self, model: str, endpoint: str, token: str | None, home: Path) -> None:
-        # Read at import: the client must find neither the token nor the cache of whoever runs this.
+        # The client reads these when it is imported. It must use neither the token nor the cache of the calling user.
         os.environ.update(
             HF_HOME=str(home),
             HF_HUB_DISABLE_IMPLICIT_TOKEN="1",
@@ -211,6 +240,7 @@ class HubSource:
 
     @contextlib.contextmanager
     def _explained(self, repo: str, revision: str, path: str = "") -> Iterator[None]:
+        """Convert exceptions of the client to HubError, and errors of the file system to OSError."""
         try:
             yield
         except WeightsError:
@@ -222,7 +252,7 @@ class HubSource:
                 chain.append(cause)
                 cause = cause.__cause__ or cause.__context__
             for link in chain:
-                # The file system's fault, not the hub's.
+                # The cause is the file system and not the hub.
                 if isinstance(link, OSError) and link.errno in STORAGE_ERRNOS:
                     raise OSError(link.errno, link.strerror, link.filename) from error
             status, code = None, None
@@ -253,7 +283,7 @@ class HubSource:
             ) from error
 
     def listing(self, repo: str, revision: str) -> Listing:
-        """Asks the hub for the commit and its files, with sizes and hashes."""
+        """Query the hub for the commit and its files, with sizes and hashes."""
         with self._explained(repo, revision):
             api = self._hub.HfApi(endpoint=self._endpoint, token=self._token or False)
             info = api.model_info(repo, revision=revision, files_metadata=True)
@@ -278,7 +308,7 @@ class HubSource:
             return Listing(str(info.sha), tuple(files))
 
     def fetch(self, repo: str, commit: str, path: str, staging: Path) -> Path:
-        """Downloads one file. Without force_download the client would take what lies there unseen."""
+        """Download one file. Without force_download the client would accept an existing file without checking it."""
         with self._explained(repo, commit, path):
             return Path(
                 self._hub.hf_hub_download(
@@ -294,3 +324,4 @@ class HubSource:
 
 
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""Errors of the file system, which are reported as such."""

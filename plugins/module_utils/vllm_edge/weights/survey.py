@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Survey of a model's directory: which files are there, missing, damaged or unknown."""
+"""Survey of a model's directory: which files are good, missing, damaged or unknown."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ from pathlib import Path
 from .record import Digest, Record, RecordedFile, RemoteFile
 
 CHUNK_BYTES = 8 * 1024 * 1024
+"""Bytes to read at a time."""
 
 
 def hash_file(path: Path, progress: Callable[[int], None] | None = None) -> tuple[str, str]:
-    """The file's sha256 and its git blob id, in one reading."""
+    """Return the file's SHA-256 and its git blob id, from one pass over the file.
+
+    Args:
+        path: file to read
+        progress: called with the number of bytes of each piece
+    """
     sha256 = hashlib.sha256()
     with path.open("rb") as stream:
         # git hashes a header with the length before the content.
@@ -30,7 +36,7 @@ def hash_file(path: Path, progress: Callable[[int], None] | None = None) -> tupl
 
 
 def hash_sha256(path: Path, progress: Callable[[int], None] | None = None) -> str:
-    """The file's sha256: a second hash of many GiB is not free."""
+    """Return the file's SHA-256 only, which is faster than `hash_file` for files of many GiB."""
     sha256 = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
@@ -41,7 +47,16 @@ def hash_sha256(path: Path, progress: Callable[[int], None] | None = None) -> st
 
 
 def mismatch(path: Path, expected: RemoteFile, progress: Callable[[int], None] | None = None) -> tuple[str, str | None]:
-    """The file's sha256, and what is wrong with it (None where it is what the source states)."""
+    """Compare a file with what its source states.
+
+    Args:
+        path: the file
+        expected: size and hash according to the source
+        progress: called with the number of bytes of each piece that was hashed
+
+    Returns:
+        The file's SHA-256 (empty if the size is wrong), and what is wrong with it; None if it is correct.
+    """
     size = path.stat().st_size
     if size != expected.size_bytes:
         return "", f"it has {size} bytes, {expected.size_bytes} were stated"
@@ -57,21 +72,25 @@ def mismatch(path: Path, expected: RemoteFile, progress: Callable[[int], None] |
 
 @dataclass
 class Survey:
-    """What a look at the directory found, file by file."""
+    """Result of the survey, by path below the directory."""
 
     good: dict[str, RecordedFile] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
+    """What is wrong with each damaged file."""
     rehashed: list[str] = field(default_factory=list)
+    """Good files whose content was hashed again."""
     unknown: list[str] = field(default_factory=list)
+    """Files in the directory that do not belong to the model."""
 
     @property
     def needed(self) -> list[str]:
-        """Files that must be brought."""
+        """Files that must be downloaded."""
         return sorted([*self.missing, *self.damaged])
 
 
 def stat_regular(path: Path) -> os.stat_result | None:
+    """Return the status of a regular file; None if there is none (links and directories count as none)."""
     try:
         found = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -80,12 +99,13 @@ def stat_regular(path: Path) -> os.stat_result | None:
 
 
 def observe(path: Path, sha256: str, digest: Digest | None) -> RecordedFile:
-    """A verified file as the record keeps it."""
+    """Return the record entry of a file that was just verified."""
     found = path.stat()
     return RecordedFile(found.st_size, sha256, found.st_mtime_ns, found.st_ino, digest)
 
 
 def list_unknown(directory: Path, known: Iterable[str]) -> list[str]:
+    """Return the files in the directory that are not among the known ones. Hidden directories are skipped."""
     expected = set(known)
     found = []
     for base, folders, names in os.walk(directory):
@@ -98,7 +118,15 @@ def list_unknown(directory: Path, known: Iterable[str]) -> list[str]:
 
 
 def survey_recorded(record: Record, *, full: bool, progress: Callable[[int], None] | None = None) -> Survey:
-    """Compares the directory with the record: size, mtime and inode; content where these differ or where asked for."""
+    """Compare the directory with the record.
+
+    A file whose size, mtime and inode are as recorded is not read, unless `full` is set.
+
+    Args:
+        record: the record
+        full: hash every file
+        progress: called with the number of bytes of each piece that was hashed
+    """
     result = Survey()
     directory = Path(record.path)
     for path, item in sorted(record.files.items()):
@@ -123,7 +151,13 @@ def survey_recorded(record: Record, *, full: bool, progress: Callable[[int], Non
 def survey_listed(
     directory: Path, files: Iterable[RemoteFile], progress: Callable[[int], None] | None = None
 ) -> Survey:
-    """Compares the directory with a source's listing: what is there already and right need not be brought."""
+    """Compare the directory with a source's listing, by hashing the files, so that good files need no download.
+
+    Args:
+        directory: directory of the model
+        files: the files that the source lists
+        progress: called with the number of bytes of each piece that was hashed
+    """
     result = Survey()
     names = []
     for item in files:
@@ -133,7 +167,7 @@ def survey_listed(
             result.missing.append(item.path)
             continue
         sha256, wrong = mismatch(target, item, progress)
-        # A source that states no hash cannot vouch for a file that lies there by chance.
+        # Without a hash from the source, a file that happens to be there cannot be verified.
         if wrong is None and item.digest is None:
             wrong = "its source states no hash to compare it with"
         if wrong is None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of one model on the host: what should be there, what is there, and how the one becomes the other.
+"""Download of one model's weights to the host: selection, disk space, staging, verification and putting in place.
 
-A record beside the weights (``/var/lib/vllm-edge/weights/<model>.json``) holds the commit that a branch was resolved to
-and, per file, size, mtime, inode and hashes. A run that finds files as the record has them reads neither the network
-nor the files. New files arrive in a staging directory on the same file system and replace the old ones only when
-verified, so that a good file is never given up for a download that fails.
+The record beside the weights (`/var/lib/vllm-edge/weights/<model>.json`) holds the commit that a branch was resolved to
+and, for each file, size, mtime, inode and hashes. A run that finds the files as recorded reads neither the network nor
+the files. New files arrive in a staging directory on the same file system and replace the old ones only when all of
+them are verified, so that a failed download never costs a good file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .record import Listing, Record, RecordedFile, RemoteFile, Wanted, WeightsEr
 from .sources import PAUSES_S, HubError, Source
 from .survey import Survey, mismatch, observe, stat_regular
 
-# What vLLM reads. Pickles run code when they are loaded, so they never reach the host.
+# The files that vLLM reads. Pickles run code when they are loaded, so they are never copied to the host.
 ALLOWED_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".md")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
@@ -34,7 +34,18 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
 def select(listing: Listing, repo: str) -> tuple[list[RemoteFile], list[str]]:
-    """Splits a listing into what is brought and what is left at the source; refuses weights that are pickles only."""
+    """Divide a listing into the files to download and those that are left out.
+
+    Args:
+        listing: files of a commit
+        repo: name of the repository, for messages
+
+    Returns:
+        The files to download and the paths of the others, both sorted by path.
+
+    Raises:
+        WeightsError: a path leaves its directory, or there are no .safetensors files (perhaps only pickles)
+    """
     taken: list[RemoteFile] = []
     left: list[str] = []
     for item in listing.files:
@@ -64,7 +75,7 @@ def select(listing: Listing, repo: str) -> tuple[list[RemoteFile], list[str]]:
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
-    """Writes a file that is never seen half written, also after a power cut."""
+    """Replace the file atomically, also with respect to a power failure. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w", encoding="utf-8") as stream:
@@ -75,36 +86,49 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     temporary.replace(path)
 
 
-# --- looking ----------------------------------------------------------------------------------------------------------
+# --- plan -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Plan:
-    """What has to be done, found out without changing anything."""
+    """What a run has to do, determined without any change on the host."""
 
     commit: str
     resolved: bool
+    """Whether a branch or tag was resolved to `commit` in this run."""
     record: Record | None
+    """The record on the host, which may be about another commit; None if there is none."""
     survey: Survey
     bring: list[RemoteFile]
+    """Files to download."""
     expected: dict[str, int]
+    """Sizes in bytes of all files of the model, by path."""
     source: Source | None = None
+    """Where to download from; None if nothing has to be downloaded."""
     obsolete: list[str] = field(default_factory=list)
+    """Files of the former commit that the new one does not have; they are removed."""
     skipped: list[str] = field(default_factory=list)
+    """Files of the source that are not downloaded."""
 
 
 # --- space ------------------------------------------------------------------------------------------------------------
 
 
 def existing_parent(path: Path) -> Path:
-    """The nearest directory above that exists: where a directory that is yet to be made will lie."""
+    """Return the path itself or its nearest existing parent: a directory created there is on the same file system."""
     while not path.exists():
         path = path.parent
     return path
 
 
 def check_space(directory: Path, needed_bytes: int, reserve_bytes: int) -> None:
-    """Refuses with numbers where the file system has not the room."""
+    """Check that the file system has enough space. Raises WeightsError with the figures if not.
+
+    Args:
+        directory: directory for the files; it need not exist
+        needed_bytes: bytes to download
+        reserve_bytes: bytes that must stay free afterwards
+    """
     found = os.statvfs(existing_parent(directory))
     free_bytes = found.f_bavail * found.f_frsize
     if free_bytes < needed_bytes + reserve_bytes:
@@ -117,7 +141,7 @@ def check_space(directory: Path, needed_bytes: int, reserve_bytes: int) -> None:
 
 
 def explain_storage_error(error: OSError, directory: Path) -> str:
-    """A sentence with a remedy for what the file system refused."""
+    """Return a sentence on an error of the file system, with a remedy."""
     what = f"{os.strerror(error.errno)}{f', {error.filename}' if error.filename else ''}" if error.errno else str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         found = os.statvfs(existing_parent(directory))
@@ -133,16 +157,16 @@ def explain_storage_error(error: OSError, directory: Path) -> str:
     )
 
 
-# --- bringing ---------------------------------------------------------------------------------------------------------
+# --- transfer ---------------------------------------------------------------------------------------------------------
 
 
 def staging_directory(wanted: Wanted, commit: str) -> Path:
-    """Where the files of a commit arrive: beside the weights, so that moving them is a rename."""
+    """Return where the files of a commit arrive: beside the weights, so that they are moved by a rename."""
     return wanted.path.parent / ".incoming" / f"{wanted.path.name}-{commit[:12]}"
 
 
 def remove_tree(directory: Path) -> None:
-    """Removes a directory with all that is in it."""
+    """Remove a directory with its content, without following links. It need not exist. Raises OSError."""
     for base, folders, names in os.walk(directory, topdown=False):
         for name in names:
             os.unlink(os.path.join(base, name))
@@ -157,7 +181,12 @@ def remove_tree(directory: Path) -> None:
 
 
 def drop_stale_staging(wanted: Wanted, keep: Path | None) -> None:
-    """Removes what earlier, interrupted downloads of the same model left behind for other commits."""
+    """Remove staging directories of the same model for other commits, left by interrupted downloads.
+
+    Args:
+        wanted: the model
+        keep: staging directory that stays; None removes all
+    """
     parent = wanted.path.parent / ".incoming"
     pattern = re.compile(re.escape(wanted.path.name) + r"-[0-9a-f]{12}")
     if parent.is_dir():
@@ -169,9 +198,9 @@ def drop_stale_staging(wanted: Wanted, keep: Path | None) -> None:
 
 
 def clean_staging(wanted: Wanted, commit: str) -> None:
-    """Removes what takes room and is of no use any more: other commits, and parts of files that a killed run left.
+    """Remove what earlier runs left and is useless now: other commits, and partly downloaded files.
 
-    The client never takes a part up again: its temporary file has another name in each run.
+    The client never resumes a partly downloaded file: its temporary file has another name in each run.
     """
     staging = staging_directory(wanted, commit)
     drop_stale_staging(wanted, keep=staging)
@@ -180,7 +209,10 @@ def clean_staging(wanted: Wanted, commit: str) -> None:
 
 
 def staged(wanted: Wanted, commit: str, files: Iterable[RemoteFile]) -> list[RemoteFile]:
-    """Files that an earlier run has brought and not put in place: by their size, the content is verified later."""
+    """Return the files that an earlier run downloaded but did not put in place.
+
+    They are recognised by their size; `bring` verifies their content. Files without a stated hash are not reused.
+    """
     staging = staging_directory(wanted, commit)
     result = []
     for item in files:
@@ -191,7 +223,7 @@ def staged(wanted: Wanted, commit: str, files: Iterable[RemoteFile]) -> list[Rem
 
 
 def aftermath(wanted: Wanted, plan: Plan) -> str:
-    """What a failure has left: said after its reason, so that nobody has to look whether something was lost."""
+    """Return sentences on what a failed run has left, so that the operator need not check whether data was lost."""
     lines = []
     if plan.survey.good or plan.survey.damaged:
         lines.append(f"In {wanted.path} nothing was replaced and nothing deleted.")
@@ -253,7 +285,25 @@ def bring(
     progress: Progress,
     workers: int = 4,
 ) -> dict[str, RecordedFile]:
-    """Brings files, verifies all of them, and only then puts them in place."""
+    """Download files, verify all of them, and only then put them in place.
+
+    Args:
+        source: where to download from
+        wanted: the model
+        commit: full commit id
+        files: files to download
+        owner: owner and permissions of the files
+        progress: receives the progress
+        workers: number of parallel downloads
+
+    Returns:
+        The record entries of the files by path.
+
+    Raises:
+        WeightsError: a download failed or does not match its hash (then no file was replaced), or a directory exists in
+            the place of a file
+        OSError: the file system refused an operation
+    """
     staging = staging_directory(wanted, commit)
     clean_staging(wanted, commit)
     staging.mkdir(parents=True, exist_ok=True)

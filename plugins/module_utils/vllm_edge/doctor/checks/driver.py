@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the NVIDIA driver."""
+"""The checks of the NVIDIA driver: packages, kernel modules, versions and Secure Boot."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ ENABLED = ("enabled", "enabled-runtime", "static", "alias", "generated")
 
 
 def installed_driver(facts: Facts) -> list[str]:
+    """Return the installed packages of the driver; empty if the packages could not be read."""
     return [] if isinstance(facts.system.packages, Unread) else versioned(facts.system.packages)
 
 
 def need_driver(facts: Facts) -> None:
+    """Raise NotKnown if no driver is installed, so that one missing driver is reported once."""
     if not facts.driver.versions.library and not installed_driver(facts):
         not_judged("no driver is installed")
 
 
 def driver_installed(facts: Facts) -> Verdict:
+    """Fail if the driver's libraries are missing."""
     library, packages = facts.driver.versions.library, installed_driver(facts)
     if library:
         return good(f"libnvidia-ml.so.1 is of driver {library}")
@@ -39,6 +42,8 @@ def driver_installed(facts: Facts) -> Verdict:
 
 
 def driver_one_source(facts: Facts) -> Verdict:
+    """Fail if packages of the driver are of several branches or sources; warn if no source offers the installed
+    version."""
     need_driver(facts)
     driver = facts.driver
     if driver.installer:
@@ -77,6 +82,7 @@ def driver_one_source(facts: Facts) -> Verdict:
 
 
 def driver_packages_whole(facts: Facts) -> Verdict:
+    """Fail if a package of the driver is half installed."""
     known(facts.system.packages)
     half = [name for name in facts.system.half_installed if re.search("nvidia|cuda", name)]
     if half:
@@ -89,9 +95,10 @@ def driver_packages_whole(facts: Facts) -> Verdict:
 
 
 def driver_held(facts: Facts) -> Verdict:
+    """Warn if apt may replace the driver by itself."""
     need_driver(facts)
     packages = known(facts.system.packages)
-    # Prebuilt modules have the kernel's version; the helpers do no harm by being newer.
+    # Prebuilt modules have the version of the kernel. A newer version of the helpers does no harm.
     prebuilt = {name for name in packages if name.startswith("linux-modules-nvidia-")}
     names = sorted((prebuilt | set(installed_driver(facts))) - HELPERS)
     loose = [name for name in names if not packages[name]["held"]]
@@ -105,6 +112,7 @@ def driver_held(facts: Facts) -> Verdict:
 
 
 def driver_module_loaded(facts: Facts) -> Verdict:
+    """Fail if the kernel module is not loaded."""
     need_driver(facts)
     if facts.driver.loaded:
         return good(f"the module nvidia {facts.driver.versions.module} is loaded".replace("  ", " "))
@@ -121,6 +129,7 @@ def driver_module_loaded(facts: Facts) -> Verdict:
 
 
 def driver_nouveau(facts: Facts) -> Verdict:
+    """Fail if nouveau is loaded."""
     if facts.driver.nouveau:
         return fail(
             "the module nouveau is loaded and holds the GPUs",
@@ -130,6 +139,7 @@ def driver_nouveau(facts: Facts) -> Verdict:
 
 
 def driver_versions(facts: Facts) -> Verdict:
+    """Fail if the loaded module and the libraries have different versions."""
     found = facts.driver.versions
     need_driver(facts)
     if not found.module:
@@ -143,6 +153,7 @@ def driver_versions(facts: Facts) -> Verdict:
 
 
 def driver_cuda(facts: Facts) -> Verdict:
+    """Fail if the driver is too old for the CUDA of the image."""
     need_driver(facts)
     library = facts.driver.versions.library
     if not library:
@@ -169,6 +180,7 @@ def driver_cuda(facts: Facts) -> Verdict:
 
 
 def driver_secure_boot(facts: Facts) -> Verdict:
+    """Fail if Secure Boot is on and the module is not signed; warn if it is signed and not loaded."""
     driver = facts.driver
     state = driver.secure_boot
     if state is None:
@@ -193,6 +205,7 @@ def driver_secure_boot(facts: Facts) -> Verdict:
 
 
 def driver_next_kernel(facts: Facts) -> Verdict:
+    """Warn or fail if the newest installed kernel has no module of the driver."""
     need_driver(facts)
     kernels = facts.driver.kernels
     if not kernels:
@@ -214,6 +227,7 @@ def driver_next_kernel(facts: Facts) -> Verdict:
 
 
 def driver_persistence(facts: Facts) -> Verdict:
+    """Warn if the driver does not stay initialised while no process uses a GPU."""
     need_driver(facts)
     unit = facts.driver.persistence
     answering = facts.gpus.answering

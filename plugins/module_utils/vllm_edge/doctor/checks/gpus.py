@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the GPUs."""
+"""The checks of the GPUs: present on the bus, answering, expected, and used by whom."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from .helpers import listed, not_judged
 
 
 def gpus_answer(facts: Facts) -> Verdict:
+    """Fail if nvidia-smi reports an error."""
     need_driver(facts)
     if not facts.driver.loaded and not facts.gpus.answering:
         not_judged("the module nvidia is not loaded")
@@ -38,6 +39,7 @@ SMI_WORDS: Mapping[str, str] = {
 
 
 def gpus_present(facts: Facts) -> Verdict:
+    """Fail if a GPU on the PCI bus does not answer, or there are fewer than the profile needs."""
     gpus = facts.gpus
     if not gpus.on_bus and not gpus.answering:
         return fail(
@@ -65,6 +67,7 @@ def gpus_present(facts: Facts) -> Verdict:
 
 
 def gpus_expected(facts: Facts) -> Verdict:
+    """Fail if a GPU is missing that an engine, a recorded slot or the inventory names."""
     gpus = facts.gpus
     if not gpus.expected:
         return good("no engine, record or inventory names a GPU by its UUID yet")
@@ -88,6 +91,7 @@ def gpus_expected(facts: Facts) -> Verdict:
 
 
 def gpus_holders(facts: Facts) -> Verdict:
+    """Report other processes on the GPUs; always `ok`."""
     if not facts.gpus.answering:
         not_judged("no GPU answers")
     others = [f"{holder.who} on {holder.uuid}" for holder in known(facts.gpus.holders) if not holder.ours]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers of several checks."""
+"""Functions and constants that several checks share."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ GIB = 1024**3
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """A version as numbers, as far as it has them."""
+    """Return the numbers of a version, for comparison."""
     return tuple(int(part) for part in re.findall(r"\d+", upstream(version) if "-" in version else version))
 
 
 def listed(names: list[str], most: int = 6) -> str:
+    """Join names with commas, at most `most` of them."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def not_judged(why: str) -> NoReturn:
+    """Raise NotKnown with the reason why a check cannot judge."""
     raise NotKnown(f"not judged: {why}")
 
 
-# Packages of a branch whose version is not that of the driver, since they serve several.
+# Packages whose version is not that of the driver, because they serve several branches.
 HELPERS = frozenset({"nvidia-persistenced", "nvidia-modprobe", "nvidia-settings", "nvidia-xconfig"})

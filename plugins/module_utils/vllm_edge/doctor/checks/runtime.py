@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of Docker, the container toolkit and CDI."""
+"""The checks of Docker, the NVIDIA container toolkit and CDI."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from ..facts import TOOLKIT, Facts, Specification
 from .driver import ENABLED
 from .helpers import HOST_STAGE, listed, not_judged, numbers
 
-# CDI came with Docker 25, and is on without features.cdi from 28.2.0 (moby/moby#49963).
+# Docker has CDI since 25, and from 28.2.0 on without features.cdi (moby/moby#49963).
 CDI_SINCE = (25,)
 CDI_DEFAULT_SINCE = (28, 2, 0)
 
 
 def docker_parts(facts: Facts) -> tuple[int, ...]:
+    """Return Docker's version as numbers. Raises NotKnown if Docker is not installed."""
     if not facts.runtime.docker_version:
         not_judged("Docker is not installed")
     return numbers(facts.runtime.docker_version)
 
 
 def runtime_docker_installed(facts: Facts) -> Verdict:
+    """Fail if there is no dockerd."""
     if facts.runtime.docker_version:
         return good(f"Docker Engine {facts.runtime.docker_version}")
     return fail("no dockerd", f"{HOST_STAGE} installs it.")
 
 
 def runtime_docker_version(facts: Facts) -> Verdict:
+    """Fail if Docker is too old for CDI."""
     if docker_parts(facts) >= CDI_SINCE:
         return good(f"{facts.runtime.docker_version} knows CDI")
     return fail(
@@ -39,6 +42,7 @@ def runtime_docker_version(facts: Facts) -> Verdict:
 
 
 def runtime_docker_running(facts: Facts) -> Verdict:
+    """Fail if docker.service does not run; warn if it does not start at boot."""
     docker_parts(facts)
     unit = known(facts.runtime.docker)
     if unit.active_state != "active":
@@ -52,6 +56,7 @@ def runtime_docker_running(facts: Facts) -> Verdict:
 
 
 def runtime_docker_config(facts: Facts) -> Verdict:
+    """Fail if daemon.json is not valid."""
     if facts.runtime.config_error:
         return fail(
             facts.runtime.config_error,
@@ -64,6 +69,7 @@ def runtime_docker_config(facts: Facts) -> Verdict:
 
 
 def runtime_cdi_enabled(facts: Facts) -> Verdict:
+    """Fail if CDI is switched off in Docker."""
     version = docker_parts(facts)
     if version < CDI_SINCE:
         not_judged("this Docker does not know CDI")
@@ -79,11 +85,13 @@ def runtime_cdi_enabled(facts: Facts) -> Verdict:
 
 
 def toolkit_packages(facts: Facts) -> dict[str, str]:
+    """Return the versions of the installed packages of the container toolkit."""
     packages = known(facts.system.packages)
     return {name: upstream(str(packages[name]["version"])) for name in TOOLKIT if name in packages}
 
 
 def runtime_toolkit(facts: Facts) -> Verdict:
+    """Fail if packages of the toolkit are missing or of different versions; warn about versions with known faults."""
     found = toolkit_packages(facts)
     missing = [name for name in TOOLKIT if name not in found]
     if missing:
@@ -106,11 +114,13 @@ def runtime_toolkit(facts: Facts) -> Verdict:
 
 
 def need_toolkit(facts: Facts) -> None:
+    """Raise NotKnown if the container toolkit is not installed."""
     if not toolkit_packages(facts):
         not_judged("the container toolkit is not installed")
 
 
 def runtime_toolkit_held(facts: Facts) -> Verdict:
+    """Warn if apt may replace the toolkit by itself."""
     need_toolkit(facts)
     packages = known(facts.system.packages)
     loose = [name for name in TOOLKIT if name in packages and not packages[name]["held"]]
@@ -120,6 +130,7 @@ def runtime_toolkit_held(facts: Facts) -> Verdict:
 
 
 def runtime_cdi_refresh(facts: Facts) -> Verdict:
+    """Warn if the unit that renews the CDI specification does not run or does not start at boot."""
     need_toolkit(facts)
     unit = known(facts.runtime.refresh)
     if unit.active_state == "active" and unit.file_state in ENABLED:
@@ -132,6 +143,7 @@ def runtime_cdi_refresh(facts: Facts) -> Verdict:
 
 
 def specifications(facts: Facts) -> tuple[Specification, ...]:
+    """Return the CDI specifications. Raises NotKnown if there is none."""
     found = known(facts.runtime.specifications)
     if not found:
         need_toolkit(facts)
@@ -140,6 +152,7 @@ def specifications(facts: Facts) -> tuple[Specification, ...]:
 
 
 def runtime_cdi_conflict(facts: Facts) -> Verdict:
+    """Fail if two CDI specifications define the same device."""
     seen: dict[str, list[str]] = {}
     for specification in specifications(facts):
         for device in specification.devices:
@@ -157,6 +170,7 @@ def runtime_cdi_conflict(facts: Facts) -> Verdict:
 
 
 def runtime_cdi_current(facts: Facts) -> Verdict:
+    """Fail if the CDI specification was made for another driver version."""
     specifications(facts)
     found = facts.driver.versions
     mounted = sorted({version for versions in found.in_use.values() for version in versions})
@@ -171,6 +185,7 @@ def runtime_cdi_current(facts: Facts) -> Verdict:
 
 
 def runtime_cdi_devices(facts: Facts) -> Verdict:
+    """Fail if a GPU has no CDI device by its UUID; warn about devices of GPUs that are not there."""
     gpus = [gpu.uuid for gpu in facts.gpus.answering]
     found = known(facts.runtime.specifications)
     if not found:
@@ -198,6 +213,8 @@ def runtime_cdi_devices(facts: Facts) -> Verdict:
 
 
 def runtime_gpu_access(facts: Facts) -> Verdict:
+    """Report running containers that may not use their GPUs any more: fail if an engine is among them, otherwise
+    warn."""
     docker_parts(facts)
     asked = known(facts.runtime.access)
     lost = [one for one in asked if one.denied]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the engines."""
+"""The checks of the engines: files, units, ports, start at boot and switches."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from .helpers import listed, not_judged
 
 
 def engines(facts: Facts) -> tuple[Engine, ...]:
+    """Return the engines. Raises NotKnown if there is none."""
     found = known(facts.serving.engines)
     if not found:
         not_judged("no engine is configured on this host")
@@ -17,18 +18,21 @@ def engines(facts: Facts) -> tuple[Engine, ...]:
 
 
 def serving_configuration(facts: Facts) -> Verdict:
+    """Fail if the files of an engine are not valid."""
     if facts.serving.errors:
         return fail("; ".join(facts.serving.errors), "Run site.yml, which renders the files of every engine anew.")
     return good(f"every engine's files are valid: {listed([engine.name for engine in engines(facts)])}")
 
 
 def settled(facts: Facts) -> tuple[Engine, ...]:
+    """Return the engines. Raises NotKnown while a switch runs, because it changes them."""
     if facts.serving.switching:
         not_judged("a switch runs; 'vllm-edge progress' says how far it is")
     return engines(facts)
 
 
 def serving_units(facts: Facts) -> Verdict:
+    """Fail if a unit failed or is being restarted; warn if one does not run."""
     found = settled(facts)
     failed = [engine for engine in found if engine.unit.active_state == "failed" or engine.unit.auto_restart]
     if failed:
@@ -44,6 +48,7 @@ def serving_units(facts: Facts) -> Verdict:
 
 
 def serving_ports(facts: Facts) -> Verdict:
+    """Fail if another program listens on the port of an engine, or the engine itself does not."""
     found = settled(facts)
     taken = [
         f"port {engine.port} of {engine.name} is listened on at {', '.join(engine.listeners)} while its unit is "
@@ -63,10 +68,12 @@ def serving_ports(facts: Facts) -> Verdict:
 
 
 def up(engine: Engine) -> bool:
+    """Return whether the unit of an engine is active."""
     return engine.unit.active_state == "active"
 
 
 def serving_boot(facts: Facts) -> Verdict:
+    """Warn if the engines do not start at boot."""
     engines(facts)
     target = known(facts.serving.target)
     if target.file_state in ENABLED:
@@ -75,6 +82,7 @@ def serving_boot(facts: Facts) -> Verdict:
 
 
 def serving_switch(facts: Facts) -> Verdict:
+    """Fail if a switch was killed and left unfinished."""
     known(facts.serving.engines)
     if facts.serving.unfinished_switch:
         return fail(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of disk space."""
+"""The check of free disk space."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ from ..contract import NotKnown, Verdict, fail, good, warn
 from ..facts import Facts
 from .helpers import GIB
 
-# Thresholds of ours: below the first apt, Docker and the journal begin to fail, below the second an update may not fit.
+# Thresholds that this project chose: below the first apt, Docker and the journal begin to fail, below the second an
+# update may not fit.
 SPACE_FAIL_BYTES = 1 * GIB
 SPACE_WARN_BYTES = 5 * GIB
 INODES_WARN = 10_000
 
 
 def space_check(what: str, variable: str) -> Callable[[Facts], Verdict]:
+    """Return the check of one file system.
+
+    Args:
+        what: the `what` of its Space.
+        variable: a hint that is appended to the remedy, or empty.
+    """
+
     def judge(facts: Facts) -> Verdict:
         for space in facts.spaces:
             if isinstance(space, Unread) or space.what != what:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the operating system."""
+"""The checks of the operating system: distribution, dpkg, clock and limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..contract import Verdict, fail, good, known, warn
 from ..facts import Facts
 from .helpers import listed
 
-# vLLM raises its limit of open files to this at its start, as far as it may (set_ulimit in vllm/utils).
+# vLLM raises its limit of open files to this when it starts, as far as it may (set_ulimit in vllm/utils).
 FILES_WANTED = 65_535
 SUPPORTED = {
     "debian-12": "Debian 12",
@@ -18,6 +18,7 @@ RED_HAT = ("rhel", "rocky", "almalinux", "centos", "fedora", "ol")
 
 
 def system_distribution(facts: Facts) -> Verdict:
+    """Fail if the roles do not support this distribution."""
     system = facts.system
     if system.distribution in SUPPORTED:
         return good(system.name)
@@ -30,6 +31,7 @@ def system_distribution(facts: Facts) -> Verdict:
 
 
 def system_dpkg(facts: Facts) -> Verdict:
+    """Fail if a run of dpkg was cut off, or a package is half installed."""
     if known(facts.system.dpkg_interrupted):
         return fail(
             "a run of dpkg was cut off: /var/lib/dpkg/updates is not empty",
@@ -46,6 +48,7 @@ def system_dpkg(facts: Facts) -> Verdict:
 
 
 def system_apt_lock(facts: Facts) -> Verdict:
+    """Warn if a process holds a lock of apt or dpkg."""
     locks = known(facts.system.locks)
     if not locks:
         return good("nobody holds a lock of apt or dpkg")
@@ -58,6 +61,7 @@ def system_apt_lock(facts: Facts) -> Verdict:
 
 
 def system_time(facts: Facts) -> Verdict:
+    """Warn if the clock is not synchronised."""
     if known(facts.system.synchronized):
         return good("the clock is synchronised")
     return warn(
@@ -68,6 +72,7 @@ def system_time(facts: Facts) -> Verdict:
 
 
 def system_file_limits(facts: Facts) -> Verdict:
+    """Warn if containers may open fewer files than vLLM wants."""
     limit = known(facts.system.files_limit)
     if limit is None or limit >= FILES_WANTED:
         return good(f"containers may open {'any number of' if limit is None else limit} files")

@@ -23,13 +23,17 @@ def _at(card: Card) -> str:
 
 
 def _cards(topology: Topology) -> tuple[Card, ...]:
+    """Return the GPUs. Raises NotKnown if none answers."""
     if not topology.cards:
         raise NotKnown("no GPU answers")
     return topology.cards
 
 
 def judge_link(topology: Topology) -> Verdict:
-    """A narrow link is a fault at any time; a slow one only under load, since idle GPUs lower it to save power."""
+    """Warn if a PCIe link is narrower than possible, or slower under load.
+
+    A slow link counts only under load, because idle GPUs lower it to save power.
+    """
     cards = _cards(topology)
     if all(card.width is None for card in cards):
         raise NotKnown("the driver does not say how wide the links are")
@@ -57,6 +61,7 @@ def judge_link(topology: Topology) -> Verdict:
 
 
 def judge_numa(topology: Topology) -> Verdict:
+    """Warn if the GPUs of one engine are on different NUMA nodes."""
     cards = {card.uuid: card for card in _cards(topology)}
     nodes = {uuid: card.numa for uuid, card in cards.items() if card.numa is not None}
     if not nodes:
@@ -75,6 +80,7 @@ def judge_numa(topology: Topology) -> Verdict:
 
 
 def judge_iommu(topology: Topology) -> Verdict:
+    """Warn if the IOMMU or Access Control Services make reads between GPUs unsafe."""
     cards = _cards(topology)
     recommended = correctness(topology)
     if recommended.reasons:
@@ -100,6 +106,7 @@ def judge_iommu(topology: Topology) -> Verdict:
 
 
 def judge_peers(topology: Topology) -> Verdict:
+    """Report whether the driver offers reads between GPUs; always `ok`."""
     cards = {card.uuid: card for card in _cards(topology)}
     if len(cards) < 2:
         return good("one GPU: there is no other to reach")
@@ -115,6 +122,7 @@ def judge_peers(topology: Topology) -> Verdict:
 
 
 def judge_ecc(topology: Topology) -> Verdict:
+    """Fail if a row could not be remapped; warn about uncorrected errors and rows that wait to be remapped."""
     cards = _cards(topology)
     broken = [f"{_at(card)}: remapping a row failed" for card in cards if card.remap_failed]
     if broken:
@@ -141,6 +149,7 @@ def judge_ecc(topology: Topology) -> Verdict:
 
 
 def judge_xids(topology: Topology) -> Verdict:
+    """Fail on a grave Xid since the boot, warn about any other."""
     xids = known(topology.xids)
     if not xids:
         return good("the kernel has logged no Xid since the boot")
@@ -166,6 +175,7 @@ def judge_xids(topology: Topology) -> Verdict:
 
 
 def judge_power(topology: Topology) -> Verdict:
+    """Warn if heat or power slows a GPU down; a lowered power limit is advice."""
     cards = _cards(topology)
     slowed = [
         f"{_at(card)}: {', '.join(name for bit, name in SLOWDOWNS.items() if (card.slowdown or 0) & bit)}"
@@ -194,7 +204,11 @@ def judge_power(topology: Topology) -> Verdict:
 
 
 def judge_shared_memory(topology: Topology) -> Verdict:
-    """Containers have a /dev/shm of their own out of the host's RAM; one with --ipc=host has the host's."""
+    """Fail if /dev/shm is not mounted; warn if engines have too little of it, or could take more than the host's
+    memory.
+
+    Each container has a /dev/shm of its own in the host's RAM; a container with --ipc=host uses that of the host.
+    """
     if topology.shm_bytes is None:
         return fail(
             "/dev/shm is not mounted", "'mount -t tmpfs tmpfs /dev/shm'; systemd does it at boot unless told not to."

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advice: the profiles that are feasible on a host, ranked."""
+"""Advice: a ranked list of the profiles that are feasible on a host."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine of a shape is given, and what was observed of its like."""
+"""The arguments that an engine is given for the advice, and the operator's observations of similar engines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from .model import MAX_NUM_SEQS, Host, Shape
 
 
 def build_arguments(model: str, shape: Shape, kv_cache_dtype: str, max_model_len: int) -> dict[str, Any]:
-    """An engine as in serving_engines, without what depends on the host."""
+    """Return an engine as in serving_engines, without what depends on the host.
+
+    Args:
+        model: key of vllm_models.
+        kv_cache_dtype: as written in the inventory; `auto` is left out.
+        max_model_len: tokens.
+    """
     stages = {"pipeline_parallel_size": shape.pipeline_parallel_size} if shape.pipeline_parallel_size > 1 else {}
     return {
         "model": model,
@@ -24,10 +30,16 @@ def build_arguments(model: str, shape: Shape, kv_cache_dtype: str, max_model_len
 
 
 def match_observed(engine: Mapping[str, Any], host: Host) -> tuple[str, dict[str, int]]:
-    """What was observed of an engine of the inventory that is like this one: its name, and the figures that hold.
+    """Find observations of an engine of the inventory that is like this one.
 
-    Weights and CUDA's context are the same where model and parallelism are; activations and graphs only where the
-    batch is, too. Raises ObservationError.
+    Weights and the CUDA context are the same if model and parallelism are; activations and graphs only if the batch is
+    the same too.
+
+    Returns:
+        The name of that engine and the figures that apply, or an empty name and no figures.
+
+    Raises:
+        ObservationError: if an observation cannot be used.
     """
     for name, known in host.engines.items():
         figures = overhead.observed(host.observations, name)

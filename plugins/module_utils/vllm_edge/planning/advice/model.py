@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advice as values: what was asked, the host, shapes, fits, profiles."""
+"""The types of the advice: what was asked, the host, shapes, fits and profiles."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..contract import EnginePlan, Gpu, Model, Plan
 
 MIN_CONTEXT_TOKENS = 8192
 MAX_NUM_SEQS = 16
-"""Of every engine that is advised: four for each of the usual roles. Each one more costs memory whether it is used or
-not, for the sampler and for CUDA graphs."""
+"""Of every engine that is advised: four for each of the usual roles. Each further sequence costs memory for the sampler
+and for CUDA graphs, whether it is used or not."""
 
 
 class AdviceError(ValueError):
-    """Nothing can be advised as it is asked for. The message names variable, value, why, and what would work."""
+    """No advice is possible as asked. The message names the variable, the value, why, and what would work."""
 
 
 class By(StrEnum):
@@ -31,19 +31,19 @@ class By(StrEnum):
 
 @dataclass(frozen=True)
 class Wish:
-    """What an operator asks for, checked."""
+    """What an operator asks for, already checked."""
 
     by: By = By.TOK_S
     choose: int = 1
     min_context_tokens: int = MIN_CONTEXT_TOKENS
     models: tuple[str, ...] = ()
-    """Empty: all of them."""
+    """Empty means all models."""
     main: str | None = None
 
 
 @dataclass(frozen=True)
 class Host:
-    """What there is to choose from."""
+    """The models, GPUs and settings to choose from."""
 
     models: Mapping[str, Model]
     gpus: Sequence[Gpu]
@@ -60,13 +60,14 @@ class Host:
 
 @dataclass(frozen=True)
 class Shape:
-    """How an engine is spread over its GPUs."""
+    """How an engine is distributed over its GPUs."""
 
     tensor_parallel_size: int
     pipeline_parallel_size: int = 1
 
     @property
     def gpus(self) -> int:
+        """Number of GPUs."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def __str__(self) -> str:
@@ -76,7 +77,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Fit:
-    """A model over some GPUs of one kind with one dtype of the KV cache, planned with the least context asked for."""
+    """A model on some GPUs of one kind with one dtype of the KV cache, planned with the least context asked for."""
 
     model: str
     gpu: Gpu
@@ -84,15 +85,15 @@ class Fit:
     kv_cache_dtype: str
     plan: EnginePlan
     calibrated: bool
-    """The KV cache is the model's own dtype, or one for which the checkpoint has scales."""
+    """The KV cache has the model's own dtype, or one for which the checkpoint has scales."""
     blocks_of_request: Callable[[int], int]
-    """Blocks of the KV cache that a request of so many tokens takes."""
+    """Returns how many blocks of the KV cache a request of so many tokens takes."""
     observed_as: str = ""
-    """The engine whose observations are in the plan."""
+    """The engine whose observations are in the plan; empty if there is none."""
 
     @property
     def tok_s(self) -> float:
-        """The estimate, as exact as it is shown: what is closer together than that is equal."""
+        """The estimate, rounded as it is shown: what is closer together than that counts as equal."""
         return round(self.plan.decode_tok_s.mid, 1) if self.plan.decode_tok_s else 0.0
 
     @property
@@ -104,7 +105,7 @@ class Fit:
         return f"{self.shape}{'' if self.kv_cache_dtype == 'auto' else f' kv={self.kv_cache_dtype}'}"
 
     def at_once(self, tokens: int) -> float:
-        """Requests of so many tokens that the KV cache holds at once."""
+        """Return how many requests of so many tokens the KV cache holds at once."""
         return self.plan.kv_blocks / self.blocks_of_request(tokens)
 
 
@@ -118,17 +119,18 @@ class Engine:
 
     @property
     def at_once(self) -> float:
+        """How many requests of full length the KV cache holds at once."""
         return self.fit.at_once(self.max_model_len)
 
     @property
     def waiting(self) -> int:
-        """Roles whose request waits when each of them sends one of full length at the same time."""
+        """How many roles wait if each of them sends a request of full length at the same time."""
         return max(len(self.roles) - int(self.at_once), 0)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Engines that fit beside each other, the main one first."""
+    """Engines that fit together on the host, the main engine first."""
 
     engines: tuple[Engine, ...]
     free_gpus: int
@@ -147,12 +149,13 @@ class Profile:
 
     @property
     def label(self) -> str:
-        """Without the context, so profiles that differ by it alone have the same."""
+        """Its name in the table. It leaves out the context, so profiles that differ only in that have the same
+        label."""
         return " + ".join(engine.fit.label for engine in self.engines)
 
     @property
     def kind(self) -> tuple[tuple[str, Shape], ...]:
-        """What it is whatever its KV cache."""
+        """Models and shapes, without the KV cache."""
         return tuple((engine.fit.model, engine.fit.shape) for engine in self.engines)
 
 
@@ -164,7 +167,7 @@ class Rejection:
     verdict: str
     shapes: tuple[str, ...]
     reason: str
-    """Of the last of the shapes, which is the nearest to what would fit."""
+    """That of the last of the shapes, which is the nearest to fitting."""
 
     def __str__(self) -> str:
         over = f" as {', '.join(self.shapes)}" if self.shapes else ""
@@ -181,16 +184,18 @@ class Chosen:
     serving_profiles: Mapping[str, Mapping[str, Any]]
     plan: Plan
     advice: Mapping[str, tuple[str, ...]]
-    """By engine: what is right and could be better, or is advised against."""
+    """By engine: what works and could be better, and what is advised against."""
 
 
 @dataclass(frozen=True)
 class Advice:
+    """The answer: what was asked, all feasible profiles, the rejected shapes, and the chosen profile."""
+
     wish: Wish
     host: Host
     mains: tuple[str, ...]
     """Models that the main engine may have."""
     profiles: tuple[Profile, ...]
-    """The best first."""
+    """Best first."""
     rejections: tuple[Rejection, ...]
     chosen: Chosen

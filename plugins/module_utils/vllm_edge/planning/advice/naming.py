@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names, ports and slots of the engines of the profile that was chosen."""
+"""Names, ports and slots for the engines of the chosen profile."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ PORTS = range(8050, 8150, 10)
 
 
 def describe_choice(asked: Wish, host: Host, profile: Profile, kinds: Sequence[Sequence[str]]) -> Chosen:
+    """Return the chosen profile as it is written into group_vars, planned on the whole host.
+
+    Args:
+        kinds: models that differ only in precision, as `search` groups them.
+    """
     written: dict[str, dict[str, Any]] = {}
     observations: dict[str, Any] = {}
     ports: list[int] = []
@@ -66,7 +71,7 @@ def describe_choice(asked: Wish, host: Host, profile: Profile, kinds: Sequence[S
 
 
 def _slots(profile: Profile, gpus: Sequence[Gpu]) -> list[tuple[int, ...]]:
-    """Slots of each engine, the lowest of their kind that are left."""
+    """Return the slots of each engine: the lowest free ones of its kind of GPU."""
     left = {gpu: [slot for slot, other in enumerate(gpus) if other == gpu] for gpu in dict.fromkeys(gpus)}
     taken = []
     for engine in profile.engines:
@@ -77,13 +82,13 @@ def _slots(profile: Profile, gpus: Sequence[Gpu]) -> list[tuple[int, ...]]:
 
 
 def _port(kind: Sequence[str], host: Host, taken: Sequence[int]) -> int:
-    """The port at which the inventory has models of the kind, else the next one."""
+    """Return the port that the inventory uses for models of this kind, otherwise the next free one."""
     known = [engine.get("port") for engine in host.engines.values() if engine.get("model") in kind]
     return next(port for port in (*known, *PORTS) if isinstance(port, int) and port not in taken)
 
 
 def _dialect(model: str, host: Host) -> dict[str, Any]:
-    """How clients speak to the model: as to an engine of the inventory with it, else with one of its family."""
+    """Return how clients talk to the model: as the inventory's engine with it, otherwise with one of its family."""
     names = [name for name, other in host.models.items() if other.family == host.models[model].family]
     for name in (model, *names):
         for engine in host.engines.values():
@@ -96,7 +101,7 @@ DIALECT = ("chat_template", "tool_call_parser", "reasoning_parser")
 
 
 def _engine_name(engine: Engine, described: Mapping[str, Any], host: Host) -> str:
-    """A name that says what it is and is free, or is that of the very same engine of the inventory."""
+    """Return a descriptive name that is free, or that of an equal engine of the inventory."""
     fit, shape = engine.fit, engine.fit.shape
     spread = [f"tp{shape.tensor_parallel_size}"] if shape.gpus > 1 else []
     spread += [f"pp{shape.pipeline_parallel_size}"] if shape.pipeline_parallel_size > 1 else []
@@ -118,12 +123,17 @@ def _profile_name(profile: Profile, engines: list[str], host: Host) -> str:
 
 
 def _free_name(names: Sequence[str], free: Callable[[str], bool]) -> str:
+    """Return the first free name, otherwise the last one with a number."""
     numbered = (f"{names[-1]}-{number}" for number in itertools.count(2))
     return next(name for name in itertools.chain(names, numbered) if free(name))
 
 
 def list_own_advice(engine: Engine, name: str, host: Host) -> Iterator[str]:
-    """What the planner cannot say, because it follows from the choice."""
+    """Yield advice that follows from the choice and that the planner cannot know.
+
+    Args:
+        name: the engine's name in the profile, or empty in the table of profiles.
+    """
     fit = engine.fit
     if not fit.calibrated and fit.plan.kv_cache_dtype.startswith("fp8"):
         yield (
@@ -145,5 +155,6 @@ def list_own_advice(engine: Engine, name: str, host: Host) -> Iterator[str]:
 
 
 def describe_gpus(host: Host) -> str:
+    """Return for example `4 x NVIDIA L4`."""
     kinds = Counter((gpu.name or f"GPU of {gpu.cuda_total_bytes // 2**20:,} MiB") for gpu in host.gpus)
     return " and ".join(f"{count} x {name}" for name, count in kinds.items())

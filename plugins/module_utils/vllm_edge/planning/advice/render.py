@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advice as a document for programs and as lines for a terminal."""
+"""The advice as a document for programs and as text for a terminal."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .naming import describe_gpus, list_own_advice
 
 WIDTH = render.WIDTH
 ROWS = 20
-"""Of the table. The document has all profiles."""
+"""Rows of the table. The document has all profiles."""
 
 
 def document(advice: Advice) -> dict[str, Any]:
-    """All of it as plain data."""
+    """Return the whole advice as plain data."""
     return {
         "by": advice.wish.by.value,
         "min_context": advice.wish.min_context_tokens,
@@ -50,7 +50,7 @@ def document(advice: Advice) -> dict[str, Any]:
 
 
 def lines(advice: Advice) -> list[str]:
-    """The answer for people, at most WIDTH columns."""
+    """Return the advice as text of at most WIDTH columns."""
     count, host, chosen = len(advice.profiles), advice.host, advice.chosen
     return [
         *_wrapped(
@@ -82,7 +82,7 @@ def lines(advice: Advice) -> list[str]:
 
 
 def pasted(chosen: Chosen) -> list[str]:
-    """YAML for group_vars, which is also a file of its own for `-e @FILE`."""
+    """Return the chosen profile as YAML for group_vars; it is also a valid file for `-e @FILE`."""
     return [
         "# For group_vars/all/engines.yml. The KV cache gets what is left of each GPU but plan_margin_mib.",
         "serving_engines:",
@@ -106,7 +106,7 @@ NOT_CONSIDERED = (
     f"{MAX_NUM_SEQS}, a smaller model as main engine (advise_main)."
 )
 COLUMNS = (4, 31, 9, 17, 8, 7)
-"""Widths of rank, engines, GPUs, tok/s, context and at once; what is left is the verdict's."""
+"""Widths of rank, engines, GPUs, tok/s, context and at once; the verdict gets the rest."""
 
 
 def _table(advice: Advice) -> Iterator[str]:
@@ -176,7 +176,7 @@ def _row(rank: int, profile: Profile, advice: Advice) -> dict[str, Any]:
 
 
 def _advice_of(engine: Engine, advice: Advice) -> list[str]:
-    """The planner's, with the context that the engine has in place of the one that it was planned with, and ours."""
+    """Return the advice for an engine: the planner's, recomputed for its real context, and that of the choice."""
     plan = engine.fit.plan
     planned = context_advice(advice.wish.min_context_tokens, plan.max_concurrency)
     kept = [text for text in plan.advice if text not in planned]
@@ -203,7 +203,7 @@ NOT_TEXT = re.compile(r"[\d_.+-]+(?:e[-+]?\d+)?|0[xob].*|y|n|yes|no|on|off|true|
 
 
 def _yaml(value: Any) -> str:
-    """A value on one line. Texts are quoted where YAML would take them for something else."""
+    """Return a value on one line. Texts are quoted if YAML would read them as something else."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(_yaml(item) for item in value)}]"
     if isinstance(value, str) and PLAIN.fullmatch(value) and not NOT_TEXT.fullmatch(value):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which profiles are feasible on a host with a set of models, ranked, and one of them as group_vars.
+"""Search for the profiles that are feasible on a host with a set of models, and their ranking.
 
-A profile is one main engine, which has the largest model, and beside it up to one engine of each smaller model on the
-GPUs that stay free. Engines share no GPU, so what comes of one depends on its own GPUs alone: each is planned once for
-each kind of GPU, however many profiles it is in. Tokens per second are the planner's estimates.
+A profile is one main engine, which has the largest model, and beside it at most one engine of each smaller model on the
+GPUs that stay free. Engines share no GPU, so the result for an engine depends only on its own GPUs: each is planned
+once for each kind of GPU, in however many profiles it is. Tokens per second are the planner's estimates.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from .model import (
 from .naming import describe_choice, describe_gpus
 
 KV_CACHE_DTYPES = ("auto", "fp8", "bfloat16")
-"""As they are written down; of those that come to the same for a checkpoint the first is taken."""
+"""As they are written in the inventory. Of those that are the same for a checkpoint, the first is used."""
 ROLES_OF_MAIN = 2
-"""So many roles stay with the main engine where others are beside it."""
+"""This many roles stay with the main engine if there are others beside it."""
 WITHOUT_KV = (Verdict.UNSUPPORTED_ENGINE, Verdict.UNSUPPORTED_SHAPE, Verdict.NOT_FREE, Verdict.OOM_WEIGHTS)
 """Verdicts that another dtype of the KV cache does not change."""
 BITS_OF_TENSORS = {"U8": 2, "F4": 1, "I32": 8, "I64": 16}
-"""Weights of 4 bits that one element of a packed tensor holds, by the tensor's dtype."""
+"""How many 4-bit weights one element of a packed tensor holds, by the tensor's dtype."""
 
 
 def wish(
@@ -55,7 +55,19 @@ def wish(
     models: Any = (),
     main: Any = None,
 ) -> Wish:
-    """The variables advise_*, checked. Numbers may be text, as `-e` delivers them. Raises AdviceError."""
+    """Check the variables advise_*. Numbers may be text, because `-e` delivers text.
+
+    Args:
+        known_models: keys of vllm_models.
+        by: advise_by, what the profiles are ranked by.
+        choose: advise_choose, a rank from 1 on.
+        min_context: advise_min_context, in tokens.
+        models: advise_models, one name or a list; empty means all.
+        main: advise_main, the model of the main engine, or None.
+
+    Raises:
+        AdviceError: if a value is wrong.
+    """
     known = sorted(known_models)
     if by not in tuple(By):
         raise AdviceError(f"advise_by: {not_among(by, [choice.value for choice in By])}")
@@ -74,10 +86,14 @@ def wish(
 
 
 def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None) -> Advice:
-    """All feasible profiles of the host, ranked, and the chosen one.
+    """Return all feasible profiles of the host, ranked, and the chosen one.
 
-    `unreadable` are models of which nothing is known, each with why. Raises AdviceError where no profile is feasible,
-    the chosen one is not there, or what it is ranked by is not known of the GPU; else as planner.plan.
+    Args:
+        unreadable: models of which nothing is known, each with the reason.
+
+    Raises:
+        AdviceError: if no profile is feasible, the chosen rank does not exist, or the ranking needs something that is
+            not known of the GPU. Errors of planner.plan are passed on.
     """
     models = {name: model for name, model in host.models.items() if not asked.models or name in asked.models}
     rejections = [
@@ -116,9 +132,10 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
 
 
 def parameters(model: Model) -> int:
-    """Parameters of a checkpoint, whatever its precision, but for a head that is not tied: not every one has it.
+    """Return the number of parameters of a checkpoint, whatever its precision.
 
-    Scales of quantized weights count too, some per cent.
+    A head that is not tied is left out, because not every checkpoint has one. Scales of quantized weights count too,
+    which is some per cent.
     """
     packed = model.quantization.weight_bits == 4
     return sum(
@@ -139,7 +156,7 @@ def _elements(shape: Sequence[int]) -> int:
 
 
 def _kinds(models: Mapping[str, Model]) -> list[tuple[str, ...]]:
-    """Models by what they are, whatever their precision; the largest first."""
+    """Group models that differ only in precision, the largest first."""
     found: dict[tuple[Any, ...], list[str]] = {}
     for name, model in models.items():
         heads = (model.query_heads, model.experts, model.vocabulary)
@@ -150,7 +167,7 @@ def _kinds(models: Mapping[str, Model]) -> list[tuple[str, ...]]:
 
 
 def shapes(gpus: int) -> list[Shape]:
-    """Ways to spread an engine over at most so many GPUs, fewer GPUs first."""
+    """Return the ways to distribute an engine over at most this many GPUs, fewer GPUs first."""
     found = [
         Shape(size, stages)
         for size in TENSOR_PARALLEL_SIZES
@@ -161,7 +178,7 @@ def shapes(gpus: int) -> list[Shape]:
 
 
 def _fits(asked: Wish, host: Host, models: Mapping[str, Model]) -> tuple[list[Fit], list[Rejection]]:
-    """Every engine that starts with the least context, and why others do not."""
+    """Return every engine that starts with the least context, and why others do not."""
     found: list[Fit] = []
     refused: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for name, model in models.items():
@@ -185,7 +202,7 @@ def _fits(asked: Wish, host: Host, models: Mapping[str, Model]) -> tuple[list[Fi
 
 
 def _over(name: str, gpu: Gpu, shape: Shape, asked: Wish, host: Host) -> Iterator[Fit]:
-    """The engine with each dtype of the KV cache that makes a difference."""
+    """Yield the engine with each dtype of the KV cache that makes a difference."""
     model = host.models[name]
     seen: set[str] = set()
     for dtype in KV_CACHE_DTYPES:
@@ -226,7 +243,7 @@ def _over(name: str, gpu: Gpu, shape: Shape, asked: Wish, host: Host) -> Iterato
 def _profiles(
     asked: Wish, host: Host, mains: Sequence[str], smaller: Sequence[Sequence[str]], fits: Sequence[Fit]
 ) -> Iterator[Profile]:
-    """Every main engine with every choice of engines beside it."""
+    """Yield every main engine with every choice of engines beside it."""
     beside = [_best_sides(kind, fits) for kind in smaller]
     for main in fits:
         if main.model not in mains:
@@ -245,8 +262,11 @@ def _profiles(
 
 
 def _best_sides(kind: Sequence[str], fits: Sequence[Fit]) -> list[Fit]:
-    """Engines of one kind of model that may be beside another: of each checkpoint the one on the fewest GPUs, and those
-    that are faster on more; with the KV cache as the checkpoint has it where that fits."""
+    """Return the engines of one kind of model that are worth having beside the main one.
+
+    For each checkpoint that is the one on the fewest GPUs, and those on more GPUs that are faster. The KV cache is the
+    checkpoint's own if that fits.
+    """
     fastest: dict[tuple[str, Gpu], Fit] = {}
     best = []
     for fit in sorted((fit for fit in fits if fit.model in kind), key=lambda fit: (fit.shape.gpus, -fit.tok_s)):
@@ -258,7 +278,7 @@ def _best_sides(kind: Sequence[str], fits: Sequence[Fit]) -> list[Fit]:
 
 
 def _beside(kinds: Sequence[Sequence[Fit]], left: Mapping[Gpu, int], most: int) -> Iterator[tuple[Fit, ...]]:
-    """Choices of at most so many engines, one of each kind at most, that fit on the GPUs that are left."""
+    """Yield choices of at most `most` engines, at most one of each kind, that fit on the GPUs that are left."""
     yield ()
     if most < 1:
         return
@@ -271,13 +291,16 @@ def _beside(kinds: Sequence[Sequence[Fit]], left: Mapping[Gpu, int], most: int) 
 
 
 def _dealt(roles: Sequence[str], engines: int) -> list[tuple[str, ...]]:
-    """Roles of the engines beside the main one: one each, the last has the rest."""
+    """Distribute roles to the engines beside the main one: one each, and the rest to the last."""
     return [(roles[number],) if number < engines - 1 else tuple(roles[number:]) for number in range(engines)]
 
 
 def _contexts(fit: Fit, requests: int, least: int) -> tuple[int, ...]:
-    """The lengths that are worth offering: for each number of requests up to so many the longest power of two of which
-    that many fit at once, most requests first, and the longest that fits at all. A shorter one gains nothing."""
+    """Return the context lengths that are worth offering.
+
+    For each number of requests up to `requests` it is the longest power of two of which that many fit at once, most
+    requests first; then the longest length that fits at all. A shorter one gains nothing.
+    """
     longest = max(fit.plan.max_context // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS, least)
     ladder = [least, *(2**power for power in range(longest.bit_length()) if least < 2**power <= longest)]
     found = []
@@ -288,6 +311,7 @@ def _contexts(fit: Fit, requests: int, least: int) -> tuple[int, ...]:
 
 
 def _by_speed(profile: Profile) -> tuple[Any, ...]:
+    """Return the sort key of the ranking by tokens per second; later parts break ties."""
     main = profile.main
     return (
         -main.fit.tok_s,
@@ -318,7 +342,7 @@ ORDERS: Mapping[By, Callable[[Profile], tuple[Any, ...]]] = {
 
 
 def _nothing(asked: Wish, host: Host, rejections: Sequence[Rejection]) -> str:
-    """Why no profile is feasible, and what would work."""
+    """Return why no profile is feasible, and what would work."""
     only = f"advise_main: no engine of {asked.main}" if asked.main else "advise_models: no engine of any of the models"
     why = [str(reason) for reason in rejections if asked.main in (None, reason.model)]
     tried = f"advise_min_context is {asked.min_context_tokens:,} tokens: a smaller one, or another model, may do."
@@ -329,7 +353,7 @@ def _nothing(asked: Wish, host: Host, rejections: Sequence[Rejection]) -> str:
 
 
 def _number(variable: str, value: Any, least: int, what: str) -> int:
-    """A whole number, which may have come as text."""
+    """Parse a whole number, which may be text. Raises AdviceError."""
     text = str(value)
     if isinstance(value, bool) or not re.fullmatch(r"\d+", text) or int(text) < least:
         raise AdviceError(f"{variable}: {shown(value)} is not {what}; write a whole number from {least} on.")
