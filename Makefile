@@ -43,6 +43,7 @@ test-all: test ## Every test and the cases that take longer: further cases on th
 lint: bootstrap-python $(VENV)/.stamp collections ## Linters and type checker
 	@tools/timed "ruff" bash -c 'ruff check . && ruff format --check .'
 	@tools/timed "mypy" mypy
+	@tools/timed "layers of imports" env PYTHONPATH=plugins/module_utils lint-imports --no-cache
 	@tools/timed "yamllint" yamllint --strict .
 	@tools/timed "ansible-lint" ansible-lint --offline
 
@@ -90,7 +91,9 @@ $(VENV)/.stamp: requirements-dev.txt
 
 ANSIBLE_WHEEL := ansible==12.3.0
 .PHONY: collections
-collections: collections/.stamp ## Collections of requirements.yml, out of the ansible wheel
+collections: collections/.stamp ## Collections of requirements.yml, out of the ansible wheel, and a link to this one
+	@mkdir -p collections/ansible_collections/edge
+	@ln -sfnT ../../.. collections/ansible_collections/edge/vllm_edge
 collections/.stamp: requirements.yml $(VENV)/.stamp
 	@echo "==> collections of requirements.yml, out of $(ANSIBLE_WHEEL)"
 	@rm -rf collections .cache/ansible
@@ -99,6 +102,11 @@ collections/.stamp: requirements.yml $(VENV)/.stamp
 	@python tools/collections_from_wheel.py .cache/ansible/ansible-*.whl requirements.yml collections
 	@rm -rf .cache/ansible
 	@touch $@
+
+.PHONY: collection
+collection: bootstrap-python $(VENV)/.stamp ## Build the collection edge.vllm_edge, with the wheel of the host's program, in .cache/collection
+	@python roles/vllm_edge_host/files/build_wheel.py . roles/vllm_edge_host/files
+	@ansible-galaxy collection build --force --output-path .cache/collection
 
 .PHONY: reference
 reference: bootstrap-python $(VENV)/.stamp collections ## Write docs/reference anew

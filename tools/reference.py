@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/reference: what ansible-doc, group_vars/all and the program's --help say, as Markdown.
+"""Write docs/reference as Markdown, from the output of ansible-doc, from group_vars/all and from the program's --help.
 
 The same sources always give the same text: nothing in it depends on the time, the machine or the working directory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ REFERENCE = ROOT / "docs" / "reference"
 TEMPLATES = ROOT / "tools" / "templates"
 MODULES = ROOT / "plugins" / "modules"
 ACTIONS = ROOT / "plugins" / "action"
+COLLECTION = ("edge", "vllm_edge")
+"""Namespace and name. The modules name their doc fragments by it."""
 VARIABLES = ROOT / "tools" / "variables.yml"
 GROUP_VARS = ROOT / "group_vars" / "all"
 WIDTH = 120
@@ -31,13 +35,13 @@ HELP_WIDTH = 100
 
 Doc = dict[str, Any]
 
-# A name's last word is the unit, throughout the project.
+# Throughout the project the last word of a name is the unit.
 UNITS = {"tok_s": "tok/s", "_s": "seconds", "_mib": "MiB", "_gib": "GiB", "_bytes": "bytes"}
 
 
-def said(*command: str, **environment: str) -> str:
-    """What a command prints, the same in every locale and terminal."""
-    done = subprocess.run(
+def run_command(*command: str, **environment: str) -> str:
+    """Return what a command prints. The output is the same in every locale and terminal."""
+    completed = subprocess.run(
         command,
         cwd=ROOT,
         env={**os.environ, "LC_ALL": "C.UTF-8", "NO_COLOR": "1", "COLUMNS": str(HELP_WIDTH), **environment},
@@ -46,22 +50,43 @@ def said(*command: str, **environment: str) -> str:
         text=True,
         encoding="utf-8",
     )
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr}")
-    return done.stdout
+    if completed.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}: exit status {completed.returncode}\n{completed.stderr}")
+    return completed.stdout
 
 
-def ansible_doc(kind: str, names: Iterable[str], paths: Iterable[Path]) -> Doc:
-    """Documentation as ansible-doc reads it, by name."""
+@contextlib.contextmanager
+def collections_path() -> Iterator[str]:
+    """Provide a directory of collections in which this checkout is the collection.
+
+    ansible-doc finds the doc fragments of the modules there, whether or not `make collections` was run.
+    """
+    namespace, name = COLLECTION
+    with tempfile.TemporaryDirectory() as directory:
+        link = Path(directory, "ansible_collections", namespace, name)
+        link.parent.mkdir(parents=True)
+        link.symlink_to(ROOT, target_is_directory=True)
+        yield directory
+
+
+def ansible_doc(kind: str, names: Collection[str], paths: Iterable[Path]) -> Doc:
+    """Return the documentation that ansible-doc prints, by name, with doc fragments merged into it."""
     where = ["-r" if kind == "role" else "-M", ":".join(str(path) for path in paths)]
-    found: Doc = json.loads(said("ansible-doc", "--json", "-t", kind, *where, *names, ANSIBLE_NOCOLOR="1"))
-    if missing := sorted(set(names) - set(found)):
+    with collections_path() as collections:
+        text = run_command(
+            *("ansible-doc", "--json", "-t", kind, *where, *names),
+            ANSIBLE_NOCOLOR="1",
+            ANSIBLE_COLLECTIONS_PATH=collections,
+        )
+    docs: Doc = json.loads(text)
+    if missing := sorted(set(names) - set(docs)):
         raise SystemExit(f"ansible-doc finds no documentation of {', '.join(missing)}")
-    return found
+    # A role is listed twice, the second time as a role of the collection.
+    return {name: docs[name] for name in names}
 
 
 def role_docs() -> Doc:
-    """Entry points of every role, by role; `main` comes first."""
+    """Return the entry points of every role, by role. `main` comes first."""
     names = sorted(path.parent.parent.name for path in (ROOT / "roles").glob("*/meta/argument_specs.yml"))
     return {
         name: dict(sorted(doc["entry_points"].items(), key=lambda pair: (pair[0] != "main", pair[0])))
@@ -70,7 +95,7 @@ def role_docs() -> Doc:
 
 
 def plugin_docs(*directories: Path) -> Doc:
-    """`doc`, `examples`, `return` and `source` of every module or action plugin in the directories, by name."""
+    """Return `doc`, `examples`, `return` and `source` of every plugin in the directories, by name."""
     files = {path.stem: path for directory in directories for path in directory.glob("*.py")}
     return {
         name: {**doc, "source": files[name].relative_to(ROOT).as_posix()}
@@ -79,10 +104,10 @@ def plugin_docs(*directories: Path) -> Doc:
 
 
 def program_help() -> dict[str, str]:
-    """What `vllm-edge --help` says, under the empty name, and each subcommand's, by name."""
+    """Return the output of `vllm-edge --help` under the empty name, and that of each subcommand under its name."""
 
     def run(*arguments: str) -> str:
-        return said(sys.executable, *arguments, PYTHONPATH=str(ROOT / "plugins" / "module_utils"))
+        return run_command(sys.executable, *arguments, PYTHONPATH=str(ROOT / "plugins" / "module_utils"))
 
     names = run("-c", "from vllm_edge.cli import COMMANDS\nfor command in COMMANDS: print(command.name)").split()
     texts = {"": run("-m", "vllm_edge", "--help")}
@@ -90,14 +115,14 @@ def program_help() -> dict[str, str]:
 
 
 def group_vars() -> dict[str, Doc]:
-    """Variables of group_vars/all, by file."""
+    """Return the variables of group_vars/all, by file."""
     return {
         path.name: yaml.safe_load(path.read_text(encoding="utf-8")) or {} for path in sorted(GROUP_VARS.glob("*.yml"))
     }
 
 
 def variable_docs(roles: Doc) -> Doc:
-    """Sections of tools/variables.yml, each variable with its value, and described by its role where one has it."""
+    """Return the sections of tools/variables.yml with values, and with descriptions from roles where it has none."""
     described: Doc = yaml.safe_load(VARIABLES.read_text(encoding="utf-8"))
     values = {name: (file, value) for file, found in group_vars().items() for name, value in found.items()}
     of_roles = {
@@ -127,7 +152,7 @@ def variable_docs(roles: Doc) -> Doc:
 
 
 def markup(text: str) -> str:
-    """Ansible's markup as Markdown; what neither knows stays as it is."""
+    """Convert Ansible's markup to Markdown. Unknown markup is not changed."""
     parts = re.split(r"\b([A-Z]{1,2})\(([^()]*(?:\([^()]*\))?[^()]*)\)", text)
     plain = [re.sub(r"([<*])", r"\\\1", part) for part in parts[::3]]
     marked = [
@@ -140,13 +165,13 @@ def markup(text: str) -> str:
 
 
 def sentences(description: str | list[str]) -> str:
-    """A description, which may be a list of paragraphs, in one line."""
+    """Return a description, which may be a list of paragraphs, as one line."""
     parts = [description] if isinstance(description, str) else description
     return " ".join(markup(" ".join(part.split())) for part in parts)
 
 
 def literal(value: Any) -> str:
-    """A value as an operator would write it, in one line."""
+    """Return a value as an operator would write it, in one line."""
     if value is True or value is False or value is None:
         text = str(json.dumps(value))
     elif isinstance(value, str):
@@ -157,19 +182,19 @@ def literal(value: Any) -> str:
 
 
 def unit(name: str) -> str:
-    """The unit that a name ends in, or nothing."""
+    """Return the unit that a name ends in, or an empty text."""
     return next((unit for ending, unit in UNITS.items() if name.endswith(ending)), "")
 
 
 def shown(value: Any) -> bool:
-    """Whether a variable's value says something in one line: neither computed nor a table of its own."""
+    """Whether a variable's value can be printed in one line: it is neither computed nor a mapping."""
     return (
         value is not None and not isinstance(value, dict) and len(literal(value)) < 100 and "{{" not in literal(value)
     )
 
 
 def head(name: str, option: Mapping[str, Any]) -> str:
-    """What a reader wants first of an option: type, unit, whether it is required, default."""
+    """Return the type of an option, its unit, and its value, its default or that it is required."""
     kind = option.get("type", "str")
     if kind == "list" and "elements" in option:
         kind = f"list of {option['elements']}"
@@ -184,7 +209,7 @@ def head(name: str, option: Mapping[str, Any]) -> str:
 
 
 def item(text: str, level: int = 0) -> str:
-    """An item of a list, wrapped."""
+    """Return an item of a list, wrapped."""
     indent = "  " * level
     return textwrap.fill(
         text,
@@ -197,22 +222,22 @@ def item(text: str, level: int = 0) -> str:
 
 
 def paragraph(text: str) -> str:
-    """A paragraph, wrapped."""
+    """Return a paragraph, wrapped."""
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def tidy(text: str) -> str:
-    """No space at the end of lines, never two empty lines, one newline at the end."""
+    """Remove space at the end of lines, repeated empty lines, and all but one newline at the end."""
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", text)).strip("\n") + "\n"
 
 
 def in_order(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Options as a reader looks for them: the required ones first, each part by name."""
+    """Sort options: the required ones first, each part by name."""
     return sorted(options.items(), key=lambda pair: (not pair[1].get("required", False), pair[0]))
 
 
 def render() -> dict[str, str]:
-    """Every page of the reference, by file name."""
+    """Render every page of the reference, by file name."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES, encoding="utf-8"),
         undefined=jinja2.StrictUndefined,
@@ -246,7 +271,7 @@ def render() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the pages and remove those that are no longer made."""
+    """Write the pages and remove those that no longer have a template."""
     pages = render()
     REFERENCE.mkdir(parents=True, exist_ok=True)
     for path in REFERENCE.glob("*.md"):

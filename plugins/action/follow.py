@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a long module in the background of the host and show on the terminal how far it is."""
+"""Action plugin: run a long module in the background of the host and print its progress."""
 
 from __future__ import annotations
 
@@ -14,13 +14,28 @@ from ansible.utils.display import Display
 
 DOCUMENTATION = r"""
 name: follow
-short_description: Run a long module and show its progress live
+short_description: Run a long module and print its progress
+version_added: "0.1.0"
 description:
-  - Starts a module in the background of the host and asks for its result.
-  - Meanwhile it asks the progress command every O(interval_s) seconds and prints one line for each line of its answer.
-  - A line holds the label, the seconds since the start, and what the progress command printed.
-  - The module does not depend on the connection. While that is lost, which is said once, the host is asked again.
-  - In check mode the module runs in the foreground, as it would by itself.
+  - Starts a module in the background of the host, waits for it, and returns its result.
+  - Meanwhile runs the progress command every O(interval_s) seconds, and prints one line for each line of its output.
+  - Each printed line contains the label, the seconds since the start, and a line of the progress command.
+  - The module does not depend on the connection. If the connection is lost, the plugin prints that once and keeps
+    trying to reach the host.
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes
+attributes:
+  check_mode:
+    support: full
+    description: In check mode the module runs in the foreground, as it would without this plugin.
+  diff_mode:
+    support: full
+    description: Returns the difference that the module returns.
+  idempotent:
+    support: N/A
+    description: This depends on the module.
 options:
   module:
     description: Fully qualified name of the module.
@@ -31,40 +46,63 @@ options:
     type: dict
     default: {}
   label:
-    description: What is going on, one or two words.
+    description: What is in progress, in one or two words.
     type: str
     required: true
   progress:
-    description: Command, as a list, whose standard output says how far it is, a line for each thing that is under way.
+    description: Command, as a list, that prints one line of progress for each operation that is under way.
     type: list
     elements: str
     default: []
   interval_s:
-    description: Seconds between two lines.
+    description: Number of seconds between two lines.
     type: int
     default: 10
   timeout_s:
-    description: Seconds after which the module is ended and the task fails.
+    description: Number of seconds after which the module is stopped and the task fails.
     type: int
     default: 3600
+seealso:
+  - module: edge.vllm_edge.model_weights
+    description: A module that takes long and writes its progress to a file.
+"""
+
+EXAMPLES = r"""
+- name: Download a model and print the progress
+  edge.vllm_edge.follow:
+    module: edge.vllm_edge.model_weights
+    args:
+      name: e2b
+      repo: google/gemma-4-E2B-it
+      path: /data/vllm/weights/gemma-4-E2B-it
+      progress_path: /var/lib/vllm-edge/progress/e2b
+    label: weights e2b
+    progress: [cat, /var/lib/vllm-edge/progress/e2b]
+"""
+
+RETURN = r"""
+seconds:
+  description: Duration in seconds. All other values are those that the module returns.
+  type: float
+  returned: outside of check mode, when the module has ended
 """
 
 FIRST_POLL_S = 0.2
 POLL_S = 1.0
-"""The first questions come sooner: most modules that are followed find nothing to do."""
+"""The first polls follow each other faster, because most modules have nothing to do."""
 WIDTH = 160
 STATUS_MODULE = "ansible.legacy.async_status"
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """The action behind C(follow)."""
+    """Action plugin for C(follow)."""
 
     TRANSFERS_FILES = False
     _supports_check_mode = True
     _supports_async = False
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Run the module; returns its result, whatever it is."""
+        """Run the module and return its result, including a failure."""
         super().run(tmp, task_vars)
         variables = task_vars or {}
         _spec, options = self.validate_argument_spec(
@@ -89,8 +127,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return self._follow(job, options, variables)
 
     def _follow(self, job: dict[str, Any], options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Ask for the job's result until it is there; print the progress meanwhile."""
-        # What the action plugin `async_status` would fill in; the module refuses to look without it.
+        """Wait for the result of the job, and print the progress meanwhile."""
+        # The action plugin `async_status` would add this option. The module fails without it.
         asked = {"jid": job["ansible_job_id"], "_async_dir": posixpath.dirname(job["results_file"])}
         began = shown = time.monotonic()
         pause, lost = FIRST_POLL_S, False
@@ -110,10 +148,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             else:
                 lost = False
             now = time.monotonic()
-            if status.get("finished", True):  # an answer without the key is a failure to ask
+            if status.get("finished", True):  # the key is missing if the job could not be polled
                 break
             if now - began > options["timeout_s"]:
-                # Not raised: an exception would end the play whatever the task's failed_when says.
+                # An exception would end the play in spite of the task's failed_when.
                 return {"failed": True, "msg": f"{options['label']}: not finished after {options['timeout_s']} s"}
             if now - shown >= options["interval_s"] and not lost:
                 shown = now
@@ -123,7 +161,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 module_name=STATUS_MODULE, module_args={**asked, "mode": "cleanup"}, task_vars=variables
             )
         except AnsibleConnectionFailure:
-            self._reset()  # a record that stays on the host harms nobody, a lost result does
+            self._reset()  # a leftover file on the host is harmless, a lost result is not
         result = dict(status)
         result["seconds"] = round(now - began, 1)
         for key in ("ansible_job_id", "results_file", "started", "finished"):
@@ -131,7 +169,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return result
 
     def _reset(self) -> None:
-        """The next question makes a new connection; some plugins would go on with the broken one."""
+        """Make the next poll open a new connection. Some connection plugins would reuse the broken one."""
         with contextlib.suppress(AnsibleError):
             self._connection.reset()
 
@@ -139,7 +177,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         """Print the progress, at least one line."""
         lines: list[str] = []
         if options["progress"]:
-            with contextlib.suppress(AnsibleConnectionFailure):  # the next question for the job deals with it
+            with contextlib.suppress(AnsibleConnectionFailure):  # the next poll handles it
                 answer = self._execute_module(
                     module_name="ansible.builtin.command",
                     module_args={"argv": options["progress"]},
@@ -155,7 +193,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
 
 def resolve(module: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of the module that runs on the host: `shell` is `command` there."""
+    """Return name and arguments of the module that runs on the host. `shell` is run as `command`."""
     if module in ("shell", "ansible.builtin.shell"):
         words = {key: value for key, value in arguments.items() if key != "cmd"}
         return "ansible.builtin.command", {**words, "_raw_params": arguments["cmd"], "_uses_shell": True}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Collect for the module serving_check the names of all variables, and values that may not be defined yet."""
+"""Action plugin: add the names and values of variables to the arguments of the module serving_check."""
 
 from __future__ import annotations
 
@@ -13,19 +13,26 @@ from ansible.plugins.action import ActionBase
 
 DOCUMENTATION = r"""
 name: serving_check
-short_description: Collect what the module serving_check judges
+short_description: Collect the variables that the module serving_check checks
+version_added: "0.1.0"
 description:
   - Adds the names of all variables, and the values of those that are numbers, booleans or one of a few words, to the
-    arguments of the module of the same name, and runs it.
-  - A value that hangs on facts or results that are not there yet is left out.
-options: {}
+    arguments of M(edge.vllm_edge.serving_check), and runs that module.
+  - Values that depend on facts or results that do not exist yet are left out.
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
+seealso:
+  - module: edge.vllm_edge.serving_check
+    description: The module, with its options and examples.
 """
 
 SIMPLE = ("int", "float", "bool")
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """The action behind C(serving_check); judging is the module's."""
+    """Action plugin for C(serving_check). The module of the same name checks the variables."""
 
     TRANSFERS_FILES = False
     _supports_check_mode = True
@@ -41,13 +48,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 try:
                     settings[name] = self._templar.template(variables[name])
                 except AnsibleError:
-                    continue  # of facts or results that are not there yet: the role's own validation has it
+                    continue  # depends on facts or results that do not exist yet; the role validates it
         arguments |= {"names": sorted(map(str, variables)), "settings": settings}
         return dict(self._execute_module(module_name="serving_check", module_args=arguments, task_vars=variables))
 
 
 def wanted(roles_directories: list[str], group_vars: str) -> Iterator[str]:
-    """Variables that hold a number, a boolean or one of a few words; others may be secret."""
+    """Yield the variables that are a number, a boolean or one of a few words. Others may be secret."""
     switches = yaml.safe_load((Path(group_vars) / "switches.yml").read_text())
     derived = {name for name, value in switches.items() if "{{" in str(value)}
     for directory in roles_directories:

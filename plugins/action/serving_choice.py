@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Say who chose the profile of this run, and refuse to end by a plain run what somebody chose for this host."""
+"""Action plugin: determine who chose the profile of this run, and keep a profile that was chosen for the host."""
 
 from __future__ import annotations
 
@@ -17,27 +17,35 @@ from ansible.vars.manager import VariableManager
 
 DOCUMENTATION = r"""
 name: serving_choice
-short_description: Say who chose the profile of this run, and keep to what was chosen for a host
+short_description: Check who chose the profile of this run
+version_added: "0.1.0"
 description:
-  - Says whether C(serving_profile) comes from the inventory or from C(-e), and what the inventory says of it.
-  - A profile given by C(-e) which is the inventory's, too, counts as the inventory's.
-  - Fails where a run without C(-e) would end a profile that was chosen by C(-e), or on the host itself, and names both
-    ways on. A host on which nothing was committed yet passes.
-  - Reads one file of the host without Python, and changes nothing, also in check mode.
+  - Determines whether C(serving_profile) comes from the inventory or from C(-e), and which profile the inventory names.
+  - A profile that is given with C(-e) and is the same as in the inventory counts as the inventory's.
+  - Fails if a run without C(-e) would replace a profile that was chosen with C(-e) or on the host itself. The message
+    names both ways to continue. A host on which no profile was committed yet passes.
+  - Reads one file on the host, without Python.
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
 options:
   profile:
     description: Name of the profile of this run, C(serving_profile).
     type: str
     required: true
   state_directory:
-    description: Directory of the host where what is active is recorded.
+    description: Directory on the host that contains the record of the active profile, C(active-profile.json).
     type: path
     default: /var/lib/vllm-edge
+seealso:
+  - module: edge.vllm_edge.serving_switch
+    description: Switch the host to the profile, and record where it was chosen.
 """
 
 EXAMPLES = r"""
-- name: Keep to the profile that was chosen
-  serving_choice:
+- name: Refuse to replace a profile that was chosen for this host
+  edge.vllm_edge.serving_choice:
     profile: "{{ serving_profile }}"
   register: serving_choice_made
 """
@@ -48,7 +56,7 @@ origin:
   type: str
   returned: always
 inventory_profile:
-  description: What the inventory says; null where it says nothing.
+  description: Name of the profile in the inventory. V(null) if the inventory does not set it as plain text.
   type: str
   returned: always
 """
@@ -58,13 +66,13 @@ CHOSEN = {"-e": "with -e", "host": "on the host itself"}
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """The action behind C(serving_choice)."""
+    """Action plugin for C(serving_choice)."""
 
     TRANSFERS_FILES = False
     _supports_check_mode = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Who chose, or why this run must not."""
+        """Return who chose the profile, or fail with the reason why this run must not replace the active one."""
         super().run(tmp, task_vars)
         variables = task_vars or {}
         _spec, options = self.validate_argument_spec(
@@ -90,7 +98,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return result | ({"failed": True, "msg": reason} if reason else {})
 
     def _inventory_says(self, host: str) -> str | None:
-        """The variable as it is below the extra variables, which hide it. None where it is not there, or not plain."""
+        """Return the variable without extra variables. None if the inventory sets no plain text."""
         inventory = InventoryManager(loader=self._loader, sources=CLIARGS["inventory"])
         manager = VariableManager(loader=self._loader, inventory=inventory)
         manager._extra_vars = {}
@@ -104,7 +112,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
 
 def committed(text: str) -> Mapping[str, Any]:
-    """The record of what is active; one that cannot be read is for the stage of the engines to refuse."""
+    """Return the record of the active profile. A damaged record is treated as empty; the engines stage reports it."""
     try:
         data = json.loads(text) if text.strip() else {}
     except ValueError:
@@ -113,7 +121,7 @@ def committed(text: str) -> Mapping[str, Any]:
 
 
 def refusal(host: str, profile: str, active: Mapping[str, Any]) -> str | None:
-    """Why a run without -e must not bring this profile; None where it may."""
+    """Return why a run without -e must not switch to this profile. None if it may."""
     origin, runs = active.get("origin", "inventory"), active.get("profile")
     if origin == "inventory" or runs in (None, profile):
         return None

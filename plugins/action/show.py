@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Print lines on the terminal as they are."""
+"""Action plugin: print lines on the terminal without changing them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,41 @@ from ansible.utils.display import Display
 
 DOCUMENTATION = r"""
 name: show
-short_description: Print lines on the terminal as they are
+short_description: Print lines on the terminal
+version_added: "0.1.0"
 description:
-  - Prints without quoting or indenting, which C(ansible.builtin.debug) cannot.
-  - Prints also where C(display_ok_hosts) is off, as it is in this project's C(ansible.cfg).
-  - Runs on the controller and changes nothing.
+  - Prints lines without quoting or indentation, which M(ansible.builtin.debug) cannot do.
+  - Also prints if C(display_ok_hosts) is disabled, as in this project's C(ansible.cfg).
+  - Runs on the controller.
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
 options:
   lines:
-    description: Lines to print. Either these or O(text) are given.
+    description: Lines to print. Exactly one of O(lines) and O(text) is required.
     type: list
     elements: str
   text:
     description: Sentences to print on one line, after the name of the host.
     type: str
+seealso:
+  - module: ansible.builtin.debug
+"""
+
+EXAMPLES = r"""
+- name: Print a plan
+  edge.vllm_edge.show:
+    lines: "{{ plan.lines }}"
+
+- name: Print a sentence about the host
+  edge.vllm_edge.show:
+    text: The host was not changed.
 """
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """The action behind C(show)."""
+    """Action plugin for C(show)."""
 
     TRANSFERS_FILES = False
     _supports_check_mode = True

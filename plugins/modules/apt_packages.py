@@ -1,52 +1,81 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: packages by apt, with failures that say what an operator can do."""
+"""Ansible module: install packages with apt-get and explain failures."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: apt_packages
-short_description: Installs packages by apt and explains why it could not
+short_description: Install packages with apt and explain failures
+version_added: "0.1.0"
 description:
-  - Reads the indexes, then installs the packages with C(apt-get). An index that cannot be read is a warning where the
-    packages can be installed all the same, since a host has sources of other people too.
-  - Waits for other programs that hold a lock of apt or dpkg, and names the one that held it too long.
-  - A server that does not answer is given up after O(timeout).
-  - Asks apt first how much room the packages take, and refuses where the disk has too little.
-  - apt fetches and checks all packages before dpkg touches the first one. A failure before that changed nothing, and
-    says so.
+  - Refreshes the package indexes and installs packages with C(apt-get). An index that cannot be read is only a warning
+    if the packages can be installed without it, because a host may have sources that do not belong to vllm-edge.
+  - Waits for other programs that hold a lock of apt or dpkg. If the lock is not released in time, the module fails and
+    names the program.
+  - Gives up on a server that does not answer within O(timeout) seconds.
+  - Asks apt how much disk space the packages need, and fails if there is not enough.
+  - apt downloads and checks all packages before dpkg installs the first one. If the module fails before that, nothing
+    was changed, and the message says so.
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes
+  - edge.vllm_edge.apt
+  - edge.vllm_edge.root
 attributes:
   check_mode:
     support: none
-    description: The roles say what would be installed.
+    description: The module is skipped in check mode. The roles report what would be installed.
   diff_mode:
     support: none
+    description: The module returns no difference.
+  idempotent:
+    support: full
 options:
   packages:
-    description: Packages, each as C(name) or C(name=version); a version may end in C(*).
+    description: Packages to install, each as C(name) or C(name=version). A version may end in C(*).
     type: list
     elements: str
     required: true
-  absent: {description: Packages to remove in the same step., type: list, elements: str, default: []}
-  purpose: {description: What the packages make up; for messages., type: str, required: true}
-  version_variable: {description: Variable that chooses the version; for messages., type: str, default: ''}
-  repository_variables: {description: Variables that hold addresses, by address; for messages., type: dict, default: {}}
-  replace: {description: Whether held packages may change and versions may go down., type: bool, default: false}
-  update: {description: Whether to read the indexes first., type: bool, default: true}
-  download_only:
-    description: Whether to fetch and check the packages only, for a later run that installs them without a network.
+  absent:
+    description: Packages to remove in the same transaction.
+    type: list
+    elements: str
+    default: []
+  purpose:
+    description: What the packages are for, for example V(the container toolkit). Used in messages.
+    type: str
+    required: true
+  version_variable:
+    description: Name of the variable that sets the version. Used in messages.
+    type: str
+    default: ''
+  repository_variables:
+    description: Names of the variables that set the addresses of repositories, by address. Used in messages.
+    type: dict
+    default: {}
+  replace:
+    description: Whether apt may change held packages and install older versions.
     type: bool
     default: false
-  lock_timeout: {description: Seconds to wait for another apt or dpkg to finish., type: int, default: 300}
-  timeout: {description: Seconds that a server may be silent., type: int, default: 20}
-  root: {description: Directory that holds C(etc); not V(/) only in tests., type: path, default: /}
-author:
-  - vllm-edge (@vllm-edge)
+  update:
+    description: Whether to refresh the package indexes first.
+    type: bool
+    default: true
+  download_only:
+    description: Whether to only download and check the packages, so that a later run can install them without a
+      network.
+    type: bool
+    default: false
+seealso:
+  - module: edge.vllm_edge.signed_apt_repository
+    description: Add the repository that contains the packages.
 """
 
 EXAMPLES = r"""
 - name: Install the container toolkit
-  apt_packages:
+  edge.vllm_edge.apt_packages:
     packages: [nvidia-container-toolkit=1.18.2-1]
     purpose: the container toolkit
     version_variable: container_runtime_toolkit_version
@@ -54,11 +83,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 installed:
-  description: Packages that were set up, with their versions.
+  description: Packages that were set up, each with its version.
   returned: success
   type: list
   elements: str
   sample: [nvidia-persistenced 580.178.04-1]
+apt:
+  description: Lines that C(apt-get) printed.
+  returned: on failure, with verbosity 1 or higher
+  type: list
+  elements: str
 """
 
 import os
@@ -89,7 +123,7 @@ class Packages:
         return self.module.run_command(command, environ_update=environment)
 
     def offered(self) -> dict[str, list[str]]:
-        """What the indexes have of the packages; of a name with a version in it, which such names there are."""
+        """Return the versions that the indexes contain, or similar package names for an unknown name with a version."""
         found = apt.parse_madison(self.run(["apt-cache", "madison", *self.names])[1])
         for name in self.names:
             family = re.match(r"(.*-)\d", name)
@@ -98,9 +132,9 @@ class Packages:
         return found
 
     def cramped(self, command: list[str]) -> str:
-        """Why there is too little room; empty where there is enough, or where apt foretells nothing."""
-        # Not --assume-no, which only answers questions: apt asks none where it installs just what it was told. Nothing
-        # is written, so nobody's lock has to be waited for.
+        """Return why the disk space is insufficient. Empty if it is sufficient, or if apt predicts no sizes."""
+        # --assume-no would only answer questions, and apt asks none if it installs exactly what was requested. The lock
+        # is not needed, because nothing is written.
         asked = [*command, "--print-uris", "-o", "Debug::NoLocking=1"]
         foretold = apt.apt_get(self.run, asked, self.request.limits)
         free = {}
@@ -120,7 +154,7 @@ class Packages:
             if apt.find_lock(update.text):
                 self.module.fail_json(msg=apt.why_not_installed(self.request, update, "", [], {}))
         command = ["install", "--yes", "--no-install-recommends"]
-        # A changed file of configuration stays as the operator left it.
+        # Keep configuration files that the operator changed.
         command += ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold"]
         if params["replace"]:
             command += ["--allow-downgrades", "--allow-change-held-packages"]

@@ -1,35 +1,62 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: lets apt read more components of the distribution's own archive, as the host reads it already."""
+"""Ansible module: enable further components of the distribution's archive, with the host's own address and key."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: archive_components
-short_description: Adds components of the distribution's archive
+short_description: Enable components of the distribution's archive
+version_added: "0.1.0"
 description:
-  - Looks for the sources from which the host takes its distribution (component C(main), or C(main) and others, of the
-    release, its updates and its security updates), and writes a source of its own for what they lack, with their
-    address and key. What the host's own sources have already is left to them.
-  - Apt reads the new source before it is written, so that no failure here breaks the host's own C(apt-get update).
-attributes:
-  check_mode: {support: full, description: Nothing is written and nothing fetched.}
-  diff_mode: {support: full, description: Shows the source.}
-options:
-  name: {description: Base name of the file below /etc/apt/sources.list.d., type: str, required: true}
-  release: {description: Code name of the distribution's release., type: str, required: true}
-  components: {description: Components that are wanted., type: list, elements: str, required: true}
-  refresh: {description: Whether to read the host's indexes anew in any case., type: bool, default: false}
-  root: {description: Directory that holds C(etc); not V(/) only in tests., type: path, default: /}
-  timeout: {description: Seconds that a server may be silent., type: int, default: 20}
-  lock_timeout: {description: Seconds to wait for another apt or dpkg to finish., type: int, default: 300}
+  - Finds the apt sources of the host that contain the distribution's archive (those with the component C(main) for the
+    release, its updates or its security updates). Writes a separate source with the components that they lack, with
+    the same address and key. The host's own sources are not changed.
+  - apt reads the new source before it is written. A failure therefore does not break C(apt-get update) on the host.
+  - Fails if a source of the archive contains its key inline, because another source cannot refer to such a key.
 author:
-  - vllm-edge (@vllm-edge)
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes
+  - edge.vllm_edge.apt
+  - edge.vllm_edge.root
+attributes:
+  check_mode:
+    support: full
+    description: In check mode nothing is written and nothing is downloaded.
+  diff_mode:
+    support: full
+    description: Shows the source before and after the change.
+  idempotent:
+    support: full
+options:
+  name:
+    description: Base name of the file that is written below C(/etc/apt/sources.list.d).
+    type: str
+    required: true
+  release:
+    description: Code name of the distribution's release, for example V(trixie).
+    type: str
+    required: true
+  components:
+    description: Components that the host needs.
+    type: list
+    elements: str
+    required: true
+  refresh:
+    description: Whether to refresh the host's package indexes even if nothing changed.
+    type: bool
+    default: false
+seealso:
+  - module: edge.vllm_edge.signed_apt_repository
+    description: Add a repository of another vendor.
+  - module: edge.vllm_edge.apt_packages
+    description: Install packages from the components.
 """
 
 EXAMPLES = r"""
-- name: Read non-free too
-  archive_components:
+- name: Enable non-free
+  edge.vllm_edge.archive_components:
     name: vllm-edge-nvidia-driver
     release: trixie
     components: [contrib, non-free, non-free-firmware]
@@ -37,7 +64,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 added:
-  description: What the written source adds, as C(address suite components).
+  description: What the written source adds, each entry as C(address suite components).
   returned: success
   type: list
   elements: str
@@ -58,9 +85,9 @@ HEADER = "# Managed by Ansible (vllm-edge, role nvidia_driver): changes made her
 
 
 def lacking(sources: Sequence[apt.Source], release: str, components: Sequence[str]) -> list[apt.Source]:
-    """What the host's own sources of the archive do not have, each with its address, suite and key."""
+    """Return the components that the host's own sources of the archive lack, with their address, suite and key."""
     suites = (release, f"{release}-updates", f"{release}-security")
-    # Docker's and other vendors' repositories have suites of these names too, but no component main.
+    # Repositories of Docker and other vendors also have suites with these names, but no component main.
     archive: dict[tuple[str, str], apt.Source] = {}
     for source in sources:
         if source.suite in suites and "main" in source.components:
@@ -79,7 +106,7 @@ def lacking(sources: Sequence[apt.Source], release: str, components: Sequence[st
 
 
 def render(sources: Sequence[apt.Source]) -> str:
-    """The source; two keys for one repository would be refused by apt, so each has that of the host's own."""
+    """Render the source. Each stanza uses the key of the host's own source, because apt refuses a second one."""
     stanzas = []
     for source in sources:
         fields = {
@@ -113,7 +140,7 @@ class Components:
         return apt.apt_get(self.run, ["update", *words], self.limits)
 
     def verify(self, text: str, added: Sequence[apt.Source]) -> None:
-        """Lets apt read this source alone, from where the host's apt never looks. It keeps what it read."""
+        """Let apt read only this source, from a directory that the host's apt does not use. apt keeps the indexes."""
         scratch = tempfile.mkdtemp(prefix="vllm-edge-apt-")
         try:
             os.chmod(scratch, 0o755)
@@ -157,7 +184,7 @@ class Components:
         if changed:
             self.write(text)
         if changed or params["refresh"]:
-            # An index that cannot be read is told of by whoever wants a package of it.
+            # An index that cannot be read is reported when a package from it is installed.
             self.update()
         return result
 

@@ -1,32 +1,36 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: which running containers may no longer use the GPUs that they have."""
+"""Ansible module: check which running containers have lost access to their GPUs."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: container_gpu_access
-short_description: Asks whether running containers may use the GPUs that they have
+short_description: Check whether running containers can still use their GPUs
+version_added: "0.1.0"
 description:
-  - When systemd is told daemon-reload, a container that got its GPUs from NVIDIA's older runtime hook keeps the device
-    nodes and may no longer open them. This module asks the kernel, for every container that Docker runs and that has
+  - After C(systemctl daemon-reload), a container that got its GPUs from NVIDIA's legacy runtime hook still has the
+    device nodes but may no longer open them. This module asks the kernel about every running Docker container that has
     C(/dev/nvidiactl), C(/dev/nvidia-uvm) or C(/dev/nvidia<number>).
-  - A short-lived process of its own joins the container's control group, calls access(2) on the nodes, and ends.
-    Nothing runs in a container and no device is opened.
-  - Does not fail. Without Docker there are no containers.
-attributes:
-  check_mode: {support: full, description: Changes nothing and is the same in check mode.}
-options: {}
+  - A short-lived process of the module joins the control group of the container, calls access(2) on the device nodes,
+    and exits. Nothing runs inside the container, and no device is opened.
+  - Does not fail if containers cannot be checked; see RV(problem) and RV(unknown). Returns no containers if Docker is
+    not installed.
 author:
-  - vllm-edge (@vllm-edge)
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
+seealso:
+  - module: edge.vllm_edge.container_gpu_probe
+    description: Open NVML in a container.
 """
 
 EXAMPLES = r"""
-- name: Ask which containers may use the GPUs that they have
-  container_gpu_access:
+- name: Check which containers can use their GPUs
+  edge.vllm_edge.container_gpu_access:
   register: access
 
-- name: Name those that may not
+- name: Print those that cannot
   ansible.builtin.debug:
     msg: "{{ access.lost }}"
 """
@@ -34,20 +38,24 @@ EXAMPLES = r"""
 RETURN = r"""
 containers:
   description: >-
-    Running containers that have GPUs, each with C(id), C(name), C(ours) (whether it is an engine), C(unit) (what starts
-    it, empty where it is not ours), C(devices) (its GPUs' nodes), C(denied) (those that it may not use) and C(unknown)
-    (why it could not be asked, empty where it could).
+    Running containers that have GPUs, each with C(id), C(name), C(ours) (whether it is an engine of vllm-edge), C(unit)
+    (systemd unit of the engine, empty for other containers), C(devices) (device nodes of its GPUs), C(denied) (those
+    that it may not use) and C(unknown) (why it could not be checked, empty if it was).
   returned: success
   type: list
   elements: dict
 lost:
-  description: Names of those that may not use a device which they have.
+  description: Names of the containers that may not use at least one of their devices.
   returned: success
   type: list
   elements: str
-unknown: {description: Names of those that could not be asked., returned: success, type: list, elements: str}
+unknown:
+  description: Names of the containers that could not be checked.
+  returned: success
+  type: list
+  elements: str
 problem:
-  description: Why no container could be asked; empty where they were, or where there is no Docker.
+  description: Why no container could be checked. Empty if they were checked or if Docker is not installed.
   returned: success
   type: str
 """

@@ -1,50 +1,86 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: GPUs seen from a throwaway container that has an engine's flags, or from one that runs."""
+"""Ansible module: open NVML in a temporary container with an engine's flags, or in a running container."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: container_gpu_probe
-short_description: Opens NVML in a throwaway container, or in one that runs
+short_description: Check that a container can use its GPUs
+version_added: "0.1.0"
 description:
-  - Runs an image with given flags and GPUs, and python3 with O(program) in place of its entry point. With O(container)
-    python3 runs beside what that container runs already.
-  - Fails with a sentence where the container cannot be started, NVML does not open in it, or it sees other GPUs
-    than it was given.
-  - Leaves nothing behind. In check mode a failure is returned as RV(problem).
-attributes:
-  check_mode: {support: full, description: Runs as well, since it changes nothing.}
-options:
-  image: {description: Name or id of the image. It is not pulled., type: str}
-  container: {description: Name of a running container., type: str}
-  gpus: {description: UUIDs of the GPUs that the container gets or has., type: list, elements: str, required: true}
-  flags: {description: Options of C(docker run)., type: list, elements: str, default: []}
-  program: {description: Python program that prints what it sees as a line of JSON., type: str, required: true}
-  timeout: {description: Seconds that the container may take., type: int, default: 120}
+  - With O(image), starts a temporary container with the given flags and GPUs, and runs O(program) with C(python3)
+    instead of the image's entry point. The container is removed afterwards.
+  - With O(container), runs O(program) with C(python3) inside a running container, beside its own processes.
+  - Fails if the container cannot be started, if NVML cannot be opened in it, or if it sees other GPUs than those in
+    O(gpus). The message contains the reason and a remedy.
 author:
-  - vllm-edge (@vllm-edge)
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
+attributes:
+  check_mode:
+    support: full
+    description: The probe also runs in check mode, because it changes nothing. A failure is then returned as
+      RV(problem), and the module does not fail.
+options:
+  image:
+    description: Name or id of the image. It is not pulled. Exactly one of O(image) and O(container) is required.
+    type: str
+  container:
+    description: Name of a running container.
+    type: str
+  gpus:
+    description: UUIDs of the GPUs that the container gets or should have.
+    type: list
+    elements: str
+    required: true
+  flags:
+    description: Options of C(docker run). Used with O(image) only.
+    type: list
+    elements: str
+    default: []
+  program:
+    description: Source of a Python program that prints one line of JSON with C(uuids) and C(driver), or with C(error).
+    type: str
+    required: true
+  timeout:
+    description: Number of seconds that the program may take.
+    type: int
+    default: 120
+seealso:
+  - module: edge.vllm_edge.container_gpu_access
+    description: Check all running containers without running anything inside them.
 """
 
 EXAMPLES = r"""
-- name: See one GPU
-  container_gpu_probe:
+- name: Check that a container can see one GPU
+  edge.vllm_edge.container_gpu_probe:
     image: vllm-edge/vllm-openai
     gpus: [GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000]
     flags: [--read-only, --cap-drop=ALL]
     program: "{{ lookup('ansible.builtin.file', 'probe.py') }}"
 
-- name: See whether a container that runs still has its GPU
-  container_gpu_probe:
+- name: Check that a running container still has its GPU
+  edge.vllm_edge.container_gpu_probe:
     container: vllm-e2b
     gpus: [GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000]
     program: "{{ lookup('ansible.builtin.file', 'probe.py') }}"
 """
 
 RETURN = r"""
-problem: {description: What the container could not do; empty where all is well., returned: success, type: str}
-driver: {description: Driver version as the container sees it., returned: success, type: str}
-seconds: {description: How long it took., returned: success, type: float}
+problem:
+  description: Why the container cannot use its GPUs. Empty if it can.
+  returned: always
+  type: str
+driver:
+  description: Driver version that the container sees.
+  returned: success
+  type: str
+seconds:
+  description: Duration of the probe in seconds.
+  returned: always
+  type: float
 """
 
 import json
@@ -57,7 +93,7 @@ REFRESH = '"systemctl restart nvidia-cdi-refresh.service"'
 
 
 def answer_of(out: str) -> dict[str, Any]:
-    """The line of JSON that the program printed last; empty where it printed none."""
+    """Return the last line of JSON that the program printed. Empty if it printed none."""
     for line in reversed(out.splitlines()):
         if line.startswith("{"):
             try:
@@ -69,7 +105,7 @@ def answer_of(out: str) -> dict[str, Any]:
 
 
 def judge(code: int, out: str, err: str, gpus: list[str], image: str, timeout: int) -> str:
-    """What is wrong, with a remedy; empty where the container sees exactly its GPUs."""
+    """Return what is wrong, with a remedy. Empty if the container sees exactly its GPUs."""
     answer = answer_of(out)
     said = " ".join(err.split())
     if code == 0 and sorted(answer.get("uuids", [])) == sorted(gpus):
@@ -101,7 +137,7 @@ def judge(code: int, out: str, err: str, gpus: list[str], image: str, timeout: i
 
 
 def judge_running(code: int, out: str, err: str, gpus: list[str], container: str, timeout: int) -> str:
-    """What a container has lost since it was started, with a remedy; empty where it sees its GPUs."""
+    """Return what a container has lost since it was started, with a remedy. Empty if it sees its GPUs."""
     answer = answer_of(out)
     if code == 0 and sorted(answer.get("uuids", [])) == sorted(gpus):
         return ""
@@ -142,7 +178,7 @@ def main() -> None:
         command = ["timeout", str(params["timeout"]), docker, "exec", running, "python3", "-c", params["program"]]
         code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
     elif docker:
-        # A name lets the container be removed where docker run had to be killed, which leaves it running.
+        # If docker run is killed, the container keeps running. It can then be removed by its name.
         name = f"vllm-edge-probe-{module.tmpdir.rsplit('/', 1)[-1].lstrip('.')}"
         command = ["timeout", str(params["timeout"]), docker, "run", "--rm", "--pull=never", f"--name={name}"]
         command += [*params["flags"], *devices, "--entrypoint=python3", params["image"], "-c", params["program"]]

@@ -1,51 +1,104 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: what a host has of Docker, the container toolkit and CDI, in one look that changes nothing."""
+"""Ansible module: gather the state of Docker, the NVIDIA container toolkit and CDI on a host."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: container_runtime_state
-short_description: Looks at Docker, the container toolkit and CDI
+short_description: Gather the state of Docker, the container toolkit and CDI
+version_added: "0.1.0"
 description:
-  - Versions, packages, units, CDI devices and the GPUs that they should name. Reads only.
-attributes:
-  check_mode: {support: full, description: Reads only.}
-options:
-  packages: {description: Packages to look for., type: list, elements: str, required: true}
-  units: {description: systemd units to look at., type: list, elements: str, default: []}
-  root: {description: Directory that holds CDI's specifications; not V(/) only in tests., type: path, default: /}
+  - Gathers versions, packages, systemd units and CDI devices, and compares the devices with the GPUs of the host.
 author:
-  - vllm-edge (@vllm-edge)
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
+  - edge.vllm_edge.root
+options:
+  packages:
+    description: Names of the packages to look for.
+    type: list
+    elements: str
+    required: true
+  units:
+    description: Names of the systemd units to look for.
+    type: list
+    elements: str
+    default: []
+seealso:
+  - module: edge.vllm_edge.docker_daemon_config
+    description: Configure Docker and enable CDI.
 """
 
 EXAMPLES = r"""
-- name: Look at the container runtime
-  container_runtime_state:
+- name: Gather the state of the container runtime
+  edge.vllm_edge.container_runtime_state:
     packages: [docker.io, nvidia-container-toolkit]
     units: [nvidia-cdi-refresh.path]
 """
 
 RETURN = r"""
-docker_version: {description: Version of the Docker Engine; empty without one., returned: success, type: str}
-docker_major: {description: Its first number; 0 without one., returned: success, type: int}
-packages: {description: Installed ones of the packages; name to version and held., returned: success, type: dict}
-units: {description: Unit to enabled and active., returned: success, type: dict}
-cdi_devices: {description: CDI devices that nvidia-ctk lists., returned: success, type: list, elements: str}
-gpus: {description: UUIDs of the GPUs that NVML names., returned: success, type: list, elements: str}
-nvml_error: {description: What NVML said instead; empty where it answered., returned: success, type: str}
-cdi_missing: {description: GPUs whose UUID no CDI device has., returned: success, type: list, elements: str}
-cdi_gone: {description: UUIDs in CDI devices that no GPU has., returned: success, type: list, elements: str}
-cdi_static: {description: Specifications of NVIDIA's GPUs below /etc/cdi., returned: success, type: list, elements: str}
-cdi_driver:
-  description: Driver versions that the generated specification mounts.
+docker_version:
+  description: Version of the Docker Engine. Empty if it is not installed.
+  returned: success
+  type: str
+docker_major:
+  description: Major version of the Docker Engine. V(0) if it is not installed.
+  returned: success
+  type: int
+packages:
+  description: Those of O(packages) that are installed, by name, each with C(version) and C(held).
+  returned: success
+  type: dict
+units:
+  description: Those of O(units) that exist, by name, each with C(enabled) and C(active).
+  returned: success
+  type: dict
+cdi_devices:
+  description: CDI devices of GPUs that C(nvidia-ctk cdi list) prints.
   returned: success
   type: list
   elements: str
-driver: {description: Version of the driver as NVML names it., returned: success, type: str}
-toolkit_known_bad: {description: Releases of the toolkit that do not work and why., returned: success, type: dict}
+gpus:
+  description: UUIDs of the GPUs that C(nvidia-smi) reports.
+  returned: success
+  type: list
+  elements: str
+nvml_error:
+  description: What C(nvidia-smi) printed instead of GPUs. Empty if it reported them.
+  returned: success
+  type: str
+cdi_missing:
+  description: UUIDs of GPUs that no CDI device names.
+  returned: success
+  type: list
+  elements: str
+cdi_gone:
+  description: UUIDs in CDI devices that do not belong to a GPU of the host.
+  returned: success
+  type: list
+  elements: str
+cdi_static:
+  description: CDI specifications of NVIDIA GPUs below C(/etc/cdi).
+  returned: success
+  type: list
+  elements: str
+cdi_driver:
+  description: Driver versions whose libraries the generated CDI specifications below C(/var/run/cdi) mount.
+  returned: success
+  type: list
+  elements: str
+driver:
+  description: Version of the driver that C(nvidia-smi) reports.
+  returned: success
+  type: str
+toolkit_known_bad:
+  description: Releases of the container toolkit that do not work, each with the reason.
+  returned: success
+  type: dict
 cdi_stale:
-  description: Why the generated specification does not fit the host; empty where it does.
+  description: Why the CDI specification does not match the host. Empty if it does.
   returned: success
   type: str
 """
@@ -62,7 +115,7 @@ from ..module_utils.vllm_edge.system.dpkg import FORMAT, parse_packages
 
 
 def parse_units(text: str) -> dict[str, dict[str, bool]]:
-    """Whether units are enabled and active, from systemctl show; units that do not exist are left out."""
+    """Return which units are enabled and active, from systemctl show. Units that do not exist are left out."""
     found: dict[str, dict[str, bool]] = {}
     for block in text.strip().split("\n\n"):
         fields = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
@@ -75,12 +128,12 @@ def parse_units(text: str) -> dict[str, dict[str, bool]]:
 
 
 def parse_devices(text: str) -> list[str]:
-    """CDI devices in what nvidia-ctk cdi list prints."""
+    """Return the CDI devices in the output of nvidia-ctk cdi list."""
     return sorted({word for word in text.split() if re.fullmatch(r"nvidia\.com/gpu=\S+", word)})
 
 
 def parse_smi(code: int, out: str, err: str) -> tuple[list[str], str, str]:
-    """UUIDs of the GPUs and the driver's version, or what nvidia-smi said instead."""
+    """Return the UUIDs of the GPUs, the driver's version, and what nvidia-smi printed instead of them."""
     rows = [[cell.strip() for cell in line.split(",")] for line in out.splitlines() if line.startswith("GPU-")]
     if code == 0 and rows:
         return [row[0] for row in rows], rows[0][1], ""
@@ -89,7 +142,7 @@ def parse_smi(code: int, out: str, err: str) -> tuple[list[str], str, str]:
 
 
 def explain(devices: list[str], missing: list[str], gone: list[str], versions: list[str], driver: str) -> str:
-    """Why the specification has to be made again; empty where it fits."""
+    """Return why the CDI specification has to be generated again. Empty if it matches the host."""
     if not devices:
         return "no CDI specification names a GPU"
     if missing:

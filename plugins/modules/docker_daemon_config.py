@@ -1,47 +1,84 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: settings merged into Docker's daemon.json, and the daemon brought to them."""
+"""Ansible module: merge settings into Docker's daemon.json and reload or restart the daemon."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: docker_daemon_config
-short_description: Merges settings into daemon.json and lets the daemon take them
+short_description: Manage settings in Docker's daemon.json
+version_added: "0.1.0"
 description:
-  - Merges O(settings) into the file. Mappings are merged, lists get what they lack, other values are replaced.
-    What others wrote stays.
-  - dockerd validates the file before it replaces the old one. The daemon is reloaded or, where needed, restarted.
-  - A restart that running containers would feel happens only with O(allow_restart); else the module fails before
-    it changes anything.
-  - File and daemon change together. Where the daemon does not come back with the new file, the old one is restored.
-  - CDI is switched on where the engine's version does not have it on by default, or where it was switched off.
-attributes:
-  check_mode: {support: full, description: Foresees the change and whether the daemon would be reloaded or restarted.}
-  diff_mode: {support: full, description: Shows the file.}
-options:
-  path: {description: The file., type: path, default: /etc/docker/daemon.json}
-  settings: {description: What to merge., type: dict, default: {}}
-  allow_restart: {description: Whether a restart may touch running containers., type: bool, default: false}
-  timeout: {description: Seconds that the daemon may take to answer after a reload or restart., type: int, default: 60}
+  - Merges O(settings) into the file. Mappings are merged, lists are extended by the items that they lack, and other
+    values are replaced. All other settings in the file are kept.
+  - Enables CDI if the installed version of Docker does not enable it by default, or if it was disabled.
+  - C(dockerd --validate) checks the new file before it replaces the old one. The daemon is then reloaded or, if
+    necessary, restarted.
+  - If a restart is necessary while containers are running, the module fails before it changes anything, unless
+    O(allow_restart) is set.
+  - If the daemon does not come up with the new file, the old file is restored and the module fails.
 author:
-  - vllm-edge (@vllm-edge)
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes
+attributes:
+  check_mode:
+    support: full
+    description: In check mode the module predicts the change and whether the daemon would be reloaded or restarted. A
+      restart that O(allow_restart) does not permit is a warning.
+  diff_mode:
+    support: full
+    description: Shows the file before and after the change.
+  idempotent:
+    support: full
+options:
+  path:
+    description: Path of the file.
+    type: path
+    default: /etc/docker/daemon.json
+  settings:
+    description: Settings to merge into the file.
+    type: dict
+    default: {}
+  allow_restart:
+    description: Whether Docker may be restarted while containers are running.
+    type: bool
+    default: false
+  timeout:
+    description: Number of seconds that the daemon may take to answer after a reload or restart.
+    type: int
+    default: 60
+seealso:
+  - module: edge.vllm_edge.container_runtime_state
+    description: Gather the state of Docker and CDI.
 """
 
 EXAMPLES = r"""
-- name: Keep containers over a restart of the daemon
-  docker_daemon_config:
+- name: Keep containers running when the daemon restarts
+  edge.vllm_edge.docker_daemon_config:
     settings:
       live-restore: true
 """
 
 RETURN = r"""
 action:
-  description: What the daemon needed; C(none), C(reload), C(restart) or C(reload,restart).
+  description: What was (or would be) done to the daemon. V(none), V(reload), V(restart) or V(reload,restart).
   returned: success
   type: str
-version: {description: Version of the engine., returned: success, type: str}
-containers: {description: Names of the containers that were running., returned: success, type: list, elements: str}
-backup_file: {description: Where the file's old content was kept., returned: changed, type: str}
+version:
+  description: Major and minor version of the Docker Engine.
+  returned: success
+  type: str
+  sample: "28.2"
+containers:
+  description: Names of the containers that were running.
+  returned: success
+  type: list
+  elements: str
+backup_file:
+  description: Path of the backup of the old file.
+  returned: when the file existed and was changed
+  type: str
 """
 
 import json
@@ -55,8 +92,8 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.system.files import sync
 
-# What dockerd takes over on SIGHUP (docs.docker.com, dockerd reference, "Configuration reload behavior").
-# "features" is in that list too, but CDI's driver is registered at start only.
+# Options that dockerd reloads on SIGHUP (docs.docker.com, dockerd reference, "Configuration reload behavior").
+# That list contains "features", too, but dockerd only registers the CDI driver at start.
 RELOADABLE = frozenset(
     {
         "authorization-plugins",
@@ -78,13 +115,13 @@ CDI_DEFAULT_SINCE = (28, 2)
 
 
 def parse_version(text: str) -> tuple[int, int]:
-    """Major and minor number in "Docker version 26.1.5+dfsg1, build a72d7cd"."""
+    """Return the major and minor version from a text such as "Docker version 26.1.5+dfsg1, build a72d7cd"."""
     match = re.search(r"version (\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def parse_config(text: str) -> dict[str, Any]:
-    """The settings in a daemon.json; an empty file has none."""
+    """Return the settings in a daemon.json. An empty file contains none."""
     if not text.strip():
         return {}
     config = json.loads(text)
@@ -94,13 +131,13 @@ def parse_config(text: str) -> dict[str, Any]:
 
 
 def render(config: dict[str, Any], like: str) -> str:
-    """The file's new text, indented as the old one, so that a diff shows what changed and nothing else."""
+    """Render the file with the indentation of the old one, so that a diff only shows what changed."""
     indented = re.search(r"^([ \t]+)\S", like, re.MULTILINE)
     return json.dumps(config, indent=indented[1] if indented else 2, ensure_ascii=False) + "\n"
 
 
 def merge(current: Any, wanted: Any) -> Any:
-    """Current settings with the wanted ones in them."""
+    """Merge the wanted settings into the current ones."""
     if isinstance(current, dict) and isinstance(wanted, dict):
         return {**current, **{key: merge(current.get(key), value) for key, value in wanted.items()}}
     if isinstance(current, list) and isinstance(wanted, list):
@@ -109,7 +146,7 @@ def merge(current: Any, wanted: Any) -> Any:
 
 
 def with_cdi(config: dict[str, Any], version: tuple[int, int]) -> dict[str, Any]:
-    """The settings with CDI on: written only where this engine would otherwise have it off."""
+    """Return the settings with CDI enabled. Nothing is added if this version of Docker enables it by default."""
     features = config.get("features", {})
     if features.get("cdi", version >= CDI_DEFAULT_SINCE):
         return config
@@ -117,14 +154,14 @@ def with_cdi(config: dict[str, Any], version: tuple[int, int]) -> dict[str, Any]
 
 
 def actions(before: dict[str, Any], after: dict[str, Any], info: dict[str, Any]) -> list[str]:
-    """What the running daemon needs to have the settings, from the change and from what the daemon says of itself."""
+    """Return the actions with which the running daemon adopts the settings, from the change and from docker info."""
     changed = {key for key in {*before, *after} if before.get(key) != after.get(key)}
     live_restore = bool(after.get("live-restore", False))
     behind = live_restore != bool(info.get("LiveRestoreEnabled", False))
     restart = bool(changed - RELOADABLE) or not info.get("CDISpecDirs")
     if not restart:
         return ["reload"] if changed or behind else []
-    # Taken over first, live-restore keeps the containers over the restart that follows.
+    # After a reload with live-restore the containers keep running during the restart that follows.
     return ["reload", "restart"] if live_restore and behind else ["restart"]
 
 
@@ -138,7 +175,7 @@ class Daemon:
         return code, out, err
 
     def info(self) -> dict[str, Any] | None:
-        """What the daemon says of itself; None where it does not run."""
+        """Return the output of docker info. None if the daemon is not running."""
         code, out, _ = self.run("docker", "info", "--format", "{{json .}}")
         try:
             info = json.loads(out)
@@ -151,7 +188,7 @@ class Daemon:
         return sorted(out.split())
 
     def answers(self, config: dict[str, Any]) -> bool:
-        """Whether the daemon came (back) with what is ours in the settings."""
+        """Wait until the daemon runs with the wanted live-restore. Return whether it does."""
         deadline = time.monotonic() + self.module.params["timeout"]
         while True:
             info = self.info()
@@ -172,7 +209,7 @@ class Daemon:
             file.write(text)
         os.chmod(temporary, 0o644)
         self.module.atomic_move(temporary, self.path)
-        # Docker does not start with a file that a power cut emptied.
+        # Docker does not start with a file that a power failure truncated.
         sync(Path(self.path))
         sync(Path(self.path).parent)
 
@@ -233,7 +270,7 @@ class Daemon:
 
         info = self.info()
         containers = self.containers() if info else []
-        # A daemon that does not run takes the file when it is started.
+        # A stopped daemon reads the file when it is started.
         needed = actions(before, after, info) if info else []
         changed = after != before
         if changed and text is not None:

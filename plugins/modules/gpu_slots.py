@@ -1,65 +1,58 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: which GPU is which slot, recorded on the host."""
+"""Ansible module: determine which GPU has which slot, and record it on the host."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: gpu_slots
-short_description: Settle which GPU is slot 0, 1, 2 and so on, and remember it on the host
+short_description: Manage the assignment of GPUs to slots
 version_added: "0.1.0"
 description:
-  - Engines name their GPUs by slot, and a slot is the UUID of a card. O(gpu_uuids) says which, where the inventory
-    has it.
-  - Where it does not, the first run orders the GPUs by PCI bus id, records them at O(path) and returns the lines to
-    paste into the inventory. Later runs use the record.
-  - A card that is gone is an error which names it. No slot is re-mapped by itself, for that would give engines the
-    wrong GPU.
+  - Engines refer to their GPUs by slot number. A slot stands for the UUID of one GPU. O(gpu_uuids) assigns the slots if
+    the inventory sets it.
+  - If O(gpu_uuids) is not set, the first run orders the GPUs by PCI bus id, records the order at O(path), and returns
+    lines that can be pasted into the inventory. Later runs use the record.
+  - A recorded or declared GPU that is missing is an error that names it. Slots are never reassigned automatically,
+    because engines would then run on the wrong GPUs.
 author:
-  - vllm-edge (@vllm-edge)
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes
+  - edge.vllm_edge.nvml
 attributes:
   check_mode:
-    description: Can run in check mode and return what would change, without changing it.
-      Where the driver or the host runtime is not installed yet it is skipped with the reason; outside of check mode
-        that fails.
     support: full
+    description: In check mode the module reports what would change and changes nothing. If the driver or the host
+      runtime is not installed yet, it is skipped with the reason; outside of check mode that is an error.
   diff_mode:
-    description: Will return details on what has changed, or would change in check mode. The diff is that of the
-      record.
     support: full
+    description: Shows the record before and after the change.
   idempotent:
-    description: When run twice in a row with the same arguments, the second run changes nothing.
     support: full
-requirements:
-  - NVIDIA driver with NVML
-  - nvidia-ml-py, in the interpreter that runs the module or in the one that O(python) names
 options:
   gpu_uuids:
     description:
-      - UUIDs of the host's GPUs in the order of their slots. The record follows this list.
-      - Not set or empty, the record counts, and where there is none, PCI bus order.
+      - UUIDs of the host's GPUs in the order of their slots. The record is updated to this list.
+      - If it is not set or empty, the record is used. If there is no record, the GPUs are ordered by PCI bus id.
     type: list
     elements: str
   path:
-    description: The record on the host. Its directory must exist.
+    description: Path of the record on the host. Its directory must exist.
     type: path
     default: /var/lib/vllm-edge/gpu-slots.json
   minimum:
-    description: How many GPUs the profile needs. Fewer slots are an error.
+    description: Number of GPUs that the profile needs. Fewer slots are an error.
     type: int
     default: 1
-  python:
-    description: Interpreter with nvidia-ml-py that the module goes on under when its own has none.
-    type: path
-    default: /opt/vllm-edge/current/venv/bin/python
 seealso:
-  - module: vram_budget
-    description: Holds the VRAM of every GPU against its budget; its keys are slots.
+  - module: edge.vllm_edge.vram_budget
+    description: Compare the memory in use on every GPU with its budget. Budgets are keyed by slot.
 """
 
 EXAMPLES = r"""
-- name: Settle the GPU slots of a host for a profile that needs four
-  gpu_slots:
+- name: Determine the GPU slots of a host for a profile that needs four GPUs
+  edge.vllm_edge.gpu_slots:
     gpu_uuids: "{{ gpu_uuids | default(omit) }}"
     minimum: 4
   register: slots
@@ -72,15 +65,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 uuids:
-  description: UUIDs by slot. When skipped, what the inventory or the record says, unchecked.
+  description: UUIDs in the order of the slots. If the module was skipped, the UUIDs in the inventory or the record,
+    which were not checked.
   returned: success or skipped
   type: list
   elements: str
   sample: [GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000, GPU-84be2d17-0c59-5f7a-b2f3-5d1a9e820001]
 slots:
   description: >-
-    The same with what is known about each card; C(total_mib) and C(reserved_mib) are NVML's memory, the latter V(null)
-    where it does not tell.
+    The slots with details of each GPU. C(total_mib) and C(reserved_mib) are the total and the reserved memory that
+    NVML reports; C(reserved_mib) is V(null) if NVML does not report it.
   returned: success
   type: list
   elements: dict
@@ -92,21 +86,21 @@ slots:
       total_mib: 23034
       reserved_mib: 470
 source:
-  description: Where the slots are from. V(declared) in O(gpu_uuids), V(recorded) on the host, or V(discovered) in
-    this run.
+  description: Where the order was taken from. V(declared) is O(gpu_uuids), V(recorded) is the record on the host, and
+    V(discovered) is the PCI bus order of this run.
   returned: success
   type: str
   sample: discovered
 paste:
-  description: YAML lines for the host's host_vars that make the order explicit.
+  description: YAML lines for the host's host_vars that set the order explicitly.
   returned: success
   type: str
   sample: |
     gpu_uuids:
       - GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000  # slot 0: NVIDIA L4, 00000000:17:00.0
 nvml:
-  description: The NVML error, when there was one.
-  returned: when NVML gave an error
+  description: The error that NVML returned.
+  returned: when NVML returned an error
   type: dict
   sample:
     code: DRIVER_NOT_LOADED
@@ -114,12 +108,12 @@ nvml:
     sentence: The NVIDIA kernel module is not loaded.
     remedy: Run the host stage of site.yml.
 skipped:
-  description: Present and true when check mode could not ask NVML, with the reason in RV(msg).
+  description: V(true) if NVML could not be asked in check mode. RV(msg) contains the reason.
   returned: in check mode, before the driver or the host runtime is installed
   type: bool
   sample: true
 msg:
-  description: One sentence that says what was settled, or what is wrong and what to do.
+  description: A sentence that summarises the slots, or describes the error and its remedy.
   returned: always
   type: str
   sample: 4 GPU slots, recorded in PCI bus order.
@@ -162,7 +156,7 @@ SAID = {
 
 
 def remembered(module: AnsibleModule) -> tuple[slots.Slot, ...]:
-    """What inventory or record say, with the last known names, before or without NVML."""
+    """Return the slots of the inventory or of the record, with the last known names. Does not need NVML."""
     recorded: tuple[slots.Slot, ...] = slots.load(module.params["path"])
     known = {slot.uuid: slot for slot in recorded}
     declared: list[str] = module.params["gpu_uuids"] or []
@@ -175,7 +169,7 @@ def skip(module: AnsibleModule, reason: str, **more: Any) -> NoReturn:
 
 
 def see(module: AnsibleModule) -> tuple[tuple[GpuIdentity, ...], dict[str, dict[str, int | None]]]:
-    """The GPUs that NVML sees, and their memory by UUID. One that it sees lost is an error with its name."""
+    """Return the GPUs that NVML reports, and their memory by UUID. Raises NvmlFailure with the name of a lost GPU."""
     with open_nvml() as session:
         if session.lost:
             expected = slot_identities([(slot.uuid, slot.name, slot.pci_bus_id) for slot in remembered(module)])

@@ -1,55 +1,62 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: what the bus between a host's GPUs wants of engines over several of them."""
+"""Ansible module: determine the settings that engines on several GPUs need on this host."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: gpu_topology
-short_description: Say what engines over several GPUs need to be correct on a host
+short_description: Gather the settings that engines on several GPUs need
+version_added: "0.1.0"
 description:
-  - Reads the IOMMU, Access Control Services of PCI bridges, and what the driver says of reads between GPUs.
-  - Where something between GPUs may spoil such reads, it names the environment and the arguments without which an
-    engine over several GPUs may hang or compute wrong. What makes engines slower only, M(host_doctor) says.
-  - What cannot be read is no reason. Changes nothing.
-author: vllm-edge
-attributes:
-  check_mode:
-    description: Changes nothing, so check mode is the same.
-    support: full
+  - Reads the state of the IOMMU, Access Control Services (ACS) of the PCI bridges, and what the driver reports about
+    peer-to-peer reads between GPUs.
+  - If something between the GPUs can corrupt or block such reads, returns the environment variables and arguments that
+    disable them. Without these an engine on several GPUs may hang or compute wrong results.
+  - Settings that only affect speed are not included; M(edge.vllm_edge.host_doctor) reports them.
+  - Facts that cannot be read do not lead to a setting.
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
 options:
   peer_to_peer:
-    description: V(auto) looks at the host. V(forbidden) looks at nothing and names what keeps GPUs from such reads.
+    description: How to decide whether peer-to-peer reads are disabled.
     type: str
-    choices: [auto, forbidden]
+    choices:
+      auto: Inspect the host.
+      forbidden: Return the settings that disable peer-to-peer reads without inspecting the host.
     default: auto
+seealso:
+  - module: edge.vllm_edge.host_doctor
+    description: Check the whole host, including the topology of its GPUs.
 """
 
 EXAMPLES = r"""
-- name: Know the bus
-  gpu_topology:
-  register: bus
+- name: Gather the settings for this host
+  edge.vllm_edge.gpu_topology:
+  register: topology
 
-- name: Know what keeps GPUs from reading each other's memory, whatever is between them
-  gpu_topology:
+- name: Gather the settings that disable peer-to-peer reads on any host
+  edge.vllm_edge.gpu_topology:
     peer_to_peer: forbidden
-  register: bus
+  register: topology
 """
 
 RETURN = r"""
 environment:
-  description: Environment of such an engine; empty where nothing has to be done.
+  description: Environment variables for the engine. Empty if none are needed.
   type: dict
   returned: success
   sample: {NCCL_P2P_DISABLE: "1"}
 arguments:
-  description: Arguments of C(vllm serve).
+  description: Arguments for C(vllm serve). Empty if none are needed.
   type: list
   elements: str
   returned: success
   sample: [--disable-custom-all-reduce]
 reasons:
-  description: What stands between the GPUs, or that the reads are forbidden.
+  description: What was found between the GPUs, or that peer-to-peer reads are forbidden.
   type: list
   elements: str
   returned: success
@@ -62,7 +69,7 @@ from ..module_utils.vllm_edge.gpu.topology import FORBIDDEN, Recommendation, cor
 
 
 def recommend(peer_to_peer: str) -> Recommendation:
-    """What engines over several GPUs need on this host."""
+    """Return the settings that engines on several GPUs need on this host."""
     if peer_to_peer == "forbidden":
         return FORBIDDEN
     reader = DriverReader()

@@ -1,66 +1,87 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: whether a host can serve, what is wrong with it, what to do."""
+"""Ansible module: check whether a host can serve, and return each problem with its remedy."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_doctor
-short_description: Say whether a host can serve, and what is wrong
+short_description: Check whether a host can serve
+version_added: "0.1.0"
 description:
-  - Looks at the system, the driver, the GPUs, the container runtime, the disks and the engines of a host, and judges
-    them.
-  - Needs nothing on the host but Python, so it works before anything of this project is installed. Changes nothing. As
-    root it sees more than as another user; what it may not see is unknown, and no fault.
-  - It does not fail, so that the play can print the lines.
-author: vllm-edge
-attributes:
-  check_mode:
-    description: Changes nothing, so check mode is the same.
-    support: full
+  - Checks the system, the driver, the GPUs, the container runtime, the disks and the engines of a host.
+  - Needs only Python on the host, so it can run before anything of vllm-edge is installed.
+  - Some facts can only be read as root. Checks that need facts which the user may not read report V(unknown), which is
+    not a failure.
+  - The module does not fail if checks fail, so that the play can print RV(lines).
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
 options:
   host:
-    description: Name of the host in the inventory; without it the name that the host gives itself.
+    description: Name of the host in the inventory. If it is empty, the host's own name is used.
     type: str
     default: ""
   gpu_uuids:
-    description: UUIDs that the inventory names; one that is gone is a fault.
+    description: UUIDs of the GPUs that the inventory declares. A missing GPU is a failure.
     type: list
     elements: str
     default: []
   gpus:
-    description: How many GPUs the profile takes; fewer are a fault.
+    description: Number of GPUs that the profile needs. Fewer GPUs are a failure.
     type: int
     default: 0
   data_directory:
     description: Directory of weights and caches.
     type: path
     default: /data/vllm
+seealso:
+  - module: edge.vllm_edge.gpu_topology
+    description: Gather the settings that engines on several GPUs need.
+  - module: edge.vllm_edge.serving_verify
+    description: Check whether a host serves what the inventory asks for.
 """
 
 EXAMPLES = r"""
-- name: Look at the host
-  host_doctor:
+- name: Check the host
+  edge.vllm_edge.host_doctor:
     gpu_uuids: "{{ gpu_uuids | default([]) }}"
   register: doctor
 """
 
 RETURN = r"""
 doctor:
-  description: >-
-    C(exit_status) (0 all is well, 1 warnings, 2 failures), C(summary) (checks by state), C(as_root), C(checks) with
-    C(check), C(group), C(state) (V(ok), V(warn), V(fail), V(unknown)), C(evidence) and C(remedy), always all of them in
-    the same order, and C(recommendation) with C(environment), C(arguments) and C(reasons) for engines over several
-    GPUs.
+  description: The result of all checks, in the same order in every run.
   type: dict
   returned: success
+  contains:
+    exit_status:
+      description: V(0) if all checks passed, V(1) if there are warnings, V(2) if there are failures.
+      type: int
+    summary:
+      description: Number of checks by state.
+      type: dict
+    as_root:
+      description: Whether the module ran as root.
+      type: bool
+    checks:
+      description: >-
+        Every check with C(check), C(group), C(state) (V(ok), V(warn), V(fail) or V(unknown)), C(evidence) and
+        C(remedy).
+      type: list
+      elements: dict
+    recommendation:
+      description: C(environment), C(arguments) and C(reasons) for engines on several GPUs, as
+        M(edge.vllm_edge.gpu_topology) returns them.
+      type: dict
 problems:
   description: One paragraph for each check that failed.
   type: list
   elements: str
   returned: success
 lines:
-  description: Lines for the terminal.
+  description: The result as lines for the terminal.
   type: list
   elements: str
   returned: success

@@ -1,68 +1,67 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: what a checkpoint says of itself."""
+"""Ansible module: read the configuration and the tensor headers of a model's checkpoint."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: model_facts
-short_description: Read what a checkpoint says of itself
+short_description: Gather facts about a model's checkpoint
 version_added: "0.1.0"
 description:
-  - Reads config.json and the headers of the safetensors files of a model, from a directory or from a hub, and never
-    the weights. From a hub that is some KiB for each file.
-  - Returns them, and the text of the planner's file of recorded facts with this model in it. It writes nothing.
-  - A model that the planner does not know is refused, for facts of it would be of no use.
+  - Reads C(config.json) and the headers of the safetensors files of a model, from a directory or from a hub. It never
+    reads the weights themselves. From a hub that is some KiB per file.
+  - Returns the facts, and the text of the planner's file of recorded facts with this model added. It writes nothing on
+    the host.
+  - A model whose architecture the planner does not know is an error, because its facts could not be used.
 author:
-  - vllm-edge (@vllm-edge)
-attributes:
-  check_mode:
-    description: Can run in check mode and return the same as without it, for it only reads.
-    support: full
-  diff_mode:
-    description: Will return details on what has changed, or would change in check mode. There is nothing that could
-      change.
-    support: none
-  idempotent:
-    description: When run twice in a row with the same arguments, the second run changes nothing. It never changes
-      anything.
-    support: full
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
 requirements:
   - huggingface_hub (Python package), to read from a hub
 options:
   repo:
-    description: Repository whose facts these are, V(owner/name). They are recorded under this name.
+    description: Repository of the model, as C(owner/name). The facts are recorded under this name.
     type: str
     required: true
   path:
-    description: Directory with config.json and safetensors files. Without it they are read from the hub.
+    description: Directory with C(config.json) and safetensors files. If it is not set, they are read from the hub.
     type: path
   revision:
-    description: Commit, branch or tag. The hub is asked for its commit; of a directory it is what the caller knows.
+    description:
+      - Commit, branch or tag. For a hub it is resolved to a commit, and an empty value means V(main).
+      - With O(path) it is only recorded, not checked.
     type: str
     default: ""
   endpoint:
-    description: The hub.
+    description: Address of the hub.
     type: str
     default: https://huggingface.co
   token:
-    description: Token for the hub, for repositories that ask for one.
+    description: Token for the hub, for gated or private repositories.
     type: str
   origin:
-    description: Where the facts are from, for the record. Without it, the commit at the hub, or V(its files).
+    description: Where the facts come from, for the record. If it is empty, the commit at the hub is recorded, or
+      V(its files) for a directory.
     type: str
     default: ""
+seealso:
+  - module: edge.vllm_edge.serving_plan
+    description: Predict memory use from these facts.
+  - module: edge.vllm_edge.model_weights
+    description: Download the weights of a model.
 """
 
 EXAMPLES = r"""
-- name: Read the facts of a model that is here
-  model_facts:
+- name: Read the facts of a model from a directory
+  edge.vllm_edge.model_facts:
     repo: google/gemma-4-31B-it
     path: /data/vllm/weights/gemma-4-31B-it
   register: facts
 
-- name: Read the facts of a model at the hub
-  model_facts:
+- name: Read the facts of a model from the hub
+  edge.vllm_edge.model_facts:
     repo: Qwen/Qwen3-8B
     revision: main
   register: facts
@@ -70,17 +69,17 @@ EXAMPLES = r"""
 
 RETURN = r"""
 repo:
-  description: Repository.
+  description: Repository of the model.
   returned: success
   type: str
   sample: google/gemma-4-31B-it
 revision:
-  description: Commit; empty where the files do not tell.
+  description: Commit. Empty if a directory was read and O(revision) is not set.
   returned: success
   type: str
   sample: ""
 architecture:
-  description: Architecture as config.json names it.
+  description: Architecture as C(config.json) names it.
   returned: success
   type: str
   sample: Gemma4ForConditionalGeneration
@@ -90,33 +89,33 @@ quantization:
   type: str
   sample: none
 elements:
-  description: Elements of all tensors; for weights that are not packed, the number of parameters.
+  description: Number of elements of all tensors. For weights that are not packed this is the number of parameters.
   returned: success
   type: int
   sample: 31273088876
 checkpoint_bytes:
-  description: Bytes of all tensors.
+  description: Size of all tensors in bytes.
   returned: success
   type: int
   sample: 62546177752
 record:
-  description: What is recorded of the model.
+  description: The facts as they are recorded.
   returned: success
   type: dict
   sample: {}
 recorded_facts:
-  description: Text of module_utils/vllm_edge/planning/recorded_facts.py with this model in it.
+  description: Text of the planner's C(planning/recorded_facts.py) with this model added.
   returned: success
   type: str
   sample: ""
 changes:
-  description: How this differs from what is recorded, one line each; empty where it is recorded as it is.
+  description: Differences from the recorded facts, one line each. Empty if the same facts are already recorded.
   returned: success
   type: list
   elements: str
   sample: ["new: 39 kinds of tensors"]
 msg:
-  description: One line that says what was read, and on failure what to do.
+  description: A line that summarises what was read, or describes the error and its remedy.
   returned: always
   type: str
   sample: "google/gemma-4-31B-it: 31,273,088,876 elements in 62.5 GB."
@@ -143,7 +142,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
 
 
 def from_hub(repo: str, revision: str, endpoint: str, token: str | None) -> Facts:
-    """Facts of a repository at a hub, of one commit. Raises FactsError."""
+    """Read the facts of a repository at one commit from a hub. Raises FactsError."""
     try:
         from huggingface_hub import HfApi
         from huggingface_hub.errors import EntryNotFoundError, SafetensorsParsingError
@@ -170,7 +169,7 @@ def from_hub(repo: str, revision: str, endpoint: str, token: str | None) -> Fact
         files = api.get_safetensors_metadata(repo, revision=commit).files_metadata
     except SafetensorsParsingError as error:
         raise model_facts.FactsError(f"{repo} at {endpoint} has a damaged safetensors file: {error}.") from error
-    except Exception as error:  # the client's, and those of the HTTP library below it, which changes
+    except Exception as error:  # of the client, and of the HTTP library that it uses, which changes between releases
         raise model_facts.FactsError(
             f"{repo} cannot be read at {endpoint}: {error}. Is the name right, the hub within reach, the licence "
             "accepted and the token given? With the files at hand, give path."

@@ -1,46 +1,58 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: the weights of one model on the host, at one commit, verified."""
+"""Ansible module: download the weights of one model at one commit, and verify them."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: model_weights
-short_description: Bring the weights of one model, pinned and verified
+short_description: Manage the weights of a model
+version_added: "0.1.0"
 description:
-  - Keeps a directory equal to one commit of a model repository. Every file is verified by hash when it arrives and
-    when it changed; other runs compare size, mtime and inode with a record and use neither network nor disk bandwidth.
-  - A branch or tag is resolved to a commit once; the record holds it, and later runs stay at it.
-  - Only what vLLM reads is brought (C(.safetensors), C(.json), C(.txt), C(.model), C(.jinja), C(.md)), never pickles.
-  - A missing or damaged file is brought alone. Files arrive in C(.incoming) on the same file system and replace the
-    old ones when all of them are verified. A failure replaces and deletes nothing; files that have arrived whole wait
-    in C(.incoming), and the next run verifies them and brings only the rest.
-  - A connection that breaks is taken up again within the run. C(huggingface_hub) asks for the rest of the file by
-    Range, as often as pieces of 10 MiB still arrive and else five times in a row, a second apart. After that, and where
-    the hub answers with an error that may pass (HTTP 408, 429, 500, 502, 503, 504), the file is begun again after 2 and
-    after 5 seconds. After that the run fails.
-  - A file of which only a part had arrived when a run ended is begun again by the next one. C(huggingface_hub) 2.4
-    gives such a part a new name in every process and removes it on failure. Only a downloader of our own would keep it,
-    and it would not speak Xet, the hub's transport for large files.
-  - Files that neither the record nor the repository knows are left alone and warned of.
-  - Starts under the system's Python and goes on under O(interpreter) where C(huggingface_hub) is needed.
+  - Keeps a directory identical to one commit of a model repository. Every file is verified by its hash after it was
+    downloaded, and again if it changed. Other runs compare size, modification time and inode with a record, and use
+    neither the network nor disk bandwidth.
+  - A branch or tag is resolved to a commit once. The commit is recorded, and later runs use it.
+  - Only files that vLLM reads are downloaded (C(.safetensors), C(.json), C(.txt), C(.model), C(.jinja), C(.md)), and
+    never pickles.
+  - Only missing and damaged files are downloaded. They are stored in C(.incoming) on the same file system, and replace
+    the old ones when all of them are verified. A failed run replaces and deletes nothing. Complete files stay in
+    C(.incoming); the next run verifies them and downloads only the rest.
+  - A broken connection is resumed within a run. C(huggingface_hub) requests the rest of the file by a range request,
+    as long as pieces of 10 MiB still arrive, and otherwise five times in a row, one second apart. After that, and if
+    the hub returns an error that may be temporary (HTTP 408, 429, 500, 502, 503, 504), the download of the file starts
+    again after 2 seconds and after 5 seconds. Then the module fails.
+  - A file that was only partly downloaded when a run ended is downloaded from the start by the next run.
+    C(huggingface_hub) 2.4 gives a partial file a new name in every process and removes it on failure. Keeping it would
+    need a downloader of vllm-edge's own, without support for Xet, the hub's transport for large files.
+  - Files that are neither in the record nor in the repository are kept, and the module warns about them.
+  - The module runs under the system's Python, and restarts itself with O(interpreter) when it needs
+    C(huggingface_hub).
+  - Only one run per model is possible at a time. A second one fails.
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes
 attributes:
   check_mode:
     support: full
-    description: Says what would be brought, with sizes where the source can be asked. Reads the source, writes nothing.
+    description: In check mode the module reports what would be downloaded, with sizes if the source can be asked. It
+      reads the source and writes nothing.
   diff_mode:
     support: full
-    description: One line per file or directory that differs.
+    description: Shows one line for each file or directory that differs.
   idempotent:
     support: full
-    description: A second run changes nothing.
+requirements:
+  - huggingface_hub (Python package), in the interpreter that runs the module or in O(interpreter), to download from a
+    hub
 options:
   name:
-    description: Name of the model; names the record.
+    description: Name of the model. The record has the same name. It consists of letters, digits, C(.), C(_) and C(-).
     type: str
     required: true
   repo:
-    description: Repository at the hub.
+    description: Repository at the hub, as C(owner/name).
     type: str
     required: true
   revision:
@@ -48,7 +60,7 @@ options:
     type: str
     default: main
   path:
-    description: Directory of the weights.
+    description: Directory of the weights. It may be a link to a directory on another disk.
     type: path
     required: true
   state_directory:
@@ -60,55 +72,57 @@ options:
     type: str
     default: https://huggingface.co
   token:
-    description: Token for gated or private repositories. Without it no token of the host is used either.
+    description: Token for gated or private repositories. If it is not set, a token that is stored on the host is not
+      used either.
     type: str
   source_directory:
-    description: Directory on the host to copy the files from, instead of the hub.
+    description: Directory on the host to copy the files from instead of downloading them.
     type: path
   verify:
-    description:
-      - V(size) compares size, mtime and inode with the record and hashes what differs.
-      - V(full) hashes every file.
+    description: How to verify files that are recorded.
     type: str
-    choices: [size, full]
+    choices:
+      size: Compare size, modification time and inode with the record, and hash the files that differ.
+      full: Hash every file.
     default: size
   reserve_mib:
-    description: Space in MiB that must stay free after the download.
+    description: Disk space that must stay free after the download, in MiB.
     type: int
     default: 2048
   workers:
-    description: Files that are downloaded at the same time.
+    description: Number of files that are downloaded at the same time.
     type: int
     default: 4
   owner:
-    description: Owner of files and directories.
+    description: Owner of the files and directories.
     type: str
     default: root
   group:
-    description: Group of files and directories; the engines read through it.
+    description: Group of the files and directories. The engines need it to read them.
     type: str
     default: vllm-edge
   progress_path:
-    description: File to which one line on the progress is written while work is under way.
+    description: File to which the module writes one line about its progress while it runs.
     type: path
   interpreter:
-    description: Python that has C(huggingface_hub).
+    description: Python interpreter with C(huggingface_hub).
     type: path
     default: /opt/vllm-edge/current/venv/bin/python3
-author:
-  - vllm-edge contributors
+seealso:
+  - module: edge.vllm_edge.model_facts
+    description: Read facts about a model without downloading its weights.
 """
 
 EXAMPLES = r"""
-- name: Bring a model at a commit
-  model_weights:
+- name: Download a model at a commit
+  edge.vllm_edge.model_weights:
     name: e2b
     repo: google/gemma-4-E2B-it
     revision: "{{ vllm_models.e2b.revision }}"
     path: /data/vllm/weights/gemma-4-E2B-it
 
-- name: Hash everything again
-  model_weights:
+- name: Hash all files again
+  edge.vllm_edge.model_weights:
     name: e2b
     repo: google/gemma-4-E2B-it
     path: /data/vllm/weights/gemma-4-E2B-it
@@ -117,7 +131,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 revision:
-  description: Commit of the weights; absent in check mode where only the hub could say it and could not be asked.
+  description: Commit of the weights. Absent in check mode if only the hub knows it and the hub cannot be asked.
   returned: when known
   type: str
 resolved:
@@ -125,11 +139,11 @@ resolved:
   returned: success
   type: bool
 path:
-  description: Directory of the weights.
+  description: Directory of the weights, as given in O(path).
   returned: success
   type: str
 real_path:
-  description: The same directory without links, which may be on another disk.
+  description: The same directory with links resolved. It may be on another disk.
   returned: success
   type: str
 files:
@@ -137,52 +151,52 @@ files:
   returned: when known
   type: int
 bytes:
-  description: Size of all files together.
+  description: Size of all files in bytes.
   returned: when known
   type: int
 manifest_sha256:
-  description: Hash over names and contents of all files; absent in check mode where something would be brought.
-  returned: when everything is in place
+  description: Hash of the names and contents of all files. Absent in check mode if files would be downloaded.
+  returned: when all files are present
   type: str
 downloaded:
-  description: Files that were (or would be) brought.
+  description: Files that were (or would be) downloaded or copied.
   returned: success
   type: list
   elements: str
 downloaded_bytes:
-  description: Size of these files; absent where it is not known.
+  description: Size of these files in bytes.
   returned: when known
   type: int
 damaged:
-  description: Why a file that was there had to be brought again.
+  description: Files that had to be replaced, each with the reason.
   returned: success
   type: dict
 healed:
-  description: Files and directories whose owner or mode was set, with what it was.
+  description: Files and directories whose owner or mode was (or would be) corrected, each with the old values.
   returned: success
   type: dict
 removed:
-  description: Files of the former revision that the new one does not have.
+  description: Files of the previous revision that do not exist in the new one. They were (or would be) removed.
   returned: success
   type: list
   elements: str
 rehashed:
-  description: Files that were hashed and found right.
+  description: Files that were hashed and found unchanged.
   returned: success
   type: list
   elements: str
 unknown:
-  description: Files in the directory that are not the model's.
+  description: Files in the directory that do not belong to the model.
   returned: success
   type: list
   elements: str
 not_brought:
-  description: Files of the repository that vLLM does not read.
+  description: Files of the repository that were not downloaded because vLLM does not read them.
   returned: when the source was asked
   type: list
   elements: str
 actions:
-  description: What was (or would be) done, in words.
+  description: What was (or would be) done, one sentence each.
   returned: success
   type: list
   elements: str
@@ -208,7 +222,7 @@ from ..module_utils.vllm_edge.weights import survey as weights_survey
 
 
 def argument_spec() -> dict[str, Any]:
-    """The module's options."""
+    """Return the options of the module."""
     return {
         "name": {"type": "str", "required": True},
         "repo": {"type": "str", "required": True},
@@ -229,16 +243,16 @@ def argument_spec() -> dict[str, Any]:
 
 
 class SourceUnavailable(Exception):
-    """Check mode cannot ask the source; the text says why."""
+    """The source cannot be asked in check mode. The message contains the reason."""
 
 
 def has_client() -> bool:
-    """Whether this interpreter has the hub's client."""
+    """Whether huggingface_hub is installed for this interpreter."""
     return importlib.util.find_spec("huggingface_hub") is not None
 
 
 class ModelWeights:
-    """One model: look, then act or say what would be done."""
+    """The weights of one model on one host."""
 
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
@@ -250,7 +264,7 @@ class ModelWeights:
             )
         if params["workers"] < 1 or params["reserve_mib"] < 0:
             raise weights_record.WeightsError("workers must be at least 1, and reserve_mib at least 0.")
-        # An operator may have put the directory on another disk by a link: what arrives must lie on that disk.
+        # The directory may be a link to another disk. Downloaded files must be on the same disk.
         directory = Path(params["path"]).resolve()
         self.wanted = weights_record.Wanted(params["name"], params["repo"], params["revision"], directory)
         self.record_path = Path(params["state_directory"]) / f"{params['name']}.json"
@@ -261,7 +275,7 @@ class ModelWeights:
         self.held = contextlib.ExitStack()
 
     def owner(self) -> ownership.Ownership:
-        """Owner and group as numbers."""
+        """Return owner and group as numbers."""
         try:
             uid = pwd.getpwnam(self.params["owner"]).pw_uid
             gid = grp.getgrnam(self.params["group"]).gr_gid
@@ -273,13 +287,13 @@ class ModelWeights:
         return ownership.Ownership(uid, gid)
 
     def source(self) -> sources.Source:
-        """Where files come from; goes on under the interpreter that has the hub's client where this one has not."""
+        """Return the source of the files. Restarts the module if only the other interpreter has huggingface_hub."""
         if self.params["source_directory"]:
             return sources.DirectorySource(Path(self.params["source_directory"]))
         if not has_client():
             interpreter = find_interpreter(self.params["interpreter"])
             if not has_respawned() and os.path.exists(interpreter):
-                # This process waits for the other one, which takes the lock itself.
+                # The new process acquires the lock itself, and this one waits for it.
                 self.held.close()
                 respawn_module(interpreter)
             what = f"{interpreter} does not exist" if not has_respawned() else f"{interpreter} has no huggingface_hub"
@@ -294,7 +308,7 @@ class ModelWeights:
         )
 
     def plan(self) -> transfer.Plan:
-        """Looks at record, directory and, only where these do not suffice, at the source."""
+        """Compare the directory with the record, or with the source if the record does not match."""
         record = weights_record.load_record(self.record_path)
         if record is not None and weights_record.record_fits(record, self.wanted):
             full = self.params["verify"] == "full"
@@ -341,10 +355,10 @@ class ModelWeights:
         )
 
     def lock(self) -> None:
-        """One run at a time: a download goes on when the play that started it is interrupted."""
+        """Acquire the lock. A download continues when the play that started it is interrupted."""
         self.record_path.parent.mkdir(parents=True, exist_ok=True)
         stream = self.held.enter_context((self.record_path.parent / f".{self.wanted.model}.lock").open("w"))
-        os.fchmod(stream.fileno(), 0o600)  # who may open it could hold the lock
+        os.fchmod(stream.fileno(), 0o600)  # a user who can open the file could hold the lock
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -355,7 +369,7 @@ class ModelWeights:
             ) from error
 
     def warn(self, plan: transfer.Plan) -> None:
-        """Says what is odd and was left alone."""
+        """Warn about unknown files, and about a directory that is no longer used."""
         if plan.survey.unknown:
             shown = ", ".join(plan.survey.unknown[:5]) + (", ..." if len(plan.survey.unknown) > 5 else "")
             self.module.warn(
@@ -370,7 +384,7 @@ class ModelWeights:
             )
 
     def run(self) -> dict[str, Any]:
-        """Looks, acts unless in check mode, and returns the result."""
+        """Bring the directory up to date, except in check mode, and return the result."""
         if self.module.check_mode:
             try:
                 return self.result(self.plan(), self.owner(), None)
@@ -387,7 +401,7 @@ class ModelWeights:
                     self.hub_home.parent.rmdir()
 
     def apply(self, plan: transfer.Plan, owner: ownership.Ownership) -> dict[str, Any]:
-        """Brings, removes, heals, records."""
+        """Download, remove, correct owners and modes, and write the record."""
         brought: dict[str, weights_record.RecordedFile] = {}
         if plan.bring and plan.source is not None:
             try:
@@ -412,7 +426,7 @@ class ModelWeights:
         result = self.result(plan, owner, record)
         for path in ownership.ownership_faults(self.wanted.path, files, owner):
             ownership.give(path, owner)
-        # A branch that was asked for stays written down when the commit that it became is pasted later.
+        # The record keeps a requested branch if its commit is later pasted into the inventory.
         if plan.record is None or plan.record.files != files or plan.record.revision != plan.commit:
             transfer.write_atomically(self.record_path, record.to_json())
         return result
@@ -420,7 +434,7 @@ class ModelWeights:
     def bring(
         self, plan: transfer.Plan, source: sources.Source, owner: ownership.Ownership
     ) -> dict[str, weights_record.RecordedFile]:
-        """Brings what is needed where there is room for it."""
+        """Download the missing files if there is enough disk space."""
         transfer.clean_staging(self.wanted, plan.commit)
         there = transfer.staged(self.wanted, plan.commit, plan.bring)
         needed = sum(item.size_bytes for item in plan.bring) - sum(item.size_bytes for item in there)
@@ -430,7 +444,7 @@ class ModelWeights:
         )
 
     def unforeseen(self, reason: str) -> dict[str, Any]:
-        """The result of check mode where the source cannot be asked."""
+        """Return the result of check mode if the source cannot be asked."""
         what = f"{self.wanted.repo} at {self.wanted.revision}"
         action = f"bring {what} into {self.wanted.path}; its size is not known: {reason}"
         return {
@@ -451,7 +465,7 @@ class ModelWeights:
     def result(
         self, plan: transfer.Plan, owner: ownership.Ownership, record: weights_record.Record | None
     ) -> dict[str, Any]:
-        """What was done, or would be."""
+        """Return what was (or would be) done."""
         self.warn(plan)
         faults = ownership.ownership_faults(self.wanted.path, plan.survey.good, owner)
         needed = sum(item.size_bytes for item in plan.bring)
@@ -493,7 +507,7 @@ class ModelWeights:
             "removed": plan.obsolete,
             "rehashed": plan.survey.rehashed,
             "unknown": plan.survey.unknown,
-            # Not `skipped`: Ansible takes a result with that key for a task that did not run, changed_when and all.
+            # Not `skipped`, because Ansible treats a result with that key as a skipped task and ignores changed_when.
             "not_brought": plan.skipped,
             "actions": actions,
             "diff": {
@@ -510,7 +524,7 @@ class ModelWeights:
 
 
 def main() -> None:
-    """Runs the module."""
+    """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     try:
         result = ModelWeights(module).run()

@@ -1,40 +1,74 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: what a host has of an NVIDIA driver, in one look that changes nothing."""
+"""Ansible module: gather the state of the NVIDIA driver on a host."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: nvidia_driver_state
-short_description: Looks at the NVIDIA driver of a host
+short_description: Gather the state of the NVIDIA driver
+version_added: "0.1.0"
 description:
-  - Packages and where they came from, the loaded kernel module and who signed it, Secure Boot, the modules of the
-    installed kernels, what NVML answers, and the boot id. Reads only.
-attributes:
-  check_mode: {support: full, description: Reads only.}
+  - Gathers the driver's packages and the source that they were installed from, the loaded kernel module and its signer,
+    the state of Secure Boot, the modules of the installed kernels, what C(nvidia-smi) reports, and the boot id.
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
+  - edge.vllm_edge.root
 options:
-  lead_package: {description: Package whose version is the driver's version., type: str, required: true}
-  packages: {description: All packages that make up the driver., type: list, elements: str, default: []}
-  source:
-    description: Where the packages are to come from.
+  lead_package:
+    description: Package whose version is the version of the driver.
     type: str
     required: true
-    choices: [distribution, nvidia]
-  archive: {description: Who signs the distribution's archive (C(Origin) of its index)., type: str, default: ''}
-  repository: {description: Address of NVIDIA's repository., type: str, default: ''}
-  branch: {description: Driver branch that is wanted., type: str, required: true}
-  prebuilt: {description: How names of packages with prebuilt modules begin; empty for DKMS., type: str, default: ''}
-  mark: {description: File that says that the driver was installed by us., type: path, required: true}
-  headers: {description: Kernel header packages that are wanted; empty lets us choose., type: list, elements: str}
-  metapackages: {description: Metapackages of kernels to those of their headers., type: dict, default: {}}
-  root: {description: Directory that holds C(sys), C(proc), C(lib); not V(/) only in tests., type: path, default: /}
-author:
-  - vllm-edge (@vllm-edge)
+  packages:
+    description: All packages that make up the driver.
+    type: list
+    elements: str
+    default: []
+  source:
+    description: Source that the packages should come from.
+    type: str
+    required: true
+    choices:
+      distribution: The archive of the distribution.
+      nvidia: NVIDIA's apt repository.
+  archive:
+    description: Signer of the distribution's archive (C(Origin) of its index).
+    type: str
+    default: ''
+  repository:
+    description: Address of NVIDIA's repository.
+    type: str
+    default: ''
+  branch:
+    description: Driver branch that the host should have, for example V(580).
+    type: str
+    required: true
+  prebuilt:
+    description: Prefix of the names of packages with prebuilt kernel modules. Empty if DKMS builds the modules.
+    type: str
+    default: ''
+  mark:
+    description: File that exists if vllm-edge installed the driver. It names the source.
+    type: path
+    required: true
+  headers:
+    description: Kernel header packages that DKMS needs. If the list is empty, the module determines them.
+    type: list
+    elements: str
+  metapackages:
+    description: Kernel metapackages, each with the metapackage of its headers.
+    type: dict
+    default: {}
+seealso:
+  - module: edge.vllm_edge.host_doctor
+    description: Check the driver and everything else that serving needs.
 """
 
 EXAMPLES = r"""
-- name: Look at the driver
-  nvidia_driver_state:
+- name: Gather the state of the driver
+  edge.vllm_edge.nvidia_driver_state:
     lead_package: nvidia-driver-cuda
     source: nvidia
     branch: "580"
@@ -44,84 +78,139 @@ EXAMPLES = r"""
 
 RETURN = r"""
 packages:
-  description: Installed packages around the driver and the kernel; name to version and held.
+  description: Installed packages that belong to a driver or a kernel, by name, each with C(version) and C(held).
   returned: success
   type: dict
-unconfigured: {description: Packages that dpkg left half installed., returned: success, type: list, elements: str}
-version: {description: Version of the driver in user space; empty without one., returned: success, type: str}
-installed:
-  description: The same; where the lead package is absent, the version of what else there is of a driver.
+unconfigured:
+  description: Packages that dpkg left half installed.
+  returned: success
+  type: list
+  elements: str
+version:
+  description: Version of the lead package. Empty if it is not installed.
   returned: success
   type: str
-driver_packages: {description: Installed packages of that version., returned: success, type: list, elements: str}
+installed:
+  description: The same. If the lead package is not installed, the version of another installed driver package.
+  returned: success
+  type: str
+driver_packages:
+  description: Installed packages of that version.
+  returned: success
+  type: list
+  elements: str
 unheld:
   description: >-
-    Packages that apt may still replace. Those of the driver and, where modules are prebuilt, these and the kernel's
-    metapackages.
+    Packages that should be held but are not. These are the packages of the driver and, if modules are prebuilt, the
+    packages with modules and the kernel's metapackages.
   returned: success
   type: list
   elements: str
 held:
-  description: Packages of a driver that are held, and the kernel's metapackages where modules are prebuilt.
+  description: Packages of any driver that are held, and held packages with prebuilt modules and kernel metapackages.
   returned: success
   type: list
   elements: str
-of_the_driver: {description: Installed packages of any driver., returned: success, type: list, elements: str}
+of_the_driver:
+  description: Installed packages of any driver.
+  returned: success
+  type: list
+  elements: str
 other_branch:
-  description: Installed packages with another branch in their names, which the wanted branch does not replace.
+  description: Installed packages with another branch in their names. Packages of O(branch) do not replace these.
   returned: success
   type: list
   elements: str
-recorded: {description: Where we took the driver from; empty where we did not., returned: success, type: str}
+recorded:
+  description: Source that vllm-edge installed the driver from. Empty if vllm-edge did not install it.
+  returned: success
+  type: str
 foreign:
-  description: Driver packages whose version other sources offer and the wanted one does not; name to sources.
+  description: Driver packages whose version is offered by other sources but not by O(source), each with these sources.
   returned: success
   type: dict
 unknown:
-  description: Driver packages whose version no configured source offers.
+  description: Driver packages whose version is not offered by any configured source.
   returned: success
   type: list
   elements: str
 fitting:
-  description: The source that the foreign packages came from, where it is one that can be asked for.
+  description: Value of O(source) that matches the installed packages, if RV(foreign) is not empty and there is one.
   returned: success
   type: str
-installer: {description: Trace of a driver installed without packages; empty without one., returned: success, type: str}
+installer:
+  description: Path of a trace of a driver that was installed without packages. Empty if there is none.
+  returned: success
+  type: str
 module_version:
-  description: Version of the loaded kernel module; empty where none is loaded.
+  description: Version of the loaded kernel module. Empty if none is loaded.
   returned: success
   type: str
-signer: {description: Who signed the module that is installed; empty without., returned: success, type: str}
-secure_boot: {description: Whether Secure Boot is on., returned: success, type: bool}
-key_enrolled: {description: Whether the firmware's list has the key of this host's DKMS., returned: success, type: bool}
-nouveau: {description: Whether nouveau holds the GPUs., returned: success, type: bool}
-kernel: {description: Release of the running kernel., returned: success, type: str}
+signer:
+  description: Signer of the installed kernel module. Empty if it is not signed or not installed.
+  returned: success
+  type: str
+secure_boot:
+  description: Whether Secure Boot is enabled.
+  returned: success
+  type: bool
+key_enrolled:
+  description: Whether the key that DKMS signs modules with is enrolled in the firmware's list of machine owner keys.
+  returned: success
+  type: bool
+nouveau:
+  description: Whether the nouveau driver holds the GPUs.
+  returned: success
+  type: bool
+kernel:
+  description: Release of the running kernel.
+  returned: success
+  type: str
 bare_kernels:
-  description: Kernels without a module that can be started, of those that are not older than the running one.
+  description: Bootable kernels without a driver module, from the running kernel to the newest.
   returned: success
   type: list
   elements: str
-headers: {description: Whether modules can be built for the running kernel., returned: success, type: bool}
+headers:
+  description: Whether the headers of the running kernel are installed, so that modules can be built.
+  returned: success
+  type: bool
 headers_to_install:
-  description: Header packages that are wanted, not installed and known to apt.
+  description: Header packages that are needed and not installed, and that apt can install.
   returned: success
   type: list
   elements: str
 modules_to_install:
-  description: Packages of prebuilt modules that are wanted, not installed and known to apt.
+  description: Packages with prebuilt modules that are needed and not installed, and that apt can install.
   returned: success
   type: list
   elements: str
-unit_enabled: {description: Whether the persistence daemon starts at boot., returned: success, type: bool}
-persistence: {description: Whether that daemon is enabled and runs., returned: success, type: bool}
-boot_id: {description: Identity of this boot., returned: success, type: str}
-gpus: {description: UUIDs of the GPUs that NVML names., returned: success, type: list, elements: str}
+unit_enabled:
+  description: Whether the persistence daemon is enabled at boot.
+  returned: success
+  type: bool
+persistence:
+  description: Whether the persistence daemon is enabled and running.
+  returned: success
+  type: bool
+boot_id:
+  description: Id of the current boot.
+  returned: success
+  type: str
+gpus:
+  description: UUIDs of the GPUs that C(nvidia-smi) reports.
+  returned: success
+  type: list
+  elements: str
 volatile_gpus:
-  description: Those of them that forget their state when nobody uses them, as persistence mode is off.
+  description: UUIDs of GPUs with persistence mode disabled. They lose their state when no process uses them.
   returned: success
   type: list
   elements: str
-nvml_error: {description: What NVML said instead; empty where it answered., returned: success, type: str}
+nvml_error:
+  description: What C(nvidia-smi) printed instead of GPUs. Empty if it reported them.
+  returned: success
+  type: str
 """
 
 import re
@@ -136,8 +225,8 @@ from ..module_utils.vllm_edge.system import dpkg as packaging
 from ..module_utils.vllm_edge.system.host import Unread
 
 SOURCE = re.compile(r"^// Source: (\w+)", re.MULTILINE)
-"""In our file of apt's configuration; one without the line is of a time when there was NVIDIA's repository alone."""
-# The certificate that DKMS signs with on this host, in Debian and in Ubuntu, and what the firmware's shim trusts.
+"""A line of our apt configuration. Files without it were written when only NVIDIA's repository was supported."""
+# The certificate that DKMS signs with, on Debian and on Ubuntu, and the list of certificates that shim trusts.
 KEYS = ("var/lib/dkms/mok.pub", "var/lib/shim-signed/mok/MOK.der")
 TRUSTED = ("sys/firmware/efi/efivars/MokListRT*", "sys/firmware/efi/mok-variables/MokListRT*")
 
@@ -145,7 +234,7 @@ TRUSTED = ("sys/firmware/efi/efivars/MokListRT*", "sys/firmware/efi/mok-variable
 def from_elsewhere(
     offered: Mapping[str, Sequence[str]], home: Mapping[str, bool]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Packages whose version other sources offer and the wanted one does not; and those that nobody offers."""
+    """Return packages whose version is offered by other sources only, and packages whose version no source offers."""
     foreign: dict[str, list[str]] = {}
     unknown = []
     for name, sources in sorted(offered.items()):
@@ -161,7 +250,7 @@ def from_elsewhere(
 def homes(
     source: str, uris: Sequence[str], repository: str, archive: str, owners: Mapping[str, set[str]]
 ) -> dict[str, bool]:
-    """Whether each address belongs to a source: NVIDIA's by its address, the distribution's by who signs it."""
+    """Return which addresses belong to a source: NVIDIA's by the address, the distribution's by the signer."""
     home = re.sub(r"^file:/+", "file:/", repository).rstrip("/")
     if source == "nvidia":
         return {uri: bool(home) and uri.rstrip("/").startswith(home) for uri in uris}
@@ -171,10 +260,11 @@ def homes(
 def wanted_headers(
     given: list[str], built: bool, release: str, packages: Mapping[str, Any], metapackages: Mapping[str, str]
 ) -> list[str]:
-    """Header packages that DKMS needs.
+    """Return the header packages that DKMS needs.
 
-    Those of the running kernel, unless they are there, from a package or not. And the metapackage beside each installed
-    kernel metapackage: without it the next kernel starts without a driver, because DKMS had nothing to build against.
+    These are the package for the running kernel, unless its headers are installed in some way, and the headers
+    metapackage for each installed kernel metapackage. Without the latter DKMS could not build a module for the next
+    kernel.
     """
     if given:
         return given
@@ -183,18 +273,18 @@ def wanted_headers(
 
 
 def not_older(kernels: Sequence[Kernel], running: str) -> list[Kernel]:
-    """From the running kernel to the newest: a host is not started with an older one."""
+    """Return the kernels from the running one to the newest. A host is not expected to boot an older one."""
     releases = [kernel.release for kernel in kernels]
     return list(kernels[releases.index(running) :]) if running in releases else list(kernels)
 
 
 def parse_madison(text: str) -> set[str]:
-    """Packages that apt can install, from lines such as "linux-headers-amd64 | 6.12.48-1 | http://..."."""
+    """Return the packages that apt can install, from lines such as "linux-headers-amd64 | 6.12.48-1 | http://..."."""
     return {line.split("|")[0].strip() for line in text.splitlines() if "|" in line}
 
 
 def key_enrolled(root: Path) -> bool:
-    """Whether a certificate of this host's DKMS stands in the list of those that the firmware's shim trusts."""
+    """Whether the certificate that DKMS signs with is in the list of certificates that shim trusts."""
     trusted = b"".join(read_bytes(path) for pattern in TRUSTED for path in sorted(root.glob(pattern)))
     return any(key and key in trusted for key in map(read_bytes, (root / path for path in KEYS)))
 
@@ -207,7 +297,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 class Look:
-    """One look at a host. What the doctor reads too is read by its eyes."""
+    """Collect the driver facts of a host. Shares its readers with the doctor."""
 
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
@@ -222,12 +312,12 @@ class Look:
         return [name for name in names if name in known]
 
     def origins(self, packages: packaging.Packages) -> dict[str, Any]:
-        """Whether what is installed came from the wanted source; what we installed ourselves did."""
+        """Return where the installed packages came from. If vllm-edge installed them, that is recorded."""
         mark = self.reader.text(self.params["mark"])
         if not isinstance(mark, Unread):
             found = SOURCE.search(mark)
             return {"recorded": found[1] if found else "nvidia", "foreign": {}, "unknown": [], "fitting": ""}
-        # Helpers such as nvidia-installer-cleanup have dates for versions and may come from the distribution.
+        # Helpers such as nvidia-installer-cleanup have dates as versions and may come from the distribution.
         names = packaging.versioned(packages)
         offered = packaging.parse_policy(self.ask("apt-cache", "policy", *names)) if names else {}
         uris = sorted({uri for found in offered.values() for uri in found})
@@ -251,7 +341,7 @@ class Look:
         plain = {"LC_ALL": "C"}
         query = ["dpkg-query", "-W", "-f", packaging.FORMAT, *packaging.PATTERNS]
         code, out, err = self.module.run_command(query, environ_update=plain)
-        # 1 says that one of the patterns names nothing, which is usual.
+        # Exit status 1 means that a pattern matches no package, which is usual.
         if code not in (0, 1):
             self.module.fail_json(msg=f"dpkg-query failed: {err.strip()}")
         packages, half = packaging.parse_packages(out)
@@ -275,7 +365,7 @@ class Look:
 
         drivers = [name for name in packages if packaging.is_driver(name)]
         built = [name for name in packages if packaging.PREBUILT.fullmatch(name)]
-        # A newer kernel would start without a module.
+        # Without a hold on these, a newer kernel could be installed without a module.
         kernel = [*built, *(packaging.kernel_flavours(packages) if built else ())]
         hold = [name for name in (*ours, *self.params["packages"]) if name in packages] if lead else []
         if prebuilt and lead:

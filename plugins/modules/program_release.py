@@ -1,57 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: the host's program in releases, each in a directory of its own."""
+"""Ansible module: manage the releases of the host's program, each in its own directory."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: program_release
-short_description: The host's program in releases, each in a directory of its own
+short_description: Manage the releases of the host's program
+version_added: "0.1.0"
 description:
-  - Says where a release is to be built, makes one that was built the current one, or removes those that are over.
-  - What runs from a release goes on with that one. A release that was cut off while it was built is never current.
-author: vllm-edge
+  - Each release of the program C(vllm-edge) is installed in its own directory. The link C(current) points to the one
+    that is in use.
+  - Returns the directory in which a release is to be built, makes a built release the current one, or removes old
+    releases.
+  - Processes that were started from a release keep using it after another one became current. A release whose build
+    was interrupted never becomes current.
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes
 attributes:
   check_mode:
-    description: Says what would be done, and does nothing.
     support: full
   diff_mode:
-    description: The link before and after, or one line for each path that is removed.
     support: full
+    description: Shows the link before and after the change, or one line for each path that is removed.
   idempotent:
-    description: A second run finds the release current and nothing to remove.
     support: full
+    description: A second run finds the release current and nothing to remove.
 options:
   prefix:
-    description: Directory of the program. Its C(releases/) holds them, and its link C(current) leads to one of them.
+    description: Directory of the program. It contains the directory C(releases) and the link C(current).
     type: path
     required: true
   name:
-    description: Name of the wanted release, which stands for its content.
+    description: Name of the release. Releases with the same name have the same content.
     type: str
     required: true
   state:
-    description:
-      - V(known) only returns where the release is, or where it is to be built.
-      - V(current) takes what was built there as whole, syncs it and makes it current by one rename.
-      - V(alone) removes the others that nothing runs from, except the one before.
+    description: What to do.
     type: str
-    choices: [known, current, alone]
+    choices:
+      known: Only return the directory of the release, or the directory to build it in.
+      current: Mark the built release as complete, write it to disk, and make it current by a single rename.
+      alone: Remove the other releases that no process uses, except for the previous one.
     default: known
   state_directory:
-    description: Directory with the lock of the switch. No switch runs while another release becomes current.
+    description: Directory that contains the lock of the switch. The release is not changed while a switch is running.
     type: path
     default: /var/lib/vllm-edge
+seealso:
+  - module: edge.vllm_edge.serving_switch
+    description: Switch the host with the installed program.
 """
 
 EXAMPLES = r"""
-- name: Look for the release
-  program_release:
+- name: Find the release
+  edge.vllm_edge.program_release:
     prefix: /opt/vllm-edge
     name: 0f3c5a7be1d2
   register: release
 
 - name: Make it current
-  program_release:
+  edge.vllm_edge.program_release:
     prefix: /opt/vllm-edge
     name: 0f3c5a7be1d2
     state: current
@@ -63,19 +73,19 @@ path:
   type: str
   returned: success
 whole:
-  description: Whether it is there as it was built. Where it is not, it is to be built.
+  description: Whether the release is complete and unchanged since it was built. If not, it has to be built.
   type: bool
-  returned: success
+  returned: with O(state=known) and O(state=alone)
 current:
-  description: Whether it is the current one already.
+  description: Whether the release is already current.
   type: bool
-  returned: success
+  returned: with O(state=known) and O(state=alone)
 why:
-  description: Why it is to be built.
+  description: Why the release has to be built. Empty if it is complete.
   type: str
-  returned: success
+  returned: with O(state=known) and O(state=alone)
 removed:
-  description: What was, or would be, removed. Directories end with C(/).
+  description: Paths that were (or would be) removed. Directories end with C(/).
   type: list
   elements: str
   returned: with O(state=alone)
@@ -94,7 +104,7 @@ from ..module_utils.vllm_edge.switch.journal import Busy, Lock
 
 
 def make_current(releases: Releases, module: AnsibleModule) -> dict[str, Any]:
-    """Takes what was built as whole where that was not said of it before."""
+    """Make the release current. Mark it as complete first, unless it is already marked."""
     wanted, former = releases.wanted(module.params["name"]), releases.current
     if not wanted.current and not module.check_mode:
         if not wanted.whole:

@@ -1,60 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: remove what is ours below a directory, and nothing else."""
+"""Ansible module: remove files of vllm-edge below a directory, and keep everything else."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: remove_owned
-short_description: Remove what is ours below a directory, and nothing else
+short_description: Remove files of vllm-edge from a directory
+version_added: "0.1.0"
 description:
-  - Removes files and directories that patterns name, and the directory itself where nothing is left in it.
-  - Everything else stays and is returned as RV(left), with the reason.
-  - No link is followed, and no other file system is entered.
-  - Directories of the system are refused.
-author: vllm-edge
+  - Removes the files and directories that match the given patterns, and the directory itself if it is then empty.
+  - Everything else is kept and returned as RV(left), with the reason.
+  - Links are removed but never followed, and other file systems are not entered.
+  - Directories that belong to the system, such as C(/etc), are refused.
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes
 attributes:
   check_mode:
-    description: Says what would be removed, and removes nothing.
     support: full
   diff_mode:
-    description: One line for each path that is, or would be, removed.
     support: full
+    description: Shows one line for each path that is (or would be) removed.
   idempotent:
-    description: A second run finds nothing to remove.
     support: full
+    description: A second run finds nothing to remove.
 options:
   path:
     description: The directory.
     type: path
     required: true
   inside:
-    description: Directory that O(path) must lie in, or below a link in it; one that does not is refused.
+    description: Directory that must contain O(path), directly or through a link in it. Otherwise O(path) is refused.
     type: path
   files:
-    description: Files and links that are ours, as patterns relative to O(path). C(*) stays within one name.
+    description: Files and links to remove, as patterns relative to O(path). C(*) does not match C(/).
     type: list
     elements: str
     default: []
   names:
-    description: The same by their very names, in which C(*) means itself.
+    description: Files and links to remove, as literal names relative to O(path). C(*) has no special meaning.
     type: list
     elements: str
     default: []
   trees:
-    description: Directories that are ours with everything in them, as patterns.
+    description: Directories to remove with all their contents, as patterns relative to O(path).
     type: list
     elements: str
     default: []
   uid:
-    description: Where it is given, only what belongs to this user is ours in O(trees).
+    description: Numeric id of a user. If it is set, only what belongs to this user is removed from O(trees).
     type: int
   keep:
-    description: What is ours and stays, as patterns.
+    description: Paths that belong to vllm-edge and are kept, as patterns relative to O(path).
     type: list
     elements: str
     default: []
   gone:
-    description: Paths that count as not there, as an earlier step has removed them, or would have in check mode.
+    description: Paths that are treated as absent, because an earlier task removed them or would have in check mode.
     type: list
     elements: str
     default: []
@@ -62,7 +65,7 @@ options:
 
 EXAMPLES = r"""
 - name: Remove the program and its environment
-  remove_owned:
+  edge.vllm_edge.remove_owned:
     path: /opt/vllm-edge
     files:
       - current
@@ -72,22 +75,22 @@ EXAMPLES = r"""
 
 RETURN = r"""
 removed:
-  description: What was, or would be, removed. Directories end with C(/).
+  description: Paths that were (or would be) removed. Directories end with C(/).
   type: list
   elements: str
   returned: success
 kept:
-  description: What is ours and stays, as O(keep) says.
+  description: Paths that were kept because of O(keep).
   type: list
   elements: str
   returned: success
 left:
-  description: What is not ours, and why it is thought so.
+  description: Paths that do not belong to vllm-edge, each with the reason.
   type: dict
   returned: success
 refused:
-  description: The path cannot have been meant, and nothing was removed.
-  returned: when it was refused
+  description: V(true) if O(path) was refused. Nothing was removed.
+  returned: when O(path) was refused
   type: bool
 """
 

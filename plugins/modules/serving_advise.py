@@ -1,120 +1,79 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: which profiles are feasible on a host, and one of them to paste into group_vars."""
+"""Ansible module: find the profiles that fit on a host, rank them, and render one of them for group_vars."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: serving_advise
-short_description: Find the profiles that are feasible on a host, and rank them
+short_description: Find and rank the profiles that fit on a host
+version_added: "0.1.0"
 description:
-  - Plans a main engine of the largest of the models over every number of GPUs, with every dtype of the KV cache and
-    several lengths of a request, and smaller models on the GPUs that it leaves. What starts is ranked.
-  - Writes the chosen one as entries of C(serving_engines) and C(serving_profiles).
-  - Computes as M(serving_plan) does. Needs no host, no GPU and no network, and changes nothing.
-  - Two engines on one GPU are not considered.
-author: vllm-edge
-attributes:
-  check_mode:
-    description: Changes nothing, so check mode is the same.
-    support: full
+  - Plans a main engine with the largest model that fits, for every number of GPUs, every dtype of the KV cache and
+    several context lengths, and engines with smaller models on the remaining GPUs. Ranks the profiles whose engines
+    all start.
+  - Renders the chosen profile as entries of C(serving_engines) and C(serving_profiles).
+  - Uses the same calculation as M(edge.vllm_edge.serving_plan). It needs no host, no GPU and no network.
+  - Profiles with two engines on the same GPU are not considered.
+  - Fails if no profile is feasible, if the rank O(choose) does not exist, or if the profiles are ranked by V(tok_s) and
+    the bandwidth of the GPU is not known.
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
+  - edge.vllm_edge.planning
 options:
-  models:
-    description: Models by name, as C(vllm_models), with C(repo), C(dir), C(revision) and C(facts).
-    type: dict
-    required: true
-  gpus:
-    description: The GPUs in the order of their slots.
-    type: list
-    elements: dict
-    required: true
-    options:
-      name:
-        description: Name as NVML has it. Speed is estimated of those that are known by it.
-        type: str
-      cuda_total_bytes:
-        description: What CUDA has of its memory; NVML's total minus reserved.
-        type: int
-      nvml_total_mib:
-        description: Total as nvidia-smi prints it, for a GPU of which CUDA's total is known.
-        type: int
-      nvml_reserved_mib:
-        description: What NVML calls reserved, which is not in CUDA's total where that is not known.
-        type: int
-      free_bytes:
-        description: What is free now. Without it the GPU counts as empty.
-        type: int
-  vllm_version:
-    description: Release of vLLM, such as C(0.32.0).
-    type: str
-    required: true
   roles:
     description: >-
-      Names that the profile serves, as C(serving_roles). Where engines are beside the main one, it has the first two.
+      Names that the profile has to serve, as in C(serving_roles). If there are further engines, the main engine serves
+      the first two names.
     type: list
     elements: str
     required: true
   engines:
     description: >-
-      C(serving_engines) of the inventory. Names, ports, chat templates and parsers follow from those, and an engine
-      that is the same keeps its name.
+      C(serving_engines) of the inventory. New engines get names, ports, chat templates and parsers that are consistent
+      with them. An engine that already exists keeps its name.
     type: dict
     default: {}
   profiles:
-    description: C(serving_profiles) of the inventory, whose names are taken.
+    description: C(serving_profiles) of the inventory. Their names are not used for new profiles.
     type: dict
     default: {}
   by:
     description: >-
-      What is ranked by, C(advise_by). V(tok_s) is the estimate for the main engine, V(context) its tokens,
-      V(free_gpus) the GPUs without an engine. Where it is equal: the other of them, requests at once, the KV cache as
-      the checkpoint has it.
+      What to rank the profiles by, as in C(advise_by). V(tok_s) is the estimated speed of the main engine, V(context)
+      is its context length in tokens, and V(free_gpus) is the number of GPUs without an engine. Profiles that are
+      equal in this are ranked by the speed of the main engine, by whether its KV cache has the model's own dtype or the
+      checkpoint's scales, by the number of roles that would have to wait, by its context length, by the number and
+      speed of the other engines, by the number of free GPUs, and by the number of concurrent requests.
     type: raw
     default: tok_s
   choose:
-    description: Rank of the profile that is written, C(advise_choose).
+    description: Rank of the profile to render, as in C(advise_choose). V(1) is the best.
     type: raw
     default: 1
   only:
-    description: Names of the models to choose from, C(advise_models); empty for all.
+    description: Names of the models to consider, as in C(advise_models). If it is empty, all models are considered.
     type: list
     elements: str
     default: []
   min_context:
-    description: Tokens that a request to any engine may have at least, C(advise_min_context).
+    description: Minimum context length of every engine in tokens, as in C(advise_min_context).
     type: raw
     default: 8192
   main:
     description: >-
-      Model of the main engine, C(advise_main). Without it every precision of the largest model that fits.
+      Model of the main engine, as in C(advise_main). If it is not set, every precision of the largest model that fits
+      is considered.
     type: str
-  weights_root:
-    description: Directory with the directories of the models.
-    type: path
-    default: /data/vllm/weights
-  facts:
-    description: What holds for models that have no C(facts) of their own, as in M(serving_plan).
-    type: str
-    choices: [files, recorded]
-    default: files
-  observations:
-    description: >-
-      What was measured, as C(plan_observations). It counts for an engine with the same model and parallelism; of
-      activations and graphs also with the same batch.
-    type: dict
-    default: {}
-  margin_mib:
-    description: MiB that stay free on each GPU.
-    type: int
-    default: 512
-  tolerance_mib:
-    description: MiB by which a measurement may be above the plan.
-    type: int
-    default: 300
+seealso:
+  - module: edge.vllm_edge.serving_plan
+    description: Predict the memory use of a given profile.
 """
 
 EXAMPLES = r"""
 - name: Find the fastest profile for four NVIDIA L4
-  serving_advise:
+  edge.vllm_edge.serving_advise:
     models: "{{ vllm_models }}"
     gpus: "{{ [{'nvml_total_mib': 23034}] * 4 }}"
     vllm_version: 0.32.0
@@ -124,83 +83,84 @@ EXAMPLES = r"""
   register: advice
   delegate_to: localhost
 
-- name: Show it
-  show:
+- name: Print the advice
+  edge.vllm_edge.show:
     lines: "{{ advice.lines }}"
 """
 
 RETURN = r"""
 advice:
-  description: All of it.
+  description: All profiles and the reasons why other engines do not fit.
   type: dict
   returned: success
   contains:
     by:
-      description: What is ranked by.
+      description: What the profiles are ranked by.
       type: str
     min_context:
-      description: Tokens that every engine takes at least.
+      description: Minimum context length of every engine in tokens.
       type: int
     main_models:
-      description: Models that the main engine may have.
+      description: Models that were considered for the main engine.
       type: list
       elements: str
     profiles:
-      description: Every feasible profile, the best first.
+      description: All feasible profiles, the best one first.
       type: list
       elements: dict
       contains:
         rank:
-          description: What O(choose) takes.
+          description: Rank of the profile, a value for O(choose).
           type: int
         engines:
           description: >-
-            Its engines, the main one first, each with C(model), C(tensor_parallel_size), C(pipeline_parallel_size),
-            C(kv_cache_dtype), C(max_model_len), C(max_concurrency), C(served_names) and C(tok_s_estimate).
+            Engines of the profile, the main engine first, each with C(model), C(tensor_parallel_size),
+            C(pipeline_parallel_size), C(kv_cache_dtype), C(max_model_len), C(max_concurrency), C(served_names) and
+            C(tok_s_estimate).
           type: list
           elements: dict
         gpus_used:
-          description: GPUs with an engine.
+          description: Number of GPUs with an engine.
           type: int
         gpus_free:
-          description: GPUs without one.
+          description: Number of GPUs without an engine.
           type: int
         tok_s_estimate:
           description: >-
-            Estimate of the main engine's tokens per second, C(low), C(mid), C(high) and C(ceiling), as M(serving_plan)
-            has it.
+            Estimated speed of the main engine in tokens per second, with C(low), C(mid), C(high) and C(ceiling) as
+            M(edge.vllm_edge.serving_plan) returns them.
           type: dict
         context:
-          description: Tokens that a request to the main engine may have.
+          description: Context length of the main engine in tokens.
           type: int
         max_concurrency:
-          description: Requests of that length that its KV cache holds.
+          description: Number of requests with this context length that fit into the main engine's KV cache.
           type: float
         verdict:
-          description: V(fits).
+          description: Always V(fits).
           type: str
         advice:
-          description: What could be better, or is advised against.
+          description: Recommendations and warnings for the profile.
           type: list
           elements: str
     rejected:
       description: >-
-        Why other engines do not start, with C(model), C(verdict), C(shapes) and C(reason), one for each model and
-        verdict.
+        Why other engines do not start, one entry for each model and verdict, with C(model), C(verdict), C(shapes) and
+        C(reason).
       type: list
       elements: dict
     chosen:
       description: >-
         The profile of rank O(choose), with C(profile), C(serving_engines), C(serving_profiles), C(advice) by engine,
-        and C(plan) as M(serving_plan) has it.
+        and C(plan) as M(edge.vllm_edge.serving_plan) returns it.
       type: dict
 lines:
-  description: The advice for people, at most 100 columns.
+  description: The advice as lines for the terminal, each at most 100 columns wide.
   type: list
   elements: str
   returned: success
 pasted:
-  description: The chosen profile in YAML, which is also a file for C(-e @FILE).
+  description: The chosen profile as lines of YAML. Saved to a file they can be passed as C(-e @FILE).
   type: list
   elements: str
   returned: success
@@ -242,7 +202,7 @@ def main() -> None:
     options = module.params
     models: dict[str, Model] = {}
     unreadable: dict[str, str] = {}
-    # Whatever is wrong is a ValueError whose message says what, and what would do.
+    # All errors are a ValueError whose message contains the problem and its remedy.
     try:
         asked = search.wish(
             options["models"],

@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: refuse variables that are wrong or contradict each other, before any host is touched."""
+"""Ansible module: check the variables of a host for mistakes before anything is changed."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: serving_check
-short_description: Refuse variables that are wrong or contradict each other
+short_description: Check variables for mistakes and contradictions
+version_added: "0.1.0"
 description:
-  - Looks at profiles, engines, models and what is declared of the host, and at the names of all variables, which
-    must be ones that a role or C(group_vars/all) knows.
-  - Reads variables and the project's own files only, and runs on the controller before any host is touched.
-  - Reports every mistake at once, each with the variable, its value, the reason and what would do.
-  - What can never be right is refused wherever it stands; what depends on the host is asked of the chosen profile.
-  - Arguments of vLLM are compared with those that were recorded of one release. With another release in O(image), what
-    is not among them is a warning.
-author: vllm-edge
-attributes:
-  check_mode:
-    description: Changes nothing, so check mode is the same.
-    support: full
+  - Checks the profiles, engines and models of an inventory, what it declares about the host, and the names of all
+    variables. Every name must be known to a role or to C(group_vars/all).
+  - Reads only variables and files of the project, and runs on the controller before any host is changed.
+  - Fails with all mistakes at once. Each names the variable, its value, the reason and a correction.
+  - What is wrong in any case is reported for all entries. What depends on the host is only checked for the chosen
+    profile.
+  - Arguments of vLLM are compared with those that were recorded for one release. If O(image) contains another release,
+    an argument that is not recorded is a warning.
+  - The action plugin of the same name adds O(names) and O(settings).
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
 options:
   profile:
     description: Name of the chosen profile, C(serving_profile).
@@ -41,39 +43,39 @@ options:
     type: raw
     required: true
   gpu_count:
-    description: Number of GPUs that the operator declares of the host.
+    description: Number of GPUs that the inventory declares for the host.
     type: raw
   gpu_memory_mib:
-    description: MiB of each GPU that the operator declares, as nvidia-smi prints the total.
+    description: Total memory of each GPU that the inventory declares, in MiB as nvidia-smi prints it.
     type: raw
   gpu_uuids:
     description: UUIDs of the GPUs in the order of their slots.
     type: raw
   image:
-    description: The base image, C(vllm_image_base); its tag is the release of vLLM.
+    description: The base image, C(vllm_image_base). Its tag is the release of vLLM.
     type: raw
   settings:
-    description: Values of numbers, booleans and words of the roles and of operators, by name; collected by the action.
+    description: Values of variables that are numbers, booleans or one of a few words, by name.
     type: dict
     default: {}
   given:
-    description: For variables whose value is secret or does not matter, whether they have one.
+    description: Whether a variable has a value, by name, for variables whose value is secret or does not matter.
     type: dict
     default: {}
   chat_template:
-    description: Chat template of engines that name none, C(vllm_engine_chat_template).
+    description: Chat template of engines that do not set one, C(vllm_engine_chat_template).
     type: raw
     default: ""
   chat_templates_directory:
     description: Directory of the chat templates on the controller.
     type: path
   names:
-    description: Names of all variables of the host; collected by the action.
+    description: Names of all variables of the host.
     type: list
     elements: str
     default: []
   roles_directories:
-    description: Directories with the project's roles, whose argument specs say which variables and keys there are.
+    description: Directories with the roles of the project. Their argument specs define the known variables and keys.
     type: list
     elements: path
     required: true
@@ -85,11 +87,14 @@ options:
     description: Directory with the project's own variables, C(group_vars/all).
     type: path
     required: true
+seealso:
+  - module: edge.vllm_edge.serving_plan
+    description: Check whether the engines of the profile fit on the GPUs.
 """
 
 EXAMPLES = r"""
 - name: Check the variables
-  serving_check:
+  edge.vllm_edge.serving_check:
     profile: "{{ serving_profile | default(none) }}"
     profiles: "{{ serving_profiles }}"
     engines: "{{ serving_engines }}"
@@ -103,10 +108,10 @@ EXAMPLES = r"""
 
 RETURN = r"""
 mistakes:
-  description: One sentence on one line for each.
+  description: The mistakes as numbered lines, one sentence each.
   type: str
   returned: on failure
-  sample: "serving_profile: 'e2b-onyl' is not a key of serving_profiles; did you mean e2b-only?"
+  sample: "1. serving_profile: 'e2b-onyl' is not a key of serving_profiles; did you mean e2b-only?\n"
 """
 
 from pathlib import Path
@@ -117,7 +122,7 @@ from ..module_utils.vllm_edge.inventory import profiles, variables
 
 
 def files(directory: str | None) -> frozenset[str]:
-    """Names of the files in a directory that need not be there."""
+    """Return the names of the files in a directory. The directory need not exist."""
     if not directory or not Path(directory).is_dir():
         return frozenset()
     return frozenset(entry.name for entry in Path(directory).iterdir() if entry.is_file())
@@ -161,7 +166,7 @@ def main() -> None:
         module.warn(warning)
     found = profiles.contradictions(inventory, project)
     if found:
-        # A text of several lines is printed as it is; elements of a list would be quoted and folded.
+        # Ansible prints a text with several lines unchanged, but quotes and folds the elements of a list.
         count = "One mistake" if len(found) == 1 else f"{len(found)} mistakes"
         module.fail_json(
             msg=f"{count} in the variables, see 'mistakes'; no host was touched.",

@@ -1,25 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: what a profile will take from each GPU, before anything starts."""
+"""Ansible module: predict the GPU memory that the engines of a profile need, before anything is started."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: serving_plan
-short_description: Predict what the engines of a profile will take from each GPU
+short_description: Predict the GPU memory that the engines of a profile need
+version_added: "0.1.0"
 description:
-  - Says for every engine whether it will start, why not and what would do, what it takes of each of its GPUs, how long
-    a request may be and how fast one is answered.
-  - Computes from config.json and the headers of safetensors files, from the arguments of the engines and from what the
-    release of vLLM makes of them. Needs no host, no GPU and no network, and changes nothing.
-  - A verdict other than V(fits) is a result and no failure of the module.
-author: vllm-edge
-attributes:
-  check_mode:
-    description: Changes nothing, so check mode is the same.
-    support: full
+  - Predicts for each engine whether it starts, and if not, why and what to change. Also predicts the memory that it
+    needs on each of its GPUs, the maximum context length and the speed.
+  - Computes from C(config.json), from the headers of the safetensors files, from the arguments of the engines and from
+    known properties of the vLLM release. It needs no host, no GPU and no network.
+  - A verdict other than V(fits) is a result, and the module does not fail. It fails if O(profile) cannot be planned at
+    all, for example because nothing is known about a model. With O(profiles) such a profile is returned with the
+    reason.
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
+  - edge.vllm_edge.planning
 options:
   profile:
-    description: The profile. Exactly one of this and O(profiles) is given.
+    description: The profile. Exactly one of O(profile) and O(profiles) is required.
     type: dict
     options:
       name:
@@ -27,84 +30,35 @@ options:
         type: str
         default: ""
       engines:
-        description: Its engines as in C(serving_engines), each with its C(name), in the order in which they start.
+        description: Engines of the profile as in C(serving_engines), each with its C(name), in the order in which they
+          start.
         type: list
         elements: dict
         required: true
   profiles:
     description: Several profiles by name, each a mapping with C(engines) as in O(profile). See RV(plans).
     type: dict
-  models:
-    description:
-      - Models by name, as C(vllm_models), with C(repo), C(dir), C(revision) and C(facts).
-      - With C(facts=files) the files below O(weights_root) are read where they are there, else what is recorded of the
-        repository. With C(facts=recorded) the latter at once.
-    type: dict
-    required: true
-  gpus:
-    description: The GPUs in the order of their slots.
-    type: list
-    elements: dict
-    required: true
-    options:
-      name:
-        description: Name as NVML has it. What is not known of a GPU of that name is not claimed.
-        type: str
-      cuda_total_bytes:
-        description: What CUDA has of its memory; NVML's total minus reserved.
-        type: int
-      nvml_total_mib:
-        description: Total as nvidia-smi prints it, for a GPU of which CUDA's total is known.
-        type: int
-      nvml_reserved_mib:
-        description: What NVML calls reserved, which is not in CUDA's total where that is not known.
-        type: int
-      free_bytes:
-        description: What is free now. Without it the GPU counts as empty.
-        type: int
-  vllm_version:
-    description: Release of vLLM, such as C(0.32.0).
-    type: str
-    required: true
-  weights_root:
-    description: Directory with the directories of the models.
-    type: path
-    default: /data/vllm/weights
-  facts:
-    description: What holds for models that have no C(facts) of their own.
-    type: str
-    choices: [files, recorded]
-    default: files
-  observations:
-    description: >-
-      What was measured of an engine, in place of what is predicted, as a mapping of C(weights_bytes),
-      C(overhead_bytes), C(context_bytes) and C(graphs_bytes) by name of the engine.
-    type: dict
-    default: {}
-  margin_mib:
-    description: MiB that RV(engines[].derived_kv_cache_memory_bytes) leaves free on each GPU.
-    type: int
-    default: 512
-  tolerance_mib:
-    description: MiB by which a measurement may be above the plan, part of RV(budgets_mib).
-    type: int
-    default: 300
   drift_tolerances:
     description: >-
-      How far a component may be from the plan, C(weights_mib), C(graphs_mib), C(kv_cache_mib), C(kv_cache_tokens),
-      C(kv_blocks) and C(total_mib), over the defaults.
+      Maximum difference between measurement and plan for each component. A mapping with any of C(weights_mib),
+      C(graphs_mib), C(kv_cache_mib), C(kv_cache_tokens), C(kv_blocks) and C(total_mib) that replaces the defaults.
     type: dict
     default: {}
   on_drift:
-    description: What becomes of a component that is farther from the plan.
+    description: What happens if a measured component differs from the plan by more than its tolerance.
     type: str
     choices: [ignore, warn, fail]
     default: warn
+seealso:
+  - module: edge.vllm_edge.serving_advise
+    description: Find the profiles that fit on a host.
+  - module: edge.vllm_edge.vram_budget
+    description: Measure the memory in use and compare it with the budgets.
 """
 
 EXAMPLES = r"""
 - name: Plan one profile for four NVIDIA L4
-  serving_plan:
+  edge.vllm_edge.serving_plan:
     profile:
       name: bf16-tp4
       engines:
@@ -122,14 +76,14 @@ EXAMPLES = r"""
   register: plan
   delegate_to: localhost
 
-- name: Show it
-  show:
+- name: Print the plan
+  edge.vllm_edge.show:
     lines: "{{ plan.lines }}"
 """
 
 RETURN = r"""
 verdict:
-  description: That of the first engine that will not start, else V(fits).
+  description: Verdict of the first engine that does not start, or V(fits).
   type: str
   returned: with O(profile)
   sample: fits
@@ -148,33 +102,35 @@ engines:
         or V(unsupported_engine).
       type: str
     reason:
-      description: One sentence with the number that decides.
+      description: One sentence with the figure that decided the verdict.
       type: str
     fix:
-      description: The nearest setting with which it fits, spelled as in C(serving_engines); empty where there is none.
+      description: The nearest setting with which the engine fits, written as in C(serving_engines). Empty if there is
+        none.
       type: str
     kv_cache_dtype:
-      description: What the KV cache is made of.
+      description: Data type of the KV cache.
       type: str
     kv_blocks:
-      description: Blocks of the KV cache.
+      description: Number of blocks in the KV cache.
       type: int
     kv_cache_tokens:
-      description: Tokens as vLLM prints them, C(GPU KV cache size).
+      description: Size of the KV cache in tokens, as vLLM prints it (C(GPU KV cache size)).
       type: int
     max_concurrency:
-      description: Requests of max_model_len tokens that the KV cache holds.
+      description: Number of requests with C(max_model_len) tokens that fit into the KV cache.
       type: float
     max_context:
-      description: Tokens of the longest request that the KV cache holds, at most the model's own maximum.
+      description: Length of the longest request that fits into the KV cache, in tokens. It never exceeds the model's
+        own maximum.
       type: int
     decode_tok_s:
       description: >-
-        Estimate of the tokens per second of one sequence at short context, C(low), C(mid), C(high), and the C(ceiling)
-        that memory bandwidth sets. V(null) for a GPU whose bandwidth is not known.
+        Estimated speed of one sequence at short context in tokens per second, with C(low), C(mid), C(high), and the
+        C(ceiling) that the memory bandwidth sets. V(null) if the bandwidth of the GPU is not known.
       type: dict
     gpus:
-      description: What the engine takes of each of its GPUs.
+      description: Memory that the engine needs on each of its GPUs.
       type: list
       elements: dict
       contains:
@@ -182,71 +138,72 @@ engines:
           description: Slot of the GPU.
           type: int
         weights_bytes:
-          description: Weights, as vLLM logs them.
+          description: Weights in bytes, as vLLM logs them.
           type: int
         overhead_bytes:
-          description: Activations at their peak and growth outside of PyTorch.
+          description: Peak of the activations, and growth outside of PyTorch, in bytes.
           type: int
         context_bytes:
-          description: CUDA context and NCCL.
+          description: CUDA context and NCCL in bytes.
           type: int
         graphs_bytes:
-          description: CUDA graphs.
+          description: CUDA graphs in bytes.
           type: int
         kv_cache_bytes:
-          description: KV cache.
+          description: KV cache in bytes.
           type: int
         warm_up_bytes:
-          description: What the sampler's warm-up needs, part of C(overhead_bytes).
+          description: Memory for the sampler's warm-up in bytes. It is part of C(overhead_bytes).
           type: int
         total_bytes:
-          description: What NVML will show.
+          description: Total that NVML is expected to show, in bytes.
           type: int
         free_bytes:
-          description: What stays free; negative where it does not fit.
+          description: Memory that stays free, in bytes. Negative if the engine does not fit.
           type: int
     advice:
-      description: What is right and could be better, each with its reference.
+      description: Recommendations for a configuration that is valid but could be better, each with a reference.
       type: list
       elements: str
     facts_source:
-      description: Where the facts of the checkpoint are from.
+      description: Where the facts about the checkpoint come from.
       type: str
     derived_kv_cache_memory_bytes:
-      description: C(kv_cache_memory_bytes) that leaves O(margin_mib) free on each GPU, or would.
+      description: Value of C(kv_cache_memory_bytes) that leaves (or would leave) O(margin_mib) free on each GPU.
       type: int
     settings:
       description: >-
-        What the plan adds to the engine, under the keys of C(serving_engines). C(kv_cache_memory_bytes) and
-        C(gpu_memory_utilization) for an engine that sets neither, where the latter is the share that has to be free for
-        the plan; C(vram_budget_mib) where it states none; and C(plan), which is what measurements are held against.
+        What the plan adds to the engine, with keys as in C(serving_engines). C(kv_cache_memory_bytes) and
+        C(gpu_memory_utilization) are added if the engine sets neither of them; the latter is then the fraction of the
+        memory that has to be free for the plan. C(vram_budget_mib) is added if the engine does not set it. C(plan)
+        contains the predictions that measurements are compared with.
       type: dict
     observed:
-      description: Figures that are the operator's own.
+      description: Names of the figures that were taken from O(observations).
       type: list
       elements: str
 budgets_mib:
-  description: By slot, what the engines may use; 0 for a GPU without an engine.
+  description: Memory that the engines may use on each GPU, by slot, in MiB. V(0) for a GPU without an engine.
   type: dict
   returned: with O(profile)
 lines:
-  description: The plan for people, at most 100 columns.
+  description: The plan as lines for the terminal, each at most 100 columns wide.
   type: list
   elements: str
   returned: with O(profile)
 refusals:
-  description: One line for each engine that will not start.
+  description: One line for each engine that does not start.
   type: list
   elements: str
   returned: with O(profile)
 plans:
   description: >-
-    All of the above by name of the profile. Of one that cannot be planned, C(verdict) is V(null) and C(refusals) says
-    why.
+    All of the above, by name of the profile. If a profile cannot be planned, its C(verdict) is V(null) and its
+    C(refusals) contain the reason.
   type: dict
   returned: with O(profiles)
 legend:
-  description: What the letters in RV(lines) mean.
+  description: Explanation of the letters in RV(lines).
   type: list
   elements: str
   returned: success
@@ -264,7 +221,7 @@ from ..module_utils.vllm_edge.planning.contract import Model, Plan
 
 
 def described(plan: Plan, tolerances: Mapping[str, float], on_drift: drift.OnDrift) -> dict[str, Any]:
-    """What the module says of one profile."""
+    """Return the result for one profile."""
     document = render.document(plan)
     for engine, row in zip(plan.engines, document["engines"], strict=True):
         row["settings"]["plan"] = drift.expectation(engine, plan.vllm_version, tolerances, on_drift)
@@ -272,7 +229,7 @@ def described(plan: Plan, tolerances: Mapping[str, float], on_drift: drift.OnDri
 
 
 def unplanned(name: str, version: str, error: str) -> dict[str, Any]:
-    """What it says of one among several that cannot be planned, with the keys of the others."""
+    """Return the result for one of several profiles that cannot be planned, with the same keys."""
     head = f"profile {name}, vLLM {version}: cannot be planned"
     return {
         "profile": name,
@@ -332,7 +289,7 @@ def main() -> None:
         )
         return described(plan, tolerances, options["on_drift"])
 
-    # Whatever is wrong is a ValueError whose message says what, and what would do.
+    # All errors are a ValueError whose message contains the problem and its remedy.
     try:
         tolerances = drift.tolerances(options["drift_tolerances"], options["tolerance_mib"])
         gpus = [inputs.gpu_of(slot, given, module.warn) for slot, given in enumerate(options["gpus"])]

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: serving_report
-short_description: Render the report of a run for the terminal
+short_description: Render the report of a run
+version_added: "0.1.0"
 description:
-  - Turns the collected results into lines of at most 100 columns.
-  - Reads and changes nothing; delegate it to the controller.
-author: vllm-edge
-attributes:
-  check_mode:
-    description: Changes nothing, so check mode is the same.
-    support: full
+  - Renders the collected results of a run as lines of at most 100 columns. Delegate the task to the controller.
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
 options:
   host:
     description: Name of the host in the inventory.
@@ -24,64 +23,69 @@ options:
     type: str
     required: true
   generation:
-    description: Number of the generation that serves.
+    description: Number of the active generation.
     type: int
     required: true
   engines:
     description: >-
-      Engines with C(engine), C(unit), C(model), C(precision), C(tensor_parallel_size), C(slots), C(port),
+      Engines, each with C(engine), C(unit), C(model), C(precision), C(tensor_parallel_size), C(slots), C(port),
       C(served_names), C(state), C(load_seconds) and C(since).
     type: list
     elements: dict
     required: true
   completions:
     description: >-
-      What was asked, as C(vllm-edge canary) says it, with C(served_name), C(engine), C(seconds), C(ok), C(completion),
-      C(error), C(checks), C(passed_at) (when all checks passed, UTC) and C(token_s) (seconds of the one token that was
-      asked instead in this run).
+      Results of C(vllm-edge canary), each with C(served_name), C(engine), C(seconds), C(ok), C(completion), C(error),
+      C(checks), C(passed_at) (time in UTC at which all checks passed) and C(token_s) (duration of the request for a
+      single token that this run made instead of all checks, in seconds).
     type: list
     elements: dict
     default: []
   gpus:
-    description: GPUs as the module C(vram_budget) returns them; sizes in MiB.
+    description: GPUs as M(edge.vllm_edge.vram_budget) returns them. Sizes are in MiB.
     type: list
     elements: dict
     required: true
   versions:
-    description: Name and version of what serves.
+    description: Names and versions of the software that serves.
     type: dict
     default: {}
   problems:
-    description: What is wrong, one sentence each.
+    description: Problems, one sentence each.
     type: list
     elements: str
     default: []
   switch:
-    description: The journal of the switch that this run made, as C(vllm-edge history --format json) has it.
+    description: Journal of the switch that this run made, as C(vllm-edge history --format json) prints it.
     type: dict
   last_switch:
-    description: The last switch of the host, as C(vllm-edge status --format json) has it, for a run that made none.
+    description: Last switch of the host, as C(vllm-edge status --format json) prints it. Used if this run made none.
     type: dict
   drift:
-    description: Plan against measurement, as C(vllm-edge status --format json) has it.
+    description: Differences between plan and measurement, as C(vllm-edge status --format json) prints them.
     type: list
     elements: dict
     default: []
   overrides:
-    description: Why the plan refused what serves, one sentence for each engine; only with C(plan_override).
+    description: Why the plan rejected the active engines, one sentence each. Only with C(plan_override).
     type: list
     elements: str
     default: []
   pins:
-    description: Lines for the inventory that pin what was recorded at first use.
+    description: Lines for the inventory that pin values which were recorded at first use.
     type: list
     elements: str
     default: []
+seealso:
+  - module: edge.vllm_edge.serving_switch
+    description: Switch the host, and return the journal for O(switch).
+  - module: edge.vllm_edge.vram_budget
+    description: Measure the memory in use, for O(gpus).
 """
 
 EXAMPLES = r"""
 - name: Render the report
-  serving_report:
+  edge.vllm_edge.serving_report:
     host: "{{ inventory_hostname }}"
     profile: e2b-only
     generation: 1
@@ -92,11 +96,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 report:
-  description: The options, as one dictionary.
+  description: The options as a dictionary.
   type: dict
   returned: success
 lines:
-  description: Lines for the terminal.
+  description: The report as lines for the terminal.
   type: list
   elements: str
   returned: success

@@ -1,40 +1,50 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: write a generation, and have the host's program switch to it where anything differs."""
+"""Ansible module: write the rendered generation, and switch the host to it if anything differs."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: serving_switch
-short_description: Write a generation, and switch the host to it where anything differs
+short_description: Switch a host to the rendered generation
+version_added: "0.1.0"
 description:
-  - Writes what the inventory rendered as a generation, complete in one directory below C(generations/) of
-    O(state_directory), and asks what runs. Where engines, live files or units differ, it has C(vllm-edge switch) take
-    the host there, which finishes or goes back without Ansible, and returns its journal.
-  - A generation that was written before keeps its number; so does one whose directory is damaged, which is repaired.
-  - An engine whose input hash is the same keeps its process. The hash covers everything that reaches the container or
-    its supervisor, and neither budgets nor numbers.
-  - While another switch runs nothing is written, and the module fails with the name of who asked for it and its phase.
-  - Where nothing differs no unit is started. Where the inventory has come to say what O(origin=-e) or O(origin=host)
-    chose before, the inventory is recorded as the origin.
-author: vllm-edge
+  - Writes everything that the inventory rendered as one generation, a directory below C(generations/) in
+    O(state_directory), and compares it with what is running. If engines, live files or units differ, starts
+    C(vllm-edge switch), which completes or rolls back even if Ansible is interrupted, and returns its journal.
+  - A generation that was written before keeps its number. If its directory is damaged, it is repaired under the same
+    number.
+  - An engine whose input hash did not change keeps running. The hash covers everything that reaches the container or
+    its supervisor, but not budgets or generation numbers.
+  - While another switch is running, the module writes nothing and fails. The message names who requested that switch
+    and its phase.
+  - The switch is refused before it changes anything if foreign processes on a GPU of a new engine leave less memory
+    than the GPU's budget, whatever O(foreign) is.
+  - If nothing differs, no unit is started. If the inventory now contains the profile that was chosen with
+    O(origin=-e) or O(origin=host) before, the inventory is recorded as the origin.
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes
+  - edge.vllm_edge.foreign
 attributes:
   check_mode:
-    description: Says what would be written and which engines would move, and writes nothing.
     support: full
+    description: In check mode the module reports what would be written and which engines would be started and stopped,
+      and writes nothing.
   diff_mode:
-    description: Live files against the rendered ones, whichever generation they are of.
     support: full
+    description: Compares the live files with the rendered ones, whichever generation the live files belong to.
   idempotent:
-    description: A second run changes nothing and starts nothing.
     support: full
+    description: A second run changes nothing and starts nothing.
 options:
   profile:
     description: Name of the profile.
     type: str
     required: true
   engines:
-    description: The engines, exactly those that are to run.
+    description: The engines. Exactly these run after the switch.
     type: list
     elements: dict
     required: true
@@ -44,55 +54,54 @@ options:
         type: str
         required: true
       docker_create:
-        description: The arguments of C(docker create), one on each line, without labels of generation and input hash.
+        description: Arguments of C(docker create), one per line, without the labels for generation and input hash.
         type: str
         required: true
       unit:
-        description: The unit of systemd.
+        description: Text of the systemd unit.
         type: str
         required: true
       config:
-        description: C(engine.json) without C(input_hash) and C(generation).
+        description: Contents of C(engine.json) without C(input_hash) and C(generation).
         type: dict
         required: true
       chat_template:
-        description: The chat template, where the engine has one of its own.
+        description: Text of the chat template, if the engine has its own.
         type: str
       manifest_sha256:
-        description: Hash over the weights' files.
+        description: Hash of the files of the model's weights, as M(edge.vllm_edge.model_weights) returns it.
         type: str
         required: true
   target:
-    description: The target of systemd that wants the engines.
+    description: Text of the systemd target that wants the engines.
     type: str
     required: true
   budgets_mib:
-    description: MiB that the engines may use, by UUID, of every GPU of the host; V(0) where none may be.
+    description: Memory that the engines may use on each GPU of the host, by UUID, in MiB. V(0) for a GPU without an
+      engine.
     type: dict
     required: true
-  foreign:
-    description: What to do about processes on a GPU that are not ours.
-    type: str
-    choices: [ignore, warn, fail]
-    default: warn
   limits:
-    description: Patience of the switch, C(drain_timeout_s) and the like, and C(keep_generations).
+    description: Time limits of the switch, such as C(drain_timeout_s) in seconds, and C(keep_generations).
     type: dict
     default: {}
   origin:
-    description: Who chose the profile.
+    description: Where the profile was chosen.
     type: str
-    choices: [inventory, "-e", host]
+    choices:
+      inventory: In the inventory.
+      "-e": On the command line of Ansible, with C(-e).
+      host: On the host, with the program C(vllm-edge).
     default: inventory
   inventory_profile:
-    description: What the inventory says.
+    description: Name of the profile in the inventory.
     type: str
   asked_by:
-    description: Who asks, for the journal.
+    description: Who requests the switch. It is recorded in the journal.
     type: str
     default: Ansible
   state_directory:
-    description: Directory of what the host remembers.
+    description: Directory of the host's state, which contains the generations.
     type: path
     default: /var/lib/vllm-edge
   configuration_directory:
@@ -100,22 +109,27 @@ options:
     type: path
     default: /etc/vllm-edge
   units_directory:
-    description: Directory of the live units.
+    description: Directory of the live systemd units.
     type: path
     default: /etc/systemd/system
   program:
-    description: The host's program.
+    description: Path of the program C(vllm-edge) on the host.
     type: path
     default: /usr/local/bin/vllm-edge
   timeout_s:
-    description: Seconds to follow a switch. One that takes longer goes on by itself.
+    description: Number of seconds to wait for a switch. If it takes longer, the module fails, and the switch continues.
     type: int
     default: 7200
+seealso:
+  - module: edge.vllm_edge.serving_plan
+    description: Predict whether the engines fit, and compute O(budgets_mib).
+  - module: edge.vllm_edge.serving_report
+    description: Render the journal of the switch.
 """
 
 EXAMPLES = r"""
-- name: Switch to what was rendered
-  serving_switch:
+- name: Switch to the rendered engines
+  edge.vllm_edge.serving_switch:
     profile: e2b-only
     engines:
       - name: e2b-all
@@ -134,31 +148,31 @@ generation:
   type: int
   returned: success
 engines:
-  description: Input hash of each engine, and the number of the generation in which it came.
+  description: For each engine its C(input_hash), and the C(generation) with which it was introduced.
   type: dict
   returned: success
 moves:
-  description: Engines that are or would be kept, stopped, started or waited for.
+  description: Engines that are (or would be) kept, stopped, started, or waited for because they are still loading.
   type: dict
   returned: success
   sample: {keep: [e4b, e2b], stop: [31b-nvfp4-tp2], start: [31b-w4a16-tp2], wait: []}
 files:
-  description: Every live file of concern with its difference, which is empty where it is as rendered.
+  description: The live files, each with C(path) and C(diff). The latter is empty if the file is as rendered.
   type: list
   elements: dict
   returned: success
 result:
   description: >-
-    V(committed), or V(unchanged) where no switch was needed; on failure V(refused), V(rolled_back) or V(failed), or
-    V(busy) while another switch runs. Absent in check mode where a switch would be needed.
+    V(committed), or V(unchanged) if no switch was necessary. On failure V(refused), V(rolled_back) or V(failed), or
+    V(busy) while another switch is running. Absent in check mode if a switch would be necessary.
   type: str
   returned: when known
 journal:
-  description: The journal of the switch, see C(vllm-edge history).
+  description: Journal of the switch, see C(vllm-edge history).
   type: dict
   returned: when a switch ran and had something to do
 msg:
-  description: One paragraph that says what happened, and on failure what to do.
+  description: One paragraph that summarises what happened, or describes the error and its remedy.
   type: str
   returned: always
 """
@@ -223,7 +237,7 @@ class Switch:
         self.program: str = given["program"]
         self.result: dict[str, Any] = {}
         self.needed = False
-        """Whether the host's program has anything to do."""
+        """Whether the host's program has to switch."""
 
     def fail(self, text: str, result: str, **more: Any) -> NoReturn:
         self.module.fail_json(msg=text, result=result, **{**self.result, **more})
@@ -234,7 +248,7 @@ class Switch:
     # -- the generation
 
     def write(self, rendered: Rendered, number: int, now: Committed | None) -> Generation:
-        """In its place; under check mode in the module's own directory, so that what follows reads the same."""
+        """Write the generation. In check mode it goes to the module's own directory and can be read as usual."""
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         files = store.documents(rendered, number, now, stamp)
         if self.module.check_mode:
@@ -253,7 +267,7 @@ class Switch:
         return store.load(self.paths, number)
 
     def verify_units(self, units: Sequence[str]) -> None:
-        """By systemd's own reading: a unit that it does not load would fail when the old engines are gone."""
+        """Let systemd verify the units. An invalid unit would otherwise fail after the old engines are stopped."""
         for unit in units:
             rc, out, err = self.module.run_command(["systemd-analyze", "verify", unit], handle_exceptions=False)
             if rc != 0:
@@ -288,7 +302,7 @@ class Switch:
     def switch(self, generation: Generation, news: Sequence[str]) -> NoReturn:
         given = self.module.params
         arguments = ["switch", str(generation.number), "--format", "json"]
-        # With `=`, as one of the origins looks like an option.
+        # With `=`, because one of the origins looks like an option.
         arguments += [f"--origin={given['origin']}", f"--asked-by={given['asked_by']}"]
         if given["inventory_profile"]:
             arguments.append(f"--inventory-profile={given['inventory_profile']}")
@@ -314,14 +328,14 @@ class Switch:
             self.module.warn(warning)
         self.result["result"] = result
         if result is Result.UNCHANGED:
-            # What was still loading when this module looked serves by now. The journal has no answers of engines.
+            # An engine that was still loading before serves by now. The journal contains no answers of engines.
             self.done(" ".join([message, *news]), changed=bool(news))
         self.result["journal"] = journal
         if result is not Result.COMMITTED:
             self.module.fail_json(msg=message, **{**self.result, "changed": result is not Result.REFUSED})
         self.done(message, changed=True)
 
-    # -- all of it
+    # -- the run
 
     def done(self, text: str, *, changed: bool, **more: Any) -> NoReturn:
         self.module.exit_json(msg=text, **{**self.result, **more, "changed": changed})
@@ -351,7 +365,7 @@ class Switch:
         self.done("; ".join([what, *news]) + ".", changed=bool(news), result=Result.UNCHANGED)
 
     def settle(self, rendered: Rendered) -> tuple[Generation, list[str]]:
-        """The generation in its place, and what else was recorded; what differs goes to the result."""
+        """Write the generation if necessary. Return it with what else was recorded. Differences go to the result."""
         now = committed.committed(self.paths)
         number = store.number_for(rendered.digest, self.paths)
         same = now is not None and now.generation == number and now.digest == rendered.digest

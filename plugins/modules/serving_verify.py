@@ -1,56 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: judge what playbooks/verify.yml collected."""
+"""Ansible module: check the results that playbooks/verify.yml collected on a host."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: serving_verify
-short_description: Judge whether a host serves as it should
+short_description: Check whether a host serves what the inventory asks for
+version_added: "0.1.0"
 description:
-  - Takes what was collected on the host and says what is wrong with it, everything at once.
-  - Reads and changes nothing; delegate it to the controller. It does not fail, so that the play can print the lines.
-author: vllm-edge
-attributes:
-  check_mode:
-    description: Changes nothing, so check mode is the same.
-    support: full
+  - Checks results that were collected on the host, and returns all problems at once. Delegate the task to the
+    controller.
+  - The module does not fail if there are problems, so that the play can print RV(lines).
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
 options:
   host:
     description: Name of the host in the inventory.
     type: str
     required: true
   status:
-    description: What C(vllm-edge status --format json) said.
+    description: Output of C(vllm-edge status --format json).
     type: dict
     required: true
   image:
-    description: C(name), C(recorded_id) and C(present_id) of the engines' image; an id that is empty is not there.
+    description: C(name), C(recorded_id) and C(present_id) of the image that the engines use. An empty id means that
+      the image is not recorded, or is not on the host.
     type: dict
     required: true
   weights:
     description: >-
-      Models of the inventory with C(name), C(repo), C(revision), C(recorded) (C(repo) and C(revision), empty without a
-      record), C(fits) and C(result) of the module C(model_weights).
+      Models of the inventory, each with C(name), C(repo), C(revision), C(recorded) (C(repo) and C(revision) of the
+      record, empty if there is none), C(fits) and C(result) of M(edge.vllm_edge.model_weights).
     type: list
     elements: dict
     default: []
   canary:
-    description: What C(vllm-edge canary --format json) said of each engine that runs.
+    description: Output of C(vllm-edge canary --format json) for each running engine.
     type: list
     elements: dict
     default: []
   files:
-    description: Files with C(path) and C(diff) against what the inventory renders; left out where that is unknown.
+    description: Files with C(path) and C(diff) against what the inventory renders. Not set if they could not be
+      compared.
     type: list
     elements: dict
   vram:
-    description: What the module C(vram_budget) returned; leave it out where it was not asked.
+    description: Result of M(edge.vllm_edge.vram_budget). Not set if it was not run.
     type: dict
+seealso:
+  - module: edge.vllm_edge.host_doctor
+    description: Check the host itself.
+  - module: edge.vllm_edge.vram_budget
+    description: Measure the memory in use, for O(vram).
 """
 
 EXAMPLES = r"""
-- name: Judge it
-  serving_verify:
+- name: Check the host
+  edge.vllm_edge.serving_verify:
     host: "{{ inventory_hostname }}"
     status: "{{ serving_status.stdout | from_json }}"
     image: "{{ vllm_image_verified }}"
@@ -66,7 +74,7 @@ problems:
   elements: str
   returned: success
 lines:
-  description: Lines for the terminal.
+  description: The result as lines for the terminal.
   type: list
   elements: str
   returned: success

@@ -1,52 +1,97 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: an apt repository whose signing key is known before apt trusts it."""
+"""Ansible module: add an apt repository after its signing key was verified."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: signed_apt_repository
-short_description: Adds an apt repository after its signing key was checked
+short_description: Manage an apt repository with a verified signing key
+version_added: "0.1.0"
 description:
   - Writes a keyring and a deb822 source with C(Signed-By).
-  - The key's fingerprint is compared with O(fingerprint) or, where that is empty, with the one that this host recorded
-    at first use. A different key is refused.
-  - Everything happens or nothing does. Apt reads the repository with that key before one of the files is written.
+  - Compares the fingerprint of the key with O(fingerprint) or, if that is empty, with the fingerprint that the host
+    recorded when the repository was first added. A different key is an error.
+  - apt reads the repository with this key before any file is written. If that fails, nothing was changed.
+  - Fails if another source already contains the repository, because apt refuses one repository with two keyrings.
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes
+  - edge.vllm_edge.apt
+  - edge.vllm_edge.root
 attributes:
   check_mode:
     support: full
-    description: A key that would have to be downloaded is not looked at in check mode.
+    description: In check mode nothing is written. A key that would have to be downloaded is not verified.
   diff_mode:
     support: full
-    description: The keyring is shown as its fingerprints.
+    description: Shows the files before and after the change. The keyring is shown as its fingerprints.
+  idempotent:
+    support: full
 options:
-  name: {description: Base name of the files that are written., type: str, required: true}
-  uri: {description: Address of the repository., type: str, required: true}
-  uri_variable: {description: Variable that holds the address; for messages., type: str, default: ''}
-  suites: {description: Suites; a flat repository is V(/)., type: list, elements: str, default: [/]}
-  components: {description: Components; none for a flat repository., type: list, elements: str, default: []}
-  architectures: {description: Architectures; empty means those of the host., type: list, elements: str, default: []}
-  key_url: {description: Address of the key. Read only when no checked key is on the host., type: str, default: ''}
-  key_text: {description: The key itself (ASCII armour). Wins over O(key_url)., type: str, default: ''}
-  key_source: {description: Where O(key_text) comes from; for messages., type: str, default: ''}
-  fingerprint:
-    description:
-      - Fingerprint of the key; spaces are ignored, several are separated by commas.
-      - Empty means what was recorded at first use.
+  name:
+    description: Base name of the files that are written.
+    type: str
+    required: true
+  uri:
+    description: Address of the repository.
+    type: str
+    required: true
+  uri_variable:
+    description: Name of the variable that sets the address. Used in messages.
     type: str
     default: ''
-  fingerprint_variable: {description: Variable that pins the fingerprint; for messages., type: str, required: true}
-  record: {description: File that remembers fingerprints., type: path, default: /var/lib/vllm-edge/keys.json}
-  root: {description: Directory that holds C(etc) and C(var); not V(/) only in tests., type: path, default: /}
-  timeout: {description: Seconds that a server may be silent., type: int, default: 20}
-  lock_timeout: {description: Seconds to wait for another apt to finish., type: int, default: 300}
-author:
-  - vllm-edge (@vllm-edge)
+  suites:
+    description: Suites of the repository. V(/) for a flat repository.
+    type: list
+    elements: str
+    default: [/]
+  components:
+    description: Components of the repository. Empty for a flat repository.
+    type: list
+    elements: str
+    default: []
+  architectures:
+    description: Architectures to use. If it is empty, those of the host are used.
+    type: list
+    elements: str
+    default: []
+  key_url:
+    description: Address of the key. It is only downloaded if the host has no verified key from this address.
+    type: str
+    default: ''
+  key_text:
+    description: The key itself, ASCII-armoured. Takes precedence over O(key_url).
+    type: str
+    default: ''
+  key_source:
+    description: Where O(key_text) comes from. Used in messages and in the record.
+    type: str
+    default: ''
+  fingerprint:
+    description:
+      - Fingerprint of the key. Spaces are ignored. Several fingerprints are separated by commas.
+      - If it is empty, the fingerprint that was recorded at first use is expected. If none is recorded, the key is
+        accepted and its fingerprint is recorded.
+    type: str
+    default: ''
+  fingerprint_variable:
+    description: Name of the variable that pins the fingerprint. Used in messages.
+    type: str
+    required: true
+  record:
+    description: File in which the host records fingerprints.
+    type: path
+    default: /var/lib/vllm-edge/keys.json
+seealso:
+  - module: edge.vllm_edge.apt_packages
+    description: Install packages from the repository.
 """
 
 EXAMPLES = r"""
 - name: Add the repository of the container toolkit
-  signed_apt_repository:
+  edge.vllm_edge.signed_apt_repository:
     name: nvidia-container-toolkit
     uri: https://nvidia.github.io/libnvidia-container/stable/deb/amd64
     key_url: https://nvidia.github.io/libnvidia-container/gpgkey
@@ -57,16 +102,17 @@ EXAMPLES = r"""
 
 RETURN = r"""
 fingerprints:
-  description: Fingerprints of the key in use. Empty in check mode where the key would have to be downloaded first.
+  description: Fingerprints of the key in use. Empty in check mode if the key would have to be downloaded first.
   returned: success
   type: list
   elements: str
 trust:
-  description: What the key was compared with, V(pinned), V(recorded), or V(first-use) where this run recorded it.
+  description: What the key was compared with. V(pinned) is O(fingerprint), V(recorded) is the record on the host, and
+    V(first-use) means that this run recorded the key.
   returned: success
   type: str
 refreshed:
-  description: Whether apt read the repository's index in this run.
+  description: Whether apt read the index of the repository in this run.
   returned: success
   type: bool
 """
@@ -98,11 +144,11 @@ HEADER = "# Managed by Ansible (vllm-edge, role apt_repository): changes made he
 
 
 class KeyFormatError(ValueError):
-    """What was given is not an OpenPGP public key that we can judge."""
+    """The data is not an OpenPGP public key of a known version."""
 
 
 def dearmour(data: bytes) -> bytes:
-    """The binary form of a key, which may be armoured or binary already."""
+    """Return the binary form of a key, which may be armoured or binary."""
     if b"-----BEGIN" not in data:
         return data
     binary = b""
@@ -121,7 +167,7 @@ def dearmour(data: bytes) -> bytes:
 
 
 def packets(data: bytes) -> list[tuple[int, bytes]]:
-    """The packets (tag, body) of binary OpenPGP data, RFC 9580 section 4.2."""
+    """Return the packets (tag, body) of binary OpenPGP data, RFC 9580 section 4.2."""
     found: list[tuple[int, bytes]] = []
     at = 0
     try:
@@ -162,9 +208,9 @@ def packets(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def fingerprints(data: bytes) -> list[str]:
-    """The fingerprints of all primary keys in an OpenPGP key, armoured or binary, as gpg --show-keys prints them.
+    """Return the fingerprints of all primary keys in an OpenPGP key, armoured or binary, as gpg --show-keys does.
 
-    All of them, because apt trusts every key of a keyring: a known key with another beside it is not the known key.
+    apt trusts every key of a keyring. A keyring with the expected key and a second one is therefore refused.
     """
     found: list[str] = []
     for tag, body in packets(dearmour(data)):
@@ -184,7 +230,7 @@ def fingerprints(data: bytes) -> list[str]:
 
 
 def parse_fingerprints(text: str) -> list[str]:
-    """The fingerprints that an operator wrote down."""
+    """Return the fingerprints that an operator pinned. Raises ValueError."""
     wanted = [re.sub(r"[\s:]", "", part).upper() for part in text.split(",")]
     wanted = [part for part in wanted if part]
     for part in wanted:
@@ -194,7 +240,7 @@ def parse_fingerprints(text: str) -> list[str]:
 
 
 def render_source(uri: str, suites: list[str], components: list[str], architectures: list[str], keyring: str) -> str:
-    """The deb822 text of the source."""
+    """Render the source in deb822 format."""
     fields = [("Types", "deb"), ("URIs", uri), ("Suites", " ".join(suites))]
     if components:
         fields.append(("Components", " ".join(components)))
@@ -205,7 +251,7 @@ def render_source(uri: str, suites: list[str], components: list[str], architectu
 
 
 def list_name(uri: str, suite: str) -> str:
-    """How apt begins the names of a source's index files below /var/lib/apt/lists (apt's URItoFileName)."""
+    """Return the prefix of a source's index files below /var/lib/apt/lists (apt's URItoFileName)."""
     url = uri.rstrip("/") + "/" + ("" if suite == "/" else suite if suite.endswith("/") else f"dists/{suite}/")
     url = re.sub(r"^[a-z+]+:(//)?([^/@]*@)?", "", url)
     quoted = "".join(f"%{ord(c):02x}" if c in '\\|{}[]<>"^~_=!@#$%&*' or not "!" <= c <= "~" else c for c in url)
@@ -260,7 +306,7 @@ class Repository:
         try:
             return data, fingerprints(data) if data else []
         except KeyFormatError:
-            # A damaged keyring is replaced by a checked one.
+            # A damaged keyring is replaced by a verified one.
             return data, []
 
     def offered(self) -> bytes:
@@ -273,7 +319,7 @@ class Repository:
                 f"Set the variable beside {params['fingerprint_variable']} that names one."
             )
         response, info = fetch_url(self.module, params["key_url"], timeout=params["timeout"])
-        # file: addresses have no status.
+        # file: addresses return no status.
         if response is None or info["status"] not in (200, None):
             self.fail(
                 f"The key of the repository {self.name} could not be downloaded from {params['key_url']}: "
@@ -326,11 +372,11 @@ class Repository:
         return str(out.strip())
 
     def verify(self, keyring: bytes, source: str) -> apt.Outcome:
-        """Lets apt read this repository alone, from a source and a keyring that lie where the host's apt never looks.
+        """Let apt read only this repository, from a source and a keyring in a directory that the host's apt ignores.
 
-        What it read it keeps, as the address is the same: once the source is written, its packages are known.
+        apt keeps the indexes, because the address is the same. Once the source is written, its packages are known.
         """
-        # Not in the module's own directory: apt checks signatures as a user who may not look into that.
+        # Not in the module's own directory, because apt verifies signatures as a user who may not read it.
         scratch = tempfile.mkdtemp(prefix="vllm-edge-apt-")
         try:
             os.chmod(scratch, 0o755)
@@ -350,7 +396,7 @@ class Repository:
             f"Dir::Etc::sourcelist={trial}",
             "Dir::Etc::sourceparts=-",
             "APT::Get::List-Cleanup=0",
-            # Without this apt-get calls a repository that it could not read a warning and answers 0.
+            # Without this option an unreadable repository is only a warning, and the exit status is 0.
             "APT::Update::Error-Mode=any",
         ]
         lists = self.path("/var/lib/apt/lists")
@@ -358,15 +404,15 @@ class Repository:
         command = ["update", *(word for option in options for word in ("-o", option))]
         outcome = apt.apt_get(self.run, command, self.limits)
         if before:
-            # The directory's age counts as that of the whole cache (ansible.builtin.apt, cache_valid_time), and
-            # only one repository was read here.
+            # ansible.builtin.apt uses the directory's age as the age of the whole cache (cache_valid_time), but only
+            # one repository was read here.
             os.utime(lists, ns=(before.st_atime_ns, before.st_mtime_ns))
         return outcome
 
     def run(self, command: list[str]) -> tuple[int, str, str]:
         return self.module.run_command(command, environ_update={"LC_ALL": "C"})
 
-    # -- the whole
+    # -- the run
 
     def write(self, path: str, data: bytes | None) -> None:
         target = self.path(path)
@@ -386,7 +432,7 @@ class Repository:
         entry = {"fingerprints": found, "source": self.key_source}
         if record.get(self.name) == entry:
             return
-        # A record that a power cut emptied would be refused, as a damaged one is.
+        # A record that a power failure truncated would be an error, like a damaged one.
         text = json.dumps({**record, self.name: entry}, indent=2, sort_keys=True) + "\n"
         write_durably(Path(self.module.params["record"]), text)
 
@@ -411,7 +457,7 @@ class Repository:
             )
 
         keyring, found = self.installed()
-        # A checked key on the host is not downloaded again, unless its address changed: that one is wanted then.
+        # A verified key on the host is only downloaded again if its address changed.
         same_place = not remembered or remembered.get("source") == self.key_source
         if params["key_text"] or not found or found != expected or not same_place:
             if self.module.check_mode and not params["key_text"]:
@@ -446,7 +492,7 @@ class Repository:
         if self.module.check_mode:
             return result
 
-        # Before anything is written: a source that apt cannot read would break the operator's own apt-get update.
+        # Before anything is written, because an unreadable source would break the operator's own apt-get update.
         if refresh:
             outcome = self.verify(wanted or b"", source)
             if not outcome.ok:

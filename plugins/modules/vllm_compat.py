@@ -1,26 +1,29 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: the constraint that a requirement on transformers becomes with a vLLM release."""
+"""Ansible module: determine the version constraint on transformers for a vLLM release."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: vllm_compat
-short_description: Intersect a requirement on transformers with the compatibility matrix
+short_description: Determine which transformers releases a vLLM release works with
+version_added: "0.1.0"
 description:
-  - Joins the operator's requirement with what the vLLM release of an image takes, and says whether the image already
-    meets it.
-  - Refuses an impossible pair, and a pair that is known to be broken, with the row of the matrix that stands
-    against it.
-  - Reads nothing and writes nothing. Needs the Python library C(packaging); run it on the controller, where
-    ansible-core has it.
-attributes:
-  check_mode:
-    support: full
-    description: The module changes nothing in either mode.
+  - Intersects the operator's requirement on transformers with what the vLLM release of an image supports, and returns
+    whether the image already meets the result.
+  - Fails if no release meets both, or if the combination is known to be broken. The message contains the row of the
+    matrix that excludes it.
+  - Computes from its options only. Run it on the controller, because it needs the Python library C(packaging), which
+    ansible-core depends on.
+author:
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
+requirements:
+  - packaging (Python package)
 options:
   requirement:
-    description: What the operator asks for, as pip writes it.
+    description: Requirement of the operator, in the syntax of pip.
     type: str
     required: true
   vllm_version:
@@ -28,7 +31,7 @@ options:
     type: str
     required: true
   installed:
-    description: Version of transformers in the base image; without it the image has none.
+    description: Version of transformers in the base image. Not set if the image contains none.
     type: str
   matrix:
     description: Rows of the compatibility matrix. All rows whose C(vllm) contains the release apply.
@@ -41,35 +44,36 @@ options:
         type: str
         required: true
       transformers:
-        description: Releases of transformers that they take; empty in a row that only names known-bad pairs.
+        description: Releases of transformers that they support, as version specifiers. Empty in a row that only lists
+          known-bad combinations.
         type: str
         required: true
       known_bad:
-        description: Releases that the metadata allows and that break vLLM all the same.
+        description: Releases of transformers that vLLM's metadata allows and that do not work.
         type: list
         elements: dict
         default: []
         options:
           transformers:
-            description: The broken releases, as version specifiers.
+            description: The releases that do not work, as version specifiers.
             type: str
             required: true
           reason:
-            description: What happens.
+            description: What happens with them.
             type: str
             required: true
           remedy:
             description: What to do instead.
             type: str
           reference:
-            description: Where it is reported.
+            description: Where the problem is reported.
             type: str
       reference:
-        description: Where the row comes from.
+        description: Source of the row.
         type: str
         required: true
   needs:
-    description: Further requirements, such as the first release that knows an architecture.
+    description: Further requirements, such as the first release that supports an architecture.
     type: list
     elements: dict
     default: []
@@ -79,11 +83,12 @@ options:
         type: str
         required: true
       reason:
-        description: What needs them, in words that fit before "needs".
+        description: What needs them, worded so that it can precede "needs" in a sentence.
         type: str
         required: true
   gaps:
-    description: Places in the release history where version numbers were skipped, to name what means no release.
+    description: Places in the history of transformers where version numbers were skipped. Messages use them to explain
+      why a requirement matches no release.
     type: list
     elements: dict
     default: []
@@ -93,16 +98,14 @@ options:
         type: str
         required: true
       next:
-        description: First release after it.
+        description: First release after the gap.
         type: str
         required: true
-author:
-  - vllm-edge contributors
 """
 
 EXAMPLES = r"""
-- name: Join requirement and matrix
-  vllm_compat:
+- name: Determine the constraint on transformers
+  edge.vllm_edge.vllm_compat:
     requirement: transformers>=4.58
     vllm_version: 0.32.0
     installed: 5.12.0
@@ -115,21 +118,21 @@ EXAMPLES = r"""
 
 RETURN = r"""
 constraint:
-  description: The requirement that pip is given.
+  description: The requirement for pip.
   returned: success
   type: str
   sample: transformers>=5.16.1,<5.20.0
 needs_layer:
-  description: Whether the image does not meet the constraint as it is.
+  description: Whether the image does not meet the constraint and needs an additional layer.
   returned: success
   type: bool
 explanation:
-  description: One sentence on what the requirement became and why.
+  description: One sentence that explains how the constraint was derived.
   returned: success
   type: str
   sample: transformers>=4.58 names no release (4.57.6 -> 5.0.0); with vLLM 0.32.0 it becomes >=5.16.1,<5.20.0
 references:
-  description: Where the rows that applied come from.
+  description: Sources of the rows that applied.
   returned: success
   type: list
   elements: str
@@ -149,7 +152,7 @@ else:
 
 
 def argument_spec() -> dict[str, Any]:
-    """The module's options."""
+    """Return the options of the module."""
     text = {"type": "str", "required": True}
     bad = {"transformers": text, "reason": text, "remedy": {"type": "str"}, "reference": {"type": "str"}}
     return {
@@ -178,7 +181,7 @@ def argument_spec() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Runs the module."""
+    """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     if COMPAT_ERROR is not None:
         module.fail_json(msg=missing_required_lib("packaging"), exception=COMPAT_ERROR)

@@ -1,101 +1,85 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: VRAM of every GPU against its budget."""
+"""Ansible module: measure the memory of every GPU and compare it with its budget."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: vram_budget
-short_description: Measure the VRAM of every GPU and hold it against its budget
+short_description: Check the memory in use on every GPU against its budget
 version_added: "0.1.0"
 description:
-  - Reads memory and processes of every GPU from NVML until two samples in a row agree, and compares what the
-    engines use with the budget of each GPU.
-  - Run it after a first completion. vLLM takes its whole share at start-up, but the first request may still compile
-    and allocate.
-  - A GPU that O(budgets) does not name has budget 0, so memory that a crashed engine left behind is found.
-    Up to 16 MiB on a GPU without an engine count as idle.
-  - Processes are followed from the host pid over the container to the unit. One in a container with the label
-    C(vllm-edge.engine) is ours, every other one is foreign.
-  - What cannot be known is never taken for 0. Where NVML does not give a process's memory, or Docker cannot say
-    whose container a process is in,
-    RV(gpus[].foreign_mib) is V(null) and RV(gpus[].engine_mib) is an upper bound, all that is used.
-  - A GPU that is over budget only by memory that no process holds is watched for all of O(settle_timeout_s), for a
-    driver gives memory back some seconds after the process has ended.
+  - Reads memory and processes of every GPU from NVML until two consecutive samples agree, and compares the memory that
+    the engines use with the budget of each GPU. Fails if a GPU is over its budget.
+  - Run it after the first completion. vLLM allocates its whole share at start-up, but the first request may still
+    compile kernels and allocate memory.
+  - A GPU that is not in O(budgets) has the budget 0, so that memory left behind by a crashed engine is found. Up to 16
+    MiB on a GPU without an engine are tolerated.
+  - A process is attributed by its pid on the host, its container and its systemd unit. A process in a container with
+    the label C(vllm-edge.engine) belongs to an engine; every other process is foreign.
+  - Unknown values are never treated as 0. If NVML does not report the memory of a process, or Docker cannot name the
+    container of a process, RV(gpus[].foreign_mib) is V(null), and RV(gpus[].engine_mib) is an upper bound, all of the
+    memory in use.
+  - If a GPU is over its budget only because of memory that no process holds, it is watched for the whole
+    O(settle_timeout_s), because the driver may release memory some seconds after a process has ended.
 author:
-  - vllm-edge (@vllm-edge)
+  - vllm-edge contributors
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
+  - edge.vllm_edge.nvml
+  - edge.vllm_edge.foreign
 attributes:
   check_mode:
-    description: Can run in check mode and return the same as without it, for it only reads.
-      Where the driver or the host runtime is not installed yet it is skipped with the reason; outside of check mode
-        that fails.
     support: full
-  diff_mode:
-    description: Will return details on what has changed, or would change in check mode. There is nothing that could
-      change.
-    support: none
-  idempotent:
-    description: When run twice in a row with the same arguments, the second run changes nothing. It never changes
-      anything.
-    support: full
+    description: The module changes nothing, so check mode makes no difference. If the driver or the host runtime is not
+      installed yet, it is skipped with the reason; outside of check mode that is an error.
 requirements:
-  - NVIDIA driver with NVML
-  - nvidia-ml-py, in the interpreter that runs the module or in the one that O(python) names
-  - docker (Python package), to tell whose process it is
+  - docker (Python package), to determine the owners of processes
 options:
   budgets:
     description:
-      - How much the engines may use on each GPU, as a mapping from a GPU's UUID or slot to whole MiB, as nvidia-smi
-        shows them.
-      - An unknown GPU, a GPU that is named twice, and a budget above the GPU's memory are refused.
+      - Memory that the engines may use on each GPU. A mapping from a GPU's UUID or slot to whole MiB, as nvidia-smi
+        prints them.
+      - An unknown GPU, a GPU that is named twice, or a budget above the memory of the GPU is an error.
     type: dict
     required: true
   expected_mib:
     description:
-      - What the engines are expected to use on each GPU, keyed as O(budgets).
-      - Using less than this by more than O(tolerance_mib) is a warning, since it means that something else runs
-        than was planned.
+      - Memory that the engines are expected to use on each GPU in MiB, with the same keys as O(budgets).
+      - If the engines use less than this by more than O(tolerance_mib), the module warns, because something else is
+        running than was planned.
     type: dict
     default: {}
   tolerance_mib:
-    description: How far below O(expected_mib) is still as expected, in MiB.
+    description: How far the memory in use may be below O(expected_mib), in MiB.
     type: int
     default: 300
-  foreign:
-    description: What to do about processes that are not ours. Their memory is subtracted in every case.
-    type: str
-    choices:
-      ignore: Say nothing.
-      warn: Warn, naming the GPU, the processes and their containers.
-      fail: Fail. A process whose owner cannot be found out counts as foreign here.
-    default: warn
   settle_timeout_s:
-    description: How long to wait, in seconds, until two samples taken one second apart differ by less than 16 MiB
+    description: Maximum time in seconds to wait until two samples, taken one second apart, differ by less than 16 MiB
       on every GPU. V(0) takes one sample.
     type: float
     default: 30
   gpu_slots:
     description:
       - UUIDs of the GPUs in the order of their slots, for the keys of O(budgets).
-      - When it is not set, the record at O(slots_file) is used; where there is none, PCI bus order.
+      - If it is not set, the record at O(slots_file) is used. If there is no record, the GPUs are ordered by PCI bus
+        id.
     type: list
     elements: str
   slots_file:
-    description: Record of the GPU slots on the host, made by M(gpu_slots).
+    description: Record of the GPU slots on the host, written by M(edge.vllm_edge.gpu_slots).
     type: path
     default: /var/lib/vllm-edge/gpu-slots.json
-  python:
-    description: Interpreter with nvidia-ml-py that the module goes on under when its own has none.
-    type: path
-    default: /opt/vllm-edge/current/venv/bin/python
 seealso:
-  - module: gpu_slots
-    description: Settles which GPU is which slot.
+  - module: edge.vllm_edge.gpu_slots
+    description: Determine which GPU has which slot.
+  - module: edge.vllm_edge.serving_plan
+    description: Predict the memory that engines need, and compute their budgets.
 """
 
 EXAMPLES = r"""
-- name: Hold two engines against their budgets
-  vram_budget:
+- name: Check two engines against their budgets
+  edge.vllm_edge.vram_budget:
     budgets:
       0: 20900
       1: 20800
@@ -104,35 +88,35 @@ EXAMPLES = r"""
       1: 20500
   register: vram
 
-- name: Make sure that the GPUs are empty before the engines start
-  vram_budget:
+- name: Ensure that the GPUs are empty before the engines start
+  edge.vllm_edge.vram_budget:
     budgets: {}
     foreign: fail
 
-- name: Name GPUs by UUID, wait longer for memory to come back
-  vram_budget:
+- name: Name the GPUs by UUID, and wait longer for memory to be released
+  edge.vllm_edge.vram_budget:
     budgets:
       GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0000: 20900
     settle_timeout_s: 90
 
-- name: Show the headroom of every GPU
+- name: Print the headroom of every GPU
   ansible.builtin.debug:
     msg: "{{ vram.gpus | items2dict(key_name='uuid', value_name='headroom_mib') }}"
 """
 
 RETURN = r"""
 gpus:
-  description: Every GPU by index. Also returned when the module fails, as far as they could be read.
+  description: All GPUs by index. Also returned on failure, as far as they could be read.
   returned: always
   type: list
   elements: dict
   contains:
     index:
-      description: Number of the GPU in PCI bus order.
+      description: Index of the GPU in PCI bus order.
       type: int
       sample: 0
     slot:
-      description: Slot of the GPU, V(null) when it has none.
+      description: Slot of the GPU. V(null) if it has none.
       type: int
       sample: 0
     uuid:
@@ -148,20 +132,21 @@ gpus:
       type: str
       sample: "00000000:17:00.0"
     compute_capability:
-      description: CUDA compute capability, V(null) when NVML does not say.
+      description: CUDA compute capability. V(null) if NVML does not report it.
       type: str
       sample: "8.9"
     memory_version:
-      description: The NVML memory call that answered. With V(v1), RV(gpus[].used_mib) includes the driver's reserve.
+      description: Version of the NVML memory call that was used. With V(v1), RV(gpus[].used_mib) includes the memory
+        that the driver reserves.
       type: str
       sample: v2
     total_mib:
-      description: All memory of the GPU in MiB.
+      description: Total memory of the GPU in MiB.
       type: int
       sample: 23034
     reserved_mib:
-      description: What the driver reserves for itself in MiB. V(null) when only the first memory call answered,
-        which does not say.
+      description: Memory that the driver reserves for itself, in MiB. V(null) if only version 1 of the memory call is
+        available, which does not report it.
       type: int
       sample: 470
     used_mib:
@@ -173,19 +158,19 @@ gpus:
       type: int
       sample: 1952
     engine_mib:
-      description: Used minus foreign, in MiB. This is what is held against the budget.
+      description: Used memory minus foreign memory, in MiB. This value is compared with the budget.
       type: int
       sample: 20612
     engine_mib_is:
-      description: V(exact), or V(upper bound) when foreign memory or the driver's reserve could not be told apart.
+      description: V(exact), or V(upper bound) if foreign memory or the driver's reserve could not be separated.
       type: str
       sample: exact
     foreign_mib:
-      description: Memory of processes that are not ours, in MiB. V(null) when it cannot be known.
+      description: Memory of foreign processes in MiB. V(null) if it is not known.
       type: int
       sample: 0
     unattributed_mib:
-      description: Used memory that no process holds, in MiB. V(null) when a process's memory is unknown.
+      description: Used memory that no process holds, in MiB. V(null) if the memory of a process is not known.
       type: int
       sample: 0
     budget_mib:
@@ -193,15 +178,15 @@ gpus:
       type: int
       sample: 20900
     expected_mib:
-      description: Expected memory of the GPU in MiB, V(null) when none is given.
+      description: Expected memory in use on the GPU in MiB. V(null) if O(expected_mib) does not contain it.
       type: int
       sample: 20600
     headroom_mib:
-      description: Budget minus what the engines use, in MiB. Negative when over budget.
+      description: Budget minus the memory that the engines use, in MiB. Negative if the GPU is over its budget.
       type: int
       sample: 288
     within_budget:
-      description: Whether the engines use at most the budget.
+      description: Whether the engines use no more than the budget.
       type: bool
       sample: true
     processes:
@@ -214,20 +199,20 @@ gpus:
           type: int
           sample: 4711
         used_mib:
-          description: Memory of the process in MiB, V(null) when NVML does not say.
+          description: Memory of the process in MiB. V(null) if NVML does not report it.
           type: int
           sample: 20612
         container:
-          description: Name of the process's container, or the start of its id when Docker does not know it. V(null)
-            when it is in none.
+          description: Name of the container of the process, or the first digits of its id if Docker does not know it.
+            V(null) if the process is not in a container.
           type: str
           sample: vllm-e2b
         unit:
-          description: systemd unit of the engine, or of a process that is in no container.
+          description: systemd unit of the engine, or of a process that is not in a container.
           type: str
           sample: vllm-e2b.service
         owner:
-          description: V(ours), V(foreign) or V(unknown).
+          description: V(ours) for an engine, V(foreign) or V(unknown).
           type: str
           sample: ours
         reason:
@@ -245,24 +230,24 @@ settled:
   type: bool
   sample: true
 samples:
-  description: How many samples were taken.
+  description: Number of samples that were taken.
   returned: when NVML answered
   type: int
   sample: 2
 waited_s:
-  description: How long it took until memory stood still, in seconds.
+  description: Time in seconds until the samples agreed, or until the module stopped waiting.
   returned: when NVML answered
   type: float
   sample: 1.0
 failures:
-  description: What is wrong, one paragraph for each GPU; empty where every GPU is within its budget.
+  description: One paragraph for each GPU with a problem. Empty if all GPUs are within their budgets.
   returned: when NVML answered
   type: list
   elements: str
   sample: []
 nvml:
-  description: The NVML error, when there was one.
-  returned: when NVML gave an error
+  description: The error that NVML returned.
+  returned: when NVML returned an error
   type: dict
   sample:
     code: GPU_IS_LOST
@@ -271,12 +256,12 @@ nvml:
       off the bus."
     remedy: "Its engines cannot go on. Look for Xid 79 in 'journalctl -k'."
 skipped:
-  description: Present and true when check mode could not measure, with the reason in RV(msg).
+  description: V(true) if the GPUs could not be measured in check mode. RV(msg) contains the reason.
   returned: in check mode, before the driver or the host runtime is installed
   type: bool
   sample: true
 msg:
-  description: One paragraph that says what was found, and on failure what to do.
+  description: One paragraph that summarises the result, or describes the error and its remedy.
   returned: always
   type: str
   sample: "Every GPU is within its budget (GPU 0: 20612 of 20900 MiB; GPU 1: 0 of 0 MiB)."
@@ -325,14 +310,14 @@ ARGUMENT_SPEC: dict[str, Any] = {
 
 
 class Measurement:
-    """One run of the module; keeps the last sample, so that a failure can still show what was read before."""
+    """One run of the module. Keeps the last sample, so that a failure can still show it."""
 
     def __init__(self, params: dict[str, Any]) -> None:
         self.params = params
         self.limits = Limits({}, {})
         self.slots: list[str] = []
         self.last: HostReading | None = None
-        """Only once the budgets are known to make sense: without them there is no verdict to show."""
+        """Set after the budgets were checked. Without valid budgets a sample cannot be evaluated."""
 
     def known_slots(self, session: NvmlSession) -> tuple[gpu_slots.Slot, ...]:
         given: list[str] | None = self.params["gpu_slots"]

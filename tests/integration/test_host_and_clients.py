@@ -22,7 +22,7 @@ from ansible.module_utils.vllm_edge.switch.downtime import RoleWatch
 from ansible.module_utils.vllm_edge.switch.host import HostWorld
 from ansible.module_utils.vllm_edge.switch.model import Moves
 from ansible.module_utils.vllm_edge.system import sockets
-from ansible.module_utils.vllm_edge.system.docker_client import DockerHost, Listed
+from ansible.module_utils.vllm_edge.system.docker import DockerHost, Listed
 from ansible.module_utils.vllm_edge.system.systemd import Ran, Systemd
 from harness import IMAGE, docker, free_port
 

@@ -113,6 +113,7 @@ def test_host_runtime_holds_what_the_lock_says(host: Host, machine: Machine) -> 
     )
     installed = {entry["name"].lower().replace("_", "-"): entry["version"] for entry in listed}
     del installed["pip"]
+    assert machine.run("vllm-edge", "--version").startswith(f"vllm-edge {installed.pop('vllm-edge')}, sources ")
     assert installed == {name.lower().replace("_", "-"): version for name, version in locked.items()}
 
 

@@ -93,7 +93,7 @@ def test_a_program_whose_installation_is_cut_off_works_on_and_the_next_run_ends_
     seen = ""
     for line in process.stdout:
         seen += line
-        if "TASK [vllm_edge_host : Install the locked packages]" in line:
+        if "TASK [vllm_edge_host : Install the locked packages and the program]" in line:
             break
     else:
         pytest.fail(seen[-3000:])

@@ -80,7 +80,8 @@ def test_engine_computes_nothing(controller: Controller, machine: Machine, undis
     assert (play.rc, play.recap["changed"]) == (2, 0), play.output[-6000:]
     assert machine.health() == 200
     said = " ".join(play.output.split())
-    told = re.search(rf"The canary of engine {ENGINE} failed, which runs on and was not changed: .*? asks again", said)
+    message = rf"canary of engine {ENGINE} failed\. The engine keeps running and was not changed: .*? repeats the test"
+    told = re.search(message, said)
     assert told and "no answer within 20 s" in told.group() and "the request hangs" in told.group(), said[-3000:]
     machine.clear_faults()
 
@@ -249,7 +250,7 @@ def test_last_run_repairs_it_without_a_restart(machine: Machine, controller: Con
     engine, stranger, unit = life(machine), life(machine, BYSTANDER), machine.unit(*STABLE)
     play = controller.play("site.yml")
     assert play.rc == 0, play.output[-6000:]
-    assert play.changed == ["container_runtime : Merge the settings of the Docker daemon", *HEALED]
+    assert play.changed == ["container_runtime : Configure the Docker daemon", *HEALED]
     assert differing(play) == DAMAGE | {DAEMON_JSON: "content"}
     assert (last_switch(machine)["start"], last_switch(machine)["stop"]) == ([], [])
     options = json.loads(machine.host.file(DAEMON_JSON).content_string)

@@ -20,9 +20,9 @@ from conftest import Controller, Machine, Play, play_result
 
 Seen = Callable[..., None]
 
-DRIVER = "nvidia_driver : Learn the distribution"
-RUNTIME = "container_runtime : Learn the distribution"
-INSTALLED = "apt_repository : Install by apt; seconds that another apt may keep it waiting - 300"
+DRIVER = "nvidia_driver : Gather the distribution"
+RUNTIME = "container_runtime : Gather the distribution"
+INSTALLED = "apt_repository : Install packages with apt; lock timeout in seconds - 300"
 UNUSED = "192.0.2.1"
 """An address that belongs to nobody (RFC 5737)."""
 
@@ -262,8 +262,8 @@ def test_a_plain_run_waits_for_a_lock_and_heals_exactly_that(
     assert result.rc == 0, result.output[-4000:]
     assert result.changed == [
         INSTALLED,
-        "nvidia_driver : Hold the driver (nvidia-persistenced)",
-        "container_runtime : Hold the toolkit (nvidia-container-toolkit)",
+        "nvidia_driver : Hold the driver packages (nvidia-persistenced)",
+        "container_runtime : Hold the container toolkit packages (nvidia-container-toolkit)",
     ]
     assert result.output.count(f"TASK [{INSTALLED}]") == 3, "driver, Docker, toolkit"
     seen("waits until the lock is free; then all is there again", serving_after=time.monotonic() - begin)

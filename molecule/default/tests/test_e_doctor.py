@@ -251,7 +251,7 @@ def test_the_next_run_makes_a_stale_specification_anew(
     right = machine.run("cat", SPECIFICATION)
     machine.shell(fault.come)
     assert machine.run("cat", SPECIFICATION) != right
-    healed = controller.play("playbooks/host.yml", "--start-at-task=container_runtime : Learn the distribution")
+    healed = controller.play("playbooks/host.yml", "--start-at-task=container_runtime : Gather the distribution")
     assert healed.rc == 0, healed.output[-4000:]
-    assert healed.changed == ["container_runtime : Run the refresh"]
+    assert healed.changed == ["container_runtime : Restart nvidia-cdi-refresh.service"]
     assert machine.run("cat", SPECIFICATION) == right

@@ -154,7 +154,7 @@ def test_interrupted_and_finished_by_the_next_run(
     for line in process.stdout:
         seen += line
         assert time.monotonic() - begin < 120, seen[-3000:]
-        if "TASK [vllm_engine : Remove our units]" in line:
+        if "TASK [vllm_engine : Remove the units]" in line:
             break
     process.terminate()
     process.wait(30)

@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 INVENTORY = ROOT / "molecule/platforms/inventory"
 LAB = os.environ.get("VLLM_EDGE_LAB_NAME", "vllm-edge-platforms")
-DRIVER = "nvidia_driver : Learn the distribution"
+DRIVER = "nvidia_driver : Gather the distribution"
 """Plays begin here, which spares the roles before it."""
 Row = tuple[str, str]
 ROWS = pytest.StashKey[list[Row]]()

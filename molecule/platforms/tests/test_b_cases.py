@@ -27,7 +27,7 @@ def test_package_that_somebody_released(driver_play: Run, seen: Seen) -> None:
     result = driver_play(UBUNTU.name)
     assert result.rc == 0, result.output[-3000:]
     held = ["linux-image-generic", "nvidia-utils-580-server"]
-    assert result.changed == [f"nvidia_driver : Hold the driver ({name})" for name in held]
+    assert result.changed == [f"nvidia_driver : Hold the driver packages ({name})" for name in held]
     seen("it is held again")
 
 
@@ -149,7 +149,7 @@ def test_docker_too_old(play: Run, seen: Seen, tmp_path: Path) -> None:
     """Debian 12's own, with somebody's container in it: the rest of the host stage is refused, and nothing changed."""
     group = tmp_path / "hosts.yml"
     group.write_text(json.dumps({"gpu_hosts": {"hosts": {DEBIAN_12.name: {}}}}))
-    start = "--start-at-task=container_runtime : Learn the distribution"
+    start = "--start-at-task=container_runtime : Gather the distribution"
     said = play("playbooks/host.yml", DEBIAN_12.name, f"--inventory={group}", start).message
     assert "This host has Docker 20.10" in said and "knows no CDI" in said
     seen(said)

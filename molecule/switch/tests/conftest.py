@@ -48,6 +48,8 @@ ROLES = ["architect", "worker", "auditor", "sentry"]
 SWITCH_UNIT = "vllm-edge-switch.service"
 STATE = "/var/lib/vllm-edge"
 HOOKS = "/etc/vllm-edge/hooks"
+PYTHON = "/opt/vllm-edge/current/venv/bin/python"
+"""Has the host's program and its packages."""
 BYSTANDER = "somebody-elses-program"
 FOREIGN_MIB = 100
 LAB = os.environ.get("VLLM_EDGE_LAB_NAME", "vllm-edge-switch")
@@ -65,7 +67,6 @@ OK, ROLLED_BACK, REFUSED, FAILED, BUSY = range(5)
 VARIANT = """
 import json, shutil, sys
 from dataclasses import asdict
-sys.path.insert(0, "/opt/vllm-edge/current/lib")
 from vllm_edge.generation import store as g
 from vllm_edge.paths import host_paths
 from vllm_edge.switch.model import TARGET, Limits
@@ -401,7 +402,7 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
     def variant(self, of: int, *replace: tuple[str, str], limits: Mapping[str, float] | None = None) -> int:
         """Number of a generation that differs from another one; made once."""
         asked = {"of": of, "replace": replace, "limits": limits or {}}
-        return int(self.python(VARIANT, json.dumps(asked), interpreter="/opt/vllm-edge/current/venv/bin/python"))
+        return int(self.python(VARIANT, json.dumps(asked), interpreter=PYTHON))
 
     # -- hooks and faults
 

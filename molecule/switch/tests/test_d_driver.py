@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import BUSY, CONTAINER, ENGINE, OK, PORT, SETTINGS, UNIT, Bystanders, Edge, Pair, default, play
+from conftest import BUSY, CONTAINER, ENGINE, OK, PORT, PYTHON, SETTINGS, UNIT, Bystanders, Edge, Pair, default, play
 
 Seen = Callable[..., None]
 NOTE = 'echo "$VLLM_EDGE_HOOK $VLLM_EDGE_FROM_GENERATION $VLLM_EDGE_GENERATION" >> /var/tmp/hooks'
@@ -16,7 +16,6 @@ WORDS = 300
 """Tokens of an answer that takes some seconds."""
 IN_WORK = """
 import sys, time, urllib.request
-sys.path.insert(0, "/opt/vllm-edge/current/lib")
 from vllm_edge.engine.metrics import requests_in_work
 deadline = time.monotonic() + 60
 while not requests_in_work(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode()):
@@ -50,7 +49,7 @@ def test_stop_finishes_what_runs(edge: Edge, pair: Pair, seen: Seen) -> None:
     }
     url = f"http://127.0.0.1:{PORT}"
     asking = edge.begin("python3", "-c", default.ASK, f"{url}/v1/chat/completions", json.dumps(question), "120")
-    edge.python(IN_WORK, f"{url}/metrics")
+    edge.python(IN_WORK, f"{url}/metrics", interpreter=PYTHON)
     stopped = json.loads(edge.run("vllm-edge", "stop", "--format", "json"))
     answer = json.loads(asking.process.communicate(timeout=120)[0])
     assert answer[0] == 200, answer

@@ -236,9 +236,20 @@ COMMANDS: tuple[Command, ...] = (
 )
 
 
+class _Version(argparse.Action):
+    """The hash of the sources is computed only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        from .version import describe_version
+
+        print(describe_version())
+        parser.exit()
+
+
 def build_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentParser:
     """Return the argument parser of the program, with one subparser for each command."""
     parser = argparse.ArgumentParser(prog="vllm-edge", description="The serving host's own program.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print version and hash of the sources, and exit")
     parser.add_argument("--etc", metavar="DIR", help=f"configuration tree (default: $VLLM_EDGE_ETC or {ETC})")
     parser.add_argument("--state", metavar="DIR", help=f"state tree (default: $VLLM_EDGE_STATE or {STATE})")
     subparsers = parser.add_subparsers(title="commands", metavar="<command>", required=True)

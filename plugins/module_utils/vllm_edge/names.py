@@ -4,24 +4,48 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 ENGINE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 """Engine names: lower-case letters, digits and "-", at most 63 characters."""
+ENGINE_USER = "vllm-edge"
 LABEL_ENGINE = "vllm-edge.engine"
 """Container label: name of the engine. A container that carries it was created by vllm-edge."""
 LABEL_GENERATION = "vllm-edge.generation"
 """Container label: number of the generation in which this configuration of the engine first appeared."""
 LABEL_INPUT_HASH = "vllm-edge.input-hash"
 """Container label: hash over everything that makes up the container (`generation.render.input_hash`)."""
-
-
 TARGET = "vllm-edge.target"
 SWITCH_UNIT = "vllm-edge-switch.service"
 
 
+@dataclass(frozen=True)
+class EngineIdentity:
+    """The names of one engine on its host. `paths.HostPaths` knows its files."""
+
+    engine: str
+
+    @property
+    def unit(self) -> str:
+        """The systemd unit that runs the engine."""
+        return f"vllm-{self.engine}.service"
+
+    @property
+    def container(self) -> str:
+        """The engine's container."""
+        return f"vllm-{self.engine}"
+
+    @classmethod
+    def from_unit(cls, unit: str) -> EngineIdentity:
+        """Return the engine that a unit named as `unit` belongs to; an engine of that name need not exist."""
+        return cls(unit.removeprefix("vllm-").removesuffix(".service"))
+
+    def owns(self, labels: Mapping[str, str]) -> bool:
+        """Whether a container with these labels was created for this engine."""
+        return labels.get(LABEL_ENGINE) == self.engine
+
+
 def unit_name(engine: str) -> str:
     """Return the systemd unit that runs the engine."""
-    return f"vllm-{engine}.service"
-
-
-ENGINE_USER = "vllm-edge"
+    return EngineIdentity(engine).unit

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway, DockerRefused
-from ansible.module_utils.vllm_edge.system.docker_client import Listed
+from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway, DockerRefused, Listed
 from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
 

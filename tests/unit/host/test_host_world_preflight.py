@@ -20,8 +20,7 @@ from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import preflight
 from ansible.module_utils.vllm_edge.switch.host import HostWorld
 from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
-from ansible.module_utils.vllm_edge.system.docker import DockerUnit
-from ansible.module_utils.vllm_edge.system.docker_client import Listed, listed_of
+from ansible.module_utils.vllm_edge.system.docker import DockerUnit, Listed, listed_of
 from ansible.module_utils.vllm_edge.system.sockets import Listener
 from ansible.module_utils.vllm_edge.system.systemd import Systemd
 from ansible.module_utils.vllm_edge.weights.record import Record

@@ -319,7 +319,7 @@ def test_index_that_the_host_does_not_reach(host: Host) -> None:
 )
 def test_remedy_fits_what_docker_says(said: str, remedy: str) -> None:
     rows = yaml.safe_load((ROOT / "roles/vllm_image/vars/main.yml").read_text())["__vllm_image_pull_remedies"]
-    assert remedy in next(row["say"] for row in rows if re.search(row["match"], said))
+    assert remedy in next(row["remedy"] for row in rows if re.search(row["match"], said))
 
 
 def test_image_that_fails_its_tests_is_refused_and_not_recorded(host: Host) -> None:

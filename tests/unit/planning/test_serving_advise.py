@@ -99,7 +99,7 @@ def test_json_is_for_programs() -> None:
         (["-e", "format=yaml"], "format is 'yaml'; advice is written as"),
         (
             ["-e", "advise_model=e2b"],
-            "Nothing reads advise_model, so what it says would have no effect; there are advise_by",
+            "No play reads advise_model, so setting it would have no effect. Use one of advise_by",
         ),
         (["-e", "gpu_count=0"], "Set gpu_count and gpu_memory_mib"),
         (["-e", "advise_by=speed"], "advise_by: 'speed' is not one of tok_s, context, free_gpus"),

@@ -159,7 +159,7 @@ def test_a_chosen_profile_that_does_not_fit_is_refused() -> None:
 
     done = play("plan", *refused, "-e", "plan_override=true")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "plan_override: nvfp4-tp1 would be started although it is not expected to." in done.stdout
+    assert "plan_override: nvfp4-tp1 would be started although the plan says that it will not start." in done.stdout
 
 
 def test_site_refuses_a_profile_that_does_not_fit_before_a_host_is_asked() -> None:

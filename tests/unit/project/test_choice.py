@@ -155,4 +155,4 @@ def test_site_asks_before_any_host_is_changed() -> None:
         timeout=60,
     )
     plays = [line.split("): ")[1].split("\t")[0] for line in done.stdout.splitlines() if line.startswith("  play #")]
-    assert plays[:3] == ["Validate the inventory", "Keep to the profile that was chosen", "Prepare the host"]
+    assert plays[:3] == ["Validate the inventory", "Check the chosen profile", "Prepare the host"]

@@ -1,41 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/reference says what the sources say, and the sources say enough."""
+"""docs/reference is up to date, and the documentation of modules, action plugins, roles and variables is complete."""
 
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import re
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import pytest
+import yaml
 
 from tools import reference
 
 MODULES = sorted(reference.MODULES.glob("*.py"))
+ACTIONS = sorted(reference.ACTIONS.glob("*.py"))
+FRAGMENTS = sorted((reference.ROOT / "plugins" / "doc_fragments").glob("*.py"))
+COLLECTION = ".".join(reference.COLLECTION)
 
 Named = tuple[str, Mapping[str, Any]]
 
-# Words in the name of a size or a time. Such an option says its unit, in its name or in words.
+# Words in the names of sizes and times. Such an option states its unit in its name or in its description.
 MEASURED = re.compile(r"(^|_)(timeout|interval|delay|wait|size|memory|space|free|reserve|budget|watchdog|shm)(_|$)")
 UNIT_IN_WORDS = re.compile(r"\b(seconds?|minutes?|MiB|GiB|bytes|tokens|fraction)\b", re.IGNORECASE)
-# vLLM's own names, which are not ours to change.
+# Names of vLLM, which we cannot change.
 COUNTS = {"tensor_parallel_size", "pipeline_parallel_size"}
 
 
 def nested(name: str, options: Mapping[str, Any]) -> Iterator[Named]:
-    """Options and those within them, each with its full name."""
+    """Yield options and their suboptions, each with its full name."""
     for key, option in options.items():
         yield f"{name}.{key}", option
         yield from nested(f"{name}.{key}", option.get("options") or {})
 
 
 def described() -> list[Named]:
-    """Every option of every role, module and action plugin, and every variable."""
+    """Return every option of every role, module and action plugin, and every variable."""
     found: list[Named] = []
     roles = reference.role_docs()
     for role, entry_points in roles.items():
@@ -74,7 +77,7 @@ def test_every_option_says_what_it_is_and_of_which_type(options: list[Named]) ->
 
 
 def is_measured(name: str, option: Mapping[str, Any]) -> bool:
-    """Whether an option is a size or a time, by its name and by what it takes."""
+    """Whether an option is a size or a time, by its name and its type."""
     last = name.rpartition(".")[2]
     takes_numbers = option["type"] in {"int", "float"} or bool(re.match(r"\d", str(option.get("default"))))
     return takes_numbers and last not in COUNTS and bool(MEASURED.search(last))
@@ -92,16 +95,11 @@ def test_sizes_and_times_have_a_unit(options: list[Named]) -> None:
 
 
 class Asked(Exception):
-    """A module has said which arguments it takes; nothing else of it is to run."""
+    """Raised when a module creates AnsibleModule, so that nothing else of it runs."""
 
 
-def arguments(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The argument spec that a module hands to AnsibleModule."""
-    spec = importlib.util.spec_from_file_location(f"reference_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their module up
-    spec.loader.exec_module(module)
+def arguments(module: ModuleType) -> dict[str, Any]:
+    """Return the argument spec that a module passes to AnsibleModule."""
     with mock.patch.object(module, "AnsibleModule", side_effect=Asked) as made, pytest.raises(Asked):
         module.main()
     found: dict[str, Any] = made.call_args.kwargs["argument_spec"]
@@ -109,7 +107,7 @@ def arguments(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def comparable(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Of options, whether documented or asked for, what both must say."""
+    """Return what the documentation and the argument spec of options have in common."""
     return {
         name: {
             "type": option.get("type", "str"),
@@ -130,10 +128,91 @@ def documented() -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
 def test_documentation_of_a_module_says_what_it_takes(
-    path: Path, documented: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    path: Path, documented: dict[str, Any], load_module: Callable[[str], ModuleType]
 ) -> None:
     options = documented[path.stem]["doc"].get("options", {})
-    assert comparable(options) == comparable(arguments(path, monkeypatch))
+    assert comparable(options) == comparable(arguments(load_module(path.stem)))
+
+
+@pytest.fixture(scope="module")
+def plugins(documented: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The modules and the action plugins. A module and an action plugin may have the same name."""
+    return [*documented.items(), *reference.plugin_docs(reference.ACTIONS).items()]
+
+
+def test_every_plugin_has_an_author_and_attributes(plugins: list[tuple[str, dict[str, Any]]]) -> None:
+    for name, plugin in plugins:
+        assert plugin["doc"].get("author"), name
+        attributes = plugin["doc"].get("attributes", {})
+        assert {"check_mode", "diff_mode", "idempotent"} <= attributes.keys(), name
+        assert all("support" in attribute and attribute.get("description") for attribute in attributes.values()), name
+
+
+def test_short_descriptions_begin_with_a_verb_and_have_no_full_stop(plugins: list[tuple[str, dict[str, Any]]]) -> None:
+    short = {plugin["source"]: plugin["doc"]["short_description"] for _, plugin in plugins}
+    for role, entry_points in reference.role_docs().items():
+        short |= {f"{role}.{name}": entry_point["short_description"] for name, entry_point in entry_points.items()}
+    # An Ansible user reads "Manage ...", not "Manages ..." or the name of a thing.
+    assert {where: text for where, text in short.items() if not re.fullmatch(r"[A-Z][a-z]*[a-rt-z] .*[^.]", text)} == {}
+
+
+def test_modules_that_the_documentation_names_exist(plugins: list[tuple[str, dict[str, Any]]]) -> None:
+    ours = {f"{COLLECTION}.{path.stem}" for path in MODULES}
+    files = [*MODULES, *ACTIONS, *FRAGMENTS, *reference.ROOT.glob("roles/*/meta/argument_specs.yml")]
+    named = {name for path in files for name in re.findall(r"\bM\(([^)]+)\)", path.read_text())}
+    named |= {entry["module"] for _, plugin in plugins for entry in plugin["doc"].get("seealso", [])}
+    assert len(named & ours) > 5
+    assert {name for name in named if not name.startswith("ansible.builtin.")} <= ours
+
+
+def names_below(prefix: str, values: Mapping[str, Any], below: str) -> Iterator[str]:
+    """Yield the names that O() or RV() may contain, with [] after each list."""
+    for key, value in values.items():
+        yield f"{prefix}{key}"
+        ending = "[]." if value.get("type") == "list" else "."
+        yield from names_below(f"{prefix}{key}{ending}", value.get(below) or {}, below)
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Yield every text in a documentation."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from texts(inner)
+
+
+def test_options_and_return_values_that_the_documentation_names_exist(
+    plugins: list[tuple[str, dict[str, Any]]],
+) -> None:
+    docs = [(name, plugin, plugin["doc"].get("options", {}), plugin["return"] or {}) for name, plugin in plugins]
+    for role, entry_points in reference.role_docs().items():
+        options = {key: option for each in entry_points.values() for key, option in each.get("options", {}).items()}
+        docs.append((role, entry_points, options, {}))
+    wrong = [
+        f"{name}: {kind}({inner})"
+        for name, doc, options, values in docs
+        for text in texts(doc)
+        for kind, inner in re.findall(r"\b(O|RV)\(([^)=]+)(?:=[^)]*)?\)", text)
+        if inner not in names_below("", *((options, "options") if kind == "O" else (values, "contains")))
+    ]
+    assert wrong == []
+
+
+def test_modules_in_examples_exist(plugins: list[tuple[str, dict[str, Any]]]) -> None:
+    ours = {f"{COLLECTION}.{path.stem}" for path in (*MODULES, *ACTIONS)}
+    for name, plugin in plugins:
+        tasks = yaml.safe_load(plugin["examples"] or "[]") or []
+        used = {key for task in tasks for key in task if "." in key}
+        assert {key for key in used if not key.startswith("ansible.builtin.")} <= ours, name
+        assert not tasks or f"{COLLECTION}.{name}" in used, name
+
+
+@pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.stem)
+def test_every_doc_fragment_is_used(path: Path) -> None:
+    name = re.compile(rf"^  - {re.escape(COLLECTION)}\.{path.stem}(\.\w+)?$", re.MULTILINE)
+    users = [plugin.stem for plugin in (*MODULES, *ACTIONS) if name.search(plugin.read_text())]
+    assert len(users) > 1, f"only {users} use {path.name}: an option of one module belongs into that module"
 
 
 @pytest.mark.parametrize("variable", ["serving_engines", "serving_profiles", "vllm_models"])
@@ -164,7 +243,7 @@ def test_variables_that_are_described_exist() -> None:
     [
         ("see C(a<b>) and O(c[].d)", "see `a<b>` and `c[].d`"),
         ("a <b> of V(null), I(word), B(bold)", r"a \<b> of `null`, *word*, **bold**"),
-        ("M(gpu_slots) with C(f(x))", "`gpu_slots` with `f(x)`"),
+        ("M(edge.vllm_edge.gpu_slots) with C(f(x))", "`edge.vllm_edge.gpu_slots` with `f(x)`"),
         ("NVML(1) stays", "NVML(1) stays"),
     ],
 )

@@ -168,7 +168,7 @@ CASES = [
     Case(
         "newer branch wanted by the play that may change it, and no reboot allowed",
         "install",
-        ("Kernel module 580.173.02 is loaded, and only a reboot brings another one (590.*)", "-e allow_reboot=true"),
+        ("Kernel module 580.173.02 is loaded, and only a reboot loads another one (590.*)", "-e allow_reboot=true"),
         DEBIAN_SERVING,
         DEBIAN_13,
         {"nvidia_driver_branch": "590", "nvidia_driver_allow_change": True},

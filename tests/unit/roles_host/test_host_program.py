@@ -13,15 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ansible.module_utils.vllm_edge.releases import Releases
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("docker", "huggingface_hub", "pynvml")
 PIP = f"""
-import os, pathlib, sys
+import os, pathlib, sys, zipfile
 if os.path.exists(os.environ["CASE"] + "/pip-fails"):
     sys.exit("ERROR: no matching distribution")
+packages = pathlib.Path(__file__).parents[1]
 for name in {PACKAGES!r}:
-    (pathlib.Path(__file__).parents[1] / f"{{name}}.py").write_text("")
+    (packages / f"{{name}}.py").write_text("")
+zipfile.ZipFile(sys.argv[-1].removeprefix("file://").partition("#")[0]).extractall(packages)
 """
 PYTHON = f"""#!/bin/sh
 # As Debian's python3, of which only `-m venv` is asked; the environment's pip needs no index.
@@ -45,11 +48,11 @@ class Host:
         self.root = root
         self.prefix = root / "opt"
         self.command = root / "bin/vllm-edge"
-        self.source = root / "project/module_utils/vllm_edge"
-        shutil.copytree(
-            ROOT / "plugins" / "module_utils", root / "project/module_utils", ignore=shutil.ignore_patterns("*.pyc")
-        )
-        shutil.copytree(ROOT / "roles/vllm_edge_host", root / "project/roles/vllm_edge_host")
+        self.source = root / "project/plugins/module_utils/vllm_edge"
+        for tree in ("plugins/module_utils", "roles/vllm_edge_host"):
+            shutil.copytree(ROOT / tree, root / "project" / tree, ignore=shutil.ignore_patterns("__pycache__", "*.whl"))
+        for name in ("pyproject.toml", "LICENSE"):
+            shutil.copy(ROOT / name, root / "project")
         # Its one task here would ask apt.
         (root / "project/roles/apt_repository/tasks").mkdir(parents=True)
         (root / "project/roles/apt_repository/tasks/install.yml").write_text("[]\n")
@@ -81,7 +84,7 @@ class Host:
             | {
                 "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
                 "ANSIBLE_ROLES_PATH": str(self.root / "project/roles"),
-                "ANSIBLE_MODULE_UTILS": str(self.root / "project/module_utils"),
+                "ANSIBLE_MODULE_UTILS": str(self.root / "project/plugins/module_utils"),
                 "ANSIBLE_NOCOLOR": "1",
                 "CASE": str(self.root),
                 "PATH": f"{self.root / 'path'}:{os.environ['PATH']}",
@@ -99,9 +102,26 @@ class Host:
     def current(self) -> Path:
         return (self.prefix / "current").resolve(strict=True)
 
-    def help(self) -> str:
+    def ask(self, option: str = "--help") -> str:
         """What the program says, started as systemd starts it."""
-        return subprocess.run([self.command, "--help"], env={}, check=True, capture_output=True, text=True).stdout
+        return subprocess.run([self.command, option], env={}, check=True, capture_output=True, text=True).stdout
+
+    def former_release(self) -> Path:
+        """A release from before the program came as a wheel. Its command prints a line and waits."""
+        release = self.prefix / "releases/former"
+        shutil.copytree(self.source, release / "lib/vllm_edge")
+        (release / "bin").mkdir()
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", release / "venv"], check=True)
+        launcher = release / "bin/vllm-edge"
+        launcher.write_text(
+            f"#!{release}/venv/bin/python -I\nimport time\nprint('runs', flush=True)\ntime.sleep(600)\n"
+        )
+        launcher.chmod(0o755)
+        releases = Releases(self.prefix)
+        releases.finish(release)
+        releases.make_current(release)
+        self.command.symlink_to(self.prefix / "current/bin/vllm-edge")
+        return release
 
     def former_layout(self) -> None:
         """The program as it was installed when there were no releases."""
@@ -127,19 +147,56 @@ def test_a_bare_host(host: Host) -> None:
     foreseen = host.play("--check", "--diff")
     assert foreseen.rc == 0, foreseen.text[-4000:]
     assert foreseen.changed == [
-        "Say what check mode cannot foresee",
+        "Report the installation that check mode cannot simulate",
         "Make the release current",
-        "Put the command on the path",
+        "Link the command into the path",
     ]
     assert list(host.prefix.iterdir()) == [] and not host.command.is_symlink()
 
     played = host.play()
     assert played.rc == 0, played.text[-4000:]
-    assert {"Make the release current", "Put the command on the path"} <= {*played.changed}
-    assert "run-engine" in host.help()
+    assert {"Make the release current", "Link the command into the path"} <= {*played.changed}
+    assert "run-engine" in host.ask()
     assert host.current.parent == host.prefix / "releases"
     again = host.play("--check", "--diff")
     assert (again.rc, again.changed) == (0, []), again.text[-4000:]
+
+    version = host.ask("--version")
+    (host.source / "version.py").write_text((host.source / "version.py").read_text() + "# A change.\n")
+    upgraded = host.play()
+    assert "Make the release current" in upgraded.changed and host.ask("--version") != version, upgraded.text[-4000:]
+    assert len(list((host.prefix / "releases").iterdir())) == 2, "the release before it stays"
+
+
+def test_a_release_of_the_former_layout_is_kept_and_what_runs_from_it_runs_on(host: Host) -> None:
+    """A release with lib/ and a command that puts it on the path of modules, as version 0464f07 installed it."""
+    former = host.former_release()
+    supervisor = subprocess.Popen([host.prefix / "current/bin/vllm-edge"], stdout=subprocess.PIPE, text=True)
+    assert supervisor.stdout is not None and supervisor.stdout.readline() == "runs\n"
+    try:
+        played = host.play()
+        assert played.rc == 0, played.text[-4000:]
+        assert supervisor.poll() is None and former.exists()
+        assert host.current != former and host.ask("--version").startswith("vllm-edge ")
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+    again = host.play("--check", "--diff")
+    assert (again.rc, again.changed) == (0, []), again.text[-4000:]
+
+
+def test_an_error_names_the_command_that_installs_setuptools(host: Host) -> None:
+    (host.root / "old").mkdir()
+    (host.root / "old/setuptools.py").write_text("__version__ = '66.1.1'\n")
+    done = subprocess.run(
+        [sys.executable, ROOT / "roles/vllm_edge_host/files/build_wheel.py", host.root / "project", host.root],
+        env={**os.environ, "PYTHONPATH": str(host.root / "old")},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    assert "66.1.1" in done.stderr and f"{sys.executable} -m pip install 'setuptools>=77'" in done.stderr
 
 
 def test_a_run_that_is_cut_off_leaves_the_program_that_was_there_and_the_next_one_ends_it(host: Host) -> None:
@@ -149,23 +206,23 @@ def test_a_run_that_is_cut_off_leaves_the_program_that_was_there_and_the_next_on
     foreseen = host.play("--check", "--diff")
     assert foreseen.rc == 0, foreseen.text[-4000:]
     assert foreseen.changed == [
-        "Say what check mode cannot foresee",
+        "Report the installation that check mode cannot simulate",
         "Make the release current",
-        "Put the command on the path",
-        "Remove releases that are over",
+        "Link the command into the path",
+        "Remove releases that are no longer used",
     ]
     assert f"-{host.prefix}/venv/" in foreseen.text
-    assert sorted(host.prefix.iterdir()) == there and "run-engine" in host.help()
+    assert sorted(host.prefix.iterdir()) == there and "run-engine" in host.ask()
 
     (host.root / "pip-fails").touch()
     failed = host.play()
     assert failed.rc != 0 and "no matching distribution" in failed.text
     (half,) = (host.prefix / "releases").iterdir()
     assert (half / "venv/bin/python").exists(), "it was cut off between environment and packages"
-    assert not (host.prefix / "current").exists() and "run-engine" in host.help()
+    assert not (host.prefix / "current").exists() and "run-engine" in host.ask()
 
     (host.root / "pip-fails").unlink()
     played = host.play()
     assert played.rc == 0, played.text[-4000:]
-    assert host.current == half and "run-engine" in host.help()
+    assert host.current == half and "run-engine" in host.ask()
     assert sorted(path.name for path in host.prefix.iterdir()) == ["current", "releases"]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..gpu.driver import GENERATED, STATIC
+from ..names import unit_name
 from ..system import dpkg
 from ..system.host import Unread
 from .reading import Reader
@@ -161,7 +162,7 @@ def collect(reader: Reader, document: Mapping[str, Any]) -> dict[str, str]:
     engines = (
         sorted(path.name for path in (reader.paths.etc / "engines").glob("*")) if reader.paths.etc.is_dir() else []
     )
-    units = [*(f"vllm-{engine}.service" for engine in engines), *UNITS]
+    units = [*(unit_name(engine) for engine in engines), *UNITS]
     texts |= {f"commands/{name}.txt": _said(reader, command) for name, command in COMMANDS.items()}
     texts["units.txt"] = _said(reader, ("systemctl", "--no-pager", "--full", "--lines=0", "status", *units))
     for unit in units:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ..names import LABEL_ENGINE, LABEL_INPUT_HASH
+from ..names import LABEL_ENGINE, LABEL_INPUT_HASH, EngineIdentity
 from ..system.docker import Container
 from ..system.http import Answer
 from .config import EngineConfig
@@ -66,7 +66,7 @@ def needs_look(container: Container | None, config: EngineConfig) -> bool:
     return (
         container is not None
         and container.running
-        and container.labels.get(LABEL_ENGINE) == config.engine
+        and EngineIdentity(config.engine).owns(container.labels)
         and container.labels.get(LABEL_INPUT_HASH) == config.input_hash
     )
 

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from ..gpu.driver import DriverVersions, explain_mismatch, read_versions
-from ..names import LABEL_ENGINE
+from ..names import EngineIdentity
 from ..paths import HostPaths
 from ..system.docker import (
     Container,
@@ -841,7 +841,7 @@ class Supervisor:
         try:
             if self._reachable() is None:
                 left = self._find(self.config.container)
-                if left is not None and left.labels.get(LABEL_ENGINE) == self.config.engine:
+                if left is not None and EngineIdentity(self.config.engine).owns(left.labels):
                     self._end_container(left, patience)
                     self._remove(left.id, stopping=True)
         except (DockerAway, DockerRefused, Launch) as error:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..names import ENGINE_NAME, TARGET
+from ..names import ENGINE_NAME, TARGET, EngineIdentity, unit_name
 from ..paths import HostPaths
 from ..system.files import fresh_name, sync, write_durably
 from .model import ENGINE_FILES, MARK, MODE, Committed, FileChange, Generation, GenerationError, SeenEngine
@@ -18,7 +18,7 @@ from .model import ENGINE_FILES, MARK, MODE, Committed, FileChange, Generation, 
 
 def _engine_places(name: str, paths: HostPaths) -> dict[str, Path]:
     """Return the live files of an engine, by their path in a generation."""
-    unit = f"vllm-{name}.service"
+    unit = unit_name(name)
     return {
         **{f"engines/{name}/{file}": paths.engine_dir(name) / file for file in ENGINE_FILES},
         f"units/{unit}": paths.unit_file(unit),
@@ -37,7 +37,7 @@ def live_engines(paths: HostPaths) -> list[str]:
         }
     if paths.units.is_dir():
         for unit in paths.units.glob("vllm-*.service"):
-            name = unit.name.removeprefix("vllm-").removesuffix(".service")
+            name = EngineIdentity.from_unit(unit.name).engine
             # Recognise units by their header and command, because an operator may have own units with such names.
             text = _text(unit) or ""
             if ENGINE_NAME.fullmatch(name) and MARK in text and f"run-engine {name}\n" in text:

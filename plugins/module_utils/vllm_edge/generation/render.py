@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ..engine.config import EngineConfigError, engine_problems, parse_docker_create
-from ..names import LABEL_ENGINE, LABEL_GENERATION, LABEL_INPUT_HASH
+from ..names import LABEL_ENGINE, LABEL_GENERATION, LABEL_INPUT_HASH, unit_name
 from .model import CREATE_FILE, Foreign, GenerationError, Limits
 
 OF_NO_ENGINE = ("input_hash", "generation")
@@ -81,7 +81,7 @@ def rendered(options: Mapping[str, Any]) -> Rendered:
         create, unit, chat = bare(row["docker_create"]), row["unit"], row["chat_template"]
         hashed = input_hash(create, unit, config, chat, row["manifest_sha256"])
         found = engine_problems({**config, "input_hash": hashed, "generation": 1})
-        expected = {"engine": name, "unit": f"vllm-{name}.service"}
+        expected = {"engine": name, "unit": unit_name(name)}
         found += [
             f"{key} is {config.get(key)!r}, {want!r} is expected"
             for key, want in expected.items()

@@ -23,7 +23,7 @@ from ..engine.config import (
     parse_docker_create,
     parse_engine,
 )
-from ..names import ENGINE_NAME, TARGET
+from ..names import ENGINE_NAME, TARGET, unit_name
 from ..paths import HostPaths
 from ..system.files import sync
 from .committed import committed
@@ -117,8 +117,8 @@ def _load(directory: Path, number: int) -> Generation:
         check_together(config, create, str(place / CREATE_FILE))
         if (config.engine, config.input_hash, config.generation) != (name, row["input_hash"], row["generation"]):
             raise ValueError(f"engine {name} is not the one that its {CONFIG_FILE} describes")
-        if config.unit != f"vllm-{name}.service":
-            raise ValueError(f"unit of engine {name} is {config.unit!r}, vllm-{name}.service is expected")
+        if config.unit != unit_name(name):
+            raise ValueError(f"unit of engine {name} is {config.unit!r}, {unit_name(name)} is expected")
         chat = place / CHAT_FILE
         engines[name] = Engine(config, create)
         files[name] = EngineFiles(

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..names import LABEL_ENGINE
+from ..names import LABEL_ENGINE, unit_name
 
 ASK_S = 10.0
 """Seconds that the check of one container may take. Our choice: it normally takes some hundredths of a second."""
@@ -126,7 +126,7 @@ class Access:
     @property
     def unit(self) -> str:
         """The unit that starts the container; empty if vllm-edge did not create it."""
-        return f"vllm-{self.engine}.service" if self.engine else ""
+        return unit_name(self.engine) if self.engine else ""
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-ENGINE_LABEL = "vllm-edge.engine"
+from ..names import LABEL_ENGINE, unit_name
+
 PROC = Path("/proc")
 DOCKER_TIMEOUT_S = 10
 
@@ -142,7 +143,7 @@ def decide_owner(
         return Owner("foreign", container=short)
     if container.engine is None:
         return Owner("foreign", container=container.name)
-    return Owner("ours", container=container.name, unit=f"vllm-{container.engine}.service")
+    return Owner("ours", container=container.name, unit=unit_name(container.engine))
 
 
 def read_cgroup(pid: int) -> str | None:
@@ -171,7 +172,7 @@ def docker_containers() -> Mapping[str, Container] | str:
         entry["Id"]: Container(
             id=entry["Id"],
             name=str((entry.get("Names") or [entry["Id"][:12]])[0]).lstrip("/"),
-            engine=(entry.get("Labels") or {}).get(ENGINE_LABEL),
+            engine=(entry.get("Labels") or {}).get(LABEL_ENGINE),
         )
         for entry in listed
     }

@@ -18,7 +18,7 @@ from ..engine.state import EngineState, read_state, stamp
 from ..generation.live import live_changes
 from ..generation.model import GenerationError
 from ..generation.store import load
-from ..names import LABEL_ENGINE, LABEL_GENERATION, LABEL_INPUT_HASH, TARGET
+from ..names import LABEL_GENERATION, LABEL_INPUT_HASH, TARGET, EngineIdentity
 from ..paths import HostPaths
 from ..planning import drift
 from ..switch.history import running_json, short
@@ -208,7 +208,7 @@ def engine_json(
         state: the supervisor's record, or None.
         listeners: addresses by TCP port.
     """
-    ours = container is not None and container.labels.get(LABEL_ENGINE) == config.engine
+    ours = container is not None and EngineIdentity(config.engine).owns(container.labels)
     labels = container.labels if container is not None and ours else {}
     running = container is not None and container.running
     generation = labels.get(LABEL_GENERATION, "")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from ..names import unit_name
 from ..paths import HostPaths
 from ..system.systemd import ask_units
 from ..text import wrapped
@@ -94,7 +95,7 @@ def run_history(paths: HostPaths, *, output: str) -> int:
 def engines_that_load(journal: Journal) -> list[str]:
     """Return what the engines that are loading in a switch report through systemd, one line each."""
     # Those that were stopped, too: they load where the switch goes back.
-    units = {f"vllm-{name}.service": name for name in dict.fromkeys((*journal.start, *journal.stop))}
+    units = {unit_name(name): name for name in dict.fromkeys((*journal.start, *journal.stop))}
     shown, _ = ask_units(list(units)) if units else ({}, None)
     return [
         f"{units[unit]}: {values.get('StatusText') or 'starting'}"

@@ -22,11 +22,10 @@ from ..engine.state import EngineState, Failure, read_state, stamp
 from ..generation import live, model, store
 from ..generation.model import Generation, GenerationError, Limits, SeenEngine
 from ..gpu.owners import find_owners
-from ..names import TARGET, unit_name
+from ..names import TARGET, EngineIdentity, unit_name
 from ..paths import HostPaths
 from ..planning import drift
-from ..system.docker import DockerAway, DockerRefused, DockerUnit, docker_unit, why_away
-from ..system.docker_client import DockerHost, HostDocker, Listed
+from ..system.docker import DockerAway, DockerHost, DockerRefused, DockerUnit, HostDocker, Listed, docker_unit, why_away
 from ..system.http import request
 from ..system.nvml import NvmlFailure, open_nvml
 from ..system.systemd import Systemd, SystemdError, Unit
@@ -176,7 +175,7 @@ class HostWorld:
             raise PhaseFailed(f"{error}. Nothing can be started or stopped without it.") from error
         units = self._units(loaded)
         for name, unit in units.items():
-            engine = name.removeprefix("vllm-").removesuffix(".service")
+            engine = EngineIdentity.from_unit(name).engine
             try:
                 text = Path(unit.fragment).read_text(encoding="utf-8", errors="replace") if unit.fragment else ""
             except OSError:

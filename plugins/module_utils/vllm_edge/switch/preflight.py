@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 
 from ..engine.config import EngineConfig
 from ..generation.model import Generation
-from ..system.docker import DockerAway, DockerRefused
-from ..system.docker_client import HostDocker, Listed
+from ..system.docker import DockerAway, DockerRefused, HostDocker, Listed
 from ..system.nvml import NvmlFailure
 from ..system.process import command_of
 from ..system.sockets import Listener, listeners, process_of

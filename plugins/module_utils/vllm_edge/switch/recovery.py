@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..generation import committed as generation_committed
 from ..generation import live, store
 from ..generation.model import GenerationError
-from ..names import TARGET
+from ..names import TARGET, unit_name
 from ..paths import HostPaths
 from ..system.systemd import Systemd, SystemdError
 from .journal import DAMAGED, JournalFile, JournalLost, set_aside_damaged
@@ -128,7 +128,7 @@ def recover_at_boot(world: World, paths: HostPaths, left: Journal, systemd: Syst
     def clean_up() -> Done:
         gone = [name for name in live.live_engines(paths) if name not in committed.engines]
         # If the former target was on the disk, the boot may already have queued these units.
-        said = systemd.stop([f"vllm-{name}.service" for name in gone], DROP_JOBS_S) if gone else None
+        said = systemd.stop([unit_name(name) for name in gone], DROP_JOBS_S) if gone else None
         for name in gone:
             live.remove_engine(name, paths)
         systemd.daemon_reload()

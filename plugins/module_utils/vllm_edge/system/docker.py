@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to the Docker Engine for the supervisor: the interface (`Docker`) and its implementation (`DockerEngine`).
+"""Access to the Docker Engine: `DockerEngine` for the supervisor, and `DockerHost` for a switch.
 
 Containers are created with the `docker` command line client, so that the argument file that an operator can read is
 exactly what ran. Everything else goes through Docker's API. Callers distinguish two failures: the Engine is away
@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
+
+from ..names import LABEL_ENGINE, LABEL_INPUT_HASH
 
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) ?(.*)", re.DOTALL)
 _AWAY_TEXT = re.compile(r"Cannot connect to the Docker daemon|connection refused|error during connect", re.IGNORECASE)
@@ -405,3 +407,92 @@ def why_away(ping: Callable[[float], None], unit: DockerUnit | None, timeout_s: 
     except (DockerAway, DockerRefused) as error:
         return str(error)
     return None
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One container, running or not, as `docker ps --all` lists it."""
+
+    id: str
+    name: str
+    state: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    ports: tuple[tuple[str, int], ...] = ()
+    """Published ports, as (address on this host, port)."""
+
+    @property
+    def engine(self) -> str | None:
+        """Name of the engine that the container belongs to; None if vllm-edge did not create it."""
+        return self.labels.get(LABEL_ENGINE)
+
+    @property
+    def running(self) -> bool:
+        return self.state == "running"
+
+    @property
+    def input_hash(self) -> str | None:
+        return self.labels.get(LABEL_INPUT_HASH)
+
+
+class HostDocker(Protocol):
+    """The calls that a switch makes. Every one may raise DockerAway or DockerRefused."""
+
+    def ping(self, timeout_s: float) -> None:
+        """Check that Docker answers within `timeout_s` seconds."""
+        ...
+
+    def find(self, name: str) -> Container | None:
+        """Return the container with this name or full id; None if there is none."""
+        ...
+
+    def listed(self) -> list[Listed]:
+        """Return all containers, running or not."""
+        ...
+
+    def image_id(self, name: str) -> str | None:
+        """Return the id of an image; None if the host does not have it."""
+        ...
+
+    def kill(self, container_id: str) -> None:
+        """Send SIGKILL to the container."""
+        ...
+
+    def remove(self, container_id: str) -> None:
+        """Remove the container and its anonymous volumes, by force."""
+        ...
+
+
+def listed_of(entry: Mapping[str, Any]) -> Listed:
+    """Convert one entry of Docker's list of containers."""
+    names = entry.get("Names") or [entry["Id"][:12]]
+    return Listed(
+        id=entry["Id"],
+        name=str(names[0]).lstrip("/"),
+        state=str(entry.get("State", "")),
+        labels=dict(entry.get("Labels") or {}),
+        ports=tuple(
+            sorted(
+                {
+                    (str(port.get("IP", "")), int(port["PublicPort"]))
+                    for port in entry.get("Ports") or []
+                    if port.get("PublicPort")
+                }
+            )
+        ),
+    )
+
+
+class DockerHost(DockerEngine):
+    """The implementation, through Docker's API. The methods are documented in `HostDocker`."""
+
+    def listed(self) -> list[Listed]:
+        return [listed_of(entry) for entry in self._call("docker ps", lambda c: c.containers(all=True))]
+
+    def kill(self, container_id: str) -> None:
+        self._call("docker kill", lambda c: c.kill(container_id))
+
+    def image_id(self, name: str) -> str | None:
+        try:
+            return str(self._call(f"docker image inspect {name}", lambda c: c.inspect_image(name))["Id"])
+        except ContainerGone:
+            return None

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documentation fragment: options of the modules that compute the memory of engines."""
+
+from __future__ import annotations
+
+
+class ModuleDocFragment:
+    """C(edge.vllm_edge.planning)."""
+
+    DOCUMENTATION = r"""
+options:
+  models:
+    description: Models by name, as in C(vllm_models). Each has C(repo), C(dir) and C(revision), and may have C(facts).
+    type: dict
+    required: true
+  gpus:
+    description: The GPUs of the host, in the order of their slots. Each needs O(gpus[].cuda_total_bytes) or
+      O(gpus[].nvml_total_mib).
+    type: list
+    elements: dict
+    required: true
+    options:
+      name:
+        description: Name of the GPU as NVML reports it. Restrictions and speed are only predicted for GPUs whose
+          name the planner knows.
+        type: str
+      cuda_total_bytes:
+        description: Memory that CUDA reports for the GPU, in bytes. This is NVML's total minus the reserved memory.
+        type: int
+      nvml_total_mib:
+        description: Total memory as nvidia-smi prints it, in MiB. Used if O(gpus[].cuda_total_bytes) is not set. If the
+          planner knows a GPU with this total, it uses the memory that CUDA reports for that GPU.
+        type: int
+      nvml_reserved_mib:
+        description: Memory that NVML reports as reserved, in MiB. It is subtracted from O(gpus[].nvml_total_mib) if
+          the planner does not know CUDA's total.
+        type: int
+      free_bytes:
+        description: Memory that is free now, in bytes. If it is not set, the GPU is assumed to be empty.
+        type: int
+  vllm_version:
+    description: Release of vLLM, for example V(0.32.0).
+    type: str
+    required: true
+  weights_root:
+    description: Directory that contains the directories of the models.
+    type: path
+    default: /data/vllm/weights
+  facts:
+    description: Where the facts about a checkpoint are read from, for models that have no C(facts) of their own.
+    type: str
+    choices:
+      files: Files below O(weights_root). If they do not exist, the facts recorded for the repository.
+      recorded: The facts recorded for the repository, even if the files exist.
+    default: files
+  observations:
+    description:
+      - Measured values that replace the predicted ones, as in C(plan_observations). A mapping from the name of an
+        engine to a mapping with C(weights_bytes), C(overhead_bytes), C(context_bytes) and C(graphs_bytes), in bytes.
+      - M(edge.vllm_edge.serving_plan) applies them to the engine of that name. M(edge.vllm_edge.serving_advise) applies
+        them to engines with the same model and parallelism. It uses C(overhead_bytes) and C(graphs_bytes) only if
+        C(max_num_seqs) and C(max_num_batched_tokens) are the same, too.
+    type: dict
+    default: {}
+  margin_mib:
+    description: Memory that stays free on each GPU when the module derives C(kv_cache_memory_bytes), in MiB.
+    type: int
+    default: 512
+  tolerance_mib:
+    description: Amount by which a measurement may exceed the plan, in MiB. Budgets include it.
+    type: int
+    default: 300
+"""

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collection and the wheel of the host's program: built, installed and run without the checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible.module_utils.vllm_edge import __version__
+from ansible.module_utils.vllm_edge.version import describe_version, hash_sources
+
+ROOT = Path(__file__).resolve().parents[3]
+BUILDER = ROOT / "roles/vllm_edge_host/files/build_wheel.py"
+
+
+def run(*command: str | Path, cwd: Path | None = None, **environment: str) -> str:
+    """What a command prints on its standard output; the test fails where the command does."""
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    done = subprocess.run(
+        command, cwd=cwd, env=settings | environment, check=False, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def build_wheel(project: Path, directory: Path, **environment: str) -> dict[str, Any]:
+    """What build_wheel.py prints."""
+    directory.mkdir(exist_ok=True)
+    built: dict[str, Any] = json.loads(run(sys.executable, BUILDER, project, directory, **environment))
+    return built
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that git knows or would add, as a clone has them."""
+    target = tmp_path_factory.mktemp("clone")
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\0")
+    for name in filter(None, listed):
+        if not os.path.lexists(ROOT / name):  # removed, but not committed yet
+            continue
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
+    return target
+
+
+# ---- wheel ------------------------------------------------------------------------------------------------------
+
+
+def test_versions_and_dependencies_agree() -> None:
+    galaxy = yaml.safe_load((ROOT / "galaxy.yml").read_text())
+    required = yaml.safe_load((ROOT / "requirements.yml").read_text())["collections"]
+    assert galaxy["version"] == __version__
+    assert galaxy["dependencies"] == {entry["name"]: entry["version"] for entry in required}
+
+
+def test_two_builds_of_a_wheel_are_equal_to_the_byte_and_leave_the_tree_as_it_was(
+    project: Path, tmp_path: Path
+) -> None:
+    before = sorted(project.rglob("*"))
+    first = build_wheel(project, tmp_path / "first")
+    os.utime(project / "plugins/module_utils/vllm_edge/cli.py")
+    second = build_wheel(project, tmp_path / "second", TZ="Asia/Tokyo", LC_ALL="C", PYTHONHASHSEED="1")
+    assert Path(first["path"]).read_bytes() == Path(second["path"]).read_bytes()
+    assert (first["sources"], first["version"]) == (hash_sources(), __version__)
+    assert sorted(project.rglob("*")) == before
+
+
+def test_a_wheel_is_built_again_only_when_its_sources_changed(project: Path, tmp_path: Path) -> None:
+    tree = shutil.copytree(project / "plugins", tmp_path / "tree/plugins").parent
+    for name in ("pyproject.toml", "LICENSE"):
+        shutil.copy(project / name, tree)
+    wheels = tmp_path / "wheels"
+    first = build_wheel(tree, wheels)
+    (wheels / "vllm_edge-0.0.9-py3-none-any.whl").touch()
+    made = Path(first["path"]).stat()
+    assert build_wheel(tree, wheels) == first and Path(first["path"]).stat().st_mtime_ns == made.st_mtime_ns
+    (tree / "plugins/module_utils/vllm_edge/planning/recorded.json").write_text("{}\n")
+    second = build_wheel(tree, wheels)
+    assert second["sources"] != first["sources"] and second["sha256"] != first["sha256"]
+    assert [path.name for path in wheels.iterdir()] == [Path(second["path"]).name]
+
+
+def test_the_program_runs_in_a_bare_environment(project: Path, tmp_path: Path) -> None:
+    """Without the packages that it depends on, which `--version` and `--help` do not need."""
+    wheel = build_wheel(project, tmp_path / "wheels")["path"]
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
+    python = tmp_path / "venv/bin/python"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", f"--python={python}"]
+    run(*pip, "install", "--quiet", "--no-index", "--no-deps", wheel)
+    program = tmp_path / "venv/bin/vllm-edge"
+    assert run(program, "--version", cwd=tmp_path).strip() == describe_version()
+    assert "run-engine" in run(program, "--help", cwd=tmp_path)
+
+
+# ---- collection -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def collections(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the collection, built as `make collection` builds it, and installed without a network."""
+    place = tmp_path_factory.mktemp("collection")
+    build_wheel(project, project / "roles/vllm_edge_host/files")
+    run("ansible-galaxy", "collection", "build", "--output-path", place, cwd=project)
+    (archive,) = place.glob("edge-vllm_edge-*.tar.gz")
+    install = ["ansible-galaxy", "collection", "install", "--offline", "--no-deps", "-p", place / "installed", archive]
+    # Away from ansible.cfg of the checkout, by which the collection is there already.
+    run(*install, cwd=place)
+    return place / "installed"
+
+
+def installed(collections: Path) -> Path:
+    return collections / "ansible_collections/edge/vllm_edge"
+
+
+def test_the_collection_holds_what_an_operator_needs_and_nothing_else(collections: Path) -> None:
+    names = {path.name for path in installed(collections).iterdir()}
+    pages = {path.name for path in ROOT.glob("*.md")}
+    assert names == pages | {
+        *("FILES.json", "LICENSE", "LICENSES", "MANIFEST.json", "docs", "group_vars", "inventories", "meta"),
+        *("playbooks", "plugins", "pyproject.toml", "requirements.yml", "roles", "site.yml", "tests"),
+    }
+    assert {path.name for path in installed(collections).glob("tests/*")} <= {"sanity"}
+    assert [path.name for path in installed(collections).glob("inventories/*")] == ["xr7620"]
+
+
+def test_the_collection_carries_its_wheel(collections: Path) -> None:
+    """It is used as it is: the controller needs no setuptools, and nothing is written into the collection."""
+    tree = installed(collections)
+    (collections / "setuptools.py").write_text("raise ImportError('none')\n")
+    carried = build_wheel(tree, tree / "roles/vllm_edge_host/files", PYTHONPATH=str(collections))
+    assert carried["sources"] == hash_sources()
+
+
+def test_a_module_runs_by_its_full_name(collections: Path, tmp_path: Path) -> None:
+    """It imports the package from the collection."""
+    arguments = json.dumps({"prefix": str(tmp_path / "opt"), "name": "a"})
+    paths = {"ANSIBLE_COLLECTIONS_PATH": str(collections), "ANSIBLE_PYTHON_INTERPRETER": sys.executable}
+    command = ["ansible", "localhost", "-m", "edge.vllm_edge.program_release", "-a", arguments]
+    assert f'"path": "{tmp_path}/opt/releases/a"' in run(*command, cwd=tmp_path, **paths)
+
+
+def test_a_playbook_runs_by_its_full_name(collections: Path, tmp_path: Path) -> None:
+    """With variables, tasks and modules of the collection, of which it finds some by their short names."""
+    inventory = installed(collections) / "inventories/xr7620"
+    shown = run(
+        *["ansible-playbook", "-i", inventory, "edge.vllm_edge.validate", "edge.vllm_edge.plan"],
+        *["-e", "serving_profile=e2b-only"],
+        cwd=tmp_path,
+        ANSIBLE_COLLECTIONS_PATH=str(collections),
+    )
+    assert "profile e2b-only" in shown and re.search(r"e2b-all +fits", shown)
+
+
+def test_what_has_to_be_called_by_its_full_name_is() -> None:
+    """An action or filter that imports the package is found only in the collection, so its short name must not be."""
+    for path in sorted(ROOT.glob("plugins/[af]*/*.py")):
+        if "module_utils" not in path.read_text():
+            continue
+        short = re.compile(rf"(^\s+{path.stem}:|\| *{path.stem}\b)", re.MULTILINE)
+        for file in [*ROOT.glob("roles/**/*.yml"), *ROOT.glob("playbooks/**/*.yml"), *ROOT.glob("group_vars/**/*.yml")]:
+            assert not short.search(file.read_text()), f"{file} calls {path.stem} without edge.vllm_edge"
