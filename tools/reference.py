@@ -59,7 +59,7 @@ def run_command(*command: str, **environment: str) -> str:
 def collections_path() -> Iterator[str]:
     """Provide a directory of collections in which this checkout is the collection.
 
-    ansible-doc finds the doc fragments of the modules there, whether or not `make collections` was run.
+    ansible-doc finds `plugins/doc_fragments` there, whether or not `make collections` was run.
     """
     namespace, name = COLLECTION
     with tempfile.TemporaryDirectory() as directory:

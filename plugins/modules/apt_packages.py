@@ -144,7 +144,7 @@ class Packages:
                 return ""
             found = os.statvfs(at)
             free[directory] = (os.stat(at).st_dev, found.f_bavail * found.f_frsize)
-        return apt.no_room(self.request.purpose, apt.sizes(foretold.text), free)
+        return apt.explain_lack_of_space(self.request.purpose, apt.sizes(foretold.text), free)
 
     def ensure(self) -> dict[str, Any]:
         params = self.module.params
@@ -152,7 +152,7 @@ class Packages:
         if params["update"]:
             update = apt.apt_get(self.run, ["update"], self.request.limits)
             if apt.find_lock(update.text):
-                self.module.fail_json(msg=apt.why_not_installed(self.request, update, "", [], {}))
+                self.module.fail_json(msg=apt.explain_failed_install(self.request, update, "", [], {}))
         command = ["install", "--yes", "--no-install-recommends"]
         # Keep configuration files that the operator changed.
         command += ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold"]
@@ -165,7 +165,7 @@ class Packages:
         outcome = apt.apt_get(self.run, command, self.request.limits)
         sources = apt.read_sources(params["root"])
         if not outcome.ok:
-            why = apt.why_not_installed(self.request, outcome, update.text, sources, self.offered())
+            why = apt.explain_failed_install(self.request, outcome, update.text, sources, self.offered())
             self.module.fail_json(msg=why, **({"apt": outcome.text.splitlines()} if self.module._verbosity else {}))
         if unread := apt.find_failures(update.text):
             purpose = self.request.purpose

@@ -153,7 +153,9 @@ class Components:
             shutil.rmtree(scratch)
         if not outcome.ok:
             key = added[0].signed_by or "the keys that apt trusts"
-            self.module.fail_json(msg=apt.why_unread(added[0].uri, key, added[0].path, outcome, self.limits))
+            self.module.fail_json(
+                msg=apt.explain_unread_repository(added[0].uri, key, added[0].path, outcome, self.limits)
+            )
 
     def ensure(self) -> dict[str, Any]:
         params = self.module.params

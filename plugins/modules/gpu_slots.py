@@ -127,16 +127,16 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.respawn import has_respawned, respawn_module
 
 from ..module_utils.vllm_edge.gpu import slots
-from ..module_utils.vllm_edge.gpu.budget import slot_identities
+from ..module_utils.vllm_edge.gpu.budget import build_slot_identities
 from ..module_utils.vllm_edge.releases import find_interpreter
 from ..module_utils.vllm_edge.system.files import write_durably
 from ..module_utils.vllm_edge.system.nvml import (
     RUNTIME_REMEDY,
     GpuIdentity,
     NvmlFailure,
+    decide_where_to_run,
     name_lost,
     open_nvml,
-    where_to_run,
 )
 
 ARGUMENT_SPEC: dict[str, Any] = {
@@ -172,7 +172,7 @@ def see(module: AnsibleModule) -> tuple[tuple[GpuIdentity, ...], dict[str, dict[
     """Return the GPUs that NVML reports, and their memory by UUID. Raises NvmlFailure with the name of a lost GPU."""
     with open_nvml() as session:
         if session.lost:
-            expected = slot_identities([(slot.uuid, slot.name, slot.pci_bus_id) for slot in remembered(module)])
+            expected = build_slot_identities([(slot.uuid, slot.name, slot.pci_bus_id) for slot in remembered(module)])
             raise name_lost(session.lost[0], expected, [gpu.uuid for gpu in session.identities])
         memory = {
             gpu.uuid: {"total_mib": gpu.total_mib, "reserved_mib": gpu.reserved_mib} for gpu in session.read().gpus
@@ -199,7 +199,7 @@ def main() -> None:
 
     try:
         slots.check_declared(module.params["gpu_uuids"] or [])
-        place, reason = where_to_run(python, respawned=has_respawned())
+        place, reason = decide_where_to_run(python, respawned=has_respawned())
         if place == "respawn":
             respawn_module(python)
         if place == "nowhere":

@@ -161,7 +161,7 @@ def from_hub(repo: str, revision: str, endpoint: str, token: str | None) -> Fact
 
             config = document("config.json")
             quantization = None
-            if not model_facts.quantization_of(config):
+            if not model_facts.find_quantization(config):
                 try:
                     quantization = document("hf_quant_config.json")
                 except EntryNotFoundError:
@@ -175,7 +175,7 @@ def from_hub(repo: str, revision: str, endpoint: str, token: str | None) -> Fact
             "accepted and the token given? With the files at hand, give path."
         ) from error
     headers = ((name, tensor.dtype, tensor.shape) for file in files.values() for name, tensor in file.tensors.items())
-    return model_facts.from_headers(repo, commit, config, headers, quantization, endpoint)
+    return model_facts.build_facts(repo, commit, config, headers, quantization, endpoint)
 
 
 def main() -> None:

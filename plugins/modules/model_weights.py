@@ -408,9 +408,13 @@ class ModelWeights:
                 brought = self.bring(plan, plan.source, owner)
             except OSError as error:
                 reason = transfer.explain_storage_error(error, self.wanted.path)
-                raise weights_record.WeightsError(f"{reason} {transfer.aftermath(self.wanted, plan)}") from error
+                raise weights_record.WeightsError(
+                    f"{reason} {transfer.describe_aftermath(self.wanted, plan)}"
+                ) from error
             except weights_record.WeightsError as error:
-                raise weights_record.WeightsError(f"{error} {transfer.aftermath(self.wanted, plan)}") from error
+                raise weights_record.WeightsError(
+                    f"{error} {transfer.describe_aftermath(self.wanted, plan)}"
+                ) from error
         for name in plan.obsolete:
             (self.wanted.path / name).unlink()
         files = {**plan.survey.good, **brought}
@@ -424,7 +428,7 @@ class ModelWeights:
             files=files,
         )
         result = self.result(plan, owner, record)
-        for path in ownership.ownership_faults(self.wanted.path, files, owner):
+        for path in ownership.find_ownership_faults(self.wanted.path, files, owner):
             ownership.give(path, owner)
         # The record keeps a requested branch if its commit is later pasted into the inventory.
         if plan.record is None or plan.record.files != files or plan.record.revision != plan.commit:
@@ -467,7 +471,7 @@ class ModelWeights:
     ) -> dict[str, Any]:
         """Return what was (or would be) done."""
         self.warn(plan)
-        faults = ownership.ownership_faults(self.wanted.path, plan.survey.good, owner)
+        faults = ownership.find_ownership_faults(self.wanted.path, plan.survey.good, owner)
         needed = sum(item.size_bytes for item in plan.bring)
         actions = []
         before, after = [], []

@@ -346,7 +346,7 @@ class Look:
             self.module.fail_json(msg=f"dpkg-query failed: {err.strip()}")
         packages, half = packaging.parse_packages(out)
         lead = packages.get(self.params["lead_package"])
-        version = packaging.upstream(lead["version"]) if lead else ""
+        version = packaging.parse_upstream_version(lead["version"]) if lead else ""
         ours = packaging.driver_packages(packages, version) if lead else []
         others = packaging.versioned(packages)
         prebuilt = self.params["prebuilt"]
@@ -358,7 +358,7 @@ class Look:
         wanted: list[str] = []
         if prebuilt:
             releases = [driver.running_kernel, *(kernel.release for kernel in kernels)]
-            modules = packaging.wanted_modules(prebuilt, packages, releases)
+            modules = packaging.list_wanted_modules(prebuilt, packages, releases)
         else:
             given, metapackages = self.params["headers"] or [], self.params["metapackages"]
             wanted = wanted_headers(given, headers, driver.running_kernel, packages, metapackages)
@@ -366,7 +366,7 @@ class Look:
         drivers = [name for name in packages if packaging.is_driver(name)]
         built = [name for name in packages if packaging.PREBUILT.fullmatch(name)]
         # Without a hold on these, a newer kernel could be installed without a module.
-        kernel = [*built, *(packaging.kernel_flavours(packages) if built else ())]
+        kernel = [*built, *(packaging.find_kernel_flavours(packages) if built else ())]
         hold = [name for name in (*ours, *self.params["packages"]) if name in packages] if lead else []
         if prebuilt and lead:
             hold += kernel
@@ -378,12 +378,13 @@ class Look:
             "packages": packages,
             "unconfigured": half,
             "version": version,
-            "installed": version or next((packaging.upstream(packages[name]["version"]) for name in others), ""),
+            "installed": version
+            or next((packaging.parse_upstream_version(packages[name]["version"]) for name in others), ""),
             "driver_packages": ours,
             "unheld": sorted({name for name in hold if not packages[name]["held"]}),
             "held": sorted({name for name in (*drivers, *kernel) if packages[name]["held"]}),
             "of_the_driver": sorted(drivers),
-            "other_branch": packaging.other_branches(sorted(drivers), self.params["branch"]),
+            "other_branch": packaging.find_other_branches(sorted(drivers), self.params["branch"]),
             **self.origins(packages),
             "installer": f"/{driver.installer.lstrip('/')}" if driver.installer else "",
             "module_version": driver.versions.module,

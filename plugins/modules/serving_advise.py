@@ -212,7 +212,7 @@ def main() -> None:
             models=options["only"],
             main=options["main"],
         )
-        gpus = [inputs.gpu_of(slot, given, module.warn) for slot, given in enumerate(options["gpus"])]
+        gpus = [inputs.build_gpu(slot, given, module.warn) for slot, given in enumerate(options["gpus"])]
         for name in asked.models or options["models"]:
             try:
                 root = Path(options["weights_root"])

@@ -292,7 +292,7 @@ def main() -> None:
     # All errors are a ValueError whose message contains the problem and its remedy.
     try:
         tolerances = drift.tolerances(options["drift_tolerances"], options["tolerance_mib"])
-        gpus = [inputs.gpu_of(slot, given, module.warn) for slot, given in enumerate(options["gpus"])]
+        gpus = [inputs.build_gpu(slot, given, module.warn) for slot, given in enumerate(options["gpus"])]
         if options["profile"]:
             answer = planned(options["profile"]["name"], options["profile"]["engines"])
     except ValueError as error:

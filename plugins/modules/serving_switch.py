@@ -367,7 +367,7 @@ class Switch:
     def settle(self, rendered: Rendered) -> tuple[Generation, list[str]]:
         """Write the generation if necessary. Return it with what else was recorded. Differences go to the result."""
         now = committed.committed(self.paths)
-        number = store.number_for(rendered.digest, self.paths)
+        number = store.choose_number(rendered.digest, self.paths)
         same = now is not None and now.generation == number and now.digest == rendered.digest
         defect = store.is_written(rendered, number, now, self.paths)
         generation = store.load(self.paths, number) if defect is None else self.write(rendered, number, now)
@@ -395,7 +395,7 @@ class Switch:
                 for name, engine in generation.engines.items()
             },
             "moves": {key: asdict(moves)[key] for key in ("keep", "stop", "start", "wait", "target")},
-            "files": live.file_rows(generation, self.paths, changes, None if same and not defect else record),
+            "files": live.build_file_rows(generation, self.paths, changes, None if same and not defect else record),
             "diff": [*map(live.difference, changes), *([record] if record else [])],
         }
         return generation, news

@@ -449,7 +449,7 @@ class Repository:
         trust = "pinned" if pinned else "recorded" if expected else "first-use"
 
         own = self.path(self.source)
-        clash = apt.clashes(apt.read_sources(self.root), params["uri"], params["suites"], self.architecture(), own)
+        clash = apt.find_clashes(apt.read_sources(self.root), params["uri"], params["suites"], self.architecture(), own)
         if clash:
             self.fail(
                 f"{params['uri']} is configured in {clash[0].path} already. apt refuses one repository with two "
@@ -498,7 +498,9 @@ class Repository:
             if not outcome.ok:
                 key = f"the key {', '.join(found)} of {self.key_source}"
                 self.fail(
-                    apt.why_unread(params["uri"], key, params["uri_variable"] or "its address", outcome, self.limits)
+                    apt.explain_unread_repository(
+                        params["uri"], key, params["uri_variable"] or "its address", outcome, self.limits
+                    )
                 )
         for path in changed:
             self.write(path, files[path])

@@ -279,11 +279,11 @@ from ..module_utils.vllm_edge.gpu.budget import (
     Evaluation,
     Limits,
     Settled,
+    build_slot_identities,
     check_slots,
     evaluate,
     resolve_mib,
     settle,
-    slot_identities,
 )
 from ..module_utils.vllm_edge.gpu.owners import find_owners
 from ..module_utils.vllm_edge.releases import find_interpreter
@@ -292,9 +292,9 @@ from ..module_utils.vllm_edge.system.nvml import (
     HostReading,
     NvmlFailure,
     NvmlSession,
+    decide_where_to_run,
     name_lost,
     open_nvml,
-    where_to_run,
 )
 
 ARGUMENT_SPEC: dict[str, Any] = {
@@ -335,7 +335,7 @@ class Measurement:
         self.slots = [slot.uuid for slot in slots]
         check_slots(self.slots)
         if session.lost:
-            expected = slot_identities([(slot.uuid, slot.name, slot.pci_bus_id) for slot in slots])
+            expected = build_slot_identities([(slot.uuid, slot.name, slot.pci_bus_id) for slot in slots])
             raise name_lost(session.lost[0], expected, [gpu.uuid for gpu in session.identities])
         first = session.read()
         gpus = first.gpus
@@ -367,7 +367,7 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     python = find_interpreter(module.params["python"])
 
-    place, reason = where_to_run(python, respawned=has_respawned())
+    place, reason = decide_where_to_run(python, respawned=has_respawned())
     if place == "respawn":
         respawn_module(python)
     if place == "nowhere":

@@ -110,7 +110,7 @@ def differences(configuration: Configuration, told: Mapping[str, Any], version: 
         return [] if "error" in told else [f"refused: {error}, nothing"]
     if "error" in told:
         return [f"refused: nothing, {told['error']}"]
-    ranks = [kv_cache.layers_of_rank(made, arguments, rank) for rank in range(arguments.pipeline_parallel_size)]
+    ranks = [kv_cache.select_layers(made, arguments, rank) for rank in range(arguments.pipeline_parallel_size)]
     checks = told["checks"]
     # What is kept back before the check, in releases that do.
     kept = [have - check["available"] for have, check in zip(configuration.available_bytes, checks, strict=True)]

@@ -89,7 +89,7 @@ def one_block_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_batch_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache, "batches_in_flight", lambda *_: 1)
+    monkeypatch.setattr(kv_cache, "count_batches_in_flight", lambda *_: 1)
 
 
 def groups_as_large_as_the_largest_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def remaining_layers_to_the_last_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         size, count = len(model.layers) // arguments.pipeline_parallel_size, len(model.layers)
         return range(rank * size, count if rank == arguments.pipeline_parallel_size - 1 else (rank + 1) * size)
 
-    monkeypatch.setattr(kv_cache, "layers_of_rank", halves)
+    monkeypatch.setattr(kv_cache, "select_layers", halves)
 
 
 def behave_as(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:

@@ -94,7 +94,7 @@ if asked["replace"] and not hits:
 limits = Limits(**{**asdict(there.limits), **asked["limits"]})
 target = (there.directory / "units" / TARGET).read_text()
 rendered = g.Rendered(there.profile, engines, target, there.budgets_mib, there.foreign, limits)
-number = g.number_for(rendered.digest, paths)
+number = g.choose_number(rendered.digest, paths)
 if not paths.generation_dir(number).exists():
     staged = g.stage(paths)
     g.write_directory(staged, g.documents(rendered, number, g.committed(paths), "2026-11-21T00:00:00Z"))

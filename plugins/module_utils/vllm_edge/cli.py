@@ -31,11 +31,11 @@ def _engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("engine", help="name of the engine, as in vllm-<engine>.service")
 
 
-def _format(parser: argparse.ArgumentParser) -> None:
+def _add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text", help="for people or for programs")
 
 
-def _run_engine_options(parser: argparse.ArgumentParser) -> None:
+def _add_run_engine_options(parser: argparse.ArgumentParser) -> None:
     _engine(parser)
     parser.add_argument(
         "--docker-wait",
@@ -53,9 +53,9 @@ def _run_engine(options: Options, paths: HostPaths) -> int:
     return run_engine(options.engine, paths, docker_wait_s=options.docker_wait)
 
 
-def _canary_options(parser: argparse.ArgumentParser) -> None:
+def _add_canary_options(parser: argparse.ArgumentParser) -> None:
     _engine(parser)
-    _format(parser)
+    _add_format(parser)
     parser.add_argument(
         "--timeout",
         type=float,
@@ -70,7 +70,7 @@ def _canary_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _canary(options: Options, paths: HostPaths) -> int:
+def _run_canary(options: Options, paths: HostPaths) -> int:
     from .canary.command import run_canary
 
     return run_canary(
@@ -78,8 +78,8 @@ def _canary(options: Options, paths: HostPaths) -> int:
     )
 
 
-def _status_options(parser: argparse.ArgumentParser) -> None:
-    _format(parser)
+def _add_status_options(parser: argparse.ArgumentParser) -> None:
+    _add_format(parser)
     parser.add_argument(
         "--expect-profile", metavar="PROFILE", help="the profile that the inventory says; another one is a problem"
     )
@@ -91,22 +91,22 @@ def _status(options: Options, paths: HostPaths) -> int:
     return run_status(paths, output=options.format, expected_profile=options.expect_profile)
 
 
-def _doctor_options(parser: argparse.ArgumentParser) -> None:
-    _format(parser)
+def _add_doctor_options(parser: argparse.ArgumentParser) -> None:
+    _add_format(parser)
     parser.add_argument(
         "--support-report", metavar="FILE", help="also write evidence, without secrets, into FILE (tar.gz)"
     )
 
 
-def _doctor(options: Options, paths: HostPaths) -> int:
+def _run_doctor(options: Options, paths: HostPaths) -> int:
     from .doctor.command import run_doctor
 
     return run_doctor(paths, output=options.format, support_report=options.support_report)
 
 
-def _explain_options(parser: argparse.ArgumentParser) -> None:
+def _add_explain_options(parser: argparse.ArgumentParser) -> None:
     _engine(parser)
-    _format(parser)
+    _add_format(parser)
 
 
 def _explain(options: Options, paths: HostPaths) -> int:
@@ -115,7 +115,7 @@ def _explain(options: Options, paths: HostPaths) -> int:
     return run_explain(options.engine, paths, output=options.format)
 
 
-def _choice(parser: argparse.ArgumentParser) -> None:
+def _add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--origin", choices=("inventory", "-e", "host"), default="host", help="who chose the profile (default: host)"
     )
@@ -125,16 +125,16 @@ def _choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--asked-by", metavar="WORDS", help="who asked (default: this command and the user)")
 
 
-def _switch_options(parser: argparse.ArgumentParser) -> None:
+def _add_switch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "to", metavar="generation|profile", help="number of a generation, or a profile: its newest generation"
     )
     parser.add_argument("--check", action="store_true", help="print what would be done, and do nothing")
-    _format(parser)
-    _choice(parser)
+    _add_format(parser)
+    _add_choice(parser)
 
 
-def _switch(options: Options, paths: HostPaths) -> int:
+def _run_switch_to(options: Options, paths: HostPaths) -> int:
     from .switch.command import Choice, run_check, run_switch_to
 
     if options.check:
@@ -143,7 +143,7 @@ def _switch(options: Options, paths: HostPaths) -> int:
     return run_switch_to(options.to, paths, choice, output=options.format)
 
 
-def _rollback(options: Options, paths: HostPaths) -> int:
+def _run_rollback(options: Options, paths: HostPaths) -> int:
     from .switch.command import run_rollback
 
     return run_rollback(paths, output=options.format)
@@ -156,13 +156,13 @@ def _stop(options: Options, paths: HostPaths) -> int:
     return run_stop(paths, output=options.format, open_world=open_world)
 
 
-def _history(options: Options, paths: HostPaths) -> int:
+def _run_history(options: Options, paths: HostPaths) -> int:
     from .switch.history import run_history
 
     return run_history(paths, output=options.format)
 
 
-def _recover_options(parser: argparse.ArgumentParser) -> None:
+def _add_recover_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--boot",
         action="store_true",
@@ -170,7 +170,7 @@ def _recover_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _recover(options: Options, paths: HostPaths) -> int:
+def _run_recover(options: Options, paths: HostPaths) -> int:
     from .switch.command import refuse_without_write_access
 
     refused = refuse_without_write_access(paths, "recover --boot" if options.boot else "recover")
@@ -181,15 +181,15 @@ def _recover(options: Options, paths: HostPaths) -> int:
     return run_recover(paths, boot=options.boot)
 
 
-def _progress(options: Options, paths: HostPaths) -> int:
+def _run_progress(options: Options, paths: HostPaths) -> int:
     from .switch.history import run_progress
 
     return run_progress(paths)
 
 
-def _run_switch_options(parser: argparse.ArgumentParser) -> None:
+def _add_run_switch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("generation", type=int, help="number of the generation")
-    _choice(parser)
+    _add_choice(parser)
 
 
 def _run_switch(options: Options, paths: HostPaths) -> int:
@@ -209,28 +209,33 @@ def _nothing(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("status", "engines, active profile, switches and GPUs of this host", _status_options, _status),
+    Command("status", "engines, active profile, switches and GPUs of this host", _add_status_options, _status),
     Command(
-        "doctor", "whether this host can serve, what is wrong, what to do; changes nothing", _doctor_options, _doctor
+        "doctor",
+        "whether this host can serve, what is wrong, what to do; changes nothing",
+        _add_doctor_options,
+        _run_doctor,
     ),
-    Command("explain", "why an engine failed last, and what to do", _explain_options, _explain),
-    Command("canary", "what clients rely on, asked of each served name", _canary_options, _canary),
-    Command("switch", "go to another generation, or stay with this one", _switch_options, _switch),
-    Command("rollback", "switch to the generation that was committed before this one", _format, _rollback),
-    Command("stop", "finish requests, stop every engine; the next boot or switch brings them back", _format, _stop),
-    Command("history", "former switches of this host, newest first", _format, _history),
-    Command("progress", "how far the running switch is; nothing when none runs", _nothing, _progress),
-    Command("recover", "end a switch that was killed: back to the committed generation", _recover_options, _recover),
+    Command("explain", "why an engine failed last, and what to do", _add_explain_options, _explain),
+    Command("canary", "what clients rely on, asked of each served name", _add_canary_options, _run_canary),
+    Command("switch", "go to another generation, or stay with this one", _add_switch_options, _run_switch_to),
+    Command("rollback", "switch to the generation that was committed before this one", _add_format, _run_rollback),
+    Command("stop", "finish requests, stop every engine; the next boot or switch brings them back", _add_format, _stop),
+    Command("history", "former switches of this host, newest first", _add_format, _run_history),
+    Command("progress", "how far the running switch is; nothing when none runs", _nothing, _run_progress),
+    Command(
+        "recover", "end a switch that was killed: back to the committed generation", _add_recover_options, _run_recover
+    ),
     Command(
         "run-switch",
         "the switch itself (what vllm-edge-switch.service runs)",
-        _run_switch_options,
+        _add_run_switch_options,
         _run_switch,
     ),
     Command(
         "run-engine",
         "supervise one engine's container (what vllm-<engine>.service runs)",
-        _run_engine_options,
+        _add_run_engine_options,
         _run_engine,
     ),
 )

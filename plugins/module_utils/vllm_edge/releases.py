@@ -77,7 +77,7 @@ class Releases:
         """One rename; a reader of the link sees the former release or this one."""
         # Tells the next release which one was current before it.
         os.utime(release / MANIFEST, ns=(time.time_ns(),) * 2)
-        fresh = durable.fresh_name(self.link)
+        fresh = durable.make_fresh_name(self.link)
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(release.relative_to(self.prefix))
         os.rename(fresh, self.link)

@@ -36,7 +36,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     )
 
 
-def not_among(value: Any, choices: Collection[str]) -> str:
+def describe_invalid_choice(value: Any, choices: Collection[str]) -> str:
     """Return what is wrong with a value that is not one of the choices, and what to write instead."""
     close = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
     remedy = nearest(str(value), choices) if close else "write one of those."
@@ -83,6 +83,6 @@ def cut_line(line: str) -> str:
     return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."
 
 
-def natural(text: str) -> list[tuple[int, str]]:
+def make_sort_key(text: str) -> list[tuple[int, str]]:
     """A key that sorts 6.12 behind 6.2."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text) if part]

@@ -12,7 +12,7 @@ import pytest
 from ansible.module_utils.vllm_edge.doctor import registry
 from ansible.module_utils.vllm_edge.doctor.contract import GROUPS, STATES
 from ansible.module_utils.vllm_edge.doctor.facts import TOOLKIT, Space
-from ansible.module_utils.vllm_edge.doctor.parsers import free_space
+from ansible.module_utils.vllm_edge.doctor.parsers import read_free_space
 from ansible.module_utils.vllm_edge.doctor.reading import Expectation
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.system.systemd import Ran
@@ -768,7 +768,7 @@ def test_room(host: FakeHost, free_mib: int, inodes: int | None, state: str) -> 
 
 
 def test_room_of_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
-    found = free_space("x", tmp_path / "not" / "yet")
+    found = read_free_space("x", tmp_path / "not" / "yet")
     assert isinstance(found, Space)
     seen = os.statvfs(tmp_path)
     assert abs(found.free_bytes - seen.f_bavail * seen.f_frsize) < 1024**3

@@ -69,13 +69,13 @@ def acs(control: int, *, at: int = 0x148, before: int = 0x0001) -> bytes:
     [(acs(0x1D), 0x1D), (acs(0), 0), (bytes(4096), None), (bytes(256), None), (acs(1, at=0x100), 1)],
 )
 def test_access_control_services_in_a_configuration_space(config: bytes, control: int | None) -> None:
-    assert topology.acs_control(config) == control
+    assert topology.find_acs_control(config) == control
 
 
 def test_capabilities_that_lead_in_a_circle_end() -> None:
     config = bytearray(acs(1))
     config[0x148:0x14C] = (0x0002 | 0x100 << 20).to_bytes(4, "little")
-    assert topology.acs_control(bytes(config)) is None
+    assert topology.find_acs_control(bytes(config)) is None
 
 
 def test_a_bridge_that_keeps_the_gpus_apart(host: FakeHost) -> None:

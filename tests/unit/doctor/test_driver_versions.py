@@ -130,4 +130,4 @@ containerEdits:
     ],
 )
 def test_devices_that_a_specification_defines(text: str, names: list[str]) -> None:
-    assert cdi.device_names(text) == names
+    assert cdi.parse_device_names(text) == names

@@ -78,7 +78,7 @@ NEW = rendered("w4a16-tp2", SMALL, KEPT, E2B_CHANGED)
 
 
 def put(paths: HostPaths, value: Rendered) -> int:
-    number = store.number_for(value.digest, paths)
+    number = store.choose_number(value.digest, paths)
     now = committed.committed(paths)
     staged = store.stage(paths)
     store.write_directory(staged, store.documents(value, number, now, "2026-11-21T16:40:00Z"))
@@ -396,7 +396,7 @@ class FakeWorld:
         def action(state: State) -> Done:
             try:
                 live.install(wanted, self.paths, (), target=True)
-                for name in live.live_engines(self.paths):
+                for name in live.list_live_engines(self.paths):
                     if name not in wanted.engines:
                         if state["units"].get(name, {}).get("active") not in ("inactive", "failed", None):
                             raise PhaseFailed(f"{name} runs and is no engine of generation {wanted.number}.")

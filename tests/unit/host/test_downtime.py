@@ -13,7 +13,7 @@ from ansible.module_utils.vllm_edge.generation import store
 from ansible.module_utils.vllm_edge.generation.model import Generation
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import downtime
-from ansible.module_utils.vllm_edge.switch.downtime import Role, RoleWatch, addresses, by_phase
+from ansible.module_utils.vllm_edge.switch.downtime import Role, RoleWatch, addresses, split_by_phase
 from ansible.module_utils.vllm_edge.switch.model import Gap, Phase, PhaseRecord
 from ansible.module_utils.vllm_edge.system.http import Answer
 from fake_host import models, ok
@@ -66,8 +66,8 @@ def test_a_role_that_was_never_up_counts_from_the_beginning() -> None:
 
 def test_phases_of_a_rollback_have_names_of_their_own() -> None:
     phases = [record(Phase.STOP, 0, 2), record(Phase.STOP, 4, 2, "back"), record(Phase.HEALTHY, 6, None, "back")]
-    assert by_phase([Gap(1, 9)], phases, 20) == {"stop": 1.0, "back:stop": 2.0, "back:healthy": 3.0}
-    assert by_phase([Gap(1, None)], phases, 20)["back:healthy"] == 14.0
+    assert split_by_phase([Gap(1, 9)], phases, 20) == {"stop": 1.0, "back:stop": 2.0, "back:healthy": 3.0}
+    assert split_by_phase([Gap(1, None)], phases, 20)["back:healthy"] == 14.0
 
 
 # -- asking

@@ -62,7 +62,7 @@ def paths(tmp_path: Path) -> HostPaths:
 
 
 def put(paths: HostPaths, value: Rendered) -> int:
-    number = store.number_for(value.digest, paths)
+    number = store.choose_number(value.digest, paths)
     now = committed.committed(paths)
     staged = store.stage(paths)
     store.write_directory(staged, store.documents(value, number, now, "2026-11-21T16:40:00Z"))
@@ -140,12 +140,12 @@ def test_numbers_go_up_and_what_is_known_keeps_its_own(paths: HostPaths) -> None
     first, second = rendered(engine()), rendered(engine(), engine("e4b", 8060), profile="q")
     assert store.numbers(paths) == []
     assert activate(paths, first) == 1
-    assert store.number_for(first.digest, paths) == 1
+    assert store.choose_number(first.digest, paths) == 1
     assert put(paths, second) == 2
-    assert store.number_for(second.digest, paths) == 2, "not committed, and the same again"
+    assert store.choose_number(second.digest, paths) == 2, "not committed, and the same again"
     assert activate(paths, second) == 2
-    assert store.number_for(first.digest, paths) == 1, "the one before, as it was"
-    assert store.number_for(rendered(engine(), profile="r").digest, paths) == 3
+    assert store.choose_number(first.digest, paths) == 1, "the one before, as it was"
+    assert store.choose_number(rendered(engine(), profile="r").digest, paths) == 3
     assert store.numbers(paths) == [1, 2]
 
 
@@ -345,10 +345,10 @@ def test_engines_that_are_not_in_it(paths: HostPaths) -> None:
     generation = store.load(paths, number)
     gone = [item for item in live.live_changes(generation, paths, target=False) if item.after is None]
     assert {Path(item.path).name for item in gone} == {"engine.json", "docker-create", "vllm-e4b.service"}
-    assert live.live_engines(paths) == ["e2b", "e4b"]
+    assert live.list_live_engines(paths) == ["e2b", "e4b"]
     assert len(live.remove_engine("e4b", paths)) == 3
     assert live.remove_engine("e4b", paths) == []
-    assert live.live_engines(paths) == ["e2b"]
+    assert live.list_live_engines(paths) == ["e2b"]
     assert note.exists() and foreign.exists() and recover.exists()
     note.unlink()
     assert live.remove_engine("e4b", paths) == [str(paths.engine_dir("e4b"))]

@@ -65,7 +65,7 @@ SCOPE = f"/system.slice/docker-{ID}.scope"
     ids=["v2", "v1", "v1 with another", "hybrid", "v2 not mounted", "root", "mount of a part", "odd mount point"],
 )
 def test_where_a_group_lies(mounts: list[str], cgroup: str, expected: list[str]) -> None:
-    assert gpu_access.groups_of(cgroup, gpu_access.parse_hierarchies("\n".join(mounts))) == expected
+    assert gpu_access.find_group_directories(cgroup, gpu_access.parse_hierarchies("\n".join(mounts))) == expected
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_where_a_group_lies(mounts: list[str], cgroup: str, expected: list[str])
 )
 def test_a_group_that_is_not_to_be_seen(mounts: list[str], cgroup: str, said: str) -> None:
     with pytest.raises(Unknown, match=said.replace("..", r"\.\.")):
-        gpu_access.groups_of(cgroup, gpu_access.parse_hierarchies("\n".join(mounts)))
+        gpu_access.find_group_directories(cgroup, gpu_access.parse_hierarchies("\n".join(mounts)))
 
 
 # -- a host in a directory

@@ -12,7 +12,7 @@ import pytest
 from ansible.module_utils.vllm_edge.cli import main
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import history
-from ansible.module_utils.vllm_edge.switch.history import seconds_since
+from ansible.module_utils.vllm_edge.switch.history import count_seconds_since
 from ansible.module_utils.vllm_edge.switch.journal import Lock, from_json, to_json
 from ansible.module_utils.vllm_edge.switch.model import Journal, Result
 from ansible.module_utils.vllm_edge.text import WIDTH
@@ -119,4 +119,4 @@ def test_progress_of_nothing_is_nothing(paths: HostPaths, capsys: pytest.Capture
     ("stamp", "seconds"), [("2026-11-21T16:40:00Z", 90.0), ("2026-11-21T17:00:00Z", 0.0), ("", 0.0)]
 )
 def test_seconds_by_a_clock_that_jumps(stamp: str, seconds: float) -> None:
-    assert seconds_since(stamp, datetime(2026, 11, 21, 16, 41, 30, tzinfo=UTC)) == seconds
+    assert count_seconds_since(stamp, datetime(2026, 11, 21, 16, 41, 30, tzinfo=UTC)) == seconds

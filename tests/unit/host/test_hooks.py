@@ -191,7 +191,7 @@ from pathlib import Path
 from vllm_edge.switch import hooks
 Path("/proc/self/oom_score_adj").write_text("300")
 if sys.argv[2] == "spared":
-    hooks._own_oom_score_adj = lambda: -900
+    hooks._read_own_oom_score_adj = lambda: -900
 hooks.run_one(Path(sys.argv[1]), {}, 20)
 """
 

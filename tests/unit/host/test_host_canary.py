@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.canary.checks import NAMES, Check, Outcome, lamp_problem
+from ansible.module_utils.vllm_edge.canary.checks import NAMES, Check, Outcome, find_lamp_problem
 from ansible.module_utils.vllm_edge.canary.command import (
     TOKEN_DEADLINE_S,
     Result,
@@ -283,7 +283,7 @@ def test_each_system_prompt_is_another(server: Server) -> None:
     ],
 )
 def test_what_validates(text: str, problem: str | None) -> None:
-    told = lamp_problem(text)
+    told = find_lamp_problem(text)
     assert told is None if problem is None else told is not None and problem in told
 
 

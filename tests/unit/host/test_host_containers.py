@@ -13,11 +13,11 @@ from ansible.module_utils.vllm_edge.system.docker import (
     DockerRefused,
     DockerUnit,
     LogRecord,
-    container_from_inspect,
     docker_unit,
-    killed_by,
+    find_kill_signal,
+    parse_container,
+    parse_stamp,
     split_records,
-    stamp_seconds,
 )
 
 INSPECT: dict[str, Any] = {
@@ -40,7 +40,7 @@ STAMP = "2026-11-21T03:00:00.000000001Z"
 
 
 def test_a_running_container() -> None:
-    found = container_from_inspect(INSPECT)
+    found = parse_container(INSPECT)
     assert (found.name, found.running, found.pid, found.exit_code) == ("vllm-e2b", True, 4711, None)
     assert found.direct == ("172.30.0.2:8000",)
     assert found.labels == {"vllm-edge.engine": "e2b"}
@@ -49,7 +49,7 @@ def test_a_running_container() -> None:
 @pytest.mark.parametrize(("status", "code"), [("exited", 137), ("created", None), ("dead", 137)])
 def test_a_container_that_does_not_run_has_no_pid(status: str, code: int | None) -> None:
     state = {**INSPECT["State"], "Status": status, "ExitCode": 137}
-    found = container_from_inspect({**INSPECT, "State": state, "NetworkSettings": {}})
+    found = parse_container({**INSPECT, "State": state, "NetworkSettings": {}})
     assert (found.running, found.pid, found.exit_code, found.direct) == (False, 0, code, ())
 
 
@@ -71,17 +71,17 @@ def test_records_of_a_log() -> None:
     ],
 )
 def test_time_stamps(text: str, seconds: float | None) -> None:
-    assert stamp_seconds(text) == seconds
+    assert parse_stamp(text) == seconds
 
 
 def test_who_killed_it() -> None:
     def kill(signal: str) -> dict[str, Any]:
         return {"Action": "kill", "Actor": {"Attributes": {"signal": signal}}}
 
-    assert killed_by([kill("15"), kill("9")]) == "SIGTERM"
-    assert killed_by([kill("9")]) == "SIGKILL"
-    assert killed_by([kill("1")]) == "signal 1"
-    assert killed_by([{"Action": "die"}]) is None
+    assert find_kill_signal([kill("15"), kill("9")]) == "SIGTERM"
+    assert find_kill_signal([kill("9")]) == "SIGKILL"
+    assert find_kill_signal([kill("1")]) == "signal 1"
+    assert find_kill_signal([{"Action": "die"}]) is None
 
 
 def test_an_absent_engine_is_away(tmp_path: Path) -> None:

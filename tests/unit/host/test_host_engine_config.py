@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.engine.config import (
     EngineConfigError,
-    engine_names,
+    list_engine_names,
     load_engine,
     parse_docker_create,
     parse_engine,
@@ -68,9 +68,9 @@ def test_both_files_as_rendered(tmp_path: Path) -> None:
     assert engine.config.address == "127.0.0.1:8070"
     assert engine.create.arguments == tuple(CREATE)
     assert engine.create.labels["vllm-edge.input-hash"] == "ab12"
-    assert engine_names(paths) == ["e2b"]
+    assert list_engine_names(paths) == ["e2b"]
     assert (engine.config.image_id, engine.config.max_model_len, engine.config.shutdown_timeout_s) == ("", None, None)
-    assert engine_names(HostPaths(etc=tmp_path / "absent")) == []
+    assert list_engine_names(HostPaths(etc=tmp_path / "absent")) == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from ansible.module_utils.vllm_edge.engine.diagnosis import (
     explain,
     explain_hang,
     explain_stall,
-    last_exception,
+    find_last_exception,
     match_lines,
 )
 from ansible.module_utils.vllm_edge.engine.signatures import SIGNATURES
@@ -417,8 +417,8 @@ def test_an_engine_that_has_served_is_started_again() -> None:
 
 
 def test_the_last_exception_is_not_the_summary() -> None:
-    assert last_exception(["KeyError: 'a'", "  File x", SUMMARY]) == "KeyError: 'a'"
-    assert last_exception(["INFO nothing"]) is None
+    assert find_last_exception(["KeyError: 'a'", "  File x", SUMMARY]) == "KeyError: 'a'"
+    assert find_last_exception(["INFO nothing"]) is None
 
 
 def test_a_warning_of_what_may_come_is_no_cause() -> None:
@@ -427,8 +427,8 @@ def test_a_warning_of_what_may_come_is_no_cause() -> None:
         "cause fd limit errors like `OSError: [Errno 24] Too many open files`. Consider increasing with ulimit -n"
     )
     assert match_lines([warning]) is None
-    assert last_exception([warning]) is None
-    assert last_exception([warning, "    raise ValueError", "AssertionError", SUMMARY]) == "AssertionError"
+    assert find_last_exception([warning]) is None
+    assert find_last_exception([warning, "    raise ValueError", "AssertionError", SUMMARY]) == "AssertionError"
 
 
 def test_what_the_supervisor_ends_itself() -> None:

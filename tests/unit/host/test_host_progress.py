@@ -4,7 +4,15 @@
 from __future__ import annotations
 
 import pytest
-from ansible.module_utils.vllm_edge.engine.startup import ORDER, WORDS, Phase, Progress, facts_of, is_progress, phase_of
+from ansible.module_utils.vllm_edge.engine.startup import (
+    ORDER,
+    WORDS,
+    Phase,
+    Progress,
+    facts_of,
+    is_progress,
+    parse_phase,
+)
 
 LINES = [
     ("INFO 11-21 03:00:01 [model_runner.py:425] Starting to load model /models/x...", Phase.LOADING, None),
@@ -29,7 +37,7 @@ LINES = [
 
 @pytest.mark.parametrize(("line", "phase", "percent"), LINES)
 def test_phase_of_a_line(line: str, phase: Phase, percent: int | None) -> None:
-    assert phase_of(line) == (phase, percent)
+    assert parse_phase(line) == (phase, percent)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +50,7 @@ def test_phase_of_a_line(line: str, phase: Phase, percent: int | None) -> None:
     ],
 )
 def test_lines_that_tell_nothing(line: str) -> None:
-    assert phase_of(line) is None
+    assert parse_phase(line) is None
 
 
 def test_the_furthest_phase_counts() -> None:

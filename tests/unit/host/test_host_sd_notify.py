@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.system.sd_notify import STATUS_LIMIT, Notifier, one_line, watchdog_seconds
+from ansible.module_utils.vllm_edge.system.sd_notify import STATUS_LIMIT, Notifier, fold_line, read_watchdog_seconds
 
 
 @contextmanager
@@ -63,9 +63,9 @@ def test_a_socket_that_is_gone_ends_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_watchdog_of_this_process_only(environ: dict[str, str], seconds: float | None) -> None:
-    assert watchdog_seconds(environ, 41) == seconds
+    assert read_watchdog_seconds(environ, 41) == seconds
 
 
 def test_a_long_status_is_cut() -> None:
-    assert len(one_line("x " * 1000)) == STATUS_LIMIT
-    assert one_line("  a\n\tb  ") == "a b"
+    assert len(fold_line("x " * 1000)) == STATUS_LIMIT
+    assert fold_line("  a\n\tb  ") == "a b"

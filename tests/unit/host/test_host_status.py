@@ -18,9 +18,9 @@ from ansible.module_utils.vllm_edge.generation.model import FileChange
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
 from ansible.module_utils.vllm_edge.status import collect as status_module
-from ansible.module_utils.vllm_edge.status.collect import budgets_of, collect
-from ansible.module_utils.vllm_edge.status.command import explain_lines, run_explain, status_lines
-from ansible.module_utils.vllm_edge.status.problems import judge, state_words
+from ansible.module_utils.vllm_edge.status.collect import collect, sum_budgets
+from ansible.module_utils.vllm_edge.status.command import render_explanation, render_status, run_explain
+from ansible.module_utils.vllm_edge.status.problems import describe_state, judge
 from ansible.module_utils.vllm_edge.switch.journal import Lock, to_json
 from ansible.module_utils.vllm_edge.switch.model import Journal, Result
 from ansible.module_utils.vllm_edge.system.docker import Container
@@ -107,7 +107,7 @@ def test_an_empty_host_says_so(tmp_path: Path) -> None:
         lambda budgets, paths: ([], "GPUs cannot be read: the driver is not loaded"),
         dict,
     )
-    lines = status_lines(status)
+    lines = render_status(status)
     assert lines[0] == "no profile is active on this host"
     assert "no engine is configured on this host" in lines
     assert any("the Docker Engine cannot be asked" in line for line in lines)
@@ -126,7 +126,7 @@ def test_a_serving_engine(serving: tuple[HostPaths, FakeDocker]) -> None:
     assert engine["running_input_hash"] == "ab12" and engine["running_generation"] == 1
     assert engine["container_state"] == "running" and engine["container_ours"] is True
     assert engine["load_seconds"] == 25.3 and engine["last_failure"]["cause"] == "no_kv"
-    text = "\n".join(status_lines(status))
+    text = "\n".join(render_status(status))
     for told in ("profile e2b-only, generation 1", "serving", "e2b bf16", "8070", "25 s", "20,612", "23,034"):
         assert told in text
     assert "2025-11-21T04:40:31Z" in text, "serving since, by systemd's clock"
@@ -155,7 +155,7 @@ def test_an_engine_that_is_not_as_planned(serving: tuple[HostPaths, FakeDocker])
     status = asked(paths, docker, UNIT, [board])
     (problem,) = status["problems"]
     assert "weights of e2b 15,360 MiB, planned 10,024 (+5,336, tolerated 160)" in problem
-    text = "\n".join(status_lines(status))
+    text = "\n".join(render_status(status))
     assert "plan against measurement" in text and re.search(r"^GPU 3 .* 20,612 +20,612 +\+0 +300 +within$", text, re.M)
     # What still loads holds less than it will.
     loading = asked(paths, docker, UNIT | {"ActiveState": "activating"}, [board])
@@ -180,7 +180,7 @@ def test_containers(tmp_path: Path, container: Container | None, told: str, runn
     docker.container = container
     status = asked(written(tmp_path), docker)
     assert status["engines"][0]["running_input_hash"] == running_hash
-    assert told in " ".join(" ".join(status_lines(status)).split())
+    assert told in " ".join(" ".join(render_status(status)).split())
 
 
 PROBLEMS: list[tuple[dict[str, Any], str]] = [
@@ -209,7 +209,7 @@ def test_each_problem_is_named_with_a_remedy_and_alone(
     status = asked(*serving, **{"unit": UNIT, **state})
     (problem,) = status["problems"]
     assert told in problem
-    assert max(map(len, status_lines(status))) <= WIDTH
+    assert max(map(len, render_status(status))) <= WIDTH
 
 
 def test_files_of_a_run_that_was_interrupted(serving: tuple[HostPaths, FakeDocker]) -> None:
@@ -285,7 +285,7 @@ def test_the_running_switch(switching: tuple[HostPaths, FakeDocker]) -> None:
     }
     assert status["unfinished_switch"] is None
     status["switch"]["seconds"] = 12.3
-    lines = status_lines(status)
+    lines = render_status(status)
     assert lines[2].startswith(
         "switching to generation 4 (bf16-tp4) for 12 s, phase healthy, asked by site.yml by alice"
     )
@@ -338,7 +338,7 @@ def test_former_switches(serving: tuple[HostPaths, FakeDocker]) -> None:
         "downtime": {"architect": 64.5, "sentry": 0.0},
         "message": "Generation 4 (bf16-tp4) serves.",
     }
-    lines = status_lines(status)
+    lines = render_status(status)
     told = [" ".join(line.split()) for line in lines if line.startswith("2026-11-21T")]
     assert told[:2] == [
         "2026-11-21T21:00:00Z 3 nvfp4-tp2 4 bf16-tp4 committed 70 s 64 s -e",
@@ -371,7 +371,7 @@ def test_who_chose_the_profile(
 ) -> None:
     paths, docker = serving
     remember(paths, **record)
-    assert status_lines(asked(paths, docker, UNIT, expected=expected))[1] == told
+    assert render_status(asked(paths, docker, UNIT, expected=expected))[1] == told
 
 
 def test_a_record_of_before_there_were_switches(serving: tuple[HostPaths, FakeDocker]) -> None:
@@ -440,8 +440,8 @@ def test_load_time_for_those_who_may_not_read_the_state(tmp_path: Path) -> None:
 def test_budgets_of_engines_that_share_a_gpu() -> None:
     config = parse_engine(json.dumps(CONFIG | {"gpus": ["GPU-a", "GPU-b"], "vram_budget_mib": 100}), "x")
     other = replace(config, gpus=("GPU-b", "GPU-c"))
-    assert budgets_of([config, other]) == {"GPU-a": 100, "GPU-b": 200, "GPU-c": 100}
-    assert budgets_of([config, replace(other, vram_budget_mib=None)]) == {"GPU-a": 100, "GPU-b": None, "GPU-c": None}
+    assert sum_budgets([config, other]) == {"GPU-a": 100, "GPU-b": 200, "GPU-c": 100}
+    assert sum_budgets([config, replace(other, vram_budget_mib=None)]) == {"GPU-a": 100, "GPU-b": None, "GPU-c": None}
 
 
 def test_listeners_as_the_kernel_writes_them() -> None:
@@ -483,7 +483,7 @@ def test_a_container_that_nobody_can_be_asked_about_is_unknown(tmp_path: Path) -
     ],
 )
 def test_one_word_for_an_engine(engine: dict[str, Any], words: str) -> None:
-    assert state_words(engine) == words
+    assert describe_state(engine) == words
 
 
 def test_broken_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
@@ -529,7 +529,7 @@ def test_explain_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert run_explain("nobody", paths, output="text") == 1
     assert "there are: e2b" in capsys.readouterr().err
     assert main(["--etc", str(tmp_path), "explain", "../e2b"]) == 1
-    assert explain_lines("e2b", EngineState("e2b", "serving", "t"))[-1] == "No failure has been recorded."
+    assert render_explanation("e2b", EngineState("e2b", "serving", "t"))[-1] == "No failure has been recorded."
 
 
 def test_state_survives_what_is_beside_it(tmp_path: Path) -> None:

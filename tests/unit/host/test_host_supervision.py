@@ -18,7 +18,7 @@ from ansible.module_utils.vllm_edge.engine.lifecycle import (
 )
 from ansible.module_utils.vllm_edge.engine.startup import STARTING_PHASES, Phase
 from ansible.module_utils.vllm_edge.engine.state import EngineState
-from ansible.module_utils.vllm_edge.engine.supervisor import health_interval
+from ansible.module_utils.vllm_edge.engine.supervisor import compute_health_interval
 from ansible.module_utils.vllm_edge.system.docker import Container
 from ansible.module_utils.vllm_edge.system.http import Answer
 from test_host_engine_config import CONFIG
@@ -183,10 +183,10 @@ def test_a_hung_engine() -> None:
     more = life.on_health(Answer(503), 125.0, "03:00:25")
     assert more.say is None and not more.watchdog
     assert "since 03:00:20 (HTTP 503)" in (more.status or "")
-    assert life.unanswered_s(130.0) == 20.0
+    assert life.get_unanswered_s(130.0) == 20.0
     back = life.on_health(OK, 131.0, "03:00:31")
     assert back.watchdog and back.say == "/health answers again after 11 s" and not back.ready
-    assert life.phase is Phase.SERVING and life.unanswered_s(131.0) == 0.0
+    assert life.phase is Phase.SERVING and life.get_unanswered_s(131.0) == 0.0
 
 
 def test_a_status_while_docker_is_away() -> None:
@@ -218,4 +218,4 @@ def test_an_attached_engine_keeps_its_load_time() -> None:
 
 @pytest.mark.parametrize(("watchdog", "interval"), [(None, 10.0), (120.0, 10.0), (15.0, 5.0), (0.3, 0.2)])
 def test_how_often_health_is_asked(watchdog: float | None, interval: float) -> None:
-    assert health_interval(watchdog) == interval
+    assert compute_health_interval(watchdog) == interval

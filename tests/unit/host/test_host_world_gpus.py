@@ -57,7 +57,7 @@ class Bench:
         return Release(
             {UUIDS[gpu]: BUDGET for gpu in needed},
             set(keep),
-            gpu_memory.slots_of(self.paths),
+            gpu_memory.load_slots(self.paths),
             open_nvml=open_nvml,
             owners=self.owners,
             clock=self.clock,
@@ -258,7 +258,9 @@ def test_a_command_is_shown_on_one_line() -> None:
         script.wait()
     assert process.command_of(script.pid) == "ended"
     assert (
-        process.user_name(0) == "root" and process.user_name(None) == "unknown" and process.user_name(54321) == "54321"
+        process.get_user_name(0) == "root"
+        and process.get_user_name(None) == "unknown"
+        and process.get_user_name(54321) == "54321"
     )
 
 

@@ -20,7 +20,7 @@ from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import preflight
 from ansible.module_utils.vllm_edge.switch.host import HostWorld
 from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
-from ansible.module_utils.vllm_edge.system.docker import DockerUnit, Listed, listed_of
+from ansible.module_utils.vllm_edge.system.docker import DockerUnit, Listed, parse_listed
 from ansible.module_utils.vllm_edge.system.sockets import Listener
 from ansible.module_utils.vllm_edge.system.systemd import Systemd
 from ansible.module_utils.vllm_edge.weights.record import Record
@@ -221,10 +221,10 @@ def test_containers_as_docker_lists_them() -> None:
             {"PrivatePort": 9000, "Type": "tcp"},
         ],
     }
-    listed = listed_of(entry)
+    listed = parse_listed(entry)
     assert (listed.name, listed.engine, listed.input_hash, listed.running) == ("vllm-e2b", "e2b", "ab12", True)
     assert listed.ports == (("127.0.0.1", 8070),)
-    bare = listed_of({"Id": "c" * 64, "Names": None, "Labels": None, "Ports": None})
+    bare = parse_listed({"Id": "c" * 64, "Names": None, "Labels": None, "Ports": None})
     assert (bare.name, bare.engine, bare.running) == ("c" * 12, None, False)
 
 

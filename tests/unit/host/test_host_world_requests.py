@@ -19,8 +19,8 @@ from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import page_cache
 from ansible.module_utils.vllm_edge.switch.host import HostWorld
 from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
-from ansible.module_utils.vllm_edge.switch.requests import words_for
-from ansible.module_utils.vllm_edge.system.http import Answer, side_by_side
+from ansible.module_utils.vllm_edge.switch.requests import count_words
+from ansible.module_utils.vllm_edge.system.http import Answer, call_in_parallel
 from fake_host import Clock, FakeDocker, Http, models, ok
 from test_generations import activate, engine, put, rendered
 from test_host_world_preflight import recorded
@@ -64,8 +64,8 @@ def test_answers_keep_the_order_of_the_questions_and_run_at_once() -> None:
         time.sleep(0.01 * (3 - item))
         return item * 2
 
-    assert side_by_side(answer, [0, 1, 2]) == [0, 2, 4]
-    assert side_by_side(answer, []) == []
+    assert call_in_parallel(answer, [0, 1, 2]) == [0, 2, 4]
+    assert call_in_parallel(answer, []) == []
 
 
 def test_what_one_raises_is_raised_after_all_have_ended() -> None:
@@ -78,7 +78,7 @@ def test_what_one_raises_is_raised_after_all_have_ended() -> None:
         ended.append(item)
 
     with pytest.raises(PhaseFailed, match="no"):
-        side_by_side(answer, [0, 1])
+        call_in_parallel(answer, [0, 1])
     assert ended == [1]
 
 
@@ -151,7 +151,7 @@ def config(bench: Bench, **values: Any) -> EngineConfig:
 
 @pytest.mark.parametrize(("longest", "words"), [(None, 960), (4096, 960), (100_000, 960), (512, 192), (64, 1)])
 def test_how_long_the_longer_prompt_is(bench: Bench, longest: int | None, words: int) -> None:
-    assert words_for(config(bench, max_model_len=longest)) == words
+    assert count_words(config(bench, max_model_len=longest)) == words
 
 
 def test_new_engines_get_work_and_those_that_serve_do_not(bench: Bench) -> None:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.system.systemd import Systemd, SystemdError, Unit, run_command, timespan
+from ansible.module_utils.vllm_edge.system.systemd import Systemd, SystemdError, Unit, parse_timespan, run_command
 
 LOADING = """\
 Id=vllm-e2b.service
@@ -153,4 +153,4 @@ def test_whether_the_host_goes_down(program: Path, state: str, down: bool) -> No
     [("1min 30s", 90.0), ("2h 5min", 7500.0), ("500ms", 0.5), ("infinity", None), ("1month", 2_629_800.0), ("0", 0.0)],
 )
 def test_time_spans(text: str, seconds: float | None) -> None:
-    assert timespan(text) == seconds
+    assert parse_timespan(text) == seconds

@@ -30,7 +30,7 @@ from ansible.module_utils.vllm_edge.switch.journal import (
     from_json,
     history,
     holder,
-    new_id,
+    make_id,
     read_journal,
     set_aside_damaged,
     to_json,
@@ -326,11 +326,11 @@ def test_a_clock_that_went_back_does_not_prune_the_newest(paths: HostPaths, monk
 
 def test_an_id_is_never_given_twice(paths: HostPaths) -> None:
     stamp = "2026-11-21T16:40:00Z"
-    assert new_id(paths, stamp, 4) == "20261121T164000Z-4"
+    assert make_id(paths, stamp, 4) == "20261121T164000Z-4"
     JournalFile(paths, replace(ENDED, id="20261121T164000Z-4")).finish()
-    assert new_id(paths, stamp, 4) == "20261121T164000Z-4-2"
+    assert make_id(paths, stamp, 4) == "20261121T164000Z-4-2"
     JournalFile(paths, replace(ENDED, id="20261121T164000Z-4-2")).write()
-    assert new_id(paths, stamp, 4) == "20261121T164000Z-4-3"
+    assert make_id(paths, stamp, 4) == "20261121T164000Z-4-3"
 
 
 # ---- the lock ---------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class Host:
     def status(self, running: list[str], need_reload: bool = False) -> None:
         """As the host shows it when these engines run with their installed files."""
         rows = []
-        for name in live.live_engines(self.paths):
+        for name in live.list_live_engines(self.paths):
             config = json.loads((self.paths.engine_dir(name) / "engine.json").read_text())
             up = name in running
             rows.append(

@@ -120,7 +120,7 @@ def test_what_the_unit_runs_is_a_command_of_the_program(paths: HostPaths, monkey
     asked: list[Any] = []
     monkeypatch.setitem(
         sys.modules,
-        f"{PACKAGE}.switch",
+        f"{PACKAGE}.switch.run",
         SimpleNamespace(run_switch=lambda paths, number, **more: asked.append((paths.state, number, more)) or 3),
     )
     unit = FakeUnit(paths, [ended()])
@@ -182,7 +182,7 @@ def test_a_line_for_each_phase_once_and_the_end(paths: HostPaths, capsys: pytest
 def test_a_long_phase_is_not_silent(
     paths: HostPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(switch_unit, "engines_that_load", lambda journal: ["31b-bf16-tp4: loading weights 40 %"])
+    monkeypatch.setattr(switch_unit, "list_loading_engines", lambda journal: ["31b-bf16-tp4: loading weights 40 %"])
     monkeypatch.setattr(switch_unit, "QUIET_S", 0.0)
     run_switch_to("4", paths, Choice(), output="text", unit=FakeUnit(paths, [RUNNING, ended()]))
     out = capsys.readouterr().out
@@ -416,7 +416,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Moves | Exception]]:
         return answers[0]
 
     world = SimpleNamespace(open_world=lambda paths: SimpleNamespace(moves=asked))
-    monkeypatch.setitem(sys.modules, f"{PACKAGE}.host_world", world)
+    monkeypatch.setitem(sys.modules, f"{PACKAGE}.switch.host", world)
     yield answers
 
 

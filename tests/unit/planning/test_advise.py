@@ -203,7 +203,7 @@ def next_with_sides() -> int:
 
 @pytest.mark.parametrize("text", ["yes", "1e4", "12", "a: b", "x #y", "", "0x1f", "2026-01-01", "31b-w4a16", "-", "a."])
 def test_texts_stay_texts(text: str) -> None:
-    assert yaml.safe_load(f"key: {render._yaml(text)}") == {"key": text}
+    assert yaml.safe_load(f"key: {render._format_yaml(text)}") == {"key": text}
 
 
 def test_names_ports_and_parsers_follow_the_inventory() -> None:
@@ -247,7 +247,7 @@ def test_gpus_that_are_not_alike_are_not_mixed() -> None:
     found = advised(dataclasses.replace(at, gpus=[L4, large, L4]))
     assert {profile.main.fit.gpu for profile in found.profiles} == {L4, large}
     for rank, profile in enumerate(found.profiles, 1):
-        for engine, slots in zip(profile.engines, naming._slots(profile, [L4, large, L4]), strict=True):
+        for engine, slots in zip(profile.engines, naming._assign_slots(profile, [L4, large, L4]), strict=True):
             assert slots and set(slots) <= ({1} if engine.fit.gpu is large else {0, 2}), rank
 
 

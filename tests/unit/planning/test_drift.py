@@ -12,7 +12,7 @@ from ansible.module_utils.vllm_edge.engine.config import parse_engine
 from ansible.module_utils.vllm_edge.engine.state import EngineState
 from ansible.module_utils.vllm_edge.planning import drift
 from ansible.module_utils.vllm_edge.planning.contract import EnginePlan, GpuPlan, Verdict
-from ansible.module_utils.vllm_edge.status.tables import drift_table
+from ansible.module_utils.vllm_edge.status.tables import render_drift_table
 
 MIB = 2**20
 
@@ -117,7 +117,7 @@ def test_a_gpu_whose_engine_is_away_is_not_held_against_the_plan(phase: str, jud
     config = parse_engine(json.dumps(ENGINE | {"plan": EXPECTED, "gpus": list(UUIDS)}), "engine.json")
     state = EngineState("31b", phase, "2026-11-22T00:00:00Z", input_hash=ENGINE["input_hash"], log_facts=LOGGED)
     boards = [{"uuid": uuid, "engine_mib": 0} for uuid in UUIDS]
-    found = drift.of_engines([config], {"31b": state}, boards)
+    found = drift.compare_engines([config], {"31b": state}, boards)
     assert [row.within for row in found if row.component == "total_mib"] == [False if judged else None] * 2
     assert [row.within for row in found if row.component == "weights_mib"] == [True]
 
@@ -155,7 +155,7 @@ def test_tolerances_of_an_operator() -> None:
 
 
 def test_the_table() -> None:
-    lines = drift_table(
+    lines = render_drift_table(
         [row.as_dict() for row in rows({"graphs_gib": 0.5}, (None, 22_000)).values()], {"GPU-a": 0, "GPU-b": 1}
     )
     assert max(map(len, lines)) <= 100

@@ -67,7 +67,7 @@ def shape_of(found: Model) -> tuple[int, int, int, int]:
 def test_every_recorded_model_is_understood(repo: str) -> None:
     found = model(repo)
     assert found.architecture == found.facts.config["architectures"][0]
-    in_files = Counter({tensor: model_facts.how_many(tensor) for tensor in found.facts.tensors})
+    in_files = Counter({tensor: model_facts.count_tensors(tensor) for tensor in found.facts.tensors})
     layers = {layer for component in found.components for layer in component.tensor.layers or ()}
     assert layers == {layer.index for layer in found.layers}
     names = {component.tensor.name for component in found.components}

@@ -131,7 +131,7 @@ def test_the_rank_with_the_fewest_blocks_decides_whether_a_request_fits() -> Non
 def test_layers_of_a_pipeline_rank(layers: int, ranks: int, expected: list[int]) -> None:
     made = model([full(index, 8, 128) for index in range(layers)])
     arguments = Arguments(pipeline_parallel_size=ranks)
-    parts = [kv_cache.layers_of_rank(made, arguments, rank) for rank in range(ranks)]
+    parts = [kv_cache.select_layers(made, arguments, rank) for rank in range(ranks)]
     assert [len(part) for part in parts] == expected
     assert [layer for part in parts for layer in part] == list(range(layers))
 
@@ -254,4 +254,4 @@ def test_more_ranks_never_need_more() -> None:
 )
 def test_resolved_dtype(quantization: Quantization | None, given: str, release: str, expected: str) -> None:
     made = LLAMA if quantization is None else replace(LLAMA, quantization=quantization)
-    assert kv_cache.resolved_dtype(made, Arguments(kv_cache_dtype=given), release) == expected
+    assert kv_cache.resolve_dtype(made, Arguments(kv_cache_dtype=given), release) == expected

@@ -74,7 +74,7 @@ def write_sharded(directory: Path) -> Path:
 
 
 def tensors_of(*names: str) -> dict[str, list[Tensor]]:
-    facts = model_facts.from_headers("a/b", "", {}, ((name, "BF16", (2, 2)) for name in names))
+    facts = model_facts.build_facts("a/b", "", {}, ((name, "BF16", (2, 2)) for name in names))
     found: dict[str, list[Tensor]] = {}
     for tensor in facts.tensors:
         found.setdefault(tensor.name, []).append(tensor)
@@ -120,7 +120,7 @@ def test_layers_of_towers_are_no_decoder_layers() -> None:
 
 def test_layers_with_another_shape_are_another_entry() -> None:
     headers = [(f"model.layers.{n}.self_attn.q_proj.weight", "BF16", (8 if n == 1 else 4, 2)) for n in range(3)]
-    facts = model_facts.from_headers("a/b", "", {}, headers)
+    facts = model_facts.build_facts("a/b", "", {}, headers)
     assert {(tensor.shape, tensor.layers) for tensor in facts.tensors} == {((4, 2), (0, 2)), ((8, 2), (1,))}
 
 
@@ -189,12 +189,12 @@ def test_a_tensor_whose_place_does_not_fit_its_shape_is_refused() -> None:
 
 def test_an_unknown_dtype_is_refused() -> None:
     with pytest.raises(FactsError, match="tensor x has dtype Q3"):
-        model_facts.from_headers("a/b", "", {}, [("x", "Q3", (4,))])
+        model_facts.build_facts("a/b", "", {}, [("x", "Q3", (4,))])
 
 
 def test_packed_dtypes_count_in_bits() -> None:
-    assert model_facts.bytes_of(Tensor("x", "F4", (3, 3))) == 5
-    assert model_facts.bytes_of(Tensor("x", "F32", ())) == 4
+    assert model_facts.compute_bytes(Tensor("x", "F4", (3, 3))) == 5
+    assert model_facts.compute_bytes(Tensor("x", "F32", ())) == 4
 
 
 @pytest.mark.parametrize(
@@ -245,9 +245,9 @@ def test_every_model_of_the_project_is_recorded() -> None:
 
 
 def test_changes_are_told() -> None:
-    before = recording.record(model_facts.from_headers("a/b", "1", CONFIG, [("x", "BF16", (4,))]), "here")
+    before = recording.record(model_facts.build_facts("a/b", "1", CONFIG, [("x", "BF16", (4,))]), "here")
     changed = {**CONFIG, "vocab_size": 7}
-    after = recording.record(model_facts.from_headers("a/b", "2", changed, [("x", "F32", (4,))]), "here")
+    after = recording.record(model_facts.build_facts("a/b", "2", changed, [("x", "F32", (4,))]), "here")
     assert recording.changes(before, before) == []
     assert recording.changes(None, before) == ["new: 1 kinds of tensors"]
     assert recording.changes(before, after) == [

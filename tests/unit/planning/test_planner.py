@@ -407,7 +407,7 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
     return feasibility.Case(
         model(name),
         Arguments(**arguments),
-        feasibility.release_of(version),
+        feasibility.parse_release(version),
         dataclasses.replace(L4, name=gpu),
         GPU_MODELS.get(gpu),
         more.pop("kv_cache", "bfloat16"),

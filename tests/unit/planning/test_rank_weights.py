@@ -187,7 +187,10 @@ def test_bytes_of_quantized_checkpoints(repo: str) -> None:
         for tensor in tensors
         if not re.search(extra, tensor.name) and not (tensor.name.endswith("_scale") and tensor.shape[1:] == (1,))
     ]
-    assert sum(model_facts.bytes_of(tensor) * model_facts.how_many(tensor) for tensor in kept) == BYTES[repo] + 82_480
+    assert (
+        sum(model_facts.compute_bytes(tensor) * model_facts.count_tensors(tensor) for tensor in kept)
+        == BYTES[repo] + 82_480
+    )
 
 
 @pytest.mark.parametrize("repo", COMPONENTS)

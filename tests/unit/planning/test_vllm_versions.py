@@ -77,8 +77,8 @@ def test_batches_in_flight(
     release: str, pipeline: int, async_scheduling: bool | None, dense: int, experts: int
 ) -> None:
     arguments = Arguments(pipeline_parallel_size=pipeline, async_scheduling=async_scheduling)
-    assert versions.batches_in_flight(DENSE, arguments, release) == dense
-    assert versions.batches_in_flight(EXPERTS, arguments, release) == experts
+    assert versions.count_batches_in_flight(DENSE, arguments, release) == dense
+    assert versions.count_batches_in_flight(EXPERTS, arguments, release) == experts
 
 
 @pytest.mark.parametrize(

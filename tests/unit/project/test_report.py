@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.status.tables import bar, gpu_table, render, role_table, verdict
+from ansible.module_utils.vllm_edge.status.tables import bar, render, render_gpu_table, render_role_table, verdict
 
 ASKED: list[dict[str, Any]] = [
     {"check": "completion", "outcome": "passed", "seconds": 0.1, "detail": ""},
@@ -194,7 +194,7 @@ def asked(served_name: str, outcomes: dict[str, str], **more: Any) -> dict[str, 
 
 def test_what_was_not_shown_is_not_called_passed() -> None:
     outcomes = {"completion": "passed", "json_schema": "skipped", "tool_call": "not_shown"}
-    lines = role_table([asked("auditor", outcomes), asked("sentry", outcomes)])
+    lines = render_role_table([asked("auditor", outcomes), asked("sentry", outcomes)])
     assert "auditor      e4b     8060  1 of 3" in lines[2]
     assert "auditor, sentry: json_schema skipped: why skipped" in lines
     assert "auditor, sentry: tool_call not shown: why not_shown" in lines
@@ -202,7 +202,7 @@ def test_what_was_not_shown_is_not_called_passed() -> None:
 
 def test_a_check_that_failed() -> None:
     failing = asked("auditor", {"completion": "passed", "json_schema": "failed"}, ok=False, error="no JSON came back")
-    lines = role_table([failing, asked("sentry", {"completion": "passed", "json_schema": "passed"})])
+    lines = render_role_table([failing, asked("sentry", {"completion": "passed", "json_schema": "passed"})])
     assert "FAILED 1 of 2" in lines[2] and "  2 of 2" in lines[3]
     assert "auditor: json_schema failed: why failed" in lines
     assert "auditor: FAILED: no JSON came back" in lines
@@ -210,7 +210,7 @@ def test_a_check_that_failed() -> None:
 
 def test_when_the_full_canary_last_passed() -> None:
     before = {"passed_at": "2026-11-22T10:00:00Z", "token_s": 0.04}
-    lines = role_table(
+    lines = render_role_table(
         [
             asked("architect", {}, engine="31b", passed_at="2026-11-22T11:00:00Z", token_s=None),
             asked("auditor", {}, **before),
@@ -229,7 +229,7 @@ def test_when_the_full_canary_last_passed() -> None:
 
 @pytest.mark.parametrize(("ok", "words"), [(True, "ok"), (False, "FAILED")])
 def test_a_canary_without_single_checks(ok: bool, words: str) -> None:
-    assert f"8060  {words}" in role_table([asked("auditor", {}, ok=ok)])[2]
+    assert f"8060  {words}" in render_role_table([asked("auditor", {}, ok=ok)])[2]
 
 
 @pytest.mark.parametrize(
@@ -243,19 +243,19 @@ def test_a_canary_without_single_checks(ok: bool, words: str) -> None:
 )
 def test_verdict(gpu: dict[str, Any], word: str) -> None:
     assert verdict(gpu) == word
-    assert word in gpu_table([REPORT["gpus"][0] | gpu])[2]
+    assert word in render_gpu_table([REPORT["gpus"][0] | gpu])[2]
 
 
 def test_unknown_memory_is_not_zero() -> None:
-    lines = gpu_table([*REPORT["gpus"][:3], REPORT["gpus"][3] | {"foreign_mib": None}])
+    lines = render_gpu_table([*REPORT["gpus"][:3], REPORT["gpus"][3] | {"foreign_mib": None}])
     assert "20,900        ?" in lines[5]
     assert "83,600        ?" in lines[6], "nor is its sum"
 
 
 def test_a_long_name_leaves_the_bar_whole() -> None:
     long = REPORT["gpus"][0] | {"name": "NVIDIA RTX 6000 Ada Generation Laptop GPU"}
-    assert max(map(len, gpu_table([long]))) <= 100
-    assert gpu_table([long])[2].endswith("]")
+    assert max(map(len, render_gpu_table([long]))) <= 100
+    assert render_gpu_table([long])[2].endswith("]")
 
 
 def test_what_was_started_against_the_plan_stands_in_the_report() -> None:

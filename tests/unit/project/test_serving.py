@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible.module_utils.vllm_edge.inventory import engine_arguments, vllm_arguments
-from ansible.module_utils.vllm_edge.inventory.profiles import Inventory, contradictions, vram_floor, warnings
+from ansible.module_utils.vllm_edge.inventory.profiles import Inventory, compute_vram_floor, contradictions, warnings
 from ansible.module_utils.vllm_edge.inventory.variables import Project, load
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -606,5 +606,5 @@ def test_results_of_plays_are_known(project: Project) -> None:
     ],
 )
 def test_floor_of_a_budget(engine: dict[str, Any], memory: int, mib: int | None) -> None:
-    floor = vram_floor(engine, memory, 0.92)
+    floor = compute_vram_floor(engine, memory, 0.92)
     assert (floor.mib if floor else None) == mib

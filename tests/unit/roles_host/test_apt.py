@@ -107,7 +107,7 @@ UNTOUCHED = "nothing was changed"
 
 
 def why(text: str, update: str = "", offered: dict[str, list[str]] | None = None) -> str:
-    message = apt.why_not_installed(REQUEST, apt.Outcome(False, text, 301.2), update, SOURCES, offered or {})
+    message = apt.explain_failed_install(REQUEST, apt.Outcome(False, text, 301.2), update, SOURCES, offered or {})
     assert "\n" not in message and message.startswith("The container toolkit could not be installed")
     assert "  " not in message
     return message
@@ -204,7 +204,7 @@ def test_other_errors_are_apts_own_and_short() -> None:
     assert "Unable to correct problems, you have held broken packages." in message
     assert "nvidia-container-toolkit : Depends: nvidia-container-toolkit-base (= 1.20.0-1)" in message
     assert "solver" not in message and UNTOUCHED in message
-    assert apt.complaint("W: only a warning\n") == "W: only a warning"
+    assert apt.extract_errors("W: only a warning\n") == "W: only a warning"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,9 @@ def test_other_errors_are_apts_own_and_short() -> None:
     ],
 )
 def test_a_repository_that_another_key_signs(text: str, said: str) -> None:
-    message = apt.why_unread(VENDOR, "the key ABCD of key.asc", "toolkit_url", apt.Outcome(False, text, 0), LIMITS)
+    message = apt.explain_unread_repository(
+        VENDOR, "the key ABCD of key.asc", "toolkit_url", apt.Outcome(False, text, 0), LIMITS
+    )
     assert message.startswith(f"The repository {VENDOR} was not added, and nothing was changed: ")
     assert "is not signed by the key ABCD of key.asc" in message and said in message and "toolkit_url" in message
 
@@ -232,7 +234,7 @@ def test_a_repository_that_another_key_signs(text: str, said: str) -> None:
     ],
 )
 def test_a_repository_that_cannot_be_read(text: str, said: str) -> None:
-    message = apt.why_unread(VENDOR, "the key", "toolkit_url", apt.Outcome(False, text, 7), LIMITS)
+    message = apt.explain_unread_repository(VENDOR, "the key", "toolkit_url", apt.Outcome(False, text, 7), LIMITS)
     assert said in message and UNTOUCHED in message
 
 
@@ -270,13 +272,13 @@ def test_sources_of_both_formats(tmp_path: Path) -> None:
         ("http://second.example/", "/", "b.sources"),
     ]
     own = str(directory / "b.sources")
-    assert [source.path for source in apt.clashes(found, URI, ["/"], "amd64", own)] == [str(directory / "a.list")]
-    assert apt.clashes(found, URI, ["stable"], "amd64", "") == []
+    assert [source.path for source in apt.find_clashes(found, URI, ["/"], "amd64", own)] == [str(directory / "a.list")]
+    assert apt.find_clashes(found, URI, ["stable"], "amd64", "") == []
 
 
 def test_architecture_in_addresses() -> None:
-    assert apt.same_source("http://v.example/deb/$(ARCH)", "http://v.example/deb/amd64/", "amd64")
-    assert not apt.same_source("http://v.example/deb/$(ARCH)", "http://v.example/deb/amd64/", "arm64")
+    assert apt.is_same_source("http://v.example/deb/$(ARCH)", "http://v.example/deb/amd64/", "amd64")
+    assert not apt.is_same_source("http://v.example/deb/$(ARCH)", "http://v.example/deb/amd64/", "arm64")
 
 
 # -- a call
@@ -398,12 +400,12 @@ def test_sizes(text: str, needed: tuple[int, int]) -> None:
 def test_room() -> None:
     gib = 2**30
     needed = (1 * gib, 2 * gib)
-    assert apt.no_room("the driver", needed, {"/var": (1, 2 * gib), "/usr": (2, 3 * gib)}) == ""
-    apart = apt.no_room("the driver", needed, {"/var": (1, 1 * gib), "/usr": (2, 3 * gib)})
+    assert apt.explain_lack_of_space("the driver", needed, {"/var": (1, 2 * gib), "/usr": (2, 3 * gib)}) == ""
+    apart = apt.explain_lack_of_space("the driver", needed, {"/var": (1, 1 * gib), "/usr": (2, 3 * gib)})
     assert "takes 1024 MiB of the file system of /var, 512 MiB have to stay free there, and 1024 MiB are" in apart
-    together = apt.no_room("the driver", needed, {"/var": (1, 3 * gib), "/usr": (1, 3 * gib)})
+    together = apt.explain_lack_of_space("the driver", needed, {"/var": (1, 3 * gib), "/usr": (1, 3 * gib)})
     assert "The driver could not be installed, and nothing was changed: it takes 3072 MiB" in together
-    assert apt.no_room("the driver", (0, 0), {"/var": (1, 0), "/usr": (1, 0)}) == ""
+    assert apt.explain_lack_of_space("the driver", (0, 0), {"/var": (1, 0), "/usr": (1, 0)}) == ""
 
 
 def test_a_disk_without_room_is_told_before_anything_is_installed(

@@ -62,7 +62,7 @@ def test_a_driver_is_the_packages_of_its_version() -> None:
     [("580.173.02-1", "580.173.02"), ("1:580.173.02-0ubuntu0.24.04.1", "580.173.02"), ("580", "580")],
 )
 def test_upstream_versions(version: str, expected: str) -> None:
-    assert packaging.upstream(version) == expected
+    assert packaging.parse_upstream_version(version) == expected
 
 
 POLICY = """libnvidia-ml1:

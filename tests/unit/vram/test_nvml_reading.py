@@ -17,11 +17,11 @@ from ansible.module_utils.vllm_edge.system.nvml import (
     NvmlFailure,
     ProcessReading,
     bus_order,
+    decide_where_to_run,
     interpret_memory,
     merge_processes,
     name_lost,
     open_nvml,
-    where_to_run,
 )
 
 from lab.nvidia.testing import UUIDS, LabRoot
@@ -197,10 +197,10 @@ def test_a_process_in_both_lists_counts_once() -> None:
 )
 def test_where_to_run_without_pynvml(monkeypatch: pytest.MonkeyPatch, python: str, respawned: bool, place: str) -> None:
     monkeypatch.setattr("ansible.module_utils.vllm_edge.system.nvml.pynvml_missing", lambda: True)
-    found, reason = where_to_run(python, respawned=respawned)
+    found, reason = decide_where_to_run(python, respawned=respawned)
     assert found == place
     assert (python in reason) == (place == "nowhere")
 
 
 def test_where_to_run_with_pynvml() -> None:
-    assert where_to_run("/nonexistent/python", respawned=False) == ("here", "")
+    assert decide_where_to_run("/nonexistent/python", respawned=False) == ("here", "")

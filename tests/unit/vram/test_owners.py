@@ -103,7 +103,7 @@ def test_owner(cgroup: str | None, docker: Any, expected: Owner) -> None:
 
 
 def test_docker_is_asked_through_its_api(docker_api: Any) -> None:
-    containers = owners.docker_containers()
+    containers = owners.list_docker_containers()
     assert not isinstance(containers, str)
     assert {(entry.name, entry.engine) for entry in containers.values()} == {
         ("vllm-e2b", "e2b"),
@@ -117,7 +117,7 @@ def test_docker_is_asked_once_for_many_processes(docker_api: Any, processes: Any
     found = owners.find_owners([101, 102])
     assert [found[101].kind, found[102].kind] == ["ours", "foreign"]
     once = docker_api.requests
-    owners.docker_containers()
+    owners.list_docker_containers()
     assert docker_api.requests == 2 * once
 
 
@@ -128,7 +128,7 @@ def test_docker_is_left_alone_when_no_process_is_in_a_container(docker_api: Any,
 
 
 def test_unreachable_docker_is_a_sentence(no_docker: None) -> None:
-    answer = owners.docker_containers()
+    answer = owners.list_docker_containers()
     assert isinstance(answer, str) and answer.startswith("it does not answer (")
 
 
@@ -138,7 +138,7 @@ def test_a_signal_that_ends_the_switch_is_no_answer_of_docker(monkeypatch: pytes
 
     monkeypatch.setattr("docker.from_env", signalled)
     with pytest.raises(Interrupted):
-        owners.docker_containers()
+        owners.list_docker_containers()
 
 
 def test_a_process_that_ended_is_unknown(processes: Any) -> None:

@@ -47,7 +47,7 @@ def test_repository_without_weights_is_refused() -> None:
     ],
 )
 def test_progress_line(have: int, total: int, text: str) -> None:
-    assert progress.progress_line("e2b", 3, 9, have, total, 35.4) == text
+    assert progress.format_progress("e2b", 3, 9, have, total, 35.4) == text
 
 
 def test_hashes_are_gits_and_sha256s_own(tmp_path: Path) -> None:

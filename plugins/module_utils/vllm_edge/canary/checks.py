@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from ..engine.config import EngineConfig
-from ..system.http import Answer, side_by_side
+from ..system.http import Answer, call_in_parallel
 
 Ask = Callable[..., Answer]
 """Sends a request; `system.http.request` or a substitute."""
@@ -135,7 +135,7 @@ class Reply:
     """For each position, the log probabilities of the likeliest tokens by token id."""
 
 
-def _logprobs(choice: Mapping[str, Any]) -> tuple[Mapping[int, float], ...]:
+def _parse_logprobs(choice: Mapping[str, Any]) -> tuple[Mapping[int, float], ...]:
     """Return the log probabilities by position and token id; requires `return_tokens_as_token_ids` in the request."""
     rows: list[Mapping[int, float]] = []
     for position in (choice.get("logprobs") or {}).get("content") or []:
@@ -144,7 +144,7 @@ def _logprobs(choice: Mapping[str, Any]) -> tuple[Mapping[int, float], ...]:
     return tuple(rows)
 
 
-def reply_of(data: Any) -> Reply:
+def parse_reply(data: Any) -> Reply:
     """Parse a chat completion. If a reasoning model used all its tokens for thinking, that counts as its text.
 
     Raises:
@@ -167,7 +167,7 @@ def reply_of(data: Any) -> Reply:
             for call in message.get("tool_calls") or []
         ),
         token_ids=tuple(choice.get("token_ids") or ()),
-        logprobs=_logprobs(choice),
+        logprobs=_parse_logprobs(choice),
     )
 
 
@@ -219,14 +219,14 @@ class Client:
         data = self.post(
             "/v1/chat/completions",
             what,
-            messages=messages_of(user, system),
+            messages=build_messages(user, system),
             max_tokens=max_tokens,
             temperature=0,
             seed=0,
             **payload,
         )
         try:
-            return reply_of(data)
+            return parse_reply(data)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise CheckFailedError(
                 f"{what} of {self.name!r} is no chat completion ({type(error).__name__}: {error})"
@@ -256,7 +256,7 @@ class Client:
         return reply
 
 
-def messages_of(user: str, system: str | None = None) -> list[dict[str, str]]:
+def build_messages(user: str, system: str | None = None) -> list[dict[str, str]]:
     """Return the messages of a chat request."""
     first = [] if system is None else [{"role": "system", "content": system}]
     return [*first, {"role": "user", "content": user}]
@@ -283,7 +283,7 @@ def system_prompt(client: Client) -> Verdict:
     of tokens show that the prompt that was inspected is the one that the model gets.
     """
     sentence = f"The canary of today is called {secrets.token_hex(4)}."
-    question = {"messages": messages_of(QUESTION, sentence)}
+    question = {"messages": build_messages(QUESTION, sentence)}
     tokenized = client.post("/tokenize", "the tokenized prompt", **question)
     tokens = tokenized.get("tokens") if isinstance(tokenized, Mapping) else None
     if not isinstance(tokens, list) or not tokens:
@@ -306,7 +306,7 @@ def system_prompt(client: Client) -> Verdict:
     return Outcome.PASSED, f"the rendered prompt of {len(tokens)} tokens holds the system prompt"
 
 
-def lamp_problem(text: str) -> str | None:
+def find_lamp_problem(text: str) -> str | None:
     """Return why a text is no JSON according to LAMP_SCHEMA; None if it is.
 
     The schema is checked by hand, since one fixed schema does not justify another package on the host.
@@ -342,7 +342,7 @@ def json_schema(client: Client) -> Verdict:
         return client.chat_structured("the answer by JSON schema", DESCRIBE, response_format=schema_format)
 
     reply = ask(LAMP_SCHEMA)
-    problem = lamp_problem(reply.text)
+    problem = find_lamp_problem(reply.text)
     if problem is None:
         return Outcome.PASSED, f"{shown(reply.text)} validates"
     # The tokens ran out within whitespace, or within a word after much whitespace.
@@ -351,7 +351,7 @@ def json_schema(client: Client) -> Verdict:
     padded = padded and reply.finish == "length" and reply.text.startswith("{")
     if padded:
         reply = ask(LAMP_LITERALS)
-        problem = lamp_problem(reply.text)
+        problem = find_lamp_problem(reply.text)
         if problem is None:
             return Outcome.PASSED, (
                 f"{shown(reply.text)} validates, by a schema of literals: by one of types this model filled its tokens "
@@ -363,7 +363,7 @@ def json_schema(client: Client) -> Verdict:
     )
 
 
-def _first_difference(answers: Sequence[Sequence[int]]) -> int | None:
+def _find_first_difference(answers: Sequence[Sequence[int]]) -> int | None:
     """Return the first position at which the answers differ (one that has ended differs); None if they are equal."""
     for position in range(max(len(answer) for answer in answers)):
         if len({tuple(answer[position : position + 1]) for answer in answers}) > 1:
@@ -371,7 +371,7 @@ def _first_difference(answers: Sequence[Sequence[int]]) -> int | None:
     return None
 
 
-def _spread(third: Reply, answers: Sequence[Sequence[int]], position: int) -> float | None:
+def _measure_spread(third: Reply, answers: Sequence[Sequence[int]], position: int) -> float | None:
     """Return how far apart, in nats, the model rates the tokens in question; None if it does not list all of them."""
     if position >= len(third.logprobs):
         return None
@@ -407,9 +407,9 @@ def deterministic(client: Client) -> Verdict:
         return_tokens_as_token_ids=True,
     )
     answers = [first.token_ids, second.token_ids, third.token_ids]
-    position = _first_difference(answers)
+    position = _find_first_difference(answers)
     assert position is not None  # the first two differ
-    spread = _spread(third, answers, position)
+    spread = _measure_spread(third, answers, position)
     at = f"{difference}; they part at token {position + 1}"
     if spread is not None and spread <= ROUNDING_NATS:
         return Outcome.NOT_SHOWN, (
@@ -422,14 +422,14 @@ def deterministic(client: Client) -> Verdict:
     )
 
 
-def _call_problem(reply: Reply) -> str | None:
+def _find_call_problem(reply: Reply) -> str | None:
     """Return why a reply is no call of the tool with valid arguments; None if it is."""
     if not reply.calls:
         return f"no tool call but {shown(reply.text)}"
     name, arguments = reply.calls[0]
     if name != TOOL_NAME:
         return f"a call of {name!r}, which is not the tool"
-    problem = lamp_problem(arguments)
+    problem = find_lamp_problem(arguments)
     return None if problem is None else f"a call with arguments {shown(arguments)}: {problem}"
 
 
@@ -459,11 +459,11 @@ def tool_call(client: Client) -> Verdict:
     def ask(what: str, **payload: Any) -> Reply:
         return client.chat_structured(what, USE_TOOL, tools=[TOOL], **payload)
 
-    problem = _call_problem(ask("the enforced tool call", **forced))
+    problem = _find_call_problem(ask("the enforced tool call", **forced))
     if problem is not None:
         raise CheckFailedError(f"an enforced tool call of {client.name!r} gave {problem}; tool_call_parser is {parser}")
     free = ask("the free tool call", tool_choice="auto")
-    problem = _call_problem(free)
+    problem = _find_call_problem(free)
     if problem is None:
         return Outcome.PASSED, f"{TOOL_NAME}({free.calls[0][1]}), called freely"
     if any(not _is_json(arguments) for _, arguments in free.calls):
@@ -527,7 +527,7 @@ def run_checks(clients: Sequence[Client]) -> list[Checked]:
 
     for check in NAMES:
         for beside in [[name] for name in names] if check == ALONE else [names]:
-            side_by_side(partial(ask, check=check), beside)
+            call_in_parallel(partial(ask, check=check), beside)
             if any(name.silent for name in beside):
                 return names
     return names

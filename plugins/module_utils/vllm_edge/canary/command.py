@@ -64,7 +64,7 @@ class Result:
     """Seconds that a request for one token took now, if the checks had passed earlier; else None."""
 
 
-def models_of(answer: Answer) -> list[str]:
+def parse_models(answer: Answer) -> list[str]:
     """Return the names that /v1/models lists. Raises ValueError if the answer has another form."""
     data = answer.json()
     if not isinstance(data, Mapping) or not isinstance(data.get("data"), list):
@@ -85,12 +85,12 @@ def ask_models(config: EngineConfig, timeout_s: float, ask: Ask = request) -> tu
     if not answer.ok:
         return [], f"GET /v1/models answered HTTP {answer.status}: {error_text(answer)}"
     try:
-        return models_of(answer), None
+        return parse_models(answer), None
     except ValueError as error:
         return [], f"GET /v1/models answered something else than a list of models: {error}"
 
 
-def fell_silent(config: EngineConfig, timeout_s: float, ask: Ask) -> str:
+def explain_silence(config: EngineConfig, timeout_s: float, ask: Ask) -> str:
     """Return what it means that an engine stopped answering, according to /health."""
     health = ask(config.url, "/health", min(timeout_s, config.health_timeout_s))
     if health.ok:
@@ -99,7 +99,7 @@ def fell_silent(config: EngineConfig, timeout_s: float, ask: Ask) -> str:
     return f"/health {how}: the engine died in the middle of the canary. {next_step(config)}"
 
 
-def result_of(
+def build_result(
     config: EngineConfig, name: str, checks: Sequence[Check], text: str = "", tokens: int | None = None
 ) -> Result:
     """Return the result of a name. Checks that did not run are added as skipped.
@@ -138,11 +138,11 @@ def canary(config: EngineConfig, timeout_s: float, ask: Ask = request) -> list[R
     listed, problem = ask_models(config, timeout_s, ask)
     if problem is not None:
         failed = Check(NAMES[0], Outcome.FAILED, 0.0, problem)
-        return [result_of(config, name, [failed]) for name in config.served_names]
+        return [build_result(config, name, [failed]) for name in config.served_names]
     names = [Client(config, name, timeout_s, ask) for name in config.served_names if name in listed]
     checked = {name.client.name: name for name in run_checks(names)}
     silent = [(name, name.checks[-1].check) for name in checked.values() if name.silent]
-    meaning = fell_silent(config, timeout_s, ask) if silent else ""
+    meaning = explain_silence(config, timeout_s, ask) if silent else ""
     results = []
     for name in config.served_names:
         if name not in checked:
@@ -150,7 +150,7 @@ def canary(config: EngineConfig, timeout_s: float, ask: Ask = request) -> list[R
                 f"/v1/models does not list {name!r}, but {', '.join(listed) or 'nothing'}: something else than "
                 f"{config.unit} answers at {config.url}, or it runs with an older configuration"
             )
-            results.append(result_of(config, name, [Check(NAMES[0], Outcome.FAILED, 0.0, unlisted)]))
+            results.append(build_result(config, name, [Check(NAMES[0], Outcome.FAILED, 0.0, unlisted)]))
             continue
         checks, reply = checked[name].checks, checked[name].completion
         if checked[name].silent:
@@ -160,7 +160,7 @@ def canary(config: EngineConfig, timeout_s: float, ask: Ask = request) -> list[R
             why = f"not asked, because the engine stopped answering at {first.client.name!r}, check {at}"
             checks.append(Check(NAMES[len(checks)], Outcome.FAILED, 0.0, why))
         text, tokens = (reply.text, reply.tokens) if reply is not None else ("", None)
-        results.append(result_of(config, name, checks, text, tokens))
+        results.append(build_result(config, name, checks, text, tokens))
     return results
 
 
@@ -182,7 +182,7 @@ class Run:
     input_hash: str
 
 
-def run_of(config: EngineConfig, docker: FindsContainers) -> Run | None:
+def find_run(config: EngineConfig, docker: FindsContainers) -> Run | None:
     """Return the current run of the engine's container; None if it is not running or Docker cannot tell."""
     try:
         container = docker.find(config.container)
@@ -205,14 +205,14 @@ def full_canary(
         timeout_s: seconds that each request may take
         ask: sends a request
     """
-    before = run_of(config, docker)
+    before = find_run(config, docker)
     results = canary(config, timeout_s, ask)
     if not all(result.ok for result in results):
         forget(config, paths)
         return results
     now = stamp()
     results = [replace(result, passed_at=now) for result in results]
-    if before is not None and before == run_of(config, docker):
+    if before is not None and before == find_run(config, docker):
         record = {"run": asdict(before), "results": [asdict(result) for result in results]}
         # Errors are ignored (full disk, user other than root): without a record the next canary checks everything.
         with contextlib.suppress(OSError):
@@ -237,12 +237,12 @@ def recorded(config: EngineConfig, paths: HostPaths, docker: FindsContainers) ->
     except (OSError, ValueError, TypeError, KeyError):
         return []
     asked = [(result.served_name, tuple(check.check for check in result.checks)) for result in results]
-    if asked != [(name, NAMES) for name in config.served_names] or run != run_of(config, docker):
+    if asked != [(name, NAMES) for name in config.served_names] or run != find_run(config, docker):
         return []
     return results
 
 
-def one_token(config: EngineConfig, ask: Ask = request) -> tuple[float, str | None]:
+def request_one_token(config: EngineConfig, ask: Ask = request) -> tuple[float, str | None]:
     """Request one token, since /health says nothing about the work of the GPUs.
 
     Returns:
@@ -258,7 +258,7 @@ def one_token(config: EngineConfig, ask: Ask = request) -> tuple[float, str | No
     except CheckFailedError as error:
         problem = f"{error}. {next_step(config)}"
     except EngineSilentError as error:
-        problem = f"{error}. {fell_silent(config, TOKEN_DEADLINE_S, ask)}"
+        problem = f"{error}. {explain_silence(config, TOKEN_DEADLINE_S, ask)}"
     return round(time.monotonic() - begin, 3), problem
 
 
@@ -272,12 +272,12 @@ def canary_unless_passed(
     results = recorded(config, paths, docker)
     if not results:
         return full_canary(config, paths, docker, timeout_s, ask)
-    seconds, problem = one_token(config, ask)
+    seconds, problem = request_one_token(config, ask)
     if problem is None:
         return [replace(result, token_s=seconds) for result in results]
     forget(config, paths)
     failed = Check(NAMES[0], Outcome.FAILED, seconds, problem)
-    return [result_of(config, name, [failed]) for name in config.served_names]
+    return [build_result(config, name, [failed]) for name in config.served_names]
 
 
 def text_of(result: Result) -> str:

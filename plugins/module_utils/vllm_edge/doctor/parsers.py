@@ -14,7 +14,7 @@ from .facts import DEFAULT_SHM_BYTES, Space
 _SIZES = {"": 1, "b": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 
-def free_space(what: str, path: Path) -> Space | Unread:
+def read_free_space(what: str, path: Path) -> Space | Unread:
     """Return the free space of the file system that a path is on, or will be on once it exists."""
     place = path
     while not place.exists() and place != place.parent:
@@ -36,7 +36,7 @@ def amount(word: str) -> float | None:
     return float(word) if re.fullmatch(r"\d+(\.\d+)?", word) else None
 
 
-def shm_of(create: DockerCreate) -> int | None:
+def find_shm_bytes(create: DockerCreate) -> int | None:
     """Return the size of a container's /dev/shm in bytes, or None if it uses that of the host."""
     options = [argument for argument in create.arguments if argument.startswith("--")]
     if "--ipc=host" in options:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..engine.config import EngineConfigError, engine_names, load_engine
+from ..engine.config import EngineConfigError, list_engine_names, load_engine
 from ..gpu import slots, topology
 from ..gpu.access import Access, Asker, CannotAsk, ask_as_member, look
 from ..gpu.driver import GENERATED, STATIC, resolve
@@ -46,7 +46,7 @@ from .facts import (
     Specification,
     System,
 )
-from .parsers import amount, free_space, number, shm_of
+from .parsers import amount, find_shm_bytes, number, read_free_space
 
 DATA = "/data/vllm"
 GPU_CLASS = "0x03"
@@ -105,7 +105,7 @@ class Reader(DriverReader):
     paths: HostPaths = field(default_factory=HostPaths)
     owners: Callable[[Iterable[int]], Mapping[int, Owner]] = find_owners
     engine_uid: Callable[[], int | None] = engine_uid
-    space: Callable[[str, Path], Space | Unread] = free_space
+    space: Callable[[str, Path], Space | Unread] = read_free_space
     ask_member: Asker = ask_as_member
 
     def read(self, expected: Expectation = Expectation()) -> Facts:
@@ -237,7 +237,7 @@ class Reader(DriverReader):
             counted |= {uuid: f"engine {engine.name}" for uuid in engine.gpus}
         return Gpus(
             on_bus=self.on_bus(),
-            answering=tuple(Gpu(row[0], row[1], topology.kernel_address(row[2]), switch(row[3])) for row in rows),
+            answering=tuple(Gpu(row[0], row[1], topology.convert_address(row[2]), switch(row[3])) for row in rows),
             problem=problem,
             expected=counted,
             needed=expected.gpus,
@@ -415,7 +415,7 @@ class Reader(DriverReader):
             except OSError as error:
                 return Unread(f"{error.filename}: {error.strerror}")
             for path, text in texts.items():
-                found.append(Specification(f"/{directory}/{Path(path).name}", tuple(cdi.device_names(text))))
+                found.append(Specification(f"/{directory}/{Path(path).name}", tuple(cdi.parse_device_names(text))))
         return tuple(found)
 
     # -- the image
@@ -445,7 +445,7 @@ class Reader(DriverReader):
         engines: list[Engine] = []
         unread: Unread | None = None
         try:
-            names = engine_names(self.paths)
+            names = list_engine_names(self.paths)
         except OSError as error:
             return Serving(Unread(f"{error.filename}: {error.strerror}"), (), self.unit(TARGET), "")
         for name in names:
@@ -466,7 +466,7 @@ class Reader(DriverReader):
                     port=engine.config.port,
                     listeners=tuple(sorted(found)),
                     gpus=engine.config.gpus,
-                    shm_bytes=shm_of(engine.create),
+                    shm_bytes=find_shm_bytes(engine.create),
                     tensor_parallel_size=engine.config.tensor_parallel_size,
                 )
             )

@@ -124,7 +124,7 @@ def _said(reader: Reader, command: tuple[str, ...]) -> str:
     return f"$ {' '.join(command)}\n{ran.out}{ran.err}\n" + (f"exit status {ran.status}\n" if ran.status else "")
 
 
-def _files(reader: Reader) -> tuple[dict[str, str], set[str]]:
+def _collect_files(reader: Reader) -> tuple[dict[str, str], set[str]]:
     """Return the configuration files by name in the archive, and the secrets of files that are left out."""
     found: dict[str, str] = {}
     secrets: set[str] = set()
@@ -158,7 +158,7 @@ def collect(reader: Reader, document: Mapping[str, Any]) -> dict[str, str]:
     """
     from .render import render
 
-    texts, secrets = _files(reader)
+    texts, secrets = _collect_files(reader)
     engines = (
         sorted(path.name for path in (reader.paths.etc / "engines").glob("*")) if reader.paths.etc.is_dir() else []
     )

@@ -15,13 +15,13 @@ from ..status.problems import (
     chosen_words,
     engine_problems,
     file_problems,
+    find_profile_problems,
+    find_target_problems,
     judge,
-    profile_problems,
     switch_problems,
-    target_problems,
 )
-from ..status.tables import checks_words, gpu_table, role_table
-from ..switch.render import result_words
+from ..status.tables import describe_checks, render_gpu_table, render_role_table
+from ..switch.render import describe_result
 from ..text import WIDTH, table
 
 Row = Mapping[str, Any]
@@ -72,7 +72,7 @@ def check_host(status: Row) -> Checked:
 def check_profile(status: Row) -> Checked:
     """Compare the active profile with the one that the inventory names."""
     profile = status["active_profile"] or {}
-    problems = profile_problems(status)
+    problems = find_profile_problems(status)
     if problems and status["active_profile"] is not None and profile.get("profile") != status["expected_profile"]:
         problems[0] += (
             " Files, weights and memory were not compared with the inventory, which is about other engines; "
@@ -92,7 +92,7 @@ def check_switches(status: Row) -> Checked:
             "either generation. 'vllm-edge progress' says how far it is; verify again when it has ended."
         )
     former = status.get("history") or []
-    last = f", the last {result_words(former[0]['result'])} at {former[0]['started_at']}" if former else ""
+    last = f", the last {describe_result(former[0]['result'])} at {former[0]['started_at']}" if former else ""
     # The status has only the newest switches.
     count = f"the newest {len(former)}" if len(former) >= HISTORY else str(len(former))
     return Checked("switches", f"{count} known{last}, none unfinished", problems)
@@ -116,7 +116,7 @@ def check_units(status: Row) -> Checked:
     switching = status.get("switch") is not None
     problems = [text for engine in engines for text in engine_problems(engine, switching=switching)]
     if not switching:
-        problems += target_problems(status["target"], bool(engines))
+        problems += find_target_problems(status["target"], bool(engines))
     ports = [str(engine["port"]) for engine in engines]
     return Checked(
         "units", f"{len(engines)} active, enabled at boot, {', '.join(ports)} on the loopback only", problems
@@ -227,7 +227,7 @@ def failures(results: Sequence[Row]) -> list[str]:
     """Return a sentence for each failure; served names that failed alike share it."""
     said: dict[str, list[str]] = {}
     for result in results:
-        said.setdefault(str(result.get("error") or checks_words(result)).rstrip("."), []).append(
+        said.setdefault(str(result.get("error") or describe_checks(result)).rstrip("."), []).append(
             str(result["served_name"])
         )
     return [f"served name {', '.join(names)} does not answer as it should: {why}" for why, names in said.items()]
@@ -313,7 +313,7 @@ def render(collected: Collected, checked: Sequence[Checked]) -> list[str]:
         {"port": ports.get(row["engine"]), **row} for canary in collected.canary for row in canary.get("results", [])
     ]
     if asked:
-        lines += ["", *role_table(asked)]
+        lines += ["", *render_role_table(asked)]
     if collected.vram is not None and collected.vram.get("gpus"):
-        lines += ["", *gpu_table(collected.vram["gpus"])]
+        lines += ["", *render_gpu_table(collected.vram["gpus"])]
     return [line[:WIDTH] for line in lines]

@@ -206,7 +206,7 @@ def parse_engine(text: str, source: str) -> EngineConfig:
     )
 
 
-def _options(lines: Sequence[str], option: str) -> list[str]:
+def _get_option_values(lines: Sequence[str], option: str) -> list[str]:
     """Return the values of `--option=value` lines, the only form that the file uses: one argument per line."""
     return [line.removeprefix(f"{option}=") for line in lines if line.startswith(f"{option}=")]
 
@@ -235,10 +235,10 @@ def parse_docker_create(text: str, source: str) -> DockerCreate:
         reason = _FORBIDDEN.get(line.split("=", 1)[0])
         if reason is not None:
             raise EngineConfigError(f"{source}: {line} must not stand here: {reason}")
-    names = _options(options, "--name")
+    names = _get_option_values(options, "--name")
     if len(names) != 1:
         raise EngineConfigError(f"{source}: {len(names)} lines `--name=...` before the image, exactly one is expected")
-    labels = dict(item.split("=", 1) for item in _options(options, "--label") if "=" in item)
+    labels = dict(item.split("=", 1) for item in _get_option_values(options, "--label") if "=" in item)
     return DockerCreate(arguments=tuple(lines), name=names[0], labels=labels)
 
 
@@ -291,7 +291,7 @@ def load_engine(engine: str, paths: HostPaths) -> Engine:
     return Engine(config, create)
 
 
-def engine_names(paths: HostPaths) -> list[str]:
+def list_engine_names(paths: HostPaths) -> list[str]:
     """Return the names of the engines that have live files on this host, sorted. Raises OSError."""
     root = paths.etc / "engines"
     try:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from .signatures import ENGINE_SIGNATURES, SIGNATURES, Explanation, Signature
-from .startup import phase_of
+from .startup import parse_phase
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ _CORE_FAILED = re.compile(r"Engine core initialization failed|WorkerProc initial
 _SIGNALS = {132: "SIGILL", 134: "SIGABRT", 135: "SIGBUS", 136: "SIGFPE", 137: "SIGKILL", 139: "SIGSEGV", 143: "SIGTERM"}
 
 
-def _filled(signature: Signature, match: re.Match[str]) -> Explanation:
+def _fill_signature(signature: Signature, match: re.Match[str]) -> Explanation:
     """Return the signature's explanation with the matched groups filled in."""
     groups = {key: (value or "").strip() for key, value in match.groupdict().items()}
     reason = signature.reason.format(**groups)
@@ -65,7 +65,7 @@ def _filled(signature: Signature, match: re.Match[str]) -> Explanation:
     return Explanation(signature.cause, " ".join(reason.split()).rstrip(":"), remedy, signature.heals)
 
 
-def _raised_in(lines: Sequence[str], number: int) -> str:
+def _find_raising_file(lines: Sequence[str], number: int) -> str:
     """Return the source file whose code met the exception in a line.
 
     It is the last file in the same process's traceback above the line, except for those of the JSON parser.
@@ -88,8 +88,8 @@ def _match(
             continue
         for number in reversed(numbers):
             match = signature.pattern.search(lines[number])
-            if match and (signature.raised_in is None or signature.raised_in.search(_raised_in(lines, number))):
-                return _filled(signature, match)
+            if match and (signature.raised_in is None or signature.raised_in.search(_find_raising_file(lines, number))):
+                return _fill_signature(signature, match)
     return None
 
 
@@ -103,7 +103,7 @@ def match_lines(lines: Sequence[str], was_serving: bool = False) -> Explanation 
         lines: log lines in order
         was_serving: whether the engine had answered /health, which excludes signatures for startup only
     """
-    onward = max((number for number, line in enumerate(lines) if phase_of(line)), default=-1) + 1
+    onward = max((number for number, line in enumerate(lines) if parse_phase(line)), default=-1) + 1
     found = _match(ENGINE_SIGNATURES, lines, range(onward, len(lines)), was_serving)
     if found is not None:
         return found
@@ -111,7 +111,7 @@ def match_lines(lines: Sequence[str], was_serving: bool = False) -> Explanation 
     return replace(found, heals=True) if found is not None else None
 
 
-def last_exception(lines: Sequence[str]) -> str | None:
+def find_last_exception(lines: Sequence[str]) -> str | None:
     """Return the last exception that ends a traceback, except vLLM's summaries, which only point to lines above."""
     for line in reversed(lines):
         match = None if _NO_CAUSE.search(line) else _EXCEPTION.search(line.rstrip())
@@ -120,7 +120,7 @@ def last_exception(lines: Sequence[str]) -> str | None:
     return None
 
 
-def _ended(death: Death) -> str:
+def _describe_end(death: Death) -> str:
     """Return how the container ended, as the beginning of a sentence."""
     if death.exit_code is None:
         return "the engine's container ended"
@@ -177,7 +177,7 @@ def _explain_facts(death: Death) -> Explanation | None:
     if death.exit_code == 137:
         return Explanation(
             "sigkill",
-            f"{_ended(death)}: killed from outside, by `docker kill`, `docker rm -f` or the host's kernel",
+            f"{_describe_end(death)}: killed from outside, by `docker kill`, `docker rm -f` or the host's kernel",
             "Look with `journalctl -k | grep -i -e oom -e killed` and in the shell histories of the operators",
         )
     return None
@@ -206,7 +206,7 @@ def _explain_docker_away(death: Death) -> Explanation:
 def _explain_exit(death: Death) -> Explanation:
     """Return an explanation from the exit status and the last exception."""
     dead = any(ENGINE_DEAD.search(line) for line in death.lines)
-    error = last_exception(death.lines)
+    error = find_last_exception(death.lines)
     said = f": {error}" if error else ""
     if dead and death.was_serving:
         return Explanation(
@@ -224,17 +224,17 @@ def _explain_exit(death: Death) -> Explanation:
     if death.exit_code == 135:
         return Explanation(
             "shm_too_small",
-            f"{_ended(death)}: most often /dev/shm of the container is too small",
+            f"{_describe_end(death)}: most often /dev/shm of the container is too small",
             "Raise vllm_engine_shm_size (2g for one GPU, 4g for four)",
         )
     if death.exit_code in (0, 143):
         return Explanation(
             "ended_by_itself",
-            f"{_ended(death)}, although nobody asked it to",
+            f"{_describe_end(death)}, although nobody asked it to",
             "Look at its last lines in the journal",
         )
     return Explanation(
-        "unknown", f"{_ended(death)}{said}", "Its last lines in the journal tell more than is known here"
+        "unknown", f"{_describe_end(death)}{said}", "Its last lines in the journal tell more than is known here"
     )
 
 

@@ -32,7 +32,7 @@ class Journal:
                 except (OSError, ValueError):
                     return  # a reader that has gone must not end the engine
 
-    def engine_line(self, line: str) -> None:
+    def write_engine_line(self, line: str) -> None:
         """Write a line of the engine's log with the priority of the level that vLLM printed in it."""
         level = _LEVEL.match(line)
         self.write(line, _PRIORITY[level.group(1)] if level else 6)

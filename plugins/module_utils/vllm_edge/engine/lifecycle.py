@@ -139,7 +139,7 @@ class Reaction:
     """End the engine for this reason."""
 
 
-def _span(seconds: float) -> str:
+def _format_span(seconds: float) -> str:
     whole = int(seconds)
     return f"{whole} s" if whole < 120 else f"{whole // 60} min {whole % 60:02d} s"
 
@@ -199,7 +199,7 @@ class Supervision:
         config = self.config
         names = ", ".join(config.served_names)
         if self.phase is Phase.SERVING:
-            loaded = "" if self.load_seconds is None else f", loaded in {_span(self.load_seconds)}"
+            loaded = "" if self.load_seconds is None else f", loaded in {_format_span(self.load_seconds)}"
             away = "" if self.docker_away_since is None else "; the Docker Engine is away, clients cannot connect"
             return f"serving {names} at {config.url} ({config.model} {config.precision}){loaded}{away}"
         if self.phase is Phase.UNHEALTHY:
@@ -209,7 +209,7 @@ class Supervision:
             )
         if self.phase in STARTING_PHASES:
             unseen = "; its log cannot be read" if self.log_lost else ""
-            return f"{self.progress.words()}, {_span(now - self.started)}{unseen}"
+            return f"{self.progress.words()}, {_format_span(now - self.started)}{unseen}"
         return WORDS[self.phase]
 
     def _react(
@@ -271,7 +271,7 @@ class Supervision:
             # Lines from loading do not explain a later failure.
             self.scan.clear()
         elif self.unhealthy_since is not None:
-            say = f"/health answers again after {_span(now - self.unhealthy_since)}"
+            say = f"/health answers again after {_format_span(now - self.unhealthy_since)}"
         self.unhealthy_since = None
         self.last_ok = now
         self.phase = Phase.SERVING
@@ -286,7 +286,7 @@ class Supervision:
             self.docker_away_since = now
             say = "the Docker Engine is away; the engine's process lives, waiting for Docker to come back"
         elif self.docker_away_since is not None:
-            say = f"the Docker Engine is back after {_span(now - self.docker_away_since)}"
+            say = f"the Docker Engine is back after {_format_span(now - self.docker_away_since)}"
             self.docker_away_since = None
             # While Docker was away no log line could be read, so the silence was not the engine's.
             self.last_log = now
@@ -311,6 +311,6 @@ class Supervision:
             return self._react(now, give_up=explain_stall(silent, self.progress.words()))
         return self._react(now)
 
-    def unanswered_s(self, now: float) -> float:
+    def get_unanswered_s(self, now: float) -> float:
         """Return the seconds since the last good answer, or since the start if there was none."""
         return now - (self.started if self.last_ok is None else self.last_ok)

@@ -65,14 +65,14 @@ _EMPTY_THE_CACHE = (
 )
 
 
-def _kv_remedy(groups: Mapping[str, str]) -> str:
+def _choose_kv_remedy(groups: Mapping[str, str]) -> str:
     longest = groups.get("estimated")
     if longest:
         return f"Set max_model_len of the engine to {longest} or less, or give it more KV cache memory"
     return "Lower max_model_len, or give the engine more KV cache memory"
 
 
-def _rx(pattern: str) -> re.Pattern[str]:
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
@@ -80,25 +80,25 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     # -- memory, in the order in which vLLM can fail; the messages on the KV cache are the most exact and come first
     Signature(
         "kv_below_max_model_len",
-        _rx(
+        _compile_pattern(
             r"To serve at least one request with the model(?:'?s|s's) max seq len \((?P<length>\d+)\)"
             r"(?:.*?\((?P<needed>[\d.]+) Gi?B KV)?(?:.*?memory \((?P<free>[\d.]+) Gi?B\))?"
             r"(?:.*?estimated maximum model length is (?P<estimated>\d+))?"
         ),
         "the KV cache cannot hold one request of max_model_len {length} ({needed} GiB needed, {free} GiB there)",
-        _kv_remedy,
+        _choose_kv_remedy,
         heals=False,
     ),
     Signature(
         "no_kv",
-        _rx(r"No available memory for the cache blocks"),
+        _compile_pattern(r"No available memory for the cache blocks"),
         "after weights and activations no GPU memory is left for the KV cache",
         "Lower max_num_seqs or max_model_len, raise tensor_parallel_size, or choose a smaller precision",
         heals=False,
     ),
     Signature(
         "not_free",
-        _rx(
+        _compile_pattern(
             r"Free memory on device (?:\S+ )?\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\).*?less than desired GPU memory "
             r"utilization \((?P<share>[\d.]+), (?P<wanted>[\d.]+) GiB\)"
         ),
@@ -108,54 +108,56 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "oom_warmup",
-        _rx(r"CUDA out of memory occurred when warming up sampler with (?P<requests>\d+) dummy requests"),
+        _compile_pattern(r"CUDA out of memory occurred when warming up sampler with (?P<requests>\d+) dummy requests"),
         "GPU memory ran out while warming up the sampler with {requests} requests",
         "Lower max_num_seqs of the engine (8 is enough for agents that work one after another)",
         heals=False,
     ),
     Signature(
         "oom_weights",
-        _rx(r"Failed to load model - not enough GPU memory"),
+        _compile_pattern(r"Failed to load model - not enough GPU memory"),
         "the weights do not fit into GPU memory",
         "Raise tensor_parallel_size, choose a smaller precision, and look with `nvidia-smi` whether something else "
         "holds memory",
     ),
     Signature(
         "oom_gpu",
-        _rx(r"(?:torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory)(?:.*?Tried to allocate (?P<size>[\d.]+ \w+))?"),
+        _compile_pattern(
+            r"(?:torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory)(?:.*?Tried to allocate (?P<size>[\d.]+ \w+))?"
+        ),
         "GPU memory ran out (tried to allocate {size})",
         "Lower max_num_seqs or gpu_memory_utilization; look with `nvidia-smi` whether something else holds memory",
     ),
     Signature(
         "not_free_cpu",
-        _rx(r"Available memory on node .* is less than desired CPU memory utilization"),
+        _compile_pattern(r"Available memory on node .* is less than desired CPU memory utilization"),
         "less memory of the machine is free than the engine reserves for its KV cache",
         "Set kv_cache_memory_bytes of the engine, or free memory on the host",
     ),
     # -- driver
     Signature(
         "driver_mismatch",
-        _rx(r"[Dd]river/library version mismatch|NVMLError_LibRmVersionMismatch"),
+        _compile_pattern(r"[Dd]river/library version mismatch|NVMLError_LibRmVersionMismatch"),
         "the loaded kernel module and the driver's libraries have different versions (upgraded, not rebooted)",
         "Reboot the host, or run the host stage with `-e allow_reboot=true`",
         heals=False,
     ),
     Signature(
         "gpu_lost",
-        _rx(r"GPU is lost|NVMLError_GpuIsLost|has fallen off the bus"),
+        _compile_pattern(r"GPU is lost|NVMLError_GpuIsLost|has fallen off the bus"),
         "a GPU fell off the bus",
         "Look for Xid lines in `journalctl -k`; a lost GPU needs a reboot, and maybe a visit",
     ),
     Signature(
         "nvml",
-        _rx(r"Failed to initialize NVML: (?P<text>[\w /]+)|NVMLError_(?P<text2>\w+)"),
+        _compile_pattern(r"Failed to initialize NVML: (?P<text>[\w /]+)|NVMLError_(?P<text2>\w+)"),
         "NVML does not open inside the container ({text}{text2})",
         "The container lost its devices (`systemctl daemon-reload` does this without CDI) or the driver is gone: "
         "compare `nvidia-smi` on the host; a new container heals the first",
     ),
     Signature(
         "driver_too_old",
-        _rx(
+        _compile_pattern(
             r"CUDA driver version is insufficient|Error 80[34]: |"
             r"(?P<text>forward compatibility was attempted on non supported HW|system has unsupported display driver)"
         ),
@@ -165,13 +167,15 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "no_gpu",
-        _rx(r"No CUDA GPUs are available|Failed to infer device type|libcuda\.so\.1: cannot open shared object"),
+        _compile_pattern(
+            r"No CUDA GPUs are available|Failed to infer device type|libcuda\.so\.1: cannot open shared object"
+        ),
         "the container sees no GPU",
         "Check `--device=nvidia.com/gpu=...` in docker-create and `nvidia-ctk cdi list`",
     ),
     Signature(
         "too_few_gpus",
-        _rx(
+        _compile_pattern(
             r"World size \((?P<world>\d+)\) is larger than the number of available GPUs \((?P<gpus>\d+)\)|"
             r"local_world_size \((?P<world2>\d+)\) must be less than or equal to the number of visible devices "
             r"\((?P<gpus2>\d+)\)"
@@ -182,7 +186,7 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "gpu_error",
-        _rx(
+        _compile_pattern(
             r"CUDA error: (?P<text>an illegal memory access|device-side assert|uncorrectable ECC error|"
             r"unspecified launch failure)"
         ),
@@ -192,7 +196,7 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     # -- shared memory, before NCCL, which runs out of it, and before the generic "No space left"
     Signature(
         "shm_too_small",
-        _rx(
+        _compile_pattern(
             r"unable to (?:write to|allocate shared memory|mmap).*(?:torch_|/dev/shm|shared memory).*|"
             r"Bus error|creating shared memory segment \S*/dev/shm|(?:/dev/shm|psm_\w+).*No space left on device|"
             r"insufficient shared memory|No space left on device.*/dev/shm"
@@ -203,14 +207,14 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "shm_too_small",
-        _rx(r"died (?:unexpectedly )?(?:\(exit code: -7\)|with exit code -7)"),
+        _compile_pattern(r"died (?:unexpectedly )?(?:\(exit code: -7\)|with exit code -7)"),
         "a worker got SIGBUS: /dev/shm of the container is too small",
         "Raise vllm_engine_shm_size (2g for one GPU, 4g for four)",
         heals=False,
     ),
     Signature(
         "nccl",
-        _rx(
+        _compile_pattern(
             r"(?P<text>nccl(?:UnhandledCuda|System|Internal|Remote)Error|"
             r"(?<=NCCL error: )(?:unhandled|internal|remote)[\w ]* error)"
         ),
@@ -221,21 +225,21 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     # -- arguments and files
     Signature(
         "unknown_argument",
-        _rx(r"error: unrecognized arguments?: (?P<text>.+)"),
+        _compile_pattern(r"error: unrecognized arguments?: (?P<text>.+)"),
         "this vLLM does not know the argument {text}",
         "Correct extra_args of the engine, or choose a version that knows it (`vllm serve --help` in the image)",
         heals=False,
     ),
     Signature(
         "bad_argument",
-        _rx(r"error: argument (?P<name>[-\w/]+): (?P<text>.+)"),
+        _compile_pattern(r"error: argument (?P<name>[-\w/]+): (?P<text>.+)"),
         "vLLM refuses the argument {name}: {text}",
         "Correct the engine's settings",
         heals=False,
     ),
     Signature(
         "max_model_len_too_long",
-        _rx(
+        _compile_pattern(
             r"User-specified max_model_len \((?P<length>\d+)\) is greater than the derived max_model_len"
             r"(?:.*?=(?P<most>\d+))?"
         ),
@@ -245,14 +249,16 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "bad_shape",
-        _rx(r"(?P<text>Total number of attention heads \(\d+\) must be divisible by tensor parallel size \(\d+\))"),
+        _compile_pattern(
+            r"(?P<text>Total number of attention heads \(\d+\) must be divisible by tensor parallel size \(\d+\))"
+        ),
         "{text}",
         "Choose a tensor_parallel_size that divides it",
         heals=False,
     ),
     Signature(
         "weights_damaged",
-        _rx(
+        _compile_pattern(
             r"(?P<text>SafetensorError\S*.*|HeaderTooLarge|HeaderTooSmall|InvalidHeader\w*|MetadataIncompleteBuffer|"
             r"Error while deserializing header.*)"
         ),
@@ -262,7 +268,9 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "hub_offline",
-        _rx(r"OfflineModeIsEnabled|LocalEntryNotFoundError|outgoing traffic has been disabled|offline mode is enabled"),
+        _compile_pattern(
+            r"OfflineModeIsEnabled|LocalEntryNotFoundError|outgoing traffic has been disabled|offline mode is enabled"
+        ),
         "vLLM wanted something from the model hub, and engines run offline",
         "Give the engine the directory of its weights, complete with tokenizer and configuration: run the weights "
         "stage",
@@ -270,7 +278,7 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "weights_missing",
-        _rx(
+        _compile_pattern(
             r"Cannot find any model weights|No such file or directory: ['\"]?(?P<path>/models/[^'\"\s]+)|"
             r"Invalid repository ID or local directory specified: '?(?P<path2>[^'\s]+)'?|"
             r"(?P<path3>\S+) is not a local folder and is not a valid model identifier|"
@@ -282,14 +290,14 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "transformers_too_old",
-        _rx(r"model type `(?P<type>[^`]+)` but Transformers does not recognize this architecture"),
+        _compile_pattern(r"model type `(?P<type>[^`]+)` but Transformers does not recognize this architecture"),
         "the image's transformers does not know the architecture {type}",
         "Run the image stage with a transformers requirement that knows it (Gemma 4: 5.5.0 or newer)",
         heals=False,
     ),
     Signature(
         "config_damaged",
-        _rx(
+        _compile_pattern(
             r"Unrecognized model in|is not a valid JSON file|Can't load tokenizer|"
             r"Couldn't instantiate the backend tokenizer|Error parsing .*config\.json"
         ),
@@ -299,23 +307,23 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "config_damaged",
-        _rx(r"JSONDecodeError"),
+        _compile_pattern(r"JSONDecodeError"),
         "a configuration, tokenizer or index file of the model is damaged or cut short",
         "Verify the weights directory in full and fetch it again",
         heals=False,
-        raised_in=_rx(_MODEL_READERS),
+        raised_in=_compile_pattern(_MODEL_READERS),
     ),
     Signature(
         "cache_damaged",
-        _rx(r"JSONDecodeError"),
+        _compile_pattern(r"JSONDecodeError"),
         "a file of the compile cache is damaged or cut short, as a power cut leaves one that is being written",
         f"{_EMPTY_THE_CACHE[:1].upper()}{_EMPTY_THE_CACHE[1:]}",
         heals=False,
-        raised_in=_rx(_COMPILERS),
+        raised_in=_compile_pattern(_COMPILERS),
     ),
     Signature(
         "cache_damaged",
-        _rx(
+        _compile_pattern(
             r"No such file or directory: '(?P<path>/cache/[^']+|"
             r"/[^']*(?:\.triton/cache|torch_compile_cache|torchinductor_\w+)/[^']+)'"
         ),
@@ -324,7 +332,7 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "compiler_missing",
-        _rx(
+        _compile_pattern(
             r"Failed to find C compiler|No working C\+\+ compiler found|"
             r"No such file or directory: '(?:g\+\+|gcc|cc|c\+\+)'|fatal error: Python\.h"
         ),
@@ -334,21 +342,23 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "not_permitted",
-        _rx(r"PermissionError: \[Errno 13\] Permission denied: '(?P<path>/(?:models|cache|chat-template)\b[^']*)'"),
+        _compile_pattern(
+            r"PermissionError: \[Errno 13\] Permission denied: '(?P<path>/(?:models|cache|chat-template)\b[^']*)'"
+        ),
         "the engine's user may not use {path}",
         "Weights belong to root:vllm-edge with 0640/0750, caches to vllm-edge: run the weights and engines stages",
         heals=False,
     ),
     Signature(
         "read_only",
-        _rx(r"OSError: \[Errno 30\] Read-only file system: '(?P<path>[^']+)'"),
+        _compile_pattern(r"OSError: \[Errno 30\] Read-only file system: '(?P<path>[^']+)'"),
         "the engine wants to write {path}, and its root is read-only",
         "Mount a cache or a tmpfs there in docker-create",
         heals=False,
     ),
     Signature(
         "disk_full",
-        _rx(r"No space left on device"),
+        _compile_pattern(r"No space left on device"),
         "a file system the engine writes to is full",
         "Look at `df -h /data /tmp` and at vllm_engine_shm_size",
     ),
@@ -360,14 +370,14 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
 DOCKER_SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "cdi_unresolvable",
-        _rx(r"unresolvable CDI devices? (?P<device>\S+)"),
+        _compile_pattern(r"unresolvable CDI devices? (?P<device>\S+)"),
         "Docker knows no CDI device {device}",
         "The CDI specification is stale or the GPU is gone: compare `nvidia-ctk cdi list` with `nvidia-smi -L`, then "
         "`systemctl restart nvidia-cdi-refresh.service`",
     ),
     Signature(
         "cdi_disabled",
-        _rx(
+        _compile_pattern(
             r'could not select device driver "cdi"|error gathering device information while adding custom device '
             r'"nvidia\.com/|CDI device injection (?:is )?(?:not enabled|disabled)'
         ),
@@ -377,14 +387,14 @@ DOCKER_SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "image_missing",
-        _rx(r"No such image: (?P<image>\S+)|Unable to find image '(?P<image2>[^']+)' locally"),
+        _compile_pattern(r"No such image: (?P<image>\S+)|Unable to find image '(?P<image2>[^']+)' locally"),
         "the image {image}{image2} is not on this host",
         "Run the image stage (`ansible-playbook site.yml`); units never pull",
         heals=False,
     ),
     Signature(
         "port_taken",
-        _rx(
+        _compile_pattern(
             r"(?:Bind for (?P<address>\S+) failed: port is already allocated)|"
             r"(?:listen tcp\d? (?P<address2>\S+): bind: )?address already in use"
         ),
@@ -394,26 +404,26 @@ DOCKER_SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "name_taken",
-        _rx(r'Conflict\. The container name "/?(?P<name>[^"]+)" is already in use'),
+        _compile_pattern(r'Conflict\. The container name "/?(?P<name>[^"]+)" is already in use'),
         "a container named {name} appeared while this one was being created",
         "Look with `docker ps -a`; this name belongs to the engine",
     ),
     Signature(
         "network_missing",
-        _rx(r"network (?P<network>\S+) not found"),
+        _compile_pattern(r"network (?P<network>\S+) not found"),
         "the Docker network {network} does not exist",
         "Run the engines stage again (`ansible-playbook playbooks/engines.yml`): it makes the network",
         heals=False,
     ),
     Signature(
         "mount_missing",
-        _rx(r"bind source path does not exist: (?P<path>\S+)"),
+        _compile_pattern(r"bind source path does not exist: (?P<path>\S+)"),
         "the directory {path}, which the engine mounts, does not exist",
         "Mount the file system that holds it, or run the weights stage; it is tried again, as a disk may come late",
     ),
     Signature(
         "docker_argument",
-        _rx(
+        _compile_pattern(
             r"^(?:docker create: )?(?P<text>unknown (?:shorthand )?flag: \S+|invalid argument .*|"
             r"invalid reference format.*)"
         ),
@@ -423,7 +433,7 @@ DOCKER_SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "limit_refused",
-        _rx(r"error setting rlimit(?:s for ready process|.*?type (?P<type>\d+))"),
+        _compile_pattern(r"error setting rlimit(?:s for ready process|.*?type (?P<type>\d+))"),
         "the kernel refuses a limit that docker-create asks for with --ulimit",
         "The Docker Engine itself must be allowed as much: LimitMEMLOCK=infinity in docker.service (see "
         "`systemctl show docker.service --property=LimitMEMLOCK`)",
@@ -431,13 +441,13 @@ DOCKER_SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "docker_out_of_space",
-        _rx(r"no space left on device"),
+        _compile_pattern(r"no space left on device"),
         "Docker's disk is full",
         "Free space under /var/lib/docker (`docker system df`)",
     ),
     Signature(
         "entrypoint_missing",
-        _rx(r'exec: "(?P<name>[^"]+)": (?:executable file not found|stat |permission denied)'),
+        _compile_pattern(r'exec: "(?P<name>[^"]+)": (?:executable file not found|stat |permission denied)'),
         "the image has no program {name}",
         "The image is not a vLLM image: run the image stage",
         heals=False,

@@ -105,7 +105,7 @@ def is_progress(line: str) -> bool:
     return line.strip() != "" and not _NO_PROGRESS.search(line)
 
 
-def phase_of(line: str) -> tuple[Phase, int | None] | None:
+def parse_phase(line: str) -> tuple[Phase, int | None] | None:
     """Return the phase that a log line announces and its percentage, if it has one; None for other lines."""
     for pattern, phase in _PHASE_LINES:
         match = pattern.search(line)
@@ -142,7 +142,7 @@ class Progress:
     def feed(self, line: str) -> bool:
         """Process a log line; return whether it advanced the phase."""
         self.facts.update(facts_of(line))
-        told = phase_of(line)
+        told = parse_phase(line)
         if told is None and (self.phase is not Phase.STARTING or line.strip() == ""):
             return False
         # Any first line shows that the container is alive; vLLM imports for a while before it prints more.

@@ -33,12 +33,12 @@ from ..system.docker import (
     DockerUnit,
     LogRecord,
     docker_unit,
-    stamp_seconds,
-    why_away,
+    explain_unreachable_docker,
+    parse_stamp,
 )
 from ..system.files import is_locked
 from ..system.http import Answer, get_health, request
-from ..system.sd_notify import Notifier, watchdog_seconds
+from ..system.sd_notify import Notifier, read_watchdog_seconds
 from .config import Engine, EngineConfig, EngineConfigError, load_engine
 from .diagnosis import Death, explain, explain_hang
 from .events import Died, DockerSeen, Event, HealthSeen, LogLine, LogLost, Signalled
@@ -106,7 +106,7 @@ class Launch(Exception):
         self.explanation = explanation
 
 
-def health_interval(watchdog_s: float | None) -> float:
+def compute_health_interval(watchdog_s: float | None) -> float:
     """Return the seconds between two requests of /health.
 
     It is a third of WatchdogSec: one lost answer does not end an engine, two in a row may.
@@ -252,9 +252,9 @@ class Supervisor:
                 continue
         raise Stopped
 
-    def _reachable(self, timeout_s: float = PING_S) -> str | None:
+    def _check_docker(self, timeout_s: float = PING_S) -> str | None:
         """Return None if Docker answers, else why not."""
-        return why_away(self.docker.ping, self._unit(), timeout_s)
+        return explain_unreachable_docker(self.docker.ping, self._unit(), timeout_s)
 
     # -- queries to Docker: no decision depends on a single error of its API
 
@@ -290,7 +290,7 @@ class Supervisor:
         while True:
             if self._signal is not None:
                 raise Stopped
-            why = self._reachable()
+            why = self._check_docker()
             if why is None:
                 return
             waited = time.monotonic() - begin
@@ -305,7 +305,7 @@ class Supervisor:
             self._enter(Phase.WAITING_FOR_DOCKER, f"waiting for the Docker Engine, {waited:.0f} s: {why}")
             self._pause(1.0)
 
-    def _look(self, container: Container) -> Found:
+    def _examine_container(self, container: Container) -> Found:
         """Determine the condition of a running container of ours, to decide whether it is kept."""
         lines: list[str] = []
         newest: str | None = None
@@ -313,13 +313,13 @@ class Supervisor:
             lines.append(record.line)
             newest = record.at
         answer = self._health(self.config.url, self.config.health_timeout_s)
-        seconds = stamp_seconds(newest or container.started_at)
+        seconds = parse_stamp(newest or container.started_at)
         age = None if seconds is None else max(0.0, time.time() - seconds)
         return Found(answer, had_been_ready(container, self._previous, lines), age)
 
     def _report_corpse(self, container: Container) -> None:
         """Record why a container ended while no supervisor was watching (supervisor killed, host crashed)."""
-        finished = stamp_seconds(container.finished_at)
+        finished = parse_stamp(container.finished_at)
         last = self._state.last_failure
         told = last is not None and finished is not None and last.time >= stamp(datetime.fromtimestamp(finished, UTC))
         ours = self._previous is not None and self._previous.container_id == container.id
@@ -390,7 +390,7 @@ class Supervisor:
         """Return the container to supervise, running, and how it came about: created, or attached to."""
         config = self.config
         present = self._find(config.container)
-        found = self._look(present) if present is not None and needs_look(present, config) else None
+        found = self._examine_container(present) if present is not None and needs_look(present, config) else None
         decision = decide_existing(present, config, found)
         if decision.what is Existing.REFUSE:
             raise Launch(Explanation("name_foreign", decision.why, "Nothing was changed", heals=False))
@@ -423,7 +423,7 @@ class Supervisor:
         while True:
             self._wait_for_docker()
             try:
-                self._live_restore_now()
+                self._refresh_live_restore()
                 return self._prepare()
             except DockerRefused as error:
                 raise Launch(explain(Death(docker_message=str(error)))) from error
@@ -433,7 +433,7 @@ class Supervisor:
                 self.journal.write(f"the Docker Engine went away: {error}", 4)
                 self._pause(1.0)
 
-    def _switching(self) -> bool:
+    def _is_switch_running(self) -> bool:
         """Return whether a switch is in progress. It can roll back and needs to know of a failure at once."""
         try:
             return is_locked(self._paths.switch_lock)
@@ -459,7 +459,7 @@ class Supervisor:
                 why = launch.explanation
                 # An unknown failure may be a single error of Docker's API, which is no reason to roll back.
                 first_unknown = why.cause == "docker_refused" and pause == RETRY_FIRST_S
-                if not why.heals or left <= 0 or (self._switching() and not first_unknown):
+                if not why.heals or left <= 0 or (self._is_switch_running() and not first_unknown):
                     raise
                 self._note(why)
             self._wait_to_retry(min(pause, left), why.sentence())
@@ -472,8 +472,8 @@ class Supervisor:
         thread.start()
         return thread
 
-    def _until_docker_is_back(self) -> None:
-        while not self._closing.is_set() and self._reachable() is not None:
+    def _wait_until_docker_is_back(self) -> None:
+        while not self._closing.is_set() and self._check_docker() is not None:
             self._closing.wait(1.0)
 
     def _follow_log(self, container_id: str) -> None:
@@ -484,10 +484,10 @@ class Supervisor:
                     self._last_stamp = record.at
                     if OWN_PROBE.search(record.line):
                         continue
-                    self.journal.engine_line(record.line)
+                    self.journal.write_engine_line(record.line)
                     self.events.put(LogLine(record.line))
                 # The stream ends if the container or Docker ends. Check Docker's unit before touching the socket again.
-                if self._reachable() is None:
+                if self._check_docker() is None:
                     found = self.docker.find(container_id)
                     if found is None or not found.running:
                         return
@@ -495,15 +495,15 @@ class Supervisor:
                 return
             except DockerRefused as error:
                 self.events.put(LogLost(str(error)))
-                self._until_the_log_is_back(container_id)
+                self._wait_until_log_is_back(container_id)
             except DockerAway:
                 pass
             self._closing.wait(0.5)
-            self._until_docker_is_back()
+            self._wait_until_docker_is_back()
 
-    def _until_the_log_is_back(self, container_id: str) -> None:
+    def _wait_until_log_is_back(self, container_id: str) -> None:
         while not self._closing.wait(TICK_S):
-            if self._reachable() is not None:
+            if self._check_docker() is not None:
                 continue
             try:
                 list(self.docker.logs(container_id, after=None, follow=False, tail=1))
@@ -514,11 +514,11 @@ class Supervisor:
             self.events.put(LogLost(None))
             return
 
-    def _current_invocation(self) -> str | None:
+    def _get_invocation(self) -> str | None:
         unit = self._unit()
         return unit.invocation if unit is not None else None
 
-    def _docker_restarted(self) -> bool:
+    def _has_docker_restarted(self) -> bool:
         """Return whether Docker is stopping, or was restarted since the container was started or attached to."""
         unit = self._unit()
         return unit is not None and self._invocation is not None and unit != DockerUnit(True, self._invocation)
@@ -532,13 +532,13 @@ class Supervisor:
         said = ""
         while not self._closing.is_set():
             try:
-                if self._reachable() is not None:
+                if self._check_docker() is not None:
                     raise DockerAway
                 found = self.docker.find(container_id)
                 if found is None or not found.running:
                     break
                 if self._docker_away.is_set():
-                    self._invocation = self._current_invocation()
+                    self._invocation = self._get_invocation()
                     self._docker_away.clear()
                     self.events.put(DockerSeen(away=False))
                 self.docker.wait(container_id)
@@ -554,7 +554,7 @@ class Supervisor:
                     self._docker_away.set()
                     self.events.put(DockerSeen(away=True))
                 self._closing.wait(0.5)
-                self._until_docker_is_back()
+                self._wait_until_docker_is_back()
         self.events.put(Died("docker"))
 
     def _watch_process(self, pid: int) -> None:
@@ -576,7 +576,7 @@ class Supervisor:
 
     def _probe(self, direct: Iterable[str]) -> None:
         """Report the answers of /health."""
-        interval = health_interval(self._watchdog_s)
+        interval = compute_health_interval(self._watchdog_s)
         served = False
         while not self._closing.is_set():
             begin = time.monotonic()
@@ -609,7 +609,7 @@ class Supervisor:
         """Start the supervision of a running container: reconstruct its state and start the watchers."""
         self._container = container
         now = time.monotonic()
-        begun = stamp_seconds(container.started_at)
+        begun = parse_stamp(container.started_at)
         age = 0.0 if begun is None or how is Existing.CREATE else max(0.0, time.time() - begun)
         known = self._previous if self._previous and self._previous.container_id == container.id else None
         life = Supervision(
@@ -636,7 +636,7 @@ class Supervisor:
             load_seconds=life.load_seconds,
             log_facts=life.progress.facts,
         )
-        self._invocation = self._current_invocation()
+        self._invocation = self._get_invocation()
         self._follower = self._thread(self._follow_log, container.id)
         self._thread(self._wait_for_end, container.id)
         if container.pid > 0:
@@ -682,7 +682,7 @@ class Supervisor:
             match event:
                 case Signalled(number):
                     if number == signal.SIGABRT:
-                        seconds = life.unanswered_s(now)
+                        seconds = life.get_unanswered_s(now)
                         return self._fail(life, explain_hang(seconds, life.unhealthy_answer or "no answer"), None)
                     return self._stop(life)
                 case Died():
@@ -714,13 +714,13 @@ class Supervisor:
                 life.scan.append(event.line)
                 life.tail.append(event.line)
 
-    def _last_facts(self) -> tuple[Container | None, bool, bool]:
+    def _gather_last_facts(self) -> tuple[Container | None, bool, bool]:
         """Return Docker's data on the ended container, whether it was removed, and whether Docker is away."""
         assert self._container is not None
         deadline = time.monotonic() + 0.7
         found: Container | None = None
         while True:
-            if self._reachable(0.5) is not None:
+            if self._check_docker(0.5) is not None:
                 return None, False, True
             try:
                 found = self._find(self._container.id)
@@ -735,13 +735,13 @@ class Supervisor:
     def _bury(self, life: Supervision) -> int:
         """Diagnose and record why the container ended by itself; return the exit status."""
         # Check at once: a restart of Docker may be over before the last lines have been read.
-        restarted = self._docker_restarted()
+        restarted = self._has_docker_restarted()
         self._drain(life, 0.0 if self._docker_away.is_set() else 0.5)
         if self._signal is not None and self._signal != signal.SIGABRT:
             return self._stop(life)
-        found, removed, away = self._last_facts()
+        found, removed, away = self._gather_last_facts()
         # Docker may already be back, and does not remember that it stopped a container when it shut down itself.
-        with_docker = restarted or self._docker_restarted() or self._docker_away.is_set()
+        with_docker = restarted or self._has_docker_restarted() or self._docker_away.is_set()
         away = away or with_docker or life.docker_away_since is not None
         outside: str | None = None
         if found is not None:
@@ -756,12 +756,12 @@ class Supervisor:
             was_serving=life.ready,
             removed=removed and not away,
             docker_away=away,
-            live_restore=self._live_restore_now(),
+            live_restore=self._refresh_live_restore(),
             outside_signal=outside,
         )
         return self._fail(life, explain(death), death.exit_code, dead=True)
 
-    def _live_restore_now(self) -> bool | None:
+    def _refresh_live_restore(self) -> bool | None:
         """Return whether Docker keeps containers running while it is stopped, which may have been changed meanwhile."""
         with contextlib.suppress(DockerAway, DockerRefused):
             self._live_restore = self._ask_docker(self.docker.live_restore)
@@ -785,7 +785,7 @@ class Supervisor:
     def _end_container(self, container: Container, timeout_s: float) -> None:
         """Stop the container. If Docker cannot, end its main process directly."""
         try:
-            if self._reachable() is None:
+            if self._check_docker() is None:
                 self.docker.stop(container.id, timeout_s)
                 return
         except ContainerGone:
@@ -826,29 +826,29 @@ class Supervisor:
         self._drain(life, 0.5)
         self._closing.set()
         try:
-            if self._reachable() is None:
+            if self._check_docker() is None:
                 self._remove(self._container.id, stopping=True)
             else:
                 self.journal.write("the Docker Engine is away: the next start removes the ended container", 4)
         except (DockerAway, DockerRefused, Launch) as error:
             self.journal.write(f"the ended container was not removed: {error}; the next start removes it", 4)
-        return self._stopped()
+        return self._finish_stop()
 
     def _stop_before_launch(self) -> int:
         """Stop before the launch is complete. A container that an earlier supervisor left running is ended, too."""
         patience = self.config.stop_timeout_s
         self.notifier.send(stopping=True, status=WORDS[Phase.STOPPING], extend_s=patience + EXTEND_BY_S)
         try:
-            if self._reachable() is None:
+            if self._check_docker() is None:
                 left = self._find(self.config.container)
                 if left is not None and EngineIdentity(self.config.engine).owns(left.labels):
                     self._end_container(left, patience)
                     self._remove(left.id, stopping=True)
         except (DockerAway, DockerRefused, Launch) as error:
             self.journal.write(f"a container of this engine may be left: {error}; the next start sees to it", 4)
-        return self._stopped()
+        return self._finish_stop()
 
-    def _stopped(self) -> int:
+    def _finish_stop(self) -> int:
         self._record(phase=Phase.STOPPED, since=stamp())
         self.notifier.send(status=WORDS[Phase.STOPPED])
         return EXIT_OK
@@ -890,7 +890,7 @@ def run_engine(name: str, paths: HostPaths, *, docker_wait_s: float = DOCKER_WAI
         journal.write(str(error), 3)
         notifier.send(status=str(error))
         return EXIT_CONFIG
-    watchdog_s = watchdog_seconds(os.environ, os.getpid())
+    watchdog_s = read_watchdog_seconds(os.environ, os.getpid())
     for name_of in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
         # The variables are meant for this process. `systemctl`, which is called about Docker, would send its own errors
         # there.

@@ -77,7 +77,7 @@ def commit(
     Raises:
         GenerationError: the file could not be written
     """
-    before = _committed_before(paths)
+    before = _read_committed_before(paths)
     if before is None or before.generation == generation.number:
         previous = before.previous_generation if before else None
     else:
@@ -98,7 +98,7 @@ def commit(
     write_file(paths.active_profile, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def _committed_before(paths: HostPaths) -> Committed | None:
+def _read_committed_before(paths: HostPaths) -> Committed | None:
     """Return the committed generation. A damaged record counts as none: it must not prevent a commit."""
     try:
         return committed(paths)

@@ -12,11 +12,11 @@ from typing import Any
 
 from ..names import ENGINE_NAME, TARGET, EngineIdentity, unit_name
 from ..paths import HostPaths
-from ..system.files import fresh_name, sync, write_durably
+from ..system.files import make_fresh_name, sync, write_durably
 from .model import ENGINE_FILES, MARK, MODE, Committed, FileChange, Generation, GenerationError, SeenEngine
 
 
-def _engine_places(name: str, paths: HostPaths) -> dict[str, Path]:
+def _map_engine_files(name: str, paths: HostPaths) -> dict[str, Path]:
     """Return the live files of an engine, by their path in a generation."""
     unit = unit_name(name)
     return {
@@ -25,7 +25,7 @@ def _engine_places(name: str, paths: HostPaths) -> dict[str, Path]:
     }
 
 
-def live_engines(paths: HostPaths) -> list[str]:
+def list_live_engines(paths: HostPaths) -> list[str]:
     """Return the engines that have live files, complete or not, sorted."""
     found: set[str] = set()
     root = paths.etc / "engines"
@@ -55,7 +55,7 @@ def _text(path: Path) -> str | None:
         raise GenerationError(f"{path} cannot be read: {error}. Nothing was changed; move it away.") from error
 
 
-def _attributes(path: Path) -> str:
+def _find_wrong_attributes(path: Path) -> str:
     """Return what is wrong with a file's type, mode or owner."""
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
@@ -69,11 +69,11 @@ def _attributes(path: Path) -> str:
     return "; ".join(wrong)
 
 
-def _change(place: Path, wanted: str | None) -> FileChange | None:
+def _compare_file(place: Path, wanted: str | None) -> FileChange | None:
     there = _text(place)
     if there is None and not os.path.lexists(place):
         return None if wanted is None else FileChange(str(place), None, wanted)
-    attributes = _attributes(place) if wanted is not None else ""
+    attributes = _find_wrong_attributes(place) if wanted is not None else ""
     if there == wanted and wanted is not None and not attributes:
         return None
     return FileChange(str(place), there if there is not None else "", wanted, attributes)
@@ -90,10 +90,10 @@ def live_places(
         engines: engines to consider; None considers all of the generation and all with live files
         target: whether to include the systemd target
     """
-    names = sorted(generation.engines.keys() | set(live_engines(paths))) if engines is None else list(engines)
+    names = sorted(generation.engines.keys() | set(list_live_engines(paths))) if engines is None else list(engines)
     wanted: dict[Path, str | None] = {}
     for name in names:
-        for inside, place in _engine_places(name, paths).items():
+        for inside, place in _map_engine_files(name, paths).items():
             wanted[place] = _text(generation.directory / inside) if name in generation.engines else None
     if target:
         wanted[paths.unit_file(TARGET)] = _text(generation.directory / "units" / TARGET)
@@ -108,7 +108,7 @@ def live_changes(
     The arguments are those of `live_places`. Raises GenerationError if a file cannot be read.
     """
     places = live_places(generation, paths, engines, target)
-    return [change for place, text in places.items() if (change := _change(place, text)) is not None]
+    return [change for place, text in places.items() if (change := _compare_file(place, text)) is not None]
 
 
 def seen(status: Mapping[str, Any]) -> tuple[list[SeenEngine], list[str]]:
@@ -163,9 +163,9 @@ def remove_engine(name: str, paths: HostPaths) -> list[str]:
     Returns:
         The paths that were removed.
     """
-    places = list(_engine_places(name, paths).values())
+    places = list(_map_engine_files(name, paths).values())
     for place in places:
-        _unlink(fresh_name(place))
+        _unlink(make_fresh_name(place))
     gone = [str(place) for place in places if _unlink(place)]
     directory = paths.engine_dir(name)
     try:
@@ -192,7 +192,7 @@ def difference(change: FileChange) -> dict[str, Any]:
     return row
 
 
-def file_rows(
+def build_file_rows(
     generation: Generation, paths: HostPaths, changes: Iterable[FileChange], record: Mapping[str, Any] | None
 ) -> list[dict[str, Any]]:
     """Return all relevant live files, and the record of the committed generation, each with its difference for

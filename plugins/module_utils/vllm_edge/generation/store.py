@@ -81,17 +81,17 @@ def load_directory(directory: Path, number: int) -> Generation:
     try:
         return _load(directory, number)
     except EngineConfigError as error:
-        raise _damaged(number, str(error)) from error
+        raise _make_damaged_error(number, str(error)) from error
     except FileNotFoundError as error:
-        raise _damaged(number, f"{error.filename} is missing") from error
+        raise _make_damaged_error(number, f"{error.filename} is missing") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise _damaged(number, str(error)) from error
+        raise _make_damaged_error(number, str(error)) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         why = f"key {error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
-        raise _damaged(number, f"{directory / 'generation.json'}: {why}") from error
+        raise _make_damaged_error(number, f"{directory / 'generation.json'}: {why}") from error
 
 
-def _damaged(number: int, why: str) -> GenerationError:
+def _make_damaged_error(number: int, why: str) -> GenerationError:
     return GenerationError(
         f"generation {number} is damaged: {why}. Where it is what the inventory says, site.yml writes it again; "
         "engines that run do not need it."
@@ -155,7 +155,7 @@ def _load(directory: Path, number: int) -> Generation:
 # -- writing a generation
 
 
-def number_for(digest: str, paths: HostPaths) -> int:
+def choose_number(digest: str, paths: HostPaths) -> int:
     """Return the number for a generation with this digest.
 
     It is the committed number if that generation is the same, else the number of another stored generation that is the
@@ -166,12 +166,12 @@ def number_for(digest: str, paths: HostPaths) -> int:
         return now.generation
     there = numbers(paths)
     for number in reversed(there):
-        if (now is None or number != now.generation) and _recorded_digest(paths, number) == digest:
+        if (now is None or number != now.generation) and _read_recorded_digest(paths, number) == digest:
             return number
     return max([*there, now.generation if now else 0, 0]) + 1
 
 
-def _recorded_digest(paths: HostPaths, number: int) -> str | None:
+def _read_recorded_digest(paths: HostPaths, number: int) -> str | None:
     try:
         data = json.loads((paths.generation_dir(number) / "generation.json").read_text(encoding="utf-8"))
         return str(data["digest"])

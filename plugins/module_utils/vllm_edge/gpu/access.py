@@ -208,7 +208,7 @@ def directory_of(path: str, hierarchies: Iterable[Hierarchy]) -> str:
     raise Unknown(f"its control group {path} is not to be seen from here")
 
 
-def groups_of(cgroup: str, hierarchies: Sequence[Hierarchy]) -> list[str]:
+def find_group_directories(cgroup: str, hierarchies: Sequence[Hierarchy]) -> list[str]:
     """Return the directories of the control groups that decide which devices a process may open.
 
     If both versions are in use, the process is a member of a group in each and either may deny, so both are returned. A
@@ -282,7 +282,7 @@ def ask_as_member(place: Path, groups: Sequence[Path]) -> Answer:
     return Answer(tuple(said["devices"]), tuple(said["denied"]), said["why"])
 
 
-def running_containers(run: Run) -> list[Running]:
+def list_running_containers(run: Run) -> list[Running]:
     """Return all running containers, by means of the `docker` command. Raises CannotAsk."""
     try:
         _, shown, _ = run(["systemctl", "show", "--property=Id,LoadState,ActiveState", "--", "docker.service"])
@@ -343,7 +343,7 @@ def examine(container: Running, hierarchies: Sequence[Hierarchy], root: Path, as
         unknown = "it is paused"
     else:
         try:
-            groups = [root / directory.lstrip("/") for directory in groups_of(cgroup, hierarchies)]
+            groups = [root / directory.lstrip("/") for directory in find_group_directories(cgroup, hierarchies)]
         except Unknown as error:
             unknown = str(error)
     missing = [group for group in groups if not (group / "cgroup.procs").exists()]
@@ -378,7 +378,7 @@ def look(run: Run, root: Path = Path("/"), ask: Asker = ask_as_member) -> list[A
     Raises:
         CannotAsk: Docker or the kernel cannot be queried
     """
-    containers = running_containers(run)
+    containers = list_running_containers(run)
     try:
         hierarchies = parse_hierarchies((root / "proc/self/mountinfo").read_text(encoding="utf-8"))
     except OSError as error:

@@ -184,7 +184,7 @@ class Evaluation:
 # ---- input ------------------------------------------------------------------------------------------------------
 
 
-def _whole_mib(option: str, key: str, value: object) -> int:
+def _parse_mib(option: str, key: str, value: object) -> int:
     """Return a number of MiB. Digits as text are accepted, since `-e` passes numbers as text. Raises BudgetError."""
     if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]+", value.strip()):
         value = int(value)
@@ -200,7 +200,7 @@ def _whole_mib(option: str, key: str, value: object) -> int:
     return value
 
 
-def _known_gpus(gpus: Sequence[GpuReading], slots: Sequence[str]) -> str:
+def _list_known_gpus(gpus: Sequence[GpuReading], slots: Sequence[str]) -> str:
     def line(gpu: GpuReading) -> str:
         slot = f"slot {slots.index(gpu.uuid)}" if gpu.uuid in slots else "no slot"
         return f"{gpu.uuid} ({slot}, {gpu.name} at {gpu.pci_bus_id})"
@@ -234,13 +234,13 @@ def resolve_mib(
     spelled: dict[str, str] = {}
     for raw_key, raw_value in values.items():
         key = str(raw_key).strip()
-        mib = _whole_mib(option, key, raw_value)
+        mib = _parse_mib(option, key, raw_value)
         if re.fullmatch(r"[0-9]+", key):
             if int(key) >= len(slots):
                 raise BudgetError(
                     f"{option} names slot {key}, but this host has "
                     + (f"the slots 0 to {len(slots) - 1}" if slots else "no slots")
-                    + f" ({_known_gpus(gpus, slots)}). Correct the engine's gpus, or add the card to gpu_uuids."
+                    + f" ({_list_known_gpus(gpus, slots)}). Correct the engine's gpus, or add the card to gpu_uuids."
                 )
             uuid = slots[int(key)]
         else:
@@ -248,7 +248,7 @@ def resolve_mib(
         if uuid not in by_uuid:
             what = f"slot {key}, which is {uuid}" if uuid != key else key
             raise BudgetError(
-                f"{option} names {what}, but NVML does not see that GPU. It sees {_known_gpus(gpus, slots)}. "
+                f"{option} names {what}, but NVML does not see that GPU. It sees {_list_known_gpus(gpus, slots)}. "
                 "If the card was exchanged, put the new UUID in its place in gpu_uuids; if it should be there, "
                 "look for Xid messages in 'journalctl -k'."
             )
@@ -270,7 +270,7 @@ def resolve_mib(
 # ---- evaluation -------------------------------------------------------------------------------------------------
 
 
-def _use(pid: int, used_mib: int | None, owner: Owner) -> ProcessUse:
+def _build_process_use(pid: int, used_mib: int | None, owner: Owner) -> ProcessUse:
     return ProcessUse(pid, used_mib, owner.container, owner.unit, owner.kind, owner.reason)
 
 
@@ -284,7 +284,7 @@ def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot
         slot: its slot; None if it has none
     """
     nobody = Owner("unknown", reason="its owner was not looked up")
-    processes = tuple(_use(p.pid, p.used_mib, owners.get(p.pid, nobody)) for p in gpu.processes or ())
+    processes = tuple(_build_process_use(p.pid, p.used_mib, owners.get(p.pid, nobody)) for p in gpu.processes or ())
     memory_known = gpu.processes is not None and all(process.used_mib is not None for process in processes)
     foreign_known = memory_known and all(process.owner != "unknown" for process in processes)
 
@@ -309,7 +309,7 @@ def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot
     )
 
 
-def _over_budget(gpu: GpuVerdict) -> str:
+def _describe_over_budget(gpu: GpuVerdict) -> str:
     over = -gpu.headroom_mib
     budget = f"its budget of {gpu.budget_mib} MiB" if gpu.budget_mib else "0 MiB, for no engine of the profile uses it"
     measured = f"at most {gpu.engine_mib}" if gpu.is_upper_bound else str(gpu.engine_mib)
@@ -341,7 +341,7 @@ def _over_budget(gpu: GpuVerdict) -> str:
     return text
 
 
-def _foreign(gpu: GpuVerdict) -> str | None:
+def _describe_foreign(gpu: GpuVerdict) -> str | None:
     """Return a sentence about processes that are not ours or may not be; None if there are none."""
     others = [process for process in gpu.processes if process.owner != "ours"]
     if others:
@@ -351,7 +351,7 @@ def _foreign(gpu: GpuVerdict) -> str | None:
     return None
 
 
-def _far_below(gpu: GpuVerdict, tolerance_mib: int) -> str | None:
+def _describe_far_below(gpu: GpuVerdict, tolerance_mib: int) -> str | None:
     if gpu.expected_mib is None or gpu.engine_mib >= gpu.expected_mib - tolerance_mib:
         return None
     return (
@@ -361,7 +361,7 @@ def _far_below(gpu: GpuVerdict, tolerance_mib: int) -> str | None:
     )
 
 
-def _reserve_unknown(gpu: GpuVerdict) -> str | None:
+def _describe_unknown_reserve(gpu: GpuVerdict) -> str | None:
     if not gpu.reading.used_includes_reserved:
         return None
     return (
@@ -384,15 +384,17 @@ def evaluate(
     verdicts = tuple(
         judge_gpu(gpu, owners, limits, slots.index(gpu.uuid) if gpu.uuid in slots else None) for gpu in gpus
     )
-    failures = [_over_budget(gpu) for gpu in verdicts if not gpu.within_budget]
+    failures = [_describe_over_budget(gpu) for gpu in verdicts if not gpu.within_budget]
     warnings: list[str] = []
     for gpu in verdicts:
-        foreign = _foreign(gpu)
+        foreign = _describe_foreign(gpu)
         if foreign and limits.foreign == "fail":
             failures.append(f"{foreign} foreign is fail: stop them, or let the profile use other GPUs.")
         elif foreign and limits.foreign == "warn":
             warnings.append(foreign)
-        warnings.extend(text for text in (_far_below(gpu, limits.tolerance_mib), _reserve_unknown(gpu)) if text)
+        warnings.extend(
+            text for text in (_describe_far_below(gpu, limits.tolerance_mib), _describe_unknown_reserve(gpu)) if text
+        )
     seen = {gpu.reading.uuid for gpu in verdicts}
     for number, uuid in enumerate(slots):
         if uuid not in seen:
@@ -414,7 +416,7 @@ class Settled:
     waited_s: float
 
 
-def same_memory(before: HostReading, after: HostReading) -> bool:
+def is_same_memory(before: HostReading, after: HostReading) -> bool:
     """Return whether the used memory of every GPU changed by less than STABLE_MIB between two samples."""
     used = {gpu.uuid: gpu.used_mib for gpu in before.gpus}
     return len(before.gpus) == len(after.gpus) and all(
@@ -455,7 +457,7 @@ def settle(
         sleep(min(interval_s, timeout_s - waited))
         current = read()
         samples += 1
-        still = same_memory(last, current)
+        still = is_same_memory(last, current)
         if still:
             evaluation = judge(current)
             if not evaluation.passing:
@@ -463,7 +465,7 @@ def settle(
         last = current
 
 
-def slot_identities(records: Sequence[tuple[str, str | None, str | None]]) -> tuple[GpuIdentity, ...]:
+def build_slot_identities(records: Sequence[tuple[str, str | None, str | None]]) -> tuple[GpuIdentity, ...]:
     """Convert (UUID, name, bus id) by slot to identities, with which a card that NVML no longer sees can be named."""
     return tuple(
         GpuIdentity(at, uuid, name or "unknown model", bus or "an unknown bus id")

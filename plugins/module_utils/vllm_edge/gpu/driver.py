@@ -127,7 +127,7 @@ def module_version(root: Path) -> str:
     return found[1] if found else ""
 
 
-def library_versions(root: Path) -> dict[str, str]:
+def read_library_versions(root: Path) -> dict[str, str]:
     """Return the versions of the driver libraries, by library name.
 
     They are read from the file names, because loading a library would open the driver.
@@ -145,7 +145,7 @@ def library_versions(root: Path) -> dict[str, str]:
     return found
 
 
-def specification_versions(root: Path) -> dict[str, tuple[str, ...]]:
+def read_specification_versions(root: Path) -> dict[str, tuple[str, ...]]:
     """Return the driver versions in every CDI specification for NVIDIA GPUs, by path as the host sees it."""
     found: dict[str, tuple[str, ...]] = {}
     for directory in (STATIC, GENERATED):
@@ -160,4 +160,4 @@ def specification_versions(root: Path) -> dict[str, tuple[str, ...]]:
 
 def read_versions(root: Path = Path("/")) -> DriverVersions:
     """Return all driver versions of the host below `root`."""
-    return DriverVersions(module_version(root), library_versions(root), specification_versions(root))
+    return DriverVersions(module_version(root), read_library_versions(root), read_specification_versions(root))

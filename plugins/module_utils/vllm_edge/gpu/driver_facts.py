@@ -15,7 +15,7 @@ from ..system import dpkg
 from ..system.dpkg import Packages
 from ..system.host import HostReader, Unread
 from ..system.systemd import Unit
-from ..text import natural
+from ..text import make_sort_key
 from . import topology
 from .driver import DriverVersions, read_versions
 from .topology import Card, Topology
@@ -129,7 +129,7 @@ class DriverReader(HostReader):
         bootable = [name for name in releases if name == running or self.at(f"boot/vmlinuz-{name}").exists()]
         return tuple(
             Kernel(name, bool(MODULE.search(self.plain(f"lib/modules/{name}/modules.dep"))))
-            for name in sorted(bootable, key=natural)
+            for name in sorted(bootable, key=make_sort_key)
         )
 
     def smi(self, fields: Sequence[str]) -> tuple[list[list[str]], str]:
@@ -167,7 +167,7 @@ class DriverReader(HostReader):
         """
         cards = []
         for uuid, bus_id in places:
-            address = topology.kernel_address(bus_id)
+            address = topology.convert_address(bus_id)
             device = self.at(f"sys/bus/pci/devices/{address}")
             cards.append(
                 Card(

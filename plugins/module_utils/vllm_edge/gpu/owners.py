@@ -60,7 +60,7 @@ class Owner:
     """Why the owner is unknown."""
 
 
-def _segments(cgroup: str) -> Iterable[list[str]]:
+def _split_paths(cgroup: str) -> Iterable[list[str]]:
     """Yield the path segments of each line of a cgroup file ("12:cpu,cpuacct:/a/b", or "0::/a/b" in version 2)."""
     for line in cgroup.splitlines():
         parts = line.split(":", 2)
@@ -68,7 +68,7 @@ def _segments(cgroup: str) -> Iterable[list[str]]:
             yield [segment for segment in parts[2].split("/") if segment]
 
 
-def _container_of(path: list[str]) -> ContainerRef | None:
+def _find_container(path: list[str]) -> ContainerRef | None:
     """Return the innermost container of a path: with Docker in Docker the outer one comes first."""
     for at in range(len(path) - 1, -1, -1):
         match = _ID.fullmatch(path[at])
@@ -84,10 +84,13 @@ def _container_of(path: list[str]) -> ContainerRef | None:
     return None
 
 
-def container_ids(cgroup: str) -> frozenset[str]:
+def find_container_ids(cgroup: str) -> frozenset[str]:
     """Return all container ids in the content of a cgroup file."""
     return frozenset(
-        match["id"] for path in _segments(cgroup) for segment in path if (match := _ID.fullmatch(segment)) is not None
+        match["id"]
+        for path in _split_paths(cgroup)
+        for segment in path
+        if (match := _ID.fullmatch(segment)) is not None
     )
 
 
@@ -99,8 +102,8 @@ def parse_cgroup(cgroup: str, around: frozenset[str] = frozenset()) -> Container
         around: container ids that this host itself runs in (those of /proc/1/cgroup). If the host is a container, every
             path begins with them, and a process in no further container is a process of the host.
     """
-    for path in _segments(cgroup):
-        found = _container_of(path)
+    for path in _split_paths(cgroup):
+        found = _find_container(path)
         if found is not None and found.id not in around:
             return found
     return None
@@ -108,7 +111,7 @@ def parse_cgroup(cgroup: str, around: frozenset[str] = frozenset()) -> Container
 
 def parse_unit(cgroup: str) -> str | None:
     """Return the systemd service of a process, from the content of its cgroup file; None if there is none."""
-    for path in _segments(cgroup):
+    for path in _split_paths(cgroup):
         for segment in reversed(path):
             if segment.endswith(".service"):
                 return segment
@@ -154,7 +157,7 @@ def read_cgroup(pid: int) -> str | None:
         return None
 
 
-def docker_containers() -> Mapping[str, Container] | str:
+def list_docker_containers() -> Mapping[str, Container] | str:
     """Return all containers that Docker knows, by id, or a sentence why Docker cannot be queried."""
     try:
         docker: Any = importlib.import_module("docker")
@@ -184,8 +187,8 @@ def find_owners(pids: Iterable[int]) -> dict[int, Owner]:
 
     def containers() -> Mapping[str, Container] | str:
         if not answer:
-            answer.append(docker_containers())
+            answer.append(list_docker_containers())
         return answer[0]
 
-    around = container_ids(read_cgroup(1) or "")
+    around = find_container_ids(read_cgroup(1) or "")
     return {pid: decide_owner(read_cgroup(pid), around, containers) for pid in pids}

@@ -157,7 +157,7 @@ def _merge(uuid: str, present: dict[str, GpuIdentity], recorded: dict[str, Slot]
     return recorded.get(uuid.lower(), Slot(uuid, None, None))
 
 
-def _gone(gone: Sequence[str], extra: Sequence[GpuIdentity], where: str) -> str:
+def _describe_gone(gone: Sequence[str], extra: Sequence[GpuIdentity], where: str) -> str:
     if extra:
         cards = ", ".join(gpu.card for gpu in extra)
         next_step = f"It sees without a slot: {cards}. If that is the exchanged card, put its UUID in the same place"
@@ -172,7 +172,7 @@ def _gone(gone: Sequence[str], extra: Sequence[GpuIdentity], where: str) -> str:
     )
 
 
-def _too_few(slots: Sequence[Slot], extra: Sequence[GpuIdentity], minimum: int, where: str) -> str:
+def _describe_too_few(slots: Sequence[Slot], extra: Sequence[GpuIdentity], minimum: int, where: str) -> str:
     named = f" ({', '.join(slot.uuid for slot in slots)})" if slots else ""
     if extra:
         cards = ", ".join(gpu.card for gpu in extra)
@@ -226,8 +226,8 @@ def plan(
     extra = [gpu for gpu in present if gpu.uuid.lower() not in named]
     gone = [slot.describe(number) for number, slot in enumerate(slots) if slot.uuid.lower() not in seen]
     if gone:
-        raise SlotError(_gone(gone, extra, where))
+        raise SlotError(_describe_gone(gone, extra, where))
     if len(slots) < minimum:
-        raise SlotError(_too_few(slots, extra, minimum, where))
+        raise SlotError(_describe_too_few(slots, extra, minimum, where))
     warnings = [f"{gpu.card} has no slot and stays unused; add it to gpu_uuids to use it." for gpu in extra]
     return SlotPlan(slots, source, record, render(slots), tuple(warnings))

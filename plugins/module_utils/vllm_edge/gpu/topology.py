@@ -112,7 +112,7 @@ NO_PEERS = Recommendation({"NCCL_P2P_DISABLE": "1"}, ("--disable-custom-all-redu
 FORBIDDEN = replace(NO_PEERS, reasons=("vllm_engine_peer_to_peer says so",))
 
 
-def in_the_way(cards: Iterable[Card]) -> list[str]:
+def find_obstacles(cards: Iterable[Card]) -> list[str]:
     """Return the reasons why reads between these GPUs may give wrong data or never end."""
     reasons = []
     translated = [card for card in cards if isinstance(card.iommu, str) and card.iommu not in ("off", "identity")]
@@ -137,11 +137,11 @@ def correctness(topology: Topology) -> Recommendation:
     peers = topology.peers
     if not isinstance(peers, Unread) and peers and "OK" not in peers.values():
         return Recommendation()
-    reasons = in_the_way(topology.cards)
+    reasons = find_obstacles(topology.cards)
     return replace(NO_PEERS, reasons=tuple(reasons)) if reasons else Recommendation()
 
 
-def kernel_address(bus_id: str) -> str:
+def convert_address(bus_id: str) -> str:
     """Convert a PCI address as NVML writes it (00000000:17:00.0) to the kernel's form."""
     domain, rest = bus_id.lower().split(":", 1)
     return f"{domain[-4:].rjust(4, '0')}:{rest}"
@@ -172,7 +172,7 @@ def read_iommu(root: Path, device: Path) -> str | Unread:
         return Unread(f"{device.name}: {error}")
 
 
-def acs_control(config: bytes) -> int | None:
+def find_acs_control(config: bytes) -> int | None:
     """Find the control register of Access Control Services in a PCI configuration space.
 
     The extended capabilities are a linked list that begins at EXTENDED_CONFIG.
@@ -208,7 +208,7 @@ def read_redirecting(device: Path) -> tuple[str, ...] | Unread:
             if len(config) <= 64:
                 return Unread("only root may read the configuration space of PCI bridges")
             continue
-        control = acs_control(config)
+        control = find_acs_control(config)
         if control is not None and control & ACS_REDIRECT:
             found.append(bridge.name)
     return tuple(sorted(found))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of the `extra_args` of an engine, which are read the way vLLM's own parser reads them.
 
-The sentences of `argument_errors` hold for every release of vLLM. Those of `release_errors` hold for the release whose
-options are recorded in vllm_arguments.
+The sentences of `find_argument_errors` hold for every release of vLLM. Those of `find_release_errors` hold for the
+release whose options are recorded in vllm_arguments.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..text import nearest, not_among, shown
-from .engine_inputs import as_yaml
+from ..text import describe_invalid_choice, nearest, shown
+from .engine_inputs import convert_to_yaml
 from .vllm_arguments import OPTIONS, REASONING_PARSERS, TOOL_CALL_PARSERS, VERSION, Option
 
 _SPELLED: dict[str, Option] = {spelled: option for option in OPTIONS for spelled in (option.name, *option.aliases)}
@@ -131,7 +131,7 @@ def arguments(items: list[str]) -> tuple[list[Argument], list[str]]:
     return found, stray
 
 
-def argument_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str]:
+def find_argument_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with extra_args in every release of vLLM.
 
     Args:
@@ -154,7 +154,7 @@ def argument_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str, An
         )
     seen: dict[str, Argument] = {}
     for argument in found:
-        yield from _not_free(where, argument, engine, keys)
+        yield from _find_reserved_options(where, argument, engine, keys)
         name = argument.option.name if argument.option else argument.name
         place = name + argument.dotted
         other = seen.get(place) or (seen.get(name) if argument.dotted else None)
@@ -166,7 +166,7 @@ def argument_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str, An
         seen[place] = argument
 
 
-def release_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str]:
+def find_release_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the recorded release of vLLM does not know.
 
     Args:
@@ -184,12 +184,13 @@ def release_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str, Any
     for argument in arguments([item for item in given if isinstance(item, str) and not _fault(item)])[0]:
         option = argument.option
         if option is None:
-            yield f"{where}.extra_args: vLLM {VERSION} knows no {shown(argument.name)}; {_instead(argument.name, keys)}"
-        elif option.name not in OURS and option.name not in KEY_OF_OPTION and key_of(option) not in keys:
-            yield from _value_errors(where, argument, option)
+            instead = _suggest_instead(argument.name, keys)
+            yield f"{where}.extra_args: vLLM {VERSION} knows no {shown(argument.name)}; {instead}"
+        elif option.name not in OURS and option.name not in KEY_OF_OPTION and derive_key(option) not in keys:
+            yield from _find_value_errors(where, argument, option)
 
 
-def unknown_engine_key(where: str, key: str, keys: Mapping[str, Any]) -> str:
+def describe_unknown_engine_key(where: str, key: str, keys: Mapping[str, Any]) -> str:
     """Return the sentence for a key that no role reads; it may be an option that vLLM has or had.
 
     Args:
@@ -209,13 +210,13 @@ def unknown_engine_key(where: str, key: str, keys: Mapping[str, Any]) -> str:
         return f"{where}.{key}: nothing reads this key; {nearest(spelled, keys)}"
     if option.name in KEY_OF_OPTION:
         return f"{where}.{key}: nothing reads this key; it is called {KEY_OF_OPTION[option.name]} here."
-    if key_of(option) in keys:
-        return f"{where}.{key}: nothing reads this key; vLLM's name for it is {key_of(option)}."
+    if derive_key(option) in keys:
+        return f"{where}.{key}: nothing reads this key; vLLM's name for it is {derive_key(option)}."
     example = option.name if option.takes == "none" else f"{option.name}=..."
     return f"{where}.{key}: nothing reads this key, though vLLM knows it; write it into extra_args, as {example}."
 
 
-def key_of(option: Option) -> str:
+def derive_key(option: Option) -> str:
     """Return the name of an option in Python, which is also the name of the key."""
     return option.name.removeprefix("--").replace("-", "_")
 
@@ -244,12 +245,14 @@ def _fault(item: str) -> str:
     return f"holds {' '.join(odd)}, and no shell reads it; write the value itself" if odd else ""
 
 
-def _not_free(where: str, argument: Argument, engine: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str]:
+def _find_reserved_options(
+    where: str, argument: Argument, engine: Mapping[str, Any], keys: Mapping[str, Any]
+) -> Iterator[str]:
     """Yield options that have a key of their own, or that the role decides."""
     option = argument.option
     if option is None or argument.dotted:
         return
-    key = KEY_OF_OPTION.get(option.name) or key_of(option)
+    key = KEY_OF_OPTION.get(option.name) or derive_key(option)
     if key in keys and option.name != "--port":
         if key in engine:
             yield (
@@ -258,7 +261,7 @@ def _not_free(where: str, argument: Argument, engine: Mapping[str, Any], keys: M
             )
         else:
             value = str(not argument.name.startswith("--no-")).lower() if option.takes == "none" else argument.values
-            example = value if isinstance(value, str) else as_yaml(value[0]) if value else "..."
+            example = value if isinstance(value, str) else convert_to_yaml(value[0]) if value else "..."
             yield (
                 f"{where}.extra_args: {said(argument.text)} has a key of its own, which plan and report read; "
                 f"write {key}: {example}."
@@ -267,22 +270,22 @@ def _not_free(where: str, argument: Argument, engine: Mapping[str, Any], keys: M
         yield f"{where}.extra_args: {said(argument.text)} is not free to choose: {OURS[option.name]}."
 
 
-def _instead(name: str, keys: Mapping[str, Any]) -> str:
+def _suggest_instead(name: str, keys: Mapping[str, Any]) -> str:
     """Return what to write instead of an option that the release does not know."""
     if name in FORMER:
         return f"{FORMER[name]}."
     offered = nearest(name, _SPELLED)
     for option in (_SPELLED[word] for word in re.findall(r"--[a-z0-9-]+", offered)):
-        if key_of(option) in keys:
-            return f"did you mean the key {key_of(option)}?"
+        if derive_key(option) in keys:
+            return f"did you mean the key {derive_key(option)}?"
     return offered
 
 
-def _value_errors(where: str, argument: Argument, option: Option) -> Iterator[str]:
+def _find_value_errors(where: str, argument: Argument, option: Option) -> Iterator[str]:
     """Yield values that an option of the recorded release does not take."""
     text = f"{where}.extra_args: {said(argument.text)}"
     if option.takes == "none" and argument.glued:
-        yield f"{text}: {option.name} takes no value; write {option.name}{_no_form(option)}."
+        yield f"{text}: {option.name} takes no value; write {option.name}{_describe_negation(option)}."
     elif option.takes in ("one", "many") and not argument.values:
         yield f"{text}: {option.name} needs a value; write {option.name}=..."
     elif not argument.dotted:
@@ -292,10 +295,10 @@ def _value_errors(where: str, argument: Argument, option: Option) -> Iterator[st
             elif option.kind == "float" and not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)", value):
                 yield f"{text}: {option.name} takes a number, and {shown(value)} is none."
             elif option.choices and value not in option.choices:
-                yield f"{text}: {not_among(value, option.choices)}"
+                yield f"{text}: {describe_invalid_choice(value, option.choices)}"
 
 
-def _no_form(option: Option) -> str:
+def _describe_negation(option: Option) -> str:
     """Return ` or --no-...` if the option has a negated form."""
     negated = [alias for alias in option.aliases if alias.startswith("--no-")]
     return f" or {negated[0]}" if negated else ""

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..text import nearest, not_among, shown
+from ..text import describe_invalid_choice, nearest, shown
 
 Spec = Mapping[str, Mapping[str, Any]]
 """The keys of a mapping, each with `type`, `elements`, `required` and `choices` as in an argument spec."""
@@ -95,7 +95,7 @@ _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _TRUE, _FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
 
 
-def name_errors(where: str, name: str, what: str) -> Iterator[str]:
+def find_name_errors(where: str, name: str, what: str) -> Iterator[str]:
     """Yield a sentence if a key cannot be a file name on the host.
 
     Args:
@@ -109,8 +109,8 @@ def name_errors(where: str, name: str, what: str) -> Iterator[str]:
         )
 
 
-def key_errors(where: str, given: Mapping[str, Any], spec: Spec) -> Iterator[str]:
-    """Yield missing keys, and values of a wrong type or form. Unknown keys are left to `unknown_key`.
+def find_key_errors(where: str, given: Mapping[str, Any], spec: Spec) -> Iterator[str]:
+    """Yield missing keys, and values of a wrong type or form. Unknown keys are left to `describe_unknown_key`.
 
     Args:
         where: the variable, for the beginning of each sentence.
@@ -120,12 +120,12 @@ def key_errors(where: str, given: Mapping[str, Any], spec: Spec) -> Iterator[str
     for key, option in spec.items():
         if key not in given:
             if option.get("required"):
-                yield f"{where}.{key}: is missing; {_expected(key, option)}."
+                yield f"{where}.{key}: is missing; {_describe_expected(key, option)}."
         else:
-            yield from value_errors(f"{where}.{key}", key, given[key], option)
+            yield from find_value_errors(f"{where}.{key}", key, given[key], option)
 
 
-def unknown_key(where: str, key: str, known: Collection[str]) -> str:
+def describe_unknown_key(where: str, key: str, known: Collection[str]) -> str:
     """Return the sentence for a key that nothing reads."""
     spelled = key.lstrip("-").replace("-", "_")
     if spelled in known:
@@ -133,7 +133,7 @@ def unknown_key(where: str, key: str, known: Collection[str]) -> str:
     return f"{where}.{key}: nothing reads this key; {nearest(spelled, known)}"
 
 
-def value_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:
+def find_value_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with the value of a key.
 
     Args:
@@ -142,20 +142,20 @@ def value_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) ->
     """
     kind = option.get("type", "str")
     if value is None:
-        yield f"{where}: has no value; {_expected(key, option)}, or remove the line."
+        yield f"{where}: has no value; {_describe_expected(key, option)}, or remove the line."
     elif kind in ("int", "float"):
-        yield from number_errors(where, key, value, whole=kind == "int")
+        yield from find_number_errors(where, key, value, whole=kind == "int")
     elif kind == "bool":
-        yield from switch_errors(where, value, texts=False)
+        yield from find_switch_errors(where, value, texts=False)
     elif kind == "list":
-        yield from _list_errors(where, key, value, option)
+        yield from _find_list_errors(where, key, value, option)
     elif kind == "dict":
-        yield from _environment_errors(where, value) if key == "extra_env" else _dict_errors(where, value)
+        yield from _find_environment_errors(where, value) if key == "extra_env" else _find_dict_errors(where, value)
     else:
-        yield from _text_errors(where, key, value, option)
+        yield from _find_text_errors(where, key, value, option)
 
 
-def number_errors(where: str, key: str, value: Any, *, whole: bool) -> Iterator[str]:
+def find_number_errors(where: str, key: str, value: Any, *, whole: bool) -> Iterator[str]:
     """Yield a sentence if a value is no number, has a unit, or is out of range.
 
     Args:
@@ -164,9 +164,9 @@ def number_errors(where: str, key: str, value: Any, *, whole: bool) -> Iterator[
         whole: True if decimals are wrong.
     """
     quantity = QUANTITIES.get(key, OTHER)
-    usual = quantity.remedy or f"write {_article(quantity.unit, whole)}, such as {quantity.example}"
+    usual = quantity.remedy or f"write {_describe_number(quantity.unit, whole)}, such as {quantity.example}"
     if isinstance(value, str):
-        yield f"{where}: {shown(value)} is text, not a number; {_from_text(value, quantity, whole) or usual}."
+        yield f"{where}: {shown(value)} is text, not a number; {_suggest_number(value, quantity, whole) or usual}."
     elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         yield f"{where}: {shown(value)} is not a number; {usual}."
     elif whole and not isinstance(value, int):
@@ -183,7 +183,7 @@ def number_errors(where: str, key: str, value: Any, *, whole: bool) -> Iterator[
         yield f"{where}: {shown(value)} is above {quantity.high:g}; {usual}."
 
 
-def switch_errors(where: str, value: Any, *, texts: bool) -> Iterator[str]:
+def find_switch_errors(where: str, value: Any, *, texts: bool) -> Iterator[str]:
     """Yield a sentence if a value is no boolean.
 
     `texts` allows words such as `yes`: an operator's switches may come from `-e` as text and are normalised later.
@@ -205,7 +205,7 @@ def switch_errors(where: str, value: Any, *, texts: bool) -> Iterator[str]:
         yield f"{where}: {shown(value)} is a number; write {meant}."
 
 
-def _list_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:
+def _find_list_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:
     element = {"type": option.get("elements", "str")}
     if not isinstance(value, list):
         words = value.replace(",", " ").split() if isinstance(value, str) else [str(value)]
@@ -214,23 +214,23 @@ def _list_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) ->
         yield f"{where}: {shown(value)} is not a list; {remedy}."
         return
     if not value and key != "extra_args":
-        yield f"{where}: is an empty list; {_expected(key, option)}."
+        yield f"{where}: is an empty list; {_describe_expected(key, option)}."
     for position, item in enumerate(value):
         if key == "extra_args" and isinstance(item, str):
             continue  # engine_arguments checks these together
-        yield from value_errors(f"{where}[{position}]", key, item, element)
+        yield from find_value_errors(f"{where}[{position}]", key, item, element)
     if key == "extra_args":
         return
     for item in {shown(item): item for item in value if value.count(item) > 1}.values():
         yield f"{where}: {shown(item)} stands there {value.count(item)} times; each may be named once."
 
 
-def _dict_errors(where: str, value: Any) -> Iterator[str]:
+def _find_dict_errors(where: str, value: Any) -> Iterator[str]:
     if not isinstance(value, dict):
         yield f"{where}: {shown(value)} is not a mapping; write keys with values."
 
 
-def _environment_errors(where: str, value: Any) -> Iterator[str]:
+def _find_environment_errors(where: str, value: Any) -> Iterator[str]:
     if not isinstance(value, dict):
         yield f"{where}: {shown(value)} is not a mapping; write NAME: value, one line each."
         return
@@ -257,7 +257,7 @@ def _environment_errors(where: str, value: Any) -> Iterator[str]:
             )
 
 
-def _text_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:
+def _find_text_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:
     choices = option.get("choices") or CHOICES.get(key, ())
     form = FORMS.get(key, WORD)
     if isinstance(value, bool):
@@ -265,18 +265,18 @@ def _text_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) ->
     elif isinstance(value, int | float):
         yield f"{where}: {shown(value)} is a number, and a text is expected; put it in quotes."
     elif not isinstance(value, str):
-        yield f"{where}: {shown(value)} is not a text; {_expected(key, option)}."
+        yield f"{where}: {shown(value)} is not a text; {_describe_expected(key, option)}."
     elif not value.strip():
         if not (value == "" and key in MAY_BE_EMPTY):
-            yield f"{where}: is empty; {_expected(key, option)}."
+            yield f"{where}: is empty; {_describe_expected(key, option)}."
     elif choices:
         if value not in choices:
-            yield f"{where}: {not_among(value, choices)}"
+            yield f"{where}: {describe_invalid_choice(value, choices)}"
     elif key in FREE_TEXT:
         if re.search(r"[\x00-\x1f\x7f]", value):
             yield f"{where}: {shown(value)} holds a line break or control character; write one line."
     elif not re.fullmatch(form.pattern, value):
-        yield f"{where}: {shown(value)} {_fault(value, form)}; {_repaired(key, value) or form.rule}."
+        yield f"{where}: {shown(value)} {_fault(value, form)}; {_suggest_repair(key, value) or form.rule}."
 
 
 def _fault(value: str, form: Form) -> str:
@@ -295,13 +295,13 @@ def _fault(value: str, form: Form) -> str:
     return "has not the form that is needed"
 
 
-def _repaired(key: str, value: str) -> str:
+def _suggest_repair(key: str, value: str) -> str:
     """Return the repository if its web address was written, otherwise an empty string."""
     address = re.fullmatch(rf"https?://[^/]+/({PLAIN_NAME}/{PLAIN_NAME})/?", value)
     return f"write {address.group(1)}; the hub's address is model_weights_endpoint" if key == "repo" and address else ""
 
 
-def _expected(key: str, option: Mapping[str, Any]) -> str:
+def _describe_expected(key: str, option: Mapping[str, Any]) -> str:
     """Return what to write for a key that has no value."""
     kind = option.get("type", "str")
     choices = option.get("choices") or CHOICES.get(key, ())
@@ -309,7 +309,7 @@ def _expected(key: str, option: Mapping[str, Any]) -> str:
         return f"write one of {', '.join(choices)}"
     if kind in ("int", "float"):
         quantity = QUANTITIES.get(key, OTHER)
-        return quantity.remedy or f"write {_article(quantity.unit, kind == 'int')}, such as {quantity.example}"
+        return quantity.remedy or f"write {_describe_number(quantity.unit, kind == 'int')}, such as {quantity.example}"
     if kind == "bool":
         return "write true or false"
     if key == "gpus":
@@ -325,12 +325,12 @@ def _expected(key: str, option: Mapping[str, Any]) -> str:
     return f"it is: {first.strip().rstrip('.')}" if first else f"write a {kind}"
 
 
-def _article(unit: str, whole: bool) -> str:
+def _describe_number(unit: str, whole: bool) -> str:
     number = "a whole number" if whole else "a number"
     return f"{number} of {unit}" if unit and unit not in ("port", "slot", "fraction") else number
 
 
-def _from_text(text: str, quantity: Quantity, whole: bool) -> str:
+def _suggest_number(text: str, quantity: Quantity, whole: bool) -> str:
     """Return what to write instead of a text with a unit, or an empty string if it cannot be guessed."""
     plain = text.strip().replace("_", "")
     if re.fullmatch(r"[+-]?\d+", plain):
@@ -352,9 +352,9 @@ def _from_text(text: str, quantity: Quantity, whole: bool) -> str:
         return ""
     decimal, binary = number * 1000 ** _POWERS[letter], number * 1024 ** _POWERS[letter]
     if quantity.unit == "MiB":
-        return _sizes(found.group(1), unit, decimal / 1048576, binary / 1048576)
+        return _suggest_sizes(found.group(1), unit, decimal / 1048576, binary / 1048576)
     if quantity.unit == "bytes":
-        return _sizes(found.group(1), unit, decimal, binary)
+        return _suggest_sizes(found.group(1), unit, decimal, binary)
     if len(unit) == 1 and quantity.unit:
         if unit.isupper():
             return f"write {binary:.0f}"
@@ -362,7 +362,7 @@ def _from_text(text: str, quantity: Quantity, whole: bool) -> str:
     return ""
 
 
-def _sizes(number: str, unit: str, decimal: float, binary: float) -> str:
+def _suggest_sizes(number: str, unit: str, decimal: float, binary: float) -> str:
     """Return what to write for a size with a unit, which may count by 1000 or by 1024."""
     letter = unit[0].upper()
     if "i" in unit.lower():
@@ -373,7 +373,7 @@ def _sizes(number: str, unit: str, decimal: float, binary: float) -> str:
     )
 
 
-def as_yaml(value: str) -> str:
+def convert_to_yaml(value: str) -> str:
     """Convert a value of vLLM's command line to one for a key. There 4G is 4 x 1024^3 and 4g is 4 x 1000^3."""
     if short := re.fullmatch(r"(\d+)([kKmMgGtT])", value):
         base = 1024 if short.group(2).isupper() else 1000

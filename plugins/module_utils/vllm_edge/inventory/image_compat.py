@@ -118,14 +118,14 @@ def _release(version: str, what: str) -> Version:
         raise CompatError(f"{what} {version!r} is not a version as PEP 440 writes one.") from error
 
 
-def _next_prefix(prefix: str) -> Version:
+def _increment_prefix(prefix: str) -> Version:
     """Return the version after all those with a prefix: 5.3 becomes 5.4."""
     numbers = list(Version(prefix).release)
     numbers[-1] += 1
     return Version(".".join(str(number) for number in numbers))
 
 
-def _range_of(specifier: Specifier) -> Range:
+def _parse_specifier(specifier: Specifier) -> Range:
     """Convert one specifier to a range."""
     operator, text = specifier.operator, specifier.version
     if operator == "===":
@@ -134,17 +134,17 @@ def _range_of(specifier: Specifier) -> Range:
         return Range(excluded=(text,))
     if operator == "==" and text.endswith(".*"):
         prefix = text[:-2]
-        return Range(Bound(Version(prefix), True), Bound(_next_prefix(prefix), False))
+        return Range(Bound(Version(prefix), True), Bound(_increment_prefix(prefix), False))
     if operator == "~=":
         stem = ".".join(str(number) for number in Version(text).release[:-1])
-        return Range(Bound(Version(text), True), Bound(_next_prefix(stem), False))
+        return Range(Bound(Version(text), True), Bound(_increment_prefix(stem), False))
     bound = Bound(Version(text), operator in {"==", ">=", "<="})
     if operator == "==":
         return Range(bound, bound)
     return Range(lower=bound) if operator in {">=", ">"} else Range(upper=bound)
 
 
-def _tighter(first: Bound | None, second: Bound | None, *, lower: bool) -> Bound | None:
+def _choose_tighter(first: Bound | None, second: Bound | None, *, lower: bool) -> Bound | None:
     """Return the bound that allows less."""
     if first is None or second is None:
         return first or second
@@ -153,19 +153,19 @@ def _tighter(first: Bound | None, second: Bound | None, *, lower: bool) -> Bound
     return first if (first.version > second.version) is lower else second
 
 
-def _outside(item: str, span: Range) -> bool:
+def _is_outside(item: str, span: Range) -> bool:
     """Return whether an exclusion is redundant because it lies outside the ends of the range."""
     if not item.endswith(".*"):
         version = Version(item)
         return _join(Range(span.lower, span.upper), Range(Bound(version, True), Bound(version, True))).is_empty()
-    first, after = Version(item[:-2]), _next_prefix(item[:-2])
+    first, after = Version(item[:-2]), _increment_prefix(item[:-2])
     return _join(Range(span.lower, span.upper), Range(Bound(first, True), Bound(after, False))).is_empty()
 
 
-def _raised(span: Range) -> Range:
+def _raise_lower_end(span: Range) -> Range:
     """Move the lower end out of excluded prefixes: >=5.3,!=5.3.* becomes >=5.4."""
     for item in sorted((item for item in span.excluded if item.endswith(".*")), key=lambda item: Version(item[:-2])):
-        first, after = Version(item[:-2]), _next_prefix(item[:-2])
+        first, after = Version(item[:-2]), _increment_prefix(item[:-2])
         if span.lower is not None and first <= span.lower.version < after:
             span = replace(span, lower=Bound(after, True))
     return span
@@ -174,18 +174,18 @@ def _raised(span: Range) -> Range:
 def _join(first: Range, second: Range) -> Range:
     """Return the range of what both allow; it may be empty."""
     return Range(
-        _tighter(first.lower, second.lower, lower=True),
-        _tighter(first.upper, second.upper, lower=False),
+        _choose_tighter(first.lower, second.lower, lower=True),
+        _choose_tighter(first.upper, second.upper, lower=False),
         tuple(dict.fromkeys(first.excluded + second.excluded)),
     )
 
 
 def intersect(first: Range, second: Range) -> Range | None:
     """Return the versions that are in both ranges, or None if there are none."""
-    joined = _raised(_join(first, second))
+    joined = _raise_lower_end(_join(first, second))
     if joined.is_empty():
         return None
-    return replace(joined, excluded=tuple(item for item in joined.excluded if not _outside(item, joined)))
+    return replace(joined, excluded=tuple(item for item in joined.excluded if not _is_outside(item, joined)))
 
 
 def parse_range(text: str, what: str) -> Range:
@@ -203,7 +203,7 @@ def parse_range(text: str, what: str) -> Range:
         raise CompatError(f"{what} {text!r} is not a set of version specifiers such as '>=5.5.3,<6'.") from error
     result = Range()
     for specifier in sorted(specifiers, key=str):
-        narrowed = intersect(result, _range_of(specifier))
+        narrowed = intersect(result, _parse_specifier(specifier))
         if narrowed is None:
             raise CompatError(f"{what} {text!r} contradicts itself: no version can satisfy all of it.")
         result = narrowed
@@ -260,7 +260,7 @@ def parse_matrix(data: Iterable[Mapping[str, Any]]) -> list[Row]:
     return rows
 
 
-def rows_for(vllm: str, rows: Sequence[Row]) -> list[Row]:
+def find_rows(vllm: str, rows: Sequence[Row]) -> list[Row]:
     """Return every row that covers a vLLM release.
 
     Args:
@@ -283,7 +283,7 @@ def rows_for(vllm: str, rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def _without(span: Range, bad: Range) -> Range | None:
+def _subtract(span: Range, bad: Range) -> Range | None:
     """Return a range without a part of it that is known to break, or None if nothing is left.
 
     If two pieces are left, the upper one is returned, because it has the repair.
@@ -301,7 +301,7 @@ def _without(span: Range, bad: Range) -> Range | None:
     return None
 
 
-def _named_gap(span: Range, gaps: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+def _find_gap(span: Range, gaps: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
     """Return the gap between two releases in which the range begins, or None."""
     if span.lower is None:
         return None
@@ -311,9 +311,9 @@ def _named_gap(span: Range, gaps: Sequence[tuple[str, str]]) -> tuple[str, str] 
     return None
 
 
-def _inside_gap(span: Range, gaps: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+def _find_enclosing_gap(span: Range, gaps: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
     """Return the gap between two releases that the whole range lies in, or None."""
-    gap = _named_gap(span, gaps)
+    gap = _find_gap(span, gaps)
     if gap is None or span.upper is None:
         return None
     first = Version(gap[1])
@@ -343,7 +343,7 @@ def resolve(
         CompatError: if the combination is impossible or known to break.
     """
     wanted = parse_requirement(requirement)
-    found = rows_for(vllm, rows)
+    found = find_rows(vllm, rows)
     release = Version(vllm).public
     said = "; ".join(row.describe() for row in found if row.transformers)
 
@@ -362,7 +362,7 @@ def resolve(
         span = joined
 
     joined = intersect(span, wanted)
-    if joined is None or (gap := _inside_gap(joined, gaps)) is not None:
+    if joined is None or (gap := _find_enclosing_gap(joined, gaps)) is not None:
         why = ""
         if joined is not None and gap is not None:
             why = f" What both would allow, {joined.text()}, lies between {gap[0]} and {gap[1]}, where no release is."
@@ -375,9 +375,9 @@ def resolve(
 
     for row in found:
         for bad in row.known_bad:
-            left = _without(joined, parse_range(bad.transformers, "A known-bad range"))
+            left = _subtract(joined, parse_range(bad.transformers, "A known-bad range"))
             if left is None:
-                remedy = bad.remedy or f"require transformers within {_rest(span, found)}"
+                remedy = bad.remedy or f"require transformers within {_describe_rest(span, found)}"
                 raise CompatError(
                     f"{requirement} with vLLM {release} is known to be broken: {bad.reason} (transformers "
                     f"{bad.transformers} with vLLM {row.vllm}; {bad.reference}). What would do: {remedy}."
@@ -398,12 +398,12 @@ def resolve(
     )
 
 
-def _rest(span: Range, rows: Sequence[Row]) -> str:
+def _describe_rest(span: Range, rows: Sequence[Row]) -> str:
     """Return the range without everything that is known to break, for a message."""
     left: Range | None = span
     for row in rows:
         for bad in row.known_bad:
-            left = _without(left, parse_range(bad.transformers, "A known-bad range")) if left is not None else None
+            left = _subtract(left, parse_range(bad.transformers, "A known-bad range")) if left is not None else None
     return left.text() if left is not None else "nothing that is known to work"
 
 
@@ -417,7 +417,7 @@ def _explain(
     gaps: Sequence[tuple[str, str]],
 ) -> str:
     """Return one sentence: what became of the requirement, and whether the base image meets it."""
-    gap = _named_gap(wanted, gaps)
+    gap = _find_gap(wanted, gaps)
     if gap is not None:
         first = f"{requirement} names no release ({gap[0]} -> {gap[1]}); with vLLM {release} it becomes {constraint}"
     elif wanted.text() == constraint:

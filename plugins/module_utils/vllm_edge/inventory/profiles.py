@@ -16,19 +16,19 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
 from ..gpu.models import GPU_MODELS
-from ..text import nearest, not_among, shown
-from .engine_arguments import argument_errors, release_errors, unknown_engine_key
+from ..text import describe_invalid_choice, nearest, shown
+from .engine_arguments import describe_unknown_engine_key, find_argument_errors, find_release_errors
 from .engine_inputs import (
     QUANTITIES,
     Spec,
-    key_errors,
-    name_errors,
-    number_errors,
-    switch_errors,
-    unknown_key,
-    value_errors,
+    describe_unknown_key,
+    find_key_errors,
+    find_name_errors,
+    find_number_errors,
+    find_switch_errors,
+    find_value_errors,
 )
-from .variables import Project, unknown_variables
+from .variables import Project, find_unknown_variables
 from .vllm_arguments import DEFAULT_GPU_MEMORY_UTILIZATION, VERSION
 
 PROFILE_KEYS: Spec = {
@@ -93,8 +93,8 @@ def contradictions(inventory: Inventory, project: Project) -> list[str]:
     Args:
         project: the variables that the project reads.
     """
-    found = list(_always(inventory, project))
-    if _recorded_release(inventory):
+    found = list(_find_errors(inventory, project))
+    if _is_recorded_release(inventory):
         found += _release(inventory, project)
     return found
 
@@ -105,7 +105,7 @@ def warnings(inventory: Inventory, project: Project) -> list[str]:
     Args:
         project: the variables that the project reads.
     """
-    if _recorded_release(inventory):
+    if _is_recorded_release(inventory):
         return []
     return [
         f"{sentence} vllm_image_base is {shown(inventory.image)}, whose arguments nobody has recorded."
@@ -113,7 +113,7 @@ def warnings(inventory: Inventory, project: Project) -> list[str]:
     ]
 
 
-def vram_floor(engine: Mapping[str, Any], gpu_memory_mib: int, default: float | None) -> Floor | None:
+def compute_vram_floor(engine: Mapping[str, Any], gpu_memory_mib: int, default: float | None) -> Floor | None:
     """Return the least MiB that an engine takes on each GPU, as far as that follows from its arguments alone.
 
     vLLM reserves its whole share when it starts, so this is taken whatever the load. Weights and activations are left
@@ -143,43 +143,43 @@ def vram_floor(engine: Mapping[str, Any], gpu_memory_mib: int, default: float | 
 # ---- all of it --------------------------------------------------------------------------------------------------
 
 
-def _always(inventory: Inventory, project: Project) -> Iterator[str]:
+def _find_errors(inventory: Inventory, project: Project) -> Iterator[str]:
     """Yield every mistake that does not depend on the release of vLLM."""
-    engines = _mappings(inventory.engines)
-    profiles = _mappings(inventory.profiles)
-    yield from _chosen(inventory)
-    yield from _collection_errors("vllm_models", inventory.models, "a model")
-    for name, model in _mappings(inventory.models).items():
-        yield from _model_errors(name, model, project.model_keys)
-    yield from _shared_directories(_mappings(inventory.models))
-    yield from _collection_errors("serving_engines", inventory.engines, "an engine")
+    engines = _select_mappings(inventory.engines)
+    profiles = _select_mappings(inventory.profiles)
+    yield from _find_choice_errors(inventory)
+    yield from _find_collection_errors("vllm_models", inventory.models, "a model")
+    for name, model in _select_mappings(inventory.models).items():
+        yield from _find_model_errors(name, model, project.model_keys)
+    yield from _find_shared_directories(_select_mappings(inventory.models))
+    yield from _find_collection_errors("serving_engines", inventory.engines, "an engine")
     for name, engine in engines.items():
-        yield from _engine_errors(name, engine, inventory, project.engine_keys)
-    yield from _collection_errors("serving_profiles", inventory.profiles, "a profile")
-    yield from value_errors("serving_roles", "served_names", inventory.roles, {"type": "list", "elements": "str"})
+        yield from _find_engine_errors(name, engine, inventory, project.engine_keys)
+    yield from _find_collection_errors("serving_profiles", inventory.profiles, "a profile")
+    yield from find_value_errors("serving_roles", "served_names", inventory.roles, {"type": "list", "elements": "str"})
     for name, profile in profiles.items():
-        yield from _profile_errors(name, profile, inventory)
-    yield from _host_errors(inventory)
-    yield from _settings_errors(inventory, project)
-    yield from unknown_variables(inventory.names, project)
+        yield from _find_profile_errors(name, profile, inventory)
+    yield from _find_host_errors(inventory)
+    yield from _find_settings_errors(inventory, project)
+    yield from find_unknown_variables(inventory.names, project)
 
 
 def _release(inventory: Inventory, project: Project) -> list[str]:
     """Return every mistake by the recorded release of vLLM."""
     return [
         sentence
-        for name, engine in _mappings(inventory.engines).items()
-        for sentence in release_errors(f"serving_engines.{name}", engine, project.engine_keys)
+        for name, engine in _select_mappings(inventory.engines).items()
+        for sentence in find_release_errors(f"serving_engines.{name}", engine, project.engine_keys)
     ]
 
 
-def _recorded_release(inventory: Inventory) -> bool:
+def _is_recorded_release(inventory: Inventory) -> bool:
     """Return whether the image has the release of vLLM whose options are recorded."""
     found = _RELEASE.search(inventory.image) if isinstance(inventory.image, str) else None
     return found is not None and found.group(1) == VERSION
 
 
-def _chosen(inventory: Inventory) -> Iterator[str]:
+def _find_choice_errors(inventory: Inventory) -> Iterator[str]:
     profile, profiles = inventory.profile, inventory.profiles
     known = profiles if isinstance(profiles, dict) else {}
     if profile is None:
@@ -190,26 +190,26 @@ def _chosen(inventory: Inventory) -> Iterator[str]:
         yield f"serving_profile: {shown(profile)} is not a key of serving_profiles; {nearest(profile, known)}"
 
 
-def _collection_errors(variable: str, value: Any, what: str) -> Iterator[str]:
+def _find_collection_errors(variable: str, value: Any, what: str) -> Iterator[str]:
     if not isinstance(value, dict):
         yield f"{variable}: {shown(value)} is not a mapping; write names, each with the keys of {what}."
         return
     for name, item in value.items():
-        yield from name_errors(variable, name, what)
+        yield from find_name_errors(variable, name, what)
         if not isinstance(item, dict):
             yield f"{variable}.{name}: {shown(item)} is not a mapping; write the keys of {what}."
 
 
-def _model_errors(name: str, model: Mapping[str, Any], keys: Spec) -> Iterator[str]:
+def _find_model_errors(name: str, model: Mapping[str, Any], keys: Spec) -> Iterator[str]:
     where = f"vllm_models.{name}"
     spec = {key: {**option, "required": key in MODEL_MUST_HAVE} for key, option in keys.items()}
     for key in model:
         if key not in spec:
-            yield unknown_key(where, key, spec)
-    yield from key_errors(where, model, spec)
+            yield describe_unknown_key(where, key, spec)
+    yield from find_key_errors(where, model, spec)
 
 
-def _shared_directories(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _find_shared_directories(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     owners: dict[str, list[str]] = {}
     for name, model in models.items():
         if isinstance(model.get("dir"), str):
@@ -222,7 +222,7 @@ def _shared_directories(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str
             )
 
 
-def _engine_errors(name: str, engine: Mapping[str, Any], inventory: Inventory, keys: Spec) -> Iterator[str]:
+def _find_engine_errors(name: str, engine: Mapping[str, Any], inventory: Inventory, keys: Spec) -> Iterator[str]:
     where = f"serving_engines.{name}"
     if RESERVED_ENGINE_NAMES.fullmatch(name):
         yield (
@@ -231,15 +231,15 @@ def _engine_errors(name: str, engine: Mapping[str, Any], inventory: Inventory, k
         )
     for key in engine:
         if key not in keys:
-            yield unknown_engine_key(where, key, keys)
-    yield from key_errors(where, engine, keys)
-    yield from argument_errors(where, engine, keys)
+            yield describe_unknown_engine_key(where, key, keys)
+    yield from find_key_errors(where, engine, keys)
+    yield from find_argument_errors(where, engine, keys)
 
-    models = _mappings(inventory.models)
+    models = _select_mappings(inventory.models)
     model = engine.get("model")
     if isinstance(model, str) and model.strip() and model not in models and isinstance(inventory.models, dict):
         yield f"{where}.model: {shown(model)} is not a key of vllm_models; {nearest(model, models)}"
-    yield from _chat_template_errors(f"{where}.chat_template", engine.get("chat_template"), inventory)
+    yield from _find_chat_template_errors(f"{where}.chat_template", engine.get("chat_template"), inventory)
 
     sizes = [engine.get("tensor_parallel_size"), engine.get("pipeline_parallel_size", 1)]
     gpus = engine.get("gpus")
@@ -265,7 +265,7 @@ def _engine_errors(name: str, engine: Mapping[str, Any], inventory: Inventory, k
         )
 
 
-def _chat_template_errors(where: str, value: Any, inventory: Inventory) -> Iterator[str]:
+def _find_chat_template_errors(where: str, value: Any, inventory: Inventory) -> Iterator[str]:
     """Yield a sentence if the template does not exist. A value that is no plain name is refused elsewhere."""
     if (
         isinstance(value, str)
@@ -278,12 +278,12 @@ def _chat_template_errors(where: str, value: Any, inventory: Inventory) -> Itera
         )
 
 
-def _profile_errors(name: str, profile: Mapping[str, Any], inventory: Inventory) -> Iterator[str]:
+def _find_profile_errors(name: str, profile: Mapping[str, Any], inventory: Inventory) -> Iterator[str]:
     where = f"serving_profiles.{name}"
     for key in profile:
         if key not in PROFILE_KEYS:
-            yield unknown_key(where, key, PROFILE_KEYS)
-    yield from key_errors(where, profile, PROFILE_KEYS)
+            yield describe_unknown_key(where, key, PROFILE_KEYS)
+    yield from find_key_errors(where, profile, PROFILE_KEYS)
     known = inventory.engines if isinstance(inventory.engines, dict) else {}
     wanted = profile.get("engines")
     names = (
@@ -293,13 +293,13 @@ def _profile_errors(name: str, profile: Mapping[str, Any], inventory: Inventory)
         if engine.strip() and engine not in known and isinstance(inventory.engines, dict):
             yield f"{where}.engines: {shown(engine)} is not a key of serving_engines; {nearest(engine, known)}"
     chosen = {engine: known[engine] for engine in names if isinstance(known.get(engine), dict)}
-    yield from _shared(where, chosen, "gpus", "GPU slot")
-    yield from _shared(where, chosen, "port", "port")
+    yield from _find_shared(where, chosen, "gpus", "GPU slot")
+    yield from _find_shared(where, chosen, "port", "port")
     if chosen and len(chosen) == len(names):
-        yield from _served(where, chosen, inventory.roles)
+        yield from _find_unserved(where, chosen, inventory.roles)
 
 
-def _shared(where: str, engines: Mapping[str, Mapping[str, Any]], key: str, what: str) -> Iterator[str]:
+def _find_shared(where: str, engines: Mapping[str, Mapping[str, Any]], key: str, what: str) -> Iterator[str]:
     """Yield slots or ports that two engines of a profile use."""
     owners: dict[int, list[str]] = {}
     for name, engine in engines.items():
@@ -311,7 +311,7 @@ def _shared(where: str, engines: Mapping[str, Mapping[str, Any]], key: str, what
             yield f"{where}: {what} {item} is wanted by {' and '.join(names)}; give each engine its own."
 
 
-def _served(where: str, engines: Mapping[str, Mapping[str, Any]], roles: Any) -> Iterator[str]:
+def _find_unserved(where: str, engines: Mapping[str, Mapping[str, Any]], roles: Any) -> Iterator[str]:
     """Yield names that two engines serve, and roles that no engine serves."""
     owners: dict[str, list[str]] = {}
     for name, engine in engines.items():
@@ -332,23 +332,23 @@ def _served(where: str, engines: Mapping[str, Mapping[str, Any]], roles: Any) ->
 # ---- the host ---------------------------------------------------------------------------------------------------
 
 
-def _host_errors(inventory: Inventory) -> Iterator[str]:
+def _find_host_errors(inventory: Inventory) -> Iterator[str]:
     count, memory, uuids = (
-        _from_option(inventory.gpu_count),
-        _from_option(inventory.gpu_memory_mib),
+        _parse_option(inventory.gpu_count),
+        _parse_option(inventory.gpu_memory_mib),
         inventory.gpu_uuids,
     )
     for key, value in (("gpu_count", count), ("gpu_memory_mib", memory)):
         if value is not None:
-            yield from number_errors(key, key, value, whole=True)
-    yield from _uuid_errors(uuids)
-    default = DEFAULT_GPU_MEMORY_UTILIZATION if _recorded_release(inventory) else None
+            yield from find_number_errors(key, key, value, whole=True)
+    yield from _find_uuid_errors(uuids)
+    default = DEFAULT_GPU_MEMORY_UTILIZATION if _is_recorded_release(inventory) else None
     slots = [(count, "gpu_count is")] if _is_whole(count) and count > 0 else []
     if isinstance(uuids, list) and uuids:
         slots.append((len(uuids), "gpu_uuids has"))
         if len(slots) == 2 and count != len(uuids):
             yield f"gpu_count: {count} contradicts gpu_uuids, which has {len(uuids)}; correct it, or leave it out."
-    for name, engine in _active(inventory).items():
+    for name, engine in _select_active_engines(inventory).items():
         where = f"serving_engines.{name}"
         gpus = engine.get("gpus")
         for slot in sorted({slot for slot in gpus if _is_whole(slot)}) if isinstance(gpus, list) else ():
@@ -359,15 +359,15 @@ def _host_errors(inventory: Inventory) -> Iterator[str]:
                     f"{beyond[0] - 1}; choose one of those, or another serving_profile."
                 )
         if _is_whole(memory) and memory >= QUANTITIES["gpu_memory_mib"].low:
-            yield from _budget_errors(where, engine, memory, default)
+            yield from _find_budget_errors(where, engine, memory, default)
 
 
-def _from_option(value: Any) -> Any:
+def _parse_option(value: Any) -> Any:
     """Convert a number that came as text by `-e name=value`."""
     return int(value) if isinstance(value, str) and re.fullmatch(r"\d+", value) else value
 
 
-def _uuid_errors(uuids: Any) -> Iterator[str]:
+def _find_uuid_errors(uuids: Any) -> Iterator[str]:
     if uuids is None or uuids == []:
         return
     if not isinstance(uuids, list):
@@ -385,11 +385,11 @@ def _uuid_errors(uuids: Any) -> Iterator[str]:
             yield f"gpu_uuids: {shown(uuid)} stands there {lowered.count(uuid)} times; every slot is another card."
 
 
-def _budget_errors(where: str, engine: Mapping[str, Any], memory: int, default: float | None) -> Iterator[str]:
+def _find_budget_errors(where: str, engine: Mapping[str, Any], memory: int, default: float | None) -> Iterator[str]:
     budget = engine.get("vram_budget_mib")
     if not _is_whole(budget) or budget <= 0:
         return
-    floor = vram_floor(engine, memory, default)
+    floor = compute_vram_floor(engine, memory, default)
     if budget > memory:
         yield f"{where}.vram_budget_mib: {budget} is above gpu_memory_mib, what a GPU has; write at most {memory}."
     elif floor and budget < floor.mib:
@@ -399,17 +399,17 @@ def _budget_errors(where: str, engine: Mapping[str, Any], memory: int, default: 
         )
 
 
-def _settings_errors(inventory: Inventory, project: Project) -> Iterator[str]:
+def _find_settings_errors(inventory: Inventory, project: Project) -> Iterator[str]:
     for name, value in sorted(inventory.settings.items()):
         option = project.options.get(name, {})
         choices = option.get("choices") or CHOICES.get(name, ())
         if name in project.switches:
-            yield from switch_errors(name, value, texts=True)
+            yield from find_switch_errors(name, value, texts=True)
         elif choices:
             if value not in choices:
-                yield f"{name}: {not_among(value, choices)}"
+                yield f"{name}: {describe_invalid_choice(value, choices)}"
         elif option:
-            yield from value_errors(name, name, _from_option(value), option)
+            yield from find_value_errors(name, name, _parse_option(value), option)
     given = {name for name, has_value in inventory.given.items() if has_value}
     if given >= {"model_weights_token", "model_weights_token_file"}:
         yield "model_weights_token and model_weights_token_file: both are set, two sources for one thing; keep one."
@@ -420,15 +420,17 @@ def _settings_errors(inventory: Inventory, project: Project) -> Iterator[str]:
         )
     if inventory.image is not None and not isinstance(inventory.image, str):
         yield f"vllm_image_base: {shown(inventory.image)} is not a text; write repository:tag."
-    yield from value_errors("vllm_engine_chat_template", "chat_template", inventory.chat_template, {"type": "str"})
-    yield from _chat_template_errors("vllm_engine_chat_template", inventory.chat_template, inventory)
+    yield from find_value_errors("vllm_engine_chat_template", "chat_template", inventory.chat_template, {"type": "str"})
+    yield from _find_chat_template_errors("vllm_engine_chat_template", inventory.chat_template, inventory)
 
 
-def _active(inventory: Inventory) -> dict[str, Mapping[str, Any]]:
+def _select_active_engines(inventory: Inventory) -> dict[str, Mapping[str, Any]]:
     """Return the engines of the chosen profile, as far as they can be read."""
-    profile = _mappings(inventory.profiles).get(inventory.profile) if isinstance(inventory.profile, str) else None
+    profile = (
+        _select_mappings(inventory.profiles).get(inventory.profile) if isinstance(inventory.profile, str) else None
+    )
     names = profile.get("engines") if profile else None
-    engines = _mappings(inventory.engines)
+    engines = _select_mappings(inventory.engines)
     return (
         {name: engines[name] for name in names if isinstance(name, str) and name in engines}
         if isinstance(names, list)
@@ -436,7 +438,7 @@ def _active(inventory: Inventory) -> dict[str, Mapping[str, Any]]:
     )
 
 
-def _mappings(value: Any) -> dict[str, Mapping[str, Any]]:
+def _select_mappings(value: Any) -> dict[str, Mapping[str, Any]]:
     """Return the entries of a mapping that are mappings themselves; the others are refused elsewhere."""
     return {name: item for name, item in value.items() if isinstance(item, dict)} if isinstance(value, dict) else {}
 

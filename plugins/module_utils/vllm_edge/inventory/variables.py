@@ -69,13 +69,13 @@ def load(roles_directories: Iterable[str], playbooks_directory: str, group_vars:
         roles += sorted(path for path in Path(directory).glob("*") if path.is_dir())
     options: dict[str, Mapping[str, Any]] = {}
     for role in roles:
-        known |= set(_mapping(role / "defaults" / "main.yml"))
-        for entry_point in _mapping(role / "meta" / "argument_specs.yml").get("argument_specs", {}).values():
+        known |= set(_read_mapping(role / "defaults" / "main.yml"))
+        for entry_point in _read_mapping(role / "meta" / "argument_specs.yml").get("argument_specs", {}).values():
             options |= entry_point.get("options", {})
     known |= set(options)
     switches: set[str] = set()
     for path in sorted(Path(group_vars).glob("*.yml")):
-        variables = _mapping(path)
+        variables = _read_mapping(path)
         known |= set(variables)
         if path.stem == "switches":
             switches = {name for name, value in variables.items() if isinstance(value, bool)}
@@ -84,7 +84,7 @@ def load(roles_directories: Iterable[str], playbooks_directory: str, group_vars:
         *Path(playbooks_directory).rglob("*.yml"),
         *(path for role in roles for path in role.glob("tasks/*.yml")),
     ]:
-        results |= set(_results(_parsed(file)))
+        results |= set(_find_results(_parsed(file)))
     return Project(
         frozenset(known),
         frozenset(results),
@@ -96,7 +96,7 @@ def load(roles_directories: Iterable[str], playbooks_directory: str, group_vars:
     )
 
 
-def unknown_variables(names: Collection[str], project: Project) -> Iterator[str]:
+def find_unknown_variables(names: Collection[str], project: Project) -> Iterator[str]:
     """Yield one sentence for each variable that is meant for the project and that nothing reads."""
     ours = (*PREFIXES, *(f"{role}_" for role in project.roles))
     for name in sorted(set(names) - project.known - project.results):
@@ -119,20 +119,20 @@ def _parsed(path: Path) -> Any:
     return yaml.load(path.read_text(encoding="utf-8"), _Loader) if path.is_file() else None
 
 
-def _mapping(path: Path) -> dict[str, Any]:
+def _read_mapping(path: Path) -> dict[str, Any]:
     parsed = _parsed(path)
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _results(parsed: Any) -> Iterator[str]:
+def _find_results(parsed: Any) -> Iterator[str]:
     """Yield names that a play sets while it runs."""
     if isinstance(parsed, list):
         for item in parsed:
-            yield from _results(item)
+            yield from _find_results(item)
     elif isinstance(parsed, dict):
         if isinstance(parsed.get("register"), str):
             yield parsed["register"]
         for key, value in parsed.items():
             if key in ("set_fact", "ansible.builtin.set_fact", "vars") and isinstance(value, dict):
                 yield from value
-            yield from _results(value)
+            yield from _find_results(value)

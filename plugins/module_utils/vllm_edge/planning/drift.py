@@ -171,7 +171,7 @@ def compare(
     return rows
 
 
-def of_engines(
+def compare_engines(
     configs: Iterable[EngineConfig], states: Mapping[str, EngineState | None], gpus: Sequence[Mapping[str, Any]]
 ) -> list[Row]:
     """Compare the engines of this host, from its own files.

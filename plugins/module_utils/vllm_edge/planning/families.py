@@ -115,7 +115,7 @@ class _Family:
     """How the vision and audio towers are distributed, if the architecture has any."""
 
 
-def _window(config: _Config) -> int | None:
+def _read_window(config: _Config) -> int | None:
     """Return the sliding window of the whole model, or None.
 
     Qwen's counts only if use_sliding_window is set; 0 means none (`ModelConfig.__post_init__`, vllm/config/model.py).
@@ -125,13 +125,13 @@ def _window(config: _Config) -> int | None:
     return config.get("sliding_window") or None
 
 
-def _uniform(config: _Config, by_type: bool = True) -> tuple[DecoderLayer, ...]:
+def _build_uniform_layers(config: _Config, by_type: bool = True) -> tuple[DecoderLayer, ...]:
     """Return layers that differ at most in their attention type.
 
     If there are no layer_types, or all are the same, sliding_window applies to every layer (`is_interleaved` in
     vllm/engine/arg_utils.py). With mixed types llama.py follows the type (`by_type`), and Qwen's files refuse.
     """
-    window, types = _window(config), config.get("layer_types") or []
+    window, types = _read_window(config), config.get("layer_types") or []
     mixed = len(set(types)) > 1
     if mixed and not by_type and window:
         raise FactsError(f"{config.repo}: a sliding window for some of its layers is what vLLM does not run.")
@@ -144,16 +144,16 @@ def _uniform(config: _Config, by_type: bool = True) -> tuple[DecoderLayer, ...]:
     return tuple(layer(index) for index in config.layers)
 
 
-def _qwen(config: _Config) -> tuple[DecoderLayer, ...]:
+def _build_qwen_layers(config: _Config) -> tuple[DecoderLayer, ...]:
     """Return Qwen3's layers: sliding from max_window_layers on (`Qwen3Config`). Its MoE has no layer_types at all."""
-    if config.get("layer_types") is None and config.get("max_window_layers") is not None and _window(config):
+    if config.get("layer_types") is None and config.get("max_window_layers") is not None and _read_window(config):
         first = config["max_window_layers"]
         types = [Attention.FULL if index < first else Attention.SLIDING for index in config.layers]
         config = replace(config, values={**config.values, "layer_types": types})
-    return _uniform(config, by_type=False)
+    return _build_uniform_layers(config, by_type=False)
 
 
-def _types(config: _Config) -> list[str]:
+def _read_layer_types(config: _Config) -> list[str]:
     """Return Gemma's layer_types: every sixth layer has full attention, unless config.json says otherwise."""
     pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
     types = config.get("layer_types") or [
@@ -168,12 +168,12 @@ def _types(config: _Config) -> list[str]:
     return list(types)
 
 
-def _gemma3(config: _Config) -> tuple[DecoderLayer, ...]:
+def _build_gemma3_layers(config: _Config) -> tuple[DecoderLayer, ...]:
     def layer(index: int, kind: str) -> DecoderLayer:
         window = config["sliding_window"] if kind == Attention.SLIDING else None
         return DecoderLayer(index, Attention(kind), config.kv_heads, config.head_size, window)
 
-    return tuple(layer(index, kind) for index, kind in enumerate(_types(config)))
+    return tuple(layer(index, kind) for index, kind in enumerate(_read_layer_types(config)))
 
 
 def _gemma4(config: _Config) -> tuple[DecoderLayer, ...]:
@@ -182,7 +182,7 @@ def _gemma4(config: _Config) -> tuple[DecoderLayer, ...]:
     Full attention has its own head size and, with attention_k_eq_v, its own number of KV heads. The last layer is
     always full. The last num_kv_shared_layers read the cache of the last layer of their type before them.
     """
-    types = _types(config)
+    types = _read_layer_types(config)
     types[-1] = Attention.FULL
     own = len(types) - (config.get("num_kv_shared_layers") or 0)
     # From 5.16 on transformers writes per layer what was global_head_dim and num_global_key_value_heads before.
@@ -238,12 +238,12 @@ FAMILIES: Mapping[str, _Family] = {
     # is sharded.
     "Gemma4ForConditionalGeneration": _Family("gemma4", _gemma4, _GEMMA4, Sharding.REPLICATED),
     "Gemma4ForCausalLM": _Family("gemma4", _gemma4, _GEMMA4),
-    "Gemma3ForConditionalGeneration": _Family("gemma3", _gemma3, _GEMMA3, Sharding.SHARDED),
-    "Gemma3ForCausalLM": _Family("gemma3", _gemma3, _GEMMA3),
-    "LlamaForCausalLM": _Family("llama3", _uniform, {}),
-    "MistralForCausalLM": _Family("mistral", _uniform, _MISTRAL),
-    "Qwen3ForCausalLM": _Family("qwen3", _qwen, _QWEN3),
-    "Qwen3MoeForCausalLM": _Family("qwen3_moe", _qwen, _QWEN3_MOE),
+    "Gemma3ForConditionalGeneration": _Family("gemma3", _build_gemma3_layers, _GEMMA3, Sharding.SHARDED),
+    "Gemma3ForCausalLM": _Family("gemma3", _build_gemma3_layers, _GEMMA3),
+    "LlamaForCausalLM": _Family("llama3", _build_uniform_layers, {}),
+    "MistralForCausalLM": _Family("mistral", _build_uniform_layers, _MISTRAL),
+    "Qwen3ForCausalLM": _Family("qwen3", _build_qwen_layers, _QWEN3),
+    "Qwen3MoeForCausalLM": _Family("qwen3_moe", _build_qwen_layers, _QWEN3_MOE),
 }
 
 
@@ -268,20 +268,20 @@ def interpret(facts: Facts) -> Model:
     # When transformers itself writes Qwen's config.json, the key is num_local_experts.
     experts = config.get("num_experts") or config.get("num_local_experts") or 0
     per_token = (config.get("top_k_experts") or config.get("num_experts_per_tok") or 0) if experts else 0
-    sizes, rows = _rope_caches(config, layers)
+    sizes, rows = _list_rope_caches(config, layers)
     model = Model(
         facts=facts,
         architecture=architecture,
         family=family.name,
-        dtype=_dtype(config),
+        dtype=_read_dtype(config),
         hidden_size=config["hidden_size"],
         vocabulary=config["vocab_size"],
         query_heads=config["num_attention_heads"],
         max_position_embeddings=config["max_position_embeddings"],
         layers=layers,
         components=(),
-        quantization=_quantization(facts),
-        intermediate_sizes=_intermediate_sizes(config, experts),
+        quantization=_read_quantization(facts),
+        intermediate_sizes=_list_intermediate_sizes(config, experts),
         experts=experts,
         experts_per_token=per_token,
         expert_intermediate_size=(config.get("moe_intermediate_size") or 0) if experts else 0,
@@ -292,18 +292,18 @@ def interpret(facts: Facts) -> Model:
     )
     _check(model)
     tied = bool(config.get("tie_word_embeddings"))
-    components = list(_components(model, family, tied))
+    components = list(_build_components(model, family, tied))
     if not tied and not any(component.tensor.name.endswith("lm_head.weight") for component in components):
         raise FactsError(
             f"{facts.repo}: config.json says that tie_word_embeddings is false, and there is no lm_head.weight. "
             "Fetch its weights again."
         )
     if config.get("attention_k_eq_v"):
-        components += _copies_of_k(model, components)
+        components += _copy_k_to_v(model, components)
     return replace(model, components=tuple(components))
 
 
-def _dtype(config: _Config) -> str:
+def _read_dtype(config: _Config) -> str:
     """Return the dtype that vLLM computes in: float32 becomes bfloat16 (`_resolve_auto_dtype`,
     vllm/config/model.py)."""
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "")
@@ -312,7 +312,7 @@ def _dtype(config: _Config) -> str:
     return "bfloat16" if dtype == "float32" else dtype
 
 
-def _intermediate_sizes(config: _Config, experts: int) -> tuple[int, ...]:
+def _list_intermediate_sizes(config: _Config, experts: int) -> tuple[int, ...]:
     """Return the sizes of the dense MLPs. Gemma 4 has one beside its experts; a layer of Qwen3 MoE has one or the
     other."""
     base = config.get("intermediate_size") or 0
@@ -324,7 +324,7 @@ def _intermediate_sizes(config: _Config, experts: int) -> tuple[int, ...]:
     return (base, 2 * base) if doubled else (base,)
 
 
-def _rope_caches(config: _Config, layers: tuple[DecoderLayer, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _list_rope_caches(config: _Config, layers: tuple[DecoderLayer, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return rotary dimension and rows of each cos/sin cache.
 
     `get_rope` keeps one cache for each head size and set of parameters. `linear` has factor times as many rows, `yarn`
@@ -347,15 +347,15 @@ def _rope_caches(config: _Config, layers: tuple[DecoderLayer, ...]) -> tuple[tup
         part = 1.0 if rope == "proportional" else float(parameters.get("partial_rotary_factor") or 1.0)
         rows = positions
         if rope == "linear":
-            rows = int(positions * _scaling(config, parameters, "factor"))
+            rows = int(positions * _read_scaling(config, parameters, "factor"))
         elif rope == "yarn":
-            original = _scaling(config, parameters, "original_max_position_embeddings")
-            rows = int(original * _scaling(config, parameters, "factor"))
+            original = _read_scaling(config, parameters, "original_max_position_embeddings")
+            rows = int(original * _read_scaling(config, parameters, "factor"))
         caches[kind, layer.head_size] = (int(layer.head_size * part), rows)
     return tuple(size for size, _ in caches.values()), tuple(rows for _, rows in caches.values())
 
 
-def _scaling(config: _Config, parameters: Mapping[str, Any], key: str) -> float:
+def _read_scaling(config: _Config, parameters: Mapping[str, Any], key: str) -> float:
     if parameters.get(key) is None:
         raise FactsError(f"{config.repo}: config.json scales RoPE without {key}. Fetch it again, or complete it.")
     return float(parameters[key])
@@ -364,7 +364,7 @@ def _scaling(config: _Config, parameters: Mapping[str, Any], key: str) -> float:
 # ---- quantization ------------------------------------------------------------------------------------------------
 
 
-def _quantization(facts: Facts) -> Quantization:
+def _read_quantization(facts: Facts) -> Quantization:
     """Return vLLM's name of the method, its bits, and what it makes of the KV cache.
 
     For modelopt, `kv_cache_dtype: auto` follows the checkpoint (`get_kv_cache_quant_algo_string`,
@@ -380,9 +380,9 @@ def _quantization(facts: Facts) -> Quantization:
     method = str(config.get("quant_method") or producer or "").lower()
     if method.startswith("modelopt"):
         algorithm = str(inner.get("quant_algo") or "").upper()
-        kv_cache = _modelopt_kv_cache(config, inner)
+        kv_cache = _read_modelopt_kv_cache(config, inner)
         if algorithm == "NVFP4":
-            return Quantization("modelopt_fp4", 4, _group(inner, "group_size", 16), kv_cache)
+            return Quantization("modelopt_fp4", 4, _read_group_size(inner, "group_size", 16), kv_cache)
         if algorithm.startswith("FP8"):
             return Quantization("modelopt", 8, None, kv_cache)
         method = f"modelopt {algorithm}"
@@ -398,14 +398,16 @@ def _quantization(facts: Facts) -> Quantization:
     elif method in ("awq", "gptq"):
         bits = config.get("bits") or config.get("w_bit")
         if bits:
-            return Quantization(method, int(bits), _group(config, "group_size", None) or config.get("q_group_size"))
+            return Quantization(
+                method, int(bits), _read_group_size(config, "group_size", None) or config.get("q_group_size")
+            )
     raise FactsError(
         f"{facts.repo}: the planner does not know the quantization '{method}'; it knows modelopt (NVFP4, FP8), "
         "compressed-tensors, fp8, awq and gptq."
     )
 
 
-def _group(config: Mapping[str, Any], key: str, default: int | None) -> int | None:
+def _read_group_size(config: Mapping[str, Any], key: str, default: int | None) -> int | None:
     """Return the group size, also from the nested form of compressed-tensors; -1 means one scale per channel."""
     value = config.get(key)
     for group in (config.get("config_groups") or {}).values():
@@ -414,7 +416,7 @@ def _group(config: Mapping[str, Any], key: str, default: int | None) -> int | No
     return None if value in (None, -1) else int(value)
 
 
-def _modelopt_kv_cache(config: Mapping[str, Any], inner: Mapping[str, Any]) -> str | None:
+def _read_modelopt_kv_cache(config: Mapping[str, Any], inner: Mapping[str, Any]) -> str | None:
     """Return `fp8` if ModelOpt quantized the KV cache to FP8, otherwise None."""
     said: Any = None
     for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
@@ -465,13 +467,13 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
 _ROW_PARALLEL = re.compile(r"(o|down|out)_proj$|fc2$")
 
 
-def _components(model: Model, family: _Family, tied: bool) -> Iterator[Component]:
+def _build_components(model: Model, family: _Family, tied: bool) -> Iterator[Component]:
     for tensor in model.facts.tensors:
-        for part in _by_kv_heads(model, tensor):
-            yield _component(model, family, part, tied)
+        for part in _split_by_kv_heads(model, tensor):
+            yield _classify_tensor(model, family, part, tied)
 
 
-def _by_kv_heads(model: Model, tensor: Tensor) -> Iterator[Tensor]:
+def _split_by_kv_heads(model: Model, tensor: Tensor) -> Iterator[Tensor]:
     """Split K and V by their number of KV heads: tensors of one shape may be sharded differently."""
     if tensor.layers is None or not re.search(r"self_attn\.[kv]_proj\.", tensor.name):
         yield tensor
@@ -480,14 +482,14 @@ def _by_kv_heads(model: Model, tensor: Tensor) -> Iterator[Tensor]:
         yield replace(tensor, layers=tuple(layer for layer in tensor.layers if model.layers[layer].kv_heads == heads))
 
 
-def _component(model: Model, family: _Family, tensor: Tensor, tied: bool) -> Component:
+def _classify_tensor(model: Model, family: _Family, tensor: Tensor, tied: bool) -> Component:
     """Determine what a tensor is for and how it is distributed. Raises FactsError if it is unknown."""
     if _NOT_LOADED.search(tensor.name):
         return Component(tensor, "other", Sharding.NOT_LOADED, read_per_token=0.0)
     if any(tower in tensor.name.split(".") for tower in _TOWERS):
         sharding = family.towers
         if sharding is Sharding.SHARDED:
-            sharding = _siglip(tensor)
+            sharding = _shard_siglip(tensor)
         return Component(tensor, "towers", sharding, read_per_token=0.0)
     path = re.sub(r"^(?:(?:model|language_model)\.)*(?:layers\.\*\.)?", "", tensor.name)
     suffix = _SUFFIX.search(path)
@@ -508,7 +510,7 @@ def _component(model: Model, family: _Family, tensor: Tensor, tied: bool) -> Com
         return Component(tensor, kind, sharding, read_per_token=1.0 if whole else 1.0 / tensor.shape[0])
     if kind == "experts":
         read = model.experts_per_token / model.experts if model.experts else 1.0
-        return Component(tensor, kind, _of_experts(path, leaf, tensor), read_per_token=read)
+        return Component(tensor, kind, _shard_experts(path, leaf, tensor), read_per_token=read)
     if sharding in (Sharding.SHARDED, Sharding.KV_HEADS) and _is_whole(path, leaf, tensor):
         sharding = Sharding.REPLICATED
     heads = None
@@ -530,11 +532,11 @@ def _is_whole(path: str, leaf: str, tensor: Tensor) -> bool:
     return per_channel and bool(_ROW_PARALLEL.search(path))
 
 
-def _of_experts(path: str, leaf: str, tensor: Tensor) -> Sharding:
+def _shard_experts(path: str, leaf: str, tensor: Tensor) -> Sharding:
     return Sharding.REPLICATED if _is_whole(path, leaf, tensor) else Sharding.EXPERTS
 
 
-def _siglip(tensor: Tensor) -> Sharding:
+def _shard_siglip(tensor: Tensor) -> Sharding:
     """Return how a tensor of SigLIP is distributed: siglip.py shards linear layers, not embeddings and norms.
 
     The projector of gemma3_mm.py is not sharded either.
@@ -547,7 +549,7 @@ def _siglip(tensor: Tensor) -> Sharding:
     return Sharding.REPLICATED
 
 
-def _copies_of_k(model: Model, components: list[Component]) -> Iterator[Component]:
+def _copy_k_to_v(model: Model, components: list[Component]) -> Iterator[Component]:
     """Yield the V projections that vLLM fills with a copy of K.
 
     With attention_k_eq_v the full layers of Gemma 4 have no V in the file, and vLLM loads K into both places.

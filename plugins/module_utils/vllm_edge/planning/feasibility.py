@@ -63,7 +63,7 @@ Rule = Callable[[Case], Iterator[Finding]]
 Hint = Callable[[Case], Iterator[str]]
 
 
-def release_of(version: str) -> tuple[int, int]:
+def parse_release(version: str) -> tuple[int, int]:
     """Return major and minor number of a version that `vllm_versions.behaviour` accepts.
 
     Raises:
@@ -90,7 +90,7 @@ def advice(case: Case) -> list[str]:
 # ---- releases and GPUs -------------------------------------------------------------------------------------------
 
 
-def _pipeline(case: Case) -> Iterator[Finding]:
+def _check_pipeline(case: Case) -> Iterator[Finding]:
     """Yield a finding for Gemma 4 with pipeline parallelism in a release that crashes."""
     if case.model.family == "gemma4" and case.arguments.pipeline_parallel_size > 1 and case.release < PIPELINE_FIXED:
         yield Finding(
@@ -102,9 +102,9 @@ def _pipeline(case: Case) -> Iterator[Finding]:
         )
 
 
-def _drafters(case: Case) -> Iterator[Finding]:
+def _check_drafters(case: Case) -> Iterator[Finding]:
     """Yield a finding for speculative decoding with Gemma 4 in a release without its drafters."""
-    if case.model.family == "gemma4" and _speculates(case) and case.release < DRAFTERS_SINCE:
+    if case.model.family == "gemma4" and _is_speculative(case) and case.release < DRAFTERS_SINCE:
         yield Finding(
             Verdict.UNSUPPORTED_ENGINE,
             f"vLLM {_said(case.release)} has no drafters for Gemma 4; they came with 0.21.0 (vllm-project/vllm#41745)",
@@ -145,7 +145,7 @@ def _capability(case: Case) -> Iterator[Finding]:
 # ---- shapes ------------------------------------------------------------------------------------------------------
 
 
-def _divisible(case: Case) -> Iterator[Finding]:
+def _check_divisibility(case: Case) -> Iterator[Finding]:
     """Yield findings for heads and sizes that tensor parallelism cannot divide."""
     size, model = case.arguments.tensor_parallel_size, case.model
     kv_heads = sorted({layer.kv_heads for layer in model.layers})
@@ -159,18 +159,18 @@ def _divisible(case: Case) -> Iterator[Finding]:
     for what, values in parts:
         for value in values:
             if value % size:
-                yield _misfit(
+                yield _build_misfit(
                     case, f"{what} {value} is not divisible by tensor_parallel_size {size}", "config/model.py"
                 )
     if uneven:
-        yield _misfit(
+        yield _build_misfit(
             case,
             f"KV heads {uneven[0]} and tensor_parallel_size {size}: neither divides the other",
             "model_executor/models, the assertion in each attention",
         )
 
 
-def _marlin(case: Case) -> Iterator[Finding]:
+def _check_marlin(case: Case) -> Iterator[Finding]:
     """Yield findings for 4-bit weights, which run through Marlin on GPUs without FP4 units."""
     quantization, size = case.model.quantization, case.arguments.tensor_parallel_size
     if quantization.weight_bits != 4 or (case.gpu_model and case.gpu_model.compute_capability >= (10, 0)):
@@ -180,10 +180,10 @@ def _marlin(case: Case) -> Iterator[Finding]:
     packed = {part.kind for part in case.model.components if part.tensor.dtype in PACKED_DTYPES}
     tile = MARLIN_INPUT_FP4 if _is_fp4(case.model) else MARLIN_INPUT
     rule = f"groups of {group}" if pads else f"{max(tile, group)}"
-    for kind, what, whole in _inputs(case.model):
+    for kind, what, whole in _list_inputs(case.model):
         part = whole // size
         if kind in packed and whole % size == 0 and (part % group or (not pads and part % tile)):
-            yield _misfit(
+            yield _build_misfit(
                 case,
                 f"{what} {whole} over tensor_parallel_size {size} is {part}, which Marlin cannot divide by {rule}",
                 "model_executor/layers/quantization/utils/marlin_utils.py, check_marlin_supports_shape",
@@ -193,7 +193,7 @@ def _marlin(case: Case) -> Iterator[Finding]:
         part = expert // size
         if part % group or (not pads and part % max(MARLIN_EXPERTS, group)):
             rule = f"groups of {group}" if pads else f"{max(MARLIN_EXPERTS, group)}"
-            yield _misfit(
+            yield _build_misfit(
                 case,
                 f"intermediate size {expert} of an expert over tensor_parallel_size {size} is {part}, which Marlin's "
                 f"MoE cannot divide by {rule}",
@@ -203,7 +203,7 @@ def _marlin(case: Case) -> Iterator[Finding]:
             )
 
 
-def _inputs(model: Model) -> Iterator[tuple[str, str, int]]:
+def _list_inputs(model: Model) -> Iterator[tuple[str, str, int]]:
     """Yield kind, name and size of the inputs of the linear layers that tensor parallelism divides."""
     for size in model.intermediate_sizes:
         yield "mlp", "intermediate size", size
@@ -211,17 +211,17 @@ def _inputs(model: Model) -> Iterator[tuple[str, str, int]]:
         yield "attention", "size of all query heads", size
 
 
-def _misfit(case: Case, reason: str, where: str, fix: str = "") -> Finding:
+def _build_misfit(case: Case, reason: str, where: str, fix: str = "") -> Finding:
     return Finding(Verdict.UNSUPPORTED_SHAPE, f"{reason} (vLLM {_said(case.release)} {where})", fix)
 
 
-RULES: Sequence[Rule] = (_pipeline, _drafters, _capability, _divisible, _marlin)
+RULES: Sequence[Rule] = (_check_pipeline, _check_drafters, _capability, _check_divisibility, _check_marlin)
 
 
 # ---- advice ------------------------------------------------------------------------------------------------------
 
 
-def _per_layer_pipeline(case: Case) -> Iterator[str]:
+def _advise_on_per_layer_pipeline(case: Case) -> Iterator[str]:
     if case.model.per_layer_embedding_size and case.arguments.pipeline_parallel_size > 1:
         yield (
             "a pipeline of a model with per-layer embeddings was questioned in the review of vllm-project/vllm#40786; "
@@ -229,7 +229,7 @@ def _per_layer_pipeline(case: Case) -> Iterator[str]:
         )
 
 
-def _no_fp4(case: Case) -> Iterator[str]:
+def _advise_on_fp4(case: Case) -> Iterator[str]:
     gpu = case.gpu_model
     if gpu and gpu.compute_capability < (10, 0) and _is_fp4(case.model):
         yield (
@@ -238,7 +238,7 @@ def _no_fp4(case: Case) -> Iterator[str]:
         )
 
 
-def _all_reduce(case: Case) -> Iterator[str]:
+def _advise_on_all_reduce(case: Case) -> Iterator[str]:
     size = case.arguments.tensor_parallel_size
     if size > 2 and case.gpu_model and not case.gpu_model.nvlink:
         yield (
@@ -247,7 +247,7 @@ def _all_reduce(case: Case) -> Iterator[str]:
         )
 
 
-def _eager(case: Case) -> Iterator[str]:
+def _advise_on_eager(case: Case) -> Iterator[str]:
     if not case.arguments.enforce_eager:
         return
     if case.model.experts:
@@ -260,13 +260,13 @@ def _eager(case: Case) -> Iterator[str]:
         )
 
 
-def _drafter_uncounted(case: Case) -> Iterator[str]:
-    if _speculates(case):
+def _advise_on_drafter(case: Case) -> Iterator[str]:
+    if _is_speculative(case):
         tools = ", and see first that tool calls come through it whole" if case.tool_call_parser else ""
         yield f"the drafter of --speculative-config is not in this plan; leave it memory, measure its acceptance{tools}"
 
 
-def _experts_stay(case: Case) -> Iterator[str]:
+def _advise_on_experts(case: Case) -> Iterator[str]:
     if case.model.experts:
         yield (
             f"all {case.model.experts} experts are in memory, of which a token reads {case.model.experts_per_token}: "
@@ -274,10 +274,17 @@ def _experts_stay(case: Case) -> Iterator[str]:
         )
 
 
-HINTS: Sequence[Hint] = (_per_layer_pipeline, _no_fp4, _all_reduce, _eager, _drafter_uncounted, _experts_stay)
+HINTS: Sequence[Hint] = (
+    _advise_on_per_layer_pipeline,
+    _advise_on_fp4,
+    _advise_on_all_reduce,
+    _advise_on_eager,
+    _advise_on_drafter,
+    _advise_on_experts,
+)
 
 
-def context_advice(max_model_len: int, max_concurrency: float) -> list[str]:
+def advise_on_context(max_model_len: int, max_concurrency: float) -> list[str]:
     """Return advice about the length of a request.
 
     The rule "at most 30,000 to 40,000 tokens on GPUs under 40 GB", which is found elsewhere, is not used: memory
@@ -299,7 +306,7 @@ def context_advice(max_model_len: int, max_concurrency: float) -> list[str]:
     return []
 
 
-def _speculates(case: Case) -> bool:
+def _is_speculative(case: Case) -> bool:
     return any(re.match(r"(--speculative[-_]config|-sc)\b", item) for item in case.extra_args)
 
 

@@ -26,7 +26,7 @@ GPUS_SPEC: dict[str, Any] = {
         "free_bytes": {"type": "int"},
     },
 }
-"""Argument spec of the module option `gpus`; `gpu_of` takes one element."""
+"""Argument spec of the module option `gpus`; `build_gpu` takes one element."""
 
 
 FACTS_SPEC: dict[str, Any] = {"type": "str", "choices": ["files", "recorded"], "default": "files"}
@@ -69,7 +69,7 @@ def model_of(name: str, model: Mapping[str, Any], weights_root: Path, facts: str
     return families.interpret(facts_of(name, model, weights_root, facts))
 
 
-def gpu_of(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) -> Gpu:
+def build_gpu(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) -> Gpu:
     """Return a GPU with CUDA's total.
 
     Args:

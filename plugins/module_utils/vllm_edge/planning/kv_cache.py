@@ -17,7 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .contract import Arguments, Attention, DecoderLayer, KvCapacity, KvGroup, Model
-from .vllm_versions import Behaviour, TokenRule, batches_in_flight, behaviour, max_model_len, max_num_batched_tokens
+from .vllm_versions import (
+    Behaviour,
+    TokenRule,
+    behaviour,
+    count_batches_in_flight,
+    max_model_len,
+    max_num_batched_tokens,
+)
 
 # Source: 0.33.0 utils/torch_utils.py:40
 ELEMENT_BYTES = {
@@ -70,8 +77,8 @@ class Spec:
             in_flight_tokens: tokens of all batches that are computed at once.
         """
         if self.window_tokens is None:
-            return _ceiling(request_tokens, self.block_tokens)
-        return _ceiling(min(self.window_tokens - 1 + in_flight_tokens, request_tokens), self.block_tokens) + 1
+            return _divide_up(request_tokens, self.block_tokens)
+        return _divide_up(min(self.window_tokens - 1 + in_flight_tokens, request_tokens), self.block_tokens) + 1
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ class Group:
         return self.specs[0].blocks(request_tokens, in_flight_tokens)
 
 
-def resolved_dtype(model: Model, arguments: Arguments, version: str) -> str:
+def resolve_dtype(model: Model, arguments: Arguments, version: str) -> str:
     """Return the dtype of the KV cache as vLLM names it: `bfloat16`, `fp8`.
 
     `auto` is what the checkpoint's quantization says, otherwise the model's own dtype. Source: 0.33.0
@@ -119,7 +126,7 @@ def pipeline_stages(layers: int, stages: int) -> tuple[range, ...]:
     return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
-def layers_of_rank(model: Model, arguments: Arguments, pipeline_rank: int) -> range:
+def select_layers(model: Model, arguments: Arguments, pipeline_rank: int) -> range:
     """Return the numbers of the decoder layers of one pipeline rank.
 
     Raises:
@@ -147,7 +154,7 @@ def groups(model: Model, arguments: Arguments, version: str) -> tuple[Group, ...
         raise UnsupportedKvCache("no layer of the model has a KV cache")
     if len({(spec.attention, spec.window_tokens, spec.block_tokens) for spec in specs.values()}) == 1:
         return (Group(tuple(specs), tuple(specs.values())),)
-    return _groups_of_kinds(_with_equal_pages(specs, release))
+    return _group_by_kind(_equalize_pages(specs, release))
 
 
 def needed(model: Model, arguments: Arguments, version: str) -> int:
@@ -249,12 +256,12 @@ class _Rank:
 
 def _ranks(model: Model, arguments: Arguments, version: str) -> tuple[_Rank, ...]:
     """Return every pipeline rank. Raises UnsupportedKvCache if one has no KV cache."""
-    in_flight = batches_in_flight(model, arguments, version) * max_num_batched_tokens(model, arguments, version)
+    in_flight = count_batches_in_flight(model, arguments, version) * max_num_batched_tokens(model, arguments, version)
     reserved = 1 if behaviour(version).null_block_reserved else 0
     of_model = groups(model, arguments, version)
     result = []
     for number in range(arguments.pipeline_parallel_size):
-        layers = layers_of_rank(model, arguments, number)
+        layers = select_layers(model, arguments, number)
         block_bytes = max(sum(spec.page_bytes for spec in group.on(layers)) for group in of_model)
         if block_bytes == 0:
             raise UnsupportedKvCache(f"no layer of pipeline rank {number} has a KV cache of its own")
@@ -267,7 +274,7 @@ def _spec(layer: DecoderLayer, model: Model, arguments: Arguments, release: Beha
     block = DEFAULT_BLOCK_TOKENS if arguments.block_size is None else arguments.block_size
     if block % DEFAULT_BLOCK_TOKENS:
         raise UnsupportedKvCache(f"block_size {block} is not a multiple of {DEFAULT_BLOCK_TOKENS}")
-    dtype = resolved_dtype(model, arguments, release.version)
+    dtype = resolve_dtype(model, arguments, release.version)
     if dtype not in ELEMENT_BYTES:
         raise UnsupportedKvCache(f"the size of a KV cache of dtype {dtype} is not known")
     sliding = layer.attention is Attention.SLIDING
@@ -283,7 +290,7 @@ def _spec(layer: DecoderLayer, model: Model, arguments: Arguments, release: Beha
     )
 
 
-def _with_equal_pages(specs: Mapping[int, Spec], release: Behaviour) -> dict[int, Spec]:
+def _equalize_pages(specs: Mapping[int, Spec], release: Behaviour) -> dict[int, Spec]:
     """Make all pages as large as the largest: smaller pages hold more tokens, or are padded (0.19.0
     kv_cache_utils.py:914).
 
@@ -304,7 +311,7 @@ def _with_equal_pages(specs: Mapping[int, Spec], release: Behaviour) -> dict[int
     return result
 
 
-def _groups_of_kinds(specs: Mapping[int, Spec]) -> tuple[Group, ...]:
+def _group_by_kind(specs: Mapping[int, Spec]) -> tuple[Group, ...]:
     """Return groups of equally many layers, from specs with equal pages (0.19.0 kv_cache_utils.py:959).
 
     A group is as large as the rarest kind of layer. The layers of a kind are distributed to its groups in turn, so that
@@ -317,12 +324,12 @@ def _groups_of_kinds(specs: Mapping[int, Spec]) -> tuple[Group, ...]:
     size = max(counts) if max(counts) < min(counts) * FEW_MORE_LAYERS else min(counts)
     result = []
     for spec, layers in kinds.items():
-        number = _ceiling(len(layers), size)
+        number = _divide_up(len(layers), size)
         for first in range(number):
             dealt = tuple(layers[first::number])
             result.append(Group(dealt, (spec,) * len(dealt)))
     return tuple(result)
 
 
-def _ceiling(dividend: int, divisor: int) -> int:
+def _divide_up(dividend: int, divisor: int) -> int:
     return -(-dividend // divisor)

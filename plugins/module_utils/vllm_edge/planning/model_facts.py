@@ -44,24 +44,24 @@ Header = tuple[str, str, Sequence[int]]
 """Name, dtype and shape of one tensor."""
 
 
-def bytes_of(tensor: Tensor) -> int:
+def compute_bytes(tensor: Tensor) -> int:
     """Return the bytes in the file of one of the tensors that `tensor` stands for."""
     return (math.prod(tensor.shape) * DTYPE_BITS[tensor.dtype] + 7) // 8
 
 
-def how_many(tensor: Tensor) -> int:
+def count_tensors(tensor: Tensor) -> int:
     """Return how many tensors of the checkpoint `tensor` stands for."""
     return tensor.count * (1 if tensor.layers is None else len(tensor.layers))
 
 
 def parameters(facts: Facts) -> int:
     """Return the number of elements of all tensors. For packed weights that is the number of packed words."""
-    return sum(math.prod(tensor.shape) * how_many(tensor) for tensor in facts.tensors)
+    return sum(math.prod(tensor.shape) * count_tensors(tensor) for tensor in facts.tensors)
 
 
 def checkpoint_bytes(facts: Facts) -> int:
     """Return the bytes of all tensors in the files."""
-    return sum(bytes_of(tensor) * how_many(tensor) for tensor in facts.tensors)
+    return sum(compute_bytes(tensor) * count_tensors(tensor) for tensor in facts.tensors)
 
 
 def read(directory: Path, repo: str = "", revision: str = "") -> Facts:
@@ -76,13 +76,13 @@ def read(directory: Path, repo: str = "", revision: str = "") -> Facts:
     config = _read_json(directory / "config.json", "It is no model directory in Hugging Face's layout, or incomplete.")
     quantization = None
     path = directory / "hf_quant_config.json"
-    if not quantization_of(config) and path.exists():
+    if not find_quantization(config) and path.exists():
         quantization = _read_json(path, "Fetch it again.")
-    headers = (header for shard in _shards(directory) for header in _read_headers(shard))
-    return from_headers(repo or directory.name, revision, config, headers, quantization)
+    headers = (header for shard in _list_shards(directory) for header in _read_headers(shard))
+    return build_facts(repo or directory.name, revision, config, headers, quantization)
 
 
-def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def find_quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what config.json says about quantization, or an empty mapping.
 
     vLLM looks in the same places (`ModelConfig._parse_quant_hf_config`, vllm/config/model.py of 0.33).
@@ -94,7 +94,7 @@ def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def from_headers(
+def build_facts(
     repo: str,
     revision: str,
     config: Mapping[str, Any],
@@ -131,10 +131,10 @@ def from_headers(
     tensors = [
         Tensor(pattern, dtype, shape, layers, count)
         for (pattern, dtype, shape), counts in patterns.items()
-        for layers, count in _groups(counts)
+        for layers, count in _group_layers(counts)
     ]
     tensors.sort(key=lambda tensor: (tensor.name, tensor.layers or (), tensor.dtype, tensor.shape))
-    return Facts(repo, revision, config, tuple(tensors), quantization_of(config) or dict(quantization or {}), source)
+    return Facts(repo, revision, config, tuple(tensors), find_quantization(config) or dict(quantization or {}), source)
 
 
 def recorded(repo: str) -> Facts | None:
@@ -146,14 +146,14 @@ def recorded(repo: str) -> Facts | None:
     if record is None:
         return None
     tensors = tuple(
-        Tensor(name, dtype, tuple(shape), None if layers is None else tuple(_numbers(layers)), count)
+        Tensor(name, dtype, tuple(shape), None if layers is None else tuple(_expand_ranges(layers)), count)
         for name, dtype, shape, layers, count in record["tensors"]
     )
     config, quantization = record["config"], record["quantization"]
     return Facts(repo, record["revision"], config, tensors, quantization, f"recorded: {record['source']}")
 
 
-def _groups(counts: Mapping[int | None, int]) -> Iterator[tuple[tuple[int, ...] | None, int]]:
+def _group_layers(counts: Mapping[int | None, int]) -> Iterator[tuple[tuple[int, ...] | None, int]]:
     """Yield layers that have the same number of such tensors, and that number."""
     if None in counts:
         yield None, counts[None]
@@ -161,7 +161,7 @@ def _groups(counts: Mapping[int | None, int]) -> Iterator[tuple[tuple[int, ...] 
         yield tuple(sorted(layer for layer, has in counts.items() if layer is not None and has == count)), count
 
 
-def _numbers(ranges: str) -> Iterator[int]:
+def _expand_ranges(ranges: str) -> Iterator[int]:
     """Yield 0, 1, 2, 3, 4, 6 for `0-4,6`."""
     for part in ranges.split(","):
         first, _, last = part.partition("-")
@@ -179,7 +179,7 @@ def ranges(layers: Sequence[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
-def _shards(directory: Path) -> list[Path]:
+def _list_shards(directory: Path) -> list[Path]:
     """Return the safetensors files of a checkpoint. Raises FactsError if one is missing."""
     index = directory / INDEX
     if index.exists():

@@ -34,9 +34,9 @@ def record(facts: Facts, source: str) -> dict[str, Any]:
     Args:
         source: where the facts come from, in words.
     """
-    config = {"architectures": list(facts.config.get("architectures") or []), **_needed(facts.config)}
+    config = {"architectures": list(facts.config.get("architectures") or []), **_select_needed(facts.config)}
     if facts.config.get("text_config"):
-        config["text_config"] = _needed(facts.config["text_config"])
+        config["text_config"] = _select_needed(facts.config["text_config"])
     tensors = [
         (
             tensor.name,
@@ -63,7 +63,7 @@ def render(records: Mapping[str, Mapping[str, Any]]) -> str:
         entry = records[repo]
         lines.append(f"    {repo!r}: {{")
         for key in ("revision", "source", "config", "quantization"):
-            lines.append(f"        {key!r}: {_literal(entry[key], 8)},")
+            lines.append(f"        {key!r}: {_format_literal(entry[key], 8)},")
         lines.append("        'tensors': [")
         lines += [f"            {_plain(tensor)!r}," for tensor in entry["tensors"]]
         lines += ["        ],", "    },"]
@@ -91,21 +91,21 @@ def changes(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> list[
     return lines
 
 
-def _needed(config: Mapping[str, Any]) -> dict[str, Any]:
+def _select_needed(config: Mapping[str, Any]) -> dict[str, Any]:
     # null is kept: for a key that is missing, the family's default applies.
     return {key: value for key, value in sorted(config.items()) if key in CONFIG_KEYS}
 
 
-def _literal(value: Any, indent: int) -> str:
+def _format_literal(value: Any, indent: int) -> str:
     """Return a value as a Python literal, over several lines if it is longer than WIDTH columns."""
     if len(repr(value)) + indent <= WIDTH or not isinstance(value, Mapping | list | tuple):
         return repr(value)
     inner = indent + 2
     if isinstance(value, Mapping):
-        parts = [f"{key!r}: {_literal(item, inner)}," for key, item in value.items()]
+        parts = [f"{key!r}: {_format_literal(item, inner)}," for key, item in value.items()]
         return "\n".join(["{", *(" " * inner + part for part in parts), " " * indent + "}"])
     lines = [" " * (inner - 1)]
-    for part in (f" {_literal(item, inner)}," for item in value):
+    for part in (f" {_format_literal(item, inner)}," for item in value):
         if len(lines[-1]) + len(part) > WIDTH:
             lines.append(" " * (inner - 1))
         lines[-1] += part

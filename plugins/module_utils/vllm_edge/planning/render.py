@@ -109,10 +109,10 @@ def _engine(engine: EnginePlan) -> Iterator[str]:
         yield from _wrapped("  advice: ", sentence)
     if engine.gpus:
         yield "  GPU " + " " * (BAR_WIDTH + 3) + "".join(f"{heading:>8}" for heading in HEADINGS)
-        yield from map(_gpu, engine.gpus)
+        yield from map(_render_gpu, engine.gpus)
 
 
-def _gpu(gpu: GpuPlan) -> str:
+def _render_gpu(gpu: GpuPlan) -> str:
     parts = _parts(gpu)
     cells = bar(parts, gpu.total_bytes + gpu.free_bytes)
     figures = [round(parts[letter] / MIB) for letter in "WASCGK"] + [gpu.free_bytes // MIB]

@@ -180,7 +180,7 @@ def max_num_seqs(model: Model, arguments: Arguments, version: str) -> int:
     return min(behaviour(version).default_max_num_seqs, max_num_batched_tokens(model, arguments, version))
 
 
-def batches_in_flight(model: Model, arguments: Arguments, version: str) -> int:
+def count_batches_in_flight(model: Model, arguments: Arguments, version: str) -> int:
     """Return the number of batches whose tokens a request with sliding attention holds at once.
 
     Async scheduling is on unless it is switched off. With vLLM's own executor, one process per GPU, only speculative

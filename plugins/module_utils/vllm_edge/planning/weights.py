@@ -68,12 +68,12 @@ def per_rank(model: Model, arguments: Arguments, vllm_version: str = "0.19.0") -
         held: Counter[str] = Counter()
         read = Fraction(0)
         for component in loaded:
-            size = _count(component, stage) * _bytes_on_rank(component, model, arguments.tensor_parallel_size)
+            size = _count(component, stage) * _compute_bytes_on_rank(component, model, arguments.tensor_parallel_size)
             held[component.kind] += size
             if _is_read(component, stage):
                 read += size * Fraction(component.read_per_token)
-        held["rope_caches"] += _rope_bytes(model)
-        held["buffers"] += _per_layer_embedding_buffer(model, arguments)
+        held["rope_caches"] += _compute_rope_bytes(model)
+        held["buffers"] += _compute_per_layer_embedding_buffer(model, arguments)
         by_kind = {kind: size for kind, size in held.items() if size}
         ranks.append(RankWeights(len(ranks), sum(by_kind.values()), by_kind, round(read)))
     return tuple(ranks)
@@ -113,7 +113,7 @@ def _is_read(component: Component, stage: _Stage) -> bool:
     return stage.last if component.read_per_token == 1.0 else stage.first
 
 
-def _bytes_on_rank(component: Component, model: Model, ranks: int) -> int:
+def _compute_bytes_on_rank(component: Component, model: Model, ranks: int) -> int:
     """Return the bytes of one tensor of a component on one of `ranks` ranks of tensor parallelism."""
     shape, bits = component.tensor.shape, DTYPE_BITS[component.tensor.dtype]
     if component.tensor.dtype in _FLOATS and component.tensor.name.rsplit(".", 1)[-1] not in SCALES:
@@ -131,14 +131,14 @@ def _bytes_on_rank(component: Component, model: Model, ranks: int) -> int:
     return math.ceil(elements * share * bits / 8)
 
 
-def _rope_bytes(model: Model) -> int:
+def _compute_rope_bytes(model: Model) -> int:
     """Return the bytes of cos and sin for every position; every rank has them."""
     rows = model.rope_cache_rows or (model.max_position_embeddings,) * len(model.rope_cache_sizes)
     width = _DTYPE_BYTES.get(model.dtype, 2)
     return sum(size * count * width for size, count in zip(model.rope_cache_sizes, rows, strict=True))
 
 
-def _per_layer_embedding_buffer(model: Model, arguments: Arguments) -> int:
+def _compute_per_layer_embedding_buffer(model: Model, arguments: Arguments) -> int:
     """Return the bytes that gemma4_mm.py keeps for the per-layer embeddings of one batch (Gemma 4's E models)."""
     if not model.multimodal or not model.per_layer_embedding_size:
         return 0

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..engine.config import EngineConfig, EngineConfigError, engine_names, load_config
+from ..engine.config import EngineConfig, EngineConfigError, list_engine_names, load_config
 from ..engine.state import EngineState, read_state, stamp
 from ..generation.live import live_changes
 from ..generation.model import GenerationError
@@ -21,12 +21,12 @@ from ..generation.store import load
 from ..names import LABEL_GENERATION, LABEL_INPUT_HASH, TARGET, EngineIdentity
 from ..paths import HostPaths
 from ..planning import drift
-from ..switch.history import running_json, short
+from ..switch.history import describe_running, short
 from ..switch.journal import history, holder, read_journal
 from ..system.docker import Container, Docker, DockerAway, DockerRefused, docker_unit
 from ..system.sockets import parse_listeners
 from ..system.systemd import ask_units
-from .problems import file_words, judge
+from .problems import describe_file_change, judge
 
 PROC = Path("/proc")
 HISTORY = 10
@@ -73,14 +73,14 @@ def ask_gpus(budgets: Mapping[str, int | None], paths: HostPaths) -> Asked:
     """
     from ..gpu.budget import Limits, evaluate
     from ..gpu.owners import find_owners
-    from ..switch.gpu_memory import read_boards, slots_of
+    from ..switch.gpu_memory import load_slots, read_boards
     from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
 
     if pynvml_missing():
         return [], "GPUs cannot be read: the Python package nvidia-ml-py is not installed beside this program"
     try:
         with open_nvml() as session:
-            reading = read_boards(session, slots_of(paths))
+            reading = read_boards(session, load_slots(paths))
     except NvmlFailure as failure:
         return [], f"GPUs cannot be read: {failure}"
     owners = find_owners({process.pid for gpu in reading.gpus for process in gpu.processes or ()})
@@ -137,9 +137,9 @@ def read_switches(paths: HostPaths) -> tuple[Json, list[str]]:
     except OSError as error:
         return found, [f"What is known of switches cannot be read: {error}"]
     if running is not None:
-        found["switch"] = running_json(running)
+        found["switch"] = describe_running(running)
     elif last is not None and last.result is None:
-        found["unfinished_switch"] = {**running_json(last), "id": last.id, "message": last.message}
+        found["unfinished_switch"] = {**describe_running(last), "id": last.id, "message": last.message}
     return found, []
 
 
@@ -160,13 +160,13 @@ def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tupl
             f"{text[0].upper()}{text[1:].rstrip('.')}. A switch that fails goes back to the committed generation and "
             "needs its files: run site.yml."
         ]
-    return [{"path": change.path, "how": file_words(change)} for change in changes], []
+    return [{"path": change.path, "how": describe_file_change(change)} for change in changes], []
 
 
 # -- putting together
 
 
-def systemd_time(unit: Mapping[str, str] | None, key: str) -> int | None:
+def parse_systemd_time(unit: Mapping[str, str] | None, key: str) -> int | None:
     """Convert a time of systemd to seconds since the epoch; None if it has none.
 
     Args:
@@ -177,23 +177,23 @@ def systemd_time(unit: Mapping[str, str] | None, key: str) -> int | None:
     return int(text) if text.isdigit() and int(text) > 0 else None
 
 
-def _stamp(seconds: int | None) -> str | None:
+def _format_time(seconds: int | None) -> str | None:
     return None if seconds is None else stamp(datetime.fromtimestamp(seconds, UTC))
 
 
-def _load_seconds(unit: Mapping[str, str] | None, state: EngineState | None) -> float | None:
+def _measure_load_seconds(unit: Mapping[str, str] | None, state: EngineState | None) -> float | None:
     """Return how long the engine took to load, as its supervisor counted.
 
     If this user may not read the supervisor's file, it is computed from systemd's clock in whole seconds.
     """
     if state is not None:
         return state.load_seconds
-    began, ready = systemd_time(unit, "InactiveExitTimestamp"), systemd_time(unit, "ActiveEnterTimestamp")
+    began, ready = parse_systemd_time(unit, "InactiveExitTimestamp"), parse_systemd_time(unit, "ActiveEnterTimestamp")
     active = (unit or {}).get("ActiveState") == "active"
     return float(ready - began) if active and began is not None and ready is not None and ready >= began else None
 
 
-def engine_json(
+def describe_engine(
     config: EngineConfig,
     unit: Mapping[str, str] | None,
     container: Container | None,
@@ -223,10 +223,10 @@ def engine_json(
         "status_text": (unit.get("StatusText") or None) if unit else None,
         "wanted_by_target": TARGET in unit.get("WantedBy", "").split() if unit else None,
         "need_daemon_reload": unit.get("NeedDaemonReload") == "yes" if unit else None,
-        "active_since": _stamp(systemd_time(unit, "ActiveEnterTimestamp"))
+        "active_since": _format_time(parse_systemd_time(unit, "ActiveEnterTimestamp"))
         if unit and unit.get("ActiveState") == "active"
         else None,
-        "state_since": _stamp(systemd_time(unit, "StateChangeTimestamp")),
+        "state_since": _format_time(parse_systemd_time(unit, "StateChangeTimestamp")),
         "container": config.container,
         "container_state": container.status if container else "absent",
         "container_id": container.id if container else None,
@@ -254,13 +254,13 @@ def engine_json(
         "since": state.since if state else None,
         "started_at": state.started_at if state else None,
         "ready_at": state.ready_at if state else None,
-        "load_seconds": _load_seconds(unit, state),
+        "load_seconds": _measure_load_seconds(unit, state),
         "log_facts": state.log_facts if state else {},
         "last_failure": asdict(state.last_failure) if state and state.last_failure else None,
     }
 
 
-def budgets_of(configs: Sequence[EngineConfig]) -> dict[str, int | None]:
+def sum_budgets(configs: Sequence[EngineConfig]) -> dict[str, int | None]:
     """Return the budget of each GPU in MiB: the sum over its engines, or None if one of them states none."""
     budgets: dict[str, int | None] = {}
     for config in configs:
@@ -292,7 +292,7 @@ def collect(
     problems: list[str] = []
     configs: list[EngineConfig] = []
     try:
-        names = engine_names(paths)
+        names = list_engine_names(paths)
     except OSError as error:
         names = []
         problems.append(f"{paths.etc} cannot be read: {error}")
@@ -306,7 +306,7 @@ def collect(
     profile, profile_problem = read_active_profile(paths)
     shown, unit_problem = units([*[config.unit for config in configs], TARGET])
     containers, docker_problem = ask_containers(docker, [config.container for config in configs])
-    boards, gpu_problem = gpus(budgets_of(configs), paths)
+    boards, gpu_problem = gpus(sum_budgets(configs), paths)
     listening = listeners()
     live_files, file_problems = read_live_files(paths, profile)
     problems += [text for text in (profile_problem, unit_problem, docker_problem, gpu_problem) if text]
@@ -318,7 +318,7 @@ def collect(
         states[config.engine] = state = read_state(path)
         if state is None and path.exists() and not os.access(path, os.R_OK):
             problems.append(f"{path} is not for this user: phases and failures of {config.engine} are shown to root")
-        engine = engine_json(config, shown.get(config.unit), containers.get(config.container), state, listening)
+        engine = describe_engine(config, shown.get(config.unit), containers.get(config.container), state, listening)
         if docker_problem is not None and config.container not in containers:
             engine["container_state"] = "unknown"
         engines.append(engine)
@@ -337,7 +337,7 @@ def collect(
         "live_files": live_files,
         "engines": engines,
         "gpus": boards,
-        "drift": [row.as_dict() for row in drift.of_engines(configs, states, boards)],
+        "drift": [row.as_dict() for row in drift.compare_engines(configs, states, boards)],
         "on_drift": drift.wanted(configs),
     }
     return status | {"problems": [*problems, *judge(status)]}

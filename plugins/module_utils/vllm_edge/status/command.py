@@ -9,38 +9,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..engine.config import engine_names
+from ..engine.config import list_engine_names
 from ..engine.startup import WORDS, Phase
 from ..engine.state import EngineState, read_state
 from ..names import ENGINE_NAME, SWITCH_UNIT
 from ..paths import HostPaths
-from ..switch.render import generation_words, switch_table
+from ..switch.render import describe_generation, render_switches
 from ..text import table, wrapped
 from .collect import collect
-from .problems import chosen_words, state_words
-from .tables import drift_table, engine_table, gpu_table
+from .problems import chosen_words, describe_state
+from .tables import render_drift_table, render_engine_table, render_gpu_table
 
 SHOWN = 5
 
 
-def _gpu_words(uuids: Sequence[str], boards: Sequence[Mapping[str, Any]]) -> list[str]:
+def _name_gpus(uuids: Sequence[str], boards: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the index of each GPU, or the beginning of its UUID if it does not answer."""
     index = {board.get("uuid"): board.get("index") for board in boards}
     return [str(index[uuid]) if uuid in index else uuid.removeprefix("GPU-")[:8] for uuid in uuids]
 
 
-def engine_lines(engines: Sequence[Mapping[str, Any]], boards: Sequence[Mapping[str, Any]]) -> list[str]:
+def render_engines(engines: Sequence[Mapping[str, Any]], boards: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the tables of engines and served names, and what each engine reports."""
     rows = [
         {
             **engine,
-            "slots": _gpu_words(engine["gpus"], boards),
-            "state": state_words(engine),
+            "slots": _name_gpus(engine["gpus"], boards),
+            "state": describe_state(engine),
             "since": engine["active_since"] or engine["state_since"] or engine["since"],
         }
         for engine in engines
     ]
-    lines = [*engine_table("engine", rows), ""]
+    lines = [*render_engine_table("engine", rows), ""]
     roles = [[name, engine["engine"], engine["url"]] for engine in engines for name in engine["served_names"]]
     lines += [*table(["served name", "engine", "address"], roles), ""]
     for engine in engines:
@@ -53,12 +53,12 @@ def engine_lines(engines: Sequence[Mapping[str, Any]], boards: Sequence[Mapping[
     return lines
 
 
-def gpu_lines(boards: Sequence[Mapping[str, Any]]) -> list[str]:
+def render_gpus(boards: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the table of GPUs and their UUIDs."""
-    return [*gpu_table(boards), "", *[f"GPU {board['index']} is {board['uuid']}" for board in boards]]
+    return [*render_gpu_table(boards), "", *[f"GPU {board['index']} is {board['uuid']}" for board in boards]]
 
 
-def choice_lines(status: Mapping[str, Any]) -> list[str]:
+def render_choice(status: Mapping[str, Any]) -> list[str]:
     """Return who chose the profile, and what the inventory says if that is another profile."""
     profile = status["active_profile"]
     inventory = status["expected_profile"] or profile.get("inventory_profile")
@@ -67,33 +67,33 @@ def choice_lines(status: Mapping[str, Any]) -> list[str]:
     return [chosen_words(profile)]
 
 
-def status_lines(status: Mapping[str, Any]) -> list[str]:
+def render_status(status: Mapping[str, Any]) -> list[str]:
     """Return the status as text of at most 100 columns."""
     profile = status["active_profile"]
     if profile is None:
         lines = ["no profile is active on this host"]
     else:
         lines = [f"profile {profile.get('profile', '?')}, generation {profile.get('generation', '?')}"]
-        lines += choice_lines(status)
+        lines += render_choice(status)
     running = status["switch"]
     if running is not None:
         back = ", going back" if running["direction"] == "back" else ""
         lines += wrapped(
-            f"switching to {generation_words(running['generation'], running['profile'])} for "
+            f"switching to {describe_generation(running['generation'], running['profile'])} for "
             f"{running['seconds']:.0f} s, phase {running['phase'] or 'none yet'}{back}, asked by {running['asked_by']}"
             f"; 'journalctl -fu {SWITCH_UNIT}' follows it"
         )
     lines.append("")
     if status["engines"]:
-        lines += engine_lines(status["engines"], status["gpus"])
+        lines += render_engines(status["engines"], status["gpus"])
     else:
         lines.append("no engine is configured on this host")
     if status["gpus"]:
-        lines += ["", *gpu_lines(status["gpus"])]
+        lines += ["", *render_gpus(status["gpus"])]
     if status.get("drift"):
-        lines += ["", *drift_table(status["drift"], {board["uuid"]: board["index"] for board in status["gpus"]})]
+        lines += ["", *render_drift_table(status["drift"], {board["uuid"]: board["index"] for board in status["gpus"]})]
     if status["history"]:
-        lines += ["", *switch_table(status["history"][:SHOWN])]
+        lines += ["", *render_switches(status["history"][:SHOWN])]
     if status["problems"]:
         lines += ["", "Problems:"]
     for problem in status["problems"]:
@@ -112,11 +112,11 @@ def run_status(paths: HostPaths, *, output: str, expected_profile: str | None = 
     if output == "json":
         print(json.dumps(status, indent=2, ensure_ascii=False))
     else:
-        print("\n".join(status_lines(status)))
+        print("\n".join(render_status(status)))
     return 0
 
 
-def explain_lines(engine: str, state: EngineState | None) -> list[str]:
+def render_explanation(engine: str, state: EngineState | None) -> list[str]:
     """Return the last failure of an engine as text, with the last lines of its log."""
     if state is None:
         return [f"{engine}: nothing is known; it has not been started on this host since its state was last removed"]
@@ -138,13 +138,13 @@ def run_explain(engine: str, paths: HostPaths, *, output: str) -> int:
     """Run `vllm-edge explain` and return the exit status: 1 if there is no such engine, otherwise 0."""
     known = ENGINE_NAME.fullmatch(engine) is not None
     state = read_state(paths.engine_state(engine)) if known else None
-    if not known or (state is None and engine not in engine_names(paths)):
-        there = ", ".join(engine_names(paths)) or "none"
+    if not known or (state is None and engine not in list_engine_names(paths)):
+        there = ", ".join(list_engine_names(paths)) or "none"
         print(f"{engine!r} is no engine of this host; there are: {there}", file=sys.stderr)
         return 1
     if output == "json":
         failure = state.last_failure if state else None
         print(json.dumps({"engine": engine, "last_failure": asdict(failure) if failure else None}, indent=2))
     else:
-        print("\n".join(explain_lines(engine, state)))
+        print("\n".join(render_explanation(engine, state)))
     return 0

@@ -10,7 +10,7 @@ from ..engine.startup import WORDS, Phase
 from ..generation.model import FileChange
 from ..names import TARGET
 from ..planning import drift
-from ..switch.render import generation_words
+from ..switch.render import describe_generation
 from ..system.sockets import is_loopback
 
 
@@ -19,12 +19,12 @@ def judge(status: Mapping[str, Any]) -> list[str]:
     switching = status.get("switch") is not None
     return [
         *switch_problems(status),
-        *profile_problems(status),
+        *find_profile_problems(status),
         *file_problems(status),
         *[problem for engine in status["engines"] for problem in engine_problems(engine, switching=switching)],
-        *([] if switching else target_problems(status["target"], bool(status["engines"]))),
+        *([] if switching else find_target_problems(status["target"], bool(status["engines"]))),
         *[str(board["problem"]) for board in status["gpus"] if board.get("problem")],
-        *drift_problems(status),
+        *find_drift_problems(status),
     ]
 
 
@@ -37,18 +37,18 @@ def switch_problems(status: Mapping[str, Any]) -> list[str]:
     if not killed["started_at"]:  # its journal cannot be read
         return [f"{killed['message'].rstrip('.')}. {remedy}"]
     return [
-        f"A switch to {generation_words(killed['generation'], killed['profile'])}, which {killed['asked_by']} asked "
+        f"A switch to {describe_generation(killed['generation'], killed['profile'])}, which {killed['asked_by']} asked "
         f"for at {killed['started_at']}, was ended in phase {killed['phase'] or 'none'} and left unfinished: {remedy}"
     ]
 
 
-def drift_problems(status: Mapping[str, Any]) -> list[str]:
+def find_drift_problems(status: Mapping[str, Any]) -> list[str]:
     """Return deviations of the measurement from the plan.
 
     They are judged only while every engine serves, because an engine that loads holds less memory than it will.
     """
     settled = all(
-        (engine["active_state"], state_words(engine)) == ("active", "serving") for engine in status["engines"]
+        (engine["active_state"], describe_state(engine)) == ("active", "serving") for engine in status["engines"]
     )
     if status.get("switch") is not None or not settled or status.get("on_drift") == "ignore":
         return []
@@ -64,7 +64,7 @@ def chosen_words(profile: Mapping[str, Any]) -> str:
     return f"chosen {CHOSEN.get(profile.get('origin', 'inventory'), profile.get('origin'))}{when}"
 
 
-def profile_problems(status: Mapping[str, Any]) -> list[str]:
+def find_profile_problems(status: Mapping[str, Any]) -> list[str]:
     """Return problems if the inventory, the record of the active profile and the files disagree."""
     profile, expected, running = status["active_profile"], status["expected_profile"], status.get("switch")
     if profile is None:
@@ -121,13 +121,13 @@ def engine_problems(engine: Mapping[str, Any], *, switching: bool = False) -> li
     if switching and engine["active_state"] in ("activating", "deactivating", "inactive"):
         pass
     elif engine["active_state"] == "activating" and engine["sub_state"] != "auto-restart":
-        problems.append(f"{unit} does not serve yet: {state_words(engine)}. Wait for it; 'systemctl status {unit}'.")
-    elif engine["active_state"] == "active" and state_words(engine) != "serving":
-        problems.append(f"{unit} is {state_words(engine)}: {explain}; its watchdog restarts it if it stays so.")
+        problems.append(f"{unit} does not serve yet: {describe_state(engine)}. Wait for it; 'systemctl status {unit}'.")
+    elif engine["active_state"] == "active" and describe_state(engine) != "serving":
+        problems.append(f"{unit} is {describe_state(engine)}: {explain}; its watchdog restarts it if it stays so.")
     elif engine["active_state"] != "active" and engine["load_state"] == "not-found":
         problems.append(f"{unit} is gone from /etc/systemd/system: run site.yml.")
     elif engine["active_state"] not in ("active", None):
-        problems.append(f"{unit} is {state_words(engine)}: {explain}; 'systemctl start {unit}' starts it.")
+        problems.append(f"{unit} is {describe_state(engine)}: {explain}; 'systemctl start {unit}' starts it.")
     if engine["active_state"] is not None and engine["wanted_by_target"] is False and not switching:
         problems.append(f"{unit} is not wanted by {TARGET}, so it does not start at boot: run site.yml.")
     if engine["need_daemon_reload"] and not switching:
@@ -155,7 +155,7 @@ def engine_problems(engine: Mapping[str, Any], *, switching: bool = False) -> li
     return problems
 
 
-def target_problems(target: Mapping[str, Any], needed: bool) -> list[str]:
+def find_target_problems(target: Mapping[str, Any], needed: bool) -> list[str]:
     """Return a problem if the engines do not all start at boot. `needed` is whether there are any."""
     if not needed or target["active_state"] is None or (target["enabled"] and target["active_state"] == "active"):
         return []
@@ -171,7 +171,7 @@ def target_problems(target: Mapping[str, Any], needed: bool) -> list[str]:
     ]
 
 
-def state_words(engine: Mapping[str, Any]) -> str:
+def describe_state(engine: Mapping[str, Any]) -> str:
     """Return the state of an engine in one or two words, such as `serving` or `not answering`."""
     active, phase = engine["active_state"], engine["phase"]
     if active == "active":
@@ -183,7 +183,7 @@ def state_words(engine: Mapping[str, Any]) -> str:
     return str(active or phase or "unknown")
 
 
-def file_words(change: FileChange) -> str:
+def describe_file_change(change: FileChange) -> str:
     """Return how a live file differs from that of the generation."""
     if change.after is None:
         return "it is of an engine that is not in it"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..planning.drift import COMPONENTS
-from ..switch.render import switch_block, switch_line
+from ..switch.render import render_switch, summarize_switch
 from ..text import WIDTH, shorten, table, wrapped
 
 BAR = 20
@@ -28,7 +28,7 @@ def mib(value: object) -> str:
 # ---- engines ----------------------------------------------------------------------------------------------------
 
 
-def engine_table(heading: str, engines: Sequence[Row]) -> list[str]:
+def render_engine_table(heading: str, engines: Sequence[Row]) -> list[str]:
     """Return a table with one line for each engine. `heading` is the key whose value names it: `unit` or `engine`."""
     rows = [
         [
@@ -49,7 +49,7 @@ def engine_table(heading: str, engines: Sequence[Row]) -> list[str]:
 # ---- roles ------------------------------------------------------------------------------------------------------
 
 
-def checks_words(asked: Row) -> str:
+def describe_checks(asked: Row) -> str:
     """Return how many checks passed, for example `5 of 5`, with `FAILED` in front if the canary failed."""
     checks = asked.get("checks") or []
     if not checks:
@@ -58,7 +58,7 @@ def checks_words(asked: Row) -> str:
     return f"{'' if asked['ok'] else 'FAILED '}{passed} of {len(checks)}"
 
 
-def check_notes(asked: Sequence[Row]) -> list[str]:
+def render_check_notes(asked: Sequence[Row]) -> list[str]:
     """Return a note for each check that did not pass; served names with the same note share it."""
     said: dict[tuple[str, str, str], list[str]] = {}
     for row in asked:
@@ -77,7 +77,7 @@ def check_notes(asked: Sequence[Row]) -> list[str]:
     return lines
 
 
-def canary_notes(asked: Sequence[Row]) -> list[str]:
+def render_canary_notes(asked: Sequence[Row]) -> list[str]:
     """Return when each engine passed the full canary, and which engines were asked only for one token now."""
     engines = {str(row["engine"]): row for row in asked if row.get("passed_at")}
     since = [row for row in engines.values() if row.get("token_s") is not None]
@@ -93,14 +93,14 @@ def canary_notes(asked: Sequence[Row]) -> list[str]:
     return lines
 
 
-def role_table(asked: Sequence[Row]) -> list[str]:
+def render_role_table(asked: Sequence[Row]) -> list[str]:
     """Return a table with one line for each served name, and notes below it."""
     rows = [
         [
             str(row["served_name"]),
             str(row["engine"]),
             str(row.get("port") or "-"),
-            checks_words(row),
+            describe_checks(row),
             "-" if row.get("seconds") is None else f"{row['seconds']:.2f} s",
             str(row.get("completion") or row.get("error") or ""),
         ]
@@ -109,7 +109,7 @@ def role_table(asked: Sequence[Row]) -> list[str]:
     headings = ["served name", "engine", "port", "checks", "time", "completion"]
     room = WIDTH - sum(max(len(row[column]) for row in [headings, *rows]) + 2 for column in range(5))
     rows = [[*row[:5], shorten(row[5], max(len("completion"), room))] for row in rows]
-    return [*table(headings, rows, frozenset({2, 4})), *check_notes(asked), *canary_notes(asked)]
+    return [*table(headings, rows, frozenset({2, 4})), *render_check_notes(asked), *render_canary_notes(asked)]
 
 
 # ---- GPUs -------------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def verdict(gpu: Row) -> str:
     return "within" if gpu["budget_mib"] else "free"
 
 
-def gpu_table(gpus: Sequence[Row]) -> list[str]:
+def render_gpu_table(gpus: Sequence[Row]) -> list[str]:
     """Return a table with one line for each GPU, a bar to scale, and totals."""
     rows = [
         [
@@ -164,7 +164,7 @@ def gpu_table(gpus: Sequence[Row]) -> list[str]:
 # ---- plan and measurement ---------------------------------------------------------------------------------------
 
 
-def drift_table(rows: Sequence[Row], index: Mapping[str, Any]) -> list[str]:
+def render_drift_table(rows: Sequence[Row], index: Mapping[str, Any]) -> list[str]:
     """Return a table of plan and measurement, one line for each component.
 
     Args:
@@ -200,21 +200,21 @@ def render(report: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{report['host']}: profile {report['profile']}, generation {report['generation']}",
         "",
-        *engine_table("unit", report["engines"]),
+        *render_engine_table("unit", report["engines"]),
         "",
     ]
     if report["completions"]:
         ports = {engine.get("engine"): engine["port"] for engine in report["engines"]}
-        lines += [*role_table([{"port": ports.get(row["engine"]), **row} for row in report["completions"]]), ""]
-    lines += gpu_table(report["gpus"])
+        lines += [*render_role_table([{"port": ports.get(row["engine"]), **row} for row in report["completions"]]), ""]
+    lines += render_gpu_table(report["gpus"])
     if report.get("drift"):
-        lines += ["", *drift_table(report["drift"], {gpu["uuid"]: gpu["index"] for gpu in report["gpus"]})]
+        lines += ["", *render_drift_table(report["drift"], {gpu["uuid"]: gpu["index"] for gpu in report["gpus"]})]
     for override in report.get("overrides") or []:
         lines += wrapped(f"plan_override: {override}")
     if report.get("switch"):
-        lines += ["", *switch_block(report["switch"])]
+        lines += ["", *render_switch(report["switch"])]
     elif report.get("last_switch"):
-        lines += ["", *switch_line(report["last_switch"])]
+        lines += ["", *summarize_switch(report["last_switch"])]
     lines += ["", *[f"{name}: {value}" for name, value in report["versions"].items()]]
     if report.get("problems"):
         lines += ["", "Problems:"]

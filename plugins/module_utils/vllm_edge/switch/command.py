@@ -24,10 +24,10 @@ from ..generation.store import load, numbers
 from ..names import SWITCH_UNIT
 from ..paths import ETC, STATE, UNITS, HostPaths
 from ..text import wrapped
-from .history import describe_names, engines_that_load
+from .history import describe_names, list_loading_engines
 from .journal import Busy, holder, read_journal, to_json
 from .model import EXITS, Exit, Journal, Moves, PhaseFailed
-from .render import phase_line, switch_head, switch_result
+from .render import render_head, render_phase, render_result
 
 PROGRAM = "/usr/local/bin/vllm-edge"
 INTERRUPTED = 130
@@ -69,7 +69,7 @@ class Unit(Protocol):
 # ---- the unit ---------------------------------------------------------------------------------------------------
 
 
-def start_command(paths: HostPaths, generation: Generation, choice: Choice, asked_by: str) -> list[str]:
+def build_start_command(paths: HostPaths, generation: Generation, choice: Choice, asked_by: str) -> list[str]:
     """Return the systemd-run command that starts the switch.
 
     The unit is never restarted: if the switch dies, ExecStopPost runs `vllm-edge recover` once.
@@ -208,7 +208,7 @@ def previous_generation(paths: HostPaths) -> Generation:
     Raises:
         Refused: if there is none, or its directory is gone or cannot be read.
     """
-    now = _committed(paths)
+    now = _read_committed(paths)
     if now is None:
         raise Refused("There is nothing to roll back: no generation was ever committed on this host.")
     if now.previous_generation is None:
@@ -228,7 +228,7 @@ def previous_generation(paths: HostPaths) -> Generation:
         raise Refused(f"Generation {now.previous_generation} cannot be used: {error}") from error
 
 
-def _committed(paths: HostPaths) -> Committed | None:
+def _read_committed(paths: HostPaths) -> Committed | None:
     """Return what is committed. Raises Refused if that cannot be read."""
     try:
         return committed(paths)
@@ -252,7 +252,7 @@ def busy(running: Journal | None) -> Refused:
 
 
 def start(paths: HostPaths, unit: Unit, generation: Generation, choice: Choice, asked_by: str) -> Journal | None:
-    """Start the unit of the switch. The parameters are those of `start_command`.
+    """Start the unit of the switch. The parameters are those of `build_start_command`.
 
     Returns:
         The journal that was there before, so that `follow` recognises the new one.
@@ -266,7 +266,7 @@ def start(paths: HostPaths, unit: Unit, generation: Generation, choice: Choice, 
     if unit.running():
         raise busy(None)
     before = read_journal(paths)
-    failure = unit.start(start_command(paths, generation, choice, asked_by))
+    failure = unit.start(build_start_command(paths, generation, choice, asked_by))
     if failure is not None:
         if unit.running():  # two commands at the same time: systemd allows only one unit of a name
             raise busy(holder(paths))
@@ -322,21 +322,21 @@ class Teller:
     def __call__(self, journal: Journal) -> None:
         if not self.headed:
             self.headed = True
-            self._print(switch_head(to_json(journal)))
+            self._print(render_head(to_json(journal)))
         ended = [record for record in journal.phases if record.outcome is not None]
         for record in ended[self.told :]:
-            self._print([phase_line(asdict(record))])
+            self._print([render_phase(asdict(record))])
         self.told = len(ended)
         lasting = [record for record in journal.phases if record.outcome is None]
         if lasting and journal.result is None and self.clock() - self.told_at >= QUIET_S:
-            self._print([phase_line({**asdict(lasting[-1]), "detail": "; ".join(engines_that_load(journal))})])
+            self._print([render_phase({**asdict(lasting[-1]), "detail": "; ".join(list_loading_engines(journal))})])
 
     def _print(self, lines: Sequence[str]) -> None:
         print("\n".join(lines), flush=True)
         self.told_at = self.clock()
 
 
-def _asked_by(choice: Choice, command: str) -> str:
+def _describe_asker(choice: Choice, command: str) -> str:
     """Return who asked: what the caller named, otherwise the command and the user."""
     if choice.asked_by:
         return choice.asked_by
@@ -365,7 +365,9 @@ def refuse_without_write_access(paths: HostPaths, command: str) -> int:
     return 0
 
 
-def _go(paths: HostPaths, unit: Unit, generation: Generation, choice: Choice, asked_by: str, output: str) -> int:
+def _start_and_follow(
+    paths: HostPaths, unit: Unit, generation: Generation, choice: Choice, asked_by: str, output: str
+) -> int:
     """Start the switch, follow it, print its end, and return the exit status."""
     try:
         before = start(paths, unit, generation, choice, asked_by)
@@ -396,7 +398,7 @@ def _go(paths: HostPaths, unit: Unit, generation: Generation, choice: Choice, as
     if output == "json":
         print(json.dumps(to_json(journal), indent=2, ensure_ascii=False))
     else:
-        print("\n".join(switch_result(to_json(journal))))
+        print("\n".join(render_result(to_json(journal))))
     return EXITS[journal.result]
 
 
@@ -421,9 +423,11 @@ def run_switch_to(wanted: str, paths: HostPaths, choice: Choice, *, output: str,
         generation = find_generation(wanted, paths)
         if choice.inventory_profile is None and choice.origin == "host":
             # A switch by hand does not change what the inventory says: keep the record of it.
-            now = _committed(paths)
+            now = _read_committed(paths)
             choice = Choice(choice.origin, now.inventory_profile if now else None, choice.asked_by)
-        return _go(paths, unit or SystemdUnit(), generation, choice, _asked_by(choice, "switch"), output)
+        return _start_and_follow(
+            paths, unit or SystemdUnit(), generation, choice, _describe_asker(choice, "switch"), output
+        )
     except Refused as error:
         return _refused(error)
 
@@ -433,9 +437,11 @@ def run_rollback(paths: HostPaths, *, output: str, unit: Unit | None = None) -> 
     try:
         _refuse_without_root("rollback")
         generation = previous_generation(paths)
-        now = _committed(paths)
+        now = _read_committed(paths)
         choice = Choice("host", now.inventory_profile if now else None)
-        return _go(paths, unit or SystemdUnit(), generation, choice, _asked_by(choice, "rollback"), output)
+        return _start_and_follow(
+            paths, unit or SystemdUnit(), generation, choice, _describe_asker(choice, "rollback"), output
+        )
     except Refused as error:
         return _refused(error)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..canary.checks import Ask
-from ..canary.command import models_of
+from ..canary.command import parse_models
 from ..generation.model import Generation
 from ..system.http import request, takes_work
 from .model import Downtime, Gap, PhaseRecord
@@ -52,10 +52,10 @@ class Role:
         """Return the downtime of the role. `phases` and `end_s` are in the time of the monotonic clock."""
         gaps = [*self.gaps, *([Gap(round(self.good_s, 3), None)] if self.down else [])]
         seconds = sum((end_s if gap.to_s is None else gap.to_s) - gap.from_s for gap in gaps)
-        return Downtime(round(seconds, 3), tuple(gaps), by_phase(gaps, phases, end_s), self.asked)
+        return Downtime(round(seconds, 3), tuple(gaps), split_by_phase(gaps, phases, end_s), self.asked)
 
 
-def by_phase(gaps: Iterable[Gap], phases: Sequence[PhaseRecord], end_s: float) -> dict[str, float]:
+def split_by_phase(gaps: Iterable[Gap], phases: Sequence[PhaseRecord], end_s: float) -> dict[str, float]:
     """Return the seconds of the gaps by phase; phases of a rollback are named `back:<phase>`."""
     found: dict[str, float] = {}
     for gap in gaps:
@@ -115,7 +115,7 @@ class RoleWatch:
         """Return the roles that are up at an address."""
         answer = self._ask(url, "/v1/models", TIMEOUT_S)
         try:
-            names = frozenset(models_of(answer)) if answer.ok else frozenset()
+            names = frozenset(parse_models(answer)) if answer.ok else frozenset()
         except ValueError:
             return frozenset()
         return names if names and takes_work(url, min(names), TIMEOUT_S, self._ask) else frozenset()

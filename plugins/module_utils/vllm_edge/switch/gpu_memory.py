@@ -15,12 +15,12 @@ from pathlib import Path
 
 from ..generation.model import Generation
 from ..gpu import slots as gpu_slots
-from ..gpu.budget import UNKNOWN_RESERVE_SHARE, Evaluation, Limits, evaluate, settle, slot_identities
+from ..gpu.budget import UNKNOWN_RESERVE_SHARE, Evaluation, Limits, build_slot_identities, evaluate, settle
 from ..gpu.owners import ENDED, Owner, find_owners
 from ..names import ENGINE_USER
 from ..paths import HostPaths
 from ..system.nvml import GpuReading, HostReading, NvmlFailure, NvmlSession, name_lost
-from ..system.process import command_of, kill, uid_of, user_name
+from ..system.process import command_of, get_user_name, kill, uid_of
 from .model import Done, PhaseFailed
 
 PROC = Path("/proc")
@@ -51,7 +51,7 @@ class Boards:
         return frozenset(gpu.uuid for gpu in self.gpus)
 
 
-def slots_of(paths: HostPaths) -> tuple[gpu_slots.Slot, ...]:
+def load_slots(paths: HostPaths) -> tuple[gpu_slots.Slot, ...]:
     """Return the recorded GPU slots of this host, which name GPUs that no longer answer. Empty if there is no
     record."""
     try:
@@ -68,7 +68,7 @@ def read_boards(session: NvmlSession, slots: Sequence[gpu_slots.Slot]) -> Boards
     Args:
         slots: the recorded GPU slots, which name GPUs that do not answer.
     """
-    expected = slot_identities([(slot.uuid, slot.name, slot.pci_bus_id) for slot in slots])
+    expected = build_slot_identities([(slot.uuid, slot.name, slot.pci_bus_id) for slot in slots])
     seen = [gpu.uuid for gpu in session.identities]
     lost = [name_lost(failure, expected, seen) for failure in session.lost]
     gpus: list[GpuReading] = []
@@ -214,7 +214,7 @@ def look(
             kept += process.used_mib or 0
         elif owner.kind == "ours" or is_orphan(owner, runs_as, ours):
             holders.append(
-                Holder(process.pid, process.used_mib, owner.container, command(process.pid), user_name(runs_as))
+                Holder(process.pid, process.used_mib, owner.container, command(process.pid), get_user_name(runs_as))
             )
         elif owner.reason != ENDED:
             # A process that is not known to be ours is never killed. If only Docker's answer is missing, the switch
@@ -225,7 +225,9 @@ def look(
             else:
                 others.append(
                     str(
-                        Holder(process.pid, process.used_mib, owner.container, command(process.pid), user_name(runs_as))
+                        Holder(
+                            process.pid, process.used_mib, owner.container, command(process.pid), get_user_name(runs_as)
+                        )
                     )
                 )
     engine_mib = max(0, gpu.used_mib - foreign - kept)

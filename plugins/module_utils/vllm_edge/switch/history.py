@@ -14,7 +14,7 @@ from ..system.systemd import ask_units
 from ..text import wrapped
 from .journal import history, holder, to_json
 from .model import Journal, Result
-from .render import switch_table
+from .render import render_switches
 
 Json = dict[str, Any]
 
@@ -44,7 +44,7 @@ def short(journal: Journal) -> Json:
     }
 
 
-def seconds_since(stamp: str, now: datetime | None = None) -> float:
+def count_seconds_since(stamp: str, now: datetime | None = None) -> float:
     """Return the seconds since a time as the journal writes it; never less than 0, even if the clock was changed.
 
     Args:
@@ -58,24 +58,24 @@ def seconds_since(stamp: str, now: datetime | None = None) -> float:
     return max(0.0, ((now or datetime.now(UTC)) - then).total_seconds())
 
 
-def running_json(journal: Journal) -> Json:
+def describe_running(journal: Journal) -> Json:
     """Return the running switch as `status` shows it."""
     return {
         "generation": journal.generation,
         "profile": journal.profile,
         "phase": journal.phase,
         "direction": journal.direction,
-        "seconds": round(seconds_since(journal.started_at), 1),
+        "seconds": round(count_seconds_since(journal.started_at), 1),
         "asked_by": journal.asked_by,
         "started_at": journal.started_at,
     }
 
 
-def history_lines(journals: Sequence[Journal]) -> list[str]:
+def render_history(journals: Sequence[Journal]) -> list[str]:
     """Return a table of switches, and the messages of those that failed, were refused or were rolled back."""
     if not journals:
         return ["no switch was made on this host"]
-    lines = switch_table([short(journal) for journal in journals])
+    lines = render_switches([short(journal) for journal in journals])
     for journal in journals:
         if journal.result in TROUBLE and journal.message:
             lines += ["", *wrapped(f"{journal.started_at}: {journal.message}")]
@@ -88,11 +88,11 @@ def run_history(paths: HostPaths, *, output: str) -> int:
     if output == "json":
         print(json.dumps([to_json(journal) for journal in journals], indent=2, ensure_ascii=False))
     else:
-        print("\n".join(history_lines(journals)))
+        print("\n".join(render_history(journals)))
     return 0
 
 
-def engines_that_load(journal: Journal) -> list[str]:
+def list_loading_engines(journal: Journal) -> list[str]:
     """Return what the engines that are loading in a switch report through systemd, one line each."""
     # Those that were stopped, too: they load where the switch goes back.
     units = {unit_name(name): name for name in dict.fromkeys((*journal.start, *journal.stop))}
@@ -111,8 +111,8 @@ def run_progress(paths: HostPaths) -> int:
         return 0  # nobody switches, or whoever holds the lock has not begun yet
     back = "going back, " if journal.direction == "back" else ""
     lasting = [record for record in journal.phases if record.outcome is None]
-    seconds = f" for {seconds_since(lasting[-1].began_at):.0f} s" if lasting else ""
+    seconds = f" for {count_seconds_since(lasting[-1].began_at):.0f} s" if lasting else ""
     print(f"generation {journal.generation} ({journal.profile}): {back}{journal.phase or 'beginning'}{seconds}")
-    for line in engines_that_load(journal):
+    for line in list_loading_engines(journal):
         print(line)
     return 0

@@ -75,7 +75,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     process.poll()
 
 
-def _printed(descriptor: int) -> str:
+def _read_output(descriptor: int) -> str:
     """Return the end of what a hook printed, as a sentence."""
     size = os.lseek(descriptor, 0, os.SEEK_END)
     raw = os.pread(descriptor, OUTPUT_SHOWN, max(0, size - OUTPUT_SHOWN))
@@ -86,7 +86,7 @@ def _printed(descriptor: int) -> str:
     return f"It printed: {'...' if size > OUTPUT_SHOWN else ''}{text}{end}"
 
 
-def _own_oom_score_adj() -> int:
+def _read_own_oom_score_adj() -> int:
     """Return the value of this process, from -1000 to 1000: proc_pid_oom_score_adj(5)."""
     return int(Path("/proc/self/oom_score_adj").read_text(encoding="ascii"))
 
@@ -102,7 +102,7 @@ def run_one(path: Path, environment: Mapping[str, str], timeout_s: float) -> flo
     # needed.
     output = os.memfd_create(path.name)
     # The kernel's out-of-memory killer spares the unit of the switch; a hook would inherit that.
-    as_others = ["choom", "--adjust", "0", "--"] if _own_oom_score_adj() < 0 else []
+    as_others = ["choom", "--adjust", "0", "--"] if _read_own_oom_score_adj() < 0 else []
     try:
         try:
             process = subprocess.Popen(
@@ -123,7 +123,7 @@ def run_one(path: Path, environment: Mapping[str, str], timeout_s: float) -> flo
         except subprocess.TimeoutExpired:
             _end_group(process)
             raise HookFailed(
-                f"{path} did not end within {timeout_s:g} s and was ended, with its children. {_printed(output)} "
+                f"{path} did not end within {timeout_s:g} s and was ended, with its children. {_read_output(output)} "
                 "A larger vllm_engine_hook_timeout_s gives it more time."
             ) from None
         except BaseException:
@@ -131,7 +131,7 @@ def run_one(path: Path, environment: Mapping[str, str], timeout_s: float) -> flo
             raise
         if status != 0:
             how = f"ended with exit status {status}" if status > 0 else f"was ended by signal {-status}"
-            raise HookFailed(f"{path} {how}. {_printed(output)}")
+            raise HookFailed(f"{path} {how}. {_read_output(output)}")
         return time.monotonic() - began
     finally:
         os.close(output)

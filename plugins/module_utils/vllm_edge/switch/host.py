@@ -25,7 +25,16 @@ from ..gpu.owners import find_owners
 from ..names import TARGET, EngineIdentity, unit_name
 from ..paths import HostPaths
 from ..planning import drift
-from ..system.docker import DockerAway, DockerHost, DockerRefused, DockerUnit, HostDocker, Listed, docker_unit, why_away
+from ..system.docker import (
+    DockerAway,
+    DockerHost,
+    DockerRefused,
+    DockerUnit,
+    HostDocker,
+    Listed,
+    docker_unit,
+    explain_unreachable_docker,
+)
 from ..system.http import request
 from ..system.nvml import NvmlFailure, open_nvml
 from ..system.systemd import Systemd, SystemdError, Unit
@@ -144,7 +153,7 @@ class HostWorld:
 
     def _docker_problem(self) -> str | None:
         """Return why the Docker Engine cannot be asked, or None."""
-        return why_away(self.docker.ping, self.docker_unit(), PING_S)
+        return explain_unreachable_docker(self.docker.ping, self.docker_unit(), PING_S)
 
     def _containers(self, patience_s: float = DOCKER_PATIENCE_S) -> list[Listed]:
         """List all containers, waiting for a Docker Engine that is being restarted."""
@@ -188,7 +197,7 @@ class HostWorld:
     def _seen(self, wanted: Collection[str]) -> tuple[list[SeenEngine], dict[str, Unit]]:
         """Return every engine that this host shows, with the state of its unit and container, and the units."""
         containers = [container for container in self._containers() if container.engine]
-        names = self._our_units() | set(live.live_engines(self.paths))
+        names = self._our_units() | set(live.list_live_engines(self.paths))
         names |= {container.engine for container in containers if container.engine}
         units = self._units([unit_name(name) for name in names | set(wanted)] + [TARGET])
         running = {container.engine: container.input_hash or "" for container in containers if container.running}
@@ -273,7 +282,7 @@ class HostWorld:
         over = threading.Event()
 
         def watch(config: EngineConfig) -> None:
-            if requests.idle_since(config, over.wait, ask=self.ask):
+            if requests.wait_until_idle(config, over.wait, ask=self.ask):
                 with contextlib.suppress(DockerAway, DockerRefused):
                     for container in self.docker.listed():
                         if container.engine == config.engine and container.running and not over.is_set():
@@ -451,7 +460,7 @@ class HostWorld:
         """Measure the GPUs and compare them with the budgets and the plan."""
         measured = gpu_memory.measure(
             wanted,
-            gpu_memory.slots_of(self.paths),
+            gpu_memory.load_slots(self.paths),
             open_nvml=self.nvml,
             owners=self.owners,
             clock=self.clock,
@@ -464,7 +473,7 @@ class HostWorld:
         that."""
         configs = [engine.config for engine in wanted.engines.values()]
         states = {config.engine: self._state(config.engine) for config in configs}
-        rows = [row.as_dict() for row in drift.of_engines(configs, states, measured.data["gpus"])]
+        rows = [row.as_dict() for row in drift.compare_engines(configs, states, measured.data["gpus"])]
         said = drift.sentences(rows)
         data = {**measured.data, "drift": rows}
         on_drift = drift.wanted(configs)
@@ -487,7 +496,7 @@ class HostWorld:
         return gpu_memory.Release(
             needed,
             {unit_name(name) for name in (*moves.keep, *moves.wait)},
-            gpu_memory.slots_of(self.paths),
+            gpu_memory.load_slots(self.paths),
             open_nvml=self.nvml,
             owners=self.owners,
             clock=self.clock,
@@ -512,7 +521,7 @@ class HostWorld:
             problems.append(f"The target could not be written: {error}.")
         gone = [
             name
-            for name in sorted(self._our_units() | set(live.live_engines(self.paths)))
+            for name in sorted(self._our_units() | set(live.list_live_engines(self.paths)))
             if name not in wanted.engines
         ]
         units = self._units([unit_name(name) for name in gone])
@@ -571,7 +580,7 @@ class HostWorld:
 
     def what_runs(self, wanted: Generation) -> str:
         """Return each engine, the names that it serves, and whether it serves, as one sentence."""
-        names = sorted(set(wanted.engines) | self._our_units() | set(live.live_engines(self.paths)))
+        names = sorted(set(wanted.engines) | self._our_units() | set(live.list_live_engines(self.paths)))
         units = self._units([unit_name(name) for name in names])
         roles = {name: several(engine.config.served_names) for name, engine in wanted.engines.items()}
         try:
@@ -634,7 +643,7 @@ class HostWorld:
     def _check_gpus(self, wanted: Generation, moves: Moves) -> Found:
         """Read the GPUs and compare them with what the generation needs."""
         with self.nvml() as session:
-            boards = gpu_memory.read_boards(session, gpu_memory.slots_of(self.paths))
+            boards = gpu_memory.read_boards(session, gpu_memory.load_slots(self.paths))
         owners = self.owners({process.pid for gpu in boards.gpus for process in gpu.processes or ()})
         ours = gpu_memory.engine_uid()
         looks = {gpu.uuid: gpu_memory.look(gpu, owners, (), ours=ours) for gpu in boards.gpus}

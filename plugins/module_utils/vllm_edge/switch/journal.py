@@ -49,7 +49,7 @@ def to_json(journal: Journal) -> dict[str, Any]:
     return asdict(journal)
 
 
-def _known(kind: type[Any], data: object, what: str) -> dict[str, Any]:
+def _select_known(kind: type[Any], data: object, what: str) -> dict[str, Any]:
     """Return the values of a dataclass from JSON.
 
     Unknown keys, which a newer program wrote, are dropped. A missing key gets its default; if it has none,
@@ -67,14 +67,14 @@ def _known(kind: type[Any], data: object, what: str) -> dict[str, Any]:
     return {item.name: data[item.name] for item in fields(kind) if item.name in data}
 
 
-def _downtime(data: object, role: str) -> Downtime:
-    values = _known(Downtime, data, f"downtime of {role}")
-    values["gaps"] = tuple(Gap(**_known(Gap, gap, f"a gap of {role}")) for gap in values.get("gaps", ()))
+def _parse_downtime(data: object, role: str) -> Downtime:
+    values = _select_known(Downtime, data, f"downtime of {role}")
+    values["gaps"] = tuple(Gap(**_select_known(Gap, gap, f"a gap of {role}")) for gap in values.get("gaps", ()))
     return Downtime(**values)
 
 
 def _record(data: object) -> PhaseRecord:
-    values = _known(PhaseRecord, data, "a phase")
+    values = _select_known(PhaseRecord, data, "a phase")
     values["phase"] = Phase(values["phase"])
     return PhaseRecord(**values)
 
@@ -85,7 +85,7 @@ def from_json(data: Mapping[str, Any]) -> Journal:
     Raises:
         JournalDamaged: if the data is not a journal.
     """
-    values = _known(Journal, data, "the journal")
+    values = _select_known(Journal, data, "the journal")
     try:
         for key, kind in (("phase", Phase), ("result", Result)):
             if values.get(key) is not None:
@@ -93,7 +93,7 @@ def from_json(data: Mapping[str, Any]) -> Journal:
         for key in ("keep", "stop", "start", "warnings", "canary", "gpus", "drift"):
             values[key] = tuple(values.get(key, ()))
         values["phases"] = tuple(_record(item) for item in values.get("phases", ()))
-        values["downtime"] = {role: _downtime(item, role) for role, item in values.get("downtime", {}).items()}
+        values["downtime"] = {role: _parse_downtime(item, role) for role, item in values.get("downtime", {}).items()}
         for key, kinds in (("id", str), ("generation", int), ("from_generation", int | None)):
             if not isinstance(values[key], kinds):
                 raise JournalDamaged(f"{key} is {values[key]!r}")
@@ -110,7 +110,7 @@ def _parse(text: str) -> Journal:
     return from_json(data)
 
 
-def _unknown(journal_id: str, message: str, asked_by: str = "somebody") -> Journal:
+def _build_unknown(journal_id: str, message: str, asked_by: str = "somebody") -> Journal:
     """Return a stand-in for a switch whose journal cannot be read."""
     return Journal(
         id=journal_id,
@@ -138,13 +138,13 @@ def read_journal(paths: HostPaths) -> Journal | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        return _unknown(DAMAGED, f"{path} cannot be read: {error}")
+        return _build_unknown(DAMAGED, f"{path} cannot be read: {error}")
 
 
 def history(paths: HostPaths, limit: int | None = None) -> list[Journal]:
     """Return former switches, newest first; files that are not journals are skipped."""
     found: list[Journal] = []
-    for path in sorted(_journals(paths), key=lambda path: path.stem, reverse=True):
+    for path in sorted(_list_journals(paths), key=lambda path: path.stem, reverse=True):
         if limit is not None and len(found) >= limit:
             break
         try:
@@ -154,7 +154,7 @@ def history(paths: HostPaths, limit: int | None = None) -> list[Journal]:
     return found
 
 
-def _journals(paths: HostPaths) -> Iterable[Path]:
+def _list_journals(paths: HostPaths) -> Iterable[Path]:
     return paths.history.glob("*.json")
 
 
@@ -249,7 +249,7 @@ class JournalFile:
         kept = self.paths.history / f"{self.journal.id}.json"
         self._write(kept)
         # Names sort by wall clock; whatever that says, this switch is not the oldest.
-        others = sorted(path for path in _journals(self.paths) if path != kept)
+        others = sorted(path for path in _list_journals(self.paths) if path != kept)
         for path in others[: max(0, len(others) + 1 - HISTORY_KEPT)]:
             with contextlib.suppress(OSError):  # one file too many does no harm
                 path.unlink()
@@ -270,7 +270,7 @@ class JournalFile:
             ) from error
 
 
-def new_id(paths: HostPaths, stamp: str, generation: int) -> str:
+def make_id(paths: HostPaths, stamp: str, generation: int) -> str:
     """Return an id such as `20261121T164000Z-4`.
 
     A number is appended if the id is taken already, which happens if the clock went back.
@@ -280,7 +280,7 @@ def new_id(paths: HostPaths, stamp: str, generation: int) -> str:
         generation: where the switch goes.
     """
     plain = f"{stamp.translate(str.maketrans('', '', '-:'))}-{generation}"
-    taken = {path.stem for path in _journals(paths)}
+    taken = {path.stem for path in _list_journals(paths)}
     taken.add(getattr(read_journal(paths), "id", ""))
     candidates = (plain if count == 1 else f"{plain}-{count}" for count in range(1, len(taken) + 2))
     return next(name for name in candidates if name not in taken)
@@ -360,7 +360,7 @@ class Lock:
                     time.sleep(0.02)
                     continue
                 os.close(handle)
-                raise Busy(_running(self.paths)) from None
+                raise Busy(_read_running(self.paths)) from None
             except BaseException:
                 os.close(handle)
                 raise
@@ -381,7 +381,7 @@ def holder(paths: HostPaths) -> Journal | None:
     For users who may not open the lock, the journal decides.
     """
     try:
-        return _running(paths) if is_locked(paths.switch_lock) else None
+        return _read_running(paths) if is_locked(paths.switch_lock) else None
     except PermissionError:
         journal = _read_unfinished(paths)
         return journal if journal is not None and Path(f"/proc/{journal.pid}").exists() else None
@@ -393,7 +393,7 @@ def _read_unfinished(paths: HostPaths) -> Journal | None:
     return journal if journal is not None and journal.result is None and journal.id != DAMAGED else None
 
 
-def _running(paths: HostPaths) -> Journal:
+def _read_running(paths: HostPaths) -> Journal:
     """Return the journal of the process that holds the lock, waiting a little if that has not written it yet."""
     deadline = time.monotonic() + LOCK_PATIENCE_S
     while True:
@@ -401,5 +401,5 @@ def _running(paths: HostPaths) -> Journal:
         if journal is not None:
             return journal
         if time.monotonic() >= deadline:
-            return _unknown("", "It has not written its journal yet.", asked_by="another vllm-edge")
+            return _build_unknown("", "It has not written its journal yet.", asked_by="another vllm-edge")
         time.sleep(0.02)

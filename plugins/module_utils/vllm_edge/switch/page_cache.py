@@ -45,7 +45,7 @@ def available_bytes(path: Path = MEMINFO) -> int:
     return 0
 
 
-def weight_files(config: EngineConfig) -> list[tuple[Path, int]]:
+def list_weight_files(config: EngineConfig) -> list[tuple[Path, int]]:
     """Return the weight files of an engine's model with their sizes in bytes; empty if the model has no record."""
     record = load_record(Path(config.weights_record)) if config.weights_record else None
     if record is None:
@@ -87,7 +87,7 @@ def prepare(
     """
     models: dict[str, _Model] = {}
     for config in configs:
-        models.setdefault(config.weights_path or config.model, _Model(config.model, weight_files(config)))
+        models.setdefault(config.weights_path or config.model, _Model(config.model, list_weight_files(config)))
     began = clock()
     room = available() - RESERVE_BYTES
     said: list[str] = []

@@ -108,7 +108,7 @@ def check_weights(configs: Iterable[EngineConfig]) -> Found:
 # -- ports
 
 
-def _meets(ours: str, other: str) -> bool:
+def _conflicts(ours: str, other: str) -> bool:
     """Return whether two addresses cannot both be bound to the same port."""
     return ours == other or ours in WILDCARDS or other in WILDCARDS
 
@@ -137,7 +137,7 @@ def check_ports(
             (container, address)
             for container in containers
             for address, port in container.ports
-            if port == config.port and _meets(host, address)
+            if port == config.port and _conflicts(host, address)
         ]
         who = f"Port {config.port} of engine {config.engine} is taken"
         remedy = f"stop it, or give the engine another port; 'ss -ltnp sport = :{config.port}' shows who listens"
@@ -150,7 +150,7 @@ def check_ports(
         known = leaving | {address for _, address in others}
         for listener in listening(config.port):
             # Docker listens for its containers, which were checked above.
-            if listener.address in known or not _meets(host, listener.address):
+            if listener.address in known or not _conflicts(host, listener.address):
                 continue
             pid = process(listener.inode)
             holder = "a process that is not visible from here" if pid is None else f"pid {pid} ({command(pid)})"
@@ -201,13 +201,13 @@ def check_gpus(wanted: Generation, start: Iterable[str], boards: Boards, looks: 
             look = looks.get(uuid)
             if look is None or not (look.others or look.unknown):
                 continue
-            problem, warning = foreign_verdict(look, name, wanted)
+            problem, warning = judge_foreign(look, name, wanted)
             found.problems += problem
             found.warnings += warning
     return found
 
 
-def foreign_verdict(look: Occupied, engine: str, wanted: Generation) -> tuple[list[str], list[str]]:
+def judge_foreign(look: Occupied, engine: str, wanted: Generation) -> tuple[list[str], list[str]]:
     """Return problems and warnings about other people's processes on one GPU of `engine`.
 
     `wanted.foreign` decides: `fail` makes any such process a problem; otherwise it is a problem only if the budget does

@@ -21,7 +21,7 @@ from .signals import Signals
 from .transaction import LeftForBoot, Transaction, begin_journal, leave_for_boot
 
 
-def _taken_over(world: World, paths: HostPaths, left: Journal) -> tuple[JournalFile, float]:
+def _take_over(world: World, paths: HostPaths, left: Journal) -> tuple[JournalFile, float]:
     """Return the journal of a switch that did not end, ready to be continued, and time zero of its seconds."""
     stamp = world.stamp()
     if left.id == DAMAGED:
@@ -50,7 +50,7 @@ def _taken_over(world: World, paths: HostPaths, left: Journal) -> tuple[JournalF
     return file, zero
 
 
-def _killed(left: Journal) -> str:
+def _describe_killed(left: Journal) -> str:
     """Return the beginning of the message: which switch did not end, and in which phase."""
     if left.id == DAMAGED:
         return "The journal of a switch cannot be read, it counts as one that did not end."
@@ -77,11 +77,11 @@ def recover(
         The result, or None if the host shuts down and the boot has to recover.
     """
     signals.go_back()
-    file, began = _taken_over(world, paths, left)
+    file, began = _take_over(world, paths, left)
     change = Transaction(world, file, signals, began=began)
     with contextlib.suppress(JournalLost):
         file.take_ballast()
-    head = _killed(left)
+    head = _describe_killed(left)
     if left.id != DAMAGED and left.direction == "forward" and (left.phase is None or left.phase in HARMLESS):
         return change.finish(Result.REFUSED, f"{head} Nothing had been touched.")
     try:
@@ -103,11 +103,11 @@ def recover_at_boot(world: World, paths: HostPaths, left: Journal, systemd: Syst
     Returns:
         The result; the engines are not verified.
     """
-    file, began = _taken_over(world, paths, left)
+    file, began = _take_over(world, paths, left)
     change = Transaction(world, file, Signals(), began=began)
     with contextlib.suppress(JournalLost):
         file.take_ballast()
-    head = _killed(left)
+    head = _describe_killed(left)
     try:
         committed = store.load_committed(paths)
     except GenerationError as error:
@@ -126,7 +126,7 @@ def recover_at_boot(world: World, paths: HostPaths, left: Journal, systemd: Syst
         return Done(f"{len(written)} files written")
 
     def clean_up() -> Done:
-        gone = [name for name in live.live_engines(paths) if name not in committed.engines]
+        gone = [name for name in live.list_live_engines(paths) if name not in committed.engines]
         # If the former target was on the disk, the boot may already have queued these units.
         said = systemd.stop([unit_name(name) for name in gone], DROP_JOBS_S) if gone else None
         for name in gone:
@@ -139,7 +139,7 @@ def recover_at_boot(world: World, paths: HostPaths, left: Journal, systemd: Syst
     failures = [
         failure
         for phase, act in ((Phase.INSTALL, install), (Phase.CLEAN_UP, clean_up))
-        if (failure := change.phase(phase, direction, _in_words(act), shielded=True)) is not None
+        if (failure := change.phase(phase, direction, _convert_errors(act), shielded=True)) is not None
     ]
     if failures:
         return change.finish(
@@ -155,7 +155,7 @@ def recover_at_boot(world: World, paths: HostPaths, left: Journal, systemd: Syst
     )
 
 
-def _in_words(act: Callable[[], Done]) -> Callable[[], Done]:
+def _convert_errors(act: Callable[[], Done]) -> Callable[[], Done]:
     """Wrap `act` so that a SystemdError becomes a PhaseFailed."""
 
     def run() -> Done:

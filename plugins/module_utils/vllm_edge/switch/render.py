@@ -14,7 +14,7 @@ PROFILE = 20
 MOVED = {"kept": "keep", "stopped": "stop", "started": "start"}
 
 
-def generation_words(number: object, profile: object) -> str:
+def describe_generation(number: object, profile: object) -> str:
     """Return `generation 3 (nvfp4-tp2)`, or `nothing` if the number is None: nothing was committed before the first
     switch."""
     return "nothing" if number is None else f"generation {number}{f' ({profile})' if profile else ''}"
@@ -25,7 +25,7 @@ def phase_words(phase: Row) -> str:
     return f"{'back: ' if phase.get('direction') == 'back' else ''}{phase['phase']}"
 
 
-def phase_line(phase: Row) -> str:
+def render_phase(phase: Row) -> str:
     """Return one line for a phase: when it began, how long it took and its detail."""
     seconds = "..." if phase.get("seconds") is None else f"{phase['seconds']:.1f} s"
     failed = "FAILED: " if phase.get("outcome") == "failed" else ""
@@ -34,13 +34,13 @@ def phase_line(phase: Row) -> str:
     ).rstrip()
 
 
-def switch_head(journal: Row) -> list[str]:
+def render_head(journal: Row) -> list[str]:
     """Return the first lines of a switch: where it goes, where it comes from and who asked."""
-    former = f" from {generation_words(journal['from_generation'], journal['from_profile'])}"
+    former = f" from {describe_generation(journal['from_generation'], journal['from_profile'])}"
     if journal["from_generation"] == journal["generation"]:
         former = ", which is committed"
     return wrapped(
-        f"switch to {generation_words(journal['generation'], journal['profile'])}{former}, "
+        f"switch to {describe_generation(journal['generation'], journal['profile'])}{former}, "
         f"asked by {journal['asked_by']}"
     )
 
@@ -51,7 +51,7 @@ def switch_moves(journal: Row) -> list[str]:
     return wrapped("; ".join(parts)) if parts else []
 
 
-def downtime_table(downtime: Mapping[str, Row]) -> list[str]:
+def render_downtime(downtime: Mapping[str, Row]) -> list[str]:
     """Return a table by served name: how long nothing answered, in how many gaps, and mostly in which phases."""
     rows = []
     for role, down in downtime.items():
@@ -63,26 +63,26 @@ def downtime_table(downtime: Mapping[str, Row]) -> list[str]:
     return [line[:WIDTH] for line in table(["role", "down", "gaps", "mostly in"], rows, frozenset({1}))]
 
 
-def result_words(result: object) -> str:
+def describe_result(result: object) -> str:
     """Return `rolled back` and the like; `unfinished` for a switch without a result, which runs or was killed."""
     return str(result).replace("_", " ") if result else "unfinished"
 
 
-def switch_result(journal: Row) -> list[str]:
+def render_result(journal: Row) -> list[str]:
     """Return how a switch ended, for somebody who saw its phases pass."""
     seconds = "" if journal.get("seconds") is None else f" after {journal['seconds']:.1f} s"
     message = f": {journal['message']}" if journal.get("message") else ""
-    lines = [*wrapped(f"{result_words(journal['result'])}{seconds}{message}"), *switch_moves(journal)]
+    lines = [*wrapped(f"{describe_result(journal['result'])}{seconds}{message}"), *switch_moves(journal)]
     for warning in journal.get("warnings") or []:
         lines += wrapped(f"warning: {warning}")
     if journal.get("downtime"):
-        lines += ["", *downtime_table(journal["downtime"])]
+        lines += ["", *render_downtime(journal["downtime"])]
     return lines
 
 
-def switch_block(journal: Row) -> list[str]:
+def render_switch(journal: Row) -> list[str]:
     """Return a whole switch: what moved, the phases with their seconds, and the downtime by served name."""
-    lines = [*switch_head(journal), *switch_result({**journal, "downtime": {}})]
+    lines = [*render_head(journal), *render_result({**journal, "downtime": {}})]
     rows = [
         [
             phase_words(phase),
@@ -94,25 +94,25 @@ def switch_block(journal: Row) -> list[str]:
     if rows:
         lines += ["", *[cut_line(line) for line in table(["phase", "time", "what"], rows, frozenset({1}))]]
     if journal.get("downtime"):
-        lines += ["", *downtime_table(journal["downtime"])]
+        lines += ["", *render_downtime(journal["downtime"])]
     return lines
 
 
-def switch_line(switch: Row) -> list[str]:
+def summarize_switch(switch: Row) -> list[str]:
     """Return a former switch as one sentence, as `status` shows it."""
-    former = generation_words(switch["from_generation"], switch["from_profile"])
+    former = describe_generation(switch["from_generation"], switch["from_profile"])
     down: Mapping[str, float] = switch.get("downtime") or {}
     role = max(down, key=lambda name: down[name], default=None)
     seconds = "" if switch.get("seconds") is None else f" after {switch['seconds']:.0f} s"
     unserved = "" if role is None else f", {role} not served for {down[role]:.0f} s"
-    latter = generation_words(switch["generation"], switch["profile"])
+    latter = describe_generation(switch["generation"], switch["profile"])
     return wrapped(
         f"last switch {switch['started_at']}: from {former} to {latter}, "
-        f"{result_words(switch['result'])}{seconds}{unserved}"
+        f"{describe_result(switch['result'])}{seconds}{unserved}"
     )
 
 
-def switch_table(switches: Sequence[Row]) -> list[str]:
+def render_switches(switches: Sequence[Row]) -> list[str]:
     """Return a table of switches with one line each, as `status` shows it."""
     rows = []
     for switch in switches:
@@ -124,7 +124,7 @@ def switch_table(switches: Sequence[Row]) -> list[str]:
                 str(switch["started_at"]),
                 shorten(former, PROFILE),
                 shorten(f"{switch['generation']} {switch['profile']}", PROFILE),
-                result_words(switch["result"]),
+                describe_result(switch["result"]),
                 "-" if switch.get("seconds") is None else f"{switch['seconds']:.0f} s",
                 "-" if role is None else f"{down[role]:.0f} s",
                 shorten(str(switch["origin"]), 9),

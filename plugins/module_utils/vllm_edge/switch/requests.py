@@ -13,7 +13,7 @@ from ..engine.config import EngineConfig
 from ..engine.metrics import requests_in_work
 from ..generation.model import Generation, Limits
 from ..paths import HostPaths
-from ..system.http import request, side_by_side, takes_work
+from ..system.http import call_in_parallel, request, takes_work
 from .model import Done, PhaseFailed
 
 METRICS_S = 3.0
@@ -74,13 +74,13 @@ def drain(
         engine.zeros = engine.zeros + 1 if left == 0 else 0
 
     while True:
-        side_by_side(look, [engine for engine in engines if not engine.over])
+        call_in_parallel(look, [engine for engine in engines if not engine.over])
         waiting = [engine for engine in engines if not engine.over]
         if not waiting or clock() - began >= limits.drain_timeout_s:
             break
         sleep(DRAIN_POLL_S)
     seconds = clock() - began
-    said = [f"{engine.config.engine} {_drained(engine)}" for engine in engines]
+    said = [f"{engine.config.engine} {_describe_drained(engine)}" for engine in engines]
     warnings = tuple(
         f"{engine.config.engine} still had {engine.left} requests after {seconds:.0f} s: they end with it. A larger "
         "vllm_engine_drain_timeout_s waits longer."
@@ -93,14 +93,14 @@ def drain(
     )
 
 
-def _drained(engine: _Draining) -> str:
+def _describe_drained(engine: _Draining) -> str:
     """Return how the wait for one engine ended."""
     if engine.note:
         return engine.note
     return "has no request" if not engine.left else f"still has {engine.left} requests"
 
 
-def idle_since(config: EngineConfig, wait: Callable[[float], bool], *, ask: Ask = request) -> bool:
+def wait_until_idle(config: EngineConfig, wait: Callable[[float], bool], *, ask: Ask = request) -> bool:
     """Wait, after SIGTERM was sent, until the engine has finished its requests.
 
     An engine with --shutdown-timeout finishes its requests after SIGTERM, and vLLM 0.32 then spends the rest of that
@@ -129,7 +129,7 @@ def idle_since(config: EngineConfig, wait: Callable[[float], bool], *, ask: Ask 
 # -- warm-up
 
 
-def words_for(config: EngineConfig) -> int:
+def count_words(config: EngineConfig) -> int:
     """Return how many words make the longer prompt. A word is about one token; two tokens each would also fit."""
     return max(1, min((config.max_model_len or 2 * LONGEST_PROMPT_TOKENS) // 2, LONGEST_PROMPT_TOKENS) - 64)
 
@@ -141,13 +141,13 @@ class _Work:
     content: str
 
 
-def _work(config: EngineConfig) -> tuple[list[_Work], list[_Work]]:
+def _build_work(config: EngineConfig) -> tuple[list[_Work], list[_Work]]:
     """Return the warm-up requests: a short prompt, then a longer one and another short one at the same time.
 
     After them the engine has run prefill and a batch. The short prompt goes first and alone because the first request
     compiles kernels: a client that asks at that moment waits for that, but not for a long prefill as well.
     """
-    long = " ".join(["on"] * words_for(config))
+    long = " ".join(["on"] * count_words(config))
     return (
         [_Work(config, "a short prompt", "Name a colour.")],
         [_Work(config, "a longer prompt", long), _Work(config, "a short prompt", "Name a number.")],
@@ -192,15 +192,15 @@ def warm_up(
         return f"Engine {config.engine} does not answer {work.what} at {config.url}: {why}"
 
     def ask_one(config: EngineConfig) -> str | None:
-        for beside in _work(config):
-            found = [problem for problem in side_by_side(problem_of, beside) if problem]
+        for beside in _build_work(config):
+            found = [problem for problem in call_in_parallel(problem_of, beside) if problem]
             if found:
                 return found[0]
         return None
 
     problems = {
         config.engine: problem
-        for config, problem in zip(configs, side_by_side(ask_one, configs), strict=True)
+        for config, problem in zip(configs, call_in_parallel(ask_one, configs), strict=True)
         if problem
     }
     if problems:
@@ -213,7 +213,7 @@ def warm_up(
     if not names:
         return Done("no engine is new")
     return Done(
-        f"{names}: 3 requests each, the longest of {max(map(words_for, configs))} words; {clock() - began:.1f} s"
+        f"{names}: 3 requests each, the longest of {max(map(count_words, configs))} words; {clock() - began:.1f} s"
     )
 
 
@@ -241,17 +241,17 @@ def run_canary(
     def ask_one(config: EngineConfig) -> list[Result]:
         return full_canary(config, paths, docker, wanted.limits.canary_timeout_s, ask)
 
-    results = [result for group in side_by_side(ask_one, configs) for result in group]
+    results = [result for group in call_in_parallel(ask_one, configs) for result in group]
     rows: list[Mapping[str, Any]] = [asdict(result) for result in results]
     failed = [result for result in results if not result.ok]
     if failed:
         raise PhaseFailed(
-            " ".join(canary_failures(failed)), engines=dict.fromkeys(r.engine for r in failed), data={"canary": rows}
+            " ".join(describe_failures(failed)), engines=dict.fromkeys(r.engine for r in failed), data={"canary": rows}
         )
     return Done(f"{len(results)} served names answer; {clock() - began:.1f} s", data={"canary": rows})
 
 
-def canary_failures(failed: Sequence[Result]) -> list[str]:
+def describe_failures(failed: Sequence[Result]) -> list[str]:
     """Return one sentence for each failure: role, check and what was seen. Names that failed alike share a sentence."""
     said: dict[tuple[str, str, str], list[str]] = {}
     for result in failed:

@@ -50,7 +50,7 @@ def run_recover(paths: HostPaths, *, boot: bool) -> int:
     return _exit(run, quiet=True)
 
 
-def _former_of(now: Committed | None, wanted: Generation, paths: HostPaths) -> tuple[Generation | None, str]:
+def _load_former(now: Committed | None, wanted: Generation, paths: HostPaths) -> tuple[Generation | None, str]:
     """Return the generation to roll back to, and a warning if one is committed but its directory is gone.
 
     Raises GenerationError if the directory is there and cannot be used.
@@ -113,7 +113,7 @@ def switch(
         now = generation_committed.committed(paths)
         wanted = store.load(paths, number)
         profile = wanted.profile
-        former, warning = _former_of(now, wanted, paths)
+        former, warning = _load_former(now, wanted, paths)
     except GenerationError as error:
         problem = to_sentence(str(error))
     journal = begin_journal(world, paths, number=number, profile=profile, now=now, origin=origin, asked_by=asked_by)

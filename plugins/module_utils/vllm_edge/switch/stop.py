@@ -85,7 +85,7 @@ def stop_engines(world: World, systemd: Systemd, paths: HostPaths) -> Stopped:
     return ended(Exit.OK, words, engines, *done)
 
 
-def _tell(stopped: Stopped, output: str) -> int:
+def _print_end(stopped: Stopped, output: str) -> int:
     """Print how the command ended and return the exit status."""
     if output == "json":
         print(json.dumps(asdict(stopped) | {"status": stopped.status.name.lower()}, indent=2, ensure_ascii=False))
@@ -117,4 +117,4 @@ def run_stop(
     except KeyboardInterrupt:
         print("Cut off: engines may be stopped in part, 'vllm-edge status' says which.", file=sys.stderr)
         return INTERRUPTED
-    return _tell(stopped, output)
+    return _print_end(stopped, output)

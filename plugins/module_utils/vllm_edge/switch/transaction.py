@@ -22,7 +22,7 @@ from ..generation import live, store
 from ..generation.model import Committed, Generation, GenerationError
 from ..names import SWITCH_UNIT, TARGET
 from ..paths import HostPaths
-from .journal import DAMAGED, JournalFile, JournalLost, new_id
+from .journal import DAMAGED, JournalFile, JournalLost, make_id
 from .messages import capitalize, complain, describe_route, name_generation, say, to_sentence
 from .model import (
     BACK_PHASES,
@@ -246,7 +246,7 @@ class Transaction:
         watch, self._watch = self._watch, None
         phases = [replace(record, began_s=record.began_s + self.began) for record in self.journal.phases]
         try:
-            seen = {role: _later(downtime, -self.began) for role, downtime in watch.end(phases).items()}
+            seen = {role: _shift(downtime, -self.began) for role, downtime in watch.end(phases).items()}
             self.file.journal = replace(self.journal, downtime=seen)
         except Exception as error:
             self.warn(f"Downtime is not known: {error}")
@@ -661,7 +661,7 @@ class Transaction:
             return Result.FAILED, f"{head} Going back failed: {why} 'vllm-edge status' says what runs."
         if committed is None:
             return self._nothing_before(head, left.start if self._has(Phase.START) else ())
-        other = _other(left, committed, self.paths)
+        other = _load_other(left, committed, self.paths)
         onward = committed.number == left.generation and left.id != DAMAGED
         self.begin_watch(committed, other)
         failures = self.towards(committed, other, "forward" if onward else "back")
@@ -709,7 +709,7 @@ def _both(first: Done, second: Done) -> Done:
     return Done("; ".join(details), {**first.data, **second.data}, (*first.warnings, *second.warnings))
 
 
-def _later(downtime: Downtime, by_s: float) -> Downtime:
+def _shift(downtime: Downtime, by_s: float) -> Downtime:
     """Shift the gaps by a number of seconds; no gap begins before 0."""
     gaps = (
         Gap(max(0.0, round(gap.from_s + by_s, 3)), None if gap.to_s is None else round(gap.to_s + by_s, 3))
@@ -734,7 +734,7 @@ def begin_journal(
     """
     stamp = world.stamp()
     return Journal(
-        id=new_id(paths, stamp, number),
+        id=make_id(paths, stamp, number),
         generation=number,
         profile=profile,
         from_generation=now.generation if now else None,
@@ -767,7 +767,7 @@ def archive(paths: HostPaths, ended: Journal) -> None:
             JournalFile(paths, ended).archive()
 
 
-def _other(left: Journal, committed: Generation, paths: HostPaths) -> Generation | None:
+def _load_other(left: Journal, committed: Generation, paths: HostPaths) -> Generation | None:
     """Return the generation at the other end of the switch, or None if it is not known."""
     number = left.from_generation if left.generation == committed.number else left.generation
     if number is None or number == committed.number:

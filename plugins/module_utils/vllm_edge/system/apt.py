@@ -97,7 +97,7 @@ def read_sources(root: str) -> list[Source]:
     return found
 
 
-def same_source(one: str, other: str, architecture: str) -> bool:
+def is_same_source(one: str, other: str, architecture: str) -> bool:
     """Return whether apt takes two addresses for the same repository.
 
     Args:
@@ -109,7 +109,7 @@ def same_source(one: str, other: str, architecture: str) -> bool:
     return normal[0] == normal[1]
 
 
-def clashes(sources: list[Source], uri: str, suites: list[str], architecture: str, own: str) -> list[Source]:
+def find_clashes(sources: list[Source], uri: str, suites: list[str], architecture: str, own: str) -> list[Source]:
     """Return the sources in other files that define a repository of ours too.
 
     apt refuses to work if one repository has two different Signed-By values.
@@ -124,7 +124,7 @@ def clashes(sources: list[Source], uri: str, suites: list[str], architecture: st
     return [
         source
         for source in sources
-        if source.path != own and source.suite in suites and same_source(source.uri, uri, architecture)
+        if source.path != own and source.suite in suites and is_same_source(source.uri, uri, architecture)
     ]
 
 
@@ -257,15 +257,15 @@ def find_failures(text: str) -> list[Failure]:
     signatures = dict(re.findall(warning, text, re.MULTILINE))
     for match in re.finditer(r"^[EW]: (The repository '(\S+)\s.*' (?:is|does) .*)$", text, re.MULTILINE):
         found.append(Failure(match[2], str(signatures.get(match[2], match[1]))))
-    return [Failure(failure.url, _essence(failure.said)) for failure in found]
+    return [Failure(failure.url, _strip_prefix(failure.said)) for failure in found]
 
 
-def _essence(said: str) -> str:
+def _strip_prefix(said: str) -> str:
     """Return the reason on one line, without the name of the subprocess that reported it."""
     return " ".join(re.sub(r"^Sub-process \S+ returned an error code.*?, error message is: ", "", said).split())
 
 
-def complaint(text: str) -> str:
+def extract_errors(text: str) -> str:
     """Return apt's errors, without those that only follow from others and without its lists of hashes."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     follows = ("Some index files failed", "Some files failed to download", "The following information from --solver")
@@ -275,7 +275,7 @@ def complaint(text: str) -> str:
     return " ".join(errors or lines[-3:])
 
 
-def no_lock(lock: Lock, waited_s: float) -> str:
+def explain_lock(lock: Lock, waited_s: float) -> str:
     """Return why apt could not start because of a lock, and what an operator can do about it."""
     who = f"{lock.holder} (process {lock.pid})" if lock.pid else "another program"
     look = f'"ps -fp {lock.pid}" shows what it does' if lock.pid else f'"fuser -v {lock.path}" names it'
@@ -411,7 +411,7 @@ class Request:
     limits: Limits
 
 
-def why_not_installed(
+def explain_failed_install(
     request: Request,
     outcome: Outcome,
     update: str,
@@ -436,12 +436,12 @@ def why_not_installed(
         )
     if "/usr/bin/dpkg returned an error" in text or "Errors were encountered while processing" in text:
         return (
-            f"{told}: dpkg failed half way: {complaint(text)}. What it said is in /var/log/apt/term.log. Repair the "
-            f'cause, run "dpkg --configure -a", see that "dpkg --audit" is silent, and run again.'
+            f"{told}: dpkg failed half way: {extract_errors(text)}. What it said is in /var/log/apt/term.log. "
+            f'Repair the cause, run "dpkg --configure -a", see that "dpkg --audit" is silent, and run again.'
         )
     told += ", and nothing was changed: "
     if lock := find_lock(text):
-        return told + no_lock(lock, outcome.waited_s)
+        return told + explain_lock(lock, outcome.waited_s)
     silence = request.limits.silence_s
     if failures := find_failures(text):
         return told + describe(failures, sources, request.variables, silence)
@@ -451,7 +451,7 @@ def why_not_installed(
         unread = find_failures(update)
         also = describe(unread, sources, request.variables, silence)
         return f"{told} Not every index could be read: {also}" if unread else told
-    return f"{told}{complaint(text).rstrip('.')}."
+    return f"{told}{extract_errors(text).rstrip('.')}."
 
 
 # -- disk space
@@ -474,7 +474,7 @@ def _bytes(found: re.Match[str] | None) -> int:
     return int(float(found[1].replace(",", "")) * _UNITS[found[2]]) if found else 0
 
 
-def no_room(purpose: str, needed: tuple[int, int], free: Mapping[str, tuple[int, int]]) -> str:
+def explain_lack_of_space(purpose: str, needed: tuple[int, int], free: Mapping[str, tuple[int, int]]) -> str:
     """Return why the file systems lack the space for an installation; empty if there is enough.
 
     Args:
@@ -498,7 +498,7 @@ def no_room(purpose: str, needed: tuple[int, int], free: Mapping[str, tuple[int,
     return ""
 
 
-def why_unread(uri: str, key: str, uri_variable: str, outcome: Outcome, limits: Limits) -> str:
+def explain_unread_repository(uri: str, key: str, uri_variable: str, outcome: Outcome, limits: Limits) -> str:
     """Return one paragraph on why a repository was not added.
 
     Args:
@@ -510,10 +510,10 @@ def why_unread(uri: str, key: str, uri_variable: str, outcome: Outcome, limits: 
     """
     told = f"The repository {uri} was not added, and nothing was changed: "
     if lock := find_lock(outcome.text):
-        return told + no_lock(lock, outcome.waited_s)
+        return told + explain_lock(lock, outcome.waited_s)
     failures = find_failures(outcome.text)
     if not failures:
-        return f"{told}apt says: {complaint(outcome.text).rstrip('.')}."
+        return f"{told}apt says: {extract_errors(outcome.text).rstrip('.')}."
     failure = failures[0]
     if failure.kind is Kind.UNTRUSTED:
         return (

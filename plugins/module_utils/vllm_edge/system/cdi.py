@@ -44,7 +44,7 @@ def compare(devices: list[str], gpus: list[str]) -> tuple[list[str], list[str]]:
     return sorted(set(gpus) - uuids), sorted(uuids - set(gpus))
 
 
-def device_names(text: str) -> list[str]:
+def parse_device_names(text: str) -> list[str]:
     """Return the names of the devices that a specification defines.
 
     Not every host has a YAML library, so the YAML that nvidia-ctk writes is matched by patterns: the items of the list

@@ -131,7 +131,7 @@ class Docker(Protocol):
         ...
 
 
-def container_from_inspect(info: Mapping[str, Any]) -> Container:
+def parse_container(info: Mapping[str, Any]) -> Container:
     """Convert one object of Docker's `inspect` answer."""
     state = info.get("State") or {}
     config = info.get("Config") or {}
@@ -183,7 +183,7 @@ def split_records(chunk: str, previous: str = "") -> list[LogRecord]:
     return records
 
 
-def stamp_seconds(stamp: str) -> float | None:
+def parse_stamp(stamp: str) -> float | None:
     """Convert Docker's RFC 3339 time stamp to seconds since the epoch; None for the zero time and malformed text."""
     match = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z", stamp)
     if not match or stamp.startswith("0001-"):
@@ -192,7 +192,7 @@ def stamp_seconds(stamp: str) -> float | None:
     return whole + float(match.group(2) or 0)
 
 
-def killed_by(events: Sequence[Mapping[str, Any]]) -> str | None:
+def find_kill_signal(events: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the name of the signal of the first `kill` event, which only a client of Docker causes; None if there is
     none.
     """
@@ -221,7 +221,7 @@ class DockerEngine:
         # version="auto" asks the Engine for its version, so a client that could be made has reached the Engine.
         return docker.APIClient(base_url=base_url, version="auto", timeout=timeout_s)
 
-    def _client(self) -> Any:
+    def _get_client(self) -> Any:
         client = getattr(self._local, "client", None)
         if client is None:
             client = self._connect(self._timeout)
@@ -252,9 +252,9 @@ class DockerEngine:
             raise DockerAway(str(error)) from error
 
     def _call(self, what: str, function: Callable[[Any], Any]) -> Any:
-        return self._translate(what, lambda: function(self._client()))
+        return self._translate(what, lambda: function(self._get_client()))
 
-    def _patient(self, what: str, timeout_s: float, function: Callable[[Any], Any]) -> None:
+    def _call_patiently(self, what: str, timeout_s: float, function: Callable[[Any], Any]) -> None:
         """Make a call that may take up to `timeout_s` seconds, longer than the others."""
 
         def ask(client: Any) -> None:
@@ -279,7 +279,7 @@ class DockerEngine:
             info = self._call(f"inspect {name}", lambda c: c.inspect_container(name))
         except ContainerGone:
             return None
-        found = container_from_inspect(info)
+        found = parse_container(info)
         # Docker also accepts the beginning of an id. Only the name or the whole id counts here.
         return found if name in (found.name, found.id) else None
 
@@ -311,7 +311,7 @@ class DockerEngine:
         raise DockerRefused(f"docker create: {text}")
 
     def start(self, container_id: str) -> None:
-        self._patient("docker start", 120, lambda c: c.start(container_id))
+        self._call_patiently("docker start", 120, lambda c: c.start(container_id))
 
     def wait(self, container_id: str) -> int:
         answer = self._call("docker wait", lambda c: c.wait(container_id))
@@ -325,7 +325,7 @@ class DockerEngine:
             "stream": follow,
             "follow": follow,
         }
-        seconds = stamp_seconds(after) if after else None
+        seconds = parse_stamp(after) if after else None
         if seconds is not None and seconds >= 1:
             # Ask for whole seconds, then compare time stamps as text: a float cannot represent nanoseconds.
             options["since"] = int(seconds)
@@ -346,7 +346,7 @@ class DockerEngine:
     def stop(self, container_id: str, timeout_s: float) -> None:
         seconds = max(0, round(timeout_s))
         # The request lasts until the container has ended, so the connection needs a longer timeout than that.
-        self._patient("docker stop", seconds + 30, lambda c: c.stop(container_id, timeout=seconds))
+        self._call_patiently("docker stop", seconds + 30, lambda c: c.stop(container_id, timeout=seconds))
 
     def remove(self, container_id: str) -> None:
         self._call("docker rm", lambda c: c.remove_container(container_id, force=True, v=True))
@@ -356,7 +356,9 @@ class DockerEngine:
         filters = {"container": container_id, "type": "container", "event": ["kill"]}
         since, until = int(now - since_s), int(now) + 1
         answer = self._call("docker events", lambda c: list(c.events(since=since, until=until, filters=filters)))
-        return killed_by([json.loads(line) for item in answer for line in item.decode().splitlines() if line.strip()])
+        return find_kill_signal(
+            [json.loads(line) for item in answer for line in item.decode().splitlines() if line.strip()]
+        )
 
 
 @dataclass(frozen=True)
@@ -392,7 +394,7 @@ def docker_unit(environ: Mapping[str, str] | None = None) -> DockerUnit | None:
     return DockerUnit(active, shown.get("InvocationID", ""))
 
 
-def why_away(ping: Callable[[float], None], unit: DockerUnit | None, timeout_s: float) -> str | None:
+def explain_unreachable_docker(ping: Callable[[float], None], unit: DockerUnit | None, timeout_s: float) -> str | None:
     """Return None if the Docker Engine answers, else the reason why not.
 
     Args:
@@ -462,7 +464,7 @@ class HostDocker(Protocol):
         ...
 
 
-def listed_of(entry: Mapping[str, Any]) -> Listed:
+def parse_listed(entry: Mapping[str, Any]) -> Listed:
     """Convert one entry of Docker's list of containers."""
     names = entry.get("Names") or [entry["Id"][:12]]
     return Listed(
@@ -486,7 +488,7 @@ class DockerHost(DockerEngine):
     """The implementation, through Docker's API. The methods are documented in `HostDocker`."""
 
     def listed(self) -> list[Listed]:
-        return [listed_of(entry) for entry in self._call("docker ps", lambda c: c.containers(all=True))]
+        return [parse_listed(entry) for entry in self._call("docker ps", lambda c: c.containers(all=True))]
 
     def kill(self, container_id: str) -> None:
         self._call("docker kill", lambda c: c.kill(container_id))

@@ -35,7 +35,7 @@ _KERNEL = re.compile(r"linux-image-(?!\d|unsigned-|extra-|uc-)(.+)")
 INSTALLERS = ("/usr/bin/nvidia-uninstall", "/usr/local/bin/nvidia-uninstall")
 
 
-def upstream(version: str) -> str:
+def parse_upstream_version(version: str) -> str:
     """Return NVIDIA's version, which is the Debian version without epoch and revision."""
     return version.split(":", 1)[-1].rsplit("-", 1)[0]
 
@@ -66,7 +66,7 @@ def is_driver(name: str) -> bool:
 
 def is_versioned(version: str) -> bool:
     """Return whether this is a driver version. Helpers such as nvidia-installer-cleanup have dates as versions."""
-    return bool(re.match(r"\d{3}\.\d+", upstream(version)))
+    return bool(re.match(r"\d{3}\.\d+", parse_upstream_version(version)))
 
 
 def versioned(packages: Packages) -> list[str]:
@@ -76,7 +76,9 @@ def versioned(packages: Packages) -> list[str]:
 
 def driver_packages(packages: Packages, version: str) -> list[str]:
     """Return the packages that make up the driver of this version. apt must not upgrade one of them alone."""
-    return sorted(name for name in packages if is_driver(name) and upstream(packages[name]["version"]) == version)
+    return sorted(
+        name for name in packages if is_driver(name) and parse_upstream_version(packages[name]["version"]) == version
+    )
 
 
 def parse_policy(text: str) -> dict[str, list[str]]:
@@ -94,13 +96,13 @@ def parse_policy(text: str) -> dict[str, list[str]]:
     return offered
 
 
-def kernel_flavours(packages: Packages) -> dict[str, str]:
+def find_kernel_flavours(packages: Packages) -> dict[str, str]:
     """Return the installed kernel metapackages with their flavour, such as linux-image-generic: generic."""
     found = ((name, _KERNEL.fullmatch(name)) for name in sorted(packages))
     return {name: match[1] for name, match in found if match}
 
 
-def wanted_modules(prefix: str, packages: Packages, kernels: list[str]) -> list[str]:
+def list_wanted_modules(prefix: str, packages: Packages, kernels: list[str]) -> list[str]:
     """Return the packages of prebuilt kernel modules to install.
 
     Args:
@@ -108,11 +110,11 @@ def wanted_modules(prefix: str, packages: Packages, kernels: list[str]) -> list[
         packages: installed packages; each kernel flavour among them gets modules, so that its next kernel has them too
         kernels: versions of the kernels that need modules now
     """
-    names = [*kernel_flavours(packages).values(), *kernels]
+    names = [*find_kernel_flavours(packages).values(), *kernels]
     return [f"{prefix}{name}" for name in dict.fromkeys(names)]
 
 
-def other_branches(names: list[str], branch: str) -> list[str]:
+def find_other_branches(names: list[str], branch: str) -> list[str]:
     """Return the packages whose names carry another driver branch than `branch`, which does not replace them."""
     found = ((name, re.search(r"-(\d{3})(?=-|$)", name)) for name in names)
     return [name for name, match in found if match and match[1] != branch]

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 
-def fresh_name(path: Path) -> Path:
+def make_fresh_name(path: Path) -> Path:
     """Return the temporary name beside `path` under which its new content is written before the rename."""
     return path.with_name(f".{path.name}.new")
 
@@ -56,7 +56,7 @@ def write_durably(path: Path, text: str, mode: int = 0o644) -> None:
         OSError: the file could not be written; the old one is unchanged
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = fresh_name(path)
+    fresh = make_fresh_name(path)
     try:
         fresh.unlink(missing_ok=True)
         # Readable by its owner only until it has its final mode: the text may be confidential.

@@ -25,7 +25,7 @@ class Unread:
     why: str
 
 
-def run_plainly(command: Sequence[str], timeout_s: float) -> Ran:
+def run_in_english(command: Sequence[str], timeout_s: float) -> Ran:
     """Run a program with English output; sbin directories, which may be missing from PATH, are searched too.
 
     Raises:
@@ -48,7 +48,7 @@ class HostReader:
     """A host below a directory. Tests give another directory, and programs of their own."""
 
     root: Path = Path("/")
-    run: Run = run_plainly
+    run: Run = run_in_english
 
     def at(self, path: str) -> Path:
         """Return a path below `root`."""

@@ -108,7 +108,7 @@ def takes_work(url: str, name: str, timeout_s: float, ask: Callable[..., Answer]
     return answer.status is not None and answer.status < 500
 
 
-def side_by_side(function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
+def call_in_parallel(function: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
     """Call `function` for every item, each in its own thread, and return the results in the order of the items.
 
     If calls raised, the exception of the first such item is raised after all threads have ended. The threads are

@@ -294,7 +294,7 @@ def pynvml_missing() -> bool:
 Place = Literal["here", "respawn", "nowhere"]
 
 
-def where_to_run(python: str, *, respawned: bool) -> tuple[Place, str]:
+def decide_where_to_run(python: str, *, respawned: bool) -> tuple[Place, str]:
     """Decide where a module that needs pynvml can run.
 
     Args:
@@ -335,7 +335,7 @@ class NvmlSession:
         self._handles: dict[str, Any] = {}
         self.identities: tuple[GpuIdentity, ...] = self._identify()
 
-    def _code(self, error: Any) -> str:
+    def _get_code(self, error: Any) -> str:
         return self._codes.get(error.value, f"error {error.value}")
 
     def _ask(
@@ -345,7 +345,7 @@ class NvmlSession:
             return call(*arguments)
         except self._pynvml.NVMLError as error:
             raise NvmlFailure(
-                self._code(error), gpu.uuid if gpu else None, card=gpu.card if gpu else None, index=index
+                self._get_code(error), gpu.uuid if gpu else None, card=gpu.card if gpu else None, index=index
             ) from error
 
     def _identify(self) -> tuple[GpuIdentity, ...]:
@@ -375,7 +375,7 @@ class NvmlSession:
         except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_ArgumentVersionMismatch):
             raw = None
         except nvml.NVMLError as error:
-            raise NvmlFailure(self._code(error), gpu.uuid, card=gpu.card) from error
+            raise NvmlFailure(self._get_code(error), gpu.uuid, card=gpu.card) from error
         if raw is not None:
             reading = interpret_memory(raw.total, raw.used, raw.free, raw.reserved)
             if reading is not None:
@@ -385,7 +385,7 @@ class NvmlSession:
         assert reading is not None  # v1 figures are not checked against each other
         return reading
 
-    def _process_list(self, call: Callable[[Any], Any], gpu: GpuIdentity) -> tuple[ProcessReading, ...] | None:
+    def _read_process_list(self, call: Callable[[Any], Any], gpu: GpuIdentity) -> tuple[ProcessReading, ...] | None:
         try:
             raw = self._ask(call, self._handles[gpu.uuid], gpu=gpu)
         except NvmlFailure as failure:
@@ -397,13 +397,13 @@ class NvmlSession:
             for entry in raw
         )
 
-    def _processes(self, gpu: GpuIdentity) -> tuple[ProcessReading, ...] | None:
+    def _read_processes(self, gpu: GpuIdentity) -> tuple[ProcessReading, ...] | None:
         nvml = self._pynvml
-        compute = self._process_list(nvml.nvmlDeviceGetComputeRunningProcesses, gpu)
+        compute = self._read_process_list(nvml.nvmlDeviceGetComputeRunningProcesses, gpu)
         if compute is None:
             return None
         # A desktop's X server uses GPU memory too, and is only in the graphics list.
-        graphics = self._process_list(nvml.nvmlDeviceGetGraphicsRunningProcesses, gpu)
+        graphics = self._read_process_list(nvml.nvmlDeviceGetGraphicsRunningProcesses, gpu)
         return merge_processes([compute, graphics or ()])
 
     def _capability(self, gpu: GpuIdentity) -> str | None:
@@ -433,7 +433,7 @@ class NvmlSession:
             used_mib=memory.used_mib,
             free_mib=memory.free_mib,
             memory_version=memory.version,
-            processes=self._processes(gpu),
+            processes=self._read_processes(gpu),
             compute_capability=self._capability(gpu),
         )
 

@@ -40,7 +40,7 @@ def command_of(pid: int) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def user_name(uid: int | None) -> str:
+def get_user_name(uid: int | None) -> str:
     """Return the user's name, the number if it has no name, or "unknown" for None."""
     if uid is None:
         return "unknown"

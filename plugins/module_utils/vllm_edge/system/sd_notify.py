@@ -11,7 +11,7 @@ STATUS_LIMIT = 480
 """Characters of a status text."""
 
 
-def watchdog_seconds(environ: Mapping[str, str], pid: int) -> float | None:
+def read_watchdog_seconds(environ: Mapping[str, str], pid: int) -> float | None:
     """Return the unit's WatchdogSec in seconds; None if systemd does not watch this process."""
     usec = environ.get("WATCHDOG_USEC", "")
     watched = environ.get("WATCHDOG_PID", "")
@@ -22,7 +22,7 @@ def watchdog_seconds(environ: Mapping[str, str], pid: int) -> float | None:
     return int(usec) / 1_000_000
 
 
-def one_line(text: str, limit: int = STATUS_LIMIT) -> str:
+def fold_line(text: str, limit: int = STATUS_LIMIT) -> str:
     """Fold white space and cut to `limit` characters: a field of the protocol ends at a newline."""
     folded = " ".join(text.split())
     return folded if len(folded) <= limit else folded[: limit - 3] + "..."
@@ -69,7 +69,7 @@ class Notifier:
         if watchdog:
             fields.append("WATCHDOG=1")
         if status is not None:
-            fields.append(f"STATUS={one_line(status)}")
+            fields.append(f"STATUS={fold_line(status)}")
         if extend_s is not None:
             fields.append(f"EXTEND_TIMEOUT_USEC={int(extend_s * 1_000_000)}")
         if not fields or self._address is None:

@@ -117,14 +117,14 @@ class Unit:
         return self.active_state in ("inactive", "failed") and not self.job
 
 
-def timespan(text: str) -> float | None:
+def parse_timespan(text: str) -> float | None:
     """Convert systemd's notation (`1min 30s`) to seconds; None for `infinity`."""
     if text == "infinity":
         return None
     return sum(int(number) * _SECONDS[unit] for number, unit in _SPAN.findall(text))
 
 
-def unit_of(shown: Mapping[str, str]) -> Unit:
+def build_unit(shown: Mapping[str, str]) -> Unit:
     """Build a Unit from the properties that `systemctl show` printed for it."""
     restarts = shown.get("NRestarts", "")
     return Unit(
@@ -140,7 +140,7 @@ def unit_of(shown: Mapping[str, str]) -> Unit:
         restarts=int(restarts) if restarts.isdigit() else 0,
         invocation=shown.get("InvocationID", ""),
         job=shown.get("Job", "0") not in ("", "0"),
-        stop_timeout_s=timespan(shown.get("TimeoutStopUSec", "1min 30s")),
+        stop_timeout_s=parse_timespan(shown.get("TimeoutStopUSec", "1min 30s")),
     )
 
 
@@ -171,7 +171,7 @@ class Systemd:
         if ran.status != 0:
             raise SystemdError(f"systemd cannot be asked: {ran.err or f'exit status {ran.status}'}")
         shown = parse_units(ran.out)
-        return {name: unit_of(shown[name]) if name in shown else Unit(name) for name in names}
+        return {name: build_unit(shown[name]) if name in shown else Unit(name) for name in names}
 
     def loaded(self, pattern: str) -> list[str]:
         """Return the units in systemd's memory that match the pattern, with or without a file. Raises SystemdError."""

@@ -29,7 +29,7 @@ def list_directories(directory: Path, files: Iterable[str]) -> list[Path]:
     return sorted(found)
 
 
-def ownership_faults(directory: Path, files: Iterable[str], owner: Ownership) -> dict[Path, str]:
+def find_ownership_faults(directory: Path, files: Iterable[str], owner: Ownership) -> dict[Path, str]:
     """Return the files and directories with a wrong owner, group or mode.
 
     Args:

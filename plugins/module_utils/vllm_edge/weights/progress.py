@@ -18,7 +18,7 @@ def mib(size_bytes: int) -> str:
     return f"{size_bytes / 1024**2:,.1f} MiB"
 
 
-def progress_line(model: str, done: int, count: int, have_bytes: int, total_bytes: int, seconds: float) -> str:
+def format_progress(model: str, done: int, count: int, have_bytes: int, total_bytes: int, seconds: float) -> str:
     """Return one line on the progress of a download, such as `e2b: 3 of 9 files, 41 %, 1.2 of 10.2 GiB, 35 s`.
 
     Args:
@@ -48,7 +48,7 @@ class Progress:
         self._lock = threading.Lock()
         self._hashed_bytes = 0
 
-    def _seconds(self) -> float:
+    def _get_elapsed_seconds(self) -> float:
         return time.monotonic() - self._started
 
     def write(self, text: str) -> None:
@@ -75,7 +75,7 @@ class Progress:
                 share = min(100, 100 * int(state["done"]) // total_bytes) if total_bytes else 100
             self.write(
                 f"{self._model}: verifying, {share} %, {mib(int(state['done']))} of {mib(total_bytes)}, "
-                f"{self._seconds():.0f} s"
+                f"{self._get_elapsed_seconds():.0f} s"
             )
 
         return count
@@ -94,8 +94,13 @@ class Progress:
 
         def say() -> None:
             self.write(
-                progress_line(
-                    self._model, finished(), len(files), min(_size_below(staging), total), total, self._seconds()
+                format_progress(
+                    self._model,
+                    finished(),
+                    len(files),
+                    min(_sum_sizes(staging), total),
+                    total,
+                    self._get_elapsed_seconds(),
                 )
             )
 
@@ -114,7 +119,7 @@ class Progress:
             say()
 
 
-def _size_below(directory: Path) -> int:
+def _sum_sizes(directory: Path) -> int:
     total = 0
     for base, _folders, names in os.walk(directory):
         for name in names:

@@ -124,7 +124,7 @@ def parse_record(text: str) -> Record:
                 inode=int(item["inode"]),
                 digest=Digest(str(digest["algorithm"]), str(digest["value"])) if digest else None,
             )
-        if not all(safe_relative(path) for path in files):
+        if not all(is_safe_relative(path) for path in files):
             raise ValueError("a path that leaves its directory")
         return Record(
             model=str(data["model"]),
@@ -167,7 +167,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """Names of models."""
 
 
-def safe_relative(path: str) -> bool:
+def is_safe_relative(path: str) -> bool:
     """Return whether a path that a source names stays within the directory that it is put into."""
     pure = PurePosixPath(path)
     return bool(path) and not pure.is_absolute() and ".." not in pure.parts and "\\" not in path and "\0" not in path

@@ -65,7 +65,7 @@ class DirectorySource:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def _metadata(self, path: str) -> tuple[str, Digest] | None:
+    def _read_metadata(self, path: str) -> tuple[str, Digest] | None:
         """Return the commit and hash that the hub's client stored when it downloaded the file; None if it did not."""
         note = self._directory / ".cache" / "huggingface" / "download" / f"{path}.metadata"
         try:
@@ -81,7 +81,7 @@ class DirectorySource:
             return lines[0].strip(), Digest("git-sha1", etag)
         return None
 
-    def _sums(self) -> dict[str, str]:
+    def _read_sums(self) -> dict[str, str]:
         try:
             text = (self._directory / "SHA256SUMS").read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -101,11 +101,11 @@ class DirectorySource:
                 "files there (`hf download --local-dir` keeps their hashes beside them), or take the model from the "
                 "hub."
             )
-        sums = self._sums()
+        sums = self._read_sums()
         commits = set()
         files = []
         for path in list_unknown(self._directory, ["SHA256SUMS"]):
-            note = self._metadata(path)
+            note = self._read_metadata(path)
             digest = Digest("sha256", sums[path]) if path in sums else None
             if note is not None:
                 commits.add(note[0])
@@ -239,7 +239,7 @@ class HubSource:
         self._token = token
 
     @contextlib.contextmanager
-    def _explained(self, repo: str, revision: str, path: str = "") -> Iterator[None]:
+    def _explain_errors(self, repo: str, revision: str, path: str = "") -> Iterator[None]:
         """Convert exceptions of the client to HubError, and errors of the file system to OSError."""
         try:
             yield
@@ -284,7 +284,7 @@ class HubSource:
 
     def listing(self, repo: str, revision: str) -> Listing:
         """Query the hub for the commit and its files, with sizes and hashes."""
-        with self._explained(repo, revision):
+        with self._explain_errors(repo, revision):
             api = self._hub.HfApi(endpoint=self._endpoint, token=self._token or False)
             info = api.model_info(repo, revision=revision, files_metadata=True)
             files = []
@@ -309,7 +309,7 @@ class HubSource:
 
     def fetch(self, repo: str, commit: str, path: str, staging: Path) -> Path:
         """Download one file. Without force_download the client would accept an existing file without checking it."""
-        with self._explained(repo, commit, path):
+        with self._explain_errors(repo, commit, path):
             return Path(
                 self._hub.hf_hub_download(
                     repo,

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from .ownership import Ownership, give, list_directories
 from .progress import Progress, mib
-from .record import Listing, Record, RecordedFile, RemoteFile, Wanted, WeightsError, safe_relative
+from .record import Listing, Record, RecordedFile, RemoteFile, Wanted, WeightsError, is_safe_relative
 from .sources import PAUSES_S, HubError, Source
 from .survey import Survey, mismatch, observe, stat_regular
 
@@ -49,7 +49,7 @@ def select(listing: Listing, repo: str) -> tuple[list[RemoteFile], list[str]]:
     taken: list[RemoteFile] = []
     left: list[str] = []
     for item in listing.files:
-        if not safe_relative(item.path):
+        if not is_safe_relative(item.path):
             raise WeightsError(
                 f"{repo} at {listing.commit} lists the path {item.path!r}, which leaves its directory. Nothing was "
                 "brought."
@@ -114,7 +114,7 @@ class Plan:
 # --- space ------------------------------------------------------------------------------------------------------------
 
 
-def existing_parent(path: Path) -> Path:
+def find_existing_parent(path: Path) -> Path:
     """Return the path itself or its nearest existing parent: a directory created there is on the same file system."""
     while not path.exists():
         path = path.parent
@@ -129,7 +129,7 @@ def check_space(directory: Path, needed_bytes: int, reserve_bytes: int) -> None:
         needed_bytes: bytes to download
         reserve_bytes: bytes that must stay free afterwards
     """
-    found = os.statvfs(existing_parent(directory))
+    found = os.statvfs(find_existing_parent(directory))
     free_bytes = found.f_bavail * found.f_frsize
     if free_bytes < needed_bytes + reserve_bytes:
         raise WeightsError(
@@ -144,7 +144,7 @@ def explain_storage_error(error: OSError, directory: Path) -> str:
     """Return a sentence on an error of the file system, with a remedy."""
     what = f"{os.strerror(error.errno)}{f', {error.filename}' if error.filename else ''}" if error.errno else str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        found = os.statvfs(existing_parent(directory))
+        found = os.statvfs(find_existing_parent(directory))
         return (
             f"The file system of {directory} became full while files arrived ({what}; "
             f"{mib(found.f_bavail * found.f_frsize)} are free now). Something else wrote there meanwhile, or a quota "
@@ -222,7 +222,7 @@ def staged(wanted: Wanted, commit: str, files: Iterable[RemoteFile]) -> list[Rem
     return result
 
 
-def aftermath(wanted: Wanted, plan: Plan) -> str:
+def describe_aftermath(wanted: Wanted, plan: Plan) -> str:
     """Return sentences on what a failed run has left, so that the operator need not check whether data was lost."""
     lines = []
     if plan.survey.good or plan.survey.damaged:

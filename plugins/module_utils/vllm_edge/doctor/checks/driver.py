@@ -7,30 +7,30 @@ import re
 
 from ...gpu.driver import explain_mismatch
 from ...gpu.driver_facts import Kernel
-from ...system.dpkg import upstream, versioned
+from ...system.dpkg import parse_upstream_version, versioned
 from ...system.host import Unread
 from ...system.systemd import Unit
 from ..contract import Verdict, fail, good, known, warn
 from ..facts import Facts
-from .helpers import HELPERS, HOST_STAGE, listed, not_judged, numbers
+from .helpers import HELPERS, HOST_STAGE, decline_to_judge, listed, numbers
 
 ENABLED = ("enabled", "enabled-runtime", "static", "alias", "generated")
 
 
-def installed_driver(facts: Facts) -> list[str]:
+def list_driver_packages(facts: Facts) -> list[str]:
     """Return the installed packages of the driver; empty if the packages could not be read."""
     return [] if isinstance(facts.system.packages, Unread) else versioned(facts.system.packages)
 
 
-def need_driver(facts: Facts) -> None:
+def require_driver(facts: Facts) -> None:
     """Raise NotKnown if no driver is installed, so that one missing driver is reported once."""
-    if not facts.driver.versions.library and not installed_driver(facts):
-        not_judged("no driver is installed")
+    if not facts.driver.versions.library and not list_driver_packages(facts):
+        decline_to_judge("no driver is installed")
 
 
-def driver_installed(facts: Facts) -> Verdict:
+def check_driver_installed(facts: Facts) -> Verdict:
     """Fail if the driver's libraries are missing."""
-    library, packages = facts.driver.versions.library, installed_driver(facts)
+    library, packages = facts.driver.versions.library, list_driver_packages(facts)
     if library:
         return good(f"libnvidia-ml.so.1 is of driver {library}")
     if packages:
@@ -41,10 +41,10 @@ def driver_installed(facts: Facts) -> Verdict:
     return fail("no libnvidia-ml.so.1 and no package of a driver", f"{HOST_STAGE} installs the driver.")
 
 
-def driver_one_source(facts: Facts) -> Verdict:
+def check_driver_one_source(facts: Facts) -> Verdict:
     """Fail if packages of the driver are of several branches or sources; warn if no source offers the installed
     version."""
-    need_driver(facts)
+    require_driver(facts)
     driver = facts.driver
     if driver.installer:
         return fail(
@@ -52,10 +52,10 @@ def driver_one_source(facts: Facts) -> Verdict:
             f"Run '{driver.installer}' with the engines stopped, then {HOST_STAGE}: files of both would be mixed.",
         )
     packages, origins = known(facts.system.packages), known(driver.origins)
-    names = [name for name in installed_driver(facts) if name not in HELPERS]
+    names = [name for name in list_driver_packages(facts) if name not in HELPERS]
     branches: dict[str, list[str]] = {}
     for name in names:
-        branches.setdefault(upstream(str(packages[name]["version"])).split(".")[0], []).append(name)
+        branches.setdefault(parse_upstream_version(str(packages[name]["version"])).split(".")[0], []).append(name)
     if len(branches) > 1:
         told = "; ".join(f"branch {branch}: {listed(members)}" for branch, members in sorted(branches.items()))
         return fail(told, "Keep one branch: remove the packages of the other ones, then run " + HOST_STAGE + ".")
@@ -81,7 +81,7 @@ def driver_one_source(facts: Facts) -> Verdict:
     return good(f"one source: {', '.join(common)}" if common else "no package of a driver, so no mix")
 
 
-def driver_packages_whole(facts: Facts) -> Verdict:
+def check_driver_packages_whole(facts: Facts) -> Verdict:
     """Fail if a package of the driver is half installed."""
     known(facts.system.packages)
     half = [name for name in facts.system.half_installed if re.search("nvidia|cuda", name)]
@@ -94,13 +94,13 @@ def driver_packages_whole(facts: Facts) -> Verdict:
     return good("no package of the driver is half installed")
 
 
-def driver_held(facts: Facts) -> Verdict:
+def check_driver_held(facts: Facts) -> Verdict:
     """Warn if apt may replace the driver by itself."""
-    need_driver(facts)
+    require_driver(facts)
     packages = known(facts.system.packages)
     # Prebuilt modules have the version of the kernel. A newer version of the helpers does no harm.
     prebuilt = {name for name in packages if name.startswith("linux-modules-nvidia-")}
-    names = sorted((prebuilt | set(installed_driver(facts))) - HELPERS)
+    names = sorted((prebuilt | set(list_driver_packages(facts))) - HELPERS)
     loose = [name for name in names if not packages[name]["held"]]
     if loose:
         return warn(
@@ -111,9 +111,9 @@ def driver_held(facts: Facts) -> Verdict:
     return good("every package of the driver is held")
 
 
-def driver_module_loaded(facts: Facts) -> Verdict:
+def check_driver_module_loaded(facts: Facts) -> Verdict:
     """Fail if the kernel module is not loaded."""
-    need_driver(facts)
+    require_driver(facts)
     if facts.driver.loaded:
         return good(f"the module nvidia {facts.driver.versions.module} is loaded".replace("  ", " "))
     here = [kernel for kernel in facts.driver.kernels if kernel.release == facts.driver.running_kernel]
@@ -128,7 +128,7 @@ def driver_module_loaded(facts: Facts) -> Verdict:
     )
 
 
-def driver_nouveau(facts: Facts) -> Verdict:
+def check_driver_nouveau(facts: Facts) -> Verdict:
     """Fail if nouveau is loaded."""
     if facts.driver.nouveau:
         return fail(
@@ -141,31 +141,31 @@ def driver_nouveau(facts: Facts) -> Verdict:
 def driver_versions(facts: Facts) -> Verdict:
     """Fail if the loaded module and the libraries have different versions."""
     found = facts.driver.versions
-    need_driver(facts)
+    require_driver(facts)
     if not found.module:
-        not_judged("no module is loaded")
+        decline_to_judge("no module is loaded")
     if not found.libraries:
-        not_judged("the driver's libraries are not there")
+        decline_to_judge("the driver's libraries are not there")
     mismatch = explain_mismatch(type(found)(found.module, found.libraries))
     if mismatch:
         return fail(mismatch.reason, f"{mismatch.remedy}.")
     return good(f"module and libraries are {found.module}")
 
 
-def driver_cuda(facts: Facts) -> Verdict:
+def check_driver_cuda(facts: Facts) -> Verdict:
     """Fail if the driver is too old for the CUDA of the image."""
-    need_driver(facts)
+    require_driver(facts)
     library = facts.driver.versions.library
     if not library:
-        not_judged("the driver's libraries are not there")
+        decline_to_judge("the driver's libraries are not there")
     image = known(facts.image)
     if image is None:
-        not_judged("no image is recorded on this host")
+        decline_to_judge("no image is recorded on this host")
     if not image.cuda:
-        not_judged(f"the record of {image.name} names no CUDA")
+        decline_to_judge(f"the record of {image.name} names no CUDA")
     branch = numbers(image.driver_branch)
     if not branch:
-        not_judged(
+        decline_to_judge(
             f"{image.name} is made with CUDA {image.cuda}, and vllm_image_cuda_floors names no driver branch for it"
         )
     if numbers(library) < branch:
@@ -179,7 +179,7 @@ def driver_cuda(facts: Facts) -> Verdict:
     return good(f"{image.name} is made with CUDA {image.cuda}, and driver {library} is new enough for it")
 
 
-def driver_secure_boot(facts: Facts) -> Verdict:
+def check_driver_secure_boot(facts: Facts) -> Verdict:
     """Fail if Secure Boot is on and the module is not signed; warn if it is signed and not loaded."""
     driver = facts.driver
     state = driver.secure_boot
@@ -187,7 +187,7 @@ def driver_secure_boot(facts: Facts) -> Verdict:
         return good("the host was not started by UEFI, so nothing asks for signatures")
     if not known(state):
         return good("Secure Boot is off")
-    need_driver(facts)
+    require_driver(facts)
     signer = known(driver.signer)
     if driver.loaded:
         return good(f"Secure Boot is on, and the kernel took the module, signed by {signer or 'a key of this host'}")
@@ -204,12 +204,12 @@ def driver_secure_boot(facts: Facts) -> Verdict:
     )
 
 
-def driver_next_kernel(facts: Facts) -> Verdict:
+def check_driver_next_kernel(facts: Facts) -> Verdict:
     """Warn or fail if the newest installed kernel has no module of the driver."""
-    need_driver(facts)
+    require_driver(facts)
     kernels = facts.driver.kernels
     if not kernels:
-        not_judged("no installed kernel was found")
+        decline_to_judge("no installed kernel was found")
     newest: Kernel = kernels[-1]
     if newest.has_module:
         return good(f"the newest installed kernel, {newest.release}, has the module")
@@ -226,9 +226,9 @@ def driver_next_kernel(facts: Facts) -> Verdict:
     )
 
 
-def driver_persistence(facts: Facts) -> Verdict:
+def check_driver_persistence(facts: Facts) -> Verdict:
     """Warn if the driver does not stay initialised while no process uses a GPU."""
-    need_driver(facts)
+    require_driver(facts)
     unit = facts.driver.persistence
     answering = facts.gpus.answering
     if isinstance(unit, Unit) and unit.active_state == "active" and unit.file_state in ENABLED:

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from ...system.nvml import ERRORS
 from ..contract import Verdict, fail, good, known
 from ..facts import Facts
-from .driver import need_driver
-from .helpers import listed, not_judged
+from .driver import require_driver
+from .helpers import decline_to_judge, listed
 
 
-def gpus_answer(facts: Facts) -> Verdict:
+def check_gpus_answer(facts: Facts) -> Verdict:
     """Fail if nvidia-smi reports an error."""
-    need_driver(facts)
+    require_driver(facts)
     if not facts.driver.loaded and not facts.gpus.answering:
-        not_judged("the module nvidia is not loaded")
+        decline_to_judge("the module nvidia is not loaded")
     said = facts.gpus.problem
     if not said:
         return good(f"nvidia-smi names {len(facts.gpus.answering)} GPUs")
@@ -38,7 +38,7 @@ SMI_WORDS: Mapping[str, str] = {
 }
 
 
-def gpus_present(facts: Facts) -> Verdict:
+def check_gpus_present(facts: Facts) -> Verdict:
     """Fail if a GPU on the PCI bus does not answer, or there are fewer than the profile needs."""
     gpus = facts.gpus
     if not gpus.on_bus and not gpus.answering:
@@ -66,13 +66,13 @@ def gpus_present(facts: Facts) -> Verdict:
     return good(told + (f"; kept for virtual machines (vfio-pci): {', '.join(given)}" if given else ""))
 
 
-def gpus_expected(facts: Facts) -> Verdict:
+def check_gpus_expected(facts: Facts) -> Verdict:
     """Fail if a GPU is missing that an engine, a recorded slot or the inventory names."""
     gpus = facts.gpus
     if not gpus.expected:
         return good("no engine, record or inventory names a GPU by its UUID yet")
     if not gpus.answering:
-        not_judged("no GPU answers")
+        decline_to_judge("no GPU answers")
     there = {gpu.uuid: gpu for gpu in gpus.answering}
     gone = [f"{uuid} ({who})" for uuid, who in gpus.expected.items() if uuid not in there]
     new = [f"{gpu.uuid} ({gpu.name} at {gpu.bus})" for gpu in gpus.answering if gpu.uuid not in gpus.expected]
@@ -90,10 +90,10 @@ def gpus_expected(facts: Facts) -> Verdict:
     return good(f"the {len(gpus.expected)} expected GPUs are there")
 
 
-def gpus_holders(facts: Facts) -> Verdict:
+def check_gpus_holders(facts: Facts) -> Verdict:
     """Report other processes on the GPUs; always `ok`."""
     if not facts.gpus.answering:
-        not_judged("no GPU answers")
+        decline_to_judge("no GPU answers")
     others = [f"{holder.who} on {holder.uuid}" for holder in known(facts.gpus.holders) if not holder.ours]
     if not others:
         return good("nobody but our engines uses a GPU")

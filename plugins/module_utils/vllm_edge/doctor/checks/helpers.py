@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from ...system.dpkg import upstream
+from ...system.dpkg import parse_upstream_version
 from ..contract import NotKnown
 
 HOST_STAGE = "'ansible-playbook playbooks/host.yml'"
@@ -15,7 +15,9 @@ GIB = 1024**3
 
 def numbers(version: str) -> tuple[int, ...]:
     """Return the numbers of a version, for comparison."""
-    return tuple(int(part) for part in re.findall(r"\d+", upstream(version) if "-" in version else version))
+    return tuple(
+        int(part) for part in re.findall(r"\d+", parse_upstream_version(version) if "-" in version else version)
+    )
 
 
 def listed(names: list[str], most: int = 6) -> str:
@@ -23,7 +25,7 @@ def listed(names: list[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def not_judged(why: str) -> NoReturn:
+def decline_to_judge(why: str) -> NoReturn:
     """Raise NotKnown with the reason why a check cannot judge."""
     raise NotKnown(f"not judged: {why}")
 

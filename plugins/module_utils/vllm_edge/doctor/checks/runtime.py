@@ -5,34 +5,34 @@ from __future__ import annotations
 
 from ...gpu import toolkit
 from ...system.cdi import compare
-from ...system.dpkg import upstream
+from ...system.dpkg import parse_upstream_version
 from ..contract import NotKnown, Verdict, fail, good, known, warn
 from ..facts import TOOLKIT, Facts, Specification
 from .driver import ENABLED
-from .helpers import HOST_STAGE, listed, not_judged, numbers
+from .helpers import HOST_STAGE, decline_to_judge, listed, numbers
 
 # Docker has CDI since 25, and from 28.2.0 on without features.cdi (moby/moby#49963).
 CDI_SINCE = (25,)
 CDI_DEFAULT_SINCE = (28, 2, 0)
 
 
-def docker_parts(facts: Facts) -> tuple[int, ...]:
+def parse_docker_version(facts: Facts) -> tuple[int, ...]:
     """Return Docker's version as numbers. Raises NotKnown if Docker is not installed."""
     if not facts.runtime.docker_version:
-        not_judged("Docker is not installed")
+        decline_to_judge("Docker is not installed")
     return numbers(facts.runtime.docker_version)
 
 
-def runtime_docker_installed(facts: Facts) -> Verdict:
+def check_runtime_docker_installed(facts: Facts) -> Verdict:
     """Fail if there is no dockerd."""
     if facts.runtime.docker_version:
         return good(f"Docker Engine {facts.runtime.docker_version}")
     return fail("no dockerd", f"{HOST_STAGE} installs it.")
 
 
-def runtime_docker_version(facts: Facts) -> Verdict:
+def check_runtime_docker_version(facts: Facts) -> Verdict:
     """Fail if Docker is too old for CDI."""
-    if docker_parts(facts) >= CDI_SINCE:
+    if parse_docker_version(facts) >= CDI_SINCE:
         return good(f"{facts.runtime.docker_version} knows CDI")
     return fail(
         f"Docker Engine {facts.runtime.docker_version} does not know CDI, which came with 25",
@@ -41,9 +41,9 @@ def runtime_docker_version(facts: Facts) -> Verdict:
     )
 
 
-def runtime_docker_running(facts: Facts) -> Verdict:
+def check_runtime_docker_running(facts: Facts) -> Verdict:
     """Fail if docker.service does not run; warn if it does not start at boot."""
-    docker_parts(facts)
+    parse_docker_version(facts)
     unit = known(facts.runtime.docker)
     if unit.active_state != "active":
         return fail(
@@ -55,7 +55,7 @@ def runtime_docker_running(facts: Facts) -> Verdict:
     return good("docker.service runs and starts at boot")
 
 
-def runtime_docker_config(facts: Facts) -> Verdict:
+def check_runtime_docker_config(facts: Facts) -> Verdict:
     """Fail if daemon.json is not valid."""
     if facts.runtime.config_error:
         return fail(
@@ -68,11 +68,11 @@ def runtime_docker_config(facts: Facts) -> Verdict:
     )
 
 
-def runtime_cdi_enabled(facts: Facts) -> Verdict:
+def check_runtime_cdi_enabled(facts: Facts) -> Verdict:
     """Fail if CDI is switched off in Docker."""
-    version = docker_parts(facts)
+    version = parse_docker_version(facts)
     if version < CDI_SINCE:
-        not_judged("this Docker does not know CDI")
+        decline_to_judge("this Docker does not know CDI")
     features = known(facts.runtime.config).get("features")
     said = features.get("cdi") if isinstance(features, dict) else None
     if said is True or (said is None and version >= CDI_DEFAULT_SINCE):
@@ -87,10 +87,10 @@ def runtime_cdi_enabled(facts: Facts) -> Verdict:
 def toolkit_packages(facts: Facts) -> dict[str, str]:
     """Return the versions of the installed packages of the container toolkit."""
     packages = known(facts.system.packages)
-    return {name: upstream(str(packages[name]["version"])) for name in TOOLKIT if name in packages}
+    return {name: parse_upstream_version(str(packages[name]["version"])) for name in TOOLKIT if name in packages}
 
 
-def runtime_toolkit(facts: Facts) -> Verdict:
+def check_runtime_toolkit(facts: Facts) -> Verdict:
     """Fail if packages of the toolkit are missing or of different versions; warn about versions with known faults."""
     found = toolkit_packages(facts)
     missing = [name for name in TOOLKIT if name not in found]
@@ -113,15 +113,15 @@ def runtime_toolkit(facts: Facts) -> Verdict:
     return good(f"container toolkit {versions[0]}")
 
 
-def need_toolkit(facts: Facts) -> None:
+def require_toolkit(facts: Facts) -> None:
     """Raise NotKnown if the container toolkit is not installed."""
     if not toolkit_packages(facts):
-        not_judged("the container toolkit is not installed")
+        decline_to_judge("the container toolkit is not installed")
 
 
-def runtime_toolkit_held(facts: Facts) -> Verdict:
+def check_runtime_toolkit_held(facts: Facts) -> Verdict:
     """Warn if apt may replace the toolkit by itself."""
-    need_toolkit(facts)
+    require_toolkit(facts)
     packages = known(facts.system.packages)
     loose = [name for name in TOOLKIT if name in packages and not packages[name]["held"]]
     if loose:
@@ -129,9 +129,9 @@ def runtime_toolkit_held(facts: Facts) -> Verdict:
     return good("the packages of the toolkit are held")
 
 
-def runtime_cdi_refresh(facts: Facts) -> Verdict:
+def check_runtime_cdi_refresh(facts: Facts) -> Verdict:
     """Warn if the unit that renews the CDI specification does not run or does not start at boot."""
-    need_toolkit(facts)
+    require_toolkit(facts)
     unit = known(facts.runtime.refresh)
     if unit.active_state == "active" and unit.file_state in ENABLED:
         return good("nvidia-cdi-refresh.path watches the driver and starts at boot")
@@ -146,12 +146,12 @@ def specifications(facts: Facts) -> tuple[Specification, ...]:
     """Return the CDI specifications. Raises NotKnown if there is none."""
     found = known(facts.runtime.specifications)
     if not found:
-        need_toolkit(facts)
-        not_judged("there is no CDI specification of NVIDIA's GPUs")
+        require_toolkit(facts)
+        decline_to_judge("there is no CDI specification of NVIDIA's GPUs")
     return found
 
 
-def runtime_cdi_conflict(facts: Facts) -> Verdict:
+def check_runtime_cdi_conflict(facts: Facts) -> Verdict:
     """Fail if two CDI specifications define the same device."""
     seen: dict[str, list[str]] = {}
     for specification in specifications(facts):
@@ -169,13 +169,15 @@ def runtime_cdi_conflict(facts: Facts) -> Verdict:
     )
 
 
-def runtime_cdi_current(facts: Facts) -> Verdict:
+def check_runtime_cdi_current(facts: Facts) -> Verdict:
     """Fail if the CDI specification was made for another driver version."""
     specifications(facts)
     found = facts.driver.versions
     mounted = sorted({version for versions in found.in_use.values() for version in versions})
     if not found.library or not mounted:
-        not_judged("the driver's version is not known" if mounted else "the specification mounts no driver's library")
+        decline_to_judge(
+            "the driver's version is not known" if mounted else "the specification mounts no driver's library"
+        )
     if found.library not in mounted:
         return fail(
             f"{', '.join(found.in_use)} was made for driver {', '.join(mounted)}, the host has {found.library}",
@@ -184,12 +186,12 @@ def runtime_cdi_current(facts: Facts) -> Verdict:
     return good(f"made for driver {found.library}, which the host has")
 
 
-def runtime_cdi_devices(facts: Facts) -> Verdict:
+def check_runtime_cdi_devices(facts: Facts) -> Verdict:
     """Fail if a GPU has no CDI device by its UUID; warn about devices of GPUs that are not there."""
     gpus = [gpu.uuid for gpu in facts.gpus.answering]
     found = known(facts.runtime.specifications)
     if not found:
-        need_toolkit(facts)
+        require_toolkit(facts)
         return fail(
             "no CDI specification names NVIDIA's GPUs",
             "'systemctl restart nvidia-cdi-refresh.service' makes one; 'journalctl -u nvidia-cdi-refresh' says why "
@@ -203,7 +205,7 @@ def runtime_cdi_devices(facts: Facts) -> Verdict:
             "'systemctl restart nvidia-cdi-refresh.service'; 'nvidia-ctk cdi list' shows what it made.",
         )
     if not gpus:
-        not_judged("no GPU answers")
+        decline_to_judge("no GPU answers")
     if gone:
         return warn(
             f"CDI devices for {', '.join(gone)}, which the host does not have",
@@ -212,10 +214,10 @@ def runtime_cdi_devices(facts: Facts) -> Verdict:
     return good(f"each of the {len(gpus)} GPUs has a CDI device by its UUID")
 
 
-def runtime_gpu_access(facts: Facts) -> Verdict:
+def check_runtime_gpu_access(facts: Facts) -> Verdict:
     """Report running containers that may not use their GPUs any more: fail if an engine is among them, otherwise
     warn."""
-    docker_parts(facts)
+    parse_docker_version(facts)
     asked = known(facts.runtime.access)
     lost = [one for one in asked if one.denied]
     if lost:

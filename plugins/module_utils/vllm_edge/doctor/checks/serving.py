@@ -6,18 +6,18 @@ from __future__ import annotations
 from ..contract import Verdict, fail, good, known, warn
 from ..facts import Engine, Facts
 from .driver import ENABLED
-from .helpers import listed, not_judged
+from .helpers import decline_to_judge, listed
 
 
 def engines(facts: Facts) -> tuple[Engine, ...]:
     """Return the engines. Raises NotKnown if there is none."""
     found = known(facts.serving.engines)
     if not found:
-        not_judged("no engine is configured on this host")
+        decline_to_judge("no engine is configured on this host")
     return found
 
 
-def serving_configuration(facts: Facts) -> Verdict:
+def check_serving_configuration(facts: Facts) -> Verdict:
     """Fail if the files of an engine are not valid."""
     if facts.serving.errors:
         return fail("; ".join(facts.serving.errors), "Run site.yml, which renders the files of every engine anew.")
@@ -27,11 +27,11 @@ def serving_configuration(facts: Facts) -> Verdict:
 def settled(facts: Facts) -> tuple[Engine, ...]:
     """Return the engines. Raises NotKnown while a switch runs, because it changes them."""
     if facts.serving.switching:
-        not_judged("a switch runs; 'vllm-edge progress' says how far it is")
+        decline_to_judge("a switch runs; 'vllm-edge progress' says how far it is")
     return engines(facts)
 
 
-def serving_units(facts: Facts) -> Verdict:
+def check_serving_units(facts: Facts) -> Verdict:
     """Fail if a unit failed or is being restarted; warn if one does not run."""
     found = settled(facts)
     failed = [engine for engine in found if engine.unit.active_state == "failed" or engine.unit.auto_restart]
@@ -47,7 +47,7 @@ def serving_units(facts: Facts) -> Verdict:
     return warn(told, f"'systemctl start {down[0].unit.id}', or site.yml, which starts all of them.")
 
 
-def serving_ports(facts: Facts) -> Verdict:
+def check_serving_ports(facts: Facts) -> Verdict:
     """Fail if another program listens on the port of an engine, or the engine itself does not."""
     found = settled(facts)
     taken = [
@@ -72,7 +72,7 @@ def up(engine: Engine) -> bool:
     return engine.unit.active_state == "active"
 
 
-def serving_boot(facts: Facts) -> Verdict:
+def check_serving_boot(facts: Facts) -> Verdict:
     """Warn if the engines do not start at boot."""
     engines(facts)
     target = known(facts.serving.target)

@@ -17,7 +17,7 @@ SPACE_WARN_BYTES = 5 * GIB
 INODES_WARN = 10_000
 
 
-def space_check(what: str, variable: str) -> Callable[[Facts], Verdict]:
+def make_space_check(what: str, variable: str) -> Callable[[Facts], Verdict]:
     """Return the check of one file system.
 
     Args:

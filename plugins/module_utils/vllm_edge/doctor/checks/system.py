@@ -17,7 +17,7 @@ SUPPORTED = {
 RED_HAT = ("rhel", "rocky", "almalinux", "centos", "fedora", "ol")
 
 
-def system_distribution(facts: Facts) -> Verdict:
+def check_system_distribution(facts: Facts) -> Verdict:
     """Fail if the roles do not support this distribution."""
     system = facts.system
     if system.distribution in SUPPORTED:
@@ -30,7 +30,7 @@ def system_distribution(facts: Facts) -> Verdict:
     return fail(system.name, f"Install {', '.join(SUPPORTED.values())}: package names and sources are known for those.")
 
 
-def system_dpkg(facts: Facts) -> Verdict:
+def check_system_dpkg(facts: Facts) -> Verdict:
     """Fail if a run of dpkg was cut off, or a package is half installed."""
     if known(facts.system.dpkg_interrupted):
         return fail(
@@ -47,7 +47,7 @@ def system_dpkg(facts: Facts) -> Verdict:
     return good("every package is whole")
 
 
-def system_apt_lock(facts: Facts) -> Verdict:
+def check_system_apt_lock(facts: Facts) -> Verdict:
     """Warn if a process holds a lock of apt or dpkg."""
     locks = known(facts.system.locks)
     if not locks:
@@ -60,7 +60,7 @@ def system_apt_lock(facts: Facts) -> Verdict:
     )
 
 
-def system_time(facts: Facts) -> Verdict:
+def check_system_time(facts: Facts) -> Verdict:
     """Warn if the clock is not synchronised."""
     if known(facts.system.synchronized):
         return good("the clock is synchronised")
@@ -71,7 +71,7 @@ def system_time(facts: Facts) -> Verdict:
     )
 
 
-def system_file_limits(facts: Facts) -> Verdict:
+def check_system_file_limits(facts: Facts) -> Verdict:
     """Warn if containers may open fewer files than vLLM wants."""
     limit = known(facts.system.files_limit)
     if limit is None or limit >= FILES_WANTED:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ...gpu.topology import SLOWDOWNS, Card, Topology, correctness, in_the_way
+from ...gpu.topology import SLOWDOWNS, Card, Topology, correctness, find_obstacles
 from ...system.host import Unread
 from ..contract import NotKnown, Verdict, fail, good, known, warn
 from ..facts import DEFAULT_SHM_BYTES
@@ -18,11 +18,11 @@ GRAVE_XIDS = {
 }
 
 
-def _at(card: Card) -> str:
+def _locate(card: Card) -> str:
     return f"{card.uuid} at {card.bus}"
 
 
-def _cards(topology: Topology) -> tuple[Card, ...]:
+def _require_cards(topology: Topology) -> tuple[Card, ...]:
     """Return the GPUs. Raises NotKnown if none answers."""
     if not topology.cards:
         raise NotKnown("no GPU answers")
@@ -34,16 +34,16 @@ def judge_link(topology: Topology) -> Verdict:
 
     A slow link counts only under load, because idle GPUs lower it to save power.
     """
-    cards = _cards(topology)
+    cards = _require_cards(topology)
     if all(card.width is None for card in cards):
         raise NotKnown("the driver does not say how wide the links are")
     slow = [
-        f"{_at(card)} has {card.width} of {card.width_possible} lanes"
+        f"{_locate(card)} has {card.width} of {card.width_possible} lanes"
         for card in cards
         if card.width is not None and card.width_possible is not None and card.width < card.width_possible
     ]
     slow += [
-        f"{_at(card)} works at generation {card.generation} of {card.generation_possible}"
+        f"{_locate(card)} works at generation {card.generation} of {card.generation_possible}"
         for card in cards
         if not card.idle
         and card.generation is not None
@@ -62,7 +62,7 @@ def judge_link(topology: Topology) -> Verdict:
 
 def judge_numa(topology: Topology) -> Verdict:
     """Warn if the GPUs of one engine are on different NUMA nodes."""
-    cards = {card.uuid: card for card in _cards(topology)}
+    cards = {card.uuid: card for card in _require_cards(topology)}
     nodes = {uuid: card.numa for uuid, card in cards.items() if card.numa is not None}
     if not nodes:
         return good("the kernel names no NUMA node of a GPU: there is one, or the firmware does not say")
@@ -81,7 +81,7 @@ def judge_numa(topology: Topology) -> Verdict:
 
 def judge_iommu(topology: Topology) -> Verdict:
     """Warn if the IOMMU or Access Control Services make reads between GPUs unsafe."""
-    cards = _cards(topology)
+    cards = _require_cards(topology)
     recommended = correctness(topology)
     if recommended.reasons:
         words = " ".join([*(f"{key}={value}" for key, value in recommended.environment.items())])
@@ -99,7 +99,7 @@ def judge_iommu(topology: Topology) -> Verdict:
     hidden = next((card.redirecting for card in cards if isinstance(card.redirecting, Unread)), None)
     if hidden is not None:
         raise NotKnown(f"IOMMU: {', '.join(modes)}; Access Control Services: {hidden.why}")
-    reasons = in_the_way(cards)
+    reasons = find_obstacles(cards)
     if reasons:
         return good(f"{'; '.join(reasons)}; the driver offers no peer-to-peer, so nothing uses it")
     return good(f"IOMMU: {', '.join(modes)}; no bridge keeps the GPUs apart")
@@ -107,7 +107,7 @@ def judge_iommu(topology: Topology) -> Verdict:
 
 def judge_peers(topology: Topology) -> Verdict:
     """Report whether the driver offers reads between GPUs; always `ok`."""
-    cards = {card.uuid: card for card in _cards(topology)}
+    cards = {card.uuid: card for card in _require_cards(topology)}
     if len(cards) < 2:
         return good("one GPU: there is no other to reach")
     peers = known(topology.peers)
@@ -123,23 +123,23 @@ def judge_peers(topology: Topology) -> Verdict:
 
 def judge_ecc(topology: Topology) -> Verdict:
     """Fail if a row could not be remapped; warn about uncorrected errors and rows that wait to be remapped."""
-    cards = _cards(topology)
-    broken = [f"{_at(card)}: remapping a row failed" for card in cards if card.remap_failed]
+    cards = _require_cards(topology)
+    broken = [f"{_locate(card)}: remapping a row failed" for card in cards if card.remap_failed]
     if broken:
         return fail("; ".join(broken), "Have the card replaced; until then leave it out of the profile.")
     trouble = [
-        f"{_at(card)}: {card.uncorrected} uncorrected errors since the driver was loaded"
+        f"{_locate(card)}: {card.uncorrected} uncorrected errors since the driver was loaded"
         for card in cards
         if card.uncorrected
     ]
-    trouble += [f"{_at(card)}: a row waits to be remapped" for card in cards if card.remap_pending]
+    trouble += [f"{_locate(card)}: a row waits to be remapped" for card in cards if card.remap_pending]
     if trouble:
         return warn(
             "; ".join(trouble),
             "Stop its engines and reset it ('nvidia-smi --gpu-reset -i <uuid>') or reboot, which remaps what is bad; "
             "replace the card where it comes back.",
         )
-    off = [_at(card) for card in cards if card.ecc is False]
+    off = [_locate(card) for card in cards if card.ecc is False]
     if off:
         return good(f"ECC is off on {', '.join(off)}", "'nvidia-smi -e 1' and a reboot turn it on; it takes memory.")
     if all(card.ecc is None for card in cards):
@@ -176,9 +176,9 @@ def judge_xids(topology: Topology) -> Verdict:
 
 def judge_power(topology: Topology) -> Verdict:
     """Warn if heat or power slows a GPU down; a lowered power limit is advice."""
-    cards = _cards(topology)
+    cards = _require_cards(topology)
     slowed = [
-        f"{_at(card)}: {', '.join(name for bit, name in SLOWDOWNS.items() if (card.slowdown or 0) & bit)}"
+        f"{_locate(card)}: {', '.join(name for bit, name in SLOWDOWNS.items() if (card.slowdown or 0) & bit)}"
         for card in cards
         if card.slowdown
     ]
@@ -189,7 +189,7 @@ def judge_power(topology: Topology) -> Verdict:
             "lowers the clocks until it is cool or has power.",
         )
     lowered = [
-        f"{_at(card)} is limited to {card.power_limit_w:g} of {card.power_default_w:g} W"
+        f"{_locate(card)} is limited to {card.power_limit_w:g} of {card.power_default_w:g} W"
         for card in cards
         if card.power_limit_w is not None
         and card.power_default_w is not None

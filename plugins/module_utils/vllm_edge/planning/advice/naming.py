@@ -27,20 +27,20 @@ def describe_choice(asked: Wish, host: Host, profile: Profile, kinds: Sequence[S
     written: dict[str, dict[str, Any]] = {}
     observations: dict[str, Any] = {}
     ports: list[int] = []
-    for engine, slots in zip(profile.engines, _slots(profile, host.gpus), strict=True):
+    for engine, slots in zip(profile.engines, _assign_slots(profile, host.gpus), strict=True):
         fit = engine.fit
         arguments = build_arguments(fit.model, fit.shape, fit.kv_cache_dtype, engine.max_model_len)
         kind = next(kind for kind in kinds if fit.model in kind)
-        ports.append(_port(kind, host, ports))
+        ports.append(_choose_port(kind, host, ports))
         place = {"gpus": list(slots), "port": ports[-1], "served_names": list(engine.roles)}
         first = ("model", "tensor_parallel_size", "pipeline_parallel_size")
         described = {
             **{key: arguments.pop(key) for key in first if key in arguments},
             **place,
             **arguments,
-            **_dialect(fit.model, host),
+            **_copy_dialect(fit.model, host),
         }
-        name = _engine_name(engine, described, host)
+        name = _name_engine(engine, described, host)
         written[name] = described
         if fit.observed_as:
             observations[name] = match_observed(described, host)[1]
@@ -54,7 +54,7 @@ def describe_choice(asked: Wish, host: Host, profile: Profile, kinds: Sequence[S
         margin_mib=host.margin_mib,
         tolerance_mib=host.tolerance_mib,
     )
-    name = _profile_name(profile, list(written), host)
+    name = _name_profile(profile, list(written), host)
     main = profile.main
     profiles = {
         name: {
@@ -70,7 +70,7 @@ def describe_choice(asked: Wish, host: Host, profile: Profile, kinds: Sequence[S
     return Chosen(asked.choose, name, written, profiles, dataclasses.replace(plan, profile=name), advice)
 
 
-def _slots(profile: Profile, gpus: Sequence[Gpu]) -> list[tuple[int, ...]]:
+def _assign_slots(profile: Profile, gpus: Sequence[Gpu]) -> list[tuple[int, ...]]:
     """Return the slots of each engine: the lowest free ones of its kind of GPU."""
     left = {gpu: [slot for slot, other in enumerate(gpus) if other == gpu] for gpu in dict.fromkeys(gpus)}
     taken = []
@@ -81,13 +81,13 @@ def _slots(profile: Profile, gpus: Sequence[Gpu]) -> list[tuple[int, ...]]:
     return taken
 
 
-def _port(kind: Sequence[str], host: Host, taken: Sequence[int]) -> int:
+def _choose_port(kind: Sequence[str], host: Host, taken: Sequence[int]) -> int:
     """Return the port that the inventory uses for models of this kind, otherwise the next free one."""
     known = [engine.get("port") for engine in host.engines.values() if engine.get("model") in kind]
     return next(port for port in (*known, *PORTS) if isinstance(port, int) and port not in taken)
 
 
-def _dialect(model: str, host: Host) -> dict[str, Any]:
+def _copy_dialect(model: str, host: Host) -> dict[str, Any]:
     """Return how clients talk to the model: as the inventory's engine with it, otherwise with one of its family."""
     names = [name for name, other in host.models.items() if other.family == host.models[model].family]
     for name in (model, *names):
@@ -100,7 +100,7 @@ def _dialect(model: str, host: Host) -> dict[str, Any]:
 DIALECT = ("chat_template", "tool_call_parser", "reasoning_parser")
 
 
-def _engine_name(engine: Engine, described: Mapping[str, Any], host: Host) -> str:
+def _name_engine(engine: Engine, described: Mapping[str, Any], host: Host) -> str:
     """Return a descriptive name that is free, or that of an equal engine of the inventory."""
     fit, shape = engine.fit, engine.fit.shape
     spread = [f"tp{shape.tensor_parallel_size}"] if shape.gpus > 1 else []
@@ -114,15 +114,17 @@ def _engine_name(engine: Engine, described: Mapping[str, Any], host: Host) -> st
         known = host.engines.get(name)
         return known is None or {key: known[key] for key in known if key != "vram_budget_mib"} == described
 
-    return _free_name((base, longer), mine)
+    return _find_free_name((base, longer), mine)
 
 
-def _profile_name(profile: Profile, engines: list[str], host: Host) -> str:
+def _name_profile(profile: Profile, engines: list[str], host: Host) -> str:
     base = "-".join([engines[0], *(side.fit.model for side in profile.sides)])
-    return _free_name((base,), lambda name: name not in host.profiles or host.profiles[name].get("engines") == engines)
+    return _find_free_name(
+        (base,), lambda name: name not in host.profiles or host.profiles[name].get("engines") == engines
+    )
 
 
-def _free_name(names: Sequence[str], free: Callable[[str], bool]) -> str:
+def _find_free_name(names: Sequence[str], free: Callable[[str], bool]) -> str:
     """Return the first free name, otherwise the last one with a number."""
     numbered = (f"{names[-1]}-{number}" for number in itertools.count(2))
     return next(name for name in itertools.chain(names, numbered) if free(name))
@@ -145,7 +147,7 @@ def list_own_advice(engine: Engine, name: str, host: Host) -> Iterator[str]:
             f"the KV cache holds {engine.at_once:.1f} requests of full length: of its {len(engine.roles)} roles "
             f"{engine.waiting} would wait if all sent such requests at once"
         )
-    if not _dialect(fit.model, host).get("tool_call_parser"):
+    if not _copy_dialect(fit.model, host).get("tool_call_parser"):
         yield (
             f"no engine of serving_engines has a model of family {host.models[fit.model].family}, so tool_call_parser "
             f"and reasoning_parser are yours to add"

@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import render
 from ..contract import EnginePlan
-from ..feasibility import context_advice
+from ..feasibility import advise_on_context
 from ..planner import TENSOR_PARALLEL_SIZES
 from .model import MAX_NUM_SEQS, Advice, Chosen, Engine, Profile
 from .naming import describe_gpus, list_own_advice
@@ -28,7 +28,7 @@ def document(advice: Advice) -> dict[str, Any]:
         "by": advice.wish.by.value,
         "min_context": advice.wish.min_context_tokens,
         "main_models": list(advice.mains),
-        "profiles": [_row(rank, profile, advice) for rank, profile in enumerate(advice.profiles, 1)],
+        "profiles": [_build_row(rank, profile, advice) for rank, profile in enumerate(advice.profiles, 1)],
         "rejected": [
             {
                 "model": rejection.model,
@@ -59,7 +59,7 @@ def lines(advice: Advice) -> list[str]:
             f"one of {', '.join(advice.mains)}."
         ),
         "",
-        *_table(advice),
+        *_render_table(advice),
         "",
         *_wrapped(NOTES),
         "",
@@ -72,7 +72,7 @@ def lines(advice: Advice) -> list[str]:
             line
             for planned in chosen.plan.engines
             for line in (
-                *_wrapped(f"  {planned.engine}  {planned.verdict.value}: {_figures(planned)}", "    "),
+                *_wrapped(f"  {planned.engine}  {planned.verdict.value}: {_describe_figures(planned)}", "    "),
                 *(said for text in chosen.advice[planned.engine] for said in _wrapped(f"    advice: {text}", " " * 12)),
             )
         ),
@@ -86,10 +86,10 @@ def pasted(chosen: Chosen) -> list[str]:
     return [
         "# For group_vars/all/engines.yml. The KV cache gets what is left of each GPU but plan_margin_mib.",
         "serving_engines:",
-        *(line for name, engine in chosen.serving_engines.items() for line in _entry(name, engine)),
+        *(line for name, engine in chosen.serving_engines.items() for line in _render_entry(name, engine)),
         "# For group_vars/all/profiles.yml.",
         "serving_profiles:",
-        *(line for name, profile in chosen.serving_profiles.items() for line in _entry(name, profile)),
+        *(line for name, profile in chosen.serving_profiles.items() for line in _render_entry(name, profile)),
     ]
 
 
@@ -109,18 +109,20 @@ COLUMNS = (4, 31, 9, 17, 8, 7)
 """Widths of rank, engines, GPUs, tok/s, context and at once; the verdict gets the rest."""
 
 
-def _table(advice: Advice) -> Iterator[str]:
-    yield _columns("rank", "engines, the main one first", "GPUs", "tok/s, estimate", "context", "at once", "verdict")
-    yield _columns("", "", "used/free", "low-  mid- high", "tokens", "", "(advice)")
+def _render_table(advice: Advice) -> Iterator[str]:
+    yield _format_columns(
+        "rank", "engines, the main one first", "GPUs", "tok/s, estimate", "context", "at once", "verdict"
+    )
+    yield _format_columns("", "", "used/free", "low-  mid- high", "tokens", "", "(advice)")
     seen: set[Any] = set()
     for rank, profile in enumerate(advice.profiles, 1):
         if rank != advice.chosen.rank and (profile.kind in seen or len(seen) >= ROWS):
             continue
         seen.add(profile.kind)
-        row = _row(rank, profile, advice)
+        row = _build_row(rank, profile, advice)
         speed = row["tok_s_estimate"]
         label, *more = textwrap.wrap(profile.label, COLUMNS[1], subsequent_indent="  ", break_on_hyphens=False)
-        yield _columns(
+        yield _format_columns(
             f"{'>' if rank == advice.chosen.rank else ''}{rank}",
             label,
             f"{row['gpus_used']}/{row['gpus_free']}",
@@ -130,13 +132,13 @@ def _table(advice: Advice) -> Iterator[str]:
             f"{row['verdict']} ({len(row['advice'])})",
         )
         for line in more:
-            yield _columns("", line).rstrip()
+            yield _format_columns("", line).rstrip()
     kinds = {profile.kind for profile in advice.profiles}
     if len(kinds) > len(seen):
         yield f"      ... and {len(kinds) - len(seen)} more choices of engines (-e format=json)"
 
 
-def _columns(*cells: str) -> str:
+def _format_columns(*cells: str) -> str:
     left = (1,)
     parts = [
         cell.ljust(width) if number in left else cell.rjust(width)
@@ -145,7 +147,7 @@ def _columns(*cells: str) -> str:
     return "  ".join([*parts, *cells[len(COLUMNS) :]])
 
 
-def _row(rank: int, profile: Profile, advice: Advice) -> dict[str, Any]:
+def _build_row(rank: int, profile: Profile, advice: Advice) -> dict[str, Any]:
     main = profile.main
     speed = main.fit.plan.decode_tok_s
     return {
@@ -171,19 +173,19 @@ def _row(rank: int, profile: Profile, advice: Advice) -> dict[str, Any]:
         "context": main.max_model_len,
         "max_concurrency": round(main.at_once, 2),
         "verdict": main.fit.plan.verdict.value,
-        "advice": [text for engine in profile.engines for text in _advice_of(engine, advice)],
+        "advice": [text for engine in profile.engines for text in _collect_advice(engine, advice)],
     }
 
 
-def _advice_of(engine: Engine, advice: Advice) -> list[str]:
+def _collect_advice(engine: Engine, advice: Advice) -> list[str]:
     """Return the advice for an engine: the planner's, recomputed for its real context, and that of the choice."""
     plan = engine.fit.plan
-    planned = context_advice(advice.wish.min_context_tokens, plan.max_concurrency)
+    planned = advise_on_context(advice.wish.min_context_tokens, plan.max_concurrency)
     kept = [text for text in plan.advice if text not in planned]
-    return [*kept, *context_advice(engine.max_model_len, engine.at_once), *list_own_advice(engine, "", advice.host)]
+    return [*kept, *advise_on_context(engine.max_model_len, engine.at_once), *list_own_advice(engine, "", advice.host)]
 
 
-def _figures(planned: EnginePlan) -> str:
+def _describe_figures(planned: EnginePlan) -> str:
     speed = planned.decode_tok_s
     fast = f"{speed.mid:.1f} tok/s (estimate: {speed.low:.1f} to {speed.high:.1f}), " if speed else ""
     return (
@@ -192,20 +194,20 @@ def _figures(planned: EnginePlan) -> str:
     )
 
 
-def _entry(name: str, values: Mapping[str, Any]) -> Iterator[str]:
-    yield f"  {_yaml(name)}:"
+def _render_entry(name: str, values: Mapping[str, Any]) -> Iterator[str]:
+    yield f"  {_format_yaml(name)}:"
     for key, value in values.items():
-        yield f"    {key}: {_yaml(value)}"
+        yield f"    {key}: {_format_yaml(value)}"
 
 
 PLAIN = re.compile(r"[A-Za-z0-9](?:[\w .,()/-]*[\w.)])?")
 NOT_TEXT = re.compile(r"[\d_.+-]+(?:e[-+]?\d+)?|0[xob].*|y|n|yes|no|on|off|true|false|null|\d{4}-\d.*", re.IGNORECASE)
 
 
-def _yaml(value: Any) -> str:
+def _format_yaml(value: Any) -> str:
     """Return a value on one line. Texts are quoted if YAML would read them as something else."""
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_yaml(item) for item in value)}]"
+        return f"[{', '.join(_format_yaml(item) for item in value)}]"
     if isinstance(value, str) and PLAIN.fullmatch(value) and not NOT_TEXT.fullmatch(value):
         return value
     return json.dumps(value, ensure_ascii=False)

@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...text import nearest, not_among, shown
+from ...text import describe_invalid_choice, nearest, shown
 from .. import planner
 from ..contract import Gpu, Model, Verdict
 from ..kv_cache import groups as kv_groups
-from ..kv_cache import resolved_dtype
+from ..kv_cache import resolve_dtype
 from ..planner import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES
-from ..vllm_versions import batches_in_flight, max_num_batched_tokens
+from ..vllm_versions import count_batches_in_flight, max_num_batched_tokens
 from .arguments import build_arguments, match_observed
 from .model import (
     MIN_CONTEXT_TOKENS,
@@ -70,9 +70,9 @@ def wish(
     """
     known = sorted(known_models)
     if by not in tuple(By):
-        raise AdviceError(f"advise_by: {not_among(by, [choice.value for choice in By])}")
-    chosen = _number("advise_choose", choose, 1, "the rank of a profile in the table, 1 is the best")
-    tokens = _number(
+        raise AdviceError(f"advise_by: {describe_invalid_choice(by, [choice.value for choice in By])}")
+    chosen = _parse_number("advise_choose", choose, 1, "the rank of a profile in the table, 1 is the best")
+    tokens = _parse_number(
         "advise_min_context", min_context, CONTEXT_STEP_TOKENS, f"tokens, such as {MIN_CONTEXT_TOKENS} or 32768"
     )
     names = [models] if isinstance(models, str) else list(models or ())
@@ -101,14 +101,14 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
         for name, why in (unreadable or {}).items()
         if not asked.models or name in asked.models
     ]
-    fits, refused = _fits(asked, host, models)
+    fits, refused = _find_fits(asked, host, models)
     rejections += refused
     profiles: list[Profile] = []
     mains: tuple[str, ...] = ()
-    kinds = _kinds(models)
+    kinds = _group_kinds(models)
     for position, kind in enumerate(kinds):
         mains = tuple(name for name in kind if asked.main in (None, name))
-        profiles = list(_profiles(asked, host, mains, kinds[position + 1 :], fits)) if mains else []
+        profiles = list(_build_profiles(asked, host, mains, kinds[position + 1 :], fits)) if mains else []
         if profiles:
             break
     if not profiles:
@@ -155,7 +155,7 @@ def _elements(shape: Sequence[int]) -> int:
     return result
 
 
-def _kinds(models: Mapping[str, Model]) -> list[tuple[str, ...]]:
+def _group_kinds(models: Mapping[str, Model]) -> list[tuple[str, ...]]:
     """Group models that differ only in precision, the largest first."""
     found: dict[tuple[Any, ...], list[str]] = {}
     for name, model in models.items():
@@ -177,7 +177,7 @@ def shapes(gpus: int) -> list[Shape]:
     return sorted(found, key=lambda shape: (shape.gpus, -shape.pipeline_parallel_size))
 
 
-def _fits(asked: Wish, host: Host, models: Mapping[str, Model]) -> tuple[list[Fit], list[Rejection]]:
+def _find_fits(asked: Wish, host: Host, models: Mapping[str, Model]) -> tuple[list[Fit], list[Rejection]]:
     """Return every engine that starts with the least context, and why others do not."""
     found: list[Fit] = []
     refused: dict[tuple[str, str], list[tuple[str, str]]] = {}
@@ -188,7 +188,7 @@ def _fits(asked: Wish, host: Host, models: Mapping[str, Model]) -> tuple[list[Fi
             continue
         for gpu, count in Counter(host.gpus).items():
             for shape in shapes(count):
-                for fit in _over(name, gpu, shape, asked, host):
+                for fit in _plan_fits(name, gpu, shape, asked, host):
                     if fit.plan.verdict is Verdict.FITS:
                         found.append(fit)
                     else:
@@ -201,14 +201,14 @@ def _fits(asked: Wish, host: Host, models: Mapping[str, Model]) -> tuple[list[Fi
     return found, rejections
 
 
-def _over(name: str, gpu: Gpu, shape: Shape, asked: Wish, host: Host) -> Iterator[Fit]:
+def _plan_fits(name: str, gpu: Gpu, shape: Shape, asked: Wish, host: Host) -> Iterator[Fit]:
     """Yield the engine with each dtype of the KV cache that makes a difference."""
     model = host.models[name]
     seen: set[str] = set()
     for dtype in KV_CACHE_DTYPES:
         engine = build_arguments(name, shape, dtype, asked.min_context_tokens)
         arguments = planner.arguments_of(engine)
-        resolved = resolved_dtype(model, arguments, host.vllm_version)
+        resolved = resolve_dtype(model, arguments, host.vllm_version)
         if resolved in seen:
             continue
         seen.add(resolved)
@@ -223,7 +223,7 @@ def _over(name: str, gpu: Gpu, shape: Shape, asked: Wish, host: Host) -> Iterato
             margin_mib=host.margin_mib,
             tolerance_mib=host.tolerance_mib,
         ).engines[0]
-        in_flight = batches_in_flight(model, arguments, host.vllm_version) * max_num_batched_tokens(
+        in_flight = count_batches_in_flight(model, arguments, host.vllm_version) * max_num_batched_tokens(
             model, arguments, host.vllm_version
         )
         found = kv_groups(model, arguments, host.vllm_version) if plan.verdict is Verdict.FITS else ()
@@ -240,28 +240,28 @@ def _over(name: str, gpu: Gpu, shape: Shape, asked: Wish, host: Host) -> Iterato
 # ---- profiles ----------------------------------------------------------------------------------------------------
 
 
-def _profiles(
+def _build_profiles(
     asked: Wish, host: Host, mains: Sequence[str], smaller: Sequence[Sequence[str]], fits: Sequence[Fit]
 ) -> Iterator[Profile]:
     """Yield every main engine with every choice of engines beside it."""
-    beside = [_best_sides(kind, fits) for kind in smaller]
+    beside = [_select_best_sides(kind, fits) for kind in smaller]
     for main in fits:
         if main.model not in mains:
             continue
         left = Counter(host.gpus)
         left[main.gpu] -= main.shape.gpus
-        for sides in _beside(beside, left, len(host.roles) - ROLES_OF_MAIN):
+        for sides in _choose_sides(beside, left, len(host.roles) - ROLES_OF_MAIN):
             stay = host.roles[:ROLES_OF_MAIN] if sides else host.roles
             others = tuple(
-                Engine(side, _contexts(side, len(roles), asked.min_context_tokens)[0], roles)
-                for side, roles in zip(sides, _dealt(host.roles[ROLES_OF_MAIN:], len(sides)), strict=True)
+                Engine(side, _list_contexts(side, len(roles), asked.min_context_tokens)[0], roles)
+                for side, roles in zip(sides, _distribute_roles(host.roles[ROLES_OF_MAIN:], len(sides)), strict=True)
             )
             free = left.total() - sum(side.shape.gpus for side in sides)
-            for tokens in _contexts(main, len(stay), asked.min_context_tokens):
+            for tokens in _list_contexts(main, len(stay), asked.min_context_tokens):
                 yield Profile((Engine(main, tokens, tuple(stay)), *others), free)
 
 
-def _best_sides(kind: Sequence[str], fits: Sequence[Fit]) -> list[Fit]:
+def _select_best_sides(kind: Sequence[str], fits: Sequence[Fit]) -> list[Fit]:
     """Return the engines of one kind of model that are worth having beside the main one.
 
     For each checkpoint that is the one on the fewest GPUs, and those on more GPUs that are faster. The KV cache is the
@@ -277,7 +277,7 @@ def _best_sides(kind: Sequence[str], fits: Sequence[Fit]) -> list[Fit]:
     return best
 
 
-def _beside(kinds: Sequence[Sequence[Fit]], left: Mapping[Gpu, int], most: int) -> Iterator[tuple[Fit, ...]]:
+def _choose_sides(kinds: Sequence[Sequence[Fit]], left: Mapping[Gpu, int], most: int) -> Iterator[tuple[Fit, ...]]:
     """Yield choices of at most `most` engines, at most one of each kind, that fit on the GPUs that are left."""
     yield ()
     if most < 1:
@@ -286,16 +286,16 @@ def _beside(kinds: Sequence[Sequence[Fit]], left: Mapping[Gpu, int], most: int) 
         for fit in kind:
             if fit.shape.gpus <= left[fit.gpu]:
                 rest = {**left, fit.gpu: left[fit.gpu] - fit.shape.gpus}
-                for others in _beside(kinds[position + 1 :], rest, most - 1):
+                for others in _choose_sides(kinds[position + 1 :], rest, most - 1):
                     yield (fit, *others)
 
 
-def _dealt(roles: Sequence[str], engines: int) -> list[tuple[str, ...]]:
+def _distribute_roles(roles: Sequence[str], engines: int) -> list[tuple[str, ...]]:
     """Distribute roles to the engines beside the main one: one each, and the rest to the last."""
     return [(roles[number],) if number < engines - 1 else tuple(roles[number:]) for number in range(engines)]
 
 
-def _contexts(fit: Fit, requests: int, least: int) -> tuple[int, ...]:
+def _list_contexts(fit: Fit, requests: int, least: int) -> tuple[int, ...]:
     """Return the context lengths that are worth offering.
 
     For each number of requests up to `requests` it is the longest power of two of which that many fit at once, most
@@ -310,7 +310,7 @@ def _contexts(fit: Fit, requests: int, least: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*found, longest)))
 
 
-def _by_speed(profile: Profile) -> tuple[Any, ...]:
+def _order_by_speed(profile: Profile) -> tuple[Any, ...]:
     """Return the sort key of the ranking by tokens per second; later parts break ties."""
     main = profile.main
     return (
@@ -326,18 +326,18 @@ def _by_speed(profile: Profile) -> tuple[Any, ...]:
     )
 
 
-def _by_context(profile: Profile) -> tuple[Any, ...]:
-    return (-profile.main.max_model_len, *_by_speed(profile))
+def _order_by_context(profile: Profile) -> tuple[Any, ...]:
+    return (-profile.main.max_model_len, *_order_by_speed(profile))
 
 
-def _by_free_gpus(profile: Profile) -> tuple[Any, ...]:
-    return (-profile.free_gpus, *_by_speed(profile))
+def _order_by_free_gpus(profile: Profile) -> tuple[Any, ...]:
+    return (-profile.free_gpus, *_order_by_speed(profile))
 
 
 ORDERS: Mapping[By, Callable[[Profile], tuple[Any, ...]]] = {
-    By.TOK_S: _by_speed,
-    By.CONTEXT: _by_context,
-    By.FREE_GPUS: _by_free_gpus,
+    By.TOK_S: _order_by_speed,
+    By.CONTEXT: _order_by_context,
+    By.FREE_GPUS: _order_by_free_gpus,
 }
 
 
@@ -352,7 +352,7 @@ def _nothing(asked: Wish, host: Host, rejections: Sequence[Rejection]) -> str:
 # ---- the answer --------------------------------------------------------------------------------------------------
 
 
-def _number(variable: str, value: Any, least: int, what: str) -> int:
+def _parse_number(variable: str, value: Any, least: int, what: str) -> int:
     """Parse a whole number, which may be text. Raises AdviceError."""
     text = str(value)
     if isinstance(value, bool) or not re.fullmatch(r"\d+", text) or int(text) < least:
