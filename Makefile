@@ -57,7 +57,7 @@ integration: bootstrap $(VENV)/.stamp collections ## The host's program against 
 	@tools/timed "integration tests" pytest tests/integration
 
 .PHONY: molecule
-molecule: bootstrap $(VENV)/.stamp collections ## site.yml on a simulated host of its own: check, converge, idempotence, verify, faults, teardown
+molecule: bootstrap $(VENV)/.stamp collections ## site.yml on a simulated host of its own: converge, idempotence, verify, faults, teardown
 	@tools/timed "molecule" molecule test --scenario-name default
 
 .PHONY: airgap

@@ -67,11 +67,13 @@ OK, ROLLED_BACK, REFUSED, FAILED, BUSY = range(5)
 VARIANT = """
 import json, shutil, sys
 from dataclasses import asdict
-from vllm_edge.generation import store as g
+from vllm_edge.generation import render, store
+from vllm_edge.generation.committed import committed
+from vllm_edge.generation.model import Limits
+from vllm_edge.names import TARGET
 from vllm_edge.paths import host_paths
-from vllm_edge.switch.model import TARGET, Limits
 asked, paths = json.loads(sys.argv[1]), host_paths()
-there = g.load(paths, asked["of"])
+there = store.load(paths, asked["of"])
 hits = 0
 def edited(text):
     global hits
@@ -82,23 +84,25 @@ def edited(text):
 engines = {}
 for name, engine in there.engines.items():
     place = there.directory / "engines" / name
-    create = g.bare(edited((place / "docker-create").read_text()))
+    create = render.bare(edited((place / "docker-create").read_text()))
     config = json.loads(edited((place / "engine.json").read_text()))
-    config = {key: value for key, value in config.items() if key not in g.OF_NO_ENGINE}
+    config = {key: value for key, value in config.items() if key not in render.OF_NO_ENGINE}
     unit = edited((there.directory / "units" / config["unit"]).read_text())
     chat = (place / "chat-template.jinja").read_text() if (place / "chat-template.jinja").exists() else None
-    hashed = engine.config.input_hash if not asked["replace"] else g.input_hash(create, unit, config, chat, "variant")
-    engines[name] = g.EngineFiles(create, unit, config, chat, hashed)
+    hashed = engine.config.input_hash
+    if asked["replace"]:
+        hashed = render.input_hash(create, unit, config, chat, "variant")
+    engines[name] = render.EngineFiles(create, unit, config, chat, hashed)
 if asked["replace"] and not hits:
     sys.exit(f"nothing of {asked['replace']} stands in generation {asked['of']}")
 limits = Limits(**{**asdict(there.limits), **asked["limits"]})
 target = (there.directory / "units" / TARGET).read_text()
-rendered = g.Rendered(there.profile, engines, target, there.budgets_mib, there.foreign, limits)
-number = g.choose_number(rendered.digest, paths)
+rendered = render.Rendered(there.profile, engines, target, there.budgets_mib, there.foreign, limits)
+number = store.choose_number(rendered.digest, paths)
 if not paths.generation_dir(number).exists():
-    staged = g.stage(paths)
-    g.write_directory(staged, g.documents(rendered, number, g.committed(paths), "2026-11-21T00:00:00Z"))
-    g.put(staged, number, paths)
+    staged = store.stage(paths)
+    store.write_directory(staged, store.documents(rendered, number, committed(paths), "2026-11-21T00:00:00Z"))
+    store.put(staged, number, paths)
 print(number)
 """
 

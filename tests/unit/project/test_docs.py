@@ -160,7 +160,7 @@ def test_variables_of_commands_exist(page: str) -> None:
 @pytest.mark.parametrize("page", WRITTEN)
 def test_commands_of_the_program_are_right(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     for line in (line for text in code(page) for line in text.splitlines()):
-        if not (found := re.match(r"\s*(?:sudo )?vllm-edge ((?!--help)[a-z<-][^#|&;]*)", line)):
+        if not (found := re.match(r"\s*(?:sudo )?vllm-edge ((?!--help|--version)[a-z<-][^#|&;]*)", line)):
             continue
         arguments = shlex.split(re.sub(r"<[^<>]*>", "name", found[1]))
         try:
