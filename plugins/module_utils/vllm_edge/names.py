@@ -31,11 +31,6 @@ class EngineIdentity:
         """The systemd unit that runs the engine."""
         return f"vllm-{self.engine}.service"
 
-    @property
-    def container(self) -> str:
-        """The engine's container."""
-        return f"vllm-{self.engine}"
-
     @classmethod
     def from_unit(cls, unit: str) -> EngineIdentity:
         """Return the engine that a unit named as `unit` belongs to; an engine of that name need not exist."""

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from ..system.host import Unread
+
 State = Literal["ok", "warn", "fail", "unknown"]
 STATES: tuple[State, ...] = ("ok", "warn", "fail", "unknown")
 GROUPS = ("system", "driver", "gpus", "runtime", "topology", "storage", "serving")
-
-from ..system.host import Unread
 
 T = TypeVar("T")
 
