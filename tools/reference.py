@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/reference as Markdown, from the output of ansible-doc, from group_vars/all and from the program's --help.
+"""Write docs/reference/variables.md, from the output of ansible-doc, from group_vars/all and from variables.yml.
 
 The same sources always give the same text: nothing in it depends on the time, the machine or the working directory.
 """
@@ -11,7 +11,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -22,8 +21,8 @@ import jinja2
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-REFERENCE = ROOT / "docs" / "reference"
-TEMPLATES = ROOT / "tools" / "templates"
+PAGE = ROOT / "docs" / "reference" / "variables.md"
+TEMPLATE = ROOT / "tools" / "templates" / "variables.md.j2"
 MODULES = ROOT / "plugins" / "modules"
 ACTIONS = ROOT / "plugins" / "action"
 COLLECTION = ("edge", "vllm_edge")
@@ -31,7 +30,6 @@ COLLECTION = ("edge", "vllm_edge")
 VARIABLES = ROOT / "tools" / "variables.yml"
 GROUP_VARS = ROOT / "group_vars" / "all"
 WIDTH = 120
-HELP_WIDTH = 100
 
 Doc = dict[str, Any]
 
@@ -44,7 +42,7 @@ def run_command(*command: str, **environment: str) -> str:
     completed = subprocess.run(
         command,
         cwd=ROOT,
-        env={**os.environ, "LC_ALL": "C.UTF-8", "NO_COLOR": "1", "COLUMNS": str(HELP_WIDTH), **environment},
+        env={**os.environ, "LC_ALL": "C.UTF-8", "NO_COLOR": "1", **environment},
         check=False,
         capture_output=True,
         text=True,
@@ -101,17 +99,6 @@ def plugin_docs(*directories: Path) -> Doc:
         name: {**doc, "source": files[name].relative_to(ROOT).as_posix()}
         for name, doc in sorted(ansible_doc("module", sorted(files), directories).items())
     }
-
-
-def program_help() -> dict[str, str]:
-    """Return the output of `vllm-edge --help` under the empty name, and that of each subcommand under its name."""
-
-    def run(*arguments: str) -> str:
-        return run_command(sys.executable, *arguments, PYTHONPATH=str(ROOT / "plugins" / "module_utils"))
-
-    names = run("-c", "from vllm_edge.cli import COMMANDS\nfor command in COMMANDS: print(command.name)").split()
-    texts = {"": run("-m", "vllm_edge", "--help")}
-    return texts | {name: run("-m", "vllm_edge", name, "--help") for name in names}
 
 
 def group_vars() -> dict[str, Doc]:
@@ -236,15 +223,9 @@ def in_order(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return sorted(options.items(), key=lambda pair: (not pair[1].get("required", False), pair[0]))
 
 
-def render() -> dict[str, str]:
-    """Render every page of the reference, by file name."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES, encoding="utf-8"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+def render() -> str:
+    """Render the page."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {
         "head": head,
         "in_order": in_order,
@@ -252,33 +233,14 @@ def render() -> dict[str, str]:
         "literal": literal,
         "paragraph": paragraph,
         "sentences": sentences,
-        "unit": unit,
     }
-    roles = role_docs()
-    set_in = {name: file for file, found in group_vars().items() for name in found}
-    values: Doc = {
-        "roles": roles,
-        "set_in": set_in,
-        "modules": plugin_docs(MODULES),
-        "actions": plugin_docs(ACTIONS),
-        "program": program_help(),
-        **variable_docs(roles),
-    }
-    return {
-        path.name.removesuffix(".j2"): tidy(environment.get_template(path.name).render(values))
-        for path in sorted(TEMPLATES.glob("*.md.j2"))
-    }
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return tidy(template.render(variable_docs(role_docs())))
 
 
 def main() -> None:
-    """Write the pages and remove those that no longer have a template."""
-    pages = render()
-    REFERENCE.mkdir(parents=True, exist_ok=True)
-    for path in REFERENCE.glob("*.md"):
-        if path.name not in pages:
-            path.unlink()
-    for name, text in pages.items():
-        (REFERENCE / name).write_text(text, encoding="utf-8")
+    """Write the page."""
+    PAGE.write_text(render(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def test_contributing_gives_every_part_of_the_package_a_layer() -> None:
 def test_readme_of_a_role_names_its_entry_points_and_its_reference(role: str) -> None:
     entry_points = load(f"roles/{role}/meta/argument_specs.yml")["argument_specs"]
     assert entry_points.keys() <= set(first_cells(f"roles/{role}/README.md"))
-    assert f"docs/reference/roles.md#{role})" in read(f"roles/{role}/README.md")
+    assert f"`ansible-doc -t role -r roles {role}`" in read(f"roles/{role}/README.md")
 
 
 @pytest.mark.parametrize("role", ROLES)
