@@ -125,7 +125,7 @@ def test_the_collection_holds_what_an_operator_needs_and_nothing_else(collection
     pages = {path.name for path in ROOT.glob("*.md")}
     assert names == pages | {
         *("FILES.json", "LICENSE", "LICENSES", "MANIFEST.json", "docs", "group_vars", "inventories", "meta"),
-        *("playbooks", "plugins", "pyproject.toml", "requirements.yml", "roles", "site.yml", "tests"),
+        *("playbooks", "plugins", "pyproject.toml", "requirements.yml", "roles", "tests"),
     }
     assert {path.name for path in installed(collections).glob("tests/*")} <= {"sanity"}
     assert [path.name for path in installed(collections).glob("inventories/*")] == ["xr7620"]
@@ -157,6 +157,15 @@ def test_a_playbook_runs_by_its_full_name(collections: Path, tmp_path: Path) -> 
         ANSIBLE_COLLECTIONS_PATH=str(collections),
     )
     assert "profile e2b-only" in shown and re.search(r"e2b-all +fits", shown)
+
+
+def test_the_whole_installation_is_a_playbook_of_the_collection(collections: Path, tmp_path: Path) -> None:
+    stages = run(
+        *["ansible-playbook", "--list-tasks", "-i", "xr7620,", "edge.vllm_edge.site"],
+        cwd=tmp_path,
+        ANSIBLE_COLLECTIONS_PATH=str(collections),
+    )
+    assert re.findall(r"play #\d+ \(gpu_hosts\): (.*?)\t", stages)[-2:] == ["Deploy the engines", "Print the report"]
 
 
 def test_what_has_to_be_called_by_its_full_name_is() -> None:

@@ -44,13 +44,15 @@ def tracked(directory: str = ".") -> set[str]:
 
 def test_readme_names_every_playbook() -> None:
     named = [name for name in first_cells("README.md") if name.startswith("playbooks/")]
-    assert sorted(named) == sorted(f"playbooks/{path.name}" for path in (ROOT / "playbooks").glob("*.yml"))
+    assert sorted(named) == sorted(
+        f"playbooks/{path.name}" for path in (ROOT / "playbooks").glob("*.yml") if path.name != "site.yml"
+    )
 
 
 def test_readme_names_the_stages_first_and_in_their_order() -> None:
-    stages = [play["ansible.builtin.import_playbook"] for play in load("site.yml")]
+    stages = [play["ansible.builtin.import_playbook"] for play in load("playbooks/site.yml")]
     named = [name for name in first_cells("README.md") if name.startswith("playbooks/")]
-    assert named[: len(stages)] == stages
+    assert named[: len(stages)] == [f"playbooks/{stage}" for stage in stages]
     assert len(stages) == 7, "README says that site.yml runs the first seven"
 
 
