@@ -36,8 +36,9 @@ test: bootstrap $(VENV)/.stamp collections ## Every test
 
 .PHONY: test-all
 test-all: export VLLM_EDGE_THOROUGH := 1
-test-all: test ## Every test and the cases that take longer: further cases on the simulated host, real engines in containers, the judge of the plan
+test-all: test ## Every test and the cases that take longer: further cases on the simulated host, real engines in containers, the judge of the plan, ansible-test sanity
 	@tools/timed "engines in containers" pytest -m docker tests/unit tests/judge
+	@$(MAKE) sanity
 
 .PHONY: lint
 lint: bootstrap-python $(VENV)/.stamp collections ## Linters and type checker
@@ -107,6 +108,10 @@ collections/.stamp: requirements.yml $(VENV)/.stamp
 collection: bootstrap-python $(VENV)/.stamp ## Build the collection edge.vllm_edge, with the wheel of the host's program, in .cache/collection
 	@python roles/vllm_edge_host/files/build_wheel.py . roles/vllm_edge_host/files
 	@ansible-galaxy collection build --force --output-path .cache/collection
+
+.PHONY: sanity
+sanity: collection ## ansible-test sanity on the built collection
+	@tools/timed "ansible-test sanity" tools/sanity .cache/collection/edge-vllm_edge-*.tar.gz
 
 .PHONY: reference
 reference: bootstrap-python $(VENV)/.stamp collections ## Write docs/reference anew
