@@ -342,7 +342,7 @@ class Switch:
 
     def main(self) -> NoReturn:
         try:
-            rendered = render.rendered(self.module.params)
+            rendered = render.rendered(self.module.params, store.read_installed_hashes(self.paths))
             if self.module.check_mode:
                 running = holder(self.paths)
                 if running is not None:

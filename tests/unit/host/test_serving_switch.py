@@ -244,6 +244,29 @@ def test_a_limit_alone_is_a_new_generation_and_no_engine_moves(host: Host) -> No
     assert (limits.drain_timeout_s, limits.keep_generations) == (7.0, 3)
 
 
+def with_order(order: str, **config: Any) -> dict[str, Any]:
+    """An engine whose unit has this line in its section [Unit]."""
+    made = engine(**config)
+    return {**made, "unit": made["unit"].replace("[Service]", f"[Unit]\n{order}\n[Service]")}
+
+
+def test_a_change_of_the_section_unit_restarts_nothing(host: Host) -> None:
+    """systemd applies it at daemon-reload. The engine keeps its hash in later runs, and through damage."""
+    host.settle(engine())
+    for changed in (with_order("After=a.mount"), with_order("After=b.mount")):
+        done = host.run(changed, check=True)
+        assert done["changed"] and done["moves"]["keep"] == ["e2b"] and done["moves"]["start"] == []
+        assert paths_of(done) == {"vllm-e2b.service", "active-profile.json"}
+        host.settle(changed)
+        assert not host.run(changed)["changed"]
+    (host.paths.generation_dir(3) / "units" / "vllm-e2b.service").write_text("damaged")
+    assert host.run(changed)["result"] == "unchanged"
+    restarted = host.run(with_order("After=b.mount", stop_timeout_s=31), check=True)
+    assert restarted["moves"]["start"] == ["e2b"]
+    back = host.run(engine(), check=True)
+    assert (back["moves"]["start"], back["generation"]) == ([], 1)
+
+
 # -- damage
 
 

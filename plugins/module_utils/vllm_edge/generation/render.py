@@ -67,8 +67,20 @@ def input_hash(
     return _hash([bare(docker_create), unit, reaches, chat_template, manifest_sha256])
 
 
-def rendered(options: Mapping[str, Any]) -> Rendered:
+def with_unit_section(unit: str, other: str) -> str:
+    """Return the text of a unit with everything before its section [Service] taken from another unit."""
+    return other.partition("[Service]")[0] + "".join(unit.partition("[Service]")[1:])
+
+
+def rendered(options: Mapping[str, Any], installed: Mapping[str, InstalledHash] | None = None) -> Rendered:
     """Build a generation from the options of the module `serving_switch`.
+
+    An engine whose unit differs from the installed one only in its section [Unit] keeps the input hash with which it
+    runs: systemd applies that section (order, dependencies, limits of starts) at daemon-reload, without a restart.
+
+    Args:
+        options: options of the module
+        installed: hashes of the engines of the committed generation, by engine
 
     Raises:
         GenerationError: one error that names every mistake
@@ -79,7 +91,15 @@ def rendered(options: Mapping[str, Any]) -> Rendered:
         name = str(row["name"])
         config = {key: value for key, value in row["config"].items() if key not in OF_NO_ENGINE}
         create, unit, chat = bare(row["docker_create"]), row["unit"], row["chat_template"]
-        hashed = input_hash(create, unit, config, chat, row["manifest_sha256"])
+        hashed = content = input_hash(create, unit, config, chat, row["manifest_sha256"])
+        former = (installed or {}).get(name)
+        if former is not None:
+            like_before = with_unit_section(unit, former.unit)
+            if former.content_hash in (
+                content,
+                input_hash(create, like_before, config, chat, row["manifest_sha256"]),
+            ):
+                hashed = former.input_hash
         found = engine_problems({**config, "input_hash": hashed, "generation": 1})
         expected = {"engine": name, "unit": unit_name(name)}
         found += [
@@ -94,7 +114,7 @@ def rendered(options: Mapping[str, Any]) -> Rendered:
         except (EngineConfigError, GenerationError) as error:
             found.append(str(error))
         problems += [f"engine {name}: {text}" for text in found]
-        engines[name] = EngineFiles(create, unit, config, chat, hashed)
+        engines[name] = EngineFiles(create, unit, config, chat, hashed, "" if content == hashed else content)
     budgets = {}
     for uuid, mib in options["budgets_mib"].items():
         if not str(mib).isdigit():
@@ -117,6 +137,18 @@ def rendered(options: Mapping[str, Any]) -> Rendered:
 
 
 @dataclass(frozen=True)
+class InstalledHash:
+    """Hashes of an engine of the committed generation."""
+
+    input_hash: str
+    """Hash with which it runs."""
+    content_hash: str
+    """Hash over its files."""
+    unit: str
+    """Text of its unit; empty if it cannot be read."""
+
+
+@dataclass(frozen=True)
 class EngineFiles:
     """Files of one engine, independent of the generation's number."""
 
@@ -127,6 +159,9 @@ class EngineFiles:
     """engine.json without `input_hash` and `generation`."""
     chat_template: str | None
     input_hash: str
+    """Hash with which the engine runs, or will run."""
+    content_hash: str = ""
+    """Hash over these files; empty unless the section [Unit] changed since the engine started."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +181,10 @@ class Rendered:
         return _hash(
             {
                 "profile": self.profile,
-                "engines": {name: asdict(engine) for name, engine in self.engines.items()},
+                "engines": {
+                    name: {key: value for key, value in asdict(engine).items() if key != "content_hash"}
+                    for name, engine in self.engines.items()
+                },
                 "target": self.target,
                 "budgets_mib": dict(self.budgets_mib),
                 "foreign": self.foreign,

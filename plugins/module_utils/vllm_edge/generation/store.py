@@ -39,7 +39,7 @@ from .model import (
     GenerationError,
     Limits,
 )
-from .render import OF_NO_ENGINE, EngineFiles, Rendered, bare, labelled
+from .render import OF_NO_ENGINE, EngineFiles, InstalledHash, Rendered, bare, labelled
 
 # -- the committed generation
 
@@ -127,6 +127,7 @@ def _load(directory: Path, number: int) -> Generation:
             config={key: value for key, value in json.loads(text).items() if key not in OF_NO_ENGINE},
             chat_template=chat.read_text(encoding="utf-8") if chat.exists() else None,
             input_hash=config.input_hash,
+            content_hash=row.get("content_hash", ""),
         )
     known = {item.name for item in fields(Limits)}
     rendered = Rendered(
@@ -153,6 +154,25 @@ def _load(directory: Path, number: int) -> Generation:
 
 
 # -- writing a generation
+
+
+def read_installed_hashes(paths: HostPaths) -> Mapping[str, InstalledHash]:
+    """Return what is recorded of the hashes of the committed generation's engines, by engine.
+
+    A part that cannot be read is left out: without it an engine is compared by its input hash alone.
+    """
+    try:
+        now = committed(paths)
+        directory = paths.generation_dir(now.generation if now else 0)
+        rows = json.loads((directory / "generation.json").read_text(encoding="utf-8"))["engines"]
+        found = {
+            str(name): (row["input_hash"], row.get("content_hash", row["input_hash"])) for name, row in rows.items()
+        }
+    except (GenerationError, OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+    units = {name: directory / "units" / unit_name(name) for name in found}
+    texts = {name: unit.read_text(encoding="utf-8", errors="replace") for name, unit in units.items() if unit.is_file()}
+    return {name: InstalledHash(*hashes, texts.get(name, "")) for name, hashes in found.items()}
 
 
 def choose_number(digest: str, paths: HostPaths) -> int:
@@ -197,6 +217,8 @@ def documents(rendered: Rendered, number: int, now: Committed | None, created_at
         mine = known.generation if known and known.input_hash == engine.input_hash else number
         marks[name] = {"input_hash": engine.input_hash, "generation": mine}
         config = {**engine.config, **marks[name]}
+        if engine.content_hash:
+            marks[name]["content_hash"] = engine.content_hash
         files[f"engines/{name}/{CONFIG_FILE}"] = json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         files[f"engines/{name}/{CREATE_FILE}"] = labelled(engine.docker_create, mine, engine.input_hash)
         files[f"units/{engine.config['unit']}"] = engine.unit
@@ -254,11 +276,9 @@ def is_written(rendered: Rendered, number: int, now: Committed | None, paths: Ho
     if there.digest != rendered.digest:
         return f"it is another one: its digest is {there.digest[:12]}, rendered is {rendered.digest[:12]}"
     wanted = json.loads(documents(rendered, number, now, "")["generation.json"])["engines"]
-    marks = {
-        name: {"input_hash": engine.config.input_hash, "generation": engine.config.generation}
-        for name, engine in there.engines.items()
-    }
-    return None if marks == wanted else "its engines carry numbers of another time"
+    marks = {name: (engine.config.input_hash, engine.config.generation) for name, engine in there.engines.items()}
+    same = marks == {name: (row["input_hash"], row["generation"]) for name, row in wanted.items()}
+    return None if same else "its engines carry numbers of another time"
 
 
 def put(staged: Path, number: int, paths: HostPaths) -> None:
