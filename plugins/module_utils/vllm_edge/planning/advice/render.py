@@ -13,7 +13,7 @@ import yaml
 from .. import render
 from ..contract import EnginePlan
 from ..feasibility import advise_on_context
-from ..planner import TENSOR_PARALLEL_SIZES
+from ..fixes import TENSOR_PARALLEL_SIZES
 from .choice import list_own_advice
 from .model import MAX_NUM_SEQS, PROFILE_NAME, Advice, Chosen, Engine, Profile
 

@@ -17,9 +17,9 @@ from typing import Any
 from ...text import describe_invalid_choice, nearest, shown
 from .. import planner
 from ..contract import Gpu, Model, Verdict
+from ..fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES
 from ..kv_cache import groups as kv_groups
 from ..kv_cache import resolve_dtype
-from ..planner import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES
 from ..vllm_versions import count_batches_in_flight, max_num_batched_tokens
 from .choice import build_arguments, describe_choice, match_observed
 from .model import (
