@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS
-from ansible.module_utils.vllm_edge.planning import decode, families, feasibility, model_facts, overhead, planner
+from ansible.module_utils.vllm_edge.planning import decode, families, feasibility, model_facts, overhead, planner, weights
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, EnginePlan, Gpu, Model, Verdict
 from ansible.module_utils.vllm_edge.planning.vllm_versions import UnknownVersion
 
@@ -227,7 +227,7 @@ def test_tokens_per_second_of_the_reference_fitted(
 def test_ceilings(wanted: Mapping[str, Any], ceiling: float) -> None:
     arguments = planner.arguments_of(wanted)
     chosen = model(wanted["model"])
-    ranks = planner.per_rank(chosen, arguments, REFERENCE)
+    ranks = weights.per_rank(chosen, arguments, REFERENCE)
     found = decode.estimate(chosen, arguments, ranks, GPU_MODELS["NVIDIA L4"])
     assert found.ceiling == pytest.approx(ceiling, rel=0.015)
 
