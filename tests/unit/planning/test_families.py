@@ -21,18 +21,9 @@ from ansible.module_utils.vllm_edge.planning.contract import (
     UnknownArchitecture,
 )
 from ansible.module_utils.vllm_edge.planning.model_facts import FactsError
+from checkpoints import model, recorded
 
 FULL, SLIDING = Attention.FULL, Attention.SLIDING
-
-
-def recorded(repo: str) -> Facts:
-    facts = model_facts.recorded(repo)
-    assert facts is not None, repo
-    return facts
-
-
-def model(repo: str) -> Model:
-    return families.interpret(recorded(repo))
 
 
 def with_config(facts: Facts, **changes: Any) -> Facts:

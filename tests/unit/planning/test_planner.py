@@ -8,36 +8,15 @@ constants does for all of them.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS
-from ansible.module_utils.vllm_edge.planning import decode, families, feasibility, model_facts, overhead, planner, weights
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, EnginePlan, Gpu, Model, Verdict
+from ansible.module_utils.vllm_edge.planning import decode, feasibility, overhead, planner, weights
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, EnginePlan, Plan, Verdict
 from ansible.module_utils.vllm_edge.planning.vllm_versions import UnknownVersion
-
-MIB, GIB = 2**20, 2**30
-L4 = Gpu("NVIDIA L4", 23_659_151_360)
-REFERENCE, DEFAULT = "0.19.0", "0.32.0"
-REPOS = {
-    "31b-bf16": "google/gemma-4-31B-it",
-    "31b-nvfp4": "nvidia/Gemma-4-31B-IT-NVFP4",
-    "31b-w4a16": "google/gemma-4-31B-it-qat-w4a16-ct",
-    "31b-fp8": "RedHatAI/gemma-4-31B-it-FP8-dynamic",
-    "26b-bf16": "google/gemma-4-26B-A4B-it",
-    "26b-nvfp4": "nvidia/Gemma-4-26B-A4B-NVFP4",
-    "e4b": "google/gemma-4-E4B-it",
-    "e2b": "google/gemma-4-E2B-it",
-}
-
-
-@functools.cache
-def model(name: str) -> Model:
-    facts = model_facts.recorded(REPOS[name])
-    assert facts is not None
-    return families.interpret(facts)
+from checkpoints import DEFAULT, GIB, L4, MIB, REFERENCE, model
 
 
 def engine(name: str, tensor_parallel_size: int = 1, **more: Any) -> dict[str, Any]:
@@ -51,9 +30,19 @@ def engine(name: str, tensor_parallel_size: int = 1, **more: Any) -> dict[str, A
     } | more
 
 
+def plan(*engines: Mapping[str, Any], version: str = REFERENCE, gpus: int = 4, **more: Any) -> Plan:
+    models = {str(engine["model"]): model(engine["model"]) for engine in engines}
+    return planner.plan("profile", engines, models, [L4] * gpus, version, **more)
+
+
 def plan_of(wanted: Mapping[str, Any], version: str = REFERENCE, gpus: int = 4, **more: Any) -> EnginePlan:
-    models = {wanted["model"]: model(wanted["model"])}
-    return planner.plan("profile", [wanted], models, [L4] * gpus, version, **more).engines[0]
+    return plan(wanted, version=version, gpus=gpus, **more).engines[0]
+
+
+def plan_beside(wanted: Mapping[str, Any], free_mib: int, version: str) -> EnginePlan:
+    """On one GPU of which others leave so much."""
+    gpu = dataclasses.replace(L4, free_bytes=free_mib * MIB)
+    return planner.plan("profile", [wanted], {"e2b": model("e2b")}, [gpu], version).engines[0]
 
 
 BF16_TP4 = engine("31b-bf16", 4, gpu_memory_utilization=0.92, max_model_len=16384, max_num_seqs=8, enforce_eager=True)
@@ -279,10 +268,7 @@ def test_a_context_that_is_little_shorter_is_the_nearest() -> None:
     [(20_600, Verdict.FITS, ""), (20_400, Verdict.NOT_FREE, "gpu_memory_utilization: 0.89")],
 )
 def test_memory_of_others(free_mib: int, verdict: Verdict, fix: str) -> None:
-    gpu = dataclasses.replace(L4, free_bytes=free_mib * MIB)
-    found = planner.plan(
-        "profile", [engine("e2b", gpu_memory_utilization=0.90)], {"e2b": model("e2b")}, [gpu], REFERENCE
-    ).engines[0]
+    found = plan_beside(engine("e2b", gpu_memory_utilization=0.90), free_mib, REFERENCE)
     assert (found.verdict, found.fix) == (verdict, fix), found.reason
     assert found.gpus[0].free_bytes == free_mib * MIB - found.gpus[0].total_bytes
 
@@ -292,17 +278,13 @@ def test_an_engine_may_not_ask_for_what_its_own_context_takes() -> None:
 
 
 def test_two_engines_on_one_gpu() -> None:
-    first, second = (
-        engine("e2b", gpu_memory_utilization=0.6) | {"name": "first"},
-        engine("e2b", gpu_memory_utilization=0.6) | {"name": "second"},
-    )
-    models = {"e2b": model("e2b")}
-    refused = planner.plan("both", [first, second], models, [L4], REFERENCE)
+    first, second = (engine("e2b", gpu_memory_utilization=0.6) | {"name": name} for name in ("first", "second"))
+    refused = plan(first, second, gpus=1)
     assert [each.verdict for each in refused.engines] == [Verdict.FITS, Verdict.NOT_FREE]
     assert refused.verdict is Verdict.NOT_FREE
 
     small = {"gpu_memory_utilization": 0.48, "max_num_seqs": 8}
-    shared = planner.plan("both", [first | small, second | small], models, [L4], REFERENCE)
+    shared = plan(first | small, second | small, gpus=1)
     assert shared.verdict is Verdict.FITS
     totals = [each.gpus[0].total_bytes for each in shared.engines]
     assert shared.engines[1].gpus[0].free_bytes == L4.cuda_total_bytes - sum(totals)
@@ -310,13 +292,10 @@ def test_two_engines_on_one_gpu() -> None:
 
 
 def test_a_fix_takes_no_gpu_of_another_engine() -> None:
-    models = {name: model(name) for name in ("31b-nvfp4", "e2b")}
     large, small = engine("31b-nvfp4", gpus=[1]), engine("e2b", gpus=[2]) | {"name": "small"}
-    found = planner.plan("profile", [large, small], models, [L4] * 4, REFERENCE)
-    assert found.engines[0].fix == "tensor_parallel_size: 2, gpus: [0, 1]"
-    assert planner.plan("profile", [large, small], models, [L4] * 3, REFERENCE).engines[0].fix.endswith("gpus: [0, 1]")
-    elsewhere = engine("e2b", gpus=[0]) | {"name": "small"}
-    assert planner.plan("profile", [large, elsewhere], models, [L4] * 2, REFERENCE).engines[0].fix == ""
+    assert plan(large, small).engines[0].fix == "tensor_parallel_size: 2, gpus: [0, 1]"
+    assert plan(large, small, gpus=3).engines[0].fix.endswith("gpus: [0, 1]")
+    assert plan(large, small | {"gpus": [0]}, gpus=2).engines[0].fix == ""
 
 
 def test_a_kv_cache_that_is_larger_than_the_gpu() -> None:
@@ -353,9 +332,7 @@ def test_an_engine_that_sets_no_share_is_pinned_so_that_the_margin_stays_free(
 
 
 def test_what_an_engine_says_itself_stays() -> None:
-    said = {"gpu_memory_utilization": 0.90, "vram_budget_mib": 21_000}
-    models = {"31b-nvfp4": model("31b-nvfp4")}
-    found = planner.plan("profile", [engine("31b-nvfp4", 2, **said)], models, [L4] * 2, REFERENCE)
+    found = plan(engine("31b-nvfp4", 2, gpu_memory_utilization=0.90, vram_budget_mib=21_000), gpus=2)
     assert found.engines[0].settings == {}
     assert found.budgets_mib == {0: 21_000, 1: 21_000}
 
@@ -369,13 +346,7 @@ def test_weights_that_leave_the_margin_but_no_kv_cache() -> None:
 
 
 def test_others_on_the_gpu_make_the_kv_cache_smaller() -> None:
-    models = {"e2b": model("e2b")}
-
-    def beside(foreign_mib: int) -> EnginePlan:
-        gpu = dataclasses.replace(L4, free_bytes=L4.cuda_total_bytes - foreign_mib * MIB)
-        return planner.plan("profile", [engine("e2b")], models, [gpu], DEFAULT).engines[0]
-
-    alone, shared = beside(0), beside(4096)
+    alone, shared = (plan_beside(engine("e2b"), free_mib, DEFAULT) for free_mib in (22_563, 22_563 - 4096))
     assert shared.verdict is Verdict.FITS
     assert alone.settings["kv_cache_memory_bytes"] - shared.settings["kv_cache_memory_bytes"] == 4096 * MIB
 
@@ -383,11 +354,7 @@ def test_others_on_the_gpu_make_the_kv_cache_smaller() -> None:
 @pytest.mark.parametrize(
     ("wanted", "version", "reason"),
     [
-        (
-            engine("31b-bf16", 2, gpus=[0, 1]) | {"tensor_parallel_size": 3, "gpus": [0, 1, 2]},
-            DEFAULT,
-            "query heads 32",
-        ),
+        (engine("31b-bf16", 3), DEFAULT, "query heads 32"),
         (engine("26b-nvfp4", 2), REFERENCE, "intermediate size 2112 over tensor_parallel_size 2 is 1056"),
         (engine("26b-nvfp4", 2, extra_args=["--enable-expert-parallel"]), REFERENCE, "is 1056, which Marlin"),
     ],
@@ -418,14 +385,11 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
 @pytest.mark.parametrize(
     ("looked_at", "said"),
     [
-        (case_of, said)
-        for case_of, said in [
-            (("31b-bf16", {"version": "0.20.2", "pipeline_parallel_size": 2}), "#40786"),
-            (("31b-bf16", {"version": "0.20.2", "extra_args": ("--speculative-config={}",)}), "#41745"),
-            (("31b-fp8", {"gpu": "NVIDIA A10", "kv_cache": "fp8"}), "FP8 KV cache needs compute capability 8.9"),
-            (("31b-bf16", {"gpu": "Tesla T4"}), "bfloat16 needs compute capability 8.0"),
-            (("26b-bf16", {"tensor_parallel_size": 3}), "neither divides the other"),
-        ]
+        (("31b-bf16", {"version": "0.20.2", "pipeline_parallel_size": 2}), "#40786"),
+        (("31b-bf16", {"version": "0.20.2", "extra_args": ("--speculative-config={}",)}), "#41745"),
+        (("31b-fp8", {"gpu": "NVIDIA A10", "kv_cache": "fp8"}), "FP8 KV cache needs compute capability 8.9"),
+        (("31b-bf16", {"gpu": "Tesla T4"}), "bfloat16 needs compute capability 8.0"),
+        (("26b-bf16", {"tensor_parallel_size": 3}), "neither divides the other"),
     ],
 )
 def test_what_memory_does_not_decide(looked_at: tuple[str, dict[str, Any]], said: str) -> None:
@@ -584,10 +548,9 @@ def test_a_derived_kv_cache_leaves_the_margin_free(wanted: Mapping[str, Any], ve
 
 
 def test_budgets_are_totals_and_the_tolerance() -> None:
-    wanted = engine("e2b", gpus=[2])
-    plan = planner.plan("profile", [wanted], {"e2b": model("e2b")}, [L4] * 4, REFERENCE, tolerance_mib=100)
-    total = plan.engines[0].gpus[0].total_bytes
-    assert plan.budgets_mib == {0: 0, 1: 0, 2: -(-total // MIB) + 100, 3: 0}
+    found = plan(engine("e2b", gpus=[2]), tolerance_mib=100)
+    total = found.engines[0].gpus[0].total_bytes
+    assert found.budgets_mib == {0: 0, 1: 0, 2: -(-total // MIB) + 100, 3: 0}
 
 
 def test_what_is_uncertain_is_told_where_it_decides() -> None:
