@@ -209,7 +209,6 @@ legend:
   returned: success
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -237,7 +236,7 @@ def unplanned(name: str, version: str, error: str) -> dict[str, Any]:
         "verdict": None,
         "engines": [],
         "budgets_mib": {},
-        "lines": [head, "", *textwrap.wrap(error, render.WIDTH, break_on_hyphens=False)],
+        "lines": [head, "", *render.wrap(error)],
         "refusals": [error],
     }
 

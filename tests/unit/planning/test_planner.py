@@ -13,40 +13,16 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS
-from ansible.module_utils.vllm_edge.planning import decode, feasibility, overhead, planner, weights
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, EnginePlan, Plan, Verdict
+from ansible.module_utils.vllm_edge.planning import decode, overhead, planner, weights
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, EnginePlan, Verdict
 from ansible.module_utils.vllm_edge.planning.vllm_versions import UnknownVersion
-from checkpoints import DEFAULT, GIB, L4, MIB, REFERENCE, model
-
-
-def engine(name: str, tensor_parallel_size: int = 1, **more: Any) -> dict[str, Any]:
-    ranks = tensor_parallel_size * more.get("pipeline_parallel_size", 1)
-    return {
-        "name": "engine",
-        "model": name,
-        "tensor_parallel_size": tensor_parallel_size,
-        "gpus": list(range(ranks)),
-        "max_model_len": 4096,
-    } | more
-
-
-def plan(*engines: Mapping[str, Any], version: str = REFERENCE, gpus: int = 4, **more: Any) -> Plan:
-    models = {str(engine["model"]): model(engine["model"]) for engine in engines}
-    return planner.plan("profile", engines, models, [L4] * gpus, version, **more)
-
-
-def plan_of(wanted: Mapping[str, Any], version: str = REFERENCE, gpus: int = 4, **more: Any) -> EnginePlan:
-    return plan(wanted, version=version, gpus=gpus, **more).engines[0]
+from checkpoints import BF16_TP4, DEFAULT, GIB, L4, MIB, NVFP4_TP2, REFERENCE, engine, model, plan, plan_of
 
 
 def plan_beside(wanted: Mapping[str, Any], free_mib: int, version: str) -> EnginePlan:
     """On one GPU of which others leave so much."""
     gpu = dataclasses.replace(L4, free_bytes=free_mib * MIB)
     return planner.plan("profile", [wanted], {"e2b": model("e2b")}, [gpu], version).engines[0]
-
-
-BF16_TP4 = engine("31b-bf16", 4, gpu_memory_utilization=0.92, max_model_len=16384, max_num_seqs=8, enforce_eager=True)
-NVFP4_TP2 = engine("31b-nvfp4", 2, gpu_memory_utilization=0.90)
 
 
 # -- the rows of measured.md: verdict, reason, fix
@@ -367,128 +343,6 @@ def test_shapes_that_do_not_divide(wanted: Mapping[str, Any], version: str, reas
 
 def test_tiles_are_padded_by_later_releases() -> None:
     assert plan_of(engine("26b-nvfp4", 2), DEFAULT).verdict is Verdict.FITS
-
-
-def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any) -> feasibility.Case:
-    arguments = {key: more.pop(key) for key in list(more) if key in {f.name for f in dataclasses.fields(Arguments)}}
-    return feasibility.Case(
-        model(name),
-        Arguments(**arguments),
-        feasibility.parse_release(version),
-        dataclasses.replace(L4, name=gpu),
-        GPU_MODELS.get(gpu),
-        more.pop("kv_cache", "bfloat16"),
-        **more,
-    )
-
-
-@pytest.mark.parametrize(
-    ("looked_at", "said"),
-    [
-        (("31b-bf16", {"version": "0.20.2", "pipeline_parallel_size": 2}), "#40786"),
-        (("31b-bf16", {"version": "0.20.2", "extra_args": ("--speculative-config={}",)}), "#41745"),
-        (("31b-fp8", {"gpu": "NVIDIA A10", "kv_cache": "fp8"}), "FP8 KV cache needs compute capability 8.9"),
-        (("31b-bf16", {"gpu": "Tesla T4"}), "bfloat16 needs compute capability 8.0"),
-        (("26b-bf16", {"tensor_parallel_size": 3}), "neither divides the other"),
-    ],
-)
-def test_what_memory_does_not_decide(looked_at: tuple[str, dict[str, Any]], said: str) -> None:
-    name, more = looked_at
-    assert any(said in finding.reason for finding in feasibility.findings(case(name, **more)))
-
-
-@pytest.mark.parametrize(
-    "looked_at",
-    [
-        ("31b-bf16", {"version": "0.21.0", "pipeline_parallel_size": 2}),
-        ("31b-bf16", {"version": "0.21.0", "extra_args": ("--speculative-config={}",)}),
-        ("31b-nvfp4", {"version": "0.19.0", "tensor_parallel_size": 4, "kv_cache": "fp8"}),
-        ("31b-w4a16", {"version": "0.19.0", "tensor_parallel_size": 4}),
-        # 2112 is 33 x 64: what Marlin takes in FP4, and would not in integers.
-        ("26b-nvfp4", {"version": "0.19.0"}),
-        ("31b-bf16", {"gpu": "GPU nobody has written down", "kv_cache": "fp8"}),
-    ],
-)
-def test_what_runs_is_not_refused(looked_at: tuple[str, dict[str, Any]]) -> None:
-    name, more = looked_at
-    assert feasibility.findings(case(name, **more)) == []
-
-
-@pytest.mark.parametrize(
-    ("looked_at", "said"),
-    [
-        (("31b-nvfp4", {}), "has no FP4 units"),
-        (("31b-bf16", {"tensor_parallel_size": 4}), "custom all-reduce is off for 4 GPUs"),
-        (("26b-bf16", {}), "all 128 experts are in memory, of which a token reads 8"),
-        (("31b-bf16", {"enforce_eager": True}), "warm-up was seen to fail"),
-        (("31b-bf16", {"extra_args": ("--speculative-config", "{}"), "tool_call_parser": "gemma4"}), "tool calls"),
-        (("e4b", {"pipeline_parallel_size": 2}), "per-layer embeddings"),
-    ],
-)
-def test_advice(looked_at: tuple[str, dict[str, Any]], said: str) -> None:
-    name, more = looked_at
-    assert any(said in sentence for sentence in feasibility.advice(case(name, **more)))
-
-
-def test_advice_is_for_those_whom_it_concerns() -> None:
-    assert feasibility.advice(case("e2b")) == []
-    assert feasibility.advice(case("31b-bf16", tensor_parallel_size=2)) == []
-    assert feasibility.advice(case("31b-bf16", enforce_eager=True, max_num_seqs=8)) == []
-
-
-# -- overhead
-
-
-@pytest.mark.parametrize(
-    ("sequences", "piecewise", "full", "largest"),
-    [(256, 51, 35, 512), (128, 35, 19, 256), (32, 11, 7, 64), (8, 5, 4, 16)],
-)
-def test_captured_sizes_are_as_logs_say(sequences: int, piecewise: int, full: int, largest: int) -> None:
-    assert overhead.captures(sequences, 2048) == overhead.Captures(piecewise, full, largest)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "gib", "allowed"),
-    [
-        pytest.param(NVFP4_TP2, 1.47, 0.01, id="31B over two GPUs, the reference's log, fitted"),
-        pytest.param(engine("e4b"), 0.71, 0.05, id="E4B, vLLM 0.22.1, a log that nothing was fitted to"),
-    ],
-)
-def test_graphs(wanted: Mapping[str, Any], gib: float, allowed: float) -> None:
-    arguments = planner.arguments_of(wanted)
-    found = overhead.graphs(model(wanted["model"]), arguments, 256, 2048, in_budget=True)
-    assert found.value / GIB == pytest.approx(gib, rel=allowed)
-    assert found.low <= found.value <= found.high
-    eager = dataclasses.replace(arguments, enforce_eager=True)
-    assert overhead.graphs(model(wanted["model"]), eager, 256, 2048, in_budget=True).value == 0
-
-
-def test_activations_grow_with_rows_and_vocabulary() -> None:
-    chosen = model("31b-bf16")
-    few, many = (overhead.activations(chosen, rows, samples=True).value / GIB for rows in (8, 256))
-    assert many - few == pytest.approx(0.875 * 248 / 256, rel=0.001)
-    assert many == pytest.approx(0.27 + 0.875, rel=0.001)
-    half = dataclasses.replace(chosen, vocabulary=chosen.vocabulary // 2)
-    assert overhead.activations(half, 256, samples=True).value / GIB == pytest.approx(0.27 + 0.4375, rel=0.001)
-    assert overhead.activations(chosen, 256, samples=False).value / GIB == pytest.approx(0.27)
-
-
-@pytest.mark.parametrize(("ranks", "mib"), [(1, 200), (2, 263.7), (4, 391)])
-def test_context(ranks: int, mib: float) -> None:
-    assert overhead.context(ranks).value / MIB == pytest.approx(mib, abs=0.1)
-
-
-def test_every_constant_says_where_it_is_from() -> None:
-    figures = {
-        name: value
-        for module in (overhead, decode)
-        for name, value in vars(module).items()
-        if isinstance(value, overhead.Uncertain) and name != "NOTHING"
-    }
-    assert len(figures) >= 12
-    for name, figure in figures.items():
-        assert figure.low <= figure.value <= figure.high, name
-        assert len(figure.source) > 40, name
 
 
 # -- releases, observations, derived sizes

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from ...text import WIDTH
 from .. import render
 from ..contract import EnginePlan
 from ..feasibility import advise_on_context
@@ -17,7 +18,6 @@ from ..fixes import TENSOR_PARALLEL_SIZES
 from .choice import list_own_advice
 from .model import MAX_NUM_SEQS, PROFILE_NAME, Advice, Chosen, Engine, Profile
 
-WIDTH = render.WIDTH
 ROWS = 20
 """Rows of the table. The document has all profiles."""
 
@@ -45,7 +45,7 @@ def lines(advice: Advice) -> list[str]:
     """Return the advice as text of at most WIDTH columns."""
     count, host, chosen = len(advice.profiles), advice.host, advice.chosen
     return [
-        *_wrapped(
+        *render.wrap(
             f"{host.describe_gpus()}, vLLM {host.vllm_version}: {count} feasible profiles of "
             f"{advice.wish.min_context_tokens:,} tokens or more, ranked by {advice.wish.by.value}. The main engine has "
             f"one of {', '.join(advice.mains)}."
@@ -53,19 +53,23 @@ def lines(advice: Advice) -> list[str]:
         "",
         *_render_table(advice),
         "",
-        *_wrapped(NOTES),
+        *render.wrap(NOTES),
         "",
         "rejected:",
-        *(line for rejection in advice.rejections for line in _wrapped(f"  {rejection}", "    ")),
-        *_wrapped(f"  {NOT_CONSIDERED}", "    "),
+        *(line for rejection in advice.rejections for line in render.wrap(f"  {rejection}", "    ")),
+        *render.wrap(f"  {NOT_CONSIDERED}", "    "),
         "",
         f"chosen: {chosen.rank} of {count} (advise_choose), {advice.profiles[chosen.rank - 1].label}",
         *(
             line
             for planned in chosen.plan.engines
             for line in (
-                *_wrapped(f"  {planned.engine}  {planned.verdict.value}: {_describe_figures(planned)}", "    "),
-                *(said for text in chosen.advice[planned.engine] for said in _wrapped(f"    advice: {text}", " " * 12)),
+                *render.wrap(f"  {planned.engine}  {planned.verdict.value}: {_describe_figures(planned)}", "    "),
+                *(
+                    said
+                    for text in chosen.advice[planned.engine]
+                    for said in render.wrap(f"    advice: {text}", " " * 12)
+                ),
             )
         ),
         "",
@@ -183,7 +187,3 @@ def _describe_figures(planned: EnginePlan) -> str:
         f"{fast}{planned.max_concurrency:.1f} requests of full context at once, KV cache {planned.kv_cache_dtype}. "
         f"{planned.reason}"
     )
-
-
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
