@@ -78,7 +78,7 @@ def test_another_architecture_is_refused_by_name(architectures: list[str] | None
 def test_a_weight_that_is_not_known_is_refused() -> None:
     facts = recorded(QWEN)
     strange = Tensor("model.layers.*.self_attn.indexer.weight", "BF16", (64, 64), (0, 1))
-    with pytest.raises(FactsError, match=r"indexer\.weight \[64, 64\] is no weight that the planner knows"):
+    with pytest.raises(FactsError, match=r"indexer\.weight \[64, 64\] is not a weight that the planner knows"):
         families.interpret(replace(facts, tensors=(*facts.tensors, strange)))
 
 
@@ -171,7 +171,7 @@ def test_a_window_for_some_layers() -> None:
     layers = changed(MISTRAL, sliding_window=512, layer_types=types).layers
     assert [layer.attention for layer in layers] == types
     assert {layer.window_tokens for layer in layers if layer.attention is FULL} == {None}
-    with pytest.raises(FactsError, match="a sliding window for some of its layers"):
+    with pytest.raises(FactsError, match="a sliding window for only some layers"):
         changed(QWEN, **QWEN_WINDOW | {"use_sliding_window": True, "max_window_layers": 20})
 
 

@@ -380,7 +380,7 @@ def test_observations_take_the_place_of_predictions() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"engine": {"weight_bytes": 1}}, "plan_observations.engine.weight_bytes: nothing reads it"),
+        ({"engine": {"weight_bytes": 1}}, "plan_observations.engine.weight_bytes is not a component"),
         ({"engine": {"weights_bytes": "16 GiB"}}, "is not a number of bytes"),
         ({"engine": 5}, "is not a mapping"),
     ],
@@ -415,8 +415,8 @@ def test_what_is_uncertain_is_told_where_it_decides() -> None:
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        (engine("e2b") | {"model": "e3b"}, "serving_engines.engine.model: 'e3b' is none of the models"),
-        (engine("e2b") | {"gpus": [4]}, r"serving_engines.engine.gpus: slot 4 is not there; slots are 0 to 3"),
+        (engine("e2b") | {"model": "e3b"}, "serving_engines.engine.model: 'e3b' is not a known model"),
+        (engine("e2b") | {"gpus": [4]}, r"serving_engines.engine.gpus: slot 4 does not exist; slots are 0 to 3"),
         (engine("e2b") | {"gpus": [0, 1]}, "2 GPUs for tensor_parallel_size x pipeline_parallel_size = 1"),
     ],
 )

@@ -53,7 +53,7 @@ def test_a_model_of_which_nothing_is_known_keeps_none_of_the_others(run_module: 
         ({"gpus": [{"nvml_total_mib": 49140}]}, "advise_by: 'tok_s' needs the bandwidth of the GPU"),
         (
             {"observations": {"e": {"weights": 1}}, "engines": {"e": {}}},
-            "plan_observations.e.weights: nothing reads it",
+            "plan_observations.e.weights is not a component",
         ),
     ],
 )

@@ -83,8 +83,8 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool)
     kind, sharding = next((rule[1:] for rule in _RULES if rule[0].search(path)), ("", Sharding.NOT_LOADED))
     if not kind:
         raise FactsError(
-            f"{model.facts.repo}: {tensor.name} {list(tensor.shape)} is no weight that the planner knows of a "
-            f"{model.architecture}. Its place on the GPUs cannot be foreseen."
+            f"{model.facts.repo}: {tensor.name} {list(tensor.shape)} is not a weight that the planner knows of a "
+            f"{model.architecture}, so it cannot say how the weight is distributed over the GPUs."
         )
     if kind == "embeddings":
         return _classify_embedding(tensor, path, tied)

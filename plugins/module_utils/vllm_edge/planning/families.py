@@ -126,7 +126,7 @@ def _build_uniform_layers(config: _Config, by_type: bool = True) -> tuple[Decode
     window, types = _read_window(config), config.get("layer_types") or []
     mixed = len(set(types)) > 1
     if mixed and not by_type and window:
-        raise FactsError(f"{config.repo}: a sliding window for some of its layers is what vLLM does not run.")
+        raise FactsError(f"{config.repo}: vLLM does not run this family with a sliding window for only some layers.")
 
     def layer(index: int) -> DecoderLayer:
         sliding = bool(window) and (not mixed or types[index] == Attention.SLIDING)

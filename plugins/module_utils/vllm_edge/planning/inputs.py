@@ -58,8 +58,8 @@ def facts_of(name: str, model: Mapping[str, Any], weights_root: Path, facts: str
     recorded = model_facts.recorded(repo)
     if recorded is None:
         raise model_facts.FactsError(
-            f"vllm_models.{name}: {directory} is not here, and nothing is recorded of {repo or 'it'}. Record it once, "
-            f"from its files or from a hub: ansible-playbook playbooks/record_facts.yml"
+            f"vllm_models.{name}: {directory} does not exist here, and nothing is recorded of {repo or 'it'}. Record "
+            f"its facts once, from its files or from a hub: ansible-playbook playbooks/record_facts.yml"
         )
     return recorded
 
@@ -96,7 +96,7 @@ def build_gpu(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) 
         name = name or (found[0] if found else None)
         if found is None and reserved is None:
             warn(
-                f"gpus[{slot}]: nobody has looked at what CUDA has of {nvml} MiB; the plan takes {total // 2**20} MiB, "
-                f"with the driver's part of an L4."
+                f"gpus[{slot}]: what CUDA can use of {nvml} MiB is not known for this GPU; the plan assumes "
+                f"{total // 2**20} MiB, as if the driver reserved as much as on an L4."
             )
     return Gpu(name or "", total, given.get("free_bytes"))

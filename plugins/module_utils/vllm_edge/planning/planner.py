@@ -113,11 +113,11 @@ def _parse_engine(
     name = str(engine.get("name", ""))
     where = f"serving_engines.{name}"
     if engine.get("model") not in models:
-        raise PlanError(f"{where}.model: {engine.get('model')!r} is none of the models ({', '.join(sorted(models))}).")
+        raise PlanError(f"{where}.model: {engine.get('model')!r} is not a known model ({', '.join(sorted(models))}).")
     arguments = arguments_of(engine)
     slots = tuple(engine.get("gpus") or ())
     if beyond := [slot for slot in slots if not 0 <= slot < len(gpus)]:
-        raise PlanError(f"{where}.gpus: slot {beyond[0]} is not there; slots are 0 to {len(gpus) - 1}.")
+        raise PlanError(f"{where}.gpus: slot {beyond[0]} does not exist; slots are 0 to {len(gpus) - 1}.")
     ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
     if len(slots) != ranks:
         raise PlanError(

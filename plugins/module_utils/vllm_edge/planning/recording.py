@@ -73,7 +73,7 @@ def changes(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> list[
     """
     if before is None:
         return [f"new: {len(after['tensors'])} kinds of tensors"]
-    lines = [f"{key} is another" for key in ("revision", "source", "quantization") if before[key] != after[key]]
+    lines = [f"{key} differs" for key in ("revision", "source", "quantization") if before[key] != after[key]]
     old, new = before["config"], after["config"]
     for part, one, other in (("", old, new), ("text_config.", old.get("text_config", {}), new.get("text_config", {}))):
         for key in sorted({*one, *other} - {"text_config"}):
