@@ -306,16 +306,6 @@ def test_towers_are_on_the_first_stage_only_from_0_33_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "stages", "sizes"),
-    [(60, 2, [30, 30]), (61, 2, [31, 30]), (35, 4, [9, 9, 9, 8]), (62, 4, [15, 16, 16, 15]), (5, 1, [5])],
-)
-def test_layers_are_parted_as_vllm_does(layers: int, stages: int, sizes: list[int]) -> None:
-    parts = weights.pipeline_stages(layers, stages)
-    assert [len(part) for part in parts] == sizes
-    assert [layer for part in parts for layer in part] == list(range(layers))
-
-
-@pytest.mark.parametrize(
     ("repo", "expected"),
     [
         # Table on the first stage, head on the last.

@@ -89,9 +89,9 @@ def pasted(chosen: Chosen) -> list[str]:
 NOTES = (
     "All speeds are estimates for one sequence of the main engine at short context: low, mid, high. At once: requests "
     "of full context that its KV cache holds. (n): number of recommendations, printed for the chosen profile. kv=: not "
-    "the type that the checkpoint states for its KV cache. Precision does not count: only an evaluation shows how fewer "
-    "bits change the answers. The table has the best of each choice of engines; other contexts and KV caches have the "
-    "ranks between, and -e format=json has all."
+    "the type that the checkpoint states for its KV cache. Precision does not count: only an evaluation shows how bits "
+    "that are saved change the answers. The table has the best of each choice of engines; other contexts and KV caches "
+    "have the ranks between, and -e format=json has all."
 )
 NOT_CONSIDERED = (
     "not considered: two engines on one GPU, two engines of one model, an engine over GPUs that are not alike, "
