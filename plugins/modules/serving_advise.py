@@ -11,7 +11,7 @@ description:
   - Plans a main engine with the largest model that fits, for every number of GPUs, every dtype of the KV cache and
     several context lengths, and engines with smaller models on the remaining GPUs. Ranks the profiles whose engines
     all start.
-  - Renders the chosen profile as entries of C(serving_engines) and C(serving_profiles).
+  - Renders the chosen profile, whose name is C(advised), as entries of C(serving_engines) and C(serving_profiles).
   - Uses the same calculation as M(edge.vllm_edge.serving_plan). It needs no host, no GPU and no network.
   - Profiles with two engines on the same GPU are not considered.
   - Fails if no profile is feasible, if the rank O(choose) does not exist, or if the profiles are ranked by V(tok_s) and
@@ -31,12 +31,8 @@ options:
     required: true
   engines:
     description: >-
-      C(serving_engines) of the inventory. New engines get names, ports, chat templates and parsers that are consistent
-      with them. An engine that already exists keeps its name.
-    type: dict
-    default: {}
-  profiles:
-    description: C(serving_profiles) of the inventory. Their names are not used for new profiles.
+      C(serving_engines) of the inventory. New engines get the chat template and the parsers of an engine whose model is
+      of the same family.
     type: dict
     default: {}
   by:
@@ -79,7 +75,6 @@ EXAMPLES = r"""
     vllm_version: 0.32.0
     roles: "{{ serving_roles }}"
     engines: "{{ serving_engines }}"
-    profiles: "{{ serving_profiles }}"
   register: advice
   delegate_to: localhost
 
@@ -166,76 +161,69 @@ pasted:
   returned: success
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.vllm_edge.planning import inputs, planner
+from ..module_utils.vllm_edge.planning import inputs
 from ..module_utils.vllm_edge.planning.advice import model, render, search
-from ..module_utils.vllm_edge.planning.advice import model as planning_advice_model
 from ..module_utils.vllm_edge.planning.contract import Model
+
+
+def advise(options: dict[str, Any], warn: Callable[[str], None]) -> dict[str, Any]:
+    """Return the result of the module. Raises ValueError with the problem and its remedy."""
+    asked = search.wish(
+        options["models"],
+        by=options["by"],
+        choose=options["choose"],
+        min_context=options["min_context"],
+        models=options["only"],
+        main=options["main"],
+    )
+    models: dict[str, Model] = {}
+    unreadable: dict[str, str] = {}
+    for name in asked.models or options["models"]:
+        try:
+            root = Path(options["weights_root"])
+            models[name] = inputs.model_of(name, options["models"][name], root, options["facts"])
+        except ValueError as error:
+            unreadable[name] = str(error)
+    host = model.Host(
+        models,
+        [inputs.build_gpu(slot, given, warn) for slot, given in enumerate(options["gpus"])],
+        options["vllm_version"],
+        options["roles"],
+        options["engines"],
+        options["observations"],
+        options["margin_mib"],
+        options["tolerance_mib"],
+    )
+    found = search.advise(asked, host, unreadable)
+    return {"advice": render.document(found), "lines": render.lines(found), "pasted": render.pasted(found.chosen)}
 
 
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
         argument_spec={
-            "models": {"type": "dict", "required": True},
-            "gpus": inputs.GPUS_SPEC,
-            "vllm_version": {"type": "str", "required": True},
+            **inputs.SPEC,
             "roles": {"type": "list", "elements": "str", "required": True},
             "engines": {"type": "dict", "default": {}},
-            "profiles": {"type": "dict", "default": {}},
             "by": {"type": "raw", "default": model.By.TOK_S.value},
             "choose": {"type": "raw", "default": 1},
             "only": {"type": "list", "elements": "str", "default": []},
-            "min_context": {"type": "raw", "default": planning_advice_model.MIN_CONTEXT_TOKENS},
+            "min_context": {"type": "raw", "default": model.MIN_CONTEXT_TOKENS},
             "main": {"type": "str"},
-            "weights_root": {"type": "path", "default": "/data/vllm/weights"},
-            "facts": inputs.FACTS_SPEC,
-            "observations": {"type": "dict", "default": {}},
-            "margin_mib": {"type": "int", "default": planner.MARGIN_MIB},
-            "tolerance_mib": {"type": "int", "default": planner.TOLERANCE_MIB},
         },
         supports_check_mode=True,
     )
-    options = module.params
-    models: dict[str, Model] = {}
-    unreadable: dict[str, str] = {}
-    # All errors are a ValueError whose message contains the problem and its remedy.
     try:
-        asked = search.wish(
-            options["models"],
-            by=options["by"],
-            choose=options["choose"],
-            min_context=options["min_context"],
-            models=options["only"],
-            main=options["main"],
-        )
-        gpus = [inputs.build_gpu(slot, given, module.warn) for slot, given in enumerate(options["gpus"])]
-        for name in asked.models or options["models"]:
-            try:
-                root = Path(options["weights_root"])
-                models[name] = inputs.model_of(name, options["models"][name], root, options["facts"])
-            except ValueError as error:
-                unreadable[name] = str(error)
-        host = model.Host(
-            models,
-            gpus,
-            options["vllm_version"],
-            options["roles"],
-            options["engines"],
-            options["profiles"],
-            options["observations"],
-            options["margin_mib"],
-            options["tolerance_mib"],
-        )
-        found = search.advise(asked, host, unreadable)
+        answer = advise(module.params, module.warn)
     except ValueError as error:
         module.fail_json(msg=str(error))
-    module.exit_json(
-        changed=False, advice=render.document(found), lines=render.lines(found), pasted=render.pasted(found.chosen)
-    )
+    module.exit_json(changed=False, **answer)
 
 
 if __name__ == "__main__":

@@ -209,7 +209,6 @@ legend:
   returned: success
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -220,7 +219,7 @@ from ..module_utils.vllm_edge.planning import drift, inputs, planner, render
 from ..module_utils.vllm_edge.planning.contract import Model, Plan
 
 
-def described(plan: Plan, tolerances: Mapping[str, float], on_drift: drift.OnDrift) -> dict[str, Any]:
+def describe_plan(plan: Plan, tolerances: Mapping[str, float], on_drift: drift.OnDrift) -> dict[str, Any]:
     """Return the result for one profile."""
     document = render.document(plan)
     for engine, row in zip(plan.engines, document["engines"], strict=True):
@@ -228,7 +227,7 @@ def described(plan: Plan, tolerances: Mapping[str, float], on_drift: drift.OnDri
     return document | {"lines": render.lines(plan), "refusals": render.refusals(plan)}
 
 
-def unplanned(name: str, version: str, error: str) -> dict[str, Any]:
+def describe_error(name: str, version: str, error: str) -> dict[str, Any]:
     """Return the result for one of several profiles that cannot be planned, with the same keys."""
     head = f"profile {name}, vLLM {version}: cannot be planned"
     return {
@@ -237,7 +236,7 @@ def unplanned(name: str, version: str, error: str) -> dict[str, Any]:
         "verdict": None,
         "engines": [],
         "budgets_mib": {},
-        "lines": [head, "", *textwrap.wrap(error, render.WIDTH, break_on_hyphens=False)],
+        "lines": [head, "", *render.wrap(error)],
         "refusals": [error],
     }
 
@@ -254,14 +253,7 @@ def main() -> None:
                 },
             },
             "profiles": {"type": "dict"},
-            "models": {"type": "dict", "required": True},
-            "gpus": inputs.GPUS_SPEC,
-            "vllm_version": {"type": "str", "required": True},
-            "weights_root": {"type": "path", "default": "/data/vllm/weights"},
-            "facts": inputs.FACTS_SPEC,
-            "observations": {"type": "dict", "default": {}},
-            "margin_mib": {"type": "int", "default": planner.MARGIN_MIB},
-            "tolerance_mib": {"type": "int", "default": planner.TOLERANCE_MIB},
+            **inputs.SPEC,
             "drift_tolerances": {"type": "dict", "default": {}},
             "on_drift": {"type": "str", "choices": list(drift.ON_DRIFT), "default": "warn"},
         },
@@ -273,7 +265,7 @@ def main() -> None:
     root, version = Path(options["weights_root"]), options["vllm_version"]
     models: dict[str, Model] = {}
 
-    def planned(name: str, engines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def plan_profile(name: str, engines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for model in dict.fromkeys(str(engine.get("model")) for engine in engines):
             if model in options["models"] and model not in models:
                 models[model] = inputs.model_of(model, options["models"][model], root, options["facts"])
@@ -287,23 +279,23 @@ def main() -> None:
             margin_mib=options["margin_mib"],
             tolerance_mib=options["tolerance_mib"],
         )
-        return described(plan, tolerances, options["on_drift"])
+        return describe_plan(plan, tolerances, options["on_drift"])
 
     # All errors are a ValueError whose message contains the problem and its remedy.
     try:
         tolerances = drift.tolerances(options["drift_tolerances"], options["tolerance_mib"])
         gpus = [inputs.build_gpu(slot, given, module.warn) for slot, given in enumerate(options["gpus"])]
         if options["profile"]:
-            answer = planned(options["profile"]["name"], options["profile"]["engines"])
+            answer = plan_profile(options["profile"]["name"], options["profile"]["engines"])
     except ValueError as error:
         module.fail_json(msg=str(error))
     if options["profiles"]:
         answer = {"plans": {}}
         for name, profile in options["profiles"].items():
             try:
-                answer["plans"][name] = planned(name, profile.get("engines") or [])
+                answer["plans"][name] = plan_profile(name, profile.get("engines") or [])
             except ValueError as error:
-                answer["plans"][name] = unplanned(name, version, str(error))
+                answer["plans"][name] = describe_error(name, version, str(error))
     module.exit_json(changed=False, legend=render.legend(), **answer)
 
 

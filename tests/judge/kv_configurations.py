@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from ansible.module_utils.vllm_edge.planning import kv_cache
-from ansible.module_utils.vllm_edge.planning.contract import (
-    Arguments,
-    Attention,
-    DecoderLayer,
-    Facts,
-    Model,
-    Quantization,
-)
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Attention, DecoderLayer, Model
+
+sys.path.append(str(Path(__file__).parents[1] / "unit" / "planning"))
+
+from kv_models import ORACLE, full, gemma4_layers, model, sliding
 
 SEED = 20261121
-GEMMA4 = yaml.safe_load((Path(__file__).parents[1] / "unit/planning/kv_oracle.yaml").read_text())["models"]
 PER_SHAPE = 24
 WINDOWS = (128, 512, 1000, 1024, 4096)
 LENGTHS = (1, 17, 1000, 4096, 8192, 16384, 32768, 100000)
@@ -69,17 +65,17 @@ def configurations() -> tuple[Configuration, ...]:
     return tuple(
         configuration
         for family, layers, maximum in shapes(generator)
-        for configuration in _around(generator, family, _model(layers, maximum))
+        for configuration in _around(generator, family, model(layers, maximum=maximum))
     )
 
 
 def shapes(generator: random.Random) -> Iterator[tuple[str, list[DecoderLayer], int]]:
     """Family, layers and longest request of each shape."""
-    for facts in GEMMA4.values():
-        yield "Gemma 4", _gemma4(facts), facts["max_position_embeddings"]
+    for facts in ORACLE["models"].values():
+        yield "Gemma 4", gemma4_layers(facts), facts["max_position_embeddings"]
         # The same with another window, for what is rounded.
         other = {**facts, "sliding_window": generator.choice(WINDOWS)}
-        yield "Gemma 4", _gemma4(other), facts["max_position_embeddings"]
+        yield "Gemma 4", gemma4_layers(other), facts["max_position_embeddings"]
     # layers, KV heads, head size, window of 1b, 4b, 12b and 27b: one layer of six has full attention.
     for count, heads, size, window in ((26, 1, 256, 512), (34, 4, 256, 1024), (48, 8, 256, 1024), (62, 16, 128, 1024)):
         layers = [_layer(index, heads, size, None if index % 6 == 5 else window) for index in range(count)]
@@ -227,39 +223,8 @@ def _around(generator: random.Random, family: str, made: Model) -> Iterator[Conf
         yield Configuration(family, made, arguments, tuple(sizes))
 
 
-def _model(layers: Sequence[DecoderLayer], maximum: int) -> Model:
-    return Model(
-        facts=Facts("judge/model", "", {}, ()),
-        architecture="",
-        family="",
-        dtype="bfloat16",
-        hidden_size=0,
-        vocabulary=0,
-        query_heads=0,
-        max_position_embeddings=maximum,
-        layers=tuple(layers),
-        components=(),
-        quantization=Quantization("none", 16),
-        intermediate_sizes=(),
-    )
-
-
 def _layer(index: int, kv_heads: int, head_size: int, window: int | None = None) -> DecoderLayer:
-    return DecoderLayer(index, Attention.SLIDING if window else Attention.FULL, kv_heads, head_size, window)
-
-
-def _gemma4(facts: Mapping[str, Any]) -> list[DecoderLayer]:
-    pattern = facts["layer_pattern"]
-    own = len(pattern) - facts["num_kv_shared_layers"]
-    heads = facts["num_key_value_heads"]
-    layers = []
-    for index, kind in enumerate(pattern):
-        if kind == "F":
-            layer = _layer(index, facts["num_global_key_value_heads"] or heads, facts["global_head_dim"])
-        else:
-            layer = _layer(index, heads, facts["head_dim"], facts["sliding_window"])
-        layers.append(layer if index < own else replace(layer, shares_with=own - 1))
-    return layers
+    return sliding(index, kv_heads, head_size, window) if window else full(index, kv_heads, head_size)
 
 
 def _made_up(generator: random.Random) -> list[DecoderLayer]:

@@ -81,71 +81,37 @@ def test_auto_is_resolved_as_vllm_does(asked: tuple[Configuration, ...], judged:
     assert told == [expected for _, expected in CHECKPOINTS]
 
 
-def one_block_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = kv_cache.Spec.blocks
-    monkeypatch.setattr(
-        kv_cache.Spec, "blocks", lambda spec, *tokens: right(spec, *tokens) + (spec.window_tokens is not None)
-    )
+def halves(model: Any, arguments: Any, rank: int) -> range:
+    """The layers of a rank, if the last one took those that remain."""
+    size, count = len(model.layers) // arguments.pipeline_parallel_size, len(model.layers)
+    return range(rank * size, count if rank == arguments.pipeline_parallel_size - 1 else (rank + 1) * size)
 
 
-def one_batch_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache, "count_batches_in_flight", lambda *_: 1)
+def behave(**changes: Any) -> Any:
+    return lambda version: replace(vllm_versions.behaviour(version), **changes)
 
 
-def groups_as_large_as_the_largest_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache, "FEW_MORE_LAYERS", 100)
+BLOCKS = kv_cache.Spec.blocks
+MISTAKES: dict[str, tuple[Any, str, Any]] = {
+    "one block more": (
+        kv_cache.Spec,
+        "blocks",
+        lambda spec, *tokens: BLOCKS(spec, *tokens) + (spec.window_tokens is not None),
+    ),
+    "one batch in flight": (kv_cache, "count_batches_in_flight", lambda *_: 1),
+    "groups as large as the largest kind": (kv_cache, "FEW_MORE_LAYERS", 100),
+    "groups as large as the rarest kind": (kv_cache, "FEW_MORE_LAYERS", 1),
+    "no null block": (kv_cache, "behaviour", behave(null_block_reserved=False)),
+    "tokens by the old rule": (kv_cache, "behaviour", behave(token_rule=TokenRule.BLOCKS_PER_GROUP)),
+    "no padding": (kv_cache, "behaviour", behave(pads_pages=False)),
+    "elements of one size": (kv_cache, "ELEMENT_BYTES", {**kv_cache.ELEMENT_BYTES, "fp8": 2}),
+    "remaining layers to the last rank": (kv_cache, "select_layers", halves),
+}
 
 
-def groups_as_large_as_the_rarest_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache, "FEW_MORE_LAYERS", 1)
-
-
-def no_null_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    behave_as(monkeypatch, null_block_reserved=False)
-
-
-def tokens_by_the_old_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    behave_as(monkeypatch, token_rule=TokenRule.BLOCKS_PER_GROUP)
-
-
-def no_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    behave_as(monkeypatch, pads_pages=False)
-
-
-def elements_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(kv_cache.ELEMENT_BYTES, "fp8", 2)
-
-
-def remaining_layers_to_the_last_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    def halves(model: Any, arguments: Any, rank: int) -> range:
-        size, count = len(model.layers) // arguments.pipeline_parallel_size, len(model.layers)
-        return range(rank * size, count if rank == arguments.pipeline_parallel_size - 1 else (rank + 1) * size)
-
-    monkeypatch.setattr(kv_cache, "select_layers", halves)
-
-
-def behave_as(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    right = vllm_versions.behaviour
-    monkeypatch.setattr(kv_cache, "behaviour", lambda version: replace(right(version), **changes))
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        one_block_more,
-        one_batch_in_flight,
-        groups_as_large_as_the_largest_kind,
-        groups_as_large_as_the_rarest_kind,
-        no_null_block,
-        tokens_by_the_old_rule,
-        no_padding,
-        elements_of_one_size,
-        remaining_layers_to_the_last_rank,
-    ],
-    ids=lambda mistake: mistake.__name__,
-)
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_wrong_rule_is_found(
-    asked: tuple[Configuration, ...], judged: dict[str, Any], monkeypatch: pytest.MonkeyPatch, mistake: Any
+    asked: tuple[Configuration, ...], judged: dict[str, Any], monkeypatch: pytest.MonkeyPatch, mistake: str
 ) -> None:
-    mistake(monkeypatch)
+    monkeypatch.setattr(*MISTAKES[mistake])
     assert any(what for _, what in compared(asked, judged))

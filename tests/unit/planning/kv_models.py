@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,24 +51,28 @@ def model(
     )
 
 
-def gemma4(name: str, quantization: Quantization = UNQUANTIZED) -> Model:
-    """`gemma-4-31B-it` and its sisters."""
-    facts = ORACLE["models"][name]
+def gemma4_layers(facts: Mapping[str, Any]) -> list[DecoderLayer]:
+    """The layers of a model of the oracle."""
     pattern = facts["layer_pattern"]
     own = len(pattern) - facts["num_kv_shared_layers"]
     heads = facts["num_key_value_heads"]
-    full_heads = facts["num_global_key_value_heads"] or heads
-    layers: list[DecoderLayer] = []
+    layers = []
     for index, kind in enumerate(pattern):
         # A layer without its own cache reads that of the last one of its kind that has one.
         shared = pattern.rindex(kind, 0, own) if index >= own else None
         if kind == "F":
-            layer = DecoderLayer(index, Attention.FULL, full_heads, facts["global_head_dim"], None, shared)
+            layer = full(index, facts["num_global_key_value_heads"] or heads, facts["global_head_dim"])
         else:
-            layer = DecoderLayer(index, Attention.SLIDING, heads, facts["head_dim"], facts["sliding_window"], shared)
-        layers.append(layer)
+            layer = sliding(index, heads, facts["head_dim"], facts["sliding_window"])
+        layers.append(replace(layer, shares_with=shared))
+    return layers
+
+
+def gemma4(name: str, quantization: Quantization = UNQUANTIZED) -> Model:
+    """`gemma-4-31B-it` and its sisters."""
+    facts = ORACLE["models"][name]
     return model(
-        layers,
+        gemma4_layers(facts),
         family="gemma4",
         quantization=quantization,
         experts=facts["num_experts"] or 0,

@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def play(playbook: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run playbooks/PLAYBOOK.yml for the reference inventory."""
+def run(playbook: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run playbooks/PLAYBOOK.yml for the reference inventory; each option follows a `-e`."""
     command = ["ansible-playbook", "-i", "inventories/xr7620", f"playbooks/{playbook}.yml"]
+    variables = [word for option in ("model_weights_root=/nowhere", *options) for word in ("-e", option)]
     return subprocess.run(
-        [*command, "-e", "model_weights_root=/nowhere", *options],
+        [*command, *variables],
         cwd=ROOT,
         env=os.environ | {"ANSIBLE_NOCOLOR": "1"},
         check=False,
@@ -22,3 +25,23 @@ def play(playbook: str, *options: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=120,
     )
+
+
+def play(playbook: str, *options: str) -> str:
+    """The output of a playbook that succeeds."""
+    done = run(playbook, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def refused(playbook: str, *options: str) -> str:
+    """The output of a playbook that fails, on one line."""
+    done = run(playbook, *options)
+    assert done.returncode == 2, done.stdout + done.stderr
+    return " ".join((done.stdout + done.stderr).replace("''", "'").split())
+
+
+def document(playbook: str, *options: str) -> Any:
+    """The JSON that a playbook prints."""
+    output = play(playbook, "format=json", *options)
+    return json.loads(output[output.index("\n{\n") : output.index("\n}\n") + 3])

@@ -7,29 +7,20 @@ import dataclasses
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.vllm_edge.planning import families, model_facts, planner
-from ansible.module_utils.vllm_edge.planning.advice import model as planning_advice_model
-from ansible.module_utils.vllm_edge.planning.advice import naming, render, search
-from ansible.module_utils.vllm_edge.planning.contract import Gpu, Model, Verdict
+from ansible.module_utils.vllm_edge.planning import planner
+from ansible.module_utils.vllm_edge.planning.advice import choice, render, search
+from ansible.module_utils.vllm_edge.planning.advice.model import Advice, AdviceError, By, Host, Shape, Wish
+from ansible.module_utils.vllm_edge.planning.contract import Gpu, Verdict
+from checkpoints import DEFAULT, L4, model
 
-L4 = Gpu("NVIDIA L4", 23_659_151_360)
-DEFAULT = "0.32.0"
 ROLES = ("architect", "worker", "auditor", "sentry")
-REPOS = {
-    "31b-bf16": "google/gemma-4-31B-it",
-    "31b-w4a16": "google/gemma-4-31B-it-qat-w4a16-ct",
-    "31b-fp8": "RedHatAI/gemma-4-31B-it-FP8-dynamic",
-    "31b-nvfp4": "nvidia/Gemma-4-31B-IT-NVFP4",
-    "e4b": "google/gemma-4-E4B-it",
-    "e2b": "google/gemma-4-E2B-it",
-}
+MODELS = ("31b-bf16", "31b-w4a16", "31b-fp8", "31b-nvfp4", "e4b", "e2b")
 SMALL = ("e4b", "e2b")
-MOE = {"26b-nvfp4": "nvidia/Gemma-4-26B-A4B-NVFP4", "e2b": REPOS["e2b"]}
 MEASURED_TOK_S = {"bf16-tp4": 14.8, "nvfp4-tp2": 15.1}
 """On the reference host, with vLLM 0.19.0."""
 REFERENCE_CONTEXT = {"bf16-tp4": 16384, "nvfp4-tp2": 8192}
@@ -44,40 +35,26 @@ NVFP4_TP2 = {
     "tool_call_parser": "gemma4",
     "reasoning_parser": "gemma4",
 }
-E4B = {"model": "e4b", "tensor_parallel_size": 1, "gpus": [2], "port": 8061, "served_names": ["auditor"]}
 
 
-@functools.cache
-def model(repo: str) -> Model:
-    facts = model_facts.recorded(repo)
-    assert facts is not None
-    return families.interpret(facts)
+def host(names: Iterable[str] = MODELS, gpus: int = 4, **more: Any) -> Host:
+    options = {"models": {name: model(name) for name in names}, "gpus": [L4] * gpus, "vllm_version": DEFAULT}
+    return Host(**options | {"roles": ROLES} | more)
 
 
-def host(repos: Mapping[str, str] | None = None, gpus: int = 4, **more: Any) -> planning_advice_model.Host:
-    models = {name: model(repo) for name, repo in (repos or REPOS).items()}
-    return planning_advice_model.Host(
-        **{"models": models, "gpus": [L4] * gpus, "vllm_version": DEFAULT, "roles": ROLES} | more
-    )
-
-
-def advised(at: planning_advice_model.Host, **asked: Any) -> planning_advice_model.Advice:
+def advised(at: Host, **asked: Any) -> Advice:
     return search.advise(search.wish(at.models, **asked), at)
 
 
 @functools.cache
-def reference(by: str = "tok_s", choose: int = 1) -> planning_advice_model.Advice:
+def reference(by: str = "tok_s", choose: int = 1) -> Advice:
     """For the reference host, four NVIDIA L4."""
     return advised(host(engines={"31b-nvfp4-tp2": NVFP4_TP2}), by=by, choose=choose)
 
 
 @functools.cache
-def three_gpus(choose: int = 1) -> planning_advice_model.Advice:
-    return advised(host({name: REPOS[name] for name in ("31b-w4a16", "e2b")}, 3), choose=choose)
-
-
-def repo_of(profile: planning_advice_model.Profile, at: planning_advice_model.Host) -> str:
-    return at.models[profile.main.fit.model].facts.repo
+def three_gpus(choose: int = 1) -> Advice:
+    return advised(host(("31b-w4a16", "e2b"), 3), choose=choose)
 
 
 # -- what is found
@@ -91,8 +68,8 @@ def test_the_best_beats_both_profiles_of_the_reference() -> None:
     assert best.max_model_len > max(REFERENCE_CONTEXT.values()) and best.waiting == 0
     # Both are in the list, so it is their figures that put them behind.
     for name, shape in {
-        "31b-bf16": planning_advice_model.Shape(4),
-        "31b-nvfp4": planning_advice_model.Shape(2),
+        "31b-bf16": Shape(4),
+        "31b-nvfp4": Shape(2),
     }.items():
         rank = next(
             rank
@@ -100,22 +77,20 @@ def test_the_best_beats_both_profiles_of_the_reference() -> None:
             if profile.main.fit.model == name and profile.main.fit.shape == shape
         )
         assert rank > 0 and found.profiles[rank].main.fit.tok_s < best.fit.tok_s
-    assert (best.fit.model, best.fit.shape) == ("31b-w4a16", planning_advice_model.Shape(4))
+    assert (best.fit.model, best.fit.shape) == ("31b-w4a16", Shape(4))
 
 
 def test_no_name_and_no_order_is_preferred() -> None:
-    renamed = {letter: repo for letter, repo in zip("fedcba", reversed(REPOS.values()), strict=True)}
-    at = host(renamed)
-    found = advised(at, models=[name for name, repo in renamed.items() if repo not in (REPOS["31b-fp8"],)])
-    assert repo_of(found.profiles[0], at) == REPOS["31b-w4a16"]
-    assert {at.models[name].facts.repo for name in found.mains} == {
-        repo for name, repo in REPOS.items() if name in ("31b-bf16", "31b-nvfp4", "31b-w4a16")
-    }
+    renamed = dict(zip("fedcba", reversed(MODELS), strict=True))
+    at = dataclasses.replace(host(()), models={letter: model(name) for letter, name in renamed.items()})
+    found = advised(at, models=[letter for letter, name in renamed.items() if name != "31b-fp8"])
+    assert renamed[found.profiles[0].main.fit.model] == "31b-w4a16"
+    assert {renamed[name] for name in found.mains} == {"31b-bf16", "31b-nvfp4", "31b-w4a16"}
 
 
 def test_what_is_faster_is_first_whatever_its_precision() -> None:
     """The same checkpoint, read as if it had half the layers' weights, wins; nothing knows of 4 bits."""
-    at = host({name: REPOS[name] for name in ("31b-bf16", "31b-w4a16")})
+    at = host(("31b-bf16", "31b-w4a16"))
     light = tuple(
         dataclasses.replace(component, read_per_token=component.read_per_token / 8)
         for component in at.models["31b-bf16"].components
@@ -124,13 +99,13 @@ def test_what_is_faster_is_first_whatever_its_precision() -> None:
     assert advised(dataclasses.replace(at, models=models)).profiles[0].main.fit.model == "31b-bf16"
 
 
-@pytest.mark.parametrize("by", list(planning_advice_model.By))
-def test_ranked_as_asked(by: planning_advice_model.By) -> None:
+@pytest.mark.parametrize("by", list(By))
+def test_ranked_as_asked(by: By) -> None:
     profiles = reference(by.value).profiles
     criterion = {
-        planning_advice_model.By.TOK_S: lambda profile: profile.main.fit.tok_s,
-        planning_advice_model.By.CONTEXT: lambda profile: profile.main.max_model_len,
-        planning_advice_model.By.FREE_GPUS: lambda profile: profile.free_gpus,
+        By.TOK_S: lambda profile: profile.main.fit.tok_s,
+        By.CONTEXT: lambda profile: profile.main.max_model_len,
+        By.FREE_GPUS: lambda profile: profile.free_gpus,
     }[by]
     values = [criterion(profile) for profile in profiles]
     assert values == sorted(values, reverse=True) and values[0] > values[-1]
@@ -161,7 +136,7 @@ def test_each_engine_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return plan(*given, **more)
 
     monkeypatch.setattr(planner, "plan", counted)
-    found = advised(host({name: REPOS[name] for name in ("31b-w4a16", "e2b")}))
+    found = advised(host(("31b-w4a16", "e2b")))
     dtypes, shapes = 2, len(search.shapes(4))
     assert len(calls) <= 2 * shapes * dtypes + 1
     assert len(found.profiles) > len(calls) / 2
@@ -201,53 +176,42 @@ def next_with_sides() -> int:
     return next(rank for rank, profile in enumerate(reference().profiles, 1) if len(profile.sides) == 2)
 
 
-@pytest.mark.parametrize("text", ["yes", "1e4", "12", "a: b", "x #y", "", "0x1f", "2026-01-01", "31b-w4a16", "-", "a."])
-def test_texts_stay_texts(text: str) -> None:
-    assert yaml.safe_load(f"key: {render._format_yaml(text)}") == {"key": text}
-
-
-def test_names_ports_and_parsers_follow_the_inventory() -> None:
-    at = host({name: REPOS[name] for name in ("31b-nvfp4", "e4b")}, 3, engines={"31b-nvfp4-tp2": NVFP4_TP2, "e4b": E4B})
+def test_names_and_parsers_of_the_chosen_one() -> None:
+    at = host(("31b-nvfp4", "e4b"), 3, engines={"other": {"model": "away"}, "31b-nvfp4-tp2": NVFP4_TP2})
     rank = next(
         rank
         for rank, profile in enumerate(advised(at).profiles, 1)
-        if profile.kind == (("31b-nvfp4", planning_advice_model.Shape(2)), ("e4b", planning_advice_model.Shape(1)))
+        if profile.kind == (("31b-nvfp4", Shape(2)), ("e4b", Shape(1)))
     )
     chosen = advised(at, choose=rank).chosen
-    main, side = chosen.serving_engines
-    assert main.startswith("31b-nvfp4-tp2-") and side.startswith("e4b-")  # the plain names are other engines
-    assert [engine["port"] for engine in chosen.serving_engines.values()] == [8050, 8061]
-    assert all(engine["tool_call_parser"] == "gemma4" for engine in (chosen.serving_engines[main],))
-    # Once they are in the inventory they are the same engines, with the same names.
-    again = dataclasses.replace(
-        at, engines={**at.engines, **chosen.serving_engines}, profiles=dict(chosen.serving_profiles)
-    )
-    same = advised(again, choose=rank).chosen
-    assert (same.serving_engines, same.name) == (chosen.serving_engines, chosen.name)
+    assert list(chosen.serving_engines) == ["advised-31b-nvfp4", "advised-e4b"]
+    assert [engine["port"] for engine in chosen.serving_engines.values()] == [8050, 8060]
+    # Gemma's parsers are those of the family; an inventory without an engine of it has none to copy.
+    assert {engine["tool_call_parser"] for engine in chosen.serving_engines.values()} == {"gemma4"}
+    alone = advised(dataclasses.replace(at, engines={}), choose=rank).chosen.serving_engines
+    assert not any("tool_call_parser" in engine for engine in alone.values())
 
 
 def test_observations_of_an_engine_that_is_like_it_count() -> None:
     more = {"engines": {"31b-nvfp4-tp2": NVFP4_TP2}, "observations": {"31b-nvfp4-tp2": {"weights_bytes": 10**10}}}
-    at = host({"31b-nvfp4": REPOS["31b-nvfp4"]}, 2, **more)
+    at = host(("31b-nvfp4",), 2, **more)
     (name,) = advised(at).chosen.serving_engines
     found = advised(at)
     assert found.chosen.plan.engines[0].gpus[0].weights_bytes == 10**10
-    assert any(f"write the same for {name}" in said for said in found.chosen.advice[name])
+    assert any("planned with plan_observations.31b-nvfp4-tp2" in said for said in found.chosen.advice[name])
     # Its batch is another, so of activations nothing follows.
     other = advised(dataclasses.replace(at, observations={"31b-nvfp4-tp2": {"overhead_bytes": 10**9}}))
-    over_two = [
-        profile.main.fit for profile in other.profiles if profile.main.fit.shape == planning_advice_model.Shape(2)
-    ]
+    over_two = [profile.main.fit for profile in other.profiles if profile.main.fit.shape == Shape(2)]
     assert over_two and all(fit.plan.gpus[0].overhead_bytes < 10**9 for fit in over_two)
 
 
 def test_gpus_that_are_not_alike_are_not_mixed() -> None:
     large = Gpu("NVIDIA L40S", 47 * 2**30)
-    at = host({name: REPOS[name] for name in ("31b-fp8", "e2b")}, gpus=1)
+    at = host(("31b-fp8", "e2b"), gpus=1)
     found = advised(dataclasses.replace(at, gpus=[L4, large, L4]))
     assert {profile.main.fit.gpu for profile in found.profiles} == {L4, large}
     for rank, profile in enumerate(found.profiles, 1):
-        for engine, slots in zip(profile.engines, naming._assign_slots(profile, [L4, large, L4]), strict=True):
+        for engine, slots in zip(profile.engines, choice.assign_slots(profile, [L4, large, L4]), strict=True):
             assert slots and set(slots) <= ({1} if engine.fit.gpu is large else {0, 2}), rank
 
 
@@ -267,30 +231,30 @@ def test_rejections_are_grouped_and_say_why() -> None:
 
 
 def test_a_release_without_pipelines_has_none() -> None:
-    found = advised(host({"31b-nvfp4": REPOS["31b-nvfp4"]}, vllm_version="0.19.0"))
+    found = advised(host(("31b-nvfp4",), vllm_version="0.19.0"))
     assert {profile.main.fit.shape.pipeline_parallel_size for profile in found.profiles} == {1}
     refused = next(rejection for rejection in found.rejections if rejection.verdict == "unsupported_engine")
     assert "#40786" in refused.reason and "tp2 pp2" in refused.shapes
 
 
 def test_what_is_larger_than_the_model_allows() -> None:
-    found = advised(host({name: REPOS[name] for name in ("31b-w4a16", "e2b")}), min_context=200_000)
+    found = advised(host(("31b-w4a16", "e2b")), min_context=200_000)
     assert {profile.label.count("+") for profile in found.profiles} == {0}
     assert any(rejection.model == "e2b" and "maximum is 131,072" in rejection.reason for rejection in found.rejections)
 
 
 @pytest.mark.parametrize("name", ["31b-bf16", "31b-w4a16", "31b-fp8", "31b-nvfp4"])
 def test_parameters_do_not_depend_on_precision(name: str) -> None:
-    assert search.parameters(model(REPOS[name])) == pytest.approx(31_273_088_876, rel=0.05)
+    assert search.parameters(model(name)) == pytest.approx(31_273_088_876, rel=0.05)
 
 
 def test_the_largest_that_fits_is_the_main_engine() -> None:
-    found = advised(host({name: REPOS[name] for name in ("31b-bf16", *SMALL)}, 1))
+    found = advised(host(("31b-bf16", *SMALL), 1))
     assert found.mains == ("e4b",) and {rejection.model for rejection in found.rejections} >= {"31b-bf16"}
 
 
 def test_a_model_that_nobody_knows_is_a_rejection() -> None:
-    at = host({"e2b": REPOS["e2b"]}, 1)
+    at = host(("e2b",), 1)
     found = search.advise(search.wish(["e2b", "own"]), at, {"own": "nothing is recorded of it"})
     assert "own: unknown. nothing is recorded of it" in map(str, found.rejections)
 
@@ -299,7 +263,7 @@ def test_a_model_that_nobody_knows_is_a_rejection() -> None:
 
 
 def test_advice_is_with_the_chosen_one() -> None:
-    found = advised(host(MOE, 2))
+    found = advised(host(("26b-nvfp4", "e2b"), 2))
     text = " ".join(" ".join(render.lines(found)).split())
     assert "all 128 experts are in memory" in text
     assert any("experts" in said for said in render.document(found)["profiles"][0]["advice"])
@@ -314,7 +278,7 @@ def test_advice_is_with_the_chosen_one() -> None:
 
 
 def test_advice_on_context_is_that_of_the_context_that_is_advised() -> None:
-    found = advised(host({"31b-fp8": REPOS["31b-fp8"]}, 2))
+    found = advised(host(("31b-fp8",), 2))
     rows = render.document(found)["profiles"]
     assert {profile.main.max_model_len for profile in found.profiles} > {8192}
     for profile, row in zip(found.profiles, rows, strict=True):
@@ -326,8 +290,8 @@ def test_advice_on_context_is_that_of_the_context_that_is_advised() -> None:
 # -- the answer
 
 
-@pytest.mark.parametrize("by", list(planning_advice_model.By))
-def test_nothing_is_wider_than_100_columns(by: planning_advice_model.By) -> None:
+@pytest.mark.parametrize("by", list(By))
+def test_nothing_is_wider_than_100_columns(by: By) -> None:
     found = reference(by.value)
     lines = render.lines(found)
     assert max(map(len, lines)) <= 100
@@ -366,21 +330,19 @@ def test_the_document_has_them_all() -> None:
     ],
 )
 def test_what_cannot_be_advised_on_is_said(asked: dict[str, Any], said: str) -> None:
-    at = host({name: REPOS[name] for name in ("31b-bf16", "31b-w4a16", "e2b")}, 1)
-    with pytest.raises(planning_advice_model.AdviceError) as refused:
+    at = host(("31b-bf16", "31b-w4a16", "e2b"), 1)
+    with pytest.raises(AdviceError) as refused:
         advised(at, **asked)
     assert said in str(refused.value)
 
 
 def test_numbers_may_be_text() -> None:
-    assert search.wish(["e2b"], choose="2", min_context="4096") == planning_advice_model.Wish(
-        choose=2, min_context_tokens=4096
-    )
+    assert search.wish(["e2b"], choose="2", min_context="4096") == Wish(choose=2, min_context_tokens=4096)
 
 
 def test_a_gpu_whose_bandwidth_nobody_knows() -> None:
-    at = host({"e2b": REPOS["e2b"]}, gpus=1)
+    at = host(("e2b",), gpus=1)
     at = dataclasses.replace(at, gpus=[Gpu("", 23_659_151_360)])
-    with pytest.raises(planning_advice_model.AdviceError, match="advise_by: 'tok_s' needs the bandwidth of the GPU"):
+    with pytest.raises(AdviceError, match="advise_by: 'tok_s' needs the bandwidth of the GPU"):
         advised(at)
     assert "not known" in "\n".join(render.lines(advised(at, by="context")))

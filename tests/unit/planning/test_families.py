@@ -13,7 +13,6 @@ from ansible.module_utils.vllm_edge.planning import families, model_facts, recor
 from ansible.module_utils.vllm_edge.planning.contract import (
     Attention,
     Component,
-    Facts,
     Model,
     Quantization,
     Sharding,
@@ -21,30 +20,22 @@ from ansible.module_utils.vllm_edge.planning.contract import (
     UnknownArchitecture,
 )
 from ansible.module_utils.vllm_edge.planning.model_facts import FactsError
+from checkpoints import model, recorded
 
 FULL, SLIDING = Attention.FULL, Attention.SLIDING
 
 
-def recorded(repo: str) -> Facts:
-    facts = model_facts.recorded(repo)
-    assert facts is not None, repo
-    return facts
+QWEN, MISTRAL, LLAMA = "Qwen/Qwen3-8B", "mistralai/Mistral-7B-Instruct-v0.3", "meta-llama/Llama-3.1-8B-Instruct"
+GEMMA, GEMMA3 = "google/gemma-4-31B-it", "google/gemma-3-27b-it"
 
 
-def model(repo: str) -> Model:
-    return families.interpret(recorded(repo))
-
-
-def with_config(facts: Facts, **changes: Any) -> Facts:
-    """Facts with another config.json; None takes a key away."""
-
-    def changed(config: Mapping[str, Any]) -> dict[str, Any]:
-        merged = {**config, **changes}
-        return {key: value for key, value in merged.items() if value is not None or key not in changes}
-
-    if "text_config" in facts.config:
-        return replace(facts, config={**facts.config, "text_config": changed(facts.config["text_config"])})
-    return replace(facts, config=changed(facts.config))
+def changed(repo: str, **changes: Any) -> Model:
+    """The model with another config.json; None takes a key away."""
+    facts = recorded(repo)
+    text = "text_config" in facts.config
+    merged = {**(facts.config["text_config"] if text else facts.config), **changes}
+    config = {key: value for key, value in merged.items() if value is not None or key not in changes}
+    return families.interpret(replace(facts, config={**facts.config, "text_config": config} if text else config))
 
 
 def with_quantization(repo: str, quantization: Mapping[str, Any]) -> Quantization:
@@ -76,7 +67,7 @@ def test_every_recorded_model_is_understood(repo: str) -> None:
 
 @pytest.mark.parametrize("architectures", [["PhiForCausalLM"], ["Gemma4UnifiedForConditionalGeneration"], [], None])
 def test_another_architecture_is_refused_by_name(architectures: list[str] | None) -> None:
-    facts = recorded("Qwen/Qwen3-8B")
+    facts = recorded(QWEN)
     facts = replace(facts, config={**facts.config, "architectures": architectures})
     with pytest.raises(UnknownArchitecture) as refused:
         families.interpret(facts)
@@ -85,9 +76,9 @@ def test_another_architecture_is_refused_by_name(architectures: list[str] | None
 
 
 def test_a_weight_that_is_not_known_is_refused() -> None:
-    facts = recorded("Qwen/Qwen3-8B")
+    facts = recorded(QWEN)
     strange = Tensor("model.layers.*.self_attn.indexer.weight", "BF16", (64, 64), (0, 1))
-    with pytest.raises(FactsError, match=r"indexer\.weight \[64, 64\] is no weight that the planner knows"):
+    with pytest.raises(FactsError, match=r"indexer\.weight \[64, 64\] is not a weight that the planner knows"):
         families.interpret(replace(facts, tensors=(*facts.tensors, strange)))
 
 
@@ -97,14 +88,14 @@ def test_a_weight_that_is_not_known_is_refused() -> None:
 @pytest.mark.parametrize(
     ("repo", "shape", "sliding", "full"),
     [
-        ("google/gemma-4-31B-it", (60, 50, 10, 262144), (16, 256, 1024), (4, 512, None)),
+        (GEMMA, (60, 50, 10, 262144), (16, 256, 1024), (4, 512, None)),
         ("google/gemma-4-26B-A4B-it", (30, 25, 5, 262144), (8, 256, 1024), (2, 512, None)),
         ("google/gemma-4-E4B-it", (42, 35, 7, 131072), (2, 256, 512), (2, 512, None)),
         ("google/gemma-4-E2B-it", (35, 28, 7, 131072), (1, 256, 512), (1, 512, None)),
-        ("google/gemma-3-27b-it", (62, 52, 10, 131072), (16, 128, 1024), (16, 128, None)),
-        ("meta-llama/Llama-3.1-8B-Instruct", (32, 0, 32, 131072), None, (8, 128, None)),
-        ("mistralai/Mistral-7B-Instruct-v0.3", (32, 0, 32, 32768), None, (8, 128, None)),
-        ("Qwen/Qwen3-8B", (36, 0, 36, 40960), None, (8, 128, None)),
+        (GEMMA3, (62, 52, 10, 131072), (16, 128, 1024), (16, 128, None)),
+        (LLAMA, (32, 0, 32, 131072), None, (8, 128, None)),
+        (MISTRAL, (32, 0, 32, 32768), None, (8, 128, None)),
+        (QWEN, (36, 0, 36, 40960), None, (8, 128, None)),
         ("Qwen/Qwen3-30B-A3B", (48, 0, 48, 40960), None, (4, 128, None)),
     ],
 )
@@ -132,66 +123,56 @@ def test_layers_share_with_the_last_of_their_type_before_them(
 
 
 def test_per_layer_config_says_the_same_as_the_older_keys() -> None:
-    facts = recorded("google/gemma-4-31B-it")
-    newer = with_config(
-        facts,
+    newer = changed(
+        GEMMA,
         global_head_dim=None,
         num_global_key_value_heads=None,
         per_layer_config={f"{n:02d}": {"head_dim": 512, "num_key_value_heads": 4} for n in range(5, 60, 6)},
     )
-    assert families.interpret(newer).layers == families.interpret(facts).layers
+    assert newer.layers == model(GEMMA).layers
 
 
-@pytest.mark.parametrize("repo", ["google/gemma-4-31B-it", "google/gemma-3-27b-it"])
+@pytest.mark.parametrize("repo", [GEMMA, GEMMA3])
 def test_gemmas_layer_types_are_derived_where_config_has_none(repo: str) -> None:
-    facts = recorded(repo)
-    assert families.interpret(with_config(facts, layer_types=None)).layers == families.interpret(facts).layers
+    assert changed(repo, layer_types=None).layers == model(repo).layers
 
 
 def test_gemma4s_last_layer_is_full_whatever_config_says() -> None:
-    facts = recorded("google/gemma-4-31B-it")
-    types = [*facts.config["text_config"]["layer_types"][:-1], SLIDING]
-    assert families.interpret(with_config(facts, layer_types=types)).layers == families.interpret(facts).layers
+    types = [*recorded(GEMMA).config["text_config"]["layer_types"][:-1], SLIDING]
+    assert changed(GEMMA, layer_types=types).layers == model(GEMMA).layers
 
 
 def test_wrong_layer_types_are_refused() -> None:
     with pytest.raises(FactsError, match=r"layer_types .* has 1 entries \['linear_attention'\] for 60 layers"):
-        families.interpret(with_config(recorded("google/gemma-4-31B-it"), layer_types=["linear_attention"]))
+        changed(GEMMA, layer_types=["linear_attention"])
 
 
-def test_a_window_of_the_whole_model_holds_for_every_layer() -> None:
-    found = families.interpret(with_config(recorded("mistralai/Mistral-7B-Instruct-v0.3"), sliding_window=4096))
-    assert {(layer.attention, layer.window_tokens) for layer in found.layers} == {(SLIDING, 4096)}
+QWEN_WINDOW = {"sliding_window": 4096, "max_window_layers": 0, "layer_types": None}
 
 
-def test_mistral_goes_by_mixed_layer_types() -> None:
+@pytest.mark.parametrize(
+    ("repo", "changes", "window"),
+    [
+        pytest.param(MISTRAL, {"sliding_window": 4096}, 4096, id="of every layer"),
+        pytest.param(MISTRAL, {"sliding_window": 0}, None, id="0 is none"),
+        pytest.param(MISTRAL, {}, None, id="null is none"),
+        pytest.param(MISTRAL, {"sliding_window": None}, 4096, id="default of Mistral"),
+        pytest.param(QWEN, QWEN_WINDOW, None, id="not switched on"),
+        pytest.param(QWEN, {**QWEN_WINDOW, "use_sliding_window": True}, 4096, id="switched on"),
+    ],
+)
+def test_window_of_the_whole_model(repo: str, changes: dict[str, Any], window: int | None) -> None:
+    found = {(layer.attention, layer.window_tokens) for layer in changed(repo, **changes).layers}
+    assert found == {(SLIDING if window else FULL, window)}
+
+
+def test_a_window_for_some_layers() -> None:
     types = [SLIDING if index % 4 else FULL for index in range(32)]
-    facts = with_config(recorded("mistralai/Mistral-7B-Instruct-v0.3"), sliding_window=512, layer_types=types)
-    layers = families.interpret(facts).layers
+    layers = changed(MISTRAL, sliding_window=512, layer_types=types).layers
     assert [layer.attention for layer in layers] == types
     assert {layer.window_tokens for layer in layers if layer.attention is FULL} == {None}
-
-
-@pytest.mark.parametrize("window", [0, None])
-def test_a_window_of_0_is_none(window: int | None) -> None:
-    facts = recorded("mistralai/Mistral-7B-Instruct-v0.3")
-    facts = replace(facts, config={**facts.config, "sliding_window": window})
-    assert {layer.attention for layer in families.interpret(facts).layers} == {FULL}
-
-
-def test_mistrals_default_window_counts_where_config_says_nothing() -> None:
-    facts = recorded("mistralai/Mistral-7B-Instruct-v0.3")
-    config = {key: value for key, value in facts.config.items() if key != "sliding_window"}
-    assert {layer.window_tokens for layer in families.interpret(replace(facts, config=config)).layers} == {4096}
-
-
-def test_qwens_window_counts_only_where_it_is_switched_on() -> None:
-    facts = with_config(recorded("Qwen/Qwen3-8B"), sliding_window=4096, max_window_layers=0, layer_types=None)
-    assert {layer.attention for layer in families.interpret(facts).layers} == {FULL}
-    on = with_config(facts, use_sliding_window=True)
-    assert {layer.window_tokens for layer in families.interpret(on).layers} == {4096}
-    with pytest.raises(FactsError, match="a sliding window for some of its layers"):
-        families.interpret(with_config(on, max_window_layers=20))
+    with pytest.raises(FactsError, match="a sliding window for only some layers"):
+        changed(QWEN, **QWEN_WINDOW | {"use_sliding_window": True, "max_window_layers": 20})
 
 
 # -- config.json against the tensors
@@ -209,11 +190,11 @@ def test_qwens_window_counts_only_where_it_is_switched_on() -> None:
 )
 def test_contradictions_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(FactsError, match=rf"^Qwen/Qwen3-8B: {message}"):
-        families.interpret(with_config(recorded("Qwen/Qwen3-8B"), **changes))
+        changed(QWEN, **changes)
 
 
 def test_a_head_that_is_not_tied_must_be_there() -> None:
-    facts = recorded("Qwen/Qwen3-8B")
+    facts = recorded(QWEN)
     headless = replace(facts, tensors=tuple(tensor for tensor in facts.tensors if tensor.name != "lm_head.weight"))
     with pytest.raises(FactsError, match=r"tie_word_embeddings is false, and there is no lm_head\.weight"):
         families.interpret(headless)
@@ -221,8 +202,7 @@ def test_a_head_that_is_not_tied_must_be_there() -> None:
 
 @pytest.mark.parametrize(("said", "dtype"), [("float32", "bfloat16"), ("float16", "float16")])
 def test_float32_is_computed_in_bfloat16(said: str, dtype: str) -> None:
-    facts = with_config(recorded("Qwen/Qwen3-8B"), dtype=None, torch_dtype=said)
-    assert families.interpret(facts).dtype == dtype
+    assert changed(QWEN, dtype=None, torch_dtype=said).dtype == dtype
 
 
 # -- RoPE
@@ -231,10 +211,10 @@ def test_float32_is_computed_in_bfloat16(said: str, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("repo", "sizes", "rows"),
     [
-        ("google/gemma-4-31B-it", (256, 512), (262144, 262144)),
+        (GEMMA, (256, 512), (262144, 262144)),
         # Its full layers scale by 8, linearly: eight times the rows.
-        ("google/gemma-3-27b-it", (128, 128), (131072, 1048576)),
-        ("meta-llama/Llama-3.1-8B-Instruct", (128,), (131072,)),
+        (GEMMA3, (128, 128), (131072, 1048576)),
+        (LLAMA, (128,), (131072,)),
     ],
 )
 def test_rope_caches(repo: str, sizes: tuple[int, ...], rows: tuple[int, ...]) -> None:
@@ -245,14 +225,13 @@ def test_rope_caches(repo: str, sizes: tuple[int, ...], rows: tuple[int, ...]) -
 def test_yarn_has_rows_for_the_scaled_positions() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     for key in ("rope_parameters", "rope_scaling"):
-        facts = with_config(recorded("Qwen/Qwen3-8B"), **{"rope_parameters": None, "rope_scaling": None, key: yarn})
-        assert families.interpret(facts).rope_cache_rows == (131072,)
+        found = changed(QWEN, **{"rope_parameters": None, "rope_scaling": None, key: yarn})
+        assert found.rope_cache_rows == (131072,)
 
 
 def test_a_scaling_without_its_factor_is_refused() -> None:
-    facts = with_config(recorded("Qwen/Qwen3-8B"), rope_parameters=None, rope_scaling={"type": "linear"})
     with pytest.raises(FactsError, match=r"config\.json scales RoPE without factor"):
-        families.interpret(facts)
+        changed(QWEN, rope_parameters=None, rope_scaling={"type": "linear"})
 
 
 # -- quantization
@@ -261,7 +240,7 @@ def test_a_scaling_without_its_factor_is_refused() -> None:
 @pytest.mark.parametrize(
     ("repo", "expected"),
     [
-        ("google/gemma-4-31B-it", Quantization("none", 16)),
+        (GEMMA, Quantization("none", 16)),
         ("nvidia/Gemma-4-31B-IT-NVFP4", Quantization("modelopt_fp4", 4, 16, "fp8")),
         ("google/gemma-4-31B-it-qat-w4a16-ct", Quantization("compressed-tensors", 4, 32)),
         ("RedHatAI/gemma-4-31B-it-FP8-dynamic", Quantization("compressed-tensors", 8)),
@@ -307,7 +286,7 @@ WEIGHTS = {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "flo
     ],
 )
 def test_quantization_in_its_spellings(config: Mapping[str, Any], expected: Quantization) -> None:
-    assert with_quantization("Qwen/Qwen3-8B", config) == expected
+    assert with_quantization(QWEN, config) == expected
 
 
 @pytest.mark.parametrize(
@@ -321,7 +300,7 @@ def test_quantization_in_its_spellings(config: Mapping[str, Any], expected: Quan
 )
 def test_another_quantization_is_refused(config: Mapping[str, Any]) -> None:
     with pytest.raises(FactsError, match=f"does not know the quantization '{config['quant_method']}.*; it knows"):
-        with_quantization("Qwen/Qwen3-8B", config)
+        with_quantization(QWEN, config)
 
 
 # -- tensors
@@ -332,7 +311,7 @@ def sharding(found: Model, name: str) -> set[tuple[str, Sharding, int | None]]:
 
 
 def test_what_becomes_of_the_tensors_of_a_dense_model() -> None:
-    found = model("meta-llama/Llama-3.1-8B-Instruct")
+    found = model(LLAMA)
     assert sharding(found, "embed_tokens") == {("embeddings", Sharding.VOCABULARY, None)}
     assert sharding(found, "lm_head") == {("embeddings", Sharding.VOCABULARY, None)}
     assert sharding(found, "q_proj") == {("attention", Sharding.SHARDED, None)}
@@ -344,7 +323,7 @@ def test_what_becomes_of_the_tensors_of_a_dense_model() -> None:
 
 
 def test_a_tied_head_is_read_and_not_loaded_again() -> None:
-    facts = recorded("google/gemma-4-31B-it")
+    facts = recorded(GEMMA)
     found = families.interpret(
         replace(facts, tensors=(*facts.tensors, Tensor("lm_head.weight", "BF16", (262144, 5376))))
     )
@@ -354,7 +333,7 @@ def test_a_tied_head_is_read_and_not_loaded_again() -> None:
 
 
 def test_gemma4_copies_k_where_it_is_v_too() -> None:
-    found = model("google/gemma-4-31B-it")
+    found = model(GEMMA)
     full = tuple(range(5, 60, 6))
     (copy,) = [part for part in components(found, "v_proj.weight") if part.tensor.layers == full]
     assert (copy.tensor.shape, copy.sharding, copy.kv_heads) == ((2048, 5376), Sharding.KV_HEADS, 4)
@@ -363,14 +342,15 @@ def test_gemma4_copies_k_where_it_is_v_too() -> None:
 
 def test_kv_heads_are_told_apart_where_shapes_are_not() -> None:
     # 16 heads of 256 and 8 of 512 are both 4096 rows.
-    facts = with_config(recorded("google/gemma-4-31B-it"), num_global_key_value_heads=8)
+    facts = recorded(GEMMA)
+    config = {**facts.config, "text_config": {**facts.config["text_config"], "num_global_key_value_heads": 8}}
     same = tuple(
         replace(tensor, shape=(4096, 5376)) if "k_proj" in tensor.name and tensor.shape[0] == 2048 else tensor
         for tensor in facts.tensors
     )
     k = Tensor("model.language_model.layers.*.self_attn.k_proj.weight", "BF16", (4096, 5376), tuple(range(60)))
     tensors = (*(tensor for tensor in same if tensor.name != k.name), k)
-    found = families.interpret(replace(facts, tensors=tensors))
+    found = families.interpret(replace(facts, config=config, tensors=tensors))
     heads = {part.kv_heads: len(part.tensor.layers or ()) for part in components(found, "k_proj.weight")}
     assert heads == {16: 50, 8: 10}
 
@@ -401,14 +381,14 @@ def test_per_layer_embeddings() -> None:
 
 
 def test_towers() -> None:
-    whole = model("google/gemma-4-31B-it")
+    whole = model(GEMMA)
     assert whole.multimodal
     assert sharding(whole, "vision_tower") == {("towers", Sharding.REPLICATED, None)}
-    facts = recorded("google/gemma-4-31B-it")
+    facts = recorded(GEMMA)
     text = families.interpret(replace(facts, config={**facts.config, "architectures": ["Gemma4ForCausalLM"]}))
     assert not text.multimodal
     assert sharding(text, "vision_tower") == {("towers", Sharding.NOT_LOADED, None)}
-    siglip = model("google/gemma-3-27b-it")
+    siglip = model(GEMMA3)
     assert sharding(siglip, "fc1") == {("towers", Sharding.SHARDED, None)}
     assert sharding(siglip, "fc2.bias") == sharding(siglip, "multi_modal") == {("towers", Sharding.REPLICATED, None)}
 
@@ -444,7 +424,7 @@ def test_scales_are_sharded_as_what_they_scale_is() -> None:
 def test_tensors_of_other_quantizers(
     leaf: str, dtype: str, shape: tuple[int, ...], of: str, expected: Sharding
 ) -> None:
-    facts = recorded("Qwen/Qwen3-8B")
+    facts = recorded(QWEN)
     extra = Tensor(f"model.layers.*.mlp.{of}_proj.{leaf}", dtype, shape, tuple(range(36)))
     found = families.interpret(replace(facts, tensors=(*facts.tensors, extra)))
     (part,) = [part for part in found.components if part.tensor == extra]

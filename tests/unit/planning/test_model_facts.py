@@ -148,18 +148,18 @@ DAMAGE: Mapping[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no header": (
         lambda at: overwrite(at, SHARD_2, (4).to_bytes(8, "little") + b"[1,}"),
-        rf"{SHARD_2} has a header that is no safetensors header.*fetch it again",
+        rf"{SHARD_2} has no valid safetensors header.*fetch it again",
     ),
     "header of a list": (
         lambda at: overwrite(at, SHARD_2, (4).to_bytes(8, "little") + b"[1] "),
-        rf"{SHARD_2} has a header that is no safetensors header.*fetch it again",
+        rf"{SHARD_2} has no valid safetensors header.*fetch it again",
     ),
     "twice": (
         lambda at: write_shard(at / SHARD_2, {next(iter(TENSORS)): ("BF16", [100, 8])}),
-        r"model\.embed_tokens\.weight is there twice",
+        r"model\.embed_tokens\.weight appears twice",
     ),
     "no config": (lambda at: (at / "config.json").unlink(), r"config\.json is missing"),
-    "config no JSON": (lambda at: overwrite(at, "config.json", b"{"), r"config\.json is no JSON.*[Ff]etch"),
+    "config no JSON": (lambda at: overwrite(at, "config.json", b"{"), r"config\.json is not valid JSON.*[Ff]etch"),
     "no weights": (
         lambda at: [path.unlink() for path in at.glob("model*")],
         r"has neither model\.safetensors nor .*index\.json.*[Ff]etch",
@@ -251,7 +251,7 @@ def test_changes_are_told() -> None:
     assert recording.changes(before, before) == []
     assert recording.changes(None, before) == ["new: 1 kinds of tensors"]
     assert recording.changes(before, after) == [
-        "revision is another",
+        "revision differs",
         "vocab_size: 100 -> 7",
         "- ('x', 'BF16', (4,), None, 1)",
         "+ ('x', 'F32', (4,), None, 1)",

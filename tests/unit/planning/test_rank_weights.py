@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.planning import families, model_facts, weights
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Facts, Model, RankWeights, Sharding, Tensor
+from checkpoints import GIB, recorded
 
-GIB = 2**30
 PARAMETERS = {
     "google/gemma-4-31B-it": 31_273_088_876,
     "google/gemma-4-26B-A4B-it": 25_805_936_206,
@@ -126,12 +126,6 @@ QUANTIZED = {
     "nvfp4-all": "self_attn|mlp|experts",
     "w4a16-g32": "self_attn|mlp|experts",
 }
-
-
-def recorded(repo: str) -> Facts:
-    facts = model_facts.recorded(repo)
-    assert facts is not None, repo
-    return facts
 
 
 def quantized(facts: Facts, precision: str) -> Facts:
@@ -309,16 +303,6 @@ def test_towers_are_on_the_first_stage_only_from_0_33_on() -> None:
 
 
 # -- pipeline parallelism
-
-
-@pytest.mark.parametrize(
-    ("layers", "stages", "sizes"),
-    [(60, 2, [30, 30]), (61, 2, [31, 30]), (35, 4, [9, 9, 9, 8]), (62, 4, [15, 16, 16, 15]), (5, 1, [5])],
-)
-def test_layers_are_parted_as_vllm_does(layers: int, stages: int, sizes: list[int]) -> None:
-    parts = weights.pipeline_stages(layers, stages)
-    assert [len(part) for part in parts] == sizes
-    assert [layer for part in parts for layer in part] == list(range(layers))
 
 
 @pytest.mark.parametrize(

@@ -15,27 +15,18 @@ EXPERTS = replace(DENSE, experts=128)
 
 
 @pytest.mark.parametrize(
-    "release, utilization, graphs, rule, non_kv",
+    "release, graphs, rule",
     [
-        ("0.19.0", 0.9, False, versions.TokenRule.BLOCKS_PER_GROUP, versions.NonKvMemory.PARTS),
-        ("0.19.1", 0.9, False, versions.TokenRule.BLOCKS_PER_GROUP, versions.NonKvMemory.PARTS),
-        ("0.20.0", 0.92, True, versions.TokenRule.BLOCKS_PER_GROUP, versions.NonKvMemory.PARTS),
-        ("0.21.0", 0.92, True, versions.TokenRule.CONCURRENCY, versions.NonKvMemory.PARTS),
-        ("0.26.0", 0.92, True, versions.TokenRule.CONCURRENCY, versions.NonKvMemory.PARTS),
-        ("0.27.0", 0.92, True, versions.TokenRule.CONCURRENCY, versions.NonKvMemory.CONSUMED),
-        ("0.33.0", 0.92, True, versions.TokenRule.CONCURRENCY, versions.NonKvMemory.CONSUMED),
+        ("0.19.0", False, versions.TokenRule.BLOCKS_PER_GROUP),
+        ("0.19.1", False, versions.TokenRule.BLOCKS_PER_GROUP),
+        ("0.20.0", True, versions.TokenRule.BLOCKS_PER_GROUP),
+        ("0.21.0", True, versions.TokenRule.CONCURRENCY),
+        ("0.33.0", True, versions.TokenRule.CONCURRENCY),
     ],
 )
-def test_behaviour(
-    release: str, utilization: float, graphs: bool, rule: versions.TokenRule, non_kv: versions.NonKvMemory
-) -> None:
+def test_behaviour(release: str, graphs: bool, rule: versions.TokenRule) -> None:
     found = versions.behaviour(release)
-    assert (found.version, found.default_gpu_memory_utilization, found.graphs_in_budget) == (
-        release,
-        utilization,
-        graphs,
-    )
-    assert (found.token_rule, found.non_kv_memory) == (rule, non_kv)
+    assert (found.version, found.graphs_in_budget, found.token_rule) == (release, graphs, rule)
 
 
 @pytest.mark.parametrize("version", ["0.33", "0.33.4", "0.33.0+cpu", "0.33.0rc1", "0.33.0.post1", "0.33.0.dev3+gabc"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client and the comparison are programs of their own, copied to a host as they are: here they are on the path."""
+"""The client is a program of its own that is copied to a host as it is; here it is on the path."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(TESTS / "tools"), str(TESTS / "by_hand")]
+sys.path.insert(0, str(TESTS / "tools"))

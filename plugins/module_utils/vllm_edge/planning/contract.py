@@ -222,6 +222,11 @@ class Uncertain:
     fitted: bool = False
     """True if the figure was derived from measurements of the reference host: agreement with those proves nothing."""
 
+    @property
+    def bytes(self) -> int:
+        """The value as a whole number."""
+        return round(self.value)
+
 
 # ---- the answer --------------------------------------------------------------------------------------------------
 

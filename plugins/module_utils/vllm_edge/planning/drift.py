@@ -10,7 +10,7 @@ of the engines. No line of vLLM reports activations and the CUDA context alone: 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -150,18 +150,10 @@ def compare(
         if expected is None or len(parts) != len(uuids):
             unplanned.update(uuids)
             continue
-        limits = expected["tolerances"]
-        first = {**parts[0], **{component: expected[component] for component in COUNTED}}
-        for component, (figure, factor) in LOGGED.items():
-            limit = float(limits.get(component, TOLERANCES[component]))
-            if component == "graphs_mib" and not first[component] and figure not in logged:
-                continue  # with enforce_eager there are no graphs, and no line says so
-            value = logged.get(figure)
-            measured = None if value is None else float(value) * factor
-            rows.append(Row(name, component, float(first[component]), measured, limit))
+        rows += _compare_logged(name, expected, logged)
         for uuid, part in zip(uuids, parts, strict=True):
             planned[uuid] = planned.get(uuid, 0.0) + float(part["total_mib"])
-            tolerated[uuid] = tolerated.get(uuid, 0.0) + float(limits["total_mib"])
+            tolerated[uuid] = tolerated.get(uuid, 0.0) + float(expected["tolerances"]["total_mib"])
     seen = {str(gpu["uuid"]): gpu for gpu in gpus}
     for uuid, total in planned.items():
         if uuid in unplanned:
@@ -169,6 +161,18 @@ def compare(
         value = (seen.get(uuid) or {}).get("engine_mib")
         rows.append(Row(uuid, "total_mib", total, None if value is None else float(value), tolerated[uuid]))
     return rows
+
+
+def _compare_logged(name: str, expected: Mapping[str, Any], logged: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the components that vLLM itself reports of an engine."""
+    first = {**expected["gpus"][0], **{component: expected[component] for component in COUNTED}}
+    for component, (figure, factor) in LOGGED.items():
+        if component == "graphs_mib" and not first[component] and figure not in logged:
+            continue  # with enforce_eager there are no graphs, and no line says so
+        value = logged.get(figure)
+        measured = None if value is None else float(value) * factor
+        limit = float(expected["tolerances"].get(component, TOLERANCES[component]))
+        yield Row(name, component, float(first[component]), measured, limit)
 
 
 def compare_engines(
@@ -217,8 +221,8 @@ def sentences(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         what = f"{COMPONENTS[row['component']]} of {row['what']}"
         found.append(
             f"Plan and measurement differ: {what} {measured:,.0f}{unit}, planned {planned:,.0f} "
-            f"({measured - planned:+,.0f}, tolerated {row['tolerance']:,.0f}). Where it stays so, state what was "
-            "measured in plan_observations; plan_drift and plan_drift_tolerances say what becomes of it."
+            f"({measured - planned:+,.0f}, tolerated {row['tolerance']:,.0f}). If this repeats, put the measured "
+            "values into plan_observations; plan_drift and plan_drift_tolerances decide what happens."
         )
     return found
 

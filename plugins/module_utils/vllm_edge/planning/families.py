@@ -9,22 +9,14 @@ is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .contract import (
-    Attention,
-    Component,
-    DecoderLayer,
-    Facts,
-    Model,
-    Quantization,
-    Sharding,
-    Tensor,
-    UnknownArchitecture,
-)
+from .components import build_components, copy_k_to_v
+from .contract import Attention, DecoderLayer, Facts, Model, Sharding, UnknownArchitecture
 from .model_facts import FactsError
+from .quantization import read_quantization
 
 CONFIG_KEYS = frozenset(
     {
@@ -134,7 +126,7 @@ def _build_uniform_layers(config: _Config, by_type: bool = True) -> tuple[Decode
     window, types = _read_window(config), config.get("layer_types") or []
     mixed = len(set(types)) > 1
     if mixed and not by_type and window:
-        raise FactsError(f"{config.repo}: a sliding window for some of its layers is what vLLM does not run.")
+        raise FactsError(f"{config.repo}: vLLM does not run this family with a sliding window for only some layers.")
 
     def layer(index: int) -> DecoderLayer:
         sliding = bool(window) and (not mixed or types[index] == Attention.SLIDING)
@@ -265,9 +257,7 @@ def interpret(facts: Facts) -> Model:
     said = {key: value for key, value in text.items() if value is not None or key not in facts.config}
     config = _Config(facts.repo, {**facts.config, **said}, family.defaults)
     layers = family.layers(config)
-    # When transformers itself writes Qwen's config.json, the key is num_local_experts.
-    experts = config.get("num_experts") or config.get("num_local_experts") or 0
-    per_token = (config.get("top_k_experts") or config.get("num_experts_per_tok") or 0) if experts else 0
+    experts, per_token, expert_size = _read_experts(config)
     sizes, rows = _list_rope_caches(config, layers)
     model = Model(
         facts=facts,
@@ -280,11 +270,11 @@ def interpret(facts: Facts) -> Model:
         max_position_embeddings=config["max_position_embeddings"],
         layers=layers,
         components=(),
-        quantization=_read_quantization(facts),
+        quantization=read_quantization(facts),
         intermediate_sizes=_list_intermediate_sizes(config, experts),
         experts=experts,
         experts_per_token=per_token,
-        expert_intermediate_size=(config.get("moe_intermediate_size") or 0) if experts else 0,
+        expert_intermediate_size=expert_size,
         rope_cache_sizes=sizes,
         per_layer_embedding_size=config.get("hidden_size_per_layer_input") or 0,
         multimodal=family.towers is not Sharding.NOT_LOADED,
@@ -292,15 +282,25 @@ def interpret(facts: Facts) -> Model:
     )
     _check(model)
     tied = bool(config.get("tie_word_embeddings"))
-    components = list(_build_components(model, family, tied))
+    components = list(build_components(model, family.towers, tied))
     if not tied and not any(component.tensor.name.endswith("lm_head.weight") for component in components):
         raise FactsError(
             f"{facts.repo}: config.json says that tie_word_embeddings is false, and there is no lm_head.weight. "
             "Fetch its weights again."
         )
     if config.get("attention_k_eq_v"):
-        components += _copy_k_to_v(model, components)
+        components += copy_k_to_v(model, components)
     return replace(model, components=tuple(components))
+
+
+def _read_experts(config: _Config) -> tuple[int, int, int]:
+    """Return how many experts there are, how many a token reads, and their intermediate size; 0 for dense models."""
+    # When transformers itself writes Qwen's config.json, the key is num_local_experts.
+    experts = config.get("num_experts") or config.get("num_local_experts") or 0
+    if not experts:
+        return 0, 0, 0
+    per_token = config.get("top_k_experts") or config.get("num_experts_per_tok") or 0
+    return experts, per_token, config.get("moe_intermediate_size") or 0
 
 
 def _read_dtype(config: _Config) -> str:
@@ -332,7 +332,6 @@ def _list_rope_caches(config: _Config, layers: tuple[DecoderLayer, ...]) -> tupl
     """
     given: Mapping[str, Any] = config.get("rope_parameters") or {}
     legacy: Mapping[str, Any] = config.get("rope_scaling") or {}
-    positions = config["max_position_embeddings"]
     split = config.get("layer_types") is not None and any(kind in given for kind in Attention)
     # Gemma uses another base for sliding layers than for full ones, even if config.json does not say so.
     split = split or {layer.attention for layer in layers} == set(Attention)
@@ -342,228 +341,28 @@ def _list_rope_caches(config: _Config, layers: tuple[DecoderLayer, ...]) -> tupl
         parameters = given.get(kind, given if not any(key in given for key in Attention) else {})
         if not given and kind is Attention.FULL:
             parameters = legacy
-        rope = str(parameters.get("rope_type") or parameters.get("type") or "default")
-        # `proportional` also stores the dimensions that it does not rotate (gemma4_rope.py).
-        part = 1.0 if rope == "proportional" else float(parameters.get("partial_rotary_factor") or 1.0)
-        rows = positions
-        if rope == "linear":
-            rows = int(positions * _read_scaling(config, parameters, "factor"))
-        elif rope == "yarn":
-            original = _read_scaling(config, parameters, "original_max_position_embeddings")
-            rows = int(original * _read_scaling(config, parameters, "factor"))
-        caches[kind, layer.head_size] = (int(layer.head_size * part), rows)
+        caches[kind, layer.head_size] = _size_rope_cache(config, parameters, layer.head_size)
     return tuple(size for size, _ in caches.values()), tuple(rows for _, rows in caches.values())
+
+
+def _size_rope_cache(config: _Config, parameters: Mapping[str, Any], head_size: int) -> tuple[int, int]:
+    """Return rotary dimension and rows of one cache."""
+    rope = str(parameters.get("rope_type") or parameters.get("type") or "default")
+    # `proportional` also stores the dimensions that it does not rotate (gemma4_rope.py).
+    part = 1.0 if rope == "proportional" else float(parameters.get("partial_rotary_factor") or 1.0)
+    rows = config["max_position_embeddings"]
+    if rope == "linear":
+        rows = int(rows * _read_scaling(config, parameters, "factor"))
+    elif rope == "yarn":
+        original = _read_scaling(config, parameters, "original_max_position_embeddings")
+        rows = int(original * _read_scaling(config, parameters, "factor"))
+    return int(head_size * part), rows
 
 
 def _read_scaling(config: _Config, parameters: Mapping[str, Any], key: str) -> float:
     if parameters.get(key) is None:
         raise FactsError(f"{config.repo}: config.json scales RoPE without {key}. Fetch it again, or complete it.")
     return float(parameters[key])
-
-
-# ---- quantization ------------------------------------------------------------------------------------------------
-
-
-def _read_quantization(facts: Facts) -> Quantization:
-    """Return vLLM's name of the method, its bits, and what it makes of the KV cache.
-
-    For modelopt, `kv_cache_dtype: auto` follows the checkpoint (`get_kv_cache_quant_algo_string`,
-    vllm/utils/torch_utils.py); for compressed-tensors too (`Attention.__init__`,
-    vllm/model_executor/layers/attention/attention.py).
-    """
-    config = facts.quantization
-    if not config:
-        return Quantization("none", 16)
-    inner = config.get("quantization") or config
-    # hf_quant_config.json names only its producer and has no quant_method.
-    producer = (config.get("producer") or {}).get("name")
-    method = str(config.get("quant_method") or producer or "").lower()
-    if method.startswith("modelopt"):
-        algorithm = str(inner.get("quant_algo") or "").upper()
-        kv_cache = _read_modelopt_kv_cache(config, inner)
-        if algorithm == "NVFP4":
-            return Quantization("modelopt_fp4", 4, _read_group_size(inner, "group_size", 16), kv_cache)
-        if algorithm.startswith("FP8"):
-            return Quantization("modelopt", 8, None, kv_cache)
-        method = f"modelopt {algorithm}"
-    elif method == "compressed-tensors":
-        weights = [group["weights"] for group in (config.get("config_groups") or {}).values() if group.get("weights")]
-        if weights:
-            scheme = min(weights, key=lambda weight: weight.get("num_bits") or 16)
-            kv_cache = "fp8" if config.get("kv_cache_scheme") else None
-            return Quantization(method, scheme.get("num_bits") or 16, scheme.get("group_size"), kv_cache)
-    elif method == "fp8":
-        block = config.get("weight_block_size")
-        return Quantization(method, 8, block[1] if block else None)
-    elif method in ("awq", "gptq"):
-        bits = config.get("bits") or config.get("w_bit")
-        if bits:
-            return Quantization(
-                method, int(bits), _read_group_size(config, "group_size", None) or config.get("q_group_size")
-            )
-    raise FactsError(
-        f"{facts.repo}: the planner does not know the quantization '{method}'; it knows modelopt (NVFP4, FP8), "
-        "compressed-tensors, fp8, awq and gptq."
-    )
-
-
-def _read_group_size(config: Mapping[str, Any], key: str, default: int | None) -> int | None:
-    """Return the group size, also from the nested form of compressed-tensors; -1 means one scale per channel."""
-    value = config.get(key)
-    for group in (config.get("config_groups") or {}).values():
-        value = value or (group.get("weights") or {}).get(key)
-    value = value or default
-    return None if value in (None, -1) else int(value)
-
-
-def _read_modelopt_kv_cache(config: Mapping[str, Any], inner: Mapping[str, Any]) -> str | None:
-    """Return `fp8` if ModelOpt quantized the KV cache to FP8, otherwise None."""
-    said: Any = None
-    for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
-        said = said or inner.get(key) or config.get(key)
-    if isinstance(said, Mapping):
-        eight = said.get("type") == "float" and said.get("num_bits") == 8 and said.get("dynamic") is False
-        return "fp8" if eight else None
-    return "fp8" if isinstance(said, str) and said.lower() == "fp8" else None
-
-
-# ---- tensors -----------------------------------------------------------------------------------------------------
-
-_TOWERS = ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "multi_modal_projector", "vision_embedder")
-SCALES = frozenset(
-    {
-        "weight_scale",
-        "weight_scale_2",
-        "weight_scale_inv",
-        "weight_global_scale",
-        "weight_zero_point",
-        "input_scale",
-        "input_global_scale",
-        "scales",
-        "qzeros",
-    }
-)
-"""Tensors that quantizers store beside a weight, under the name of its layer."""
-_VALUES = "weight|weight_packed|qweight"
-_SUFFIX = re.compile(rf"\.(?P<leaf>{_VALUES}|{'|'.join(sorted(SCALES))}|weight_shape|weight_g_idx|g_idx|bias)$")
-_NOT_LOADED = re.compile(r"(rotary_emb\.inv_freq|\.weight_shape|masked_bias)$|embed_(vision|audio)\.embedding\.")
-
-# Patterns for what is left of a name without the model's prefix, the layer and the leaf.
-_RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
-    (re.compile(pattern), kind, sharding)
-    for pattern, kind, sharding in (
-        (r"embed_tokens(_per_layer)?$|lm_head$", "embeddings", Sharding.VOCABULARY),
-        (r"self_attn\.[kv]_proj$", "attention", Sharding.KV_HEADS),
-        (r"self_attn\.[qo]_proj$", "attention", Sharding.SHARDED),
-        (r"self_attn\.[kv]_(proj\.[kv]_)?scale$|self_attn\.q_scale$", "other", Sharding.REPLICATED),
-        (r"mlp\.(gate|up|down)_proj$", "mlp", Sharding.SHARDED),
-        (r"(mlp\.|moe\.)?experts(\.\*)?\.(gate|up|down|gate_up)_proj$", "experts", Sharding.EXPERTS),
-        (r"mlp\.gate$|router(\.|$)", "router", Sharding.REPLICATED),
-        (r"per_layer_(input_gate|projection)$", "other", Sharding.REPLICATED),
-        (r"per_layer_model_projection$", "other", Sharding.SHARDED),
-        (r"(^|\.|_)(layer)?norm(_\d)?$|layer_scalar$", "norms", Sharding.REPLICATED),
-    )
-)
-_ROW_PARALLEL = re.compile(r"(o|down|out)_proj$|fc2$")
-
-
-def _build_components(model: Model, family: _Family, tied: bool) -> Iterator[Component]:
-    for tensor in model.facts.tensors:
-        for part in _split_by_kv_heads(model, tensor):
-            yield _classify_tensor(model, family, part, tied)
-
-
-def _split_by_kv_heads(model: Model, tensor: Tensor) -> Iterator[Tensor]:
-    """Split K and V by their number of KV heads: tensors of one shape may be sharded differently."""
-    if tensor.layers is None or not re.search(r"self_attn\.[kv]_proj\.", tensor.name):
-        yield tensor
-        return
-    for heads in sorted({model.layers[layer].kv_heads for layer in tensor.layers}):
-        yield replace(tensor, layers=tuple(layer for layer in tensor.layers if model.layers[layer].kv_heads == heads))
-
-
-def _classify_tensor(model: Model, family: _Family, tensor: Tensor, tied: bool) -> Component:
-    """Determine what a tensor is for and how it is distributed. Raises FactsError if it is unknown."""
-    if _NOT_LOADED.search(tensor.name):
-        return Component(tensor, "other", Sharding.NOT_LOADED, read_per_token=0.0)
-    if any(tower in tensor.name.split(".") for tower in _TOWERS):
-        sharding = family.towers
-        if sharding is Sharding.SHARDED:
-            sharding = _shard_siglip(tensor)
-        return Component(tensor, "towers", sharding, read_per_token=0.0)
-    path = re.sub(r"^(?:(?:model|language_model)\.)*(?:layers\.\*\.)?", "", tensor.name)
-    suffix = _SUFFIX.search(path)
-    leaf = suffix["leaf"] if suffix else ""
-    path = path[: suffix.start()] if suffix else path
-    kind, sharding = next((rule[1:] for rule in _RULES if rule[0].search(path)), ("", Sharding.NOT_LOADED))
-    if not kind:
-        raise FactsError(
-            f"{model.facts.repo}: {tensor.name} {list(tensor.shape)} is no weight that the planner knows of a "
-            f"{model.architecture}. Its place on the GPUs cannot be foreseen."
-        )
-    if kind == "embeddings":
-        head = path.endswith("lm_head")
-        if head and tied:
-            return Component(tensor, kind, Sharding.NOT_LOADED, read_per_token=0.0)
-        # A head, which a tied table is too, is read as a whole for each token; any other table, one row.
-        whole = head or (tied and path.endswith("embed_tokens"))
-        return Component(tensor, kind, sharding, read_per_token=1.0 if whole else 1.0 / tensor.shape[0])
-    if kind == "experts":
-        read = model.experts_per_token / model.experts if model.experts else 1.0
-        return Component(tensor, kind, _shard_experts(path, leaf, tensor), read_per_token=read)
-    if sharding in (Sharding.SHARDED, Sharding.KV_HEADS) and _is_whole(path, leaf, tensor):
-        sharding = Sharding.REPLICATED
-    heads = None
-    if sharding is Sharding.KV_HEADS:
-        heads = model.layers[tensor.layers[0]].kv_heads if tensor.layers else None
-    return Component(tensor, kind, sharding, heads)
-
-
-def _is_whole(path: str, leaf: str, tensor: Tensor) -> bool:
-    """Return whether each rank keeps all of a tensor of a sharded linear layer.
-
-    That is a scale of the whole weight and, for a row-parallel layer, its bias and the scales of its output channels.
-    """
-    if not tensor.shape or tensor.shape == (1,):
-        return True
-    if leaf in ("g_idx", "weight_g_idx"):
-        return not _ROW_PARALLEL.search(path)
-    per_channel = leaf == "bias" or (leaf in SCALES and (len(tensor.shape) == 1 or tensor.shape[1] == 1))
-    return per_channel and bool(_ROW_PARALLEL.search(path))
-
-
-def _shard_experts(path: str, leaf: str, tensor: Tensor) -> Sharding:
-    return Sharding.REPLICATED if _is_whole(path, leaf, tensor) else Sharding.EXPERTS
-
-
-def _shard_siglip(tensor: Tensor) -> Sharding:
-    """Return how a tensor of SigLIP is distributed: siglip.py shards linear layers, not embeddings and norms.
-
-    The projector of gemma3_mm.py is not sharded either.
-    """
-    path = tensor.name.rsplit(".", 1)[0]
-    if tensor.name.endswith(".weight") and re.search(r"encoder\.layers\.\*\.(self_attn\.\w+_proj|mlp\.fc\d)$", path):
-        return Sharding.SHARDED
-    if re.search(r"encoder\.layers\.\*\.(self_attn\.[qkv]_proj|mlp\.fc1)$", path):
-        return Sharding.SHARDED
-    return Sharding.REPLICATED
-
-
-def _copy_k_to_v(model: Model, components: list[Component]) -> Iterator[Component]:
-    """Yield the V projections that vLLM fills with a copy of K.
-
-    With attention_k_eq_v the full layers of Gemma 4 have no V in the file, and vLLM loads K into both places.
-    """
-    has_v = {
-        layer for c in components if re.search(r"self_attn\.v_proj\.", c.tensor.name) for layer in c.tensor.layers or ()
-    }
-    for component in components:
-        if not re.search(r"self_attn\.k_proj\.", component.tensor.name):
-            continue
-        missing = tuple(layer for layer in component.tensor.layers or () if layer not in has_v)
-        if missing:
-            name = component.tensor.name.replace(".k_proj.", ".v_proj.")
-            yield replace(component, tensor=replace(component.tensor, name=name, layers=missing))
 
 
 def _check(model: Model) -> None:

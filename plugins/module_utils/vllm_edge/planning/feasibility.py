@@ -170,6 +170,20 @@ def _check_divisibility(case: Case) -> Iterator[Finding]:
         )
 
 
+# Of each kind of layer: what it is called, the function that checks the shape, and the fix.
+MARLIN_LINEAR = (
+    "Marlin",
+    "model_executor/layers/quantization/utils/marlin_utils.py, check_marlin_supports_shape",
+    "",
+)
+MARLIN_MOE = (
+    "Marlin's MoE",
+    "model_executor/layers/quantization/utils/marlin_utils.py, check_moe_marlin_supports_layer; "
+    "vllm-project/vllm#39595",
+    "extra_args: [--enable-expert-parallel]",
+)
+
+
 def _check_marlin(case: Case) -> Iterator[Finding]:
     """Yield findings for 4-bit weights, which run through Marlin on GPUs without FP4 units."""
     quantization, size = case.model.quantization, case.arguments.tensor_parallel_size
@@ -177,38 +191,28 @@ def _check_marlin(case: Case) -> Iterator[Finding]:
         return
     group = max(quantization.group_size or 1, 1)
     pads = case.release >= TILE_PADDING_SINCE
-    packed = {part.kind for part in case.model.components if part.tensor.dtype in PACKED_DTYPES}
-    tile = MARLIN_INPUT_FP4 if _is_fp4(case.model) else MARLIN_INPUT
-    rule = f"groups of {group}" if pads else f"{max(tile, group)}"
-    for kind, what, whole in _list_inputs(case.model):
-        part = whole // size
-        if kind in packed and whole % size == 0 and (part % group or (not pads and part % tile)):
-            yield _build_misfit(
-                case,
-                f"{what} {whole} over tensor_parallel_size {size} is {part}, which Marlin cannot divide by {rule}",
-                "model_executor/layers/quantization/utils/marlin_utils.py, check_marlin_supports_shape",
-            )
-    expert = case.model.expert_intermediate_size
-    if "experts" in packed and not case.arguments.enable_expert_parallel and expert % size == 0:
-        part = expert // size
-        if part % group or (not pads and part % max(MARLIN_EXPERTS, group)):
-            rule = f"groups of {group}" if pads else f"{max(MARLIN_EXPERTS, group)}"
-            yield _build_misfit(
-                case,
-                f"intermediate size {expert} of an expert over tensor_parallel_size {size} is {part}, which Marlin's "
-                f"MoE cannot divide by {rule}",
-                "model_executor/layers/quantization/utils/marlin_utils.py, check_moe_marlin_supports_layer; "
-                "vllm-project/vllm#39595",
-                "extra_args: [--enable-expert-parallel]",
-            )
+    for what, whole, tile, (kernel, where, fix) in _list_inputs(case):
+        part, rest = divmod(whole, size)
+        if rest == 0 and (part % group or (not pads and part % tile)):
+            rule = f"groups of {group}" if pads else f"{max(tile, group)}"
+            reason = f"{what} over tensor_parallel_size {size} is {part}, which {kernel} cannot divide by {rule}"
+            yield _build_misfit(case, reason, where, fix)
 
 
-def _list_inputs(model: Model) -> Iterator[tuple[str, str, int]]:
-    """Yield kind, name and size of the inputs of the linear layers that tensor parallelism divides."""
-    for size in model.intermediate_sizes:
-        yield "mlp", "intermediate size", size
-    for size in sorted({layer.head_size * model.query_heads for layer in model.layers}):
-        yield "attention", "size of all query heads", size
+def _list_inputs(case: Case) -> Iterator[tuple[str, int, int, tuple[str, str, str]]]:
+    """Yield name, size, tile and kernel of the inputs of packed layers that tensor parallelism divides."""
+    model = case.model
+    packed = {part.kind for part in model.components if part.tensor.dtype in PACKED_DTYPES}
+    tile = MARLIN_INPUT_FP4 if _is_fp4(model) else MARLIN_INPUT
+    if "mlp" in packed:
+        for size in model.intermediate_sizes:
+            yield f"intermediate size {size}", size, tile, MARLIN_LINEAR
+    if "attention" in packed:
+        for size in sorted({layer.head_size * model.query_heads for layer in model.layers}):
+            yield f"size of all query heads {size}", size, tile, MARLIN_LINEAR
+    if "experts" in packed and not case.arguments.enable_expert_parallel:
+        size = model.expert_intermediate_size
+        yield f"intermediate size {size} of an expert", size, MARLIN_EXPERTS, MARLIN_MOE
 
 
 def _build_misfit(case: Case, reason: str, where: str, fix: str = "") -> Finding:

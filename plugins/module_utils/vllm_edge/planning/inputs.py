@@ -8,29 +8,34 @@ from pathlib import Path
 from typing import Any
 
 from ..gpu import models
-from . import families, model_facts
+from . import families, model_facts, planner
 from .contract import Facts, Gpu, Model
 
 UNKNOWN_RESERVE = 1 - 22563 / 23034
 """The fraction of a GPU that the driver keeps on an L4, used for GPUs whose CUDA total was never read."""
 
-GPUS_SPEC: dict[str, Any] = {
-    "type": "list",
-    "elements": "dict",
-    "required": True,
-    "options": {
-        "name": {"type": "str"},
-        "cuda_total_bytes": {"type": "int"},
-        "nvml_total_mib": {"type": "int"},
-        "nvml_reserved_mib": {"type": "int"},
-        "free_bytes": {"type": "int"},
+SPEC: dict[str, Any] = {
+    "models": {"type": "dict", "required": True},
+    "gpus": {
+        "type": "list",
+        "elements": "dict",
+        "required": True,
+        "options": {
+            "name": {"type": "str"},
+            "cuda_total_bytes": {"type": "int"},
+            "nvml_total_mib": {"type": "int"},
+            "nvml_reserved_mib": {"type": "int"},
+            "free_bytes": {"type": "int"},
+        },
     },
+    "vllm_version": {"type": "str", "required": True},
+    "weights_root": {"type": "path", "default": "/data/vllm/weights"},
+    "facts": {"type": "str", "choices": ["files", "recorded"], "default": "files"},
+    "observations": {"type": "dict", "default": {}},
+    "margin_mib": {"type": "int", "default": planner.MARGIN_MIB},
+    "tolerance_mib": {"type": "int", "default": planner.TOLERANCE_MIB},
 }
-"""Argument spec of the module option `gpus`; `build_gpu` takes one element."""
-
-
-FACTS_SPEC: dict[str, Any] = {"type": "str", "choices": ["files", "recorded"], "default": "files"}
-"""Argument spec of the module option `facts`, as `model_of` takes it."""
+"""Options that the modules of the planner share; the documentation fragment `planning` describes them."""
 
 
 def facts_of(name: str, model: Mapping[str, Any], weights_root: Path, facts: str) -> Facts:
@@ -53,8 +58,8 @@ def facts_of(name: str, model: Mapping[str, Any], weights_root: Path, facts: str
     recorded = model_facts.recorded(repo)
     if recorded is None:
         raise model_facts.FactsError(
-            f"vllm_models.{name}: {directory} is not here, and nothing is recorded of {repo or 'it'}. Record it once, "
-            f"from its files or from a hub: ansible-playbook playbooks/record_facts.yml"
+            f"vllm_models.{name}: {directory} does not exist here, and nothing is recorded of {repo or 'it'}. Record "
+            f"its facts once, from its files or from a hub: ansible-playbook playbooks/record_facts.yml"
         )
     return recorded
 
@@ -74,7 +79,7 @@ def build_gpu(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) 
 
     Args:
         slot: its number, for messages.
-        given: one element of GPUS_SPEC.
+        given: one element of the option `gpus`.
         warn: called with a sentence if the total has to be estimated.
 
     Raises:
@@ -91,7 +96,7 @@ def build_gpu(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) 
         name = name or (found[0] if found else None)
         if found is None and reserved is None:
             warn(
-                f"gpus[{slot}]: nobody has looked at what CUDA has of {nvml} MiB; the plan takes {total // 2**20} MiB, "
-                f"with the driver's part of an L4."
+                f"gpus[{slot}]: what CUDA can use of {nvml} MiB is not known for this GPU; the plan assumes "
+                f"{total // 2**20} MiB, as if the driver reserved as much as on an L4."
             )
     return Gpu(name or "", total, given.get("free_bytes"))

@@ -119,7 +119,7 @@ def build_facts(
         if dtype not in DTYPE_BITS:
             raise FactsError(f"{repo}: tensor {name} has dtype {dtype}, which is none of {', '.join(DTYPE_BITS)}.")
         if name in seen:
-            raise FactsError(f"{repo}: tensor {name} is there twice; remove the files that do not belong to it.")
+            raise FactsError(f"{repo}: tensor {name} appears twice; remove the files that do not belong to it.")
         seen.add(name)
         match = _DECODER_LAYER.match(name)
         layer = int(match[1]) if match else None
@@ -207,7 +207,7 @@ def _read_headers(path: Path) -> Iterator[Header]:
                 raise FactsError(f"{path} does not begin with the length of a safetensors header. {remedy}")
             raw = file.read(length)
     except OSError as error:
-        raise FactsError(f"{path} cannot be read: {error.strerror}. It must be readable for who plans.") from error
+        raise FactsError(f"{path} cannot be read: {error.strerror}. Make it readable for your user.") from error
     headers, end = parse_header(raw, str(path))
     if size != 8 + length + end:
         raise FactsError(f"{path} has {size:,} bytes, and its header says {8 + length + end:,}. {remedy}")
@@ -243,7 +243,7 @@ def parse_header(raw: bytes, where: str) -> tuple[list[Header], int]:
     except FactsError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FactsError(f"{where} has a header that is no safetensors header ({error!r}). {remedy}") from error
+        raise FactsError(f"{where} has no valid safetensors header ({error!r}). {remedy}") from error
     return headers, end
 
 
@@ -253,9 +253,9 @@ def _read_json(path: Path, remedy: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise FactsError(f"{path} is missing. {remedy}") from None
     except OSError as error:
-        raise FactsError(f"{path} cannot be read: {error.strerror}. It must be readable for who plans.") from error
+        raise FactsError(f"{path} cannot be read: {error.strerror}. Make it readable for your user.") from error
     except ValueError as error:
-        raise FactsError(f"{path} is no JSON: {error}. Fetch it again.") from error
+        raise FactsError(f"{path} is not valid JSON: {error}. Fetch it again.") from error
     if not isinstance(document, dict):
-        raise FactsError(f"{path} holds no JSON object. Fetch it again.")
+        raise FactsError(f"{path} does not contain a JSON object. Fetch it again.")
     return document

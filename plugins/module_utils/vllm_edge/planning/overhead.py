@@ -229,7 +229,7 @@ def observed(observations: Mapping[str, Any], engine: str) -> dict[str, int]:
     for name, value in given.items():
         where = f"plan_observations.{engine}.{name}"
         if name not in OBSERVABLE:
-            raise ObservationError(f"{where}: nothing reads it; there are {', '.join(OBSERVABLE)}.")
+            raise ObservationError(f"{where} is not a component of a plan; use one of {', '.join(OBSERVABLE)}.")
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ObservationError(
                 f"{where}: {value!r} is not a number of bytes; write a whole number, as logs in GiB x 2^30."

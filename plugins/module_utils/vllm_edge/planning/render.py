@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from ..text import WIDTH
 from .contract import EnginePlan, GpuPlan, Plan, Verdict
 
-WIDTH = 100
 BAR_WIDTH = 34
 MIB = 2**20
 
@@ -133,7 +133,12 @@ def _parts(gpu: GpuPlan) -> dict[str, int]:
 
 def _wrapped(head: str, text: str) -> list[str]:
     indent = " " * (len(head) if len(head) < 20 else 4)
-    return textwrap.wrap(head + text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+    return wrap(head + text, indent)
+
+
+def wrap(text: str, indent: str = "") -> list[str]:
+    """Wrap a paragraph to WIDTH columns; the indent is that of every line but the first."""
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _plain(value: Any) -> Any:

@@ -29,13 +29,6 @@ class TokenRule(StrEnum):
     CONCURRENCY = "maximum concurrency * max_model_len"
 
 
-class NonKvMemory(StrEnum):
-    """What a release subtracts from its budget; the rest becomes the KV cache."""
-
-    PARTS = "weights + increase of torch's peak + increase outside of torch"
-    CONSUMED = "everything consumed since the start by cudaMemGetInfo + headroom of the transient peak"
-
-
 class SecondRunner(StrEnum):
     """Which models run in vLLM's second model runner. It overlaps batches in a pipeline, the first one does not."""
 
@@ -49,10 +42,8 @@ class Behaviour:
     """How one release uses memory."""
 
     version: str
-    default_gpu_memory_utilization: float = 0.9
     graphs_in_budget: bool = False
     """The estimate for CUDA graphs is subtracted from the budget; otherwise graphs need memory beyond it."""
-    non_kv_memory: NonKvMemory = NonKvMemory.PARTS
     token_rule: TokenRule = TokenRule.BLOCKS_PER_GROUP
     default_max_num_seqs: int = 256
     """For an API server on a GPU below 70 GiB; the next field too."""
@@ -91,16 +82,13 @@ class Change:
 FIRST = (0, 19)
 LAST = (0, 33)
 CHANGES = (
-    Change(FIRST, {"default_gpu_memory_utilization": 0.9}, "config/cache.py:41"),
     Change(FIRST, {"graphs_in_budget": False}, "envs.py:1655 (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS)"),
-    Change(FIRST, {"non_kv_memory": NonKvMemory.PARTS}, "v1/worker/gpu_worker.py:417"),
     Change(FIRST, {"token_rule": TokenRule.BLOCKS_PER_GROUP}, "v1/core/kv_cache_utils.py:1287"),
     # The lines are the same until 0.33.0.
     Change(
         FIRST, {"default_max_num_seqs": 256, "default_max_num_batched_tokens": 2048}, "engine/arg_utils.py:2064-2072"
     ),
     Change(FIRST, {"scheme_overrides_dtype": True}, "model_executor/layers/attention/attention.py:230"),
-    Change((0, 20), {"default_gpu_memory_utilization": 0.92}, "config/cache.py:66"),
     Change((0, 20), {"graphs_in_budget": True}, "envs.py:1725"),
     Change((0, 20), {"nvfp4_kv_cache": True}, "utils/torch_utils.py:64"),
     Change((0, 21), {"token_rule": TokenRule.CONCURRENCY}, "v1/core/kv_cache_utils.py:1708"),
@@ -115,7 +103,6 @@ CHANGES = (
         {"batches_widen_window": True, "second_runner": SecondRunner.DENSE},
         "config/vllm.py:512,525 (max_concurrent_batches, max_in_flight_tokens) and :605",
     ),
-    Change((0, 27), {"non_kv_memory": NonKvMemory.CONSUMED}, "v1/worker/gpu_worker.py:526"),
     Change((0, 27), {"text_only_needs_no_item": True}, "config/model.py:813"),
     Change((0, 29), {"second_runner": SecondRunner.ALL}, "config/vllm.py:645"),
     Change((0, 29), {"null_block_reserved": True}, "v1/core/kv_cache_utils.py:2316"),

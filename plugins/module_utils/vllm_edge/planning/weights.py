@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
+from .components import SCALES
 from .contract import Arguments, Component, Model, RankWeights, Sharding
-from .families import SCALES
 from .kv_cache import pipeline_stages
 from .model_facts import DTYPE_BITS
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,6 +16,8 @@ MIN_CONTEXT_TOKENS = 8192
 MAX_NUM_SEQS = 16
 """Of every engine that is advised: four for each of the usual roles. Each further sequence costs memory for the sampler
 and for CUDA graphs, whether it is used or not."""
+PROFILE_NAME = "advised"
+"""Name of the chosen profile, and the beginning of the names of its engines."""
 
 
 class AdviceError(ValueError):
@@ -50,12 +53,15 @@ class Host:
     vllm_version: str
     roles: Sequence[str]
     engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """serving_engines: names that are taken, ports, parsers."""
-    profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """serving_profiles: names that are taken."""
+    """serving_engines, for their parsers and for observations."""
     observations: Mapping[str, Any] = field(default_factory=dict)
     margin_mib: int = planner.MARGIN_MIB
     tolerance_mib: int = planner.TOLERANCE_MIB
+
+    def describe_gpus(self) -> str:
+        """Return for example `4 x NVIDIA L4`."""
+        kinds = Counter((gpu.name or f"GPU of {gpu.cuda_total_bytes // 2**20:,} MiB") for gpu in self.gpus)
+        return " and ".join(f"{count} x {name}" for name, count in kinds.items())
 
 
 @dataclass(frozen=True)
@@ -179,7 +185,6 @@ class Chosen:
     """One profile, as it is written into group_vars."""
 
     rank: int
-    name: str
     serving_engines: Mapping[str, Mapping[str, Any]]
     serving_profiles: Mapping[str, Mapping[str, Any]]
     plan: Plan

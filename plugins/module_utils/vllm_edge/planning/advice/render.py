@@ -4,20 +4,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+import yaml
+
+from ...text import WIDTH
 from .. import render
 from ..contract import EnginePlan
 from ..feasibility import advise_on_context
-from ..planner import TENSOR_PARALLEL_SIZES
-from .model import MAX_NUM_SEQS, Advice, Chosen, Engine, Profile
-from .naming import describe_gpus, list_own_advice
+from ..fixes import TENSOR_PARALLEL_SIZES
+from .choice import list_own_advice
+from .model import MAX_NUM_SEQS, PROFILE_NAME, Advice, Chosen, Engine, Profile
 
-WIDTH = render.WIDTH
 ROWS = 20
 """Rows of the table. The document has all profiles."""
 
@@ -29,18 +29,10 @@ def document(advice: Advice) -> dict[str, Any]:
         "min_context": advice.wish.min_context_tokens,
         "main_models": list(advice.mains),
         "profiles": [_build_row(rank, profile, advice) for rank, profile in enumerate(advice.profiles, 1)],
-        "rejected": [
-            {
-                "model": rejection.model,
-                "verdict": rejection.verdict,
-                "shapes": list(rejection.shapes),
-                "reason": rejection.reason,
-            }
-            for rejection in advice.rejections
-        ],
+        "rejected": [dataclasses.asdict(rejection) for rejection in advice.rejections],
         "chosen": {
             "rank": advice.chosen.rank,
-            "profile": advice.chosen.name,
+            "profile": PROFILE_NAME,
             "serving_engines": advice.chosen.serving_engines,
             "serving_profiles": advice.chosen.serving_profiles,
             "advice": {name: list(said) for name, said in advice.chosen.advice.items()},
@@ -53,27 +45,31 @@ def lines(advice: Advice) -> list[str]:
     """Return the advice as text of at most WIDTH columns."""
     count, host, chosen = len(advice.profiles), advice.host, advice.chosen
     return [
-        *_wrapped(
-            f"{describe_gpus(host)}, vLLM {host.vllm_version}: {count} feasible profiles of "
+        *render.wrap(
+            f"{host.describe_gpus()}, vLLM {host.vllm_version}: {count} feasible profiles of "
             f"{advice.wish.min_context_tokens:,} tokens or more, ranked by {advice.wish.by.value}. The main engine has "
             f"one of {', '.join(advice.mains)}."
         ),
         "",
         *_render_table(advice),
         "",
-        *_wrapped(NOTES),
+        *render.wrap(NOTES),
         "",
         "rejected:",
-        *(line for rejection in advice.rejections for line in _wrapped(f"  {rejection}", "    ")),
-        *_wrapped(f"  {NOT_CONSIDERED}", "    "),
+        *(line for rejection in advice.rejections for line in render.wrap(f"  {rejection}", "    ")),
+        *render.wrap(f"  {NOT_CONSIDERED}", "    "),
         "",
-        f"chosen: {chosen.rank} of {count} (advise_choose), {chosen.name}",
+        f"chosen: {chosen.rank} of {count} (advise_choose), {advice.profiles[chosen.rank - 1].label}",
         *(
             line
             for planned in chosen.plan.engines
             for line in (
-                *_wrapped(f"  {planned.engine}  {planned.verdict.value}: {_describe_figures(planned)}", "    "),
-                *(said for text in chosen.advice[planned.engine] for said in _wrapped(f"    advice: {text}", " " * 12)),
+                *render.wrap(f"  {planned.engine}  {planned.verdict.value}: {_describe_figures(planned)}", "    "),
+                *(
+                    said
+                    for text in chosen.advice[planned.engine]
+                    for said in render.wrap(f"    advice: {text}", " " * 12)
+                ),
             )
         ),
         "",
@@ -83,22 +79,19 @@ def lines(advice: Advice) -> list[str]:
 
 def pasted(chosen: Chosen) -> list[str]:
     """Return the chosen profile as YAML for group_vars; it is also a valid file for `-e @FILE`."""
+    entries = {"serving_engines": chosen.serving_engines, "serving_profiles": chosen.serving_profiles}
     return [
-        "# For group_vars/all/engines.yml. The KV cache gets what is left of each GPU but plan_margin_mib.",
-        "serving_engines:",
-        *(line for name, engine in chosen.serving_engines.items() for line in _render_entry(name, engine)),
-        "# For group_vars/all/profiles.yml.",
-        "serving_profiles:",
-        *(line for name, profile in chosen.serving_profiles.items() for line in _render_entry(name, profile)),
+        "# For group_vars/all/engines.yml and profiles.yml. The KV cache gets all but plan_margin_mib.",
+        *yaml.safe_dump(entries, sort_keys=False, default_flow_style=None, width=WIDTH).splitlines(),
     ]
 
 
 NOTES = (
-    "Every tok/s is an estimate, of one sequence of the main engine at short context: low, mid, high. At once: "
-    "requests of full context that its KV cache holds. (n): pieces of advice, shown of the chosen one. kv=: not what "
-    "the checkpoint says of its KV cache. Precision is not weighed: what fewer bits cost in answers, only an "
-    "evaluation says. The table has the best of each choice of engines; other contexts and KV caches have the ranks "
-    "between, and -e format=json has all."
+    "All speeds are estimates for one sequence of the main engine at short context: low, mid, high. At once: requests "
+    "of full context that its KV cache holds. (n): number of recommendations, printed for the chosen profile. kv=: not "
+    "the type that the checkpoint states for its KV cache. Precision does not count: only an evaluation shows how bits "
+    "that are saved change the answers. The table has the best of each choice of engines; other contexts and KV caches "
+    "have the ranks between, and -e format=json has all."
 )
 NOT_CONSIDERED = (
     "not considered: two engines on one GPU, two engines of one model, an engine over GPUs that are not alike, "
@@ -149,7 +142,6 @@ def _format_columns(*cells: str) -> str:
 
 def _build_row(rank: int, profile: Profile, advice: Advice) -> dict[str, Any]:
     main = profile.main
-    speed = main.fit.plan.decode_tok_s
     return {
         "rank": rank,
         "engines": [
@@ -161,15 +153,13 @@ def _build_row(rank: int, profile: Profile, advice: Advice) -> dict[str, Any]:
                 "max_model_len": engine.max_model_len,
                 "max_concurrency": round(engine.at_once, 2),
                 "served_names": list(engine.roles),
-                "tok_s_estimate": dataclasses.asdict(engine.fit.plan.decode_tok_s)
-                if engine.fit.plan.decode_tok_s
-                else None,
+                "tok_s_estimate": _describe_speed(engine),
             }
             for engine in profile.engines
         ],
         "gpus_used": profile.gpus,
         "gpus_free": profile.free_gpus,
-        "tok_s_estimate": dataclasses.asdict(speed) if speed else None,
+        "tok_s_estimate": _describe_speed(main),
         "context": main.max_model_len,
         "max_concurrency": round(main.at_once, 2),
         "verdict": main.fit.plan.verdict.value,
@@ -177,12 +167,17 @@ def _build_row(rank: int, profile: Profile, advice: Advice) -> dict[str, Any]:
     }
 
 
+def _describe_speed(engine: Engine) -> dict[str, float] | None:
+    speed = engine.fit.plan.decode_tok_s
+    return dataclasses.asdict(speed) if speed else None
+
+
 def _collect_advice(engine: Engine, advice: Advice) -> list[str]:
     """Return the advice for an engine: the planner's, recomputed for its real context, and that of the choice."""
     plan = engine.fit.plan
     planned = advise_on_context(advice.wish.min_context_tokens, plan.max_concurrency)
     kept = [text for text in plan.advice if text not in planned]
-    return [*kept, *advise_on_context(engine.max_model_len, engine.at_once), *list_own_advice(engine, "", advice.host)]
+    return [*kept, *advise_on_context(engine.max_model_len, engine.at_once), *list_own_advice(engine.fit)]
 
 
 def _describe_figures(planned: EnginePlan) -> str:
@@ -192,26 +187,3 @@ def _describe_figures(planned: EnginePlan) -> str:
         f"{fast}{planned.max_concurrency:.1f} requests of full context at once, KV cache {planned.kv_cache_dtype}. "
         f"{planned.reason}"
     )
-
-
-def _render_entry(name: str, values: Mapping[str, Any]) -> Iterator[str]:
-    yield f"  {_format_yaml(name)}:"
-    for key, value in values.items():
-        yield f"    {key}: {_format_yaml(value)}"
-
-
-PLAIN = re.compile(r"[A-Za-z0-9](?:[\w .,()/-]*[\w.)])?")
-NOT_TEXT = re.compile(r"[\d_.+-]+(?:e[-+]?\d+)?|0[xob].*|y|n|yes|no|on|off|true|false|null|\d{4}-\d.*", re.IGNORECASE)
-
-
-def _format_yaml(value: Any) -> str:
-    """Return a value on one line. Texts are quoted if YAML would read them as something else."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_format_yaml(item) for item in value)}]"
-    if isinstance(value, str) and PLAIN.fullmatch(value) and not NOT_TEXT.fullmatch(value):
-        return value
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)

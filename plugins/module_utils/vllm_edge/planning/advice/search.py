@@ -8,6 +8,7 @@ once for each kind of GPU, in however many profiles it is. Tokens per second are
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,11 +17,11 @@ from typing import Any
 from ...text import describe_invalid_choice, nearest, shown
 from .. import planner
 from ..contract import Gpu, Model, Verdict
+from ..fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES
 from ..kv_cache import groups as kv_groups
 from ..kv_cache import resolve_dtype
-from ..planner import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES
 from ..vllm_versions import count_batches_in_flight, max_num_batched_tokens
-from .arguments import build_arguments, match_observed
+from .choice import build_arguments, describe_choice, match_observed
 from .model import (
     MIN_CONTEXT_TOKENS,
     Advice,
@@ -34,7 +35,6 @@ from .model import (
     Shape,
     Wish,
 )
-from .naming import describe_choice, describe_gpus
 
 KV_CACHE_DTYPES = ("auto", "fp8", "bfloat16")
 """As they are written in the inventory. Of those that are the same for a checkpoint, the first is used."""
@@ -96,35 +96,22 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
             not known of the GPU. Errors of planner.plan are passed on.
     """
     models = {name: model for name, model in host.models.items() if not asked.models or name in asked.models}
-    rejections = [
-        Rejection(name, "unknown", (), why)
-        for name, why in (unreadable or {}).items()
-        if not asked.models or name in asked.models
-    ]
     fits, refused = _find_fits(asked, host, models)
-    rejections += refused
-    profiles: list[Profile] = []
-    mains: tuple[str, ...] = ()
-    kinds = _group_kinds(models)
-    for position, kind in enumerate(kinds):
-        mains = tuple(name for name in kind if asked.main in (None, name))
-        profiles = list(_build_profiles(asked, host, mains, kinds[position + 1 :], fits)) if mains else []
-        if profiles:
-            break
+    rejections = [*(Rejection(name, "unknown", (), why) for name, why in (unreadable or {}).items()), *refused]
+    mains, profiles = _find_profiles(asked, host, models, fits)
     if not profiles:
-        raise AdviceError(_nothing(asked, host, rejections))
+        raise AdviceError(_describe_failure(asked, host, rejections))
     if asked.by is By.TOK_S and all(profile.main.fit.plan.decode_tok_s is None for profile in profiles):
         raise AdviceError(
-            f"advise_by: 'tok_s' needs the bandwidth of the GPU, which is not known of "
-            f"{host.gpus[0].name or f'one with {host.gpus[0].cuda_total_bytes // 2**20:,} MiB'}; write 'context' or "
-            f"'free_gpus', or add the GPU to module_utils/vllm_edge/gpu/models.py."
+            f"advise_by: 'tok_s' needs the bandwidth of the GPU, which is not known of {host.describe_gpus()}; write "
+            f"'context' or 'free_gpus', or add the GPU to plugins/module_utils/vllm_edge/gpu/models.py."
         )
     profiles.sort(key=ORDERS[asked.by])
     if asked.choose > len(profiles):
         raise AdviceError(
             f"advise_choose: {asked.choose}, but {len(profiles)} profiles are feasible; write 1 to {len(profiles)}."
         )
-    chosen = describe_choice(asked, host, profiles[asked.choose - 1], kinds)
+    chosen = describe_choice(asked, host, profiles[asked.choose - 1])
     return Advice(asked, host, mains, tuple(profiles), tuple(rejections), chosen)
 
 
@@ -139,20 +126,13 @@ def parameters(model: Model) -> int:
     """
     packed = model.quantization.weight_bits == 4
     return sum(
-        _elements(component.tensor.shape)
+        math.prod(component.tensor.shape)
         * component.tensor.count
         * len(component.tensor.layers or (0,))
         * (BITS_OF_TENSORS.get(component.tensor.dtype, 1) if packed else 1)
         for component in model.components
         if not component.tensor.name.endswith("lm_head.weight")
     )
-
-
-def _elements(shape: Sequence[int]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result
 
 
 def _group_kinds(models: Mapping[str, Model]) -> list[tuple[str, ...]]:
@@ -238,6 +218,18 @@ def _plan_fits(name: str, gpu: Gpu, shape: Shape, asked: Wish, host: Host) -> It
 
 
 # ---- profiles ----------------------------------------------------------------------------------------------------
+
+
+def _find_profiles(
+    asked: Wish, host: Host, models: Mapping[str, Model], fits: Sequence[Fit]
+) -> tuple[tuple[str, ...], list[Profile]]:
+    """Return the models of the largest kind with a feasible profile, and these profiles."""
+    kinds = _group_kinds(models)
+    for position, kind in enumerate(kinds):
+        mains = tuple(name for name in kind if asked.main in (None, name))
+        if profiles := list(_build_profiles(asked, host, mains, kinds[position + 1 :], fits)):
+            return mains, profiles
+    return (), []
 
 
 def _build_profiles(
@@ -326,30 +318,19 @@ def _order_by_speed(profile: Profile) -> tuple[Any, ...]:
     )
 
 
-def _order_by_context(profile: Profile) -> tuple[Any, ...]:
-    return (-profile.main.max_model_len, *_order_by_speed(profile))
-
-
-def _order_by_free_gpus(profile: Profile) -> tuple[Any, ...]:
-    return (-profile.free_gpus, *_order_by_speed(profile))
-
-
 ORDERS: Mapping[By, Callable[[Profile], tuple[Any, ...]]] = {
     By.TOK_S: _order_by_speed,
-    By.CONTEXT: _order_by_context,
-    By.FREE_GPUS: _order_by_free_gpus,
+    By.CONTEXT: lambda profile: (-profile.main.max_model_len, *_order_by_speed(profile)),
+    By.FREE_GPUS: lambda profile: (-profile.free_gpus, *_order_by_speed(profile)),
 }
 
 
-def _nothing(asked: Wish, host: Host, rejections: Sequence[Rejection]) -> str:
+def _describe_failure(asked: Wish, host: Host, rejections: Sequence[Rejection]) -> str:
     """Return why no profile is feasible, and what would work."""
     only = f"advise_main: no engine of {asked.main}" if asked.main else "advise_models: no engine of any of the models"
     why = [str(reason) for reason in rejections if asked.main in (None, reason.model)]
     tried = f"advise_min_context is {asked.min_context_tokens:,} tokens: a smaller one, or another model, may do."
-    return f"{only} fits on {describe_gpus(host)} with vLLM {host.vllm_version}. {' '.join(why)} {tried}"
-
-
-# ---- the answer --------------------------------------------------------------------------------------------------
+    return f"{only} fits on {host.describe_gpus()} with vLLM {host.vllm_version}. {' '.join(why)} {tried}"
 
 
 def _parse_number(variable: str, value: Any, least: int, what: str) -> int:

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines in the form of serving_engines, for the search and for the chosen profile, and observations that apply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .. import overhead, planner
+from ..contract import Gpu
+from .model import MAX_NUM_SEQS, PROFILE_NAME, Chosen, Fit, Host, Profile, Shape, Wish
+
+FIRST_PORT, PORT_STEP = 8050, 10
+SAME_WEIGHTS = ("model", "tensor_parallel_size", "pipeline_parallel_size")
+SAME_BATCH = ("max_num_seqs", "max_num_batched_tokens")
+DIALECT = ("chat_template", "tool_call_parser", "reasoning_parser")
+"""What clients notice of an engine and does not follow from its checkpoint."""
+
+
+def build_arguments(model: str, shape: Shape, kv_cache_dtype: str, max_model_len: int) -> dict[str, Any]:
+    """Return an engine as in serving_engines, without what depends on the host.
+
+    Args:
+        model: key of vllm_models.
+        kv_cache_dtype: as written in the inventory; `auto` is left out.
+        max_model_len: tokens.
+    """
+    stages = {"pipeline_parallel_size": shape.pipeline_parallel_size} if shape.pipeline_parallel_size > 1 else {}
+    return {
+        "model": model,
+        "tensor_parallel_size": shape.tensor_parallel_size,
+        **stages,
+        "max_model_len": max_model_len,
+        "max_num_seqs": MAX_NUM_SEQS,
+        **({} if kv_cache_dtype == "auto" else {"kv_cache_dtype": kv_cache_dtype}),
+    }
+
+
+def match_observed(engine: Mapping[str, Any], host: Host) -> tuple[str, dict[str, int]]:
+    """Find observations of an engine of the inventory that is like this one.
+
+    Weights and the CUDA context are the same if model and parallelism are; activations and graphs only if the batch is
+    the same too.
+
+    Returns:
+        The name of that engine and the figures that apply, or an empty name and no figures.
+
+    Raises:
+        ObservationError: if an observation cannot be used.
+    """
+    for name, known in host.engines.items():
+        figures = overhead.observed(host.observations, name)
+        if not figures or any(known.get(key, 1) != engine.get(key, 1) for key in SAME_WEIGHTS):
+            continue
+        if any(known.get(key) != engine.get(key) for key in SAME_BATCH) or known.get("enforce_eager"):
+            figures = {key: value for key, value in figures.items() if key in ("weights_bytes", "context_bytes")}
+        if figures:
+            return name, figures
+    return "", {}
+
+
+def describe_choice(asked: Wish, host: Host, profile: Profile) -> Chosen:
+    """Return the chosen profile as it is written into group_vars, planned on the whole host.
+
+    Its engines are named after their models, of which each has one engine, and its parsers are those of the
+    inventory's first engine with a model of the same family.
+    """
+    engines: dict[str, dict[str, Any]] = {}
+    observations: dict[str, Any] = {}
+    slots = assign_slots(profile, host.gpus)
+    for number, engine in enumerate(profile.engines):
+        fit, name = engine.fit, f"{PROFILE_NAME}-{engine.fit.model}"
+        engines[name] = {
+            **build_arguments(fit.model, fit.shape, fit.kv_cache_dtype, engine.max_model_len),
+            "gpus": list(slots[number]),
+            "port": FIRST_PORT + number * PORT_STEP,
+            "served_names": list(engine.roles),
+            **_copy_dialect(fit.model, host),
+        }
+        observations[name] = match_observed(engines[name], host)[1]
+    plan = planner.plan(
+        PROFILE_NAME,
+        [{"name": name, **engine} for name, engine in engines.items()],
+        host.models,
+        host.gpus,
+        host.vllm_version,
+        observations=observations,
+        margin_mib=host.margin_mib,
+        tolerance_mib=host.tolerance_mib,
+    )
+    described = {
+        "engines": list(engines),
+        "when": f"Advised by {asked.by.value}, number {asked.choose}, {profile.label}.",
+        "source": f"predicted by playbooks/advise.yml for vLLM {host.vllm_version}, not yet run on GPUs",
+    }
+    advice = {
+        planned.engine: (*planned.advice, *list_own_advice(engine.fit))
+        for engine, planned in zip(profile.engines, plan.engines, strict=True)
+    }
+    return Chosen(asked.choose, engines, {PROFILE_NAME: described}, plan, advice)
+
+
+def assign_slots(profile: Profile, gpus: Sequence[Gpu]) -> list[tuple[int, ...]]:
+    """Return the slots of each engine: the lowest free ones of its kind of GPU."""
+    left = {gpu: [slot for slot, other in enumerate(gpus) if other == gpu] for gpu in dict.fromkeys(gpus)}
+    taken = []
+    for engine in profile.engines:
+        slots, count = left[engine.fit.gpu], engine.fit.shape.gpus
+        taken.append(tuple(slots[:count]))
+        left[engine.fit.gpu] = slots[count:]
+    return taken
+
+
+def _copy_dialect(model: str, host: Host) -> dict[str, Any]:
+    family = host.models[model].family
+    known = [engine for engine in host.engines.values() if engine.get("model") in host.models]
+    alike = (engine for engine in known if host.models[engine["model"]].family == family)
+    return {key: value for key, value in next(alike, {}).items() if key in DIALECT}
+
+
+def list_own_advice(fit: Fit) -> Iterator[str]:
+    """Yield advice that follows from the choice and that the planner cannot know."""
+    if not fit.calibrated and fit.plan.kv_cache_dtype.startswith("fp8"):
+        yield (
+            "the checkpoint has no scales for an FP8 KV cache, and vLLM takes 1.0 (model_executor/layers/quantization/"
+            "kv_cache.py): compare answers before you rely on it"
+        )
+    if fit.observed_as:
+        yield f"planned with plan_observations.{fit.observed_as}; repeat them under the name of the new engine"

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of a checkpoint: what each is for, and how vLLM distributes it over the ranks of tensor parallelism."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from .contract import Component, Model, Sharding, Tensor
+from .model_facts import FactsError
+
+_TOWERS = ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "multi_modal_projector", "vision_embedder")
+SCALES = frozenset(
+    {
+        "weight_scale",
+        "weight_scale_2",
+        "weight_scale_inv",
+        "weight_global_scale",
+        "weight_zero_point",
+        "input_scale",
+        "input_global_scale",
+        "scales",
+        "qzeros",
+    }
+)
+"""Tensors that quantizers store beside a weight, under the name of its layer."""
+_VALUES = "weight|weight_packed|qweight"
+_SUFFIX = re.compile(rf"\.(?P<leaf>{_VALUES}|{'|'.join(sorted(SCALES))}|weight_shape|weight_g_idx|g_idx|bias)$")
+_NOT_LOADED = re.compile(r"(rotary_emb\.inv_freq|\.weight_shape|masked_bias)$|embed_(vision|audio)\.embedding\.")
+
+# Patterns for what is left of a name without the model's prefix, the layer and the leaf.
+_RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
+    (re.compile(pattern), kind, sharding)
+    for pattern, kind, sharding in (
+        (r"embed_tokens(_per_layer)?$|lm_head$", "embeddings", Sharding.VOCABULARY),
+        (r"self_attn\.[kv]_proj$", "attention", Sharding.KV_HEADS),
+        (r"self_attn\.[qo]_proj$", "attention", Sharding.SHARDED),
+        (r"self_attn\.[kv]_(proj\.[kv]_)?scale$|self_attn\.q_scale$", "other", Sharding.REPLICATED),
+        (r"mlp\.(gate|up|down)_proj$", "mlp", Sharding.SHARDED),
+        (r"(mlp\.|moe\.)?experts(\.\*)?\.(gate|up|down|gate_up)_proj$", "experts", Sharding.EXPERTS),
+        (r"mlp\.gate$|router(\.|$)", "router", Sharding.REPLICATED),
+        (r"per_layer_(input_gate|projection)$", "other", Sharding.REPLICATED),
+        (r"per_layer_model_projection$", "other", Sharding.SHARDED),
+        (r"(^|\.|_)(layer)?norm(_\d)?$|layer_scalar$", "norms", Sharding.REPLICATED),
+    )
+)
+_ROW_PARALLEL = re.compile(r"(o|down|out)_proj$|fc2$")
+
+
+def build_components(model: Model, towers: Sharding, tied: bool) -> Iterator[Component]:
+    """Yield what each tensor is for and how it is distributed.
+
+    Args:
+        towers: how the vision and audio towers are distributed.
+        tied: whether the head is the table of embeddings.
+
+    Raises:
+        FactsError: if a tensor is unknown.
+    """
+    for tensor in model.facts.tensors:
+        for part in _split_by_kv_heads(model, tensor):
+            yield _classify_tensor(model, towers, part, tied)
+
+
+def _split_by_kv_heads(model: Model, tensor: Tensor) -> Iterator[Tensor]:
+    """Split K and V by their number of KV heads: tensors of one shape may be sharded differently."""
+    if tensor.layers is None or not re.search(r"self_attn\.[kv]_proj\.", tensor.name):
+        yield tensor
+        return
+    for heads in sorted({model.layers[layer].kv_heads for layer in tensor.layers}):
+        yield replace(tensor, layers=tuple(layer for layer in tensor.layers if model.layers[layer].kv_heads == heads))
+
+
+def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool) -> Component:
+    """Determine what a tensor is for and how it is distributed. Raises FactsError if it is unknown."""
+    if _NOT_LOADED.search(tensor.name):
+        return Component(tensor, "other", Sharding.NOT_LOADED, read_per_token=0.0)
+    if any(tower in tensor.name.split(".") for tower in _TOWERS):
+        sharding = _shard_siglip(tensor) if towers is Sharding.SHARDED else towers
+        return Component(tensor, "towers", sharding, read_per_token=0.0)
+    path, leaf = _split_name(tensor.name)
+    kind, sharding = next((rule[1:] for rule in _RULES if rule[0].search(path)), ("", Sharding.NOT_LOADED))
+    if not kind:
+        raise FactsError(
+            f"{model.facts.repo}: {tensor.name} {list(tensor.shape)} is not a weight that the planner knows of a "
+            f"{model.architecture}, so it cannot say how the weight is distributed over the GPUs."
+        )
+    if kind == "embeddings":
+        return _classify_embedding(tensor, path, tied)
+    if sharding is not Sharding.REPLICATED and _is_whole(path, leaf, tensor):
+        sharding = Sharding.REPLICATED
+    if kind == "experts":
+        read = model.experts_per_token / model.experts if model.experts else 1.0
+        return Component(tensor, kind, sharding, read_per_token=read)
+    heads = None
+    if sharding is Sharding.KV_HEADS:
+        heads = model.layers[tensor.layers[0]].kv_heads if tensor.layers else None
+    return Component(tensor, kind, sharding, heads)
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """Return a name without the model's prefix, the layer and the leaf, and the leaf."""
+    path = re.sub(r"^(?:(?:model|language_model)\.)*(?:layers\.\*\.)?", "", name)
+    suffix = _SUFFIX.search(path)
+    return (path[: suffix.start()], suffix["leaf"]) if suffix else (path, "")
+
+
+def _classify_embedding(tensor: Tensor, path: str, tied: bool) -> Component:
+    head = path.endswith("lm_head")
+    if head and tied:
+        return Component(tensor, "embeddings", Sharding.NOT_LOADED, read_per_token=0.0)
+    # A head, which a tied table is too, is read as a whole for each token; any other table, one row.
+    whole = head or (tied and path.endswith("embed_tokens"))
+    return Component(tensor, "embeddings", Sharding.VOCABULARY, read_per_token=1.0 if whole else 1.0 / tensor.shape[0])
+
+
+def _is_whole(path: str, leaf: str, tensor: Tensor) -> bool:
+    """Return whether each rank keeps all of a tensor of a sharded linear layer.
+
+    That is a scale of the whole weight and, for a row-parallel layer, its bias and the scales of its output channels.
+    """
+    if not tensor.shape or tensor.shape == (1,):
+        return True
+    if leaf in ("g_idx", "weight_g_idx"):
+        return not _ROW_PARALLEL.search(path)
+    per_channel = leaf == "bias" or (leaf in SCALES and (len(tensor.shape) == 1 or tensor.shape[1] == 1))
+    return per_channel and bool(_ROW_PARALLEL.search(path))
+
+
+def _shard_siglip(tensor: Tensor) -> Sharding:
+    """Return how a tensor of SigLIP is distributed: siglip.py shards linear layers, not embeddings and norms.
+
+    The projector of gemma3_mm.py is not sharded either.
+    """
+    path = tensor.name.rsplit(".", 1)[0]
+    if tensor.name.endswith(".weight") and re.search(r"encoder\.layers\.\*\.(self_attn\.\w+_proj|mlp\.fc\d)$", path):
+        return Sharding.SHARDED
+    if re.search(r"encoder\.layers\.\*\.(self_attn\.[qkv]_proj|mlp\.fc1)$", path):
+        return Sharding.SHARDED
+    return Sharding.REPLICATED
+
+
+def copy_k_to_v(model: Model, components: list[Component]) -> Iterator[Component]:
+    """Yield the V projections that vLLM fills with a copy of K.
+
+    With attention_k_eq_v the full layers of Gemma 4 have no V in the file, and vLLM loads K into both places.
+    """
+    has_v = {
+        layer for c in components if re.search(r"self_attn\.v_proj\.", c.tensor.name) for layer in c.tensor.layers or ()
+    }
+    for component in components:
+        if not re.search(r"self_attn\.k_proj\.", component.tensor.name):
+            continue
+        missing = tuple(layer for layer in component.tensor.layers or () if layer not in has_v)
+        if missing:
+            name = component.tensor.name.replace(".k_proj.", ".v_proj.")
+            yield replace(component, tensor=replace(component.tensor, name=name, layers=missing))
