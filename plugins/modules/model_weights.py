@@ -208,17 +208,29 @@ import grp
 import importlib.util
 import os
 import pwd
+import re
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.respawn import has_respawned, respawn_module
 
-from ..module_utils.vllm_edge.releases import find_interpreter
-from ..module_utils.vllm_edge.weights import ownership, sources, transfer
-from ..module_utils.vllm_edge.weights import progress as weights_progress
-from ..module_utils.vllm_edge.weights import record as weights_record
-from ..module_utils.vllm_edge.weights import survey as weights_survey
+from ..module_utils.vllm_edge.paths import find_interpreter
+from ..module_utils.vllm_edge.system.files import write_durably
+from ..module_utils.vllm_edge.weights import transfer
+from ..module_utils.vllm_edge.weights.progress import Progress, mib
+from ..module_utils.vllm_edge.weights.record import (
+    Record,
+    RecordedFile,
+    Wanted,
+    WeightsError,
+    hash_manifest,
+    load_record,
+)
+from ..module_utils.vllm_edge.weights.sources import DirectorySource, HubError, HubSource, Source
+from ..module_utils.vllm_edge.weights.survey import Ownership, find_ownership_faults
 
 
 def argument_spec() -> dict[str, Any]:
@@ -258,38 +270,35 @@ class ModelWeights:
         self.module = module
         params: dict[str, Any] = module.params
         self.params = params
-        if not weights_record.NAME.fullmatch(params["name"]):
-            raise weights_record.WeightsError(
-                f"The model's name {params['name']!r} may have letters, digits, '.', '_' and '-' only."
-            )
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", params["name"]):
+            raise WeightsError(f"The model's name {params['name']!r} may have letters, digits, '.', '_' and '-' only.")
         if params["workers"] < 1 or params["reserve_mib"] < 0:
-            raise weights_record.WeightsError("workers must be at least 1, and reserve_mib at least 0.")
+            raise WeightsError("workers must be at least 1, and reserve_mib at least 0.")
         # The directory may be a link to another disk. Downloaded files must be on the same disk.
         directory = Path(params["path"]).resolve()
-        self.wanted = weights_record.Wanted(params["name"], params["repo"], params["revision"], directory)
+        self.wanted = Wanted(params["name"], params["repo"], params["revision"], directory)
         self.record_path = Path(params["state_directory"]) / f"{params['name']}.json"
         self.hub_home = directory.parent / ".incoming" / ".hub"
         progress = params["progress_path"]
-        shown = None if module.check_mode or not progress else Path(progress)
-        self.progress = weights_progress.Progress(shown, params["name"])
+        self.progress = Progress(None if module.check_mode or not progress else Path(progress), params["name"])
         self.held = contextlib.ExitStack()
 
-    def owner(self) -> ownership.Ownership:
+    def owner(self) -> Ownership:
         """Return owner and group as numbers."""
         try:
             uid = pwd.getpwnam(self.params["owner"]).pw_uid
             gid = grp.getgrnam(self.params["group"]).gr_gid
         except KeyError as error:
-            raise weights_record.WeightsError(
+            raise WeightsError(
                 f"{error.args[0]}: the weights are to belong to {self.params['owner']}:{self.params['group']}. The "
                 "role vllm_edge_host creates the group; run the host stage first."
             ) from error
-        return ownership.Ownership(uid, gid)
+        return Ownership(uid, gid)
 
-    def source(self) -> sources.Source:
+    def source(self) -> Source:
         """Return the source of the files. Restarts the module if only the other interpreter has huggingface_hub."""
         if self.params["source_directory"]:
-            return sources.DirectorySource(Path(self.params["source_directory"]))
+            return DirectorySource(Path(self.params["source_directory"]))
         if not has_client():
             interpreter = find_interpreter(self.params["interpreter"])
             if not has_respawned() and os.path.exists(interpreter):
@@ -299,60 +308,25 @@ class ModelWeights:
             what = f"{interpreter} does not exist" if not has_respawned() else f"{interpreter} has no huggingface_hub"
             if self.module.check_mode:
                 raise SourceUnavailable(f"{what} yet, so the hub cannot be asked for sizes")
-            raise weights_record.WeightsError(
+            raise WeightsError(
                 f"The hub's client huggingface_hub is needed to bring {self.wanted.repo}, and {what}. The role "
                 "vllm_edge_host installs it; run the host stage first."
             )
-        return sources.HubSource(
-            self.wanted.model, self.params["endpoint"], self.params["token"] or None, self.hub_home
-        )
+        return HubSource(self.wanted.model, self.params["endpoint"], self.params["token"] or None, self.hub_home)
 
     def plan(self) -> transfer.Plan:
         """Compare the directory with the record, or with the source if the record does not match."""
-        record = weights_record.load_record(self.record_path)
-        if record is not None and weights_record.record_fits(record, self.wanted):
-            full = self.params["verify"] == "full"
-            survey = weights_survey.survey_recorded(
-                record, full=full, progress=self.progress.hashing(record.total_bytes)
-            )
-            bring = [
-                weights_record.RemoteFile(
-                    path, item.size_bytes, item.digest or weights_record.Digest("sha256", item.sha256)
-                )
-                for path, item in sorted(record.files.items())
-                if path in survey.needed
-            ]
-            expected = {path: item.size_bytes for path, item in record.files.items()}
-            plan = transfer.Plan(record.revision, False, record, survey, bring, expected)
-            plan.source = self.source() if bring else None
+        record = load_record(self.record_path)
+        if record is not None and self.wanted.is_recorded(record):
+            plan = transfer.plan_recorded(record, self.progress, full=self.params["verify"] == "full")
+            plan.source = self.source() if plan.bring else None
             return plan
-
-        source = self.source()
         try:
-            listing = source.listing(self.wanted.repo, self.wanted.revision)
-        except sources.HubError as error:
+            return transfer.plan_listed(self.wanted, record, self.source(), self.progress)
+        except HubError as error:
             if self.module.check_mode:
                 raise SourceUnavailable(str(error)) from error
             raise
-        taken, skipped = transfer.select(listing, self.wanted.repo)
-        total = sum(item.size_bytes for item in taken)
-        survey = weights_survey.survey_listed(self.wanted.path, taken, self.progress.hashing(total))
-        names = {item.path for item in taken}
-        obsolete = []
-        if record is not None and record.path == str(self.wanted.path):
-            obsolete = [name for name in survey.unknown if name in record.files and name not in names]
-            survey.unknown = [name for name in survey.unknown if name not in obsolete]
-        return transfer.Plan(
-            commit=listing.commit,
-            resolved=listing.commit != self.wanted.revision,
-            record=record,
-            survey=survey,
-            bring=[item for item in taken if item.path in survey.needed],
-            expected={item.path: item.size_bytes for item in taken},
-            source=source,
-            obsolete=obsolete,
-            skipped=skipped,
-        )
 
     def lock(self) -> None:
         """Acquire the lock. A download continues when the play that started it is interrupted."""
@@ -362,7 +336,7 @@ class ModelWeights:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise weights_record.WeightsError(
+            raise WeightsError(
                 f"Another run is bringing the weights of {self.wanted.model} at this moment (an interrupted play "
                 "leaves its download running). Wait for it; "
                 f"{self.params['progress_path'] or 'the directory .incoming'} shows how far it is."
@@ -370,12 +344,12 @@ class ModelWeights:
 
     def warn(self, plan: transfer.Plan) -> None:
         """Warn about unknown files, and about a directory that is no longer used."""
-        if plan.survey.unknown:
-            shown = ", ".join(plan.survey.unknown[:5]) + (", ..." if len(plan.survey.unknown) > 5 else "")
+        unknown = plan.survey.unknown
+        if unknown:
             self.module.warn(
-                f"{self.wanted.path} has files that are not of {self.wanted.repo} at {plan.commit}: {shown}. They "
-                "were left alone; vLLM may read a .safetensors file among them as weights. Remove them if nobody "
-                "needs them."
+                f"{self.wanted.path} has files that are not of {self.wanted.repo} at {plan.commit}: "
+                f"{', '.join(unknown[:5])}{', ...' if len(unknown) > 5 else ''}. They were left alone; vLLM may read a "
+                ".safetensors file among them as weights. Remove them if nobody needs them."
             )
         if plan.record is not None and plan.record.path != str(self.wanted.path):
             self.module.warn(
@@ -387,127 +361,97 @@ class ModelWeights:
         """Bring the directory up to date, except in check mode, and return the result."""
         if self.module.check_mode:
             try:
-                return self.result(self.plan(), self.owner(), None)
+                plan = self.plan()
             except SourceUnavailable as reason:
                 return self.unforeseen(str(reason))
+            return self.result(plan, self.owner(), None if plan.bring else plan.survey.good)
         with self.held:
             self.lock()
             try:
                 return self.apply(self.plan(), self.owner())
             finally:
-                with contextlib.suppress(FileNotFoundError):
-                    transfer.remove_tree(self.hub_home)
+                shutil.rmtree(self.hub_home, ignore_errors=True)
                 with contextlib.suppress(OSError):
                     self.hub_home.parent.rmdir()
 
-    def apply(self, plan: transfer.Plan, owner: ownership.Ownership) -> dict[str, Any]:
+    def apply(self, plan: transfer.Plan, owner: Ownership) -> dict[str, Any]:
         """Download, remove, correct owners and modes, and write the record."""
-        brought: dict[str, weights_record.RecordedFile] = {}
+        files = {**plan.survey.good}
         if plan.bring and plan.source is not None:
+            reserve_bytes, workers = self.params["reserve_mib"] * 1024**2, self.params["workers"]
             try:
-                brought = self.bring(plan, plan.source, owner)
-            except OSError as error:
-                reason = transfer.explain_storage_error(error, self.wanted.path)
-                raise weights_record.WeightsError(
-                    f"{reason} {transfer.describe_aftermath(self.wanted, plan)}"
-                ) from error
-            except weights_record.WeightsError as error:
-                raise weights_record.WeightsError(
-                    f"{error} {transfer.describe_aftermath(self.wanted, plan)}"
-                ) from error
+                files |= transfer.bring(
+                    plan.source, self.wanted, plan, owner, self.progress, reserve_bytes=reserve_bytes, workers=workers
+                )
+            except (OSError, WeightsError) as error:
+                reason = str(error)
+                if isinstance(error, OSError):
+                    reason = transfer.explain_storage_error(error, self.wanted.path)
+                raise WeightsError(f"{reason} {transfer.describe_aftermath(self.wanted, plan)}") from error
         for name in plan.obsolete:
             (self.wanted.path / name).unlink()
-        files = {**plan.survey.good, **brought}
-        record = weights_record.Record(
-            model=self.wanted.model,
-            repo=self.wanted.repo,
-            requested_revision=self.wanted.revision,
-            revision=plan.commit,
-            path=str(self.wanted.path),
-            source=plan.source.kind if plan.source is not None else plan.record.source if plan.record else "",
-            files=files,
-        )
-        result = self.result(plan, owner, record)
-        for path in ownership.find_ownership_faults(self.wanted.path, files, owner):
-            ownership.give(path, owner)
+        result = self.result(plan, owner, files)
+        for path in find_ownership_faults(self.wanted.path, files, owner):
+            owner.apply(path)
         # The record keeps a requested branch if its commit is later pasted into the inventory.
         if plan.record is None or plan.record.files != files or plan.record.revision != plan.commit:
-            transfer.write_atomically(self.record_path, record.to_json())
+            kind = plan.source.kind if plan.source is not None else plan.record.source if plan.record else ""
+            wanted = self.wanted
+            record = Record(wanted.model, wanted.repo, wanted.revision, plan.commit, str(wanted.path), kind, files)
+            write_durably(self.record_path, record.to_json())
         return result
-
-    def bring(
-        self, plan: transfer.Plan, source: sources.Source, owner: ownership.Ownership
-    ) -> dict[str, weights_record.RecordedFile]:
-        """Download the missing files if there is enough disk space."""
-        transfer.clean_staging(self.wanted, plan.commit)
-        there = transfer.staged(self.wanted, plan.commit, plan.bring)
-        needed = sum(item.size_bytes for item in plan.bring) - sum(item.size_bytes for item in there)
-        transfer.check_space(self.wanted.path, needed, self.params["reserve_mib"] * 1024**2)
-        return transfer.bring(
-            source, self.wanted, plan.commit, plan.bring, owner, self.progress, self.params["workers"]
-        )
 
     def unforeseen(self, reason: str) -> dict[str, Any]:
         """Return the result of check mode if the source cannot be asked."""
         what = f"{self.wanted.repo} at {self.wanted.revision}"
-        action = f"bring {what} into {self.wanted.path}; its size is not known: {reason}"
         return {
             "changed": True,
             "resolved": False,
             "path": self.params["path"],
             "real_path": str(self.wanted.path),
-            "downloaded": [],
-            "damaged": {},
-            "healed": {},
-            "removed": [],
-            "rehashed": [],
-            "unknown": [],
-            "actions": [action],
+            **{key: [] for key in ("downloaded", "removed", "rehashed", "unknown")},
+            **{key: {} for key in ("damaged", "healed")},
+            "actions": [f"bring {what} into {self.wanted.path}; its size is not known: {reason}"],
             "diff": {"before": "", "after": f"{self.wanted.path}: {what}\n"},
         }
 
-    def result(
-        self, plan: transfer.Plan, owner: ownership.Ownership, record: weights_record.Record | None
-    ) -> dict[str, Any]:
-        """Return what was (or would be) done."""
+    def result(self, plan: transfer.Plan, owner: Ownership, files: Mapping[str, RecordedFile] | None) -> dict[str, Any]:
+        """Return what was (or would be) done; `files` are the complete files, None if they still have to arrive."""
         self.warn(plan)
-        faults = ownership.find_ownership_faults(self.wanted.path, plan.survey.good, owner)
+        faults = find_ownership_faults(self.wanted.path, plan.survey.good, owner)
         needed = sum(item.size_bytes for item in plan.bring)
         actions = []
         before, after = [], []
         if plan.bring:
             actions.append(
-                f"bring {len(plan.bring)} of {len(plan.expected)} files, {weights_progress.mib(needed)}, of "
-                f"{self.wanted.repo} at {plan.commit} into {self.wanted.path}"
+                f"bring {len(plan.bring)} of {len(plan.files)} files, {mib(needed)}, of {self.wanted.repo} at "
+                f"{plan.commit} into {self.wanted.path}"
             )
         for item in plan.bring:
             why = plan.survey.damaged.get(item.path)
+            digest = f", {item.digest.algorithm} {item.digest.value}" if item.digest else ""
             before.append(f"{item.path}: {'damaged, ' + why if why else 'missing'}")
-            after.append(
-                f"{item.path}: {item.size_bytes} bytes"
-                + (f", {item.digest.algorithm} {item.digest.value}" if item.digest else "")
-            )
+            after.append(f"{item.path}: {item.size_bytes} bytes{digest}")
         for name in plan.obsolete:
             actions.append(f"remove {name}, which {plan.commit} does not have")
             before.append(f"{name}: of the former revision")
-        right = f"{owner.uid}:{owner.gid}"
-        for path, was in faults.items():
-            mode = owner.directory_mode if path.is_dir() else owner.file_mode
-            actions.append(f"set owner and mode of {path} from {was} to {right} {mode:04o}")
-            before.append(f"{path}: {was}")
-            after.append(f"{path}: {right} {mode:04o}")
-        result: dict[str, Any] = {
+        for path, has in faults.items():
+            actions.append(f"set owner and mode of {path} from {has} to {owner.describe(path)}")
+            before.append(f"{path}: {has}")
+            after.append(f"{path}: {owner.describe(path)}")
+        return {
             "changed": bool(actions),
             "revision": plan.commit,
             "resolved": plan.resolved,
             "path": self.params["path"],
             "real_path": str(self.wanted.path),
-            "files": len(plan.expected),
-            "bytes": sum(plan.expected.values()),
+            "files": len(plan.files),
+            "bytes": sum(item.size_bytes for item in plan.files),
+            **({} if files is None else {"manifest_sha256": hash_manifest(files)}),
             "downloaded": [item.path for item in plan.bring],
             "downloaded_bytes": needed,
             "damaged": plan.survey.damaged,
-            "healed": {str(path): was for path, was in faults.items()},
+            "healed": {str(path): has for path, has in faults.items()},
             "removed": plan.obsolete,
             "rehashed": plan.survey.rehashed,
             "unknown": plan.survey.unknown,
@@ -515,16 +459,9 @@ class ModelWeights:
             "not_brought": plan.skipped,
             "actions": actions,
             "diff": {
-                "before": "".join(f"{line}\n" for line in before),
-                "after": "".join(f"{line}\n" for line in after),
+                side: "".join(f"{line}\n" for line in rows) for side, rows in (("before", before), ("after", after))
             },
         }
-        complete = record
-        if complete is None and not plan.bring:
-            complete = weights_record.Record("", "", "", "", "", "", plan.survey.good)
-        if complete is not None:
-            result["manifest_sha256"] = complete.manifest_sha256
-        return result
 
 
 def main() -> None:
@@ -532,7 +469,7 @@ def main() -> None:
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     try:
         result = ModelWeights(module).run()
-    except weights_record.WeightsError as error:
+    except WeightsError as error:
         module.fail_json(msg=str(error))
     except OSError as error:
         module.fail_json(msg=transfer.explain_storage_error(error, Path(module.params["path"])))

@@ -10,8 +10,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
+from ..system.records import RecordError, read_record
+
 RECORD_FORMAT = 1
 """Version of the record's format."""
+COMMIT = re.compile(r"[0-9a-f]{40}")
+"""A full commit id."""
 
 
 class WeightsError(Exception):
@@ -53,8 +57,6 @@ class RecordedFile:
     sha256: str
     mtime_ns: int
     inode: int
-    digest: Digest | None = None
-    """The hash that its source stated, if any."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,16 @@ class Record:
 
     @property
     def manifest_sha256(self) -> str:
-        """One hash over names and contents: the same weights have the same hash on every host, whatever their mtime."""
-        lines = "".join(f"{item.sha256}  {path}\n" for path, item in sorted(self.files.items()))
-        return hashlib.sha256(lines.encode()).hexdigest()
+        """One hash over names and contents."""
+        return hash_manifest(self.files)
+
+    @property
+    def expected(self) -> list[RemoteFile]:
+        """The files with the hashes that they had when they were verified, sorted by path."""
+        return [
+            RemoteFile(path, item.size_bytes, Digest("sha256", item.sha256))
+            for path, item in sorted(self.files.items())
+        ]
 
     def to_json(self) -> str:
         """Return the record as JSON text."""
@@ -94,6 +103,12 @@ class Record:
             "manifest_sha256": self.manifest_sha256,
         }
         return json.dumps(data, indent=2, sort_keys=True) + "\n"
+
+
+def hash_manifest(files: Mapping[str, RecordedFile]) -> str:
+    """Return one hash over names and contents: the same weights have the same hash on every host."""
+    lines = "".join(f"{item.sha256}  {path}\n" for path, item in sorted(files.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -107,36 +122,26 @@ class Wanted:
     path: Path
     """Directory for the files."""
 
+    def is_recorded(self, record: Record | None) -> bool:
+        """Return whether the record is about these weights. A branch stays at the commit it was first resolved to."""
+        return (
+            record is not None
+            and record.repo == self.repo
+            and record.path == str(self.path)
+            and self.revision in {record.requested_revision, record.revision}
+        )
+
 
 def parse_record(text: str) -> Record:
     """Parse the text of a record. Raises ValueError if it is not one."""
-    try:
-        data = json.loads(text)
-        if data["format"] != RECORD_FORMAT:
-            raise ValueError(f"format {data['format']}")
-        files = {}
-        for path, item in data["files"].items():
-            digest = item.get("digest")
-            files[str(path)] = RecordedFile(
-                size_bytes=int(item["size_bytes"]),
-                sha256=str(item["sha256"]),
-                mtime_ns=int(item["mtime_ns"]),
-                inode=int(item["inode"]),
-                digest=Digest(str(digest["algorithm"]), str(digest["value"])) if digest else None,
-            )
-        if not all(is_safe_relative(path) for path in files):
-            raise ValueError("a path that leaves its directory")
-        return Record(
-            model=str(data["model"]),
-            repo=str(data["repo"]),
-            requested_revision=str(data["requested_revision"]),
-            revision=str(data["revision"]),
-            path=str(data["path"]),
-            source=str(data["source"]),
-            files=files,
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a record of weights: {error!r}") from error
+    data = json.loads(text)
+    record = read_record(Record, data)
+    if data.get("format") != RECORD_FORMAT:
+        raise RecordError(f"format is {data.get('format')!r}, {RECORD_FORMAT} is expected")
+    for path in record.files:
+        if not is_safe_relative(path):
+            raise RecordError(f"the path {path!r} leaves its directory")
+    return record
 
 
 def load_record(path: Path) -> Record | None:
@@ -149,22 +154,6 @@ def load_record(path: Path) -> Record | None:
         return parse_record(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
-
-
-def record_fits(record: Record | None, wanted: Wanted) -> bool:
-    """Return whether the record is about the wanted weights. A branch stays at the commit it was first resolved to."""
-    return (
-        record is not None
-        and record.repo == wanted.repo
-        and record.path == str(wanted.path)
-        and wanted.revision in {record.requested_revision, record.revision}
-    )
-
-
-COMMIT = re.compile(r"[0-9a-f]{40}")
-"""A full commit id."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""Names of models."""
 
 
 def is_safe_relative(path: str) -> bool:
