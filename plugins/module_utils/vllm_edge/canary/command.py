@@ -233,7 +233,7 @@ def forget(config: EngineConfig, paths: HostPaths) -> None:
         paths.engine_canary(config.engine).unlink(missing_ok=True)
 
 
-def recorded(config: EngineConfig, paths: HostPaths, docker: FindsContainers) -> list[Result]:
+def find_recorded(config: EngineConfig, paths: HostPaths, docker: FindsContainers) -> list[Result]:
     """Return the recorded results if they are about this run of the container, these served names and these checks."""
     try:
         passed = read_record(Passed, json.loads(paths.engine_canary(config.engine).read_text(encoding="utf-8")))
@@ -268,7 +268,7 @@ def canary_unless_passed(
     config: EngineConfig, paths: HostPaths, docker: FindsContainers, timeout_s: float, ask: Ask = request
 ) -> list[Result]:
     """Request one token and return the recorded results if this run has passed before; else run the full canary."""
-    results = recorded(config, paths, docker)
+    results = find_recorded(config, paths, docker)
     if not results:
         return full_canary(config, paths, docker, timeout_s, ask)
     seconds, problem = request_one_token(config, ask)
@@ -278,7 +278,7 @@ def canary_unless_passed(
     return [build_failure(config, name, problem, seconds) for name in config.served_names]
 
 
-def text_of(result: Result) -> str:
+def render_result(result: Result) -> str:
     """Return a heading and one line per check."""
     heading = f"{result.served_name}: {'ok' if result.ok else 'FAILED'} ({result.seconds:.2f} s)"
     if result.token_s is not None:
@@ -315,5 +315,5 @@ def run_canary(engine: str, paths: HostPaths, *, output: str, timeout_s: float, 
         answer = {"engine": engine, "ok": good, "results": [asdict(result) for result in results]}
         print(json.dumps(answer, indent=2, ensure_ascii=False))
     else:
-        print("\n".join(text_of(result) for result in results))
+        print("\n".join(render_result(result) for result in results))
     return 0 if good else 1
