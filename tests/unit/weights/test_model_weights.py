@@ -40,6 +40,22 @@ def record(arguments: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     return lambda: json.loads((Path(arguments["state_directory"]) / "tiny.json").read_text())
 
 
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "PAUSES_S", (0.0, 0.0))
+
+
+def check_refusal(result: dict[str, Any], *texts: str) -> None:
+    """The module failed, and its message has all of these texts."""
+    assert result["rc"] == 1, result
+    assert [text for text in texts if text not in result["msg"]] == [], result["msg"]
+
+
+def find_staging(target: Path) -> Path:
+    (staging,) = [path for path in (target.parent / ".incoming").iterdir() if path.name.startswith("tiny-")]
+    return staging
+
+
 def tree(directory: Path) -> list[str]:
     return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
 
@@ -54,7 +70,12 @@ def damage(path: Path) -> None:
 
 
 def test_first_run_brings_what_vllm_reads_and_records_the_commit(
-    weights: Run, hub: TestHub, target: Path, record: Callable[[], dict[str, Any]]
+    weights: Run,
+    hub: TestHub,
+    target: Path,
+    arguments: dict[str, Any],
+    record: Callable[[], dict[str, Any]],
+    on_the_disk: Callable[[Path], bool],
 ) -> None:
     result = weights()
     assert result["rc"] == 0, result
@@ -63,6 +84,8 @@ def test_first_run_brings_what_vllm_reads_and_records_the_commit(
     assert sorted(result["not_brought"]) == [".gitattributes", "pytorch_model.bin"]
     for name in FILES:
         assert (target / name).read_bytes() == (hub.root / "example/tiny" / name).read_bytes()
+        assert on_the_disk(target / name)
+    assert on_the_disk(target) and on_the_disk(Path(arguments["state_directory"]) / "tiny.json")
     assert record()["revision"] == result["revision"] != "main"
     assert record()["requested_revision"] == "main"
     kept = record()["files"]["model.safetensors"]
@@ -71,6 +94,8 @@ def test_first_run_brings_what_vllm_reads_and_records_the_commit(
     assert result["files"] == 3
     assert result["bytes"] == sum((target / name).stat().st_size for name in FILES)
     assert not (target.parent / ".incoming").exists()
+    line = Path(arguments["progress_path"]).read_text()
+    assert line.startswith("tiny: 3 of 3 files, 100 %, 0.2 of 0.2 MiB, ")
 
 
 def test_modes_let_the_group_read_and_nobody_else(weights: Run, target: Path) -> None:
@@ -79,20 +104,15 @@ def test_modes_let_the_group_read_and_nobody_else(weights: Run, target: Path) ->
     assert {stat.S_IMODE(path.stat().st_mode) for path in (target, target / "nested")} == {0o750}
 
 
-def test_second_run_asks_nobody(weights: Run, hub: TestHub) -> None:
+@pytest.mark.parametrize("replace", [None, WITHOUT_CLIENT], ids=["with the client", "without"])
+def test_second_run_asks_nobody(weights: Run, hub: TestHub, replace: dict[str, Any] | None) -> None:
     first = weights()
     hub.forget_requests()
-    second = weights()
-    assert not second["changed"] and not second["resolved"] and second["actions"] == []
+    second = weights(replace=replace)
+    assert second["rc"] == 0 and not second["changed"] and not second["resolved"] and second["actions"] == []
     assert hub.requests() == []
     for key in ("revision", "manifest_sha256", "bytes", "files"):
         assert second[key] == first[key]
-
-
-def test_second_run_needs_no_client_of_the_hub(weights: Run) -> None:
-    weights()
-    result = weights(replace=WITHOUT_CLIENT)
-    assert result["rc"] == 0 and not result["changed"]
 
 
 def test_moved_branch_stays_at_the_recorded_commit(weights: Run, hub: TestHub) -> None:
@@ -230,17 +250,10 @@ def test_parts_of_a_killed_download_are_cleaned_up(weights: Run, hub: TestHub, t
     weights(check=True)
     hub.alter_in_transit("model.safetensors")
     weights()
-    (staging,) = [path for path in (target.parent / ".incoming").iterdir() if path.name.startswith("tiny-")]
-    part = staging / ".cache/huggingface/download/model.abc.1234.incomplete"
-    part.write_bytes(b"x" * 1000)
+    (find_staging(target) / ".cache/huggingface/download/model.abc.1234.incomplete").write_bytes(b"x" * 1000)
     hub.alter_in_transit("model.safetensors")
     assert weights()["rc"] == 0
     assert not (target.parent / ".incoming").exists()
-
-
-@pytest.fixture
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "PAUSES_S", (0.0, 0.0))
 
 
 def test_error_of_the_hub_that_passes_is_outlasted(weights: Run, hub: TestHub, no_pauses: None) -> None:
@@ -252,9 +265,8 @@ def test_error_of_the_hub_that_stays_is_said_with_what_has_arrived(
     weights: Run, hub: TestHub, target: Path, no_pauses: None
 ) -> None:
     hub.faults({"path": "*/model.safetensors", "status": 503})
-    failed = weights()
-    assert failed["rc"] == 1 and "answered HTTP 503 for model.safetensors of example/tiny" in failed["msg"]
-    assert f"Nothing was put into {target}." in failed["msg"] and "2 of 3 files (0.0 MiB) have arrived" in failed["msg"]
+    nothing, arrived = f"Nothing was put into {target}.", "2 of 3 files (0.0 MiB) have arrived"
+    check_refusal(weights(), "answered HTTP 503 for model.safetensors of example/tiny", nothing, arrived)
     assert [request["status"] for request in hub.requests() if request["method"] == "GET"].count(503) == 3
     hub.faults()
     hub.forget_requests()
@@ -268,9 +280,11 @@ def test_damage_on_the_disk_is_said_where_the_hub_is_away(
     weights()
     damage(target / "model.safetensors")
     damaged = (target / "model.safetensors").read_bytes()
-    failed = weights(endpoint="http://127.0.0.1:9")
-    assert failed["rc"] == 1 and "did not deliver model.safetensors of example/tiny" in failed["msg"]
-    assert "It is not whole, however (model.safetensors: its sha256 is" in failed["msg"]
+    check_refusal(
+        weights(endpoint="http://127.0.0.1:9"),
+        "did not deliver model.safetensors of example/tiny",
+        "It is not whole, however (model.safetensors: its sha256 is",
+    )
     assert (target / "model.safetensors").read_bytes() == damaged
     assert weights()["downloaded"] == ["model.safetensors"]
 
@@ -296,8 +310,7 @@ def test_room_counts_what_has_arrived_and_frees_what_is_of_no_use(
 ) -> None:
     hub.faults({"path": "*/nested/extra.json", "status": 503})
     weights()
-    (staging,) = [path for path in (target.parent / ".incoming").iterdir() if path.name.startswith("tiny-")]
-    part = staging / ".cache/huggingface/download/model.abc.1234.incomplete"
+    part = find_staging(target) / ".cache/huggingface/download/model.abc.1234.incomplete"
     part.write_bytes(b"x" * 1000)
     asked: list[int] = []
     monkeypatch.setattr(
@@ -311,8 +324,7 @@ def test_commit_that_the_hub_lost_is_explained(weights: Run, hub: TestHub, targe
     weights()
     hub.write("config.json", b"{}")
     (target / "config.json").unlink()
-    failed = weights()
-    assert failed["rc"] == 1 and "no revision" in failed["msg"] and "record" in failed["msg"]
+    check_refusal(weights(), "no revision", "record")
 
 
 # --- owner and mode -------------------------------------------------------------------------------------------------
@@ -341,11 +353,6 @@ def test_owner_is_set(weights: Run, target: Path) -> None:
     assert weights()["changed"], "another owner is a change"
 
 
-def test_unknown_group_is_explained(weights: Run) -> None:
-    failed = weights(group="no-such-group")
-    assert failed["rc"] == 1 and "vllm_edge_host" in failed["msg"]
-
-
 # --- what is not ours -----------------------------------------------------------------------------------------------
 
 
@@ -360,8 +367,7 @@ def test_unknown_files_are_left_and_warned_of(weights: Run, target: Path) -> Non
 
 def test_pickles_alone_are_refused(weights: Run, hub: TestHub, target: Path) -> None:
     hub.remove("model.safetensors")
-    failed = weights()
-    assert failed["rc"] == 1 and "pickles only (pytorch_model.bin)" in failed["msg"]
+    check_refusal(weights(), "pickles only (pytorch_model.bin)")
     assert not target.exists() and hub.downloads() == []
 
 
@@ -409,6 +415,8 @@ def test_token_of_the_user_is_not_taken(weights: Run, hub: TestHub, monkeypatch:
         ({"repo": "example/absent"}, "does not know example/absent"),
         ({"endpoint": "http://127.0.0.1:9"}, "cannot be reached"),
         ({"reserve_mib": 10**9}, "Not enough room"),
+        ({"reserve_mib": 10**9}, "0.2 MiB must be brought and 1,000,000,000.0 MiB are to stay free"),
+        ({"group": "no-such-group"}, "The role vllm_edge_host creates the group"),
         ({"name": "../escape"}, "may have letters"),
         ({"workers": 0}, "at least 1"),
     ],
@@ -416,14 +424,8 @@ def test_token_of_the_user_is_not_taken(weights: Run, hub: TestHub, monkeypatch:
 def test_refusals_name_the_remedy_and_leave_nothing(
     weights: Run, target: Path, changed: dict[str, Any], text: str
 ) -> None:
-    failed = weights(**changed)
-    assert failed["rc"] == 1 and text in failed["msg"], failed["msg"]
+    check_refusal(weights(**changed), text)
     assert not target.parent.exists() or tree(target.parent) == []
-
-
-def test_missing_room_is_said_with_numbers(weights: Run) -> None:
-    failed = weights(reserve_mib=10**9)
-    assert "0.2 MiB must be brought" in failed["msg"] and "1,000,000,000.0 MiB are to stay free" in failed["msg"]
 
 
 def test_two_runs_at_once_are_refused(weights: Run, arguments: dict[str, Any]) -> None:
@@ -440,8 +442,6 @@ def test_two_runs_at_once_are_refused(weights: Run, arguments: dict[str, Any]) -
 def test_host_without_the_client_is_told_what_installs_it(weights: Run) -> None:
     failed = weights(replace=WITHOUT_CLIENT, interpreter="/nonexistent/python3")
     assert failed["rc"] == 1 and "vllm_edge_host" in failed["msg"]
-    foreseen = weights(check=True, replace=WITHOUT_CLIENT, interpreter="/nonexistent/python3")
-    assert foreseen["rc"] == 0 and foreseen["changed"] and "size is not known" in foreseen["actions"][0]
 
 
 # --- check mode -----------------------------------------------------------------------------------------------------
@@ -465,18 +465,19 @@ def test_check_mode_is_silent_on_a_converged_host(weights: Run) -> None:
     assert quiet["manifest_sha256"] == first["manifest_sha256"]
 
 
-def test_check_mode_does_not_fail_where_the_hub_cannot_be_reached(weights: Run) -> None:
-    foreseen = weights(check=True, endpoint="http://127.0.0.1:9")
-    assert foreseen["rc"] == 0 and foreseen["changed"] and "cannot be reached" in foreseen["actions"][0]
-
-
-# --- progress -------------------------------------------------------------------------------------------------------
-
-
-def test_progress_ends_with_everything(weights: Run, arguments: dict[str, Any]) -> None:
-    weights()
-    line = Path(arguments["progress_path"]).read_text()
-    assert line.startswith("tiny: 3 of 3 files, 100 %, 0.2 of 0.2 MiB, ")
+@pytest.mark.parametrize(
+    ("replace", "changed", "reason"),
+    [
+        (None, {"endpoint": "http://127.0.0.1:9"}, "cannot be reached"),
+        (WITHOUT_CLIENT, {"interpreter": "/nonexistent/python3"}, "/nonexistent/python3 does not exist yet"),
+    ],
+)
+def test_check_mode_does_not_fail_where_the_hub_cannot_be_asked(
+    weights: Run, replace: dict[str, Any] | None, changed: dict[str, Any], reason: str
+) -> None:
+    foreseen = weights(check=True, replace=replace, **changed)
+    assert foreseen["rc"] == 0 and foreseen["changed"]
+    assert "its size is not known" in foreseen["actions"][0] and reason in foreseen["actions"][0]
 
 
 # --- from a directory -----------------------------------------------------------------------------------------------
@@ -503,36 +504,38 @@ def test_prepared_directory_says_its_commit_and_hashes(
     assert not weights(source_directory=str(prepared))["changed"]
 
 
-def test_prepared_directory_with_an_altered_file_is_refused(weights: Run, target: Path, prepared: Path) -> None:
-    damage(prepared / "model.safetensors")
-    failed = weights(source_directory=str(prepared))
-    assert failed["rc"] == 1 and "does not verify" in failed["msg"]
+def forget_notes(directory: Path) -> None:
+    shutil.rmtree(directory / ".cache")
+
+
+def write_wrong_sums(directory: Path) -> None:
+    forget_notes(directory)
+    (directory / "SHA256SUMS").write_text(f"{'0' * 64}  ./model.safetensors\n")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "revision", "text"),
+    [
+        (lambda directory: damage(directory / "model.safetensors"), "main", "does not verify"),
+        (lambda directory: None, "e" * 40, "is asked for"),
+        (forget_notes, "main", "Give the commit"),
+        (write_wrong_sums, "e" * 40, "its sha256 is"),
+        (shutil.rmtree, "main", "does not exist on the host"),
+    ],
+    ids=["altered file", "other commit", "no notes, no commit", "wrong sums", "absent"],
+)
+def test_unfit_directory_is_refused(
+    weights: Run, prepared: Path, target: Path, prepare: Callable[[Path], Any], revision: str, text: str
+) -> None:
+    prepare(prepared)
+    check_refusal(weights(source_directory=str(prepared), revision=revision), text)
     assert not target.exists()
 
 
-def test_prepared_directory_of_another_commit_is_refused(weights: Run, prepared: Path) -> None:
-    failed = weights(source_directory=str(prepared), revision="e" * 40)
-    assert failed["rc"] == 1 and "is asked for" in failed["msg"]
-
-
 def test_directory_without_notes_needs_the_commit(weights: Run, prepared: Path, target: Path) -> None:
-    shutil.rmtree(prepared / ".cache")
-    failed = weights(source_directory=str(prepared))
-    assert failed["rc"] == 1 and "Give the commit" in failed["msg"]
+    forget_notes(prepared)
     assert weights(source_directory=str(prepared), revision="e" * 40)["rc"] == 0
     assert tree(target) == FILES
-
-
-def test_sums_beside_the_files_are_checked(weights: Run, prepared: Path) -> None:
-    shutil.rmtree(prepared / ".cache")
-    (prepared / "SHA256SUMS").write_text(f"{'0' * 64}  ./model.safetensors\n")
-    failed = weights(source_directory=str(prepared), revision="e" * 40)
-    assert failed["rc"] == 1 and "sha256" in failed["msg"]
-
-
-def test_absent_directory_is_explained(weights: Run, tmp_path: Path) -> None:
-    failed = weights(source_directory=str(tmp_path / "nowhere"))
-    assert failed["rc"] == 1 and "does not exist on the host" in failed["msg"]
 
 
 # --- under Ansible ----------------------------------------------------------------------------------------------------
