@@ -11,24 +11,18 @@ version_added: "0.1.0"
 description:
   - Keeps a directory identical to one commit of a model repository. Every file is verified by its hash after it was
     downloaded, and again if it changed. Other runs compare size, modification time and inode with a record, and use
-    neither the network nor disk bandwidth.
-  - A branch or tag is resolved to a commit once. The commit is recorded, and later runs use it.
+    neither the network nor disk bandwidth. A branch or tag is resolved to a commit once, which later runs use.
   - Only files that vLLM reads are downloaded (C(.safetensors), C(.json), C(.txt), C(.model), C(.jinja), C(.md)), and
-    never pickles.
+    never pickles. Files that are neither in the record nor in the repository are kept, and the module warns about them.
   - Only missing and damaged files are downloaded. They are stored in C(.incoming) on the same file system, and replace
     the old ones when all of them are verified. A failed run replaces and deletes nothing. Complete files stay in
     C(.incoming); the next run verifies them and downloads only the rest.
-  - A broken connection is resumed within a run. C(huggingface_hub) requests the rest of the file by a range request,
-    as long as pieces of 10 MiB still arrive, and otherwise five times in a row, one second apart. After that, and if
-    the hub returns an error that may be temporary (HTTP 408, 429, 500, 502, 503, 504), the download of the file starts
-    again after 2 seconds and after 5 seconds. Then the module fails.
-  - A file that was only partly downloaded when a run ended is downloaded from the start by the next run.
-    C(huggingface_hub) 2.4 gives a partial file a new name in every process and removes it on failure. Keeping it would
-    need a downloader of vllm-edge's own, without support for Xet, the hub's transport for large files.
-  - Files that are neither in the record nor in the repository are kept, and the module warns about them.
+  - A broken connection is resumed within a run by C(huggingface_hub), as long as pieces of 10 MiB still arrive, and
+    otherwise five times in a row. After that, and if the hub returns an error that may be temporary (HTTP 408, 429,
+    500, 502, 503, 504), the download of the file starts again after 2 seconds and after 5 seconds. Then the module
+    fails, and the next run downloads this file from the start.
   - The module runs under the system's Python, and restarts itself with O(interpreter) when it needs
-    C(huggingface_hub).
-  - Only one run per model is possible at a time. A second one fails.
+    C(huggingface_hub). Only one run per model is possible at a time. A second one fails.
 author:
   - vllm-edge contributors
 extends_documentation_fragment:
@@ -72,8 +66,7 @@ options:
     type: str
     default: https://huggingface.co
   token:
-    description: Token for gated or private repositories. If it is not set, a token that is stored on the host is not
-      used either.
+    description: Token for gated or private repositories. A token that is stored on the host is never used.
     type: str
   source_directory:
     description: Directory on the host to copy the files from instead of downloading them.
@@ -110,7 +103,6 @@ options:
     default: /opt/vllm-edge/current/venv/bin/python3
 seealso:
   - module: edge.vllm_edge.model_facts
-    description: Read facts about a model without downloading its weights.
 """
 
 EXAMPLES = r"""
@@ -220,7 +212,7 @@ from ansible.module_utils.common.respawn import has_respawned, respawn_module
 from ..module_utils.vllm_edge.paths import find_interpreter
 from ..module_utils.vllm_edge.system.files import write_durably
 from ..module_utils.vllm_edge.weights import transfer
-from ..module_utils.vllm_edge.weights.progress import Progress, mib
+from ..module_utils.vllm_edge.weights.progress import Progress
 from ..module_utils.vllm_edge.weights.record import (
     Record,
     RecordedFile,
@@ -419,26 +411,7 @@ class ModelWeights:
         """Return what was (or would be) done; `files` are the complete files, None if they still have to arrive."""
         self.warn(plan)
         faults = find_ownership_faults(self.wanted.path, plan.survey.good, owner)
-        needed = sum(item.size_bytes for item in plan.bring)
-        actions = []
-        before, after = [], []
-        if plan.bring:
-            actions.append(
-                f"bring {len(plan.bring)} of {len(plan.files)} files, {mib(needed)}, of {self.wanted.repo} at "
-                f"{plan.commit} into {self.wanted.path}"
-            )
-        for item in plan.bring:
-            why = plan.survey.damaged.get(item.path)
-            digest = f", {item.digest.algorithm} {item.digest.value}" if item.digest else ""
-            before.append(f"{item.path}: {'damaged, ' + why if why else 'missing'}")
-            after.append(f"{item.path}: {item.size_bytes} bytes{digest}")
-        for name in plan.obsolete:
-            actions.append(f"remove {name}, which {plan.commit} does not have")
-            before.append(f"{name}: of the former revision")
-        for path, has in faults.items():
-            actions.append(f"set owner and mode of {path} from {has} to {owner.describe(path)}")
-            before.append(f"{path}: {has}")
-            after.append(f"{path}: {owner.describe(path)}")
+        actions, before, after = transfer.describe_changes(self.wanted, plan, owner, faults)
         return {
             "changed": bool(actions),
             "revision": plan.commit,
@@ -446,10 +419,10 @@ class ModelWeights:
             "path": self.params["path"],
             "real_path": str(self.wanted.path),
             "files": len(plan.files),
-            "bytes": sum(item.size_bytes for item in plan.files),
+            "bytes": transfer.sum_bytes(plan.files),
             **({} if files is None else {"manifest_sha256": hash_manifest(files)}),
             "downloaded": [item.path for item in plan.bring],
-            "downloaded_bytes": needed,
+            "downloaded_bytes": transfer.sum_bytes(plan.bring),
             "damaged": plan.survey.damaged,
             "healed": {str(path): has for path, has in faults.items()},
             "removed": plan.obsolete,
@@ -458,9 +431,7 @@ class ModelWeights:
             # Not `skipped`, because Ansible treats a result with that key as a skipped task and ignores changed_when.
             "not_brought": plan.skipped,
             "actions": actions,
-            "diff": {
-                side: "".join(f"{line}\n" for line in rows) for side, rows in (("before", before), ("after", after))
-            },
+            "diff": {"before": before, "after": after},
         }
 
 

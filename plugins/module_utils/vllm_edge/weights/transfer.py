@@ -14,7 +14,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -106,6 +106,41 @@ def plan_listed(wanted: Wanted, record: Record | None, source: Source, progress:
     survey.unknown = [name for name in survey.unknown if name not in former]
     resolved = listing.commit != wanted.revision
     return Plan(listing.commit, record, survey, files, resolved, source, obsolete, skipped)
+
+
+def sum_bytes(files: Iterable[RemoteFile]) -> int:
+    """Return the size of all files together."""
+    return sum(item.size_bytes for item in files)
+
+
+def describe_changes(
+    wanted: Wanted, plan: Plan, owner: Ownership, faults: Mapping[Path, str]
+) -> tuple[list[str], str, str]:
+    """Return what a run changes, one sentence each, and the lines before and after of a diff.
+
+    Args:
+        wanted: the model
+        plan: what the run does
+        owner: owner and permissions of the files
+        faults: files and directories with a wrong owner or mode, from `find_ownership_faults`
+    """
+    actions, before, after = [], [], []
+    if plan.bring:
+        what = f"{len(plan.bring)} of {len(plan.files)} files, {mib(sum_bytes(plan.bring))}"
+        actions.append(f"bring {what}, of {wanted.repo} at {plan.commit} into {wanted.path}")
+    for item in plan.bring:
+        why = plan.survey.damaged.get(item.path)
+        digest = f", {item.digest.algorithm} {item.digest.value}" if item.digest else ""
+        before.append(f"{item.path}: {'damaged, ' + why if why else 'missing'}\n")
+        after.append(f"{item.path}: {item.size_bytes} bytes{digest}\n")
+    for name in plan.obsolete:
+        actions.append(f"remove {name}, which {plan.commit} does not have")
+        before.append(f"{name}: of the former revision\n")
+    for path, has in faults.items():
+        actions.append(f"set owner and mode of {path} from {has} to {owner.describe(path)}")
+        before.append(f"{path}: {has}\n")
+        after.append(f"{path}: {owner.describe(path)}\n")
+    return actions, "".join(before), "".join(after)
 
 
 def find_free_bytes(path: Path) -> int:
@@ -200,7 +235,7 @@ def describe_aftermath(wanted: Wanted, plan: Plan) -> str:
     waiting = list_staged(wanted, plan.commit, plan.bring)
     if waiting:
         lines.append(
-            f"{len(waiting)} of {len(plan.bring)} files ({mib(sum(item.size_bytes for item in waiting))}) have arrived "
+            f"{len(waiting)} of {len(plan.bring)} files ({mib(sum_bytes(waiting))}) have arrived "
             f"and wait in {staging_directory(wanted, plan.commit)}; the next run verifies them and brings the rest."
         )
     return " ".join(lines)
@@ -259,7 +294,7 @@ def bring(
     files = plan.bring
     drop_stale_staging(wanted, keep=staging)
     waiting = list_staged(wanted, plan.commit, files)
-    needed_bytes = sum(item.size_bytes for item in files) - sum(item.size_bytes for item in waiting)
+    needed_bytes = sum_bytes(files) - sum_bytes(waiting)
     check_space(wanted.path, needed_bytes, reserve_bytes)
     staging.mkdir(parents=True, exist_ok=True)
     staging.parent.chmod(0o700)
