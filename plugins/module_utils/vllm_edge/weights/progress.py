@@ -21,11 +21,7 @@ def mib(size_bytes: int) -> str:
 def format_progress(what: str, have_bytes: int, total_bytes: int, seconds: float) -> str:
     """Return one line on the progress of a download, such as `e2b: 3 of 9 files, 41 %, 1.2 of 10.2 GiB, 35 s`.
 
-    Args:
-        what: name of the model and what is being done
-        have_bytes: bytes that have arrived or are hashed
-        total_bytes: bytes of all files
-        seconds: duration so far
+    `what` is the part before the percentage.
     """
     share = min(100, 100 * have_bytes // total_bytes) if total_bytes else 100
     unit, name = (1024**3, "GiB") if total_bytes >= 1024**3 else (1024**2, "MiB")
@@ -67,12 +63,9 @@ class Progress:
 
     @contextlib.contextmanager
     def watch(self, staging: Path, files: list[RemoteFile], count_finished: Callable[[], int]) -> Iterator[None]:
-        """Report how much has arrived in the staging directory, in a thread, until the with block ends.
+        """Report in a thread how much of the files has arrived in the staging directory, until the with block ends.
 
-        Args:
-            staging: staging directory
-            files: the files to be downloaded
-            count_finished: returns the number of files that are complete
+        `count_finished` returns the number of files that are complete.
         """
         total_bytes = sum(item.size_bytes for item in files)
         stop = threading.Event()

@@ -23,22 +23,19 @@ class WeightsError(Exception):
 
 
 @dataclass(frozen=True)
-class Digest:
-    """A hash that the source states: `sha256` for large files, `git-sha1` (the id of a git blob) for small ones."""
-
-    algorithm: str
-    value: str
-
-
-@dataclass(frozen=True)
 class RemoteFile:
     """A file as its source lists it."""
 
     path: str
     """Relative to the root of the repository."""
     size_bytes: int
-    digest: Digest | None = None
-    """None if the source states no hash."""
+    digest: str | None = None
+    """The hash that the source states, if any: SHA-256 for large files, the id of a git blob for small ones."""
+
+    @property
+    def algorithm(self) -> str:
+        """Name of the digest's algorithm, which its length tells."""
+        return "git-sha1" if self.digest is not None and COMMIT.fullmatch(self.digest) else "sha256"
 
 
 @dataclass(frozen=True)
@@ -89,10 +86,7 @@ class Record:
     @property
     def expected(self) -> list[RemoteFile]:
         """The files with the hashes that they had when they were verified, sorted by path."""
-        return [
-            RemoteFile(path, item.size_bytes, Digest("sha256", item.sha256))
-            for path, item in sorted(self.files.items())
-        ]
+        return [RemoteFile(path, item.size_bytes, item.sha256) for path, item in sorted(self.files.items())]
 
     def to_json(self) -> str:
         """Return the record as JSON text."""
@@ -145,11 +139,7 @@ def parse_record(text: str) -> Record:
 
 
 def load_record(path: Path) -> Record | None:
-    """Return the record in the file; None if there is none or it is unreadable, in which case the files are hashed
-    again.
-
-    Raises OSError if the file exists but cannot be read.
-    """
+    """Return the record in the file; None if there is none or it is damaged. Raises OSError if it cannot be read."""
     try:
         return parse_record(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

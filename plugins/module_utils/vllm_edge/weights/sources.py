@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from .record import COMMIT, Digest, Listing, RemoteFile, WeightsError
+from .record import COMMIT, Listing, RemoteFile, WeightsError
 from .survey import list_unknown
 
 # Seconds between attempts to download one file. Before that, the client itself resumes a broken connection: up to five
@@ -40,21 +40,12 @@ class Source(Protocol):
     kind: str
 
     def listing(self, repo: str, revision: str) -> Listing:
-        """Resolve the revision to a commit and list its files. Raises WeightsError.
-
-        Args:
-            repo: name of the repository, `<owner>/<name>`
-            revision: branch, tag or commit
-        """
+        """Resolve a branch, tag or commit of `<owner>/<name>` to a commit and list its files. Raises WeightsError."""
 
     def fetch(self, repo: str, commit: str, path: str, staging: Path) -> Path:
-        """Download one file below the staging directory, replacing one that is there. Raises WeightsError, OSError.
+        """Download one file below the staging directory and return its path there, replacing one that exists.
 
-        Args:
-            repo: name of the repository
-            commit: full commit id
-            path: path in the repository, and of the returned file below the staging directory
-            staging: staging directory
+        Raises WeightsError, OSError.
         """
 
 
@@ -66,33 +57,22 @@ class DirectorySource:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def _read_metadata(self, path: str) -> tuple[str, Digest] | None:
-        """Return the commit and hash that the hub's client stored when it downloaded the file; None if it did not."""
+    def _read_metadata(self, path: str) -> list[str]:
+        """Return the commit and hash that the hub's client stored when it downloaded the file; empty if it did not."""
         note = self._directory / ".cache" / "huggingface" / "download" / f"{path}.metadata"
         try:
-            lines = note.read_text(encoding="utf-8").splitlines()
+            lines = [line.strip() for line in note.read_text(encoding="utf-8").splitlines()[:2]]
         except (FileNotFoundError, NotADirectoryError):
-            return None
-        if len(lines) < 2 or not COMMIT.fullmatch(lines[0].strip()):
-            return None
-        etag = lines[1].strip()
-        if re.fullmatch(r"[0-9a-f]{64}", etag):
-            return lines[0].strip(), Digest("sha256", etag)
-        if COMMIT.fullmatch(etag):
-            return lines[0].strip(), Digest("git-sha1", etag)
-        return None
+            return []
+        return lines if re.fullmatch(r"[0-9a-f]{40} ([0-9a-f]{40}|[0-9a-f]{64})", " ".join(lines)) else []
 
     def _read_sums(self) -> dict[str, str]:
         try:
             text = (self._directory / "SHA256SUMS").read_text(encoding="utf-8")
         except FileNotFoundError:
             return {}
-        found = {}
-        for line in text.splitlines():
-            match = re.fullmatch(r"([0-9a-f]{64}) [ *](?:\./)?(.+)", line.strip())
-            if match:
-                found[match[2]] = match[1]
-        return found
+        lines = re.findall(r"^\s*([0-9a-f]{64}) [ *](?:\./)?(.+?)\s*$", text, re.MULTILINE)
+        return {path: sha256 for sha256, path in lines}
 
     def listing(self, repo: str, revision: str) -> Listing:
         """List the directory. The commit is the requested one, or the one that the hub's client stored."""
@@ -102,17 +82,12 @@ class DirectorySource:
                 "files there (`hf download --local-dir` keeps their hashes beside them), or take the model from the "
                 "hub."
             )
-        sums = self._read_sums()
-        commits = set()
-        files = []
+        sums, notes, files = self._read_sums(), {}, []
         for path in list_unknown(self._directory, ["SHA256SUMS"]):
-            note = self._read_metadata(path)
-            digest = Digest("sha256", sums[path]) if path in sums else None
-            if note is not None:
-                commits.add(note[0])
-                digest = digest or note[1]
-            found = (self._directory / path).stat()
-            files.append(RemoteFile(path, found.st_size, digest))
+            notes[path] = self._read_metadata(path)
+            digest = sums.get(path) or next(iter(notes[path][1:]), None)
+            files.append(RemoteFile(path, (self._directory / path).stat().st_size, digest))
+        commits = {note[0] for note in notes.values() if note}
         if COMMIT.fullmatch(revision):
             if commits - {revision}:
                 raise WeightsError(
@@ -274,8 +249,8 @@ class HubSource:
         files = []
         for item in info.siblings or []:
             size = item.lfs.size if item.lfs else item.size
-            digest = Digest("sha256", item.lfs.sha256) if item.lfs else Digest("git-sha1", item.blob_id or "")
-            if size is None or not digest.value:
+            digest = item.lfs.sha256 if item.lfs else item.blob_id
+            if size is None or not digest:
                 raise HubError(
                     f"{self._access['endpoint']} states no size or no hash of {item.rfilename} in {repo}, so the file "
                     "could not be verified."

@@ -44,12 +44,9 @@ def list_directories(directory: Path, files: Iterable[str]) -> list[Path]:
 
 
 def find_ownership_faults(directory: Path, files: Iterable[str], owner: Ownership) -> dict[Path, str]:
-    """Return the files and directories with a wrong owner, group or mode, each with what it has, as `uid:gid mode`.
+    """Return what files and directories with a wrong owner, group or mode have instead, as `uid:gid mode`.
 
-    Args:
-        directory: directory of the model
-        files: paths below it; files that do not exist are skipped
-        owner: what is wanted
+    `files` are paths below the directory of the model; those that do not exist are skipped.
     """
     names = list(files)
     faults = {}
@@ -65,13 +62,7 @@ def find_ownership_faults(directory: Path, files: Iterable[str], owner: Ownershi
 
 
 def hash_file(path: Path, progress: CountBytes | None = None, *, git: bool = False) -> tuple[str, str]:
-    """Return the file's SHA-256 and, if asked for, its git blob id (else an empty text), from one pass over the file.
-
-    Args:
-        path: file to read
-        progress: is told how much was hashed
-        git: whether to compute the git blob id, which takes time for files of many GiB
-    """
+    """Return the file's SHA-256 and, for `git`, its git blob id (else an empty text), from one pass over the file."""
     hashes = [hashlib.sha256()]
     with path.open("rb") as stream:
         if git:
@@ -87,20 +78,17 @@ def hash_file(path: Path, progress: CountBytes | None = None, *, git: bool = Fal
 
 
 def mismatch(path: Path, expected: RemoteFile, progress: CountBytes | None = None) -> tuple[str, str | None]:
-    """Compare a file with the size and the hash that are expected.
-
-    Returns:
-        The file's SHA-256 (empty if the size is wrong), and what is wrong with it; None if it is correct.
+    """Return a file's SHA-256 (empty if the size is wrong), and how it differs from what is expected (None: it does
+    not).
     """
     size = path.stat().st_size
     if size != expected.size_bytes:
         return "", f"it has {size} bytes, {expected.size_bytes} are expected"
-    digest = expected.digest
-    git = digest is not None and digest.algorithm == "git-sha1"
+    git = expected.algorithm == "git-sha1"
     sha256, git_sha1 = hash_file(path, progress, git=git)
     found = git_sha1 if git else sha256
-    if digest is not None and found != digest.value:
-        return sha256, f"its {digest.algorithm} is {found}, {digest.value} is expected"
+    if expected.digest not in (None, found):
+        return sha256, f"its {expected.algorithm} is {found}, {expected.digest} is expected"
     return sha256, None
 
 
@@ -155,11 +143,7 @@ def survey_files(
 ) -> Survey:
     """Compare the directory with the files that it should have.
 
-    Args:
-        directory: directory of the model
-        files: its files according to the record or the source
-        progress: is told how much was hashed
-        unread: recorded files by path; one whose size, mtime and inode are as recorded is not read
+    `unread` are recorded files by path: one whose size, mtime and inode are as recorded is not read.
     """
     result = Survey()
     names = []
@@ -190,10 +174,5 @@ def survey_recorded(record: Record, *, full: bool, progress: CountBytes | None =
     """Compare the directory with the record.
 
     A file whose size, mtime and inode are as recorded is not read, unless `full` is set.
-
-    Args:
-        record: the record
-        full: hash every file
-        progress: is told how much was hashed
     """
     return survey_files(Path(record.path), record.expected, progress, unread={} if full else record.files)

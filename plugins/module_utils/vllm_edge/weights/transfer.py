@@ -90,14 +90,7 @@ def plan_recorded(record: Record, progress: Progress, *, full: bool) -> Plan:
 
 
 def plan_listed(wanted: Wanted, record: Record | None, source: Source, progress: Progress) -> Plan:
-    """Plan a run whose weights are not recorded, by asking the source. Raises WeightsError.
-
-    Args:
-        wanted: the model
-        record: the record on the host, which is about other weights
-        source: where to download from
-        progress: receives the progress of hashing
-    """
+    """Plan a run whose weights are not in the record, by asking the source. Raises WeightsError."""
     listing = source.listing(wanted.repo, wanted.revision)
     files, skipped = select(listing, wanted.repo)
     survey = survey_files(wanted.path, files, progress.count_hashed(sum(item.size_bytes for item in files)))
@@ -118,11 +111,7 @@ def describe_changes(
 ) -> tuple[list[str], str, str]:
     """Return what a run changes, one sentence each, and the lines before and after of a diff.
 
-    Args:
-        wanted: the model
-        plan: what the run does
-        owner: owner and permissions of the files
-        faults: files and directories with a wrong owner or mode, from `find_ownership_faults`
+    `faults` are files and directories with a wrong owner or mode, from `find_ownership_faults`.
     """
     actions, before, after = [], [], []
     if plan.bring:
@@ -130,7 +119,7 @@ def describe_changes(
         actions.append(f"bring {what}, of {wanted.repo} at {plan.commit} into {wanted.path}")
     for item in plan.bring:
         why = plan.survey.damaged.get(item.path)
-        digest = f", {item.digest.algorithm} {item.digest.value}" if item.digest else ""
+        digest = f", {item.algorithm} {item.digest}" if item.digest else ""
         before.append(f"{item.path}: {'damaged, ' + why if why else 'missing'}\n")
         after.append(f"{item.path}: {item.size_bytes} bytes{digest}\n")
     for name in plan.obsolete:
@@ -152,12 +141,8 @@ def find_free_bytes(path: Path) -> int:
 
 
 def check_space(directory: Path, needed_bytes: int, reserve_bytes: int) -> None:
-    """Check that the file system has enough space. Raises WeightsError with the figures if not.
-
-    Args:
-        directory: directory for the files; it need not exist
-        needed_bytes: bytes to download
-        reserve_bytes: bytes that must stay free afterwards
+    """Check that `needed_bytes` fit on the file system of a directory, which need not exist, and `reserve_bytes` stay
+    free. Raises WeightsError with the figures if not.
     """
     free_bytes = find_free_bytes(directory)
     if free_bytes < needed_bytes + reserve_bytes:
