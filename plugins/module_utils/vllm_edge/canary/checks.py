@@ -450,9 +450,6 @@ def run_checks(clients: Sequence[Client]) -> list[Checked]:
     """Run all checks for the served names of one engine, until one gets no response.
 
     The names are checked in parallel, as clients would use them, which takes little longer than checking one.
-
-    Args:
-        clients: one client per served name
     """
     names = [Checked(client) for client in clients]
 

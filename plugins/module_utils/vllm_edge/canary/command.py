@@ -79,7 +79,7 @@ def parse_models(answer: Answer) -> list[str]:
 
 def next_step(config: EngineConfig) -> str:
     """Return the commands with which an operator finds out more."""
-    return f"`systemctl status {config.unit}` and `vllm-edge explain {config.engine}` tell how the engine does"
+    return f"`systemctl status {config.unit}` and `vllm-edge explain {config.engine}` show the state of the engine"
 
 
 def ask_models(config: EngineConfig, timeout_s: float, ask: Ask = request) -> tuple[list[str], str | None]:
@@ -105,14 +105,7 @@ def explain_silence(config: EngineConfig, timeout_s: float, ask: Ask) -> str:
 
 
 def build_result(config: EngineConfig, name: str, checks: Sequence[Check], reply: Reply | None = None) -> Result:
-    """Return the result of a served name. Checks that did not run are added as skipped.
-
-    Args:
-        config: configuration of the engine
-        name: served name
-        checks: the checks that ran
-        reply: answer to the first check
-    """
+    """Return the result of a served name. Checks that did not run are added as skipped; `reply` answered the first."""
     missing = [
         Check(check, Outcome.SKIPPED, 0.0, "not asked: see the failure before it") for check in NAMES[len(checks) :]
     ]
@@ -206,13 +199,7 @@ def find_run(config: EngineConfig, docker: FindsContainers) -> Run | None:
 def full_canary(
     config: EngineConfig, paths: HostPaths, docker: FindsContainers, timeout_s: float, ask: Ask = request
 ) -> list[Result]:
-    """Check all served names; if one run of the container passed everything, record the results.
-
-    Args:
-        config: configuration of the engine
-        paths: where the host keeps its files
-        docker: identifies the run of the container
-    """
+    """Check all served names; if one run of the container, which Docker identifies, passed everything, record it."""
     before = find_run(config, docker)
     results = canary(config, timeout_s, ask)
     if not all(result.ok for result in results):
@@ -246,9 +233,8 @@ def find_recorded(config: EngineConfig, paths: HostPaths, docker: FindsContainer
 
 
 def request_one_token(config: EngineConfig, ask: Ask = request) -> tuple[float, str | None]:
-    """Request one token, since /health says nothing about the work of the GPUs.
-
-    Returns the seconds it took, and None or what is wrong with the answer.
+    """Request one token, since /health says nothing about the work of the GPUs; return the seconds it took and None or
+    what is wrong with the answer.
     """
     begin = time.monotonic()
     client = Client(config, config.served_names[0], TOKEN_DEADLINE_S, ask)
@@ -292,17 +278,9 @@ def render_result(result: Result) -> str:
 
 
 def run_canary(engine: str, paths: HostPaths, *, output: str, timeout_s: float, unless_passed: bool = False) -> int:
-    """Run `vllm-edge canary`.
+    """Run `vllm-edge canary`: print the results as `output` (`json` or text); return 0 if no check failed, else 1.
 
-    Args:
-        engine: name of the engine
-        paths: where the host keeps its files
-        output: `json`; anything else prints text
-        timeout_s: seconds that each request may take
-        unless_passed: request only one token if this run of the container has passed before
-
-    Returns:
-        0 if no check of any served name failed, else 1.
+    With `unless_passed`, only one token is requested if this run of the container has passed before.
     """
     try:
         config = load_config(engine, paths)
