@@ -66,9 +66,6 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-# --- the usual way --------------------------------------------------------------------------------------------------
-
-
 def test_first_run_brings_what_vllm_reads_and_records_the_commit(
     weights: Run,
     hub: TestHub,
@@ -94,22 +91,19 @@ def test_first_run_brings_what_vllm_reads_and_records_the_commit(
     assert result["files"] == 3
     assert result["bytes"] == sum((target / name).stat().st_size for name in FILES)
     assert not (target.parent / ".incoming").exists()
+    assert {stat.S_IMODE((target / name).stat().st_mode) for name in FILES} == {0o640}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (target, target / "nested")} == {0o750}
     line = Path(arguments["progress_path"]).read_text()
     assert line.startswith("tiny: 3 of 3 files, 100 %, 0.2 of 0.2 MiB, ")
 
 
-def test_modes_let_the_group_read_and_nobody_else(weights: Run, target: Path) -> None:
-    weights()
-    assert {stat.S_IMODE((target / name).stat().st_mode) for name in FILES} == {0o640}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (target, target / "nested")} == {0o750}
-
-
-@pytest.mark.parametrize("replace", [None, WITHOUT_CLIENT], ids=["with the client", "without"])
-def test_second_run_asks_nobody(weights: Run, hub: TestHub, replace: dict[str, Any] | None) -> None:
+@pytest.mark.parametrize("how", [{}, {"replace": WITHOUT_CLIENT}, {"check": True}], ids=["", "no client", "check"])
+def test_second_run_asks_nobody(weights: Run, hub: TestHub, how: dict[str, Any]) -> None:
     first = weights()
     hub.forget_requests()
-    second = weights(replace=replace)
+    second = weights(**how)
     assert second["rc"] == 0 and not second["changed"] and not second["resolved"] and second["actions"] == []
+    assert second["diff"] == {"before": "", "after": ""}
     assert hub.requests() == []
     for key in ("revision", "manifest_sha256", "bytes", "files"):
         assert second[key] == first[key]
@@ -166,9 +160,6 @@ def test_new_revision_brings_what_differs_and_removes_what_is_gone(weights: Run,
     assert tree(target) == ["config.json", "model.safetensors", "notes.txt"]
     assert moved["manifest_sha256"] != first["manifest_sha256"]
     assert not weights(revision="refs/heads/main")["changed"]
-
-
-# --- damage ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -327,9 +318,6 @@ def test_commit_that_the_hub_lost_is_explained(weights: Run, hub: TestHub, targe
     check_refusal(weights(), "no revision", "record")
 
 
-# --- owner and mode -------------------------------------------------------------------------------------------------
-
-
 def test_owner_and_mode_are_healed(weights: Run, hub: TestHub, target: Path) -> None:
     weights()
     (target / "config.json").chmod(0o666)
@@ -351,9 +339,6 @@ def test_owner_is_set(weights: Run, target: Path) -> None:
     found = (target / "config.json").stat()
     assert (found.st_uid, found.st_gid) == (65534, 65534)
     assert weights()["changed"], "another owner is a change"
-
-
-# --- what is not ours -----------------------------------------------------------------------------------------------
 
 
 def test_unknown_files_are_left_and_warned_of(weights: Run, target: Path) -> None:
@@ -379,9 +364,6 @@ def test_weights_behind_a_link_are_brought_to_the_disk_behind_it(weights: Run, t
     assert target.is_symlink() and tree(tmp_path / "disk" / "tiny") == FILES
     again = weights()
     assert not again["changed"] and again["path"] == str(target)
-
-
-# --- refusals -------------------------------------------------------------------------------------------------------
 
 
 def test_gated_repository_wants_a_token_and_never_shows_it(
@@ -419,6 +401,7 @@ def test_token_of_the_user_is_not_taken(weights: Run, hub: TestHub, monkeypatch:
         ({"group": "no-such-group"}, "The role vllm_edge_host creates the group"),
         ({"name": "../escape"}, "may have letters"),
         ({"workers": 0}, "at least 1"),
+        ({"replace": WITHOUT_CLIENT, "interpreter": "/nonexistent/python3"}, "The role vllm_edge_host installs it"),
     ],
 )
 def test_refusals_name_the_remedy_and_leave_nothing(
@@ -439,14 +422,6 @@ def test_two_runs_at_once_are_refused(weights: Run, arguments: dict[str, Any]) -
     assert other_user_may == 0, "whoever may open the lock could hold it"
 
 
-def test_host_without_the_client_is_told_what_installs_it(weights: Run) -> None:
-    failed = weights(replace=WITHOUT_CLIENT, interpreter="/nonexistent/python3")
-    assert failed["rc"] == 1 and "vllm_edge_host" in failed["msg"]
-
-
-# --- check mode -----------------------------------------------------------------------------------------------------
-
-
 def test_check_mode_says_sizes_and_writes_nothing(weights: Run, hub: TestHub, tmp_path: Path) -> None:
     before = sorted(path for path in tmp_path.rglob("*"))
     foreseen = weights(check=True)
@@ -456,13 +431,6 @@ def test_check_mode_says_sizes_and_writes_nothing(weights: Run, hub: TestHub, tm
     assert "manifest_sha256" not in foreseen
     assert sorted(path for path in tmp_path.rglob("*")) == before
     assert hub.downloads() == []
-
-
-def test_check_mode_is_silent_on_a_converged_host(weights: Run) -> None:
-    first = weights()
-    quiet = weights(check=True)
-    assert not quiet["changed"] and quiet["diff"] == {"before": "", "after": ""}
-    assert quiet["manifest_sha256"] == first["manifest_sha256"]
 
 
 @pytest.mark.parametrize(
@@ -478,9 +446,6 @@ def test_check_mode_does_not_fail_where_the_hub_cannot_be_asked(
     foreseen = weights(check=True, replace=replace, **changed)
     assert foreseen["rc"] == 0 and foreseen["changed"]
     assert "its size is not known" in foreseen["actions"][0] and reason in foreseen["actions"][0]
-
-
-# --- from a directory -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -75,6 +75,10 @@ def record(**changed: object) -> weights_record.Record:
 
 def test_record_comes_back_as_it_was_written() -> None:
     assert weights_record.parse_record(record().to_json()) == record()
+    earlier = (
+        record().to_json().replace('"inode": 6,', '"inode": 6, "digest": {"algorithm": "git-sha1", "value": "1"},')
+    )
+    assert "digest" in earlier and weights_record.parse_record(earlier) == record(), "as an earlier release wrote it"
 
 
 @pytest.mark.parametrize(
