@@ -25,24 +25,33 @@ if TYPE_CHECKING:
     from .conftest import TestHub
 
 FILES = ["config.json", "model.safetensors", "nested/extra.json"]
-Run = Callable[..., dict[str, Any]]
+Result = dict[str, Any]
+Run = Callable[..., Result]
 ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_CLIENT = {"has_client": lambda: False}
 
 
 @pytest.fixture
-def target(arguments: dict[str, Any]) -> Path:
+def target(arguments: Result) -> Path:
     return Path(arguments["path"])
 
 
 @pytest.fixture
-def record(arguments: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+def record(arguments: Result) -> Callable[[], Result]:
     return lambda: json.loads((Path(arguments["state_directory"]) / "tiny.json").read_text())
 
 
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "PAUSES_S", (0.0, 0.0))
+
+
+@pytest.fixture
+def first(weights: Run, hub: TestHub) -> Result:
+    """The result of a first run; the requests of that are forgotten."""
+    result = weights()
+    hub.forget_requests()
+    return result
 
 
 def check_refusal(result: dict[str, Any], *texts: str) -> None:
@@ -70,8 +79,8 @@ def test_first_run_brings_what_vllm_reads_and_records_the_commit(
     weights: Run,
     hub: TestHub,
     target: Path,
-    arguments: dict[str, Any],
-    record: Callable[[], dict[str, Any]],
+    arguments: Result,
+    record: Callable[[], Result],
     on_the_disk: Callable[[Path], bool],
 ) -> None:
     result = weights()
@@ -97,39 +106,35 @@ def test_first_run_brings_what_vllm_reads_and_records_the_commit(
     assert line.startswith("tiny: 3 of 3 files, 100 %, 0.2 of 0.2 MiB, ")
 
 
-@pytest.mark.parametrize("how", [{}, {"replace": WITHOUT_CLIENT}, {"check": True}], ids=["", "no client", "check"])
-def test_second_run_asks_nobody(weights: Run, hub: TestHub, how: dict[str, Any]) -> None:
-    first = weights()
-    hub.forget_requests()
-    second = weights(**how)
+Prepare = Callable[["TestHub", Path], Any]
+NOTHING_TO_DO: dict[str, tuple[Prepare, Result, list[str]]] = {
+    "nothing happened": (lambda hub, target: None, {}, []),
+    "no client": (lambda hub, target: None, {"replace": WITHOUT_CLIENT}, []),
+    "check mode": (lambda hub, target: None, {"check": True}, []),
+    "branch moved": (lambda hub, target: hub.write("config.json", b'{"model_type": "another"}'), {}, []),
+    "commit pasted": (lambda hub, target: None, {"revision": "of the first run"}, []),
+    "file touched": (lambda hub, target: os.utime(target / FILES[1], ns=(1, 1)), {}, [FILES[1]]),
+}
+
+
+@pytest.mark.parametrize("case", NOTHING_TO_DO)
+def test_second_run_asks_nobody(
+    weights: Run, hub: TestHub, target: Path, first: Result, record: Callable[[], Result], case: str
+) -> None:
+    prepare, how, rehashed = NOTHING_TO_DO[case]
+    prepare(hub, target)
+    second = weights(**(how if "revision" not in how else {"revision": first["revision"]}))
     assert second["rc"] == 0 and not second["changed"] and not second["resolved"] and second["actions"] == []
-    assert second["diff"] == {"before": "", "after": ""}
-    assert hub.requests() == []
+    assert second["diff"] == {"before": "", "after": ""} and second["rehashed"] == rehashed
     for key in ("revision", "manifest_sha256", "bytes", "files"):
         assert second[key] == first[key]
+    third = weights()
+    assert not third["changed"] and third["rehashed"] == []
+    assert record()["requested_revision"] == "main" and hub.requests() == []
 
 
-def test_moved_branch_stays_at_the_recorded_commit(weights: Run, hub: TestHub) -> None:
-    first = weights()
-    hub.write("config.json", b'{"model_type": "another"}\n')
-    hub.forget_requests()
-    second = weights()
-    assert not second["changed"] and second["revision"] == first["revision"]
-    assert hub.requests() == []
-
-
-def test_pasting_the_commit_changes_nothing(weights: Run, hub: TestHub, record: Callable[[], dict[str, Any]]) -> None:
-    commit = weights()["revision"]
-    hub.forget_requests()
-    pasted = weights(revision=commit)
-    assert not pasted["changed"] and not pasted["resolved"]
-    assert hub.requests() == []
-    assert not weights()["changed"], "and back at the branch neither"
-    assert record()["requested_revision"] == "main"
-
-
-def test_pinned_commit_is_not_called_resolved(weights: Run, hub: TestHub, tmp_path: Path) -> None:
-    commit = weights()["revision"]
+def test_pinned_commit_is_not_called_resolved(weights: Run, first: Result, tmp_path: Path) -> None:
+    commit = first["revision"]
     again = weights(revision=commit, state_directory=str(tmp_path / "elsewhere"))
     assert again["revision"] == commit and not again["resolved"]
     assert not again["changed"], "files that are there and right are taken over"
@@ -137,21 +142,19 @@ def test_pinned_commit_is_not_called_resolved(weights: Run, hub: TestHub, tmp_pa
 
 
 def test_lost_record_is_written_again_without_a_download(
-    weights: Run, hub: TestHub, arguments: dict[str, Any], record: Callable[[], dict[str, Any]]
+    weights: Run, hub: TestHub, first: Result, arguments: Result, record: Callable[[], Result]
 ) -> None:
-    first = weights()
     (Path(arguments["state_directory"]) / "tiny.json").write_text("{ half a record")
-    hub.forget_requests()
     second = weights()
     assert second["downloaded"] == [] and hub.downloads() == []
     assert record()["revision"] == first["revision"]
 
 
-def test_new_revision_brings_what_differs_and_removes_what_is_gone(weights: Run, hub: TestHub, target: Path) -> None:
-    first = weights()
+def test_new_revision_brings_what_differs_and_removes_what_is_gone(
+    weights: Run, hub: TestHub, target: Path, first: Result
+) -> None:
     hub.write("config.json", b'{"model_type": "gemma4", "new": true}\n')
     hub.remove("nested/extra.json")
-    hub.forget_requests()
     (Path(target) / "notes.txt").write_text("the operator's own")
     moved = weights(revision="refs/heads/main")
     assert moved["revision"] != first["revision"] and moved["resolved"]
@@ -173,11 +176,11 @@ def test_new_revision_brings_what_differs_and_removes_what_is_gone(weights: Run,
     ],
     ids=["missing", "altered", "truncated", "replaced by a link", "altered, full"],
 )
-def test_damaged_file_is_brought_alone(weights: Run, hub: TestHub, target: Path, how: Any, mode: str) -> None:
-    first = weights()
+def test_damaged_file_is_brought_alone(
+    weights: Run, hub: TestHub, target: Path, first: Result, how: Any, mode: str
+) -> None:
     untouched = (target / "config.json").stat()
     how(target / "model.safetensors")
-    hub.forget_requests()
     foreseen = weights(check=True, verify=mode)
     assert foreseen["changed"] and foreseen["downloaded"] == ["model.safetensors"]
     healed = weights(verify=mode)
@@ -187,8 +190,7 @@ def test_damaged_file_is_brought_alone(weights: Run, hub: TestHub, target: Path,
     assert not weights(verify="full")["changed"]
 
 
-def test_damage_behind_the_back_of_size_and_mtime_is_found_by_full(weights: Run, target: Path) -> None:
-    weights()
+def test_damage_behind_the_back_of_size_and_mtime_is_found_by_full(weights: Run, first: Result, target: Path) -> None:
     path = target / "model.safetensors"
     before = path.stat()
     damage(path)
@@ -199,26 +201,14 @@ def test_damage_behind_the_back_of_size_and_mtime_is_found_by_full(weights: Run,
     assert not weights(verify="full")["changed"]
 
 
-def test_touched_file_is_hashed_once_and_kept(weights: Run, hub: TestHub, target: Path) -> None:
-    weights()
-    os.utime(target / "model.safetensors", ns=(1, 1))
-    hub.forget_requests()
-    touched = weights()
-    assert not touched["changed"] and touched["rehashed"] == ["model.safetensors"]
-    assert weights()["rehashed"] == []
-    assert hub.requests() == []
-
-
-def test_wrong_content_from_the_hub_replaces_nothing(weights: Run, hub: TestHub, target: Path) -> None:
-    first = weights()
+def test_wrong_content_from_the_hub_replaces_nothing(weights: Run, hub: TestHub, target: Path, first: Result) -> None:
     hub.write("model.safetensors", b"the next release " * 1000)
     assert weights(check=True, revision="refs/heads/main")["changed"]
     hub.alter_in_transit("model.safetensors")
     old = (target / "model.safetensors").read_bytes()
     hub.forget_requests()
-    failed = weights(revision="refs/heads/main")
-    assert failed["rc"] == 1 and "does not verify after two downloads" in failed["msg"]
-    assert "sha256" in failed["msg"] and "nothing was replaced and nothing deleted" in failed["msg"]
+    texts = ("does not verify after two downloads", "its sha256 is", "nothing was replaced and nothing deleted")
+    check_refusal(weights(revision="refs/heads/main"), *texts)
     assert hub.downloads() == ["model.safetensors"] * 2
     assert (target / "model.safetensors").read_bytes() == old
     assert weights()["manifest_sha256"] == first["manifest_sha256"]
@@ -266,9 +256,8 @@ def test_error_of_the_hub_that_stays_is_said_with_what_has_arrived(
 
 
 def test_damage_on_the_disk_is_said_where_the_hub_is_away(
-    weights: Run, hub: TestHub, target: Path, no_pauses: None
+    weights: Run, first: Result, target: Path, no_pauses: None
 ) -> None:
-    weights()
     damage(target / "model.safetensors")
     damaged = (target / "model.safetensors").read_bytes()
     check_refusal(
@@ -281,18 +270,17 @@ def test_damage_on_the_disk_is_said_where_the_hub_is_away(
 
 
 def test_disk_that_became_full_is_not_called_the_hubs_fault(
-    weights: Run, target: Path, monkeypatch: pytest.MonkeyPatch
+    weights: Run, first: Result, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "part")
 
-    weights()
     damage(target / "model.safetensors")
     with monkeypatch.context() as patch:
         patch.setattr("huggingface_hub.file_download.http_get", full)
         failed = weights()
-    assert failed["rc"] == 1 and "became full while files arrived (No space left on device, part;" in failed["msg"]
-    assert "model_weights_root" in failed["msg"] and "nothing deleted" in failed["msg"]
+    full_text = "became full while files arrived (No space left on device, part;"
+    check_refusal(failed, full_text, "model_weights_root", "nothing deleted")
     assert weights()["downloaded"] == ["model.safetensors"]
 
 
@@ -311,18 +299,15 @@ def test_room_counts_what_has_arrived_and_frees_what_is_of_no_use(
     assert asked == [len(b"{}\n")]
 
 
-def test_commit_that_the_hub_lost_is_explained(weights: Run, hub: TestHub, target: Path) -> None:
-    weights()
+def test_commit_that_the_hub_lost_is_explained(weights: Run, hub: TestHub, first: Result, target: Path) -> None:
     hub.write("config.json", b"{}")
     (target / "config.json").unlink()
     check_refusal(weights(), "no revision", "record")
 
 
-def test_owner_and_mode_are_healed(weights: Run, hub: TestHub, target: Path) -> None:
-    weights()
+def test_owner_and_mode_are_healed(weights: Run, hub: TestHub, first: Result, target: Path) -> None:
     (target / "config.json").chmod(0o666)
     (target / "nested").chmod(0o777)
-    hub.forget_requests()
     foreseen = weights(check=True)
     assert foreseen["changed"] and stat.S_IMODE((target / "config.json").stat().st_mode) == 0o666
     healed = weights()
@@ -341,8 +326,7 @@ def test_owner_is_set(weights: Run, target: Path) -> None:
     assert weights()["changed"], "another owner is a change"
 
 
-def test_unknown_files_are_left_and_warned_of(weights: Run, target: Path) -> None:
-    weights()
+def test_unknown_files_are_left_and_warned_of(weights: Run, first: Result, target: Path) -> None:
     (target / "stray.safetensors").write_bytes(b"not ours")
     result = weights()
     assert not result["changed"] and result["unknown"] == ["stray.safetensors"]
@@ -367,16 +351,15 @@ def test_weights_behind_a_link_are_brought_to_the_disk_behind_it(weights: Run, t
 
 
 def test_gated_repository_wants_a_token_and_never_shows_it(
-    weights: Run, hub: TestHub, arguments: dict[str, Any], tmp_path: Path
+    weights: Run, hub: TestHub, arguments: Result, tmp_path: Path
 ) -> None:
     hub.gate("hf_right")
-    without = weights()
-    assert without["rc"] == 1 and "gated" in without["msg"] and "model_weights_token_file" in without["msg"]
+    check_refusal(weights(), "gated", "model_weights_token_file")
     wrong = weights(token="hf_wrong")
-    assert wrong["rc"] == 1 and "does not accept the token" in wrong["msg"] and "hf_wrong" not in json.dumps(wrong)
+    check_refusal(wrong, "does not accept the token")
+    assert "hf_wrong" not in json.dumps(wrong)
     hub.gate("hf_elsewhere", "other/model")
-    without_access = weights(token="hf_elsewhere")
-    assert "gated" in without_access["msg"] and f"{hub.endpoint}/example/tiny" in without_access["msg"]
+    check_refusal(weights(token="hf_elsewhere"), "gated", f"{hub.endpoint}/example/tiny")
     right = weights(token="hf_right")
     assert right["rc"] == 0 and "hf_right" not in json.dumps(right)
     written = [path for path in tmp_path.rglob("*") if path.is_file() and tmp_path / "hub" not in path.parents]
@@ -404,20 +387,16 @@ def test_token_of_the_user_is_not_taken(weights: Run, hub: TestHub, monkeypatch:
         ({"replace": WITHOUT_CLIENT, "interpreter": "/nonexistent/python3"}, "The role vllm_edge_host installs it"),
     ],
 )
-def test_refusals_name_the_remedy_and_leave_nothing(
-    weights: Run, target: Path, changed: dict[str, Any], text: str
-) -> None:
+def test_refusals_name_the_remedy_and_leave_nothing(weights: Run, target: Path, changed: Result, text: str) -> None:
     check_refusal(weights(**changed), text)
     assert not target.parent.exists() or tree(target.parent) == []
 
 
-def test_two_runs_at_once_are_refused(weights: Run, arguments: dict[str, Any]) -> None:
-    weights()
+def test_two_runs_at_once_are_refused(weights: Run, first: Result, arguments: Result) -> None:
     with (Path(arguments["state_directory"]) / ".tiny.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        failed = weights()
+        check_refusal(weights(), "Another run")
         other_user_may = os.fstat(other.fileno()).st_mode & 0o077
-    assert failed["rc"] == 1 and "Another run" in failed["msg"]
     assert weights()["rc"] == 0
     assert other_user_may == 0, "whoever may open the lock could hold it"
 
@@ -434,16 +413,14 @@ def test_check_mode_says_sizes_and_writes_nothing(weights: Run, hub: TestHub, tm
 
 
 @pytest.mark.parametrize(
-    ("replace", "changed", "reason"),
+    ("changed", "reason"),
     [
-        (None, {"endpoint": "http://127.0.0.1:9"}, "cannot be reached"),
-        (WITHOUT_CLIENT, {"interpreter": "/nonexistent/python3"}, "/nonexistent/python3 does not exist yet"),
+        ({"endpoint": "http://127.0.0.1:9"}, "cannot be reached"),
+        ({"replace": WITHOUT_CLIENT, "interpreter": "/nonexistent/python3"}, "/nonexistent/python3 does not exist yet"),
     ],
 )
-def test_check_mode_does_not_fail_where_the_hub_cannot_be_asked(
-    weights: Run, replace: dict[str, Any] | None, changed: dict[str, Any], reason: str
-) -> None:
-    foreseen = weights(check=True, replace=replace, **changed)
+def test_check_mode_does_not_fail_where_the_hub_cannot_be_asked(weights: Run, changed: Result, reason: str) -> None:
+    foreseen = weights(check=True, **changed)
     assert foreseen["rc"] == 0 and foreseen["changed"]
     assert "its size is not known" in foreseen["actions"][0] and reason in foreseen["actions"][0]
 
@@ -503,11 +480,8 @@ def test_directory_without_notes_needs_the_commit(weights: Run, prepared: Path, 
     assert tree(target) == FILES
 
 
-# --- under Ansible ----------------------------------------------------------------------------------------------------
-
-
 def test_module_goes_on_under_the_interpreter_that_has_the_client(
-    hub: TestHub, arguments: dict[str, Any], target: Path, tmp_path: Path
+    hub: TestHub, arguments: Result, target: Path, tmp_path: Path
 ) -> None:
     """As on a host: the system's Python has no client, the runtime's has. The token stays out of what is printed."""
     hub.gate("hf_right")
