@@ -256,19 +256,18 @@ def bring(
     reserve_bytes: int,
     workers: int,
 ) -> dict[str, RecordedFile]:
-    """Download files, verify all of them, and only then put them in place.
+    """Download the files of a plan, verify all of them, and only then put them in place.
 
     Args:
         source: where to download from
         wanted: the model
-        plan: names the files to download and their commit
+        plan: what the run does
         owner: owner and permissions of the files
         progress: receives the progress
         reserve_bytes: bytes that must stay free on the file system
         workers: number of parallel downloads
 
-    Returns:
-        The record entries of the files by path.
+    Returns the record entries of the files by path.
 
     Raises:
         WeightsError: there is not enough space, a download failed or does not match its hash (then no file was
@@ -289,13 +288,8 @@ def bring(
         arrived[item.path] = _bring_one(source, wanted, plan.commit, item, staging)
 
     with progress.watch(staging, files, lambda: len(arrived)), ThreadPoolExecutor(max_workers=workers) as pool:
-        futures = [pool.submit(download, item) for item in files]
-        try:
-            for future in futures:
-                future.result()
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        # If one fails, those that have not begun are cancelled.
+        list(pool.map(download, files))
 
     result = {}
     for item in files:
