@@ -246,10 +246,6 @@ def argument_spec() -> dict[str, Any]:
     }
 
 
-class SourceUnavailable(Exception):
-    """The source cannot be asked in check mode. The message contains the reason."""
-
-
 def has_client() -> bool:
     """Whether huggingface_hub is installed for this interpreter."""
     return importlib.util.find_spec("huggingface_hub") is not None
@@ -298,9 +294,7 @@ class ModelWeights:
                 self.held.close()
                 respawn_module(interpreter)
             what = f"{interpreter} does not exist" if not has_respawned() else f"{interpreter} has no huggingface_hub"
-            if self.module.check_mode:
-                raise SourceUnavailable(f"{what} yet, so the hub cannot be asked for sizes")
-            raise WeightsError(
+            raise HubError(
                 f"The hub's client huggingface_hub is needed to bring {self.wanted.repo}, and {what}. The role "
                 "vllm_edge_host installs it; run the host stage first."
             )
@@ -313,12 +307,7 @@ class ModelWeights:
             plan = transfer.plan_recorded(record, self.progress, full=self.params["verify"] == "full")
             plan.source = self.source() if plan.bring else None
             return plan
-        try:
-            return transfer.plan_listed(self.wanted, record, self.source(), self.progress)
-        except HubError as error:
-            if self.module.check_mode:
-                raise SourceUnavailable(str(error)) from error
-            raise
+        return transfer.plan_listed(self.wanted, record, self.source(), self.progress)
 
     def lock(self) -> None:
         """Acquire the lock. A download continues when the play that started it is interrupted."""
@@ -354,7 +343,7 @@ class ModelWeights:
         if self.module.check_mode:
             try:
                 plan = self.plan()
-            except SourceUnavailable as reason:
+            except HubError as reason:
                 return self.unforeseen(str(reason))
             return self.result(plan, self.owner(), None if plan.bring else plan.survey.good)
         with self.held:

@@ -416,7 +416,7 @@ def test_check_mode_says_sizes_and_writes_nothing(weights: Run, hub: TestHub, tm
     ("changed", "reason"),
     [
         ({"endpoint": "http://127.0.0.1:9"}, "cannot be reached"),
-        ({"replace": WITHOUT_CLIENT, "interpreter": "/nonexistent/python3"}, "/nonexistent/python3 does not exist yet"),
+        ({"replace": WITHOUT_CLIENT, "interpreter": "/nonexistent/python3"}, "and /nonexistent/python3 does not exist"),
     ],
 )
 def test_check_mode_does_not_fail_where_the_hub_cannot_be_asked(weights: Run, changed: Result, reason: str) -> None:

@@ -26,7 +26,7 @@ STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EI
 
 
 class HubError(WeightsError):
-    """The hub refused a request or could not be reached."""
+    """The hub refused a request or cannot be asked."""
 
     def __init__(self, text: str, *, passing: bool = False) -> None:
         """`passing` is True if another attempt may succeed."""
