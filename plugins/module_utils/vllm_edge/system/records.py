@@ -51,7 +51,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         return _read(next(kind for kind in arguments if kind is not type(None)), value, where)
     if is_dataclass(hint):
         return read_record(hint, value, where)  # type: ignore[arg-type]
-    if origin in (list, tuple) and isinstance(value, list):
+    if origin in (list, tuple) and isinstance(value, list | tuple):
         return origin(_read(arguments[0], item, f"{where}[{number}]") for number, item in enumerate(value))
     if origin in (dict, Mapping) and isinstance(value, dict):
         return {key: _read(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
