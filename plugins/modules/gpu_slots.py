@@ -128,7 +128,7 @@ from ansible.module_utils.common.respawn import has_respawned, respawn_module
 
 from ..module_utils.vllm_edge.gpu import slots
 from ..module_utils.vllm_edge.gpu.budget import build_slot_identities
-from ..module_utils.vllm_edge.releases import find_interpreter
+from ..module_utils.vllm_edge.paths import find_interpreter
 from ..module_utils.vllm_edge.system.files import write_durably
 from ..module_utils.vllm_edge.system.nvml import (
     RUNTIME_REMEDY,

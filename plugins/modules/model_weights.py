@@ -11,24 +11,18 @@ version_added: "0.1.0"
 description:
   - Keeps a directory identical to one commit of a model repository. Every file is verified by its hash after it was
     downloaded, and again if it changed. Other runs compare size, modification time and inode with a record, and use
-    neither the network nor disk bandwidth.
-  - A branch or tag is resolved to a commit once. The commit is recorded, and later runs use it.
+    neither the network nor disk bandwidth. A branch or tag is resolved to a commit once, which later runs use.
   - Only files that vLLM reads are downloaded (C(.safetensors), C(.json), C(.txt), C(.model), C(.jinja), C(.md)), and
-    never pickles.
+    never pickles. Files that are neither in the record nor in the repository are kept, and the module warns about them.
   - Only missing and damaged files are downloaded. They are stored in C(.incoming) on the same file system, and replace
     the old ones when all of them are verified. A failed run replaces and deletes nothing. Complete files stay in
     C(.incoming); the next run verifies them and downloads only the rest.
-  - A broken connection is resumed within a run. C(huggingface_hub) requests the rest of the file by a range request,
-    as long as pieces of 10 MiB still arrive, and otherwise five times in a row, one second apart. After that, and if
-    the hub returns an error that may be temporary (HTTP 408, 429, 500, 502, 503, 504), the download of the file starts
-    again after 2 seconds and after 5 seconds. Then the module fails.
-  - A file that was only partly downloaded when a run ended is downloaded from the start by the next run.
-    C(huggingface_hub) 2.4 gives a partial file a new name in every process and removes it on failure. Keeping it would
-    need a downloader of vllm-edge's own, without support for Xet, the hub's transport for large files.
-  - Files that are neither in the record nor in the repository are kept, and the module warns about them.
+  - A broken connection is resumed within a run by C(huggingface_hub), as long as pieces of 10 MiB still arrive, and
+    otherwise five times in a row. After that, and if the hub returns an error that may be temporary (HTTP 408, 429,
+    500, 502, 503, 504), the download of the file starts again after 2 seconds and after 5 seconds. Then the module
+    fails, and the next run downloads this file from the start.
   - The module runs under the system's Python, and restarts itself with O(interpreter) when it needs
-    C(huggingface_hub).
-  - Only one run per model is possible at a time. A second one fails.
+    C(huggingface_hub). Only one run per model is possible at a time. A second one fails.
 author:
   - vllm-edge contributors
 extends_documentation_fragment:
@@ -72,8 +66,7 @@ options:
     type: str
     default: https://huggingface.co
   token:
-    description: Token for gated or private repositories. If it is not set, a token that is stored on the host is not
-      used either.
+    description: Token for gated or private repositories. A token that is stored on the host is never used.
     type: str
   source_directory:
     description: Directory on the host to copy the files from instead of downloading them.
@@ -110,7 +103,6 @@ options:
     default: /opt/vllm-edge/current/venv/bin/python3
 seealso:
   - module: edge.vllm_edge.model_facts
-    description: Read facts about a model without downloading its weights.
 """
 
 EXAMPLES = r"""
@@ -208,17 +200,29 @@ import grp
 import importlib.util
 import os
 import pwd
+import re
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.respawn import has_respawned, respawn_module
 
-from ..module_utils.vllm_edge.releases import find_interpreter
-from ..module_utils.vllm_edge.weights import ownership, sources, transfer
-from ..module_utils.vllm_edge.weights import progress as weights_progress
-from ..module_utils.vllm_edge.weights import record as weights_record
-from ..module_utils.vllm_edge.weights import survey as weights_survey
+from ..module_utils.vllm_edge.paths import find_interpreter
+from ..module_utils.vllm_edge.system.files import write_durably
+from ..module_utils.vllm_edge.weights import transfer
+from ..module_utils.vllm_edge.weights.progress import Progress
+from ..module_utils.vllm_edge.weights.record import (
+    Record,
+    RecordedFile,
+    Wanted,
+    WeightsError,
+    hash_manifest,
+    load_record,
+)
+from ..module_utils.vllm_edge.weights.sources import DirectorySource, HubError, HubSource, Source
+from ..module_utils.vllm_edge.weights.survey import Ownership, find_ownership_faults
 
 
 def argument_spec() -> dict[str, Any]:
@@ -242,10 +246,6 @@ def argument_spec() -> dict[str, Any]:
     }
 
 
-class SourceUnavailable(Exception):
-    """The source cannot be asked in check mode. The message contains the reason."""
-
-
 def has_client() -> bool:
     """Whether huggingface_hub is installed for this interpreter."""
     return importlib.util.find_spec("huggingface_hub") is not None
@@ -258,38 +258,35 @@ class ModelWeights:
         self.module = module
         params: dict[str, Any] = module.params
         self.params = params
-        if not weights_record.NAME.fullmatch(params["name"]):
-            raise weights_record.WeightsError(
-                f"The model's name {params['name']!r} may have letters, digits, '.', '_' and '-' only."
-            )
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", params["name"]):
+            raise WeightsError(f"The model's name {params['name']!r} may have letters, digits, '.', '_' and '-' only.")
         if params["workers"] < 1 or params["reserve_mib"] < 0:
-            raise weights_record.WeightsError("workers must be at least 1, and reserve_mib at least 0.")
+            raise WeightsError("workers must be at least 1, and reserve_mib at least 0.")
         # The directory may be a link to another disk. Downloaded files must be on the same disk.
         directory = Path(params["path"]).resolve()
-        self.wanted = weights_record.Wanted(params["name"], params["repo"], params["revision"], directory)
+        self.wanted = Wanted(params["name"], params["repo"], params["revision"], directory)
         self.record_path = Path(params["state_directory"]) / f"{params['name']}.json"
         self.hub_home = directory.parent / ".incoming" / ".hub"
         progress = params["progress_path"]
-        shown = None if module.check_mode or not progress else Path(progress)
-        self.progress = weights_progress.Progress(shown, params["name"])
+        self.progress = Progress(None if module.check_mode or not progress else Path(progress), params["name"])
         self.held = contextlib.ExitStack()
 
-    def owner(self) -> ownership.Ownership:
+    def owner(self) -> Ownership:
         """Return owner and group as numbers."""
         try:
             uid = pwd.getpwnam(self.params["owner"]).pw_uid
             gid = grp.getgrnam(self.params["group"]).gr_gid
         except KeyError as error:
-            raise weights_record.WeightsError(
+            raise WeightsError(
                 f"{error.args[0]}: the weights are to belong to {self.params['owner']}:{self.params['group']}. The "
                 "role vllm_edge_host creates the group; run the host stage first."
             ) from error
-        return ownership.Ownership(uid, gid)
+        return Ownership(uid, gid)
 
-    def source(self) -> sources.Source:
+    def source(self) -> Source:
         """Return the source of the files. Restarts the module if only the other interpreter has huggingface_hub."""
         if self.params["source_directory"]:
-            return sources.DirectorySource(Path(self.params["source_directory"]))
+            return DirectorySource(Path(self.params["source_directory"]))
         if not has_client():
             interpreter = find_interpreter(self.params["interpreter"])
             if not has_respawned() and os.path.exists(interpreter):
@@ -297,62 +294,20 @@ class ModelWeights:
                 self.held.close()
                 respawn_module(interpreter)
             what = f"{interpreter} does not exist" if not has_respawned() else f"{interpreter} has no huggingface_hub"
-            if self.module.check_mode:
-                raise SourceUnavailable(f"{what} yet, so the hub cannot be asked for sizes")
-            raise weights_record.WeightsError(
+            raise HubError(
                 f"The hub's client huggingface_hub is needed to bring {self.wanted.repo}, and {what}. The role "
                 "vllm_edge_host installs it; run the host stage first."
             )
-        return sources.HubSource(
-            self.wanted.model, self.params["endpoint"], self.params["token"] or None, self.hub_home
-        )
+        return HubSource(self.wanted.model, self.params["endpoint"], self.params["token"] or None, self.hub_home)
 
     def plan(self) -> transfer.Plan:
         """Compare the directory with the record, or with the source if the record does not match."""
-        record = weights_record.load_record(self.record_path)
-        if record is not None and weights_record.record_fits(record, self.wanted):
-            full = self.params["verify"] == "full"
-            survey = weights_survey.survey_recorded(
-                record, full=full, progress=self.progress.hashing(record.total_bytes)
-            )
-            bring = [
-                weights_record.RemoteFile(
-                    path, item.size_bytes, item.digest or weights_record.Digest("sha256", item.sha256)
-                )
-                for path, item in sorted(record.files.items())
-                if path in survey.needed
-            ]
-            expected = {path: item.size_bytes for path, item in record.files.items()}
-            plan = transfer.Plan(record.revision, False, record, survey, bring, expected)
-            plan.source = self.source() if bring else None
+        record = load_record(self.record_path)
+        if record is not None and self.wanted.is_recorded(record):
+            plan = transfer.plan_recorded(record, self.progress, full=self.params["verify"] == "full")
+            plan.source = self.source() if plan.bring else None
             return plan
-
-        source = self.source()
-        try:
-            listing = source.listing(self.wanted.repo, self.wanted.revision)
-        except sources.HubError as error:
-            if self.module.check_mode:
-                raise SourceUnavailable(str(error)) from error
-            raise
-        taken, skipped = transfer.select(listing, self.wanted.repo)
-        total = sum(item.size_bytes for item in taken)
-        survey = weights_survey.survey_listed(self.wanted.path, taken, self.progress.hashing(total))
-        names = {item.path for item in taken}
-        obsolete = []
-        if record is not None and record.path == str(self.wanted.path):
-            obsolete = [name for name in survey.unknown if name in record.files and name not in names]
-            survey.unknown = [name for name in survey.unknown if name not in obsolete]
-        return transfer.Plan(
-            commit=listing.commit,
-            resolved=listing.commit != self.wanted.revision,
-            record=record,
-            survey=survey,
-            bring=[item for item in taken if item.path in survey.needed],
-            expected={item.path: item.size_bytes for item in taken},
-            source=source,
-            obsolete=obsolete,
-            skipped=skipped,
-        )
+        return transfer.plan_listed(self.wanted, record, self.source(), self.progress)
 
     def lock(self) -> None:
         """Acquire the lock. A download continues when the play that started it is interrupted."""
@@ -362,7 +317,7 @@ class ModelWeights:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise weights_record.WeightsError(
+            raise WeightsError(
                 f"Another run is bringing the weights of {self.wanted.model} at this moment (an interrupted play "
                 "leaves its download running). Wait for it; "
                 f"{self.params['progress_path'] or 'the directory .incoming'} shows how far it is."
@@ -370,12 +325,12 @@ class ModelWeights:
 
     def warn(self, plan: transfer.Plan) -> None:
         """Warn about unknown files, and about a directory that is no longer used."""
-        if plan.survey.unknown:
-            shown = ", ".join(plan.survey.unknown[:5]) + (", ..." if len(plan.survey.unknown) > 5 else "")
+        unknown = plan.survey.unknown
+        if unknown:
             self.module.warn(
-                f"{self.wanted.path} has files that are not of {self.wanted.repo} at {plan.commit}: {shown}. They "
-                "were left alone; vLLM may read a .safetensors file among them as weights. Remove them if nobody "
-                "needs them."
+                f"{self.wanted.path} has files that are not of {self.wanted.repo} at {plan.commit}: "
+                f"{', '.join(unknown[:5])}{', ...' if len(unknown) > 5 else ''}. They were left alone; vLLM may read a "
+                ".safetensors file among them as weights. Remove them if nobody needs them."
             )
         if plan.record is not None and plan.record.path != str(self.wanted.path):
             self.module.warn(
@@ -387,144 +342,86 @@ class ModelWeights:
         """Bring the directory up to date, except in check mode, and return the result."""
         if self.module.check_mode:
             try:
-                return self.result(self.plan(), self.owner(), None)
-            except SourceUnavailable as reason:
+                plan = self.plan()
+            except HubError as reason:
                 return self.unforeseen(str(reason))
+            return self.result(plan, self.owner(), None if plan.bring else plan.survey.good)
         with self.held:
             self.lock()
             try:
                 return self.apply(self.plan(), self.owner())
             finally:
-                with contextlib.suppress(FileNotFoundError):
-                    transfer.remove_tree(self.hub_home)
+                shutil.rmtree(self.hub_home, ignore_errors=True)
                 with contextlib.suppress(OSError):
                     self.hub_home.parent.rmdir()
 
-    def apply(self, plan: transfer.Plan, owner: ownership.Ownership) -> dict[str, Any]:
+    def apply(self, plan: transfer.Plan, owner: Ownership) -> dict[str, Any]:
         """Download, remove, correct owners and modes, and write the record."""
-        brought: dict[str, weights_record.RecordedFile] = {}
+        files = {**plan.survey.good}
         if plan.bring and plan.source is not None:
+            reserve_bytes, workers = self.params["reserve_mib"] * 1024**2, self.params["workers"]
             try:
-                brought = self.bring(plan, plan.source, owner)
-            except OSError as error:
-                reason = transfer.explain_storage_error(error, self.wanted.path)
-                raise weights_record.WeightsError(
-                    f"{reason} {transfer.describe_aftermath(self.wanted, plan)}"
-                ) from error
-            except weights_record.WeightsError as error:
-                raise weights_record.WeightsError(
-                    f"{error} {transfer.describe_aftermath(self.wanted, plan)}"
-                ) from error
+                files |= transfer.bring(
+                    plan.source, self.wanted, plan, owner, self.progress, reserve_bytes=reserve_bytes, workers=workers
+                )
+            except (OSError, WeightsError) as error:
+                reason = str(error)
+                if isinstance(error, OSError):
+                    reason = transfer.explain_storage_error(error, self.wanted.path)
+                raise WeightsError(f"{reason} {transfer.describe_aftermath(self.wanted, plan)}") from error
         for name in plan.obsolete:
             (self.wanted.path / name).unlink()
-        files = {**plan.survey.good, **brought}
-        record = weights_record.Record(
-            model=self.wanted.model,
-            repo=self.wanted.repo,
-            requested_revision=self.wanted.revision,
-            revision=plan.commit,
-            path=str(self.wanted.path),
-            source=plan.source.kind if plan.source is not None else plan.record.source if plan.record else "",
-            files=files,
-        )
-        result = self.result(plan, owner, record)
-        for path in ownership.find_ownership_faults(self.wanted.path, files, owner):
-            ownership.give(path, owner)
+        result = self.result(plan, owner, files)
+        for path in find_ownership_faults(self.wanted.path, files, owner):
+            owner.apply(path)
         # The record keeps a requested branch if its commit is later pasted into the inventory.
         if plan.record is None or plan.record.files != files or plan.record.revision != plan.commit:
-            transfer.write_atomically(self.record_path, record.to_json())
+            kind = plan.source.kind if plan.source is not None else plan.record.source if plan.record else ""
+            wanted = self.wanted
+            record = Record(wanted.model, wanted.repo, wanted.revision, plan.commit, str(wanted.path), kind, files)
+            write_durably(self.record_path, record.to_json())
         return result
-
-    def bring(
-        self, plan: transfer.Plan, source: sources.Source, owner: ownership.Ownership
-    ) -> dict[str, weights_record.RecordedFile]:
-        """Download the missing files if there is enough disk space."""
-        transfer.clean_staging(self.wanted, plan.commit)
-        there = transfer.staged(self.wanted, plan.commit, plan.bring)
-        needed = sum(item.size_bytes for item in plan.bring) - sum(item.size_bytes for item in there)
-        transfer.check_space(self.wanted.path, needed, self.params["reserve_mib"] * 1024**2)
-        return transfer.bring(
-            source, self.wanted, plan.commit, plan.bring, owner, self.progress, self.params["workers"]
-        )
 
     def unforeseen(self, reason: str) -> dict[str, Any]:
         """Return the result of check mode if the source cannot be asked."""
         what = f"{self.wanted.repo} at {self.wanted.revision}"
-        action = f"bring {what} into {self.wanted.path}; its size is not known: {reason}"
         return {
             "changed": True,
             "resolved": False,
             "path": self.params["path"],
             "real_path": str(self.wanted.path),
-            "downloaded": [],
-            "damaged": {},
-            "healed": {},
-            "removed": [],
-            "rehashed": [],
-            "unknown": [],
-            "actions": [action],
+            **{key: [] for key in ("downloaded", "removed", "rehashed", "unknown")},
+            **{key: {} for key in ("damaged", "healed")},
+            "actions": [f"bring {what} into {self.wanted.path}; its size is not known: {reason}"],
             "diff": {"before": "", "after": f"{self.wanted.path}: {what}\n"},
         }
 
-    def result(
-        self, plan: transfer.Plan, owner: ownership.Ownership, record: weights_record.Record | None
-    ) -> dict[str, Any]:
-        """Return what was (or would be) done."""
+    def result(self, plan: transfer.Plan, owner: Ownership, files: Mapping[str, RecordedFile] | None) -> dict[str, Any]:
+        """Return what was (or would be) done; `files` are the complete files, None if they still have to arrive."""
         self.warn(plan)
-        faults = ownership.find_ownership_faults(self.wanted.path, plan.survey.good, owner)
-        needed = sum(item.size_bytes for item in plan.bring)
-        actions = []
-        before, after = [], []
-        if plan.bring:
-            actions.append(
-                f"bring {len(plan.bring)} of {len(plan.expected)} files, {weights_progress.mib(needed)}, of "
-                f"{self.wanted.repo} at {plan.commit} into {self.wanted.path}"
-            )
-        for item in plan.bring:
-            why = plan.survey.damaged.get(item.path)
-            before.append(f"{item.path}: {'damaged, ' + why if why else 'missing'}")
-            after.append(
-                f"{item.path}: {item.size_bytes} bytes"
-                + (f", {item.digest.algorithm} {item.digest.value}" if item.digest else "")
-            )
-        for name in plan.obsolete:
-            actions.append(f"remove {name}, which {plan.commit} does not have")
-            before.append(f"{name}: of the former revision")
-        right = f"{owner.uid}:{owner.gid}"
-        for path, was in faults.items():
-            mode = owner.directory_mode if path.is_dir() else owner.file_mode
-            actions.append(f"set owner and mode of {path} from {was} to {right} {mode:04o}")
-            before.append(f"{path}: {was}")
-            after.append(f"{path}: {right} {mode:04o}")
-        result: dict[str, Any] = {
+        faults = find_ownership_faults(self.wanted.path, plan.survey.good, owner)
+        actions, before, after = transfer.describe_changes(self.wanted, plan, owner, faults)
+        return {
             "changed": bool(actions),
             "revision": plan.commit,
             "resolved": plan.resolved,
             "path": self.params["path"],
             "real_path": str(self.wanted.path),
-            "files": len(plan.expected),
-            "bytes": sum(plan.expected.values()),
+            "files": len(plan.files),
+            "bytes": transfer.sum_bytes(plan.files),
+            **({} if files is None else {"manifest_sha256": hash_manifest(files)}),
             "downloaded": [item.path for item in plan.bring],
-            "downloaded_bytes": needed,
+            "downloaded_bytes": transfer.sum_bytes(plan.bring),
             "damaged": plan.survey.damaged,
-            "healed": {str(path): was for path, was in faults.items()},
+            "healed": {str(path): has for path, has in faults.items()},
             "removed": plan.obsolete,
             "rehashed": plan.survey.rehashed,
             "unknown": plan.survey.unknown,
             # Not `skipped`, because Ansible treats a result with that key as a skipped task and ignores changed_when.
             "not_brought": plan.skipped,
             "actions": actions,
-            "diff": {
-                "before": "".join(f"{line}\n" for line in before),
-                "after": "".join(f"{line}\n" for line in after),
-            },
+            "diff": {"before": before, "after": after},
         }
-        complete = record
-        if complete is None and not plan.bring:
-            complete = weights_record.Record("", "", "", "", "", "", plan.survey.good)
-        if complete is not None:
-            result["manifest_sha256"] = complete.manifest_sha256
-        return result
 
 
 def main() -> None:
@@ -532,7 +429,7 @@ def main() -> None:
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     try:
         result = ModelWeights(module).run()
-    except weights_record.WeightsError as error:
+    except WeightsError as error:
         module.fail_json(msg=str(error))
     except OSError as error:
         module.fail_json(msg=transfer.explain_storage_error(error, Path(module.params["path"])))

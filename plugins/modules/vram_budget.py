@@ -286,7 +286,7 @@ from ..module_utils.vllm_edge.gpu.budget import (
     settle,
 )
 from ..module_utils.vllm_edge.gpu.owners import find_owners
-from ..module_utils.vllm_edge.releases import find_interpreter
+from ..module_utils.vllm_edge.paths import find_interpreter
 from ..module_utils.vllm_edge.system.nvml import (
     RUNTIME_REMEDY,
     HostReading,

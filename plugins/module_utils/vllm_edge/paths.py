@@ -87,3 +87,14 @@ def host_paths(
         state=Path(state or env.get("VLLM_EDGE_STATE") or STATE),
         units=Path(units or env.get("VLLM_EDGE_UNITS") or UNITS),
     )
+
+
+def find_interpreter(python: str) -> str:
+    """Return the path of an interpreter below the link `current` by its release, since the link may change meanwhile.
+
+    On a host without releases, it is the interpreter that the program had before there were releases.
+    """
+    path, before = Path(python), Path(python.replace("/current/", "/", 1))
+    if not path.exists() and before.exists():
+        return str(before)
+    return str(path.parent.resolve() / path.name)

@@ -118,17 +118,6 @@ class Releases:
         return False
 
 
-def find_interpreter(python: str) -> str:
-    """An interpreter below `current` by its release, as another one may become current while it runs.
-
-    Where there are no releases yet, the one that was there before them.
-    """
-    path, before = Path(python), Path(python.replace("/current/", "/", 1))
-    if not path.exists() and before.exists():
-        return str(before)
-    return str(path.parent.resolve() / path.name)
-
-
 def flush(release: Path) -> None:
     """What was built is on the disk: one call for thousands of files. Raises CalledProcessError, OSError."""
     subprocess.run(["sync", "--file-system", str(release)], check=True, capture_output=True, text=True)

@@ -109,8 +109,10 @@ def test_all_defects_at_once() -> None:
         assert told in str(caught.value)
 
 
-def test_a_budget_may_be_absent() -> None:
-    assert parse_engine(json.dumps({**CONFIG, "vram_budget_mib": None}), "x").vram_budget_mib is None
+def test_a_budget_may_be_absent_and_seconds_are_numbers_with_a_point() -> None:
+    config = parse_engine(json.dumps({**CONFIG, "vram_budget_mib": None, "shutdown_timeout_s": 7}), "x")
+    assert config.vram_budget_mib is None
+    assert repr((config.stop_timeout_s, config.shutdown_timeout_s)) == "(30.0, 7.0)"
 
 
 @pytest.mark.parametrize(("text", "told"), [("{", "not JSON"), ("[]", "holds list")])

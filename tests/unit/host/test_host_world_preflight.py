@@ -44,7 +44,7 @@ def recorded(root: Path, model: str = "e2b") -> tuple[Path, Path]:
     directory = root / "weights" / model
     files = {name: write(directory / name, text) for name, text in ((SHARD, "w" * 4000), ("config.json", "{}"))}
     sums = {name: hashlib.sha256(place.read_bytes()).hexdigest() for name, place in files.items()}
-    known = {name: observe(place, sums[name], None) for name, place in files.items()}
+    known = {name: observe(place, sums[name]) for name, place in files.items()}
     record = Record(model, f"google/{model}", "main", "c" * 40, str(directory), "hub", known)
     return directory, write(root / "records" / f"{model}.json", record.to_json())
 
@@ -139,7 +139,7 @@ def test_weights_by_file(bench: Bench) -> None:
     place.write_text("w" * 3999)
     text = bench.refused()
     assert f"In {bench.directory}, the weights of e2b (google/e2b): {SHARD} is damaged" in text
-    assert "it has 3999 bytes, 4000 were recorded" in text and "-e verify_weights=full' brings" in text
+    assert "it has 3999 bytes, 4000 are expected" in text and "-e verify_weights=full' brings" in text
     place.write_text("x" * 4000)
     assert f"{SHARD} is damaged (its sha256 is" in bench.refused()
     place.write_text("w" * 4000)

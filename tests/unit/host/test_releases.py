@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.releases import Releases, find_interpreter
+from ansible.module_utils.vllm_edge.paths import find_interpreter
+from ansible.module_utils.vllm_edge.releases import Releases
 from ansible.module_utils.vllm_edge.switch import journal
 
 Run = Callable[..., dict[str, Any]]

@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from itertools import zip_longest
+from typing import Any, TypeVar
 
 from ..engine.config import EngineConfig
 from ..system.http import Answer, call_in_parallel
@@ -24,6 +25,7 @@ Ask = Callable[..., Answer]
 """Sends a request; `system.http.request` or a substitute."""
 Verdict = tuple["Outcome", str]
 """Outcome and detail of a check."""
+T = TypeVar("T")
 
 QUESTION = "In one short sentence: what is a serving host?"
 # At each step only one next token is likely, so rounding rarely decides.
@@ -35,16 +37,14 @@ STRUCTURED_TOKENS = 64
 THINKING_TOKENS = 512
 """For a model that cannot be told not to think: fits the default canary timeout of 120 s at 5 tokens a second."""
 
-LAMP_KEYS = ("on", "colour", "level")
-COLOURS = ("red", "green", "blue")
 LAMP_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "on": {"type": "boolean"},
-        "colour": {"enum": list(COLOURS)},
+        "colour": {"enum": ["red", "green", "blue"]},
         "level": {"type": "integer", "minimum": 0, "maximum": 9},
     },
-    "required": list(LAMP_KEYS),
+    "required": ["on", "colour", "level"],
     "additionalProperties": False,
 }
 # Two complete answers to choose from: a grammar of literals allows no whitespace.
@@ -122,6 +122,7 @@ class Reply:
     """A chat completion."""
 
     text: str
+    """If a reasoning model used all its tokens for thinking, that counts as its text."""
     only_thought: bool
     """Whether `text` is the model's thinking because it said nothing else."""
     tokens: int | None
@@ -132,48 +133,48 @@ class Reply:
     """Tool calls, as (name, arguments as JSON text)."""
     token_ids: tuple[int, ...]
     logprobs: tuple[Mapping[int, float], ...]
-    """For each position, the log probabilities of the likeliest tokens by token id."""
+    """For each position, the log probabilities of the likeliest tokens by token id. The request must have asked for
+    `return_tokens_as_token_ids`."""
 
 
-def _parse_logprobs(choice: Mapping[str, Any]) -> tuple[Mapping[int, float], ...]:
-    """Return the log probabilities by position and token id; requires `return_tokens_as_token_ids` in the request."""
-    rows: list[Mapping[int, float]] = []
+NO_REPLY = (ValueError, KeyError, IndexError, TypeError, AttributeError)
+"""Exceptions of `parse_reply` if the data are no chat completion."""
+
+
+def _parse_logprobs(choice: Mapping[str, Any]) -> Iterator[Mapping[int, float]]:
     for position in (choice.get("logprobs") or {}).get("content") or []:
         top = [position, *position["top_logprobs"]]
-        rows.append({int(item["token"].removeprefix("token_id:")): float(item["logprob"]) for item in top})
-    return tuple(rows)
+        yield {int(item["token"].removeprefix("token_id:")): float(item["logprob"]) for item in top}
 
 
 def parse_reply(data: Any) -> Reply:
-    """Parse a chat completion. If a reasoning model used all its tokens for thinking, that counts as its text.
-
-    Raises:
-        ValueError, KeyError, IndexError, TypeError, AttributeError: the data is no chat completion
-    """
+    """Parse a chat completion. Raises NO_REPLY."""
     choice = data["choices"][0]
     message = choice["message"]
     usage = data.get("usage") or {}
     counts = [usage.get(key) for key in ("completion_tokens", "prompt_tokens")]
     tokens, prompt_tokens = (count if isinstance(count, int) else None for count in counts)
     thought = message.get("reasoning_content") or message.get("reasoning")
+    functions = [call["function"] for call in message.get("tool_calls") or []]
     return Reply(
         text=str(message.get("content") or thought or ""),
-        only_thought=bool(thought) and not message.get("content") and not message.get("tool_calls"),
+        only_thought=bool(thought) and not message.get("content") and not functions,
         tokens=tokens,
         prompt_tokens=prompt_tokens,
         finish=str(choice.get("finish_reason")),
-        calls=tuple(
-            (str(call["function"]["name"]), str(call["function"]["arguments"]))
-            for call in message.get("tool_calls") or []
-        ),
+        calls=tuple((str(function["name"]), str(function["arguments"])) for function in functions),
         token_ids=tuple(choice.get("token_ids") or ()),
-        logprobs=_parse_logprobs(choice),
+        logprobs=tuple(_parse_logprobs(choice)),
     )
 
 
 @dataclass(frozen=True)
 class Client:
-    """Sends requests to one served name of one engine."""
+    """Sends requests to one served name of one engine.
+
+    `what` names what is requested, for messages. Every request raises EngineSilentError if there is no response, and
+    CheckFailedError if the response is an error or not what was requested.
+    """
 
     config: EngineConfig
     name: str
@@ -181,17 +182,7 @@ class Client:
     ask: Ask
 
     def post(self, path: str, what: str, **payload: Any) -> Any:
-        """Send a POST request and return the parsed answer.
-
-        Args:
-            path: path of the endpoint
-            what: what is requested, for messages
-            payload: fields of the request besides `model`
-
-        Raises:
-            EngineSilentError: there was no response
-            CheckFailedError: the response is an error or no JSON
-        """
+        """Send a POST request and return the parsed JSON; `payload` is the request without `model`."""
         answer = self.ask(self.config.url, path, self.timeout_s, method="POST", payload={"model": self.name, **payload})
         if answer.status is None:
             raise EngineSilentError(f"{what} of {self.name!r}: {answer.error}")
@@ -202,32 +193,21 @@ class Client:
         except ValueError as error:
             raise CheckFailedError(f"{what} of {self.name!r} is not JSON: {error}") from error
 
+    def post_for(self, path: str, what: str, key: str, kind: type[T], **payload: Any) -> T:
+        """Send a POST request and return the value of a key of the answer, which must be of this type and not empty."""
+        answer = self.post(path, what, **payload)
+        value = answer.get(key) if isinstance(answer, Mapping) else None
+        if not isinstance(value, kind) or not value:
+            raise CheckFailedError(f"POST {path} of {self.name!r} answered no {key}")
+        return value
+
     def chat(self, what: str, user: str, max_tokens: int, *, system: str | None = None, **payload: Any) -> Reply:
-        """Request one chat completion at temperature 0.
-
-        Args:
-            what: what is requested, for messages
-            user: the user's message
-            max_tokens: most tokens of the answer
-            system: the system prompt, if any
-            payload: further fields of the request
-
-        Raises:
-            EngineSilentError: there was no response
-            CheckFailedError: the response is an error or no chat completion
-        """
-        data = self.post(
-            "/v1/chat/completions",
-            what,
-            messages=build_messages(user, system),
-            max_tokens=max_tokens,
-            temperature=0,
-            seed=0,
-            **payload,
-        )
+        """Request one chat completion at temperature 0; `payload` has further fields of the request."""
+        fixed = {"messages": build_messages(user, system), "max_tokens": max_tokens, "temperature": 0, "seed": 0}
+        data = self.post("/v1/chat/completions", what, **fixed, **payload)
         try:
             return parse_reply(data)
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        except NO_REPLY as error:
             raise CheckFailedError(
                 f"{what} of {self.name!r} is no chat completion ({type(error).__name__}: {error})"
             ) from error
@@ -241,19 +221,16 @@ class Client:
 
         Raises:
             StillThinkingError: the model was still thinking when its tokens ended
-            EngineSilentError: there was no response
-            CheckFailedError: the response is an error or no chat completion
         """
         if self.config.reasoning_parser:
             payload["chat_template_kwargs"] = {"enable_thinking": False}
-        reply = self.chat(what, user, STRUCTURED_TOKENS, **payload)
-        if reply.only_thought and reply.finish == "length":
-            reply = self.chat(what, user, THINKING_TOKENS, **payload)
-        if reply.only_thought and reply.finish == "length":
-            raise StillThinkingError(
-                f"{what} of {self.name!r} did not come: the model thought for all its {reply.tokens} tokens"
-            )
-        return reply
+        for max_tokens in (STRUCTURED_TOKENS, THINKING_TOKENS):
+            reply = self.chat(what, user, max_tokens, **payload)
+            if not (reply.only_thought and reply.finish == "length"):
+                return reply
+        raise StillThinkingError(
+            f"{what} of {self.name!r} did not come: the model thought for all its {reply.tokens} tokens"
+        )
 
 
 def build_messages(user: str, system: str | None = None) -> list[dict[str, str]]:
@@ -284,14 +261,8 @@ def system_prompt(client: Client) -> Verdict:
     """
     sentence = f"The canary of today is called {secrets.token_hex(4)}."
     question = {"messages": build_messages(QUESTION, sentence)}
-    tokenized = client.post("/tokenize", "the tokenized prompt", **question)
-    tokens = tokenized.get("tokens") if isinstance(tokenized, Mapping) else None
-    if not isinstance(tokens, list) or not tokens:
-        raise CheckFailedError(f"POST /tokenize of {client.name!r} answered no tokens")
-    rendered = client.post("/detokenize", "the rendered prompt", tokens=tokens)
-    prompt = rendered.get("prompt") if isinstance(rendered, Mapping) else None
-    if not isinstance(prompt, str):
-        raise CheckFailedError(f"POST /detokenize of {client.name!r} answered no prompt")
+    tokens = client.post_for("/tokenize", "the tokenized prompt", "tokens", list, **question)
+    prompt = client.post_for("/detokenize", "the rendered prompt", "prompt", str, tokens=tokens)
     if " ".join(sentence.split()) not in " ".join(prompt.split()):
         raise CheckFailedError(
             f"the system prompt does not reach {client.name!r}: the chat template renders {shown(prompt, 200)} without "
@@ -317,16 +288,15 @@ def find_lamp_problem(text: str) -> str | None:
         return f"not JSON ({error})"
     if not isinstance(lamp, dict):
         return f"a JSON {type(lamp).__name__} where an object is asked"
-    if sorted(lamp) != sorted(LAMP_KEYS):
-        return f"keys {', '.join(sorted(lamp)) or 'none'} where {', '.join(LAMP_KEYS)} are asked"
-    if not isinstance(lamp["on"], bool):
-        return f"on is {lamp['on']!r}, no boolean"
-    if lamp["colour"] not in COLOURS:
-        return f"colour is {lamp['colour']!r}, none of {', '.join(COLOURS)}"
-    level = lamp["level"]
-    if not isinstance(level, int) or isinstance(level, bool) or not 0 <= level <= 9:
-        return f"level is {level!r}, no whole number from 0 to 9"
-    return None
+    keys, colours = LAMP_SCHEMA["required"], LAMP_SCHEMA["properties"]["colour"]["enum"]
+    if sorted(lamp) != sorted(keys):
+        return f"keys {', '.join(sorted(lamp)) or 'none'} where {', '.join(keys)} are asked"
+    rules = {
+        "on": (isinstance(lamp["on"], bool), "no boolean"),
+        "colour": (lamp["colour"] in colours, f"none of {', '.join(colours)}"),
+        "level": (type(lamp["level"]) is int and 0 <= lamp["level"] <= 9, "no whole number from 0 to 9"),
+    }
+    return next((f"{key} is {lamp[key]!r}, {wanted}" for key, (good, wanted) in rules.items() if not good), None)
 
 
 def json_schema(client: Client) -> Verdict:
@@ -363,14 +333,6 @@ def json_schema(client: Client) -> Verdict:
     )
 
 
-def _find_first_difference(answers: Sequence[Sequence[int]]) -> int | None:
-    """Return the first position at which the answers differ (one that has ended differs); None if they are equal."""
-    for position in range(max(len(answer) for answer in answers)):
-        if len({tuple(answer[position : position + 1]) for answer in answers}) > 1:
-            return position
-    return None
-
-
 def _measure_spread(third: Reply, answers: Sequence[Sequence[int]], position: int) -> float | None:
     """Return how far apart, in nats, the model rates the tokens in question; None if it does not list all of them."""
     if position >= len(third.logprobs):
@@ -397,18 +359,13 @@ def deterministic(client: Client) -> Verdict:
     difference = f"asked twice at temperature 0, {client.name!r} answers {shown(first.text)} and {shown(second.text)}"
     if not first.token_ids or not second.token_ids:
         raise CheckFailedError(f"{difference}, and tells no token ids by which that could be judged")
+    listed: dict[str, Any] = {"logprobs": True, "top_logprobs": TOP_LOGPROBS, "return_tokens_as_token_ids": True}
     third = client.chat(
-        "the completion with log probabilities",
-        COUNTING,
-        COUNTING_TOKENS,
-        return_token_ids=True,
-        logprobs=True,
-        top_logprobs=TOP_LOGPROBS,
-        return_tokens_as_token_ids=True,
+        "the completion with log probabilities", COUNTING, COUNTING_TOKENS, return_token_ids=True, **listed
     )
     answers = [first.token_ids, second.token_ids, third.token_ids]
-    position = _find_first_difference(answers)
-    assert position is not None  # the first two differ
+    # The first position at which they differ; an answer that has ended differs.
+    position = next(at for at, tokens in enumerate(zip_longest(*answers)) if len(set(tokens)) > 1)
     spread = _measure_spread(third, answers, position)
     at = f"{difference}; they part at token {position + 1}"
     if spread is not None and spread <= ROUNDING_NATS:
@@ -433,14 +390,6 @@ def _find_call_problem(reply: Reply) -> str | None:
     return None if problem is None else f"a call with arguments {shown(arguments)}: {problem}"
 
 
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
 def tool_call(client: Client) -> Verdict:
     """Check that the tool call parser converts the model's output to calls with valid JSON.
 
@@ -451,10 +400,9 @@ def tool_call(client: Client) -> Verdict:
     parser = client.config.tool_call_parser
     if parser is None:
         return Outcome.SKIPPED, f"{client.config.engine} has no tool_call_parser"
-    native = NATIVE_CALLS.get(parser)
     forced: dict[str, Any] = {"tool_choice": {"type": "function", "function": {"name": TOOL_NAME}}}
-    if native is not None:
-        forced = {"tool_choice": "auto", "structured_outputs": {"choice": [native]}}
+    if parser in NATIVE_CALLS:
+        forced = {"tool_choice": "auto", "structured_outputs": {"choice": [NATIVE_CALLS[parser]]}}
 
     def ask(what: str, **payload: Any) -> Reply:
         return client.chat_structured(what, USE_TOOL, tools=[TOOL], **payload)
@@ -466,7 +414,7 @@ def tool_call(client: Client) -> Verdict:
     problem = _find_call_problem(free)
     if problem is None:
         return Outcome.PASSED, f"{TOOL_NAME}({free.calls[0][1]}), called freely"
-    if any(not _is_json(arguments) for _, arguments in free.calls):
+    if any((find_lamp_problem(arguments) or "").startswith("not JSON") for _, arguments in free.calls):
         raise CheckFailedError(f"a free tool call of {client.name!r} gave {problem}; tool_call_parser is {parser}")
     return Outcome.NOT_SHOWN, (
         f"an enforced call has valid arguments; asked freely the model gave {problem}. A random model cannot choose "
@@ -483,8 +431,6 @@ CHECKS: Mapping[str, Callable[[Client], Verdict]] = {
 """The checks after `completion`, by name."""
 NAMES = ("completion", *CHECKS)
 """Names of all checks, in order."""
-
-
 ALONE = "deterministic"
 """This check runs for one name at a time: other requests in a batch may change the answers to two equal requests."""
 
@@ -504,9 +450,6 @@ def run_checks(clients: Sequence[Client]) -> list[Checked]:
     """Run all checks for the served names of one engine, until one gets no response.
 
     The names are checked in parallel, as clients would use them, which takes little longer than checking one.
-
-    Args:
-        clients: one client per served name
     """
     names = [Checked(client) for client in clients]
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `vllm-edge canary`: sends test requests to every served name of an engine (see checks.py).
 
+In all functions, `timeout_s` is how many seconds a request may take, and `ask` sends a request.
+
 /health shows that an engine's processes are alive; only answers show that it serves. Every served name gets all checks,
 the names of one engine in parallel: they share a model, but clients rely on every name.
 
@@ -16,7 +18,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..engine.config import EngineConfig, EngineConfigError, load_config
 from ..engine.state import stamp
@@ -25,15 +27,18 @@ from ..paths import HostPaths
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused
 from ..system.files import write_durably
 from ..system.http import Answer, request
+from ..system.records import read_record
 from .checks import (
     NAMES,
     QUESTION,
     Ask,
     Check,
+    Checked,
     CheckFailedError,
     Client,
     EngineSilentError,
     Outcome,
+    Reply,
     error_text,
     run_checks,
 )
@@ -74,7 +79,7 @@ def parse_models(answer: Answer) -> list[str]:
 
 def next_step(config: EngineConfig) -> str:
     """Return the commands with which an operator finds out more."""
-    return f"`systemctl status {config.unit}` and `vllm-edge explain {config.engine}` tell how the engine does"
+    return f"`systemctl status {config.unit}` and `vllm-edge explain {config.engine}` show the state of the engine"
 
 
 def ask_models(config: EngineConfig, timeout_s: float, ask: Ask = request) -> tuple[list[str], str | None]:
@@ -99,69 +104,59 @@ def explain_silence(config: EngineConfig, timeout_s: float, ask: Ask) -> str:
     return f"/health {how}: the engine died in the middle of the canary. {next_step(config)}"
 
 
-def build_result(
-    config: EngineConfig, name: str, checks: Sequence[Check], text: str = "", tokens: int | None = None
-) -> Result:
-    """Return the result of a name. Checks that did not run are added as skipped.
-
-    Args:
-        config: configuration of the engine
-        name: served name
-        checks: the checks that ran
-        text: text of the first check
-        tokens: tokens of the first check
-    """
-    reached = {check.check for check in checks}
+def build_result(config: EngineConfig, name: str, checks: Sequence[Check], reply: Reply | None = None) -> Result:
+    """Return the result of a served name. Checks that did not run are added as skipped; `reply` answered the first."""
     missing = [
-        Check(check, Outcome.SKIPPED, 0.0, "not asked: see the failure before it")
-        for check in NAMES
-        if check not in reached
+        Check(check, Outcome.SKIPPED, 0.0, "not asked: see the failure before it") for check in NAMES[len(checks) :]
     ]
     error = next((check.detail for check in checks if check.outcome is Outcome.FAILED), None)
     seconds = round(sum(check.seconds for check in checks), 3)
+    text, tokens = (reply.text, reply.tokens) if reply is not None else ("", None)
     return Result(config.engine, name, error is None, seconds, text, tokens, error, tuple([*checks, *missing]))
 
 
+def build_failure(config: EngineConfig, name: str, detail: str, seconds: float = 0.0) -> Result:
+    """Return the result of a served name whose first check failed."""
+    return build_result(config, name, [Check(NAMES[0], Outcome.FAILED, seconds, detail)])
+
+
 def canary(config: EngineConfig, timeout_s: float, ask: Ask = request) -> list[Result]:
-    """Check all served names of an engine.
+    """Check all served names of an engine and return their results in the order of the configuration.
 
     Once the engine does not respond at all, nothing more is requested.
-
-    Args:
-        config: configuration of the engine
-        timeout_s: seconds that each request may take
-        ask: sends a request
-
-    Returns:
-        One result per served name, in the order of the configuration.
     """
     listed, problem = ask_models(config, timeout_s, ask)
     if problem is not None:
-        failed = Check(NAMES[0], Outcome.FAILED, 0.0, problem)
-        return [build_result(config, name, [failed]) for name in config.served_names]
-    names = [Client(config, name, timeout_s, ask) for name in config.served_names if name in listed]
-    checked = {name.client.name: name for name in run_checks(names)}
-    silent = [(name, name.checks[-1].check) for name in checked.values() if name.silent]
-    meaning = explain_silence(config, timeout_s, ask) if silent else ""
-    results = []
-    for name in config.served_names:
-        if name not in checked:
-            unlisted = (
-                f"/v1/models does not list {name!r}, but {', '.join(listed) or 'nothing'}: something else than "
-                f"{config.unit} answers at {config.url}, or it runs with an older configuration"
-            )
-            results.append(build_result(config, name, [Check(NAMES[0], Outcome.FAILED, 0.0, unlisted)]))
-            continue
-        checks, reply = checked[name].checks, checked[name].completion
-        if checked[name].silent:
+        return [build_failure(config, name, problem) for name in config.served_names]
+    clients = [Client(config, name, timeout_s, ask) for name in config.served_names if name in listed]
+    checked = {name.client.name: name for name in run_checks(clients)}
+    explain_stop(config, timeout_s, ask, list(checked.values()))
+    unlisted = (
+        f"but {', '.join(listed) or 'nothing'}: something else than {config.unit} answers at {config.url}, or it runs "
+        "with an older configuration"
+    )
+    return [
+        build_result(config, name, checked[name].checks, checked[name].completion)
+        if name in checked
+        else build_failure(config, name, f"/v1/models does not list {name!r}, {unlisted}")
+        for name in config.served_names
+    ]
+
+
+def explain_stop(config: EngineConfig, timeout_s: float, ask: Ask, names: Sequence[Checked]) -> None:
+    """Add to the checks of all names why they ended, if the engine stopped answering during a check."""
+    silent = [name for name in names if name.silent]
+    if not silent:
+        return
+    meaning = explain_silence(config, timeout_s, ask)
+    first = f"{silent[0].client.name!r}, check {silent[0].checks[-1].check}"
+    for name in names:
+        checks = name.checks
+        if name.silent:
             checks[-1] = replace(checks[-1], detail=f"{checks[-1].detail}. {meaning}")
-        elif silent and len(checks) < len(NAMES):
-            first, at = silent[0]
-            why = f"not asked, because the engine stopped answering at {first.client.name!r}, check {at}"
+        elif len(checks) < len(NAMES):
+            why = f"not asked, because the engine stopped answering at {first}"
             checks.append(Check(NAMES[len(checks)], Outcome.FAILED, 0.0, why))
-        text, tokens = (reply.text, reply.tokens) if reply is not None else ("", None)
-        results.append(build_result(config, name, checks, text, tokens))
-    return results
 
 
 # -- recorded results
@@ -182,6 +177,14 @@ class Run:
     input_hash: str
 
 
+@dataclass(frozen=True)
+class Passed:
+    """Content of <engine>.canary.json: a run of the container, and the results of the canary that it passed."""
+
+    run: Run
+    results: tuple[Result, ...]
+
+
 def find_run(config: EngineConfig, docker: FindsContainers) -> Run | None:
     """Return the current run of the engine's container; None if it is not running or Docker cannot tell."""
     try:
@@ -196,27 +199,18 @@ def find_run(config: EngineConfig, docker: FindsContainers) -> Run | None:
 def full_canary(
     config: EngineConfig, paths: HostPaths, docker: FindsContainers, timeout_s: float, ask: Ask = request
 ) -> list[Result]:
-    """Check all served names; if one run of the container passed everything, record the results.
-
-    Args:
-        config: configuration of the engine
-        paths: where the host keeps its files
-        docker: identifies the run of the container
-        timeout_s: seconds that each request may take
-        ask: sends a request
-    """
+    """Check all served names; if one run of the container, which Docker identifies, passed everything, record it."""
     before = find_run(config, docker)
     results = canary(config, timeout_s, ask)
     if not all(result.ok for result in results):
         forget(config, paths)
         return results
-    now = stamp()
-    results = [replace(result, passed_at=now) for result in results]
+    results = [replace(result, passed_at=stamp()) for result in results]
     if before is not None and before == find_run(config, docker):
-        record = {"run": asdict(before), "results": [asdict(result) for result in results]}
+        record = json.dumps(asdict(Passed(before, tuple(results))), ensure_ascii=False)
         # Errors are ignored (full disk, user other than root): without a record the next canary checks everything.
         with contextlib.suppress(OSError):
-            write_durably(paths.engine_canary(config.engine), json.dumps(record, ensure_ascii=False) + "\n", 0o640)
+            write_durably(paths.engine_canary(config.engine), record + "\n", 0o640)
     return results
 
 
@@ -226,27 +220,21 @@ def forget(config: EngineConfig, paths: HostPaths) -> None:
         paths.engine_canary(config.engine).unlink(missing_ok=True)
 
 
-def recorded(config: EngineConfig, paths: HostPaths, docker: FindsContainers) -> list[Result]:
+def find_recorded(config: EngineConfig, paths: HostPaths, docker: FindsContainers) -> list[Result]:
     """Return the recorded results if they are about this run of the container, these served names and these checks."""
     try:
-        record: Any = json.loads(paths.engine_canary(config.engine).read_text(encoding="utf-8"))
-        run = Run(**record["run"])
-        results = [
-            Result(**{**row, "checks": tuple(Check(**check) for check in row["checks"])}) for row in record["results"]
-        ]
-    except (OSError, ValueError, TypeError, KeyError):
+        passed = read_record(Passed, json.loads(paths.engine_canary(config.engine).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
         return []
-    asked = [(result.served_name, tuple(check.check for check in result.checks)) for result in results]
-    if asked != [(name, NAMES) for name in config.served_names] or run != find_run(config, docker):
+    asked = [(result.served_name, tuple(check.check for check in result.checks)) for result in passed.results]
+    if asked != [(name, NAMES) for name in config.served_names] or passed.run != find_run(config, docker):
         return []
-    return results
+    return list(passed.results)
 
 
 def request_one_token(config: EngineConfig, ask: Ask = request) -> tuple[float, str | None]:
-    """Request one token, since /health says nothing about the work of the GPUs.
-
-    Returns:
-        The seconds it took, and None or what is wrong with the answer.
+    """Request one token, since /health says nothing about the work of the GPUs; return the seconds it took and None or
+    what is wrong with the answer.
     """
     begin = time.monotonic()
     client = Client(config, config.served_names[0], TOKEN_DEADLINE_S, ask)
@@ -265,22 +253,18 @@ def request_one_token(config: EngineConfig, ask: Ask = request) -> tuple[float, 
 def canary_unless_passed(
     config: EngineConfig, paths: HostPaths, docker: FindsContainers, timeout_s: float, ask: Ask = request
 ) -> list[Result]:
-    """Request one token and return the recorded results if this run has passed before; else run the full canary.
-
-    The arguments are those of `full_canary`.
-    """
-    results = recorded(config, paths, docker)
+    """Request one token and return the recorded results if this run has passed before; else run the full canary."""
+    results = find_recorded(config, paths, docker)
     if not results:
         return full_canary(config, paths, docker, timeout_s, ask)
     seconds, problem = request_one_token(config, ask)
     if problem is None:
         return [replace(result, token_s=seconds) for result in results]
     forget(config, paths)
-    failed = Check(NAMES[0], Outcome.FAILED, seconds, problem)
-    return [build_result(config, name, [failed]) for name in config.served_names]
+    return [build_failure(config, name, problem, seconds) for name in config.served_names]
 
 
-def text_of(result: Result) -> str:
+def render_result(result: Result) -> str:
     """Return a heading and one line per check."""
     heading = f"{result.served_name}: {'ok' if result.ok else 'FAILED'} ({result.seconds:.2f} s)"
     if result.token_s is not None:
@@ -294,17 +278,9 @@ def text_of(result: Result) -> str:
 
 
 def run_canary(engine: str, paths: HostPaths, *, output: str, timeout_s: float, unless_passed: bool = False) -> int:
-    """Run `vllm-edge canary`.
+    """Run `vllm-edge canary`: print the results as `output` (`json` or text); return 0 if no check failed, else 1.
 
-    Args:
-        engine: name of the engine
-        paths: where the host keeps its files
-        output: `json`; anything else prints text
-        timeout_s: seconds that each request may take
-        unless_passed: request only one token if this run of the container has passed before
-
-    Returns:
-        0 if no check of any served name failed, else 1.
+    With `unless_passed`, only one token is requested if this run of the container has passed before.
     """
     try:
         config = load_config(engine, paths)
@@ -317,5 +293,5 @@ def run_canary(engine: str, paths: HostPaths, *, output: str, timeout_s: float, 
         answer = {"engine": engine, "ok": good, "results": [asdict(result) for result in results]}
         print(json.dumps(answer, indent=2, ensure_ascii=False))
     else:
-        print("\n".join(text_of(result) for result in results))
+        print("\n".join(render_result(result) for result in results))
     return 0 if good else 1

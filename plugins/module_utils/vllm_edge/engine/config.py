@@ -8,14 +8,16 @@ file, the key, the value and what is expected.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from ..names import ENGINE_NAME, LABEL_ENGINE, LABEL_GENERATION, LABEL_INPUT_HASH
 from ..paths import HostPaths
+from ..system.records import read_record
 
 # systemd controls the engine, and Docker's own lifecycle options would interfere with it.
 _FORBIDDEN = {
@@ -54,11 +56,11 @@ class EngineConfig:
     generation: int
     """Number of the generation in which this input hash first appeared."""
     image: str
-    vram_budget_mib: int | None
     stop_timeout_s: float
     stall_timeout_s: float
     """Seconds without progress in the log after which a loading engine is ended."""
     health_timeout_s: float
+    vram_budget_mib: int | None = None
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     image_id: str = ""
@@ -96,75 +98,76 @@ class Engine:
     create: DockerCreate
 
 
-_STRINGS = ("engine", "unit", "container", "url", "model", "repo", "revision", "precision", "input_hash", "image")
-_OPTIONAL_STRINGS = ("tool_call_parser", "reasoning_parser")
-_TEXTS = ("image_id", "weights_path", "weights_record")
-"""Keys that are missing in files of older generations."""
-_POSITIVE = ("stop_timeout_s", "stall_timeout_s", "health_timeout_s")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_count(value: object, least: int = 1) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
 
 
 def _is_names(value: object) -> bool:
-    return isinstance(value, list) and len(value) > 0 and all(isinstance(item, str) and item for item in value)
+    return isinstance(value, list) and len(value) > 0 and all(map(_is_text, value))
+
+
+def _is_count(value: object, least: int = 1) -> bool:
+    return type(value) is int and value >= least
+
+
+def _is_seconds(value: object) -> bool:
+    return type(value) in (int, float) and cast(float, value) > 0
+
+
+def _is_plan(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("gpus"), list)
+
+
+def _is_url(value: object) -> bool:
+    parts = urlsplit(str(value))
+    return parts.scheme == "http" and bool(parts.hostname) and parts.path in ("", "/")
+
+
+_Rule = tuple[Callable[[object], bool], str]
+_TEXT: _Rule = (_is_text, "a text that is not empty")
+_NAMES: _Rule = (_is_names, "a list of at least one name")
+_COUNT: _Rule = (_is_count, "a whole number from 1")
+_SECONDS: _Rule = (_is_seconds, "seconds, more than 0")
+_REQUIRED: dict[str, _Rule] = {
+    **dict.fromkeys(("engine", "unit", "container", "url", "model", "repo", "revision", "precision"), _TEXT),
+    **dict.fromkeys(("input_hash", "image"), _TEXT),
+    **dict.fromkeys(("served_names", "gpus"), _NAMES),
+    "tensor_parallel_size": _COUNT,
+    "generation": (partial(_is_count, least=0), "a whole number from 0"),
+    "port": (lambda value: _is_count(value) and cast(int, value) <= 65535, "a TCP port, 1 to 65535"),
+    **dict.fromkeys(("stop_timeout_s", "stall_timeout_s", "health_timeout_s"), _SECONDS),
+}
+"""What a key must be, as a test and in words."""
+_NULLABLE: dict[str, _Rule] = {
+    "vram_budget_mib": (_is_count, "MiB, a whole number from 1"),
+    **dict.fromkeys(("tool_call_parser", "reasoning_parser"), _TEXT),
+    "max_model_len": (_is_count, "tokens, a whole number from 1"),
+    "shutdown_timeout_s": _SECONDS,
+    "plan": (_is_plan, "an object with gpus"),
+}
+"""Keys that may also be null or missing."""
+_OPTIONAL: dict[str, _Rule] = dict.fromkeys(
+    ("image_id", "weights_path", "weights_record"), (lambda value: isinstance(value, str), "a text")
+)
+"""Keys that are missing in files of older generations."""
+_FORMS: dict[str, _Rule] = {
+    "engine": (lambda value: bool(ENGINE_NAME.fullmatch(str(value))), "small letters, digits and '-', at most 63"),
+    "url": (_is_url, "http://<address>:<port> of the published port"),
+}
+"""Forms that texts must have besides."""
 
 
 def engine_problems(data: Mapping[str, Any]) -> list[str]:
     """Return all mistakes in a parsed `engine.json`, each as a phrase; none if it is valid."""
-    found: list[str] = []
-
-    def expect(key: str, good: bool, wanted: str) -> None:
-        if key not in data:
-            found.append(f"{key} is missing: {wanted}")
-        elif not good:
-            found.append(f"{key} is {data[key]!r}: {wanted}")
-
-    for key in _STRINGS:
-        value = data.get(key)
-        expect(key, isinstance(value, str) and value != "", "a text that is not empty")
-    for key in ("served_names", "gpus"):
-        expect(key, _is_names(data.get(key)), "a list of at least one name")
-    expect("tensor_parallel_size", _is_count(data.get("tensor_parallel_size")), "a whole number from 1")
-    expect("generation", _is_count(data.get("generation"), 0), "a whole number from 0")
-    port = data.get("port")
-    expect("port", _is_count(port) and isinstance(port, int) and port <= 65535, "a TCP port, 1 to 65535")
-    for key in _POSITIVE:
-        value = data.get(key)
-        expect(key, _is_number(value) and isinstance(value, int | float) and value > 0, "seconds, more than 0")
-    budget = data.get("vram_budget_mib")
-    if budget is not None and not _is_count(budget):
-        found.append(f"vram_budget_mib is {budget!r}: MiB, a whole number from 1, or null")
-    for key in _OPTIONAL_STRINGS:
-        value = data.get(key)
-        if value is not None and not (isinstance(value, str) and value):
-            found.append(f"{key} is {value!r}: a text that is not empty, or null")
-    for key in _TEXTS:
-        if not isinstance(data.get(key, ""), str):
-            found.append(f"{key} is {data[key]!r}: a text")
-    longest = data.get("max_model_len")
-    if longest is not None and not _is_count(longest):
-        found.append(f"max_model_len is {longest!r}: tokens, a whole number from 1, or null")
-    patience = data.get("shutdown_timeout_s")
-    if patience is not None and not (_is_number(patience) and patience > 0):
-        found.append(f"shutdown_timeout_s is {patience!r}: seconds, more than 0, or null")
-    plan = data.get("plan")
-    if plan is not None and not (isinstance(plan, dict) and isinstance(plan.get("gpus"), list)):
-        found.append(f"plan is {plan!r}: an object with gpus, or null")
-    name = data.get("engine")
-    if isinstance(name, str) and name and not ENGINE_NAME.fullmatch(name):
-        found.append(f"engine is {name!r}: small letters, digits and '-', at most 63")
-    url = data.get("url")
-    if isinstance(url, str) and url:
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
-            found.append(f"url is {url!r}: http://<address>:<port> of the published port")
-    return found
+    missing = [f"{key} is missing: {wanted}" for key, (_, wanted) in _REQUIRED.items() if key not in data]
+    nullable = {
+        key: (good, f"{wanted}, or null") for key, (good, wanted) in _NULLABLE.items() if data.get(key) is not None
+    }
+    forms = {key: rule for key, rule in _FORMS.items() if _is_text(data.get(key))}
+    rules = [*_REQUIRED.items(), *nullable.items(), *_OPTIONAL.items(), *forms.items()]
+    return missing + [
+        f"{key} is {data[key]!r}: {wanted}" for key, (good, wanted) in rules if key in data and not good(data[key])
+    ]
 
 
 def parse_engine(text: str, source: str) -> EngineConfig:
@@ -186,24 +189,7 @@ def parse_engine(text: str, source: str) -> EngineConfig:
     problems = engine_problems(data)
     if problems:
         raise EngineConfigError(f"{source}: {'; '.join(problems)}")
-    return EngineConfig(
-        **{key: data[key] for key in _STRINGS},
-        served_names=tuple(data["served_names"]),
-        tensor_parallel_size=data["tensor_parallel_size"],
-        gpus=tuple(data["gpus"]),
-        port=data["port"],
-        generation=data["generation"],
-        vram_budget_mib=data.get("vram_budget_mib"),
-        stop_timeout_s=float(data["stop_timeout_s"]),
-        stall_timeout_s=float(data["stall_timeout_s"]),
-        health_timeout_s=float(data["health_timeout_s"]),
-        tool_call_parser=data.get("tool_call_parser"),
-        reasoning_parser=data.get("reasoning_parser"),
-        **{key: data.get(key, "") for key in _TEXTS},
-        max_model_len=data.get("max_model_len"),
-        shutdown_timeout_s=None if data.get("shutdown_timeout_s") is None else float(data["shutdown_timeout_s"]),
-        plan=data.get("plan"),
-    )
+    return read_record(EngineConfig, data)
 
 
 def _get_option_values(lines: Sequence[str], option: str) -> list[str]:

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from ..system.files import write_durably
+from ..system.records import read_record
 
 TAIL_LINES = 40
 """Log lines that a failure record keeps."""
@@ -55,27 +54,11 @@ class EngineState:
     last_failure: Failure | None = None
 
 
-def state_from_json(data: Mapping[str, Any]) -> EngineState:
-    """Build a state that this or another version of the program wrote; unknown keys are dropped.
-
-    Raises:
-        TypeError: a required key is missing
-    """
-    known = {item.name for item in fields(EngineState)}
-    values = {key: value for key, value in data.items() if key in known}
-    failure = values.get("last_failure")
-    if isinstance(failure, Mapping):
-        keys = {item.name for item in fields(Failure)}
-        values["last_failure"] = Failure(**{key: value for key, value in failure.items() if key in keys})
-    return EngineState(**values)
-
-
 def read_state(path: Path) -> EngineState | None:
     """Return the recorded state; None if there is none or it is unreadable. The supervisor then relies on Docker."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return state_from_json(data) if isinstance(data, dict) else None
-    except (OSError, ValueError, TypeError):
+        return read_record(EngineState, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
         return None
 
 

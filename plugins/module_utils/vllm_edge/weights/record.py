@@ -10,20 +10,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
+from ..system.records import RecordError, read_record
+
 RECORD_FORMAT = 1
 """Version of the record's format."""
+COMMIT = re.compile(r"[0-9a-f]{40}")
+"""A full commit id."""
 
 
 class WeightsError(Exception):
     """Weights cannot be downloaded or do not match their hashes; the text is for the operator."""
-
-
-@dataclass(frozen=True)
-class Digest:
-    """A hash that the source states: `sha256` for large files, `git-sha1` (the id of a git blob) for small ones."""
-
-    algorithm: str
-    value: str
 
 
 @dataclass(frozen=True)
@@ -33,8 +29,13 @@ class RemoteFile:
     path: str
     """Relative to the root of the repository."""
     size_bytes: int
-    digest: Digest | None = None
-    """None if the source states no hash."""
+    digest: str | None = None
+    """The hash that the source states, if any: SHA-256 for large files, the id of a git blob for small ones."""
+
+    @property
+    def algorithm(self) -> str:
+        """Name of the digest's algorithm, which its length tells."""
+        return "git-sha1" if self.digest is not None and COMMIT.fullmatch(self.digest) else "sha256"
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,6 @@ class RecordedFile:
     sha256: str
     mtime_ns: int
     inode: int
-    digest: Digest | None = None
-    """The hash that its source stated, if any."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,13 @@ class Record:
 
     @property
     def manifest_sha256(self) -> str:
-        """One hash over names and contents: the same weights have the same hash on every host, whatever their mtime."""
-        lines = "".join(f"{item.sha256}  {path}\n" for path, item in sorted(self.files.items()))
-        return hashlib.sha256(lines.encode()).hexdigest()
+        """One hash over names and contents."""
+        return hash_manifest(self.files)
+
+    @property
+    def expected(self) -> list[RemoteFile]:
+        """The files with the hashes that they had when they were verified, sorted by path."""
+        return [RemoteFile(path, item.size_bytes, item.sha256) for path, item in sorted(self.files.items())]
 
     def to_json(self) -> str:
         """Return the record as JSON text."""
@@ -94,6 +97,12 @@ class Record:
             "manifest_sha256": self.manifest_sha256,
         }
         return json.dumps(data, indent=2, sort_keys=True) + "\n"
+
+
+def hash_manifest(files: Mapping[str, RecordedFile]) -> str:
+    """Return one hash over names and contents: the same weights have the same hash on every host."""
+    lines = "".join(f"{item.sha256}  {path}\n" for path, item in sorted(files.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -107,64 +116,34 @@ class Wanted:
     path: Path
     """Directory for the files."""
 
+    def is_recorded(self, record: Record | None) -> bool:
+        """Return whether the record is about these weights. A branch stays at the commit it was first resolved to."""
+        return (
+            record is not None
+            and record.repo == self.repo
+            and record.path == str(self.path)
+            and self.revision in {record.requested_revision, record.revision}
+        )
+
 
 def parse_record(text: str) -> Record:
     """Parse the text of a record. Raises ValueError if it is not one."""
-    try:
-        data = json.loads(text)
-        if data["format"] != RECORD_FORMAT:
-            raise ValueError(f"format {data['format']}")
-        files = {}
-        for path, item in data["files"].items():
-            digest = item.get("digest")
-            files[str(path)] = RecordedFile(
-                size_bytes=int(item["size_bytes"]),
-                sha256=str(item["sha256"]),
-                mtime_ns=int(item["mtime_ns"]),
-                inode=int(item["inode"]),
-                digest=Digest(str(digest["algorithm"]), str(digest["value"])) if digest else None,
-            )
-        if not all(is_safe_relative(path) for path in files):
-            raise ValueError("a path that leaves its directory")
-        return Record(
-            model=str(data["model"]),
-            repo=str(data["repo"]),
-            requested_revision=str(data["requested_revision"]),
-            revision=str(data["revision"]),
-            path=str(data["path"]),
-            source=str(data["source"]),
-            files=files,
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a record of weights: {error!r}") from error
+    data = json.loads(text)
+    record = read_record(Record, data)
+    if data.get("format") != RECORD_FORMAT:
+        raise RecordError(f"format is {data.get('format')!r}, {RECORD_FORMAT} is expected")
+    for path in record.files:
+        if not is_safe_relative(path):
+            raise RecordError(f"the path {path!r} leaves its directory")
+    return record
 
 
 def load_record(path: Path) -> Record | None:
-    """Return the record in the file; None if there is none or it is unreadable, in which case the files are hashed
-    again.
-
-    Raises OSError if the file exists but cannot be read.
-    """
+    """Return the record in the file; None if there is none or it is damaged. Raises OSError if it cannot be read."""
     try:
         return parse_record(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
-
-
-def record_fits(record: Record | None, wanted: Wanted) -> bool:
-    """Return whether the record is about the wanted weights. A branch stays at the commit it was first resolved to."""
-    return (
-        record is not None
-        and record.repo == wanted.repo
-        and record.path == str(wanted.path)
-        and wanted.revision in {record.requested_revision, record.revision}
-    )
-
-
-COMMIT = re.compile(r"[0-9a-f]{40}")
-"""A full commit id."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""Names of models."""
 
 
 def is_safe_relative(path: str) -> bool:

@@ -7,22 +7,26 @@ import contextlib
 import errno
 import os
 import re
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from .record import COMMIT, Digest, Listing, RemoteFile, WeightsError
-from .survey import CHUNK_BYTES, list_unknown
+from .record import COMMIT, Listing, RemoteFile, WeightsError
+from .survey import list_unknown
 
 # Seconds between attempts to download one file. Before that, the client itself resumes a broken connection: up to five
 # times in a row without a new piece of 10 MiB, one second apart.
 PAUSES_S = (2.0, 5.0)
 PASSING_STATUS = (408, 429, 500, 502, 503, 504)
 """HTTP statuses after which another attempt may succeed."""
+STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""Errors of the file system, which are reported as such."""
 
 
 class HubError(WeightsError):
-    """The hub refused a request or could not be reached."""
+    """The hub refused a request or cannot be asked."""
 
     def __init__(self, text: str, *, passing: bool = False) -> None:
         """`passing` is True if another attempt may succeed."""
@@ -36,24 +40,12 @@ class Source(Protocol):
     kind: str
 
     def listing(self, repo: str, revision: str) -> Listing:
-        """Resolve the revision to a commit and list its files. Raises WeightsError.
-
-        Args:
-            repo: name of the repository, `<owner>/<name>`
-            revision: branch, tag or commit
-        """
+        """Resolve a branch, tag or commit of `<owner>/<name>` to a commit and list its files. Raises WeightsError."""
 
     def fetch(self, repo: str, commit: str, path: str, staging: Path) -> Path:
-        """Download one file below the staging directory, replacing one that is there. Raises WeightsError, OSError.
+        """Download one file below the staging directory and return its path there, replacing one that exists.
 
-        Args:
-            repo: name of the repository
-            commit: full commit id
-            path: path in the repository
-            staging: staging directory
-
-        Returns:
-            The path of the downloaded file.
+        Raises WeightsError, OSError.
         """
 
 
@@ -65,33 +57,22 @@ class DirectorySource:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def _read_metadata(self, path: str) -> tuple[str, Digest] | None:
-        """Return the commit and hash that the hub's client stored when it downloaded the file; None if it did not."""
+    def _read_metadata(self, path: str) -> list[str]:
+        """Return the commit and hash that the hub's client stored when it downloaded the file; empty if it did not."""
         note = self._directory / ".cache" / "huggingface" / "download" / f"{path}.metadata"
         try:
-            lines = note.read_text(encoding="utf-8").splitlines()
+            lines = [line.strip() for line in note.read_text(encoding="utf-8").splitlines()[:2]]
         except (FileNotFoundError, NotADirectoryError):
-            return None
-        if len(lines) < 2 or not COMMIT.fullmatch(lines[0].strip()):
-            return None
-        etag = lines[1].strip()
-        if re.fullmatch(r"[0-9a-f]{64}", etag):
-            return lines[0].strip(), Digest("sha256", etag)
-        if COMMIT.fullmatch(etag):
-            return lines[0].strip(), Digest("git-sha1", etag)
-        return None
+            return []
+        return lines if re.fullmatch(r"[0-9a-f]{40} ([0-9a-f]{40}|[0-9a-f]{64})", " ".join(lines)) else []
 
     def _read_sums(self) -> dict[str, str]:
         try:
             text = (self._directory / "SHA256SUMS").read_text(encoding="utf-8")
         except FileNotFoundError:
             return {}
-        found = {}
-        for line in text.splitlines():
-            match = re.fullmatch(r"([0-9a-f]{64}) [ *](?:\./)?(.+)", line.strip())
-            if match:
-                found[match[2]] = match[1]
-        return found
+        lines = re.findall(r"^\s*([0-9a-f]{64}) [ *](?:\./)?(.+?)\s*$", text, re.MULTILINE)
+        return {path: sha256 for sha256, path in lines}
 
     def listing(self, repo: str, revision: str) -> Listing:
         """List the directory. The commit is the requested one, or the one that the hub's client stored."""
@@ -101,17 +82,12 @@ class DirectorySource:
                 "files there (`hf download --local-dir` keeps their hashes beside them), or take the model from the "
                 "hub."
             )
-        sums = self._read_sums()
-        commits = set()
-        files = []
+        sums, notes, files = self._read_sums(), {}, []
         for path in list_unknown(self._directory, ["SHA256SUMS"]):
-            note = self._read_metadata(path)
-            digest = Digest("sha256", sums[path]) if path in sums else None
-            if note is not None:
-                commits.add(note[0])
-                digest = digest or note[1]
-            found = (self._directory / path).stat()
-            files.append(RemoteFile(path, found.st_size, digest))
+            notes[path] = self._read_metadata(path)
+            digest = sums.get(path) or next(iter(notes[path][1:]), None)
+            files.append(RemoteFile(path, (self._directory / path).stat().st_size, digest))
+        commits = {note[0] for note in notes.values() if note}
         if COMMIT.fullmatch(revision):
             if commits - {revision}:
                 raise WeightsError(
@@ -132,88 +108,94 @@ class DirectorySource:
         target = staging / path
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with (self._directory / path).open("rb") as reading, target.open("wb") as writing:
-                while chunk := reading.read(CHUNK_BYTES):
-                    writing.write(chunk)
+            shutil.copyfile(self._directory / path, target)
         except FileNotFoundError as error:
             raise WeightsError(f"{path} of {repo} is not in the source directory {self._directory}.") from error
         return target
 
 
-def explain_hub_error(
-    status: int | None,
-    code: str | None,
-    text: str,
-    *,
-    model: str,
-    repo: str,
-    revision: str,
-    endpoint: str,
-    has_token: bool,
-    path: str = "",
-) -> str:
-    """Return a sentence on what the hub answered, with a remedy.
+GIVE_TOKEN = (
+    "write a token that may read it into a file on the controller (mode 0600) and name that file by "
+    "model_weights_token_file, or set model_weights_token from Vault"
+)
+HUB_ERRORS = {
+    "gated, token": (
+        "{repo} ({variable}.repo) is gated at {endpoint} (HTTP {status}). The account of the token that was given has "
+        "no access: accept the terms at {endpoint}/{repo} with that account, or give the token of one that has "
+        "(model_weights_token_file or model_weights_token)."
+    ),
+    "gated": (
+        "{repo} ({variable}.repo) is gated at {endpoint} (HTTP {status}). No token was given. Accept the terms at "
+        "{endpoint}/{repo}, then " + GIVE_TOKEN + "."
+    ),
+    "no revision": (
+        "{repo} has no revision {revision!r} at {endpoint} (HTTP {status}). Set {variable}.revision to a branch, a tag "
+        "or the 40 digits of a commit that {endpoint}/{repo}/commits/main lists. A commit that was resolved from a "
+        "branch and no longer exists is forgotten by removing the model's record on the host, {model}.json."
+    ),
+    "bad token": (
+        "{endpoint} does not accept the token (HTTP 401), so it was not asked for {repo}: the token is mistyped, "
+        "expired or revoked. Replace it where it was given, by model_weights_token_file or model_weights_token."
+    ),
+    "unauthorized": (
+        "{endpoint} refuses {repo} (HTTP 401): there is no such repository, or it is private or gated. Correct "
+        "{variable}.repo, or " + GIVE_TOKEN + "."
+    ),
+    "not found": (
+        "{endpoint} does not know {repo} at {revision!r} (HTTP {status}). Correct {variable}.repo, or the address of "
+        "the hub, model_weights_endpoint."
+    ),
+    "rate": (
+        "{endpoint} limits the rate of requests (HTTP 429) for {what}. Wait some minutes and run again; with a token "
+        "the limit is higher (model_weights_token_file)."
+    ),
+    "other": (
+        "{endpoint} answered HTTP {status} for {what} at {revision!r}: {text}. Run again when the hub is well, or "
+        "bring the weights from a directory (model_weights_source_directory)."
+    ),
+    "no answer": (
+        "{endpoint} {failed} {what}: {text}. Check name resolution, proxy and CA bundle (model_weights_environment) "
+        "and run again, or bring the weights from a directory (model_weights_source_directory)."
+    ),
+}
+"""What the hub's answers mean, and the remedy, by the cases of `classify_hub_error`."""
 
-    Args:
-        status: HTTP status; None if there was no response
-        code: the hub's X-Error-Code header
-        text: message of the client
-        model: name of the model in the inventory
-        repo: name of the repository
-        revision: requested revision
-        endpoint: address of the hub
-        has_token: whether a token was sent
-        path: the file that was being downloaded, if any
+
+def classify_hub_error(status: int | None, code: str | None, has_token: bool) -> str:
+    """Return which of HUB_ERRORS an answer is, from its HTTP status (None: no answer) and its X-Error-Code header."""
+    cases = {
+        "gated": code == "GatedRepo" or (status == 403 and code != "RevisionNotFound"),
+        "no revision": code == "RevisionNotFound",
+        "bad token": status == 401 and has_token and code != "RepoNotFound",
+        "unauthorized": status == 401,
+        "not found": code == "RepoNotFound" or status == 404,
+        "rate": status == 429,
+        "other": status is not None,
+    }
+    case = next((name for name, applies in cases.items() if applies), "no answer")
+    return "gated, token" if case == "gated" and has_token else case
+
+
+def _describe_cause(error: Exception) -> tuple[int | None, str | None, str]:
+    """Return HTTP status, X-Error-Code and message of an exception of the hub's client and its causes.
+
+    Raises OSError if the cause is the file system, and the exception itself if it is a defect of the program.
     """
-    variable = f"vllm_models.{model}"
-    give = (
-        "write a token that may read it into a file on the controller (mode 0600) and name that file by "
-        "model_weights_token_file, or set model_weights_token from Vault"
-    )
-    if code == "GatedRepo" or (status == 403 and code != "RevisionNotFound"):
-        return f"{repo} ({variable}.repo) is gated at {endpoint} (HTTP {status}). " + (
-            f"The account of the token that was given has no access: accept the terms at {endpoint}/{repo} with that "
-            "account, or give the token of one that has (model_weights_token_file or model_weights_token)."
-            if has_token
-            else f"No token was given. Accept the terms at {endpoint}/{repo}, then {give}."
-        )
-    if code == "RevisionNotFound":
-        return (
-            f"{repo} has no revision {revision!r} at {endpoint} (HTTP {status}). Set {variable}.revision to a branch, "
-            f"a tag or the 40 digits of a commit that {endpoint}/{repo}/commits/main lists. A commit that was resolved "
-            f"from a branch and is gone since is forgotten by removing the model's record on the host, {model}.json."
-        )
-    if status == 401 and has_token and code != "RepoNotFound":
-        return (
-            f"{endpoint} does not accept the token (HTTP 401), so it was not asked for {repo}: the token is mistyped, "
-            "expired or revoked. Replace it where it was given, by model_weights_token_file or model_weights_token."
-        )
-    if status == 401:
-        return (
-            f"{endpoint} refuses {repo} (HTTP 401): there is no such repository, or it is private or gated. Correct "
-            f"{variable}.repo, or {give}."
-        )
-    if code == "RepoNotFound" or status == 404:
-        return (
-            f"{endpoint} does not know {repo} at {revision!r} (HTTP {status}). Correct {variable}.repo, or the address "
-            "of the hub, model_weights_endpoint."
-        )
-    what = f"{path} of {repo}" if path else repo
-    if status == 429:
-        return (
-            f"{endpoint} limits the rate of requests (HTTP 429) for {what}. Wait some minutes and run again; with a "
-            "token the limit is higher (model_weights_token_file)."
-        )
-    if status is not None:
-        return (
-            f"{endpoint} answered HTTP {status} for {what} at {revision!r}: {text}. Run again when the hub is well, or "
-            "bring the weights from a directory (model_weights_source_directory)."
-        )
-    return (
-        f"{endpoint} {'did not deliver' if path else 'cannot be reached for'} {what}: {text}. Check name resolution, "
-        "proxy and CA bundle (model_weights_environment) and run again, or bring the weights from a directory "
-        "(model_weights_source_directory)."
-    )
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    for link in chain:
+        if isinstance(link, OSError) and link.errno in STORAGE_ERRNOS:
+            raise OSError(link.errno, link.strerror, link.filename) from error
+    response = next((found for link in chain if (found := getattr(link, "response", None)) is not None), None)
+    if response is None and isinstance(chain[-1], (ValueError, TypeError, AttributeError, MemoryError)):
+        raise error
+    text = str(chain[-1]).splitlines()[0] if str(chain[-1]) else type(chain[-1]).__name__
+    if response is None:
+        return None, None, text
+    return int(response.status_code), response.headers.get("X-Error-Code"), text
 
 
 class HubSource:
@@ -235,8 +217,7 @@ class HubSource:
 
         self._hub: Any = huggingface_hub
         self._model = model
-        self._endpoint = endpoint.rstrip("/")
-        self._token = token
+        self._access = {"endpoint": endpoint.rstrip("/"), "token": token or False}
 
     @contextlib.contextmanager
     def _explain_errors(self, repo: str, revision: str, path: str = "") -> Iterator[None]:
@@ -246,82 +227,52 @@ class HubSource:
         except WeightsError:
             raise
         except Exception as error:
-            chain: list[BaseException] = []
-            cause: BaseException | None = error
-            while cause is not None and cause not in chain:
-                chain.append(cause)
-                cause = cause.__cause__ or cause.__context__
-            for link in chain:
-                # The cause is the file system and not the hub.
-                if isinstance(link, OSError) and link.errno in STORAGE_ERRNOS:
-                    raise OSError(link.errno, link.strerror, link.filename) from error
-            status, code = None, None
-            for link in chain:
-                response = getattr(link, "response", None)
-                if response is not None:
-                    status = int(response.status_code)
-                    code = response.headers.get("X-Error-Code")
-                    break
-            if status is None and isinstance(chain[-1], (ValueError, TypeError, AttributeError, MemoryError)):
-                raise
-            text = str(chain[-1]).splitlines()[0] if str(chain[-1]) else type(chain[-1]).__name__
-            if self._token:
-                text = text.replace(self._token, "***")
-            raise HubError(
-                explain_hub_error(
-                    status,
-                    code,
-                    text.rstrip("."),
-                    model=self._model,
-                    repo=repo,
-                    revision=revision,
-                    endpoint=self._endpoint,
-                    has_token=bool(self._token),
-                    path=path,
-                ),
-                passing=status is None or status in PASSING_STATUS,
-            ) from error
+            status, code, text = _describe_cause(error)
+            token = self._access["token"]
+            message = HUB_ERRORS[classify_hub_error(status, code, bool(token))].format(
+                repo=repo,
+                model=self._model,
+                variable=f"vllm_models.{self._model}",
+                revision=revision,
+                endpoint=self._access["endpoint"],
+                status=status,
+                what=f"{path} of {repo}" if path else repo,
+                failed="did not deliver" if path else "cannot be reached for",
+                text=(text.replace(str(token), "***") if token else text).rstrip("."),
+            )
+            raise HubError(message, passing=status is None or status in PASSING_STATUS) from error
 
     def listing(self, repo: str, revision: str) -> Listing:
         """Query the hub for the commit and its files, with sizes and hashes."""
         with self._explain_errors(repo, revision):
-            api = self._hub.HfApi(endpoint=self._endpoint, token=self._token or False)
-            info = api.model_info(repo, revision=revision, files_metadata=True)
-            files = []
-            for item in info.siblings or []:
-                digest = (
-                    Digest("sha256", item.lfs.sha256)
-                    if item.lfs
-                    else Digest("git-sha1", item.blob_id)
-                    if item.blob_id
-                    else None
+            info = self._hub.HfApi(**self._access).model_info(repo, revision=revision, files_metadata=True)
+        files = []
+        for item in info.siblings or []:
+            size = item.lfs.size if item.lfs else item.size
+            digest = item.lfs.sha256 if item.lfs else item.blob_id
+            if size is None or not digest:
+                raise HubError(
+                    f"{self._access['endpoint']} states no size or no hash of {item.rfilename} in {repo}, so the file "
+                    "could not be verified."
                 )
-                size = item.lfs.size if item.lfs else item.size
-                if size is None or digest is None:
-                    raise HubError(
-                        f"{self._endpoint} states neither size nor hash of {item.rfilename} in {repo}, so it could "
-                        "not be verified."
-                    )
-                files.append(RemoteFile(item.rfilename, int(size), digest))
-            if not info.sha or not COMMIT.fullmatch(info.sha):
-                raise HubError(f"{self._endpoint} did not say which commit {revision!r} of {repo} is.")
-            return Listing(str(info.sha), tuple(files))
+            files.append(RemoteFile(item.rfilename, int(size), digest))
+        if not info.sha or not COMMIT.fullmatch(info.sha):
+            raise HubError(f"{self._access['endpoint']} did not say which commit {revision!r} of {repo} is.")
+        return Listing(str(info.sha), tuple(files))
 
     def fetch(self, repo: str, commit: str, path: str, staging: Path) -> Path:
-        """Download one file. Without force_download the client would accept an existing file without checking it."""
-        with self._explain_errors(repo, commit, path):
-            return Path(
-                self._hub.hf_hub_download(
-                    repo,
-                    path,
-                    revision=commit,
-                    local_dir=staging,
-                    endpoint=self._endpoint,
-                    token=self._token or False,
-                    force_download=True,
-                )
-            )
-
-
-STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-"""Errors of the file system, which are reported as such."""
+        """Download one file. Errors that may pass are outlasted by PAUSES_S."""
+        for pause_s in (*PAUSES_S, None):
+            try:
+                with self._explain_errors(repo, commit, path):
+                    # Without force_download the client would accept an existing file without checking it.
+                    return Path(
+                        self._hub.hf_hub_download(
+                            repo, path, revision=commit, local_dir=staging, force_download=True, **self._access
+                        )
+                    )
+            except HubError as error:
+                if pause_s is None or not error.passing:
+                    raise
+                time.sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")

@@ -1,72 +1,94 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Survey of a model's directory: which files are good, missing, damaged or unknown."""
+"""Survey of a model's directory: which files are good, missing, damaged or unknown, and which have a wrong owner."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from .record import Digest, Record, RecordedFile, RemoteFile
+from .record import Record, RecordedFile, RemoteFile
 
 CHUNK_BYTES = 8 * 1024 * 1024
 """Bytes to read at a time."""
 
+CountBytes = Callable[[int], None]
+"""Is called with the number of bytes of each piece that was hashed."""
 
-def hash_file(path: Path, progress: Callable[[int], None] | None = None) -> tuple[str, str]:
-    """Return the file's SHA-256 and its git blob id, from one pass over the file.
 
-    Args:
-        path: file to read
-        progress: called with the number of bytes of each piece
+@dataclass(frozen=True)
+class Ownership:
+    """Owner, group and permissions that the files and directories should have."""
+
+    uid: int
+    gid: int
+    file_mode: int = 0o640
+    directory_mode: int = 0o750
+
+    def describe(self, path: Path) -> str:
+        """Return what an existing file or directory should have, as `uid:gid mode`."""
+        return f"{self.uid}:{self.gid} {self.directory_mode if path.is_dir() else self.file_mode:04o}"
+
+    def apply(self, path: Path) -> None:
+        """Set owner, group and mode of one file or directory. Raises OSError."""
+        os.chown(path, self.uid, self.gid)
+        path.chmod(self.directory_mode if path.is_dir() else self.file_mode)
+
+
+def list_directories(directory: Path, files: Iterable[str]) -> list[Path]:
+    """Return the directory and every directory in it that is a parent of the files, parents first."""
+    return sorted({directory, *(directory / parent for path in files for parent in PurePosixPath(path).parents)})
+
+
+def find_ownership_faults(directory: Path, files: Iterable[str], owner: Ownership) -> dict[Path, str]:
+    """Return what files and directories with a wrong owner, group or mode have instead, as `uid:gid mode`.
+
+    `files` are paths below the directory of the model; those that do not exist are skipped.
     """
-    sha256 = hashlib.sha256()
+    names = list(files)
+    faults = {}
+    for path in [*list_directories(directory, names), *(directory / name for name in names)]:
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            continue
+        has = f"{found.st_uid}:{found.st_gid} {stat.S_IMODE(found.st_mode):04o}"
+        if has != owner.describe(path):
+            faults[path] = has
+    return faults
+
+
+def hash_file(path: Path, progress: CountBytes | None = None, *, git: bool = False) -> tuple[str, str]:
+    """Return the file's SHA-256 and, for `git`, its git blob id (else an empty text), from one pass over the file."""
+    hashes = [hashlib.sha256()]
     with path.open("rb") as stream:
-        # git hashes a header with the length before the content.
-        git = hashlib.sha1(f"blob {os.fstat(stream.fileno()).st_size}\0".encode(), usedforsecurity=False)
+        if git:
+            # git hashes a header with the length before the content.
+            header = f"blob {os.fstat(stream.fileno()).st_size}\0".encode()
+            hashes.append(hashlib.sha1(header, usedforsecurity=False))
         while chunk := stream.read(CHUNK_BYTES):
-            sha256.update(chunk)
-            git.update(chunk)
+            for each in hashes:
+                each.update(chunk)
             if progress is not None:
                 progress(len(chunk))
-    return sha256.hexdigest(), git.hexdigest()
+    return hashes[0].hexdigest(), hashes[1].hexdigest() if git else ""
 
 
-def hash_sha256(path: Path, progress: Callable[[int], None] | None = None) -> str:
-    """Return the file's SHA-256 only, which is faster than `hash_file` for files of many GiB."""
-    sha256 = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            sha256.update(chunk)
-            if progress is not None:
-                progress(len(chunk))
-    return sha256.hexdigest()
-
-
-def mismatch(path: Path, expected: RemoteFile, progress: Callable[[int], None] | None = None) -> tuple[str, str | None]:
-    """Compare a file with what its source states.
-
-    Args:
-        path: the file
-        expected: size and hash according to the source
-        progress: called with the number of bytes of each piece that was hashed
-
-    Returns:
-        The file's SHA-256 (empty if the size is wrong), and what is wrong with it; None if it is correct.
+def mismatch(path: Path, expected: RemoteFile, progress: CountBytes | None = None) -> tuple[str, str | None]:
+    """Return a file's SHA-256 (empty if the size is wrong), and how it differs from what is expected (None: it does
+    not).
     """
     size = path.stat().st_size
     if size != expected.size_bytes:
-        return "", f"it has {size} bytes, {expected.size_bytes} were stated"
-    if expected.digest is not None and expected.digest.algorithm == "git-sha1":
-        sha256, git = hash_file(path, progress)
-        found = git
-    else:
-        sha256 = found = hash_sha256(path, progress)
-    if expected.digest is not None and found != expected.digest.value:
-        return sha256, f"its {expected.digest.algorithm} is {found}, {expected.digest.value} was stated"
+        return "", f"it has {size} bytes, {expected.size_bytes} are expected"
+    git = expected.algorithm == "git-sha1"
+    sha256, git_sha1 = hash_file(path, progress, git=git)
+    found = git_sha1 if git else sha256
+    if expected.digest not in (None, found):
+        return sha256, f"its {expected.algorithm} is {found}, {expected.digest} is expected"
     return sha256, None
 
 
@@ -83,11 +105,6 @@ class Survey:
     unknown: list[str] = field(default_factory=list)
     """Files in the directory that do not belong to the model."""
 
-    @property
-    def needed(self) -> list[str]:
-        """Files that must be downloaded."""
-        return sorted([*self.missing, *self.damaged])
-
 
 def stat_regular(path: Path) -> os.stat_result | None:
     """Return the status of a regular file; None if there is none (links and directories count as none)."""
@@ -98,10 +115,10 @@ def stat_regular(path: Path) -> os.stat_result | None:
     return found if stat.S_ISREG(found.st_mode) else None
 
 
-def observe(path: Path, sha256: str, digest: Digest | None) -> RecordedFile:
+def observe(path: Path, sha256: str) -> RecordedFile:
     """Return the record entry of a file that was just verified."""
     found = path.stat()
-    return RecordedFile(found.st_size, sha256, found.st_mtime_ns, found.st_ino, digest)
+    return RecordedFile(found.st_size, sha256, found.st_mtime_ns, found.st_ino)
 
 
 def list_unknown(directory: Path, known: Iterable[str]) -> list[str]:
@@ -117,63 +134,45 @@ def list_unknown(directory: Path, known: Iterable[str]) -> list[str]:
     return found
 
 
-def survey_recorded(record: Record, *, full: bool, progress: Callable[[int], None] | None = None) -> Survey:
-    """Compare the directory with the record.
-
-    A file whose size, mtime and inode are as recorded is not read, unless `full` is set.
-
-    Args:
-        record: the record
-        full: hash every file
-        progress: called with the number of bytes of each piece that was hashed
-    """
-    result = Survey()
-    directory = Path(record.path)
-    for path, item in sorted(record.files.items()):
-        found = stat_regular(directory / path)
-        if found is None:
-            result.missing.append(path)
-        elif found.st_size != item.size_bytes:
-            result.damaged[path] = f"it has {found.st_size} bytes, {item.size_bytes} were recorded"
-        elif not full and (found.st_mtime_ns, found.st_ino) == (item.mtime_ns, item.inode):
-            result.good[path] = item
-        else:
-            sha256 = hash_sha256(directory / path, progress)
-            if sha256 == item.sha256:
-                result.good[path] = observe(directory / path, sha256, item.digest)
-                result.rehashed.append(path)
-            else:
-                result.damaged[path] = f"its sha256 is {sha256}, {item.sha256} was recorded"
-    result.unknown = list_unknown(directory, record.files)
-    return result
-
-
-def survey_listed(
-    directory: Path, files: Iterable[RemoteFile], progress: Callable[[int], None] | None = None
+def survey_files(
+    directory: Path,
+    files: Iterable[RemoteFile],
+    progress: CountBytes | None = None,
+    *,
+    unread: Mapping[str, RecordedFile] | None = None,
 ) -> Survey:
-    """Compare the directory with a source's listing, by hashing the files, so that good files need no download.
+    """Compare the directory with the files that it should have.
 
-    Args:
-        directory: directory of the model
-        files: the files that the source lists
-        progress: called with the number of bytes of each piece that was hashed
+    `unread` are recorded files by path: one whose size, mtime and inode are as recorded is not read.
     """
     result = Survey()
     names = []
     for item in files:
         names.append(item.path)
         target = directory / item.path
-        if stat_regular(target) is None:
+        found = stat_regular(target)
+        known = (unread or {}).get(item.path)
+        if found is None:
             result.missing.append(item.path)
-            continue
-        sha256, wrong = mismatch(target, item, progress)
-        # Without a hash from the source, a file that happens to be there cannot be verified.
-        if wrong is None and item.digest is None:
-            wrong = "its source states no hash to compare it with"
-        if wrong is None:
-            result.good[item.path] = observe(target, sha256, item.digest)
-            result.rehashed.append(item.path)
+        elif known and known == RecordedFile(found.st_size, known.sha256, found.st_mtime_ns, found.st_ino):
+            result.good[item.path] = known
         else:
-            result.damaged[item.path] = wrong
+            sha256, wrong = mismatch(target, item, progress)
+            # Without a hash from the source, a file that happens to be there cannot be verified.
+            if wrong is None and item.digest is None:
+                wrong = "its source states no hash to compare it with"
+            if wrong is None:
+                result.good[item.path] = observe(target, sha256)
+                result.rehashed.append(item.path)
+            else:
+                result.damaged[item.path] = wrong
     result.unknown = list_unknown(directory, names)
     return result
+
+
+def survey_recorded(record: Record, *, full: bool, progress: CountBytes | None = None) -> Survey:
+    """Compare the directory with the record.
+
+    A file whose size, mtime and inode are as recorded is not read, unless `full` is set.
+    """
+    return survey_files(Path(record.path), record.expected, progress, unread={} if full else record.files)

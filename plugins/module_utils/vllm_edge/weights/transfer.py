@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Download of one model's weights to the host: selection, disk space, staging, verification and putting in place.
+"""Download of one model's weights to the host: plan, disk space, staging, verification and putting in place.
 
 The record beside the weights (`/var/lib/vllm-edge/weights/<model>.json`) holds the commit that a branch was resolved to
-and, for each file, size, mtime, inode and hashes. A run that finds the files as recorded reads neither the network nor
+and, for each file, size, mtime, inode and hash. A run that finds the files as recorded reads neither the network nor
 the files. New files arrive in a staging directory on the same file system and replace the old ones only when all of
 them are verified, so that a failed download never costs a good file.
 """
@@ -13,80 +13,49 @@ import contextlib
 import errno
 import os
 import re
-import time
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from .ownership import Ownership, give, list_directories
+from ..system.files import sync
 from .progress import Progress, mib
 from .record import Listing, Record, RecordedFile, RemoteFile, Wanted, WeightsError, is_safe_relative
-from .sources import PAUSES_S, HubError, Source
-from .survey import Survey, mismatch, observe, stat_regular
+from .sources import Source
+from .survey import Ownership, Survey, list_directories, mismatch, observe, stat_regular, survey_files, survey_recorded
 
 # The files that vLLM reads. Pickles run code when they are loaded, so they are never copied to the host.
 ALLOWED_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".md")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
-# --- names and selection ----------------------------------------------------------------------------------------------
+def is_wanted(path: str) -> bool:
+    """Return whether vLLM reads a file of this name; hidden files and directories are left out."""
+    return path.endswith(ALLOWED_SUFFIXES) and not any(part.startswith(".") for part in PurePosixPath(path).parts)
 
 
 def select(listing: Listing, repo: str) -> tuple[list[RemoteFile], list[str]]:
-    """Divide a listing into the files to download and those that are left out.
-
-    Args:
-        listing: files of a commit
-        repo: name of the repository, for messages
-
-    Returns:
-        The files to download and the paths of the others, both sorted by path.
+    """Divide a listing into the files to download and the paths of those that are left out, both sorted by path.
 
     Raises:
         WeightsError: a path leaves its directory, or there are no .safetensors files (perhaps only pickles)
     """
-    taken: list[RemoteFile] = []
-    left: list[str] = []
+    what = f"{repo} at {listing.commit}"
     for item in listing.files:
         if not is_safe_relative(item.path):
-            raise WeightsError(
-                f"{repo} at {listing.commit} lists the path {item.path!r}, which leaves its directory. Nothing was "
-                "brought."
-            )
-        hidden = any(part.startswith(".") for part in PurePosixPath(item.path).parts)
-        if item.path.endswith(ALLOWED_SUFFIXES) and not hidden:
-            taken.append(item)
-        else:
-            left.append(item.path)
-    if not any(item.path.endswith(".safetensors") for item in taken):
-        pickles = [path for path in left if path.endswith(PICKLE_SUFFIXES)]
-        if pickles:
-            raise WeightsError(
-                f"{repo} at {listing.commit} has its weights as pickles only ({', '.join(sorted(pickles)[:3])}), "
-                "which run code when they are loaded; they are never brought. Choose a revision or a repository "
-                "with .safetensors files."
-            )
-        raise WeightsError(f"{repo} at {listing.commit} has no .safetensors file. Check repository and revision.")
-    return sorted(taken, key=lambda item: item.path), sorted(left)
-
-
-# --- the record -------------------------------------------------------------------------------------------------------
-
-
-def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replace the file atomically, also with respect to a power failure. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.chmod(mode)
-    temporary.replace(path)
-
-
-# --- plan -------------------------------------------------------------------------------------------------------------
+            raise WeightsError(f"{what} lists the path {item.path!r}, which leaves its directory. Nothing was brought.")
+    taken = sorted((item for item in listing.files if is_wanted(item.path)), key=lambda item: item.path)
+    left = sorted(item.path for item in listing.files if not is_wanted(item.path))
+    if any(item.path.endswith(".safetensors") for item in taken):
+        return taken, left
+    pickles = [path for path in left if path.endswith(PICKLE_SUFFIXES)]
+    if pickles:
+        raise WeightsError(
+            f"{what} has its weights as pickles only ({', '.join(pickles[:3])}), which run code when they are loaded; "
+            "they are never brought. Choose a revision or a repository with .safetensors files."
+        )
+    raise WeightsError(f"{what} has no .safetensors file. Check repository and revision.")
 
 
 @dataclass
@@ -94,15 +63,13 @@ class Plan:
     """What a run has to do, determined without any change on the host."""
 
     commit: str
-    resolved: bool
-    """Whether a branch or tag was resolved to `commit` in this run."""
     record: Record | None
     """The record on the host, which may be about another commit; None if there is none."""
     survey: Survey
-    bring: list[RemoteFile]
-    """Files to download."""
-    expected: dict[str, int]
-    """Sizes in bytes of all files of the model, by path."""
+    files: list[RemoteFile]
+    """All files of the model."""
+    resolved: bool = False
+    """Whether a branch or tag was resolved to `commit` in this run."""
     source: Source | None = None
     """Where to download from; None if nothing has to be downloaded."""
     obsolete: list[str] = field(default_factory=list)
@@ -110,27 +77,74 @@ class Plan:
     skipped: list[str] = field(default_factory=list)
     """Files of the source that are not downloaded."""
 
+    @property
+    def bring(self) -> list[RemoteFile]:
+        """Files to download."""
+        return [item for item in self.files if item.path not in self.survey.good]
 
-# --- space ------------------------------------------------------------------------------------------------------------
+
+def plan_recorded(record: Record, progress: Progress, *, full: bool) -> Plan:
+    """Plan a run whose weights are recorded; `full` hashes every file. Files to download still need a source."""
+    survey = survey_recorded(record, full=full, progress=progress.count_hashed(record.total_bytes))
+    return Plan(record.revision, record, survey, record.expected)
 
 
-def find_existing_parent(path: Path) -> Path:
-    """Return the path itself or its nearest existing parent: a directory created there is on the same file system."""
+def plan_listed(wanted: Wanted, record: Record | None, source: Source, progress: Progress) -> Plan:
+    """Plan a run whose weights are not in the record, by asking the source. Raises WeightsError."""
+    listing = source.listing(wanted.repo, wanted.revision)
+    files, skipped = select(listing, wanted.repo)
+    survey = survey_files(wanted.path, files, progress.count_hashed(sum(item.size_bytes for item in files)))
+    former = record.files if record is not None and record.path == str(wanted.path) else {}
+    obsolete = [name for name in survey.unknown if name in former]
+    survey.unknown = [name for name in survey.unknown if name not in former]
+    resolved = listing.commit != wanted.revision
+    return Plan(listing.commit, record, survey, files, resolved, source, obsolete, skipped)
+
+
+def sum_bytes(files: Iterable[RemoteFile]) -> int:
+    """Return the size of all files together."""
+    return sum(item.size_bytes for item in files)
+
+
+def describe_changes(
+    wanted: Wanted, plan: Plan, owner: Ownership, faults: Mapping[Path, str]
+) -> tuple[list[str], str, str]:
+    """Return what a run changes, one sentence each, and the lines before and after of a diff.
+
+    `faults` are files and directories with a wrong owner or mode, from `find_ownership_faults`.
+    """
+    actions, before, after = [], [], []
+    if plan.bring:
+        what = f"{len(plan.bring)} of {len(plan.files)} files, {mib(sum_bytes(plan.bring))}"
+        actions.append(f"bring {what}, of {wanted.repo} at {plan.commit} into {wanted.path}")
+    for item in plan.bring:
+        why = plan.survey.damaged.get(item.path)
+        digest = f", {item.algorithm} {item.digest}" if item.digest else ""
+        before.append(f"{item.path}: {'damaged, ' + why if why else 'missing'}\n")
+        after.append(f"{item.path}: {item.size_bytes} bytes{digest}\n")
+    for name in plan.obsolete:
+        actions.append(f"remove {name}, which {plan.commit} does not have")
+        before.append(f"{name}: of the former revision\n")
+    for path, has in faults.items():
+        actions.append(f"set owner and mode of {path} from {has} to {owner.describe(path)}")
+        before.append(f"{path}: {has}\n")
+        after.append(f"{path}: {owner.describe(path)}\n")
+    return actions, "".join(before), "".join(after)
+
+
+def find_free_bytes(path: Path) -> int:
+    """Return the free space of the file system on which the path is, or would be created."""
     while not path.exists():
         path = path.parent
-    return path
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
 
 
 def check_space(directory: Path, needed_bytes: int, reserve_bytes: int) -> None:
-    """Check that the file system has enough space. Raises WeightsError with the figures if not.
-
-    Args:
-        directory: directory for the files; it need not exist
-        needed_bytes: bytes to download
-        reserve_bytes: bytes that must stay free afterwards
+    """Check that `needed_bytes` fit on the file system of a directory, which need not exist, and `reserve_bytes` stay
+    free. Raises WeightsError with the figures if not.
     """
-    found = os.statvfs(find_existing_parent(directory))
-    free_bytes = found.f_bavail * found.f_frsize
+    free_bytes = find_free_bytes(directory)
     if free_bytes < needed_bytes + reserve_bytes:
         raise WeightsError(
             f"Not enough room below {directory}: {mib(needed_bytes)} must be brought and {mib(reserve_bytes)} are to "
@@ -144,10 +158,9 @@ def explain_storage_error(error: OSError, directory: Path) -> str:
     """Return a sentence on an error of the file system, with a remedy."""
     what = f"{os.strerror(error.errno)}{f', {error.filename}' if error.filename else ''}" if error.errno else str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        found = os.statvfs(find_existing_parent(directory))
         return (
             f"The file system of {directory} became full while files arrived ({what}; "
-            f"{mib(found.f_bavail * found.f_frsize)} are free now). Something else wrote there meanwhile, or a quota "
+            f"{mib(find_free_bytes(directory))} are free now). Something else wrote there meanwhile, or a quota "
             "holds. Free some space or put the weights on a larger file system (model_weights_root), and run again."
         )
     return (
@@ -157,78 +170,45 @@ def explain_storage_error(error: OSError, directory: Path) -> str:
     )
 
 
-# --- transfer ---------------------------------------------------------------------------------------------------------
-
-
 def staging_directory(wanted: Wanted, commit: str) -> Path:
     """Return where the files of a commit arrive: beside the weights, so that they are moved by a rename."""
     return wanted.path.parent / ".incoming" / f"{wanted.path.name}-{commit[:12]}"
 
 
-def remove_tree(directory: Path) -> None:
-    """Remove a directory with its content, without following links. It need not exist. Raises OSError."""
-    for base, folders, names in os.walk(directory, topdown=False):
-        for name in names:
-            os.unlink(os.path.join(base, name))
-        for name in folders:
-            entry = Path(base) / name
-            if entry.is_symlink():
-                entry.unlink()
-            else:
-                entry.rmdir()
-    with contextlib.suppress(FileNotFoundError):
-        directory.rmdir()
-
-
 def drop_stale_staging(wanted: Wanted, keep: Path | None) -> None:
-    """Remove staging directories of the same model for other commits, left by interrupted downloads.
+    """Remove staging directories of the model that interrupted downloads left, except `keep`, and partly downloaded
+    files in that.
 
-    Args:
-        wanted: the model
-        keep: staging directory that stays; None removes all
+    The client never resumes a partly downloaded file: its temporary file has another name in each run.
     """
     parent = wanted.path.parent / ".incoming"
     pattern = re.compile(re.escape(wanted.path.name) + r"-[0-9a-f]{12}")
     if parent.is_dir():
         for entry in parent.iterdir():
             if pattern.fullmatch(entry.name) and entry != keep and entry.is_dir():
-                remove_tree(entry)
+                shutil.rmtree(entry)
         with contextlib.suppress(OSError):
             parent.rmdir()
+    if keep is not None:
+        for entry in keep.glob(".cache/huggingface/download/**/*.incomplete"):
+            entry.unlink()
 
 
-def clean_staging(wanted: Wanted, commit: str) -> None:
-    """Remove what earlier runs left and is useless now: other commits, and partly downloaded files.
-
-    The client never resumes a partly downloaded file: its temporary file has another name in each run.
-    """
-    staging = staging_directory(wanted, commit)
-    drop_stale_staging(wanted, keep=staging)
-    for entry in staging.glob(".cache/huggingface/download/**/*.incomplete"):
-        entry.unlink()
-
-
-def staged(wanted: Wanted, commit: str, files: Iterable[RemoteFile]) -> list[RemoteFile]:
+def list_staged(wanted: Wanted, commit: str, files: Iterable[RemoteFile]) -> list[RemoteFile]:
     """Return the files that an earlier run downloaded but did not put in place.
 
     They are recognised by their size; `bring` verifies their content. Files without a stated hash are not reused.
     """
     staging = staging_directory(wanted, commit)
-    result = []
-    for item in files:
-        found = stat_regular(staging / item.path)
-        if found is not None and found.st_size == item.size_bytes and item.digest is not None:
-            result.append(item)
-    return result
+    found = [(item, stat_regular(staging / item.path)) for item in files if item.digest is not None]
+    return [item for item, status in found if status is not None and status.st_size == item.size_bytes]
 
 
 def describe_aftermath(wanted: Wanted, plan: Plan) -> str:
     """Return sentences on what a failed run has left, so that the operator need not check whether data was lost."""
-    lines = []
+    lines = [f"Nothing was put into {wanted.path}."]
     if plan.survey.good or plan.survey.damaged:
-        lines.append(f"In {wanted.path} nothing was replaced and nothing deleted.")
-    else:
-        lines.append(f"Nothing was put into {wanted.path}.")
+        lines = [f"In {wanted.path} nothing was replaced and nothing deleted."]
     if plan.record is not None and plan.record.revision == plan.commit:
         faults = [f"{path}: {why}" for path, why in sorted(plan.survey.damaged.items())]
         faults += [f"{path} is missing" for path in sorted(plan.survey.missing)]
@@ -237,37 +217,27 @@ def describe_aftermath(wanted: Wanted, plan: Plan) -> str:
                 f"It is not whole, however ({'; '.join(faults[:3])}{'; ...' if len(faults) > 3 else ''}): an engine "
                 "that runs goes on with what it has loaded, but none should be started from it."
             )
-    waiting = staged(wanted, plan.commit, plan.bring)
+    waiting = list_staged(wanted, plan.commit, plan.bring)
     if waiting:
         lines.append(
-            f"{len(waiting)} of {len(plan.bring)} files ({mib(sum(item.size_bytes for item in waiting))}) have arrived "
+            f"{len(waiting)} of {len(plan.bring)} files ({mib(sum_bytes(waiting))}) have arrived "
             f"and wait in {staging_directory(wanted, plan.commit)}; the next run verifies them and brings the rest."
         )
     return " ".join(lines)
 
 
 def _bring_one(source: Source, wanted: Wanted, commit: str, item: RemoteFile, staging: Path) -> tuple[Path, str]:
-    if staged(wanted, commit, [item]):
+    """Download and verify one file into the staging directory; return its path there and its SHA-256."""
+    if list_staged(wanted, commit, [item]):
         sha256, wrong = mismatch(staging / item.path, item)
         if wrong is None:
             return staging / item.path, sha256
-    pauses = iter(PAUSES_S)
-    for last in (False, True):
-        while True:
-            try:
-                arrived = source.fetch(wanted.repo, commit, item.path, staging)
-                break
-            except HubError as error:
-                pause = next(pauses, None)
-                if pause is None or not error.passing:
-                    raise
-                time.sleep(pause)
+    for _attempt in range(2):
+        arrived = source.fetch(wanted.repo, commit, item.path, staging)
         sha256, wrong = mismatch(arrived, item)
         if wrong is None:
             return arrived, sha256
         arrived.unlink()
-        if last:
-            break
     raise WeightsError(
         f"{item.path} of {wanted.repo} at {commit} does not verify after two downloads: {wrong}. A proxy or mirror "
         "between here and the hub that alters files is the usual cause (model_weights_endpoint, "
@@ -279,48 +249,47 @@ def _bring_one(source: Source, wanted: Wanted, commit: str, item: RemoteFile, st
 def bring(
     source: Source,
     wanted: Wanted,
-    commit: str,
-    files: list[RemoteFile],
+    plan: Plan,
     owner: Ownership,
     progress: Progress,
-    workers: int = 4,
+    *,
+    reserve_bytes: int,
+    workers: int,
 ) -> dict[str, RecordedFile]:
-    """Download files, verify all of them, and only then put them in place.
+    """Download the files of a plan, verify all of them, and only then put them in place.
 
     Args:
         source: where to download from
         wanted: the model
-        commit: full commit id
-        files: files to download
+        plan: what the run does
         owner: owner and permissions of the files
         progress: receives the progress
+        reserve_bytes: bytes that must stay free on the file system
         workers: number of parallel downloads
 
-    Returns:
-        The record entries of the files by path.
+    Returns the record entries of the files by path.
 
     Raises:
-        WeightsError: a download failed or does not match its hash (then no file was replaced), or a directory exists in
-            the place of a file
+        WeightsError: there is not enough space, a download failed or does not match its hash (then no file was
+            replaced), or a directory exists in the place of a file
         OSError: the file system refused an operation
     """
-    staging = staging_directory(wanted, commit)
-    clean_staging(wanted, commit)
+    staging = staging_directory(wanted, plan.commit)
+    files = plan.bring
+    drop_stale_staging(wanted, keep=staging)
+    waiting = list_staged(wanted, plan.commit, files)
+    needed_bytes = sum_bytes(files) - sum_bytes(waiting)
+    check_space(wanted.path, needed_bytes, reserve_bytes)
     staging.mkdir(parents=True, exist_ok=True)
     staging.parent.chmod(0o700)
     arrived: dict[str, tuple[Path, str]] = {}
 
-    def one(item: RemoteFile) -> None:
-        arrived[item.path] = _bring_one(source, wanted, commit, item, staging)
+    def download(item: RemoteFile) -> None:
+        arrived[item.path] = _bring_one(source, wanted, plan.commit, item, staging)
 
-    with progress.watching(staging, files, lambda: len(arrived)), ThreadPoolExecutor(max_workers=workers) as pool:
-        futures = [pool.submit(one, item) for item in files]
-        try:
-            for future in futures:
-                future.result()
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    with progress.watch(staging, files, lambda: len(arrived)), ThreadPoolExecutor(max_workers=workers) as pool:
+        # If one fails, those that have not begun are cancelled.
+        list(pool.map(download, files))
 
     result = {}
     for item in files:
@@ -331,12 +300,13 @@ def bring(
             raise WeightsError(
                 f"{target} is a directory, but {wanted.repo} has a file of that name. Remove the directory."
             )
-        give(path, owner)
-        with path.open("rb") as stream:
-            os.fsync(stream.fileno())
+        owner.apply(path)
+        sync(path)
         path.replace(target)
-        result[item.path] = observe(target, sha256, item.digest)
+        result[item.path] = observe(target, sha256)
     for directory in list_directories(wanted.path, result):
-        give(directory, owner)
+        owner.apply(directory)
+        sync(directory)
+    sync(wanted.path.parent)
     drop_stale_staging(wanted, keep=None)
     return result

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading dataclasses from parsed JSON: records that this or another version of the program wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class RecordError(ValueError):
+    """The data are not a record of the wanted type. The text names the place, its value and what is expected."""
+
+
+def read_record(kind: type[T], data: object, where: str = "") -> T:
+    """Build a dataclass from parsed JSON, including the dataclasses, enums, lists and mappings in it.
+
+    Unknown keys, which a newer program wrote, are dropped. A missing key gets its default.
+
+    Args:
+        kind: the dataclass
+        data: the parsed JSON
+        where: where the data are within the record, for messages, such as `files.config.json`
+
+    Raises:
+        RecordError: a key without a default is missing, or a value has another type
+    """
+    if not isinstance(data, Mapping):
+        raise RecordError(f"{where or 'the record'} is {data!r}, an object is expected")
+    values = {}
+    hints = get_type_hints(kind)
+    for item in fields(kind):  # type: ignore[arg-type]
+        place = f"{where}.{item.name}" if where else item.name
+        if item.name in data:
+            values[item.name] = _read(hints[item.name], data[item.name], place)
+        elif item.default is MISSING and item.default_factory is MISSING:
+            raise RecordError(f"{place} is missing")
+    return kind(**values)
+
+
+def _read(hint: Any, value: Any, where: str) -> Any:
+    """Return a value as its type hint asks for it; RecordError if it is none."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        if type(value) in arguments:
+            return value
+        return _read(next(kind for kind in arguments if kind is not type(None)), value, where)
+    if is_dataclass(hint):
+        return read_record(hint, value, where)  # type: ignore[arg-type]
+    if origin in (list, tuple) and isinstance(value, list | tuple):
+        return origin(_read(arguments[0], item, f"{where}[{number}]") for number, item in enumerate(value))
+    if origin in (dict, Mapping) and isinstance(value, dict):
+        return {key: _read(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    return _read_scalar(hint, value, where)
+
+
+def _read_scalar(hint: Any, value: Any, where: str) -> Any:
+    if isinstance(hint, type) and issubclass(hint, Enum) and value in [item.value for item in hint]:
+        return hint(value)
+    if hint is float and type(value) is int:
+        return float(value)
+    if hint is Any or type(value) is hint or (get_origin(hint) is Literal and value in get_args(hint)):
+        return value
+    raise RecordError(f"{where} is {value!r}, {hint.__name__ if isinstance(hint, type) else hint} is expected")
