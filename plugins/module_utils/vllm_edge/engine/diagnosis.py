@@ -60,7 +60,9 @@ def _fill_signature(signature: Signature, match: re.Match[str]) -> Explanation:
     groups = {key: (value or "").strip() for key, value in match.groupdict().items()}
     reason = signature.reason.format(**groups)
     # Older versions omit some of the numbers.
-    reason = reason.replace(" ( GiB needed,  GiB there)", "").replace(" (tried to allocate )", "").replace(" ()", "")
+    reason = (
+        reason.replace(" ( GiB needed,  GiB left)", "").replace(" (tried to allocate )", "").replace(" ()", "")
+    )
     remedy = signature.remedy(groups) if callable(signature.remedy) else signature.remedy.format(**groups)
     return Explanation(signature.cause, " ".join(reason.split()).rstrip(":"), remedy, signature.heals)
 
@@ -87,8 +89,10 @@ def _match(
         if was_serving and signature.only_while_starting:
             continue
         for number in reversed(numbers):
-            match = signature.pattern.search(lines[number])
-            if match and (signature.raised_in is None or signature.raised_in.search(_find_raising_file(lines, number))):
+            match = re.search(signature.pattern, lines[number])
+            if match and (
+                signature.raised_in is None or re.search(signature.raised_in, _find_raising_file(lines, number))
+            ):
                 return _fill_signature(signature, match)
     return None
 
