@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.engine import supervisor
+from ansible.module_utils.vllm_edge.engine import container, launch
 from ansible.module_utils.vllm_edge.engine.config import load_engine
-from ansible.module_utils.vllm_edge.engine.events import Signalled
 from ansible.module_utils.vllm_edge.engine.journal import Journal
 from ansible.module_utils.vllm_edge.engine.supervisor import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Supervisor
 from ansible.module_utils.vllm_edge.switch.journal import Lock
@@ -98,8 +97,7 @@ class Case:
         return self
 
     def stop(self) -> None:
-        self.supervisor._signal = signal.SIGTERM
-        self.supervisor.events.put(Signalled(signal.SIGTERM))
+        self.supervisor.events.receive(signal.SIGTERM)
 
     def ends(self, seconds: float = 60) -> int | None:
         self.thread.join(seconds)
@@ -123,8 +121,8 @@ def docker() -> Iterator[FakeDocker]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "REFUSED_S", 0.6)
-    monkeypatch.setattr(supervisor, "RETRY_FIRST_S", 0.2)
+    monkeypatch.setattr(container, "REFUSED_S", 0.6)
+    monkeypatch.setattr(launch, "RETRY_FIRST_S", 0.2)
 
 
 @pytest.fixture
@@ -190,7 +188,7 @@ def test_docker_that_is_back_at_once_is_still_the_cause(begin: Begin, docker: Fa
     docker.live = False
     case = begin().start().until_ready()
     docker.away.set()
-    case.until(lambda: case.supervisor._docker_away.is_set())
+    case.until(lambda: case.supervisor.control.away.is_set())
     docker.kill_container(15)
     docker.away.clear()
     assert case.ends() == EXIT_FAILED
@@ -227,7 +225,7 @@ def test_while_its_service_is_stopped_docker_is_left_alone(begin: Begin, docker:
     case.start().until_ready()
     case.unit = DockerUnit(False, "1")
     docker.away.set()
-    case.until(lambda: case.supervisor._docker_away.is_set())
+    case.until(lambda: case.supervisor.control.away.is_set())
     time.sleep(0.3)
     asked = len(docker.calls)
     time.sleep(1.5)
@@ -240,7 +238,7 @@ def test_while_its_service_is_stopped_docker_is_left_alone(begin: Begin, docker:
 def test_an_engine_that_dies_while_docker_is_away(begin: Begin, docker: FakeDocker) -> None:
     case = begin(patience_s=900).start().until_ready()
     docker.away.set()
-    case.until(lambda: case.supervisor._docker_away.is_set())
+    case.until(lambda: case.supervisor.control.away.is_set())
     time.sleep(0.3)
     docker.kill_container(9)
     assert case.ends() == EXIT_FAILED, "the end was not noticed without Docker"
@@ -250,7 +248,7 @@ def test_an_engine_that_dies_while_docker_is_away(begin: Begin, docker: FakeDock
 def test_stop_while_docker_is_away_ends_the_process(begin: Begin, docker: FakeDocker) -> None:
     case = begin().start().until_ready()
     docker.away.set()
-    case.until(lambda: case.supervisor._docker_away.is_set())
+    case.until(lambda: case.supervisor.control.away.is_set())
     case.stop()
     assert docker.process is not None
     assert docker.process.wait(5) == -signal.SIGTERM, "the engine outlived its unit"
@@ -291,7 +289,7 @@ def test_a_stop_during_the_wait_takes_along_what_was_left(begin: Begin, docker: 
     case = begin().start()
     case.until(lambda: any("waiting for the Docker Engine" in text for text in case.told))
     docker.away.clear()
-    case.supervisor._signal = signal.SIGTERM
+    case.supervisor.events.signal = signal.SIGTERM
     assert case.ends() == EXIT_OK
     assert docker.container is None, "an engine of a stopped unit was left running"
 
@@ -438,7 +436,7 @@ def test_a_stop_before_the_launch_takes_along_what_docker_does_not_stop(begin: B
     docker.refuse("find", 1)
     docker.refuse("stop", 1)
     case = begin()
-    case.supervisor._signal = signal.SIGTERM
+    case.supervisor.events.signal = signal.SIGTERM
     case.start()
     assert case.ends() == EXIT_OK
     assert docker.container is None, "an engine of a stopped unit was left running"
@@ -497,7 +495,7 @@ def test_a_refusal_that_heals_is_tried_again_without_systemd(begin: Begin, docke
 def test_the_wait_for_what_heals_is_seen_and_obeys(
     begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "RETRY_FIRST_S", 300)
+    monkeypatch.setattr(launch, "RETRY_FIRST_S", 300)
     docker.refuse_start = FULL
     case = begin(patience_s=900).start()
     case.until(lambda: any("Trying again in" in text for text in case.told))
@@ -507,7 +505,7 @@ def test_the_wait_for_what_heals_is_seen_and_obeys(
 
 
 def test_waits_grow_up_to_five_minutes(begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "RETRY_FIRST_S", 5)
+    monkeypatch.setattr(launch, "RETRY_FIRST_S", 5)
     docker.refuse_start = FULL
     case, waited, now = begin(patience_s=900), [0.0], [0.0]
 
@@ -515,8 +513,8 @@ def test_waits_grow_up_to_five_minutes(begin: Begin, docker: FakeDocker, monkeyp
         waited.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr(case.supervisor, "_wait_to_retry", pause)
-    monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(case.supervisor.launcher, "_wait_to_retry", pause)
+    monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
     assert case.supervisor.run() == EXIT_FAILED
     assert waited == [0, 5, 10, 20, 40, 80, 160, 300, 285], "systemd's five starts in half an hour are never used up"
 

@@ -32,7 +32,7 @@ def begin(tmp_path: Path, docker: FakeDocker) -> Iterator[Begin]:
 
     def make(found: DriverVersions, **changes: Any) -> Case:
         case = Case(tmp_path, docker, **changes)
-        case.supervisor._driver = lambda: found
+        case.supervisor.launcher.driver = lambda: found
         cases.append(case)
         return case
 

@@ -60,9 +60,7 @@ def _fill_signature(signature: Signature, match: re.Match[str]) -> Explanation:
     groups = {key: (value or "").strip() for key, value in match.groupdict().items()}
     reason = signature.reason.format(**groups)
     # Older versions omit some of the numbers.
-    reason = (
-        reason.replace(" ( GiB needed,  GiB left)", "").replace(" (tried to allocate )", "").replace(" ()", "")
-    )
+    reason = reason.replace(" ( GiB needed,  GiB left)", "").replace(" (tried to allocate )", "").replace(" ()", "")
     remedy = signature.remedy(groups) if callable(signature.remedy) else signature.remedy.format(**groups)
     return Explanation(signature.cause, " ".join(reason.split()).rstrip(":"), remedy, signature.heals)
 

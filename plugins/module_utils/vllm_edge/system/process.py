@@ -7,7 +7,7 @@ import os
 import pwd
 import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -50,15 +50,20 @@ def get_user_name(uid: int | None) -> str:
         return str(uid)
 
 
-def kill(pid: int, still_ours: Callable[[int], bool]) -> bool:
-    """Kill one process with SIGKILL, through a pidfd: a process that got the same pid later is never hit.
+def kill(
+    pid: int,
+    still_ours: Callable[[int], bool] = lambda pid: True,
+    signals: Sequence[tuple[signal.Signals, float]] = ((signal.SIGKILL, KILLED_S),),
+) -> bool:
+    """End one process through a pidfd: a process that got the same pid later is never hit.
 
     Args:
-        pid: process to kill
+        pid: process to end
         still_ours: called once the pidfd is open; False means that the pid now belongs to another process
+        signals: signals to send in turn, each with the seconds that the process then gets to end
 
     Returns:
-        Whether the process is gone. False if it may not be killed or was still there after KILLED_S seconds.
+        Whether the process is gone. False if it may not be killed or was still there after the last wait.
     """
     try:
         descriptor = os.pidfd_open(pid)
@@ -71,10 +76,13 @@ def kill(pid: int, still_ours: Callable[[int], bool]) -> bool:
         # pid.
         if not still_ours(pid):
             return True
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(KILLED_S * 1000))
+        for number, wait_s in signals:
+            signal.pidfd_send_signal(descriptor, number)
+            if poll.poll(wait_s * 1000):
+                return True
+        return False
     except ProcessLookupError:
         return True
     except OSError:
