@@ -98,9 +98,19 @@ class Run:
             assert time.monotonic() < deadline, f"did not happen in {seconds} s; it said:\n{self.text}\n{self.messages}"
             time.sleep(0.02)
 
-    def until_ready(self, seconds: float = 15) -> None:
+    def until_ready(self, seconds: float = 15) -> Run:
         self.until(lambda: self.has("READY") or self.process.poll() is not None, seconds)
         assert self.has("READY"), f"ended before READY:\n{self.text}"
+        return self
+
+    def stop(self, seconds: float) -> int:
+        """Ask it to stop, as systemd does; its exit status."""
+        self.process.terminate()
+        return self.ends(seconds)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(5)
 
     def ends(self, seconds: float) -> int:
         code = self.process.wait(seconds)
@@ -214,6 +224,11 @@ class Host:
             threading.Thread(target=target, daemon=True).start()
         self.runs.append(run)
         return run
+
+    def serve(self, *arguments: str, watchdog_s: float | None = None, **changes: object) -> Run:
+        """Configure the engine and start it; returns when it is ready."""
+        self.configure(*arguments, **changes)  # type: ignore[arg-type]
+        return self.start(watchdog_s=watchdog_s).until_ready()
 
     def program(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "vllm_edge", *arguments]

@@ -26,7 +26,7 @@ PROC = Path("/proc")
 _BEFORE_RELEASES = ("bin", "lib", "venv")
 _FILES_BEFORE = ("bin/vllm-edge", "requirements.txt", "wheels/*.whl")
 _TREES_BEFORE = ("lib/vllm_edge", "venv")
-"""Where earlier versions installed the program, before there were releases."""
+"""Where the program lay before it had releases, in one place that was overwritten."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ class Releases:
 
     def _find_free(self, name: str) -> Path:
         names = (name if count == 1 else f"{name}-{count}" for count in itertools.count(1))
-        paths = (self.prefix / "releases" / each for each in names)
-        return next(path for path in paths if path != self.current and not self._is_used(path))
+        return next(path for path in map(self._path, names) if path != self.current and not self._is_used(path))
 
     def finish(self, release: Path) -> None:
         """Mark a release, which is on the disk, as whole."""
@@ -87,12 +86,12 @@ class Releases:
         durable.sync(self.prefix)
 
     def remove_others(self, release: Path, *, apply: bool = True) -> list[str]:
-        """Remove earlier installations that no process uses, except for the release before this one.
-
-        Returns:
-            the removed paths, or with apply=False those that would be removed
-        """
-        owned = self._find_unused(release)
+        """Removes what was installed before and nothing runs from, except the release before this one; returns what."""
+        others = sorted((path for path in self._all() if path != release), key=_last_current)
+        keep = {others[-1]} if others and _last_current(others[-1]) else set()
+        trees = [f"releases/{path.name}" for path in others if path not in keep and not self._is_used(path)]
+        before = not any(self._is_used(self.prefix / name) for name in _BEFORE_RELEASES)
+        owned = Owned(files=_FILES_BEFORE if before else (), trees=[*trees, *(_TREES_BEFORE if before else ())])
         removed = remove(str(self.prefix), owned, apply=False).removed
         if removed and apply:
             # Links that lead away from what goes are on the disk before it goes.
@@ -102,14 +101,8 @@ class Releases:
         kept = {f"{path}/" for path in (self.prefix.resolve(), self.prefix.resolve() / "releases")}
         return [path for path in removed if path not in kept]
 
-    def _find_unused(self, release: Path) -> Owned:
-        others = sorted((path for path in self._all() if path != release), key=_last_current)
-        if others and _last_current(others[-1]):
-            others.pop()  # the release before this one
-        trees = [f"releases/{path.name}" for path in others if not self._is_used(path)]
-        if any(self._is_used(self.prefix / name) for name in _BEFORE_RELEASES):
-            return Owned(trees=trees)
-        return Owned(files=_FILES_BEFORE, trees=[*trees, *_TREES_BEFORE])
+    def _path(self, name: str) -> Path:
+        return self.prefix / "releases" / name
 
     def _all(self) -> list[Path]:
         return sorted(path for path in (self.prefix / "releases").glob("*") if path.is_dir())
@@ -128,9 +121,9 @@ class Releases:
 
 
 def find_interpreter(python: str) -> str:
-    """Return an interpreter below `current` with its release's own path: another release may become current meanwhile.
+    """An interpreter below `current` by its release, as another one may become current while it runs.
 
-    On a host without releases it is the interpreter of the earlier installation.
+    Where there are no releases yet, the one that was there before them.
     """
     path, before = Path(python), Path(python.replace("/current/", "/", 1))
     if not path.exists() and before.exists():

@@ -6,9 +6,7 @@ from __future__ import annotations
 import copy
 import io
 import json
-import os
 import re
-import subprocess
 import sys
 import tarfile
 from dataclasses import dataclass
@@ -17,8 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
+from support import ROOT, get_words, run_playbook
 
-ROOT = Path(__file__).resolve().parents[3]
 BASE = "registry.example/vllm/vllm-openai:v0.32.0"
 BASE_ID = "sha256:" + "a" * 64
 OTHER_ID = "sha256:" + "b" * 64
@@ -113,31 +111,10 @@ class Host:
             "ansible_python_interpreter": sys.executable,
             **variables,
         }
-        command = [
-            Path(sys.executable).with_name("ansible-playbook"),
-            "-i",
-            "host,",
-            "play.yml",
-            "-e",
-            json.dumps(given),
-        ]
-        environment = {
-            **os.environ,
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_NOCOLOR": "1",
-            "ANSIBLE_PIPELINING": "1",
-            "FAKE_DOCKER": str(self.root / "docker"),
-        }
+        words = ["-i", "host,", "play.yml", "-e", json.dumps(given), "--diff", *(["--check"] if check else [])]
         (self.root / "result.json").unlink(missing_ok=True)
-        done = subprocess.run(
-            [*command, "--diff", *(["--check"] if check else [])],
-            cwd=self.root,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        text = " ".join((done.stdout + done.stderr).split())
+        done = run_playbook(*words, cwd=self.root, ANSIBLE_PIPELINING="1", FAKE_DOCKER=str(self.root / "docker"))
+        text = get_words(done)
         counted = re.search(r"changed=(\d+)", text)
         path = self.root / "result.json"
         result = json.loads(path.read_text()) if path.exists() else {}

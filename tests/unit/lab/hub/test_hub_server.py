@@ -4,17 +4,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import io
 import json
-import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,24 +23,13 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from support import ROOT, load_file
 
-SERVER = Path(__file__).resolve().parents[4] / "lab" / "hub" / "server.py"
 REPOSITORY = "google/gemma-4-E2B-it"
 WEIGHTS = bytes(range(256)) * 8192
 CONFIG = b'{"model_type": "gemma4_text"}\n'
 
-
-def load_server() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("lab_hub_server", SERVER)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by name.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-server = load_server()
+server = load_file(ROOT / "lab" / "hub" / "server.py", "lab_hub_server")
 
 
 class World:
