@@ -24,8 +24,8 @@ from ansible.module_utils.vllm_edge.switch.journal import Lock
 from ansible.module_utils.vllm_edge.system.docker import DockerAway, DockerRefused, DockerUnit
 from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.sd_notify import Notifier
+from engine_files import CONFIG, CREATE, written
 from fake_docker import FakeDocker
-from test_host_engine_config import CONFIG, CREATE, written
 
 LABELS = {"vllm-edge.engine": "e2b", "vllm-edge.generation": "1", "vllm-edge.input-hash": "ab12"}
 
@@ -308,9 +308,13 @@ def test_a_stop_during_the_wait_takes_along_what_was_left(begin: Begin, docker: 
     assert docker.container is None, "an engine of a stopped unit was left running"
 
 
-def test_a_refused_start_leaves_no_container(begin: Begin, docker: FakeDocker) -> None:
-    docker.refuse_start = "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=GPU-1"
-    begin().start().fails_with("cdi_unresolvable")
+@pytest.mark.parametrize(
+    ("refusal", "cause"),
+    [("unresolvable CDI devices nvidia.com/gpu=GPU-1", "cdi_unresolvable"), ("nobody has seen this", "docker_refused")],
+)
+def test_a_refused_start_leaves_no_container(begin: Begin, docker: FakeDocker, refusal: str, cause: str) -> None:
+    docker.refuse_start = f"CDI device injection failed: {refusal}" if "CDI" in refusal else refusal
+    assert refusal.split()[-1] in begin().start().fails_with(cause)["reason"]
     assert docker.container is None
 
 
@@ -330,12 +334,7 @@ def test_a_container_that_died_unwatched_is_explained(begin: Begin, docker: Fake
     case = begin().start().until_ready()
     failure = case.state()["last_failure"]
     assert failure["cause"] == "no_kv" and failure["time"] == "2026-11-21T03:00:09Z"
-    assert "ended unwatched" in case.output.getvalue()
-
-
-def test_an_unknown_error_of_docker_is_told(begin: Begin, docker: FakeDocker) -> None:
-    docker.refuse_start = "something nobody has seen"
-    assert "something nobody has seen" in begin().start().fails_with("docker_refused")["reason"]
+    assert "ended without a supervisor" in case.output.getvalue()
 
 
 def test_a_foreign_container_ends_it_for_good(begin: Begin, docker: FakeDocker) -> None:
@@ -451,17 +450,19 @@ def test_a_former_log_that_cannot_be_read_keeps_no_engine_from_starting(begin: B
     assert case.state()["last_failure"]["cause"] == "sigkill", "it is explained by what is known without lines"
 
 
-def test_an_engine_that_serves_is_kept_though_its_log_cannot_be_read(begin: Begin, docker: FakeDocker) -> None:
-    pid = docker.run_container(LABELS).pid
-    docker.refuse("logs", ALWAYS)
-    begin(healthy=True).start().until_ready()
-    assert docker.container is not None and docker.container.pid == pid
+REFUSED = DockerRefused("logs: 500 Server Error")
 
 
-@pytest.mark.parametrize("error", [DockerAway("connection reset by peer"), DockerRefused("logs: 500 Server Error")])
-def test_an_attachment_outlives_what_docker_fails_at(begin: Begin, docker: FakeDocker, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "errors",
+    [[REFUSED] * ALWAYS, [None, *[DockerAway("connection reset by peer")] * 20], [None, *[REFUSED] * 20]],
+    ids=["never a log", "away after one answer", "refused after one answer"],
+)
+def test_an_engine_that_serves_is_kept_though_its_log_cannot_be_read(
+    begin: Begin, docker: FakeDocker, errors: list[Exception | None]
+) -> None:
     pid = docker.run_container(LABELS).pid
-    docker.fails["logs"] = [None, *[error] * 20]
+    docker.fails["logs"] = errors.copy()
     begin(healthy=True).start().until_ready()
     assert docker.container is not None and docker.container.pid == pid
 

@@ -178,7 +178,7 @@ class Launcher:
             return
         lines = [record.line for record in self.control.read_log(container.id, 400)]
         why = explain(Death(lines=lines, exit_code=container.exit_code, oom_killed=container.oom_killed))
-        self.reporter.journal.write(f"the previous container ended unwatched: {why.sentence()}", 4)
+        self.reporter.journal.write(f"the previous container ended without a supervisor: {why.sentence()}", 4)
         self.reporter.record(
             last_failure=Failure(
                 time=time_of_end,

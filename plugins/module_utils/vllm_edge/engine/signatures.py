@@ -142,7 +142,7 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
         r"Failed to initialize NVML: (?P<text>[\w /]+)|NVMLError_(?P<text2>\w+)",
         "NVML does not open inside the container ({text}{text2})",
         "The container lost its devices (`systemctl daemon-reload` does this without CDI) or the driver is gone: "
-        "compare `nvidia-smi` on the host; a new container heals the first",
+        "compare `nvidia-smi` on the host; a new container restores lost devices",
     ),
     _final(
         "driver_too_old",
@@ -170,7 +170,7 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
         r"CUDA error: (?P<text>an illegal memory access|device-side assert|uncorrectable ECC error|"
         r"unspecified launch failure)",
         "the GPU reported an error: {text}",
-        "Look for Xid lines in `journalctl -k`; if it repeats on one card, test that card",
+        "Look for Xid lines in `journalctl -k`; if it repeats on one GPU, have that GPU tested",
     ),
     # -- shared memory, before NCCL, which runs out of it, and before the generic "No space left"
     _final(
@@ -231,7 +231,7 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     _final(
         "hub_offline",
         r"OfflineModeIsEnabled|LocalEntryNotFoundError|outgoing traffic has been disabled|offline mode is enabled",
-        "vLLM wanted something from the model hub, and engines run offline",
+        "vLLM asked the model hub for a file, but engines run offline",
         "Give the engine the directory of its weights, complete with tokenizer and configuration: run the weights "
         "stage",
     ),
@@ -275,8 +275,8 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
         "cache_damaged",
         r"No such file or directory: '(?P<path>/cache/[^']+|"
         r"/[^']*(?:\.triton/cache|torch_compile_cache|torchinductor_\w+)/[^']+)'",
-        "a file of the compile cache went away while it was in use: {path}",
-        f"Another start makes it again; where this comes back, {_EMPTY_THE_CACHE}",
+        "a file of the compile cache was removed while it was in use: {path}",
+        f"Another start creates it again; if the error comes back, {_EMPTY_THE_CACHE}",
     ),
     _final(
         "compiler_missing",
@@ -335,7 +335,7 @@ DOCKER_SIGNATURES: tuple[Signature, ...] = (
         r"(?:Bind for (?P<address>\S+) failed: port is already allocated)|"
         r"(?:listen tcp\d? (?P<address2>\S+): bind: )?address already in use",
         "the port {address}{address2} is taken by something else",
-        "`ss -ltnp` names it; stop it or give the engine another port. Where it names docker-proxy and `docker ps` "
+        "`ss -ltnp` names it; stop it or give the engine another port. If it names docker-proxy and `docker ps` "
         "shows no container with that port, Docker kept it through a power cut: `systemctl restart docker` frees it",
     ),
     Signature(
@@ -354,14 +354,14 @@ DOCKER_SIGNATURES: tuple[Signature, ...] = (
         "mount_missing",
         r"bind source path does not exist: (?P<path>\S+)",
         "the directory {path}, which the engine mounts, does not exist",
-        "Mount the file system that holds it, or run the weights stage; it is tried again, as a disk may come late",
+        "Mount the file system that holds it, or run the weights stage; systemd tries again in case a disk is late",
     ),
     _final(
         "docker_argument",
         r"^(?:docker create: )?(?P<text>unknown (?:shorthand )?flag: \S+|invalid argument .*|"
         r"invalid reference format.*)",
         "`docker create` does not understand its arguments: {text}",
-        "Correct the file docker-create of the engine by its source: run the engines stage again",
+        "The engines stage writes the file docker-create: correct the engine's settings and run it again",
     ),
     _final(
         "limit_refused",
