@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 
 from ..gpu.driver import DriverVersions, read_versions
@@ -49,6 +50,7 @@ TICK_S = 1.0
 """Seconds between two calls of `Supervision.on_tick`."""
 
 
+@dataclass
 class Supervisor:
     """Runs one engine: launches or attaches to its container, supervises it, and ends it.
 
@@ -76,42 +78,33 @@ class Supervisor:
     Only the main thread decides, writes the state file and talks to systemd. All threads share `ContainerControl`.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        paths: HostPaths,
-        docker: Docker,
-        notifier: Notifier,
-        journal: Journal,
-        *,
-        watchdog_s: float | None = None,
-        docker_wait_s: float = DOCKER_WAIT_S,
-        unit: Callable[[], DockerUnit | None] = docker_unit,
-        health: Callable[[str, float], Answer] = get_health,
-        ask: Callable[[str, str, float], Answer] = request,
-        driver: Callable[[], DriverVersions] = read_versions,
-    ) -> None:
-        """Prepare the supervisor; nothing is started yet.
+    engine: Engine
+    paths: HostPaths
+    docker: Docker
+    notifier: Notifier
+    journal: Journal
+    watchdog_s: float | None = None
+    """The unit's WatchdogSec in seconds; None if there is none."""
+    docker_wait_s: float = DOCKER_WAIT_S
+    """Seconds that the launch may take."""
+    unit: Callable[[], DockerUnit | None] = docker_unit
+    """Returns the state of docker.service."""
+    health: Callable[[str, float], Answer] = get_health
+    """Requests /health."""
+    ask: Callable[[str, str, float], Answer] = request
+    """Sends any other request to the engine."""
+    driver: Callable[[], DriverVersions] = read_versions
+    """Returns the versions of the NVIDIA driver."""
 
-        Args:
-            engine: configuration of the engine
-            paths: where the host keeps its files
-            docker: the Docker Engine
-            notifier: systemd
-            journal: output for systemd's journal
-            watchdog_s: the unit's WatchdogSec in seconds; None if there is none
-            docker_wait_s: seconds that the launch may take
-            unit: returns the state of docker.service
-            health: requests /health
-            ask: sends any other request to the engine
-            driver: returns the versions of the NVIDIA driver
-        """
-        self.config = engine.config
-        self.events = Events()
-        self.reporter = Reporter(engine.config, paths, notifier, journal)
-        self.control = ContainerControl(docker, unit, self.reporter, self.events)
-        self.launcher = Launcher(engine, paths, self.control, self.reporter, self.events, docker_wait_s, health, driver)
-        self._watchers = Watchers(engine.config, self.control, journal, self.events, watchdog_s, health, ask)
+    def __post_init__(self) -> None:
+        self.config = config = self.engine.config
+        self.events = events = Events()
+        self.reporter = reporter = Reporter(config, self.paths, self.notifier, self.journal)
+        self.control = control = ContainerControl(self.docker, self.unit, reporter, events)
+        self.launcher = Launcher(
+            self.engine, self.paths, control, reporter, events, self.docker_wait_s, self.health, self.driver
+        )
+        self._watchers = Watchers(config, control, self.journal, events, self.watchdog_s, self.health, self.ask)
         self._container: Container | None = None
 
     def run(self) -> int:
@@ -166,7 +159,7 @@ class Supervisor:
     def _apply(self, life: Supervision, reaction: Reaction) -> None:
         """Carry out a Reaction."""
         if reaction.say:
-            self.reporter.journal.write(reaction.say, 5)
+            self.journal.write(reaction.say, 5)
         if reaction.ready:
             self.reporter.record(
                 life.phase,
@@ -174,10 +167,10 @@ class Supervisor:
                 load_seconds=life.load_seconds,
                 log_facts=life.progress.facts,
             )
-            self.reporter.journal.write(f"{self.config.unit}: {life.status_text(time.monotonic())}")
+            self.journal.write(f"{self.config.unit}: {life.status_text(time.monotonic())}")
         elif reaction.phase_changed:
             self.reporter.record(life.phase, log_facts=life.progress.facts)
-        self.reporter.notifier.send(
+        self.notifier.send(
             ready=reaction.ready, watchdog=reaction.watchdog, status=reaction.status, extend_s=reaction.extend_s
         )
 
@@ -289,9 +282,9 @@ class Supervisor:
         patience = self.config.stop_timeout_s
         if not life.ready:
             patience = min(patience, STOP_LOADING_S)
-        self.reporter.notifier.send(stopping=True, status=WORDS[Phase.STOPPING], extend_s=patience + EXTEND_BY_S)
+        self.notifier.send(stopping=True, status=WORDS[Phase.STOPPING], extend_s=patience + EXTEND_BY_S)
         self.reporter.record(Phase.STOPPING)
-        self.reporter.journal.write(f"stopping container {self.config.container}, {patience:g} s to end by itself")
+        self.journal.write(f"stopping container {self.config.container}, {patience:g} s to end by itself")
         assert self._container is not None
         self.control.end(self._container, patience)
         self._drain(life, 0.5)
@@ -300,15 +293,15 @@ class Supervisor:
             if self.control.explain_unreachable() is None:
                 self.control.remove(self._container.id, stopping=True)
             else:
-                self.reporter.journal.write("the Docker Engine is away: the next start removes the ended container", 4)
+                self.journal.write("the Docker Engine is away: the next start removes the ended container", 4)
         except (DockerAway, DockerRefused, LaunchFailed) as error:
-            self.reporter.journal.write(f"the ended container was not removed: {error}; the next start removes it", 4)
+            self.journal.write(f"the ended container was not removed: {error}; the next start removes it", 4)
         return self._finish_stop()
 
     def _stop_before_launch(self) -> int:
         """Stop before the launch is complete. A container that an earlier supervisor left running is ended, too."""
         patience = self.config.stop_timeout_s
-        self.reporter.notifier.send(stopping=True, status=WORDS[Phase.STOPPING], extend_s=patience + EXTEND_BY_S)
+        self.notifier.send(stopping=True, status=WORDS[Phase.STOPPING], extend_s=patience + EXTEND_BY_S)
         try:
             if self.control.explain_unreachable() is None:
                 left = self.control.find(self.config.container)
@@ -316,14 +309,12 @@ class Supervisor:
                     self.control.end(left, patience)
                     self.control.remove(left.id, stopping=True)
         except (DockerAway, DockerRefused, LaunchFailed) as error:
-            self.reporter.journal.write(
-                f"a container of this engine may be left: {error}; the next start handles it", 4
-            )
+            self.journal.write(f"a container of this engine may be left: {error}; the next start handles it", 4)
         return self._finish_stop()
 
     def _finish_stop(self) -> int:
         self.reporter.record(Phase.STOPPED)
-        self.reporter.notifier.send(status=WORDS[Phase.STOPPED])
+        self.notifier.send(status=WORDS[Phase.STOPPED])
         return EXIT_OK
 
 
