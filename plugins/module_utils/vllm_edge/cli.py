@@ -94,7 +94,9 @@ def _status(options: Options, paths: HostPaths) -> int:
 
 def _add_doctor_options(parser: argparse.ArgumentParser) -> None:
     _add_format(parser)
-    parser.add_argument("--support-report", metavar="FILE", help="also write a report without secrets to FILE (tar.gz)")
+    parser.add_argument(
+        "--support-report", metavar="FILE", help="also write evidence, without secrets, into FILE (tar.gz)"
+    )
 
 
 def _run_doctor(options: Options, paths: HostPaths) -> int:

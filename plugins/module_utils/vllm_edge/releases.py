@@ -21,7 +21,7 @@ from .system import files as durable
 from .system.removal import Owned, remove
 
 MANIFEST = "release.json"
-"""File with mode and hash of every file of a release. It is written last, so its release is whole."""
+"""Of a release that is whole: mode and hash of every file. Written last."""
 PROC = Path("/proc")
 _BEFORE_RELEASES = ("bin", "lib", "venv")
 _FILES_BEFORE = ("bin/vllm-edge", "requirements.txt", "wheels/*.whl")

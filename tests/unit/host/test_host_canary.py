@@ -29,7 +29,7 @@ from ansible.module_utils.vllm_edge.engine.config import EngineConfig, EngineCon
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway
 from ansible.module_utils.vllm_edge.system.http import Answer, get_health, request
-from engine_files import CONFIG, written
+from test_host_engine_config import CONFIG, written
 
 LAMP = '{"on": true, "colour": "green", "level": 3}'
 

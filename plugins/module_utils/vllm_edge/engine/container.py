@@ -14,14 +14,14 @@ from typing import TypeVar
 from ..system.docker import (
     Container,
     ContainerGone,
-    Docker,
     DockerAway,
+    DockerEngine,
     DockerRefused,
     DockerUnit,
     LogRecord,
     explain_unreachable_docker,
 )
-from ..system.process import KILLED_S, kill
+from ..system.process import KILLED_S, end_process
 from .events import Events
 from .journal import Reporter
 from .lifecycle import EXTEND_BY_S
@@ -49,7 +49,7 @@ class LaunchFailed(Exception):
 class ContainerControl:
     """Queries and commands about an engine's container. Threads share it."""
 
-    docker: Docker
+    docker: DockerEngine
     unit: Callable[[], DockerUnit | None]
     """Returns the state of docker.service."""
     reporter: Reporter
@@ -150,4 +150,4 @@ class ContainerControl:
         except (DockerAway, DockerRefused) as error:
             self.reporter.journal.write(f"Docker cannot stop the container, its process gets the signal: {error}", 4)
         if container.pid > 0:
-            kill(container.pid, signals=((signal.SIGTERM, timeout_s), (signal.SIGKILL, KILLED_S)))
+            end_process(container.pid, [(signal.SIGTERM, timeout_s), (signal.SIGKILL, KILLED_S)])

@@ -21,7 +21,7 @@ from datetime import datetime
 from ..gpu.driver import DriverVersions, read_versions
 from ..names import EngineIdentity
 from ..paths import HostPaths
-from ..system.docker import Container, Docker, DockerAway, DockerRefused, DockerUnit, docker_unit, parse_stamp
+from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, DockerUnit, docker_unit, parse_stamp
 from ..system.http import Answer, get_health, request
 from ..system.sd_notify import Notifier, read_watchdog_seconds
 from .config import Engine, EngineConfigError, load_engine
@@ -80,7 +80,7 @@ class Supervisor:
 
     engine: Engine
     paths: HostPaths
-    docker: Docker
+    docker: DockerEngine
     notifier: Notifier
     journal: Journal
     watchdog_s: float | None = None
@@ -329,8 +329,6 @@ def run_engine(name: str, paths: HostPaths, *, docker_wait_s: float = DOCKER_WAI
     Returns:
         EXIT_OK after a requested stop, EXIT_FAILED if another attempt may succeed, else EXIT_CONFIG.
     """
-    from ..system.docker import DockerEngine
-
     notifier = Notifier.from_environment()
     journal = Journal(sys.stdout, prefixed=not sys.stdout.isatty())
     try:

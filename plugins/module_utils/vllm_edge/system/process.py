@@ -50,20 +50,18 @@ def get_user_name(uid: int | None) -> str:
         return str(uid)
 
 
-def kill(
-    pid: int,
-    still_ours: Callable[[int], bool] = lambda pid: True,
-    signals: Sequence[tuple[signal.Signals, float]] = ((signal.SIGKILL, KILLED_S),),
+def end_process(
+    pid: int, signals: Sequence[tuple[int, float]], is_still_meant: Callable[[int], bool] = lambda _: True
 ) -> bool:
-    """End one process through a pidfd: a process that got the same pid later is never hit.
+    """Send signals to one process until it has ended, through a pidfd: a process that gets the pid later is never hit.
 
     Args:
         pid: process to end
-        still_ours: called once the pidfd is open; False means that the pid now belongs to another process
-        signals: signals to send in turn, each with the seconds that the process then gets to end
+        signals: each a signal and the seconds to wait for the end of the process after it
+        is_still_meant: called once the pidfd is open; False means that the pid now belongs to another process
 
     Returns:
-        Whether the process is gone. False if it may not be killed or was still there after the last wait.
+        Whether the process is gone. False if it may not be signalled or was still there after the last wait.
     """
     try:
         descriptor = os.pidfd_open(pid)
@@ -74,13 +72,13 @@ def kill(
     try:
         # Check again now that the descriptor pins the process: before that, another process could have received its
         # pid.
-        if not still_ours(pid):
+        if not is_still_meant(pid):
             return True
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        for number, wait_s in signals:
+        for number, patience_s in signals:
             signal.pidfd_send_signal(descriptor, number)
-            if poll.poll(wait_s * 1000):
+            if poll.poll(patience_s * 1000):
                 return True
         return False
     except ProcessLookupError:
@@ -89,3 +87,8 @@ def kill(
         return False
     finally:
         os.close(descriptor)
+
+
+def kill(pid: int, still_ours: Callable[[int], bool]) -> bool:
+    """Kill one process with SIGKILL; see `end_process`."""
+    return end_process(pid, [(signal.SIGKILL, KILLED_S)], still_ours)
