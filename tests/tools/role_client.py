@@ -301,8 +301,8 @@ def summary(recorded: Recorded, journals: Sequence[Mapping[str, Any]]) -> list[s
     first_s = min((one.monotonic_s for one in recorded.asked), default=0.0)
     last_s = max((one.monotonic_s + one.seconds for one in recorded.asked), default=0.0)
     timed = [one for one in journals if one["boot_id"] == recorded.boot_id and one["began_monotonic_s"] is not None]
-    here = [journal for journal in timed if span(journal)[1] >= first_s and span(journal)[0] <= last_s]
-    for journal in sorted(here, key=lambda one: one["began_monotonic_s"]):
+    here = [one for one in sorted(timed, key=span) if span(one)[1] >= first_s and span(one)[0] <= last_s]
+    for journal in here:
         during = [gap for gap in found if overlaps_switch(gap, journal, recorded.interval_s)]
         others = [gap for gap in others if gap not in during]
         lines += [describe_switch(journal), *gap_table(during, journal, span(journal)[0], last_s), ""]

@@ -160,7 +160,7 @@ class Launcher:
         """Determine the condition of a running container of ours, to decide whether it is kept."""
         records = self.control.read_log(container.id, 2000)
         answer = self.health(self.engine.config.url, self.engine.config.health_timeout_s)
-        seconds = parse_stamp(records[-1].at if records else container.started_at)
+        seconds = parse_stamp((records[-1].at if records else None) or container.started_at)
         age = None if seconds is None else max(0.0, time.time() - seconds)
         was_ready = had_been_ready(container, self.reporter.previous, [record.line for record in records])
         return Found(answer, was_ready, age)

@@ -23,13 +23,12 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from support import ROOT, load_file
+
+from lab.hub import server
 
 REPOSITORY = "google/gemma-4-E2B-it"
 WEIGHTS = bytes(range(256)) * 8192
 CONFIG = b'{"model_type": "gemma4_text"}\n'
-
-server = load_file(ROOT / "lab" / "hub" / "server.py", "lab_hub_server")
 
 
 class World:
