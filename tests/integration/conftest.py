@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +26,6 @@ def host(docker_ready: None, tmp_path: Path) -> Iterator[Host]:
     finally:
         for run in made.runs:
             if run.process.poll() is None:
-                run.process.send_signal(signal.SIGKILL)
-                run.process.wait(5)
+                run.kill()
             run.socket.close()
         docker("rm", "--force", "--volumes", made.container, check=False)

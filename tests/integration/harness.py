@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine_files import CONFIG
+
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).with_name("fake_engine.py")
 IMAGE = os.environ.get("VLLM_EDGE_TEST_IMAGE", "vllm-edge-lab/host:latest")
@@ -98,9 +100,19 @@ class Run:
             assert time.monotonic() < deadline, f"did not happen in {seconds} s; it said:\n{self.text}\n{self.messages}"
             time.sleep(0.02)
 
-    def until_ready(self, seconds: float = 15) -> None:
+    def until_ready(self, seconds: float = 15) -> Run:
         self.until(lambda: self.has("READY") or self.process.poll() is not None, seconds)
         assert self.has("READY"), f"ended before READY:\n{self.text}"
+        return self
+
+    def stop(self, seconds: float) -> int:
+        """Ask it to stop, as systemd does; its exit status."""
+        self.process.terminate()
+        return self.ends(seconds)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(5)
 
     def ends(self, seconds: float) -> int:
         code = self.process.wait(seconds)
@@ -147,23 +159,14 @@ class Host:
     ) -> None:
         directory = self.root / "etc" / "engines" / self.engine
         directory.mkdir(parents=True, exist_ok=True)
-        config: dict[str, object] = {
+        config: dict[str, object] = CONFIG | {
             "engine": self.engine,
             "unit": f"vllm-{self.engine}.service",
             "container": self.container,
             "url": f"http://127.0.0.1:{self.port}",
-            "served_names": ["sentry"],
-            "model": "e2b",
-            "repo": "google/gemma-4-E2B-it",
-            "revision": "0" * 40,
-            "precision": "bf16",
-            "tensor_parallel_size": 1,
-            "gpus": ["GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710003"],
             "port": self.port,
             "input_hash": input_hash,
-            "generation": 1,
             "image": image,
-            "vram_budget_mib": 20900,
             "stop_timeout_s": 2,
             "stall_timeout_s": 30,
             "health_timeout_s": 1,
@@ -214,6 +217,11 @@ class Host:
             threading.Thread(target=target, daemon=True).start()
         self.runs.append(run)
         return run
+
+    def serve(self, *arguments: str, watchdog_s: float | None = None, **changes: object) -> Run:
+        """Configure the engine and start it; returns when it is ready."""
+        self.configure(*arguments, **changes)  # type: ignore[arg-type]
+        return self.start(watchdog_s=watchdog_s).until_ready()
 
     def program(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "vllm_edge", *arguments]

@@ -54,8 +54,7 @@ def test_ready_only_after_health_and_a_clean_stop(host: Host) -> None:
     assert "Application startup complete" in run.text
     assert "GET /health" not in run.text, "our own probes fill the journal"
 
-    run.process.send_signal(signal.SIGTERM)
-    assert run.ends(8) == 0
+    assert run.stop(8) == 0
     assert run.has("STOPPING", "1")
     assert host.container_id() == ""
     assert host.state()["phase"] == "stopped"
@@ -85,16 +84,12 @@ def test_a_crash_while_loading_ends_at_once_and_is_explained(host: Host) -> None
     told = host.program("explain", host.engine)
     assert told.returncode == 0 and "61440" in told.stdout
     # The next start takes the dead container's place, and the failure stays known after it.
-    host.configure("--mode=good")
-    again = host.start()
-    again.until_ready()
+    host.serve("--mode=good")
     assert host.failure()["cause"] == "kv_below_max_model_len"
 
 
 def test_the_first_completion_kills_the_engine(host: Host) -> None:
-    host.configure("--mode=die-on-completion")
-    run = host.start()
-    run.until_ready()
+    run = host.serve("--mode=die-on-completion")
     asked = host.program("canary", host.engine, "--format", "json", "--timeout", "5")
     at = time.monotonic()
     assert asked.returncode == 1
@@ -109,9 +104,7 @@ def test_the_first_completion_kills_the_engine(host: Host) -> None:
 
 
 def test_a_hung_engine_starves_the_watchdog_and_is_replaced(host: Host) -> None:
-    host.configure("--mode=hang", "--hang-after=1")
-    run = host.start(watchdog_s=0.9)
-    run.until_ready()
+    run = host.serve("--mode=hang", "--hang-after=1", watchdog_s=0.9)
     run.until(lambda: run.has("STATUS", "not answering /health since"), 6)
     hung = time.monotonic()
     time.sleep(1.5)
@@ -124,41 +117,31 @@ def test_a_hung_engine_starves_the_watchdog_and_is_replaced(host: Host) -> None:
     assert not host.running(), "a hung container was left alone"
     assert host.failure()["cause"] == "hung"
     first = host.container_id()
-    again = host.start(watchdog_s=5)
-    again.until_ready()
+    host.start(watchdog_s=5).until_ready()
     assert host.container_id() != first
     assert host.failure()["cause"] == "hung", "the corpse was explained a second time"
 
 
 def test_a_hung_container_is_replaced_when_the_supervisor_was_killed(host: Host) -> None:
-    host.configure("--mode=hang", "--hang-after=1")
-    run = host.start(watchdog_s=0.9)
-    run.until_ready()
+    run = host.serve("--mode=hang", "--hang-after=1", watchdog_s=0.9)
     run.until(lambda: run.has("STATUS", "not answering"), 6)
     first = host.container_id()
-    run.process.kill()
-    run.process.wait(5)
-    again = host.start()
-    again.until_ready()
+    run.kill()
+    again = host.start().until_ready()
     assert host.container_id() != first
     assert "has served before and does not answer" in again.text
 
 
 def test_a_killed_supervisor_finds_its_container_again(host: Host) -> None:
-    host.configure("--mode=good")
-    run = host.start()
-    run.until_ready()
+    run = host.serve("--mode=good")
     first, loaded = host.container_id(), host.state()["load_seconds"]
-    run.process.kill()
-    run.process.wait(5)
+    run.kill()
     assert host.running()
-    again = host.start()
-    again.until_ready(5)
+    again = host.start().until_ready(5)
     assert host.container_id() == first, "a healthy engine was bounced"
     assert host.state()["load_seconds"] == loaded
     assert "Application startup complete" not in again.text, "old lines were printed a second time"
-    again.process.send_signal(signal.SIGTERM)
-    assert again.ends(8) == 0
+    assert again.stop(8) == 0
     assert host.container_id() == ""
 
 
@@ -167,25 +150,18 @@ def test_a_loading_container_is_kept(host: Host) -> None:
     run = host.start()
     run.until(lambda: "Loading safetensors" in run.text, 10)
     first = host.container_id()
-    run.process.kill()
-    run.process.wait(5)
-    again = host.start()
-    again.until_ready()
+    run.kill()
+    host.start().until_ready()
     assert host.container_id() == first
     load_seconds = host.state()["load_seconds"]
     assert isinstance(load_seconds, float) and load_seconds >= 3, "the time before the attachment counts"
 
 
 def test_other_inputs_make_another_container(host: Host) -> None:
-    host.configure("--mode=good")
-    run = host.start()
-    run.until_ready()
+    run = host.serve("--mode=good")
     first = host.container_id()
-    run.process.kill()
-    run.process.wait(5)
-    host.configure("--mode=good", input_hash="b" * 64)
-    again = host.start()
-    again.until_ready()
+    run.kill()
+    again = host.serve("--mode=good", input_hash="b" * 64)
     assert host.container_id() != first
     assert "made from other inputs" in again.text
 
@@ -207,27 +183,21 @@ def test_sigterm_while_loading(host: Host, mode: str) -> None:
     host.configure(f"--mode={mode}", "--load=60", stop_timeout_s=30)
     run = host.start()
     run.until(lambda: run.has("STATUS", "loading weights"), 10)
-    run.process.send_signal(signal.SIGTERM)
-    assert run.ends(8) == 0
+    assert run.stop(8) == 0
     assert host.container_id() == ""
     assert not run.has("READY")
 
 
 def test_an_engine_that_ignores_sigterm_is_killed_in_time(host: Host) -> None:
-    host.configure("--mode=ignore-term")
-    run = host.start()
-    run.until_ready()
+    run = host.serve("--mode=ignore-term")
     begin = time.monotonic()
-    run.process.send_signal(signal.SIGTERM)
-    assert run.ends(10) == 0
+    assert run.stop(10) == 0
     assert 2 <= time.monotonic() - begin < 7
     assert host.container_id() == ""
 
 
 def test_removed_behind_our_back(host: Host) -> None:
-    host.configure("--mode=good")
-    run = host.start()
-    run.until_ready()
+    run = host.serve("--mode=good")
     begin = time.monotonic()
     docker("rm", "--force", host.container)
     assert run.ends(5) == 1
@@ -236,9 +206,7 @@ def test_removed_behind_our_back(host: Host) -> None:
 
 
 def test_stopped_behind_our_back(host: Host) -> None:
-    host.configure("--mode=good")
-    run = host.start()
-    run.until_ready()
+    run = host.serve("--mode=good")
     docker("stop", host.container)
     assert run.ends(2) == 1
     failure = host.failure()
@@ -290,15 +258,12 @@ def test_waiting_for_docker_can_be_stopped(host: Host) -> None:
     run = host.start(DOCKER_HOST=f"unix://{host.root}/no-docker.sock")
     run.until(lambda: run.has("STATUS", "waiting for the Docker Engine"), 5)
     assert run.has("EXTEND_TIMEOUT_USEC")
-    run.process.send_signal(signal.SIGTERM)
-    assert run.ends(3) == 0
+    assert run.stop(3) == 0
     assert host.state()["phase"] == "stopped"
 
 
 def test_canary_and_status_of_a_serving_engine(host: Host) -> None:
-    host.configure("--mode=good", tool_call_parser="gemma4", reasoning_parser="gemma4")
-    run = host.start()
-    run.until_ready()
+    host.serve("--mode=good", tool_call_parser="gemma4", reasoning_parser="gemma4")
     asked = host.program("canary", host.engine, "--format", "json")
     assert asked.returncode == 0, asked.stderr
     (result,) = json.loads(asked.stdout)["results"]

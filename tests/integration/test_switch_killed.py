@@ -60,6 +60,13 @@ def kill(world: FakeWorld, what: str, **asked: Any) -> None:
     assert holder(world.paths) is None, "the kernel frees the lock"
 
 
+def recover(world: FakeWorld) -> float:
+    """Seconds that a recovery took."""
+    began = time.monotonic()
+    assert drive(world, "recover") == 0
+    return time.monotonic() - began
+
+
 def judged(world: FakeWorld, expected: Result) -> None:
     """The journal is finished, in the history, once; the lock is free; what is committed serves, and nothing else."""
     journal = read_journal(world.paths)
@@ -99,9 +106,7 @@ Row = Callable[[FakeWorld, str, str, float], None]
 def test_killed_on_the_way_forward(root: Path, row: Row, phase: Phase, moment: str) -> None:
     world, old, new = host(root)
     kill(world, "switch", number=new.number, kill=[phase, new.number, moment])
-    began = time.monotonic()
-    assert drive(world, "recover") == 0
-    seconds = time.monotonic() - began
+    seconds = recover(world)
     committed = phase is Phase.CLEAN_UP or (phase is Phase.COMMIT and moment == "acted")
     if phase in HARMLESS:
         judged(world, Result.REFUSED)
@@ -119,9 +124,7 @@ def test_killed_on_the_way_forward(root: Path, row: Row, phase: Phase, moment: s
 def test_killed_on_the_way_back(root: Path, row: Row, phase: Phase, moment: str) -> None:
     world, old, new = host(root)
     kill(world, "switch", number=new.number, fault="measure", kill=[phase, old.number, moment])
-    began = time.monotonic()
-    assert drive(world, "recover") == 0
-    seconds = time.monotonic() - began
+    seconds = recover(world)
     judged(world, Result.ROLLED_BACK)
     verified(world, old.number)
     row(world, phase, f"going back, {moment}", seconds)
@@ -133,9 +136,7 @@ def test_killed_in_the_recovery(root: Path, row: Row, phase: Phase, moment: str)
     world, old, new = host(root)
     kill(world, "switch", number=new.number, kill=["healthy", new.number, "journalled"])
     kill(world, "recover", kill=[phase, old.number, moment])
-    began = time.monotonic()
-    assert drive(world, "recover") == 0
-    seconds = time.monotonic() - began
+    seconds = recover(world)
     judged(world, Result.ROLLED_BACK)
     verified(world, old.number)
     row(world, phase, f"in the recovery, {moment}", seconds)
@@ -147,9 +148,7 @@ def test_a_first_switch_killed(root: Path, row: Row, phase: Phase, moment: str) 
     world = new_host(root)
     number = put(world.paths, OLD)
     kill(world, "switch", number=number, kill=[phase, number, moment])
-    began = time.monotonic()
-    assert drive(world, "recover") == 0
-    seconds = time.monotonic() - began
+    seconds = recover(world)
     judged(world, Result.ROLLED_BACK)
     row(world, phase, f"first switch, {moment}", seconds)
 

@@ -3,7 +3,8 @@
 """A client of every role, on the host itself: asks once a second, and tells afterwards when nobody answered.
 
     role_client.py watch --log FILE        asks until SIGTERM, SIGINT or --seconds; one JSON line per question
-    role_client.py summary FILE [--journal /var/lib/vllm-edge/history/ID.json ...]
+
+Tests read the log with `read`, `gaps` and `summary`.
 
 It knows of vllm-edge what any client knows: the ports and the names of the roles. A role is where /v1/models lists it;
 that is asked again after an answer that failed. A gap is from the moment of the first question that failed to the
@@ -268,82 +269,58 @@ def table(rows: Sequence[Sequence[str]], heading: Sequence[str]) -> list[str]:
     ]
 
 
-def gap_rows(found: Iterable[Gap], journal: Mapping[str, Any] | None, start_s: float, end_s: float) -> list[list[str]]:
+def gap_table(found: Iterable[Gap], journal: Mapping[str, Any] | None, start_s: float, end_s: float) -> list[str]:
+    """Gaps in seconds since `start_s`, with their shares of the switch's phases, or without one with their error."""
     rows = []
     for gap in found:
         to = f"{gap.to_s - start_s:.1f}" if gap.to_s is not None else "never"
         length = f"{gap.seconds:.1f} s" if gap.seconds is not None else f"over {end_s - gap.from_s:.1f} s"
         told = ((journal or {}).get("downtime") or {}).get(gap.role)
         phases = overlaps(gap, journal, end_s) if journal else {}
-        rows.append(
-            [
-                gap.role,
-                f"{gap.from_s - start_s:.1f} .. {to}",
-                length,
-                f"{told['seconds']:.1f} s" if told else "-",
-                ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items()) or gap.error[:60],
-            ]
-        )
-    return rows
+        shares = ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items())
+        counted = f"{told['seconds']:.1f} s" if told else "-"
+        rows.append([gap.role, f"{gap.from_s - start_s:.1f} .. {to}", length, counted, shares or gap.error[:60]])
+    heading = ("role", "no answer from .. to", "client", "journal", "by phase" if journal else "first error")
+    return [f"  {line}" for line in table(rows, heading)] if rows else ["  every question was answered"]
+
+
+def describe_switch(journal: Mapping[str, Any]) -> str:
+    began, ended = span(journal)
+    former = f"{journal['from_profile']} (generation {journal['from_generation']})"
+    return (
+        f"{journal['id']}: {former if journal['from_profile'] else 'nothing'} -> {journal['profile']} "
+        f"(generation {journal['generation']}), {journal['result'] or 'not ended'}, {ended - began:.1f} s"
+    )
 
 
 def summary(recorded: Recorded, journals: Sequence[Mapping[str, Any]]) -> list[str]:
     """The gaps beside the phases of each switch, then those that no switch explains."""
     lines: list[str] = []
     found = gaps(recorded.asked)
+    others = found
     first_s = min((one.monotonic_s for one in recorded.asked), default=0.0)
     last_s = max((one.monotonic_s + one.seconds for one in recorded.asked), default=0.0)
-    explained: set[Gap] = set()
     timed = [one for one in journals if one["boot_id"] == recorded.boot_id and one["began_monotonic_s"] is not None]
-    here = [journal for journal in timed if span(journal)[1] >= first_s and span(journal)[0] <= last_s]
-    for journal in sorted(here, key=lambda one: one["began_monotonic_s"]):
-        began, ended = span(journal)
-        during = [
-            gap
-            for gap in found
-            if gap.from_s <= ended + recorded.interval_s and (gap.to_s is None or gap.to_s >= began)
-        ]
-        explained.update(during)
-        former = (
-            f"{journal['from_profile']} (generation {journal['from_generation']})"
-            if journal["from_profile"]
-            else "nothing"
-        )
-        lines.append(
-            f"{journal['id']}: {former} -> {journal['profile']} (generation {journal['generation']}), "
-            f"{journal['result'] or 'not ended'}, {ended - began:.1f} s"
-        )
-        phases = [
-            [
-                phase["phase"] if phase["direction"] == "forward" else f"back:{phase['phase']}",
-                f"{phase['began_s']:.1f}",
-                "-" if phase["seconds"] is None else f"{phase['seconds']:.1f} s",
-                phase["outcome"] or "",
-            ]
-            for phase in journal["phases"]
-        ]
-        lines += [f"  {line}" for line in table(phases, ("phase", "began", "took", ""))]
-        silent = gap_rows(during, journal, began, last_s)
-        heading = ("role", "no answer from .. to", "client", "journal", "seconds of it by phase")
-        lines += [f"  {line}" for line in table(silent, heading)] if silent else ["  every question was answered"]
-        lines.append("")
-    if others := [gap for gap in found if gap not in explained]:
-        lines.append(
-            "outside of these switches, seconds since the log began:" if here else "gaps, seconds since the log began:"
-        )
-        heading = ("role", "no answer from .. to", "client", "journal", "first error")
-        lines += [f"  {line}" for line in table(gap_rows(others, None, first_s, last_s), heading)]
-    elif not here:
-        lines.append("every question was answered")
-    asked = {
-        role: [one for one in recorded.asked if one.role == role]
-        for role in dict.fromkeys(one.role for one in recorded.asked)
-    }
-    lines.append(
-        f"asked every {recorded.interval_s:g} s for {last_s - first_s:.0f} s: "
-        + ", ".join(f"{role} {len(all_)} ({sum(not one.ok for one in all_)} failed)" for role, all_ in asked.items())
-    )
-    return lines
+    here = [one for one in sorted(timed, key=span) if span(one)[1] >= first_s and span(one)[0] <= last_s]
+    for journal in here:
+        during = [gap for gap in found if overlaps_switch(gap, journal, recorded.interval_s)]
+        others = [gap for gap in others if gap not in during]
+        lines += [describe_switch(journal), *gap_table(during, journal, span(journal)[0], last_s), ""]
+    if others or not here:
+        lines += ["outside of these switches, seconds since the log began:", *gap_table(others, None, first_s, last_s)]
+    return [*lines, f"asked every {recorded.interval_s:g} s for {last_s - first_s:.0f} s: {count(recorded.asked)}"]
+
+
+def overlaps_switch(gap: Gap, journal: Mapping[str, Any], interval_s: float) -> bool:
+    began, ended = span(journal)
+    return gap.from_s <= ended + interval_s and (gap.to_s is None or gap.to_s >= began)
+
+
+def count(questions: Iterable[Asked]) -> str:
+    asked: dict[str, list[bool]] = {}
+    for one in questions:
+        asked.setdefault(one.role, []).append(one.ok)
+    return ", ".join(f"{role} {len(answers)} ({answers.count(False)} failed)" for role, answers in asked.items())
 
 
 # ---- the command ------------------------------------------------------------------------------------------------
@@ -360,23 +337,12 @@ def parser() -> argparse.ArgumentParser:
     # A question that is given up makes a gap longer, and the first answer of an engine takes long on a busy machine.
     asking.add_argument("--timeout", type=float, default=60.0, help="seconds that an answer may take (default 60)")
     asking.add_argument("--seconds", type=float, default=0.0, help="end after so long")
-    telling = commands.add_parser("summary", help="gaps per role, beside the phases of switches")
-    telling.add_argument("log", type=Path)
-    telling.add_argument("--journal", type=Path, nargs="+", default=[], help="files of /var/lib/vllm-edge/history")
-    telling.add_argument("--format", choices=("text", "json"), default="text", help="json: the gaps alone")
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
-    if given.command == "watch":
-        watch(given.log, given.roles, given.ports, given.interval, given.timeout, given.seconds)
-        return 0
-    recorded = read(given.log)
-    if given.format == "json":
-        print(json.dumps([{**asdict(gap), "seconds": gap.seconds} for gap in gaps(recorded.asked)], indent=2))
-    else:
-        print("\n".join(summary(recorded, [json.loads(path.read_text()) for path in given.journal])))
+    watch(given.log, given.roles, given.ports, given.interval, given.timeout, given.seconds)
     return 0
 
 

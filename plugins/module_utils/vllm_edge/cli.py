@@ -42,8 +42,7 @@ def _add_run_engine_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=900.0,
         metavar="SECONDS",
-        help="how long to wait for the Docker Engine, or for what it refuses to pass, before giving up "
-        "(default: %(default)g)",
+        help="time to wait for the Docker Engine and to retry a failed launch before giving up (default: %(default)g)",
     )
 
 
@@ -61,12 +60,12 @@ def _add_canary_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=120.0,
         metavar="SECONDS",
-        help="patience with one request; the first one may compile kernels (default: %(default)g)",
+        help="timeout of one request; the first one may compile kernels (default: %(default)g)",
     )
     parser.add_argument(
         "--unless-passed",
         action="store_true",
-        help="ask for one token only, within 20 s, where this run of the engine's container has passed before",
+        help="request only one token, within 20 s, if this run of the engine's container has passed before",
     )
 
 
@@ -81,7 +80,9 @@ def _run_canary(options: Options, paths: HostPaths) -> int:
 def _add_status_options(parser: argparse.ArgumentParser) -> None:
     _add_format(parser)
     parser.add_argument(
-        "--expect-profile", metavar="PROFILE", help="the profile that the inventory says; another one is a problem"
+        "--expect-profile",
+        metavar="PROFILE",
+        help="profile of the inventory; reports a problem if another one is active",
     )
 
 
@@ -120,16 +121,18 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         "--origin", choices=("inventory", "-e", "host"), default="host", help="who chose the profile (default: host)"
     )
     parser.add_argument(
-        "--inventory-profile", metavar="PROFILE", help="what the inventory says, where the profile was chosen otherwise"
+        "--inventory-profile", metavar="PROFILE", help="profile of the inventory, if another one was chosen"
     )
-    parser.add_argument("--asked-by", metavar="WORDS", help="who asked (default: this command and the user)")
+    parser.add_argument(
+        "--asked-by", metavar="TEXT", help="who requested the switch (default: this command and the user)"
+    )
 
 
 def _add_switch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "to", metavar="generation|profile", help="number of a generation, or a profile: its newest generation"
+        "to", metavar="generation|profile", help="number of a generation, or name of a profile (its newest generation)"
     )
-    parser.add_argument("--check", action="store_true", help="print what would be done, and do nothing")
+    parser.add_argument("--check", action="store_true", help="only print what the switch would do")
     _add_format(parser)
     _add_choice(parser)
 
@@ -166,7 +169,7 @@ def _add_recover_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--boot",
         action="store_true",
-        help="before the engines start: put the files back and leave the starting to systemd",
+        help="for use at boot: restore the files, but leave it to systemd to start the engines",
     )
 
 
@@ -209,32 +212,32 @@ def _nothing(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("status", "engines, active profile, switches and GPUs of this host", _add_status_options, _status),
+    Command("status", "show engines, active profile, switches and GPUs of this host", _add_status_options, _status),
     Command(
         "doctor",
-        "whether this host can serve, what is wrong, what to do; changes nothing",
+        "check whether this host can serve, and name remedies; changes nothing",
         _add_doctor_options,
         _run_doctor,
     ),
-    Command("explain", "why an engine failed last, and what to do", _add_explain_options, _explain),
-    Command("canary", "what clients rely on, asked of each served name", _add_canary_options, _run_canary),
-    Command("switch", "go to another generation, or stay with this one", _add_switch_options, _run_switch_to),
-    Command("rollback", "switch to the generation that was committed before this one", _add_format, _run_rollback),
-    Command("stop", "finish requests, stop every engine; the next boot or switch brings them back", _add_format, _stop),
-    Command("history", "former switches of this host, newest first", _add_format, _run_history),
-    Command("progress", "how far the running switch is; nothing when none runs", _nothing, _run_progress),
+    Command("explain", "explain the last failure of an engine, with a remedy", _add_explain_options, _explain),
+    Command("canary", "test each served name with the requests that clients rely on", _add_canary_options, _run_canary),
     Command(
-        "recover", "end a switch that was killed: back to the committed generation", _add_recover_options, _run_recover
+        "switch", "switch to a generation or profile; does nothing if it is active", _add_switch_options, _run_switch_to
     ),
+    Command("rollback", "switch to the previously committed generation", _add_format, _run_rollback),
+    Command("stop", "finish requests and stop all engines until the next boot or switch", _add_format, _stop),
+    Command("history", "list previous switches of this host, newest first", _add_format, _run_history),
+    Command("progress", "show the progress of the running switch; nothing if none runs", _nothing, _run_progress),
     Command(
-        "run-switch",
-        "the switch itself (what vllm-edge-switch.service runs)",
-        _add_run_switch_options,
-        _run_switch,
+        "recover",
+        "return to the committed generation after a switch was interrupted",
+        _add_recover_options,
+        _run_recover,
     ),
+    Command("run-switch", "run a switch (used by vllm-edge-switch.service)", _add_run_switch_options, _run_switch),
     Command(
         "run-engine",
-        "supervise one engine's container (what vllm-<engine>.service runs)",
+        "supervise one engine's container (used by vllm-<engine>.service)",
         _add_run_engine_options,
         _run_engine,
     ),
@@ -253,7 +256,7 @@ class _Version(argparse.Action):
 
 def build_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentParser:
     """Return the argument parser of the program, with one subparser for each command."""
-    parser = argparse.ArgumentParser(prog="vllm-edge", description="The serving host's own program.")
+    parser = argparse.ArgumentParser(prog="vllm-edge", description="Program of a vLLM serving host.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print version and hash of the sources, and exit")
     parser.add_argument("--etc", metavar="DIR", help=f"configuration tree (default: $VLLM_EDGE_ETC or {ETC})")
     parser.add_argument("--state", metavar="DIR", help=f"state tree (default: $VLLM_EDGE_STATE or {STATE})")

@@ -31,17 +31,17 @@ _TREES_BEFORE = ("lib/vllm_edge", "venv")
 
 @dataclass(frozen=True)
 class Wanted:
-    """The directory of the release that is wanted."""
+    """Directory of a release, whole or to be built."""
 
     path: Path
     whole: bool
     current: bool
     why: str
-    """Why it is to be built, where it is; empty where it is whole."""
+    """Why it has to be built; empty if it is whole."""
 
 
 class Releases:
-    """What is below a directory such as `/opt/vllm-edge`."""
+    """The releases below a directory such as `/opt/vllm-edge`."""
 
     def __init__(self, prefix: Path, proc: Path = PROC) -> None:
         self.prefix = prefix
@@ -50,31 +50,33 @@ class Releases:
 
     @property
     def current(self) -> Path | None:
-        """Where the link leads, None without one."""
+        """Return the release that the link leads to; None if there is no link."""
         try:
             return self.prefix / os.readlink(self.link)
         except FileNotFoundError:
             return None
 
     def wanted(self, name: str) -> Wanted:
-        """The whole release of this name; where there is none, a directory to build one that nothing runs from."""
-        there = [path for path in self._all() if path.name == name or path.name.startswith(f"{name}-")]
-        wrong = {path: _difference(path) for path in there}
-        for path in sorted(there, key=lambda path: path != self.current):
-            if not wrong[path]:
-                return Wanted(path, whole=True, current=path == self.current, why="")
-        in_use = [path for path in there if path == self.current or self._is_used(path)]
+        """Return the whole release of this name; if there is none, an unused directory to build it in."""
+        candidates = [path for path in self._all() if path.name == name or path.name.startswith(f"{name}-")]
+        problems = {path: _find_difference(path) for path in candidates}
+        whole = [path for path in candidates if not problems[path]]
+        if whole:
+            path = self.current if self.current in whole else whole[0]
+            return Wanted(path, whole=True, current=path == self.current, why="")
+        why = next(iter(problems.values()), f"{self.link} does not lead to a release with this content")
+        return Wanted(self._find_free(name), whole=False, current=False, why=why)
+
+    def _find_free(self, name: str) -> Path:
         names = (name if count == 1 else f"{name}-{count}" for count in itertools.count(1))
-        free = next(path for path in map(self._path, names) if path not in in_use)
-        why = next((wrong[path] for path in there), "") or f"{self.link} leads to no release of this content"
-        return Wanted(free, whole=False, current=False, why=why)
+        return next(path for path in map(self._path, names) if path != self.current and not self._is_used(path))
 
     def finish(self, release: Path) -> None:
-        """What was built is on the disk, and counts as whole."""
+        """Mark a release, which is on the disk, as whole."""
         durable.write_durably(release / MANIFEST, json.dumps(_contents(release), indent=0, sort_keys=True) + "\n")
 
     def make_current(self, release: Path) -> None:
-        """One rename; a reader of the link sees the former release or this one."""
+        """Point the link to the release by one rename; a reader of the link sees the former release or this one."""
         # Tells the next release which one was current before it.
         os.utime(release / MANIFEST, ns=(time.time_ns(),) * 2)
         fresh = durable.make_fresh_name(self.link)
@@ -106,7 +108,7 @@ class Releases:
         return sorted(path for path in (self.prefix / "releases").glob("*") if path.is_dir())
 
     def _is_used(self, directory: Path) -> bool:
-        """Whether a process runs whose command line names something there, as that of a script of ours does."""
+        """Return whether the command line of a running process names a file there, as that of a script of ours does."""
         begin = os.fsencode(f"{directory}/")
         for process in self.proc.glob("[0-9]*/cmdline"):
             try:
@@ -119,12 +121,12 @@ class Releases:
 
 
 def flush(release: Path) -> None:
-    """What was built is on the disk: one call for thousands of files. Raises CalledProcessError, OSError."""
+    """Write a built release to the disk: one call for thousands of files. Raises CalledProcessError, OSError."""
     subprocess.run(["sync", "--file-system", str(release)], check=True, capture_output=True, text=True)
 
 
 def _last_current(release: Path) -> int:
-    """When it was made the current one; 0 for one that is not whole."""
+    """Return when the release became current; 0 if it is not whole."""
     try:
         return (release / MANIFEST).stat().st_mtime_ns
     except FileNotFoundError:
@@ -132,7 +134,7 @@ def _last_current(release: Path) -> int:
 
 
 def _contents(release: Path) -> dict[str, str]:
-    """Mode, and hash or target, of every file, without what Python compiles by itself."""
+    """Return mode and hash of every file, and the target of every link, except for what Python compiles by itself."""
     found = {}
     for directory, directories, files in os.walk(release):
         directories[:] = sorted(name for name in directories if name != "__pycache__")
@@ -148,8 +150,8 @@ def _contents(release: Path) -> dict[str, str]:
     return found
 
 
-def _difference(release: Path) -> str:
-    """What is not as it was built; empty where everything is. Files that were added do no harm."""
+def _find_difference(release: Path) -> str:
+    """Return what differs from the release as it was built; empty if nothing does. Added files do not count."""
     try:
         built: dict[str, str] = json.loads((release / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:

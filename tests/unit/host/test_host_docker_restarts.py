@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor while the Docker Engine goes away and comes back, with and without live-restore."""
+"""The supervisor while the Docker Engine goes away and comes back, or refuses; and with a driver that mismatches."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.engine import supervisor
+from ansible.module_utils.vllm_edge.engine import container, launch
 from ansible.module_utils.vllm_edge.engine.config import load_engine
-from ansible.module_utils.vllm_edge.engine.events import Signalled
 from ansible.module_utils.vllm_edge.engine.journal import Journal
 from ansible.module_utils.vllm_edge.engine.supervisor import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Supervisor
+from ansible.module_utils.vllm_edge.gpu.driver import DriverVersions
 from ansible.module_utils.vllm_edge.switch.journal import Lock
-from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway, DockerRefused, DockerUnit
+from ansible.module_utils.vllm_edge.system.docker import DockerAway, DockerRefused, DockerUnit
 from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.sd_notify import Notifier
+from engine_files import CONFIG, CREATE, written
 from fake_docker import FakeDocker
-from test_host_engine_config import CONFIG, CREATE, written
 
 LABELS = {"vllm-edge.engine": "e2b", "vllm-edge.generation": "1", "vllm-edge.input-hash": "ab12"}
 
@@ -33,13 +33,25 @@ LABELS = {"vllm-edge.engine": "e2b", "vllm-edge.generation": "1", "vllm-edge.inp
 class Case:
     """A supervisor in a thread, its Docker, its engine's answers and what systemd was told."""
 
-    def __init__(self, root: Path, docker: FakeDocker, patience_s: float = 3, **changes: Any) -> None:
+    def __init__(
+        self,
+        root: Path,
+        docker: FakeDocker,
+        *,
+        patience_s: float = 3,
+        unit: DockerUnit | None = None,
+        healthy: bool = False,
+        driver: DriverVersions | None = None,
+        **changes: Any,
+    ) -> None:
         config = {**CONFIG, "stop_timeout_s": 2, "stall_timeout_s": 20, **changes}
         self.paths = written(root, config=config, create=CREATE)
         self.docker = docker
         self.healthy = threading.Event()
+        if healthy:
+            self.healthy.set()
         self.asked: list[str] = []
-        self.unit: DockerUnit | None = None
+        self.unit = unit
         self.code: int | None = None
         self.told: list[str] = []
         self.output = io.StringIO()
@@ -57,6 +69,7 @@ class Case:
             docker_wait_s=patience_s,
             unit=lambda: self.unit,
             health=self.health,
+            driver=lambda: driver or DriverVersions(),
         )
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.listener = threading.Thread(target=self.listen, daemon=True)
@@ -98,13 +111,24 @@ class Case:
         return self
 
     def stop(self) -> None:
-        self.supervisor._signal = signal.SIGTERM
-        self.supervisor.events.put(Signalled(signal.SIGTERM))
+        self.supervisor.events.receive(signal.SIGTERM)
 
     def ends(self, seconds: float = 60) -> int | None:
         self.thread.join(seconds)
         assert not self.thread.is_alive(), self.output.getvalue()
         return self.code
+
+    def fails_with(self, cause: str, status: int = EXIT_FAILED) -> dict[str, Any]:
+        """It ends with that status; the failure that it recorded, which has that cause."""
+        assert self.ends() == status
+        failure: dict[str, Any] = self.state()["last_failure"]
+        assert failure["cause"] == cause
+        return failure
+
+    def lose_docker(self) -> None:
+        """Docker goes away, and the supervisor has noticed it."""
+        self.docker.away.set()
+        self.until(lambda: self.supervisor.control.away.is_set())
 
     def fed(self) -> int:
         return sum("WATCHDOG=1" in text for text in self.told)
@@ -123,8 +147,8 @@ def docker() -> Iterator[FakeDocker]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "REFUSED_S", 0.6)
-    monkeypatch.setattr(supervisor, "RETRY_FIRST_S", 0.2)
+    monkeypatch.setattr(container, "REFUSED_S", 0.6)
+    monkeypatch.setattr(launch, "RETRY_FIRST_S", 0.2)
 
 
 @pytest.fixture
@@ -146,6 +170,14 @@ def begin(tmp_path: Path, docker: FakeDocker) -> Iterator[Callable[..., Case]]:
 
 
 Begin = Callable[..., Case]
+
+
+def leave_corpse(docker: FakeDocker, **changes: Any) -> None:
+    """The container of an engine that ended while nobody watched."""
+    docker.kill_container(9)
+    found = docker.find("vllm-e2b")
+    assert found is not None
+    docker.container = replace(found, finished_at="2026-11-21T03:00:09.5Z", **changes)
 
 
 def test_live_restore_the_engine_is_never_bounced(begin: Begin, docker: FakeDocker) -> None:
@@ -180,21 +212,16 @@ def test_without_live_restore_the_death_is_dockers(begin: Begin, docker: FakeDoc
     case = begin(patience_s=900).start().until_ready()
     docker.away.set()
     docker.kill_container(15)
-    assert case.ends() == EXIT_FAILED, "it waited for Docker"
-    failure = case.state()["last_failure"]
-    assert failure["cause"] == "docker_stopped"
-    assert "live-restore" in failure["remedy"]
+    assert "live-restore" in case.fails_with("docker_stopped")["remedy"]
 
 
 def test_docker_that_is_back_at_once_is_still_the_cause(begin: Begin, docker: FakeDocker) -> None:
     docker.live = False
     case = begin().start().until_ready()
-    docker.away.set()
-    case.until(lambda: case.supervisor._docker_away.is_set())
+    case.lose_docker()
     docker.kill_container(15)
     docker.away.clear()
-    assert case.ends() == EXIT_FAILED
-    assert case.state()["last_failure"]["cause"] == "docker_stopped"
+    case.fails_with("docker_stopped")
 
 
 @pytest.mark.parametrize("now", [DockerUnit(False, "1"), DockerUnit(True, "2")], ids=["ending", "another"])
@@ -202,32 +229,23 @@ def test_docker_that_answers_until_it_ends(begin: Begin, docker: FakeDocker, now
     """Newer Docker stops its containers before it closes its socket, and sends them the signal a person would send."""
     docker.live = False
     docker.outside = "SIGTERM"
-    case = begin()
-    case.unit = DockerUnit(True, "1")
-    case.start().until_ready()
+    case = begin(unit=DockerUnit(True, "1")).start().until_ready()
     case.unit = now
     docker.kill_container(15)
-    assert case.ends() == EXIT_FAILED
-    assert case.state()["last_failure"]["cause"] == "docker_stopped"
+    case.fails_with("docker_stopped")
 
 
 def test_a_person_at_the_same_docker_is_told_apart(begin: Begin, docker: FakeDocker) -> None:
     docker.outside = "SIGTERM"
-    case = begin()
-    case.unit = DockerUnit(True, "1")
-    case.start().until_ready()
+    case = begin(unit=DockerUnit(True, "1")).start().until_ready()
     docker.kill_container(15)
-    assert case.ends() == EXIT_FAILED
-    assert case.state()["last_failure"]["cause"] == "stopped_outside"
+    case.fails_with("stopped_outside")
 
 
 def test_while_its_service_is_stopped_docker_is_left_alone(begin: Begin, docker: FakeDocker) -> None:
-    case = begin()
-    case.unit = DockerUnit(True, "1")
-    case.start().until_ready()
+    case = begin(unit=DockerUnit(True, "1")).start().until_ready()
     case.unit = DockerUnit(False, "1")
-    docker.away.set()
-    case.until(lambda: case.supervisor._docker_away.is_set())
+    case.lose_docker()
     time.sleep(0.3)
     asked = len(docker.calls)
     time.sleep(1.5)
@@ -239,18 +257,15 @@ def test_while_its_service_is_stopped_docker_is_left_alone(begin: Begin, docker:
 
 def test_an_engine_that_dies_while_docker_is_away(begin: Begin, docker: FakeDocker) -> None:
     case = begin(patience_s=900).start().until_ready()
-    docker.away.set()
-    case.until(lambda: case.supervisor._docker_away.is_set())
+    case.lose_docker()
     time.sleep(0.3)
     docker.kill_container(9)
-    assert case.ends() == EXIT_FAILED, "the end was not noticed without Docker"
-    assert case.state()["last_failure"]["cause"] == "died_while_docker_away"
+    case.fails_with("died_while_docker_away")
 
 
 def test_stop_while_docker_is_away_ends_the_process(begin: Begin, docker: FakeDocker) -> None:
     case = begin().start().until_ready()
-    docker.away.set()
-    case.until(lambda: case.supervisor._docker_away.is_set())
+    case.lose_docker()
     case.stop()
     assert docker.process is not None
     assert docker.process.wait(5) == -signal.SIGTERM, "the engine outlived its unit"
@@ -268,9 +283,7 @@ def test_the_start_waits_for_docker(begin: Begin, docker: FakeDocker) -> None:
 
 
 def test_a_stopped_docker_service_is_not_woken_through_its_socket(begin: Begin, docker: FakeDocker) -> None:
-    case = begin()
-    case.unit = DockerUnit(False, "")
-    case.start()
+    case = begin(unit=DockerUnit(False, "")).start()
     case.until(lambda: any("docker.service is not running" in text for text in case.told))
     time.sleep(0.2)
     assert docker.calls == []
@@ -281,8 +294,7 @@ def test_a_stopped_docker_service_is_not_woken_through_its_socket(begin: Begin, 
 def test_the_wait_for_docker_has_an_end(begin: Begin, docker: FakeDocker) -> None:
     docker.away.set()
     case = begin().start()
-    assert case.ends(8) == EXIT_FAILED
-    assert case.state()["last_failure"]["cause"] == "docker_away"
+    case.fails_with("docker_away")
 
 
 def test_a_stop_during_the_wait_takes_along_what_was_left(begin: Begin, docker: FakeDocker) -> None:
@@ -291,17 +303,19 @@ def test_a_stop_during_the_wait_takes_along_what_was_left(begin: Begin, docker: 
     case = begin().start()
     case.until(lambda: any("waiting for the Docker Engine" in text for text in case.told))
     docker.away.clear()
-    case.supervisor._signal = signal.SIGTERM
+    case.supervisor.events.signal = signal.SIGTERM
     assert case.ends() == EXIT_OK
     assert docker.container is None, "an engine of a stopped unit was left running"
 
 
-def test_a_refused_start_leaves_no_container(begin: Begin, docker: FakeDocker) -> None:
-    docker.refuse_start = "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=GPU-1"
-    case = begin().start()
-    assert case.ends() == EXIT_FAILED
+@pytest.mark.parametrize(
+    ("refusal", "cause"),
+    [("unresolvable CDI devices nvidia.com/gpu=GPU-1", "cdi_unresolvable"), ("nobody has seen this", "docker_refused")],
+)
+def test_a_refused_start_leaves_no_container(begin: Begin, docker: FakeDocker, refusal: str, cause: str) -> None:
+    docker.refuse_start = f"CDI device injection failed: {refusal}" if "CDI" in refusal else refusal
+    assert refusal.split()[-1] in begin().start().fails_with(cause)["reason"]
     assert docker.container is None
-    assert case.state()["last_failure"]["cause"] == "cdi_unresolvable"
 
 
 def test_a_removal_in_progress_is_waited_for(begin: Begin, docker: FakeDocker) -> None:
@@ -316,26 +330,11 @@ def test_a_removal_in_progress_is_waited_for(begin: Begin, docker: FakeDocker) -
 def test_a_container_that_died_unwatched_is_explained(begin: Begin, docker: FakeDocker) -> None:
     docker.run_container(LABELS)
     docker.log("ValueError: No available memory for the cache blocks. Try increasing")
-    docker.kill_container(9)
-    found = docker.find("vllm-e2b")
-    assert found is not None
-    docker.container = replace(ended(found), exit_code=1)
+    leave_corpse(docker, exit_code=1)
     case = begin().start().until_ready()
     failure = case.state()["last_failure"]
     assert failure["cause"] == "no_kv" and failure["time"] == "2026-11-21T03:00:09Z"
-    assert "ended unwatched" in case.output.getvalue()
-
-
-def ended(container: Container) -> Container:
-
-    return replace(container, finished_at="2026-11-21T03:00:09.5Z")
-
-
-def test_an_unknown_error_of_docker_is_told(begin: Begin, docker: FakeDocker) -> None:
-    docker.refuse_start = "something nobody has seen"
-    case = begin().start()
-    assert case.ends() == EXIT_FAILED
-    assert "something nobody has seen" in case.state()["last_failure"]["reason"]
+    assert "ended without a supervisor" in case.output.getvalue()
 
 
 def test_a_foreign_container_ends_it_for_good(begin: Begin, docker: FakeDocker) -> None:
@@ -367,8 +366,7 @@ def test_an_error_of_dockers_api_is_no_death(begin: Begin, docker: FakeDocker, c
     case.until(lambda: not docker.fails[call] and "the Docker Engine is back" in case.output.getvalue())
     assert case.code is None, case.state()["last_failure"]
     docker.kill_container(9)
-    assert case.ends() == EXIT_FAILED
-    assert case.state()["last_failure"]["cause"] == "sigkill"
+    case.fails_with("sigkill")
 
 
 @pytest.mark.parametrize("times", [3, ALWAYS], ids=["a moment", "for good"])
@@ -378,8 +376,7 @@ def test_an_error_of_dockers_api_does_not_mean_that_somebody_removed_it(
     case = begin().start().until_ready()
     docker.refuse("find", times)
     docker.kill_container(9)
-    assert case.ends() == EXIT_FAILED
-    assert case.state()["last_failure"]["cause"] == ("sigkill" if times < ALWAYS else "unknown")
+    case.fails_with("sigkill" if times < ALWAYS else "unknown")
 
 
 def test_who_stopped_it_is_asked_again_after_an_error_of_dockers_api(begin: Begin, docker: FakeDocker) -> None:
@@ -387,8 +384,7 @@ def test_who_stopped_it_is_asked_again_after_an_error_of_dockers_api(begin: Begi
     case = begin().start().until_ready()
     docker.refuse("events", 1)
     docker.kill_container(15)
-    assert case.ends() == EXIT_FAILED
-    assert case.state()["last_failure"]["cause"] == "stopped_outside"
+    case.fails_with("stopped_outside")
 
 
 def test_the_log_is_followed_on_after_an_error_of_dockers_api(begin: Begin, docker: FakeDocker) -> None:
@@ -428,8 +424,7 @@ def test_an_error_of_dockers_api_does_not_end_a_start(begin: Begin, docker: Fake
 def test_no_engine_is_left_unwatched_where_docker_does_not_stop_it(begin: Begin, docker: FakeDocker) -> None:
     docker.refuse("stop", ALWAYS)
     case = begin(stall_timeout_s=1).start()
-    assert case.ends() == EXIT_FAILED
-    assert case.state()["last_failure"]["cause"] == "stalled"
+    case.fails_with("stalled")
     assert docker.process is not None and docker.process.poll() is not None
 
 
@@ -438,7 +433,7 @@ def test_a_stop_before_the_launch_takes_along_what_docker_does_not_stop(begin: B
     docker.refuse("find", 1)
     docker.refuse("stop", 1)
     case = begin()
-    case.supervisor._signal = signal.SIGTERM
+    case.supervisor.events.signal = signal.SIGTERM
     case.start()
     assert case.ends() == EXIT_OK
     assert docker.container is None, "an engine of a stopped unit was left running"
@@ -449,31 +444,26 @@ def test_a_stop_before_the_launch_takes_along_what_docker_does_not_stop(begin: B
 
 def test_a_former_log_that_cannot_be_read_keeps_no_engine_from_starting(begin: Begin, docker: FakeDocker) -> None:
     docker.run_container(LABELS)
-    docker.kill_container(9)
-    found = docker.find("vllm-e2b")
-    assert found is not None
-    docker.container = ended(found)
+    leave_corpse(docker)
     docker.refuse("logs", ALWAYS)
     case = begin().start().until_ready()
     assert case.state()["last_failure"]["cause"] == "sigkill", "it is explained by what is known without lines"
 
 
-def test_an_engine_that_serves_is_kept_though_its_log_cannot_be_read(begin: Begin, docker: FakeDocker) -> None:
-    pid = docker.run_container(LABELS).pid
-    docker.refuse("logs", ALWAYS)
-    case = begin()
-    case.healthy.set()
-    case.start().until_ready()
-    assert docker.container is not None and docker.container.pid == pid
+REFUSED = DockerRefused("logs: 500 Server Error")
 
 
-@pytest.mark.parametrize("error", [DockerAway("connection reset by peer"), DockerRefused("logs: 500 Server Error")])
-def test_an_attachment_outlives_what_docker_fails_at(begin: Begin, docker: FakeDocker, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "errors",
+    [[REFUSED] * ALWAYS, [None, *[DockerAway("connection reset by peer")] * 20], [None, *[REFUSED] * 20]],
+    ids=["never a log", "away after one answer", "refused after one answer"],
+)
+def test_an_engine_that_serves_is_kept_though_its_log_cannot_be_read(
+    begin: Begin, docker: FakeDocker, errors: list[Exception | None]
+) -> None:
     pid = docker.run_container(LABELS).pid
-    docker.fails["logs"] = [None, *[error] * 20]
-    case = begin()
-    case.healthy.set()
-    case.start().until_ready()
+    docker.fails["logs"] = errors.copy()
+    begin(healthy=True).start().until_ready()
     assert docker.container is not None and docker.container.pid == pid
 
 
@@ -497,7 +487,7 @@ def test_a_refusal_that_heals_is_tried_again_without_systemd(begin: Begin, docke
 def test_the_wait_for_what_heals_is_seen_and_obeys(
     begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "RETRY_FIRST_S", 300)
+    monkeypatch.setattr(launch, "RETRY_FIRST_S", 300)
     docker.refuse_start = FULL
     case = begin(patience_s=900).start()
     case.until(lambda: any("Trying again in" in text for text in case.told))
@@ -507,7 +497,7 @@ def test_the_wait_for_what_heals_is_seen_and_obeys(
 
 
 def test_waits_grow_up_to_five_minutes(begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "RETRY_FIRST_S", 5)
+    monkeypatch.setattr(launch, "RETRY_FIRST_S", 5)
     docker.refuse_start = FULL
     case, waited, now = begin(patience_s=900), [0.0], [0.0]
 
@@ -515,8 +505,8 @@ def test_waits_grow_up_to_five_minutes(begin: Begin, docker: FakeDocker, monkeyp
         waited.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr(case.supervisor, "_wait_to_retry", pause)
-    monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(case.supervisor.launcher, "_wait_to_retry", pause)
+    monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
     assert case.supervisor.run() == EXIT_FAILED
     assert waited == [0, 5, 10, 20, 40, 80, 160, 300, 285], "systemd's five starts in half an hour are never used up"
 
@@ -543,3 +533,50 @@ def test_one_error_of_dockers_api_does_not_end_a_switch(begin: Begin, docker: Fa
     with Lock(case.paths):
         case.start().until_ready()
     assert docker.calls.count("create") == 2
+
+
+# -- versions of the driver
+
+LIBRARY = {"libnvidia-ml.so.1": "580.173.02"}
+REBOOT = DriverVersions("570.211.01", LIBRARY)
+STALE = DriverVersions("580.173.02", LIBRARY, {"/var/run/cdi/nvidia.yaml": ("570.211.01",)})
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "reason", "remedy"),
+    [
+        (REBOOT, EXIT_CONFIG, "the loaded NVIDIA kernel module is 570.211.01", "Reboot the host"),
+        # The specification is made anew without anybody's doing: systemd tries again.
+        (STALE, EXIT_FAILED, "/var/run/cdi/nvidia.yaml mounts 570.211.01", "nvidia-cdi-refresh.service"),
+    ],
+    ids=["reboot pending", "specification stale"],
+)
+def test_no_container_is_started(
+    begin: Begin, docker: FakeDocker, found: DriverVersions, status: int, reason: str, remedy: str
+) -> None:
+    case = begin(driver=found).start()
+    failure = case.fails_with("driver_mismatch", status)
+    assert "create" not in docker.calls
+    assert reason in failure["reason"] and remedy in failure["remedy"]
+    assert reason in case.output.getvalue().replace("The loaded", "the loaded")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [DriverVersions(), DriverVersions("", LIBRARY), DriverVersions("580.173.02", LIBRARY)],
+    ids=["nothing known", "module not known", "one version"],
+)
+def test_what_is_not_known_is_no_reason(begin: Begin, docker: FakeDocker, found: DriverVersions) -> None:
+    case = begin(driver=found).start().until_ready()
+    assert docker.calls.count("create") == 1
+    case.stop()
+    assert case.ends() == EXIT_OK
+
+
+def test_an_engine_that_runs_already_is_kept(begin: Begin, docker: FakeDocker) -> None:
+    """The driver was upgraded underneath it: it works until it is stopped."""
+    docker.run_container(LABELS)
+    case = begin(driver=REBOOT, healthy=True).start().until_ready()
+    assert "create" not in docker.calls and case.thread.is_alive()
+    case.stop()
+    assert case.ends() == EXIT_OK

@@ -16,49 +16,7 @@ from ansible.module_utils.vllm_edge.engine.config import (
     parse_engine,
 )
 from ansible.module_utils.vllm_edge.paths import HostPaths, host_paths
-
-CONFIG: dict[str, Any] = {
-    "engine": "e2b",
-    "unit": "vllm-e2b.service",
-    "container": "vllm-e2b",
-    "url": "http://127.0.0.1:8070",
-    "served_names": ["sentry"],
-    "model": "e2b",
-    "repo": "google/gemma-4-E2B-it",
-    "revision": "main",
-    "precision": "bf16",
-    "tensor_parallel_size": 1,
-    "gpus": ["GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710003"],
-    "port": 8070,
-    "input_hash": "ab12",
-    "generation": 1,
-    "image": "vllm-edge/vllm:1",
-    "vram_budget_mib": 20900,
-    "stop_timeout_s": 30,
-    "stall_timeout_s": 300,
-    "health_timeout_s": 5,
-}
-CREATE = [
-    "--name=vllm-e2b",
-    "--label=vllm-edge.engine=e2b",
-    "--label=vllm-edge.generation=1",
-    "--label=vllm-edge.input-hash=ab12",
-    "--read-only",
-    "vllm-edge/vllm:1",
-    "/models/e2b",
-    "--served-model-name",
-    "sentry",
-]
-
-
-def written(
-    root: Path, config: dict[str, Any] = CONFIG, create: list[str] = CREATE, directory: str = "e2b"
-) -> HostPaths:
-    target = root / "engines" / directory
-    target.mkdir(parents=True)
-    (target / "engine.json").write_text(json.dumps(config))
-    (target / "docker-create").write_text("\n".join(create) + "\n")
-    return HostPaths(etc=root, state=root / "state")
+from engine_files import CONFIG, CREATE, written
 
 
 def test_both_files_as_rendered(tmp_path: Path) -> None:

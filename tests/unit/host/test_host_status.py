@@ -27,9 +27,9 @@ from ansible.module_utils.vllm_edge.system.docker import Container
 from ansible.module_utils.vllm_edge.system.sockets import is_loopback, parse_listeners
 from ansible.module_utils.vllm_edge.system.systemd import parse_units
 from ansible.module_utils.vllm_edge.text import WIDTH
+from engine_files import CONFIG, written
 from fake_docker import FakeDocker
 from journals import RUNNING, ended
-from test_host_engine_config import CONFIG, written
 
 BOARD = {
     "index": 3,

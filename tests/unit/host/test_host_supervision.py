@@ -18,10 +18,10 @@ from ansible.module_utils.vllm_edge.engine.lifecycle import (
 )
 from ansible.module_utils.vllm_edge.engine.startup import STARTING_PHASES, Phase
 from ansible.module_utils.vllm_edge.engine.state import EngineState
-from ansible.module_utils.vllm_edge.engine.supervisor import compute_health_interval
+from ansible.module_utils.vllm_edge.engine.watchers import compute_health_interval
 from ansible.module_utils.vllm_edge.system.docker import Container
 from ansible.module_utils.vllm_edge.system.http import Answer
-from test_host_engine_config import CONFIG
+from engine_files import CONFIG
 
 ENGINE: EngineConfig = parse_engine(json.dumps(CONFIG), "engine.json")
 OURS = Container(

@@ -6,9 +6,7 @@ from __future__ import annotations
 import copy
 import io
 import json
-import os
 import re
-import subprocess
 import sys
 import tarfile
 from dataclasses import dataclass
@@ -17,8 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
+from support import ROOT, get_words, run_playbook
 
-ROOT = Path(__file__).resolve().parents[3]
 BASE = "registry.example/vllm/vllm-openai:v0.32.0"
 BASE_ID = "sha256:" + "a" * 64
 OTHER_ID = "sha256:" + "b" * 64
@@ -106,42 +104,33 @@ class Host:
             "vllm_image_pip_source": "directory",
             "vllm_image_wheels_directory": str(self.wheels),
             "vllm_image_free_mib": 0,
-            "vllm_image_docker": str(Path(__file__).with_name("fake_docker.py")),
+            "vllm_image_docker": str(Path(__file__).with_name("docker_command.py")),
             "vllm_image_state_directory": str(self.root / "state"),
             "result_file": str(self.root / "result.json"),
             "ansible_connection": "local",
             "ansible_python_interpreter": sys.executable,
             **variables,
         }
-        command = [
-            Path(sys.executable).with_name("ansible-playbook"),
-            "-i",
-            "host,",
-            "play.yml",
-            "-e",
-            json.dumps(given),
-        ]
-        environment = {
-            **os.environ,
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_NOCOLOR": "1",
-            "ANSIBLE_PIPELINING": "1",
-            "FAKE_DOCKER": str(self.root / "docker"),
-        }
+        words = ["-i", "host,", "play.yml", "-e", json.dumps(given), "--diff", *(["--check"] if check else [])]
         (self.root / "result.json").unlink(missing_ok=True)
-        done = subprocess.run(
-            [*command, "--diff", *(["--check"] if check else [])],
-            cwd=self.root,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        text = " ".join((done.stdout + done.stderr).split())
+        done = run_playbook(*words, cwd=self.root, ANSIBLE_PIPELINING="1", FAKE_DOCKER=str(self.root / "docker"))
+        text = get_words(done)
         counted = re.search(r"changed=(\d+)", text)
         path = self.root / "result.json"
         result = json.loads(path.read_text()) if path.exists() else {}
         return Played(done.returncode, int(counted[1]) if counted else -1, text, result)
+
+    def converge(self, changed: int | None = None, **variables: Any) -> Played:
+        """A run that succeeds, with that many changes if they are given."""
+        played = self.play(**variables)
+        assert played.rc == 0 and changed in (None, played.changed), played.text
+        return played
+
+    def refuse(self, *words: str, **variables: Any) -> Played:
+        """A run that fails and says these words."""
+        played = self.play(**variables)
+        assert played.rc != 0 and all(text in played.text for text in words), played.text
+        return played
 
 
 @pytest.fixture
@@ -151,15 +140,13 @@ def host(tmp_path: Path) -> Host:
 
 def test_way_of_a_derived_image(host: Host) -> None:
     """Foreseen, built, kept, foreseen as nothing, and built again when it is gone."""
-    foreseen = host.play(check=True)
-    assert foreseen.rc == 0 and foreseen.changed == 1, foreseen.text
+    foreseen = host.converge(check=True, changed=1)
     assert "would build vllm-edge/vllm-openai:0.32.0-" in foreseen.text
     assert foreseen.result["id"] == "" and foreseen.result["layer"] is True
     assert list((host.root / "state").iterdir()) == []
     host.commands()
 
-    built = host.play()
-    assert built.rc == 0, built.text
+    built = host.converge()
     assert host.commands() == ["run", "build", "run"]
     assert "names no release (4.57.6 -> 5.0.0)" in built.text
     assert f"vllm_image_base_digest: {DIGEST}" in built.text
@@ -180,8 +167,7 @@ def test_way_of_a_derived_image(host: Host) -> None:
     record = host.record()
     assert (record["cuda"], record["driver_branch"]) == ("13.0.2", "580"), "those of the base image"
 
-    again = host.play()
-    assert again.rc == 0 and again.changed == 0, again.text
+    again = host.converge(changed=0)
     assert host.commands() == [], "neither looked into nor tested again"
     assert again.result == built.result
 
@@ -197,8 +183,7 @@ def test_way_of_a_derived_image(host: Host) -> None:
 @pytest.mark.thorough
 def test_base_that_meets_the_requirement_is_used_until_its_tag_moves(host: Host) -> None:
     host.meet_the_requirement()
-    played = host.play()
-    assert played.rc == 0, played.text
+    played = host.converge()
     assert played.result["name"] == BASE and played.result["id"] == BASE_ID and played.result["layer"] is False
     assert host.commands() == ["run", "run"]
     assert "there is no layer" in played.text
@@ -216,10 +201,8 @@ def test_base_that_meets_the_requirement_is_used_until_its_tag_moves(host: Host)
 
 
 def test_pinned_identity_that_differs_is_refused(host: Host) -> None:
-    by_id = host.play(vllm_image_base_id=OTHER_ID)
-    assert by_id.rc != 0 and "vllm_image_base_id pins" in by_id.text
-    by_digest = host.play(vllm_image_base_digest=OTHER_ID)
-    assert by_digest.rc != 0 and "vllm_image_base_digest pins" in by_digest.text
+    host.refuse("vllm_image_base_id pins", vllm_image_base_id=OTHER_ID)
+    host.refuse("vllm_image_base_digest pins", vllm_image_base_digest=OTHER_ID)
     assert host.commands() == []
 
 
@@ -228,21 +211,22 @@ def test_absent_base_is_pulled_by_the_pinned_digest(host: Host) -> None:
     host.meet_the_requirement()
     (image,) = host.docker_state()["images"]
     host.docker({"images": [], "registry": {f"{BASE.rsplit(':', 1)[0]}@{DIGEST}": image}, "containers": {}})
-    full = host.play(vllm_image_base_digest=DIGEST, vllm_image_free_mib=10**9)
-    assert full.rc != 0 and "1000000000 MiB (vllm_image_free_mib, which may be lower" in full.text
+    host.refuse(
+        "1000000000 MiB (vllm_image_free_mib, which may be lower",
+        vllm_image_base_digest=DIGEST,
+        vllm_image_free_mib=10**9,
+    )
     foreseen = host.play(check=True, vllm_image_base_digest=DIGEST)
     assert foreseen.rc == 0 and foreseen.changed == 1 and foreseen.result == {}
     assert "cannot be foreseen until the base image is on the host" in foreseen.text
     assert host.commands() == []
-    pulled = host.play(vllm_image_base_digest=DIGEST)
-    assert pulled.rc == 0, pulled.text
+    host.converge(vllm_image_base_digest=DIGEST)
     assert BASE in host.tags()
 
 
 def test_failed_pull_says_what_docker_said(host: Host) -> None:
     host.docker({"images": [], "registry": {}, "containers": {}})
-    failed = host.play()
-    assert failed.rc != 0 and "manifest unknown" in failed.text
+    failed = host.refuse("manifest unknown")
     assert "The registry registry.example answers and does not have it. Set vllm_image_base (now" in failed.text
 
 
@@ -253,8 +237,7 @@ def test_archive_of_the_controller_is_loaded(host: Host) -> None:
     host.docker({"images": [], "registry": {}, "containers": {}})
     file = host.root / "base.tar"
     file.write_bytes(b"not whole" * 1000)
-    broken = host.play(vllm_image_base_archive=str(file))
-    assert broken.rc != 0 and "is no archive of `docker save`, or not all of one: tar: " in broken.text
+    host.refuse("is no archive of `docker save`, or not all of one: tar: ", vllm_image_base_archive=str(file))
     with tarfile.open(file, "w") as tar:
         for name, content in (
             ("manifest.json", [{"RepoTags": None}, {"RepoTags": ["other/image:1", BASE]}]),
@@ -267,20 +250,21 @@ def test_archive_of_the_controller_is_loaded(host: Host) -> None:
     other = host.play(vllm_image_base_archive=str(file), vllm_image_base="registry.example/vllm:1")
     assert other.rc != 0 and f"holds other/image:1, {BASE}, and vllm_image_base is" in other.text
     assert host.commands() == [], "nothing of it reached Docker"
-    loaded = host.play(vllm_image_base_archive=str(file))
-    assert loaded.rc == 0, loaded.text
+    loaded = host.converge(vllm_image_base_archive=str(file))
     assert f"vllm_image_base_id: {BASE_ID}" in loaded.text, "an archive has no digest to pin"
     assert sorted(path.name for path in (host.root / "state").iterdir()) == ["image.json", "log"]
 
 
 @pytest.mark.thorough
 def test_build_on_a_full_disk_is_said_and_nothing_is_left(host: Host) -> None:
-    full = host.play(vllm_image_free_mib=1, __vllm_image_layer_mib=10**9)
-    assert full.rc != 0 and "1000000000 MiB are wanted to build vllm-edge/vllm-openai:0.32.0-" in full.text
+    host.refuse(
+        "1000000000 MiB are wanted to build vllm-edge/vllm-openai:0.32.0-",
+        vllm_image_free_mib=1,
+        __vllm_image_layer_mib=10**9,
+    )
     assert host.commands() == ["run"] and not (host.root / "state/build").exists()
     host.docker({**host.docker_state(), "build_fails": FULL})
-    failed = host.play()
-    assert failed.rc != 0 and "OSError: [Errno 28] No space left on device. Docker's data has no space" in failed.text
+    host.refuse("OSError: [Errno 28] No space left on device. Docker's data has no space")
     assert not (host.root / "state/build/image").exists() and not (host.root / "state/image.json").exists()
 
 
@@ -325,8 +309,7 @@ def test_remedy_fits_what_docker_says(said: str, remedy: str) -> None:
 def test_image_that_fails_its_tests_is_refused_and_not_recorded(host: Host) -> None:
     host.meet_the_requirement()
     host.docker({**host.docker_state(), "failures": ["libgone.so, which _C.so needs, is not found"]})
-    failed = host.play()
-    assert failed.rc != 0 and "libgone.so" in failed.text and "cannot run an engine" in failed.text
+    host.refuse("libgone.so", "cannot run an engine")
     assert not (host.root / "state/image.json").exists(), "or the next run would take it for tested"
 
 
@@ -343,8 +326,7 @@ def test_old_images_of_ours_are_removed_and_nobody_elses(host: Host) -> None:
     generation = host.root / "state/generations/4/engines/e2b"
     generation.mkdir(parents=True)
     (generation / "engine.json").write_text(json.dumps({"image_id": "sha256:1"}, indent=2))
-    played = host.play(vllm_image_keep=2, vllm_image_driver_version="580.173.02")
-    assert played.rc == 0, played.text
+    host.converge(vllm_image_keep=2, vllm_image_driver_version="580.173.02")
     kept = [tag.removeprefix("vllm-edge/vllm-openai:") for tag in host.tags() if "old" in tag]
     assert kept == ["old0", "old1", "old3"], "old0 is used by a container, old1 by a kept generation"
     assert {BASE, "someone/else:1"} <= set(host.tags())
@@ -365,8 +347,7 @@ def test_stages_by_themselves_know_the_driver_before_the_image(stage: str) -> No
 
 def test_record_of_an_earlier_release_learns_of_cuda_once(host: Host) -> None:
     host.meet_the_requirement()
-    played = host.play()
-    assert played.rc == 0, played.text
+    played = host.converge()
     record = host.record()
     earlier = {key: value for key, value in record.items() if key not in ("cuda", "driver_branch")}
     assert len(earlier) == len(record) - 2
@@ -396,8 +377,7 @@ def test_image_whose_driver_nobody_knows(host: Host, environment: list[str] | No
     state = host.docker_state()
     state["images"][0]["environment"] = environment
     host.docker(state)
-    played = host.play(vllm_image_driver_version="470.256.02")
-    assert played.rc == 0, played.text
+    host.converge(vllm_image_driver_version="470.256.02")
     record = host.record()
     assert (record["cuda"], record["driver_branch"]) == (cuda, "")
 
@@ -414,14 +394,12 @@ def test_image_whose_driver_nobody_knows(host: Host, environment: list[str] | No
     ],
 )
 def test_refusals(host: Host, variables: dict[str, Any], text: str) -> None:
-    refused = host.play(**variables)
-    assert refused.rc != 0 and text in refused.text
+    host.refuse(text, **variables)
     assert not {"build", "image pull"} & set(host.commands())
 
 
 def test_check_mode_without_docker_says_one_line(host: Host) -> None:
-    foreseen = host.play(check=True, vllm_image_docker="/nonexistent/docker")
-    assert foreseen.rc == 0 and foreseen.changed == 1, foreseen.text
+    foreseen = host.converge(check=True, vllm_image_docker="/nonexistent/docker", changed=1)
     assert "cannot be foreseen until Docker is installed" in foreseen.text
 
 

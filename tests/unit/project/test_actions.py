@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
+from support import get_words, run_playbook
 
 
 def play(
@@ -30,18 +28,9 @@ def play(
     playbook = tmp_path / "play.yml"
     playbook.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
     variables = {"ansible_python_interpreter": sys.executable, "ansible_async_dir": str(tmp_path / "async")}
-    return subprocess.run(
-        ["ansible-playbook", "-i", "here,", "-c", "cable", "-e", json.dumps(variables), *options, str(playbook)],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "ANSIBLE_CONNECTION_PLUGINS": str(Path(__file__).with_name("connections")),
-            "CABLE_CUT": str(tmp_path / "cut"),
-        },
-        check=succeeds,
-        capture_output=True,
-        text=True,
-    )
+    words = ["-i", "here,", "-c", "cable", "-e", json.dumps(variables), *options, str(playbook)]
+    plugins = str(Path(__file__).with_name("connections"))
+    return run_playbook(*words, check=succeeds, ANSIBLE_CONNECTION_PLUGINS=plugins, CABLE_CUT=str(tmp_path / "cut"))
 
 
 def result(tmp_path: Path) -> dict[str, Any]:
@@ -113,7 +102,7 @@ def test_show_prints_sentences_under_the_name_of_the_host(tmp_path: Path) -> Non
 @pytest.mark.parametrize("given", [{}, {"text": "a", "lines": ["b"]}])
 def test_show_wants_either(tmp_path: Path, given: dict[str, Any]) -> None:
     done = play(tmp_path, {"show": given}, succeeds=False)
-    said = " ".join((done.stdout + done.stderr).split())
+    said = get_words(done)
     assert done.returncode != 0 and ("mutually exclusive" if given else "one of the following is required") in said
 
 

@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import run_playbook
 
-ROOT = Path(__file__).resolve().parents[3]
 BY_E = {"profile": "e2b-only", "generation": 7, "origin": "-e", "chosen_at": "2026-11-21T16:40:00Z"}
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -41,16 +40,8 @@ def run(tmp_path: Path) -> Run:
         then = tmp_path / "then.yml"
         show = {"name": "Show", "ansible.builtin.debug": {"var": "serving_choice"}}
         then.write_text(json.dumps([{"hosts": "gpu_hosts", "gather_facts": False, "tasks": [show]}]))
-        return subprocess.run(
-            ["ansible-playbook", "-i", str(inventory), "playbooks/choice.yml", str(then), *options],
-            cwd=ROOT,
-            env=os.environ
-            | {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_CALLBACK_RESULT_FORMAT": "json", "ANSIBLE_DISPLAY_OK_HOSTS": "true"},
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        words = ["-i", str(inventory), "playbooks/choice.yml", str(then), *options]
+        return run_playbook(*words, ANSIBLE_CALLBACK_RESULT_FORMAT="json", ANSIBLE_DISPLAY_OK_HOSTS="true")
 
     return go
 
@@ -146,13 +137,6 @@ def test_e_passes(run: Run) -> None:
 
 
 def test_site_asks_before_any_host_is_changed() -> None:
-    done = subprocess.run(
-        ["ansible-playbook", "--list-tasks", "-i", "xr7620,", "site.yml"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_playbook("--list-tasks", "-i", "xr7620,", "site.yml", check=True)
     plays = [line.split("): ")[1].split("\t")[0] for line in done.stdout.splitlines() if line.startswith("  play #")]
     assert plays[:3] == ["Validate the inventory", "Check the chosen profile", "Prepare the host"]

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import ROOT, run_playbook
 
-ROOT = Path(__file__).resolve().parents[3]
 ENGINES: list[dict[str, Any]] = [
     {
         "name": name,
@@ -76,13 +75,7 @@ def rendered(tmp_path: Path) -> Any:
         (tmp_path / "play.json").write_text(json.dumps(play))
         # Variables of the play go above those of files, as those of an inventory go above a role's defaults.
         (tmp_path / "given.json").write_text(json.dumps(given))
-        done = subprocess.run(
-            ["ansible-playbook", "-i", "localhost,", "-e", f"@{tmp_path}/given.json", str(tmp_path / "play.json")],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = run_playbook("-i", "localhost,", "-e", f"@{tmp_path}/given.json", str(tmp_path / "play.json"))
         assert done.returncode == 0, done.stdout + done.stderr
         return {
             engine["name"]: {

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import time
 from collections.abc import Iterator
@@ -11,19 +10,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support import ROOT, load_file
 
-ROOT = Path(__file__).resolve().parents[3]
 A, B = "a" * 64, "b" * 64
 
 
 @pytest.fixture(scope="module")
 def tests() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("run_tests", ROOT / "tools" / "run_tests.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_file(ROOT / "tools" / "run_tests.py")
 
 
 def run(tests: ModuleType, logs: Path, *commands: str, limit_s: float = 60) -> tuple[int, list[str]]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import run_playbook
 
-ROOT = Path(__file__).resolve().parents[3]
 NOBODY = "192.0.2.1"
 """Of the addresses that RFC 5737 keeps for documentation: no host has it."""
 
@@ -30,15 +30,7 @@ def play(tmp_path: Path) -> Any:
 
     def run(playbook: str, variables: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
         (inventory / "group_vars" / "gpu_hosts.yml").write_text(json.dumps(variables))
-        done = subprocess.run(
-            ["ansible-playbook", "-i", str(inventory), playbook, *options],
-            cwd=ROOT,
-            env=os.environ | {"PATH": f"{ssh.parent}:{os.environ['PATH']}", "ANSIBLE_NOCOLOR": "1"},
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = run_playbook("-i", str(inventory), playbook, *options, PATH=f"{ssh.parent}:{os.environ['PATH']}")
         assert not called.exists(), f"ssh was called: {called.read_text()}"
         assert "UNREACHABLE" not in done.stdout
         return done

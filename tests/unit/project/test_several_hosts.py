@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+from support import ROOT, get_words, run_playbook
 
-ROOT = Path(__file__).resolve().parents[3]
 DOWN = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
 """A host on whose port nobody listens."""
 LATER = "Later"
@@ -38,16 +37,8 @@ def run(tmp_path: Path) -> Run:
         stage = {"name": "The stage", "ansible.builtin.import_playbook": playbook}
         after = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [later]}
         (tmp_path / "site.yml").write_text(json.dumps([stage, after]))
-        return subprocess.run(
-            ["ansible-playbook", "-i", "hosts.yml", "-e", "ansible_become=false", "site.yml", *options],
-            cwd=tmp_path,
-            env=os.environ
-            | {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "ANSIBLE_DISPLAY_OK_HOSTS": "true"},
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        words = ["-i", "hosts.yml", "-e", "ansible_become=false", "site.yml", *options]
+        return run_playbook(*words, cwd=tmp_path, ANSIBLE_DISPLAY_OK_HOSTS="true")
 
     return go
 
@@ -81,7 +72,7 @@ def test_a_stage_that_fails_on_one_host_goes_on_with_the_other(run: Run, tmp_pat
     stage.write_text(json.dumps([{"hosts": "gpu_hosts", "gather_facts": False, "tasks": [include]}]))
     done = run(hosts, "stage.yml", "-e", "vllm_image_base=registry.example/vllm:v0.32.0")
     assert done.returncode != 0
-    assert "could not be pulled: the last line of bad" in " ".join(done.stdout.split())
+    assert "could not be pulled: the last line of bad" in get_words(done)
     assert "the last line of good" not in done.stdout
     assert goes_on(done, "good") and not goes_on(done, "bad")
 

@@ -60,7 +60,7 @@ def _fill_signature(signature: Signature, match: re.Match[str]) -> Explanation:
     groups = {key: (value or "").strip() for key, value in match.groupdict().items()}
     reason = signature.reason.format(**groups)
     # Older versions omit some of the numbers.
-    reason = reason.replace(" ( GiB needed,  GiB there)", "").replace(" (tried to allocate )", "").replace(" ()", "")
+    reason = reason.replace(" ( GiB needed,  GiB left)", "").replace(" (tried to allocate )", "").replace(" ()", "")
     remedy = signature.remedy(groups) if callable(signature.remedy) else signature.remedy.format(**groups)
     return Explanation(signature.cause, " ".join(reason.split()).rstrip(":"), remedy, signature.heals)
 
@@ -87,8 +87,10 @@ def _match(
         if was_serving and signature.only_while_starting:
             continue
         for number in reversed(numbers):
-            match = signature.pattern.search(lines[number])
-            if match and (signature.raised_in is None or signature.raised_in.search(_find_raising_file(lines, number))):
+            match = re.search(signature.pattern, lines[number])
+            if match and (
+                signature.raised_in is None or re.search(signature.raised_in, _find_raising_file(lines, number))
+            ):
                 return _fill_signature(signature, match)
     return None
 
@@ -156,7 +158,7 @@ def _explain_facts(death: Death) -> Explanation | None:
         return Explanation(
             "removed",
             "somebody removed the engine's container with Docker (docker rm)",
-            "Use `systemctl stop`, which knows the engine; systemd starts it again now",
+            "Use `systemctl stop` instead; systemd starts it again now",
         )
     if death.docker_away:
         return _explain_docker_away(death)
@@ -171,8 +173,8 @@ def _explain_facts(death: Death) -> Explanation | None:
     if death.outside_signal is not None and death.exit_code in (0, 2, 130, 137, 143):
         return Explanation(
             "stopped_outside",
-            f"somebody stopped the engine's container with Docker ({death.outside_signal}), past systemd",
-            "Use `systemctl stop`, which knows the engine; systemd starts it again now",
+            f"somebody stopped the engine's container with Docker ({death.outside_signal}) instead of systemd",
+            "Use `systemctl stop` instead; systemd starts it again now",
         )
     if death.exit_code == 137:
         return Explanation(
@@ -230,12 +232,10 @@ def _explain_exit(death: Death) -> Explanation:
     if death.exit_code in (0, 143):
         return Explanation(
             "ended_by_itself",
-            f"{_describe_end(death)}, although nobody asked it to",
+            f"{_describe_end(death)}, although nobody stopped it",
             "Look at its last lines in the journal",
         )
-    return Explanation(
-        "unknown", f"{_describe_end(death)}{said}", "Its last lines in the journal tell more than is known here"
-    )
+    return Explanation("unknown", f"{_describe_end(death)}{said}", "Its last lines in the journal may tell more")
 
 
 def explain_stall(seconds: float, phase_words: str) -> Explanation:
@@ -248,8 +248,7 @@ def explain_stall(seconds: float, phase_words: str) -> Explanation:
     return Explanation(
         "stalled",
         f"the engine's log did not advance for {seconds:.0f} s ({phase_words}); it was ended",
-        "Where a phase takes that long on this host, raise vllm_engine_stall_timeout_s; with several GPUs think of a "
-        "hanging NCCL",
+        "If a phase takes that long on this host, raise vllm_engine_stall_timeout_s; with several GPUs, NCCL may hang",
     )
 
 

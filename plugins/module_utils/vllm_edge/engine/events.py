@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import queue
+import signal
+import time
 from dataclasses import dataclass
 
 from ..system.http import Answer
@@ -55,3 +58,42 @@ class Signalled:
 
 
 Event = LogLine | LogLost | HealthSeen | DockerSeen | Died | Signalled
+
+
+class Stopped(Exception):
+    """A signal to stop arrived during the launch."""
+
+
+class Events(queue.SimpleQueue[Event]):
+    """Queue of one supervisor's events, and the first signal that it received."""
+
+    signal: int | None = None
+
+    def install_signals(self) -> None:
+        """Install the signal handlers: SIGTERM and SIGINT stop the engine, SIGABRT comes from systemd's watchdog.
+
+        systemd leaves time after SIGABRT to report the reason and to end the container.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGABRT):
+            signal.signal(number, lambda received, _frame: self.receive(received))
+
+    def receive(self, number: int) -> None:
+        """Note a signal and make it an event."""
+        self.signal = self.signal or number
+        self.put(Signalled(number))
+
+    def check_stop(self) -> None:
+        """Raise Stopped if a signal was received."""
+        if self.signal is not None:
+            raise Stopped
+
+    def pause(self, seconds: float) -> None:
+        """Wait before the container runs; a signal ends the wait. Raises Stopped."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self.check_stop()
+            try:
+                self.get(timeout=left)
+            except queue.Empty:
+                break
+        self.check_stop()

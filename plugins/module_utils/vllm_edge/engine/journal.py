@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output of an engine's supervisor for systemd's journal: its own messages and the engine's log, with priorities."""
+"""What an engine's supervisor tells: the journal (its messages and the engine's log), systemd, and the state file."""
 
 from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TextIO
+
+from ..paths import HostPaths
+from ..system.sd_notify import Notifier
+from .config import EngineConfig
+from .lifecycle import EXTEND_BY_S
+from .signatures import Explanation
+from .startup import WORDS, Phase
+from .state import EngineState, Failure, read_state, stamp, write_state
 
 # The supervisor's own /health requests, every few seconds, would fill the journal.
 OWN_PROBE = re.compile(r'"GET /health HTTP/1\.[01]" 200')
@@ -36,3 +46,48 @@ class Journal:
         """Write a line of the engine's log with the priority of the level that vLLM printed in it."""
         level = _LEVEL.match(line)
         self.write(line, _PRIORITY[level.group(1)] if level else 6)
+
+
+class Reporter:
+    """Tells the journal, systemd and the state file how the engine is doing. Only the main thread uses the last two."""
+
+    def __init__(self, config: EngineConfig, paths: HostPaths, notifier: Notifier, journal: Journal) -> None:
+        self.notifier = notifier
+        self.journal = journal
+        self._path = paths.engine_state(config.engine)
+        self._failed = False
+        self.previous = read_state(self._path)
+        """State that this engine's previous supervisor has recorded."""
+        self.state = EngineState(
+            engine=config.engine,
+            phase=Phase.WAITING_FOR_DOCKER,
+            since=stamp(),
+            input_hash=config.input_hash,
+            generation=config.generation,
+            last_failure=self.previous.last_failure if self.previous else None,
+        )
+
+    def record(self, phase: Phase | None = None, **changes: object) -> None:
+        """Change the recorded state. Without a state file the engine goes on; the first error is logged."""
+        if phase is not None:
+            changes |= {"phase": phase, "since": stamp()}
+        self.state = replace(self.state, **changes)  # type: ignore[arg-type]
+        try:
+            write_state(self._path, self.state)
+        except OSError as error:
+            if not self._failed:
+                self.journal.write(f"cannot write {self._path}: {error}; the engine runs on without it", 4)
+            self._failed = True
+
+    def enter(self, phase: Phase, status: str | None = None) -> None:
+        """Tell systemd and the state file about a phase."""
+        self.notifier.send(status=status or WORDS[phase], extend_s=EXTEND_BY_S)
+        if self.state.phase != phase:
+            self.record(phase)
+
+    def note_failure(self, why: Explanation, exit_code: int | None = None, tail: Iterable[str] = ()) -> None:
+        """Log and record a failure."""
+        self.journal.write(why.sentence(), 3)
+        self.notifier.send(status=why.sentence(), extend_s=EXTEND_BY_S)
+        failure = Failure(stamp(), exit_code, why.cause, why.reason, why.remedy, self.state.phase, list(tail))
+        self.record(Phase.FAILED, last_failure=failure)

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Signature:
 
     cause: str
     """Key of the cause."""
-    pattern: re.Pattern[str]
+    pattern: str
     reason: str
     remedy: str | Words
     heals: bool = True
     """Whether another attempt can succeed without an operator's action."""
-    raised_in: re.Pattern[str] | None = None
+    raised_in: str | None = None
     """For an exception that does not name its file: pattern of the source file, in the traceback above the line, whose
     code met the exception.
     """
@@ -72,293 +72,234 @@ def _choose_kv_remedy(groups: Mapping[str, str]) -> str:
     return "Lower max_model_len, or give the engine more KV cache memory"
 
 
-def _compile_pattern(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
-
+_final = partial(Signature, heals=False)
+"""A signature whose cause stays until an operator acts."""
 
 ENGINE_SIGNATURES: tuple[Signature, ...] = (
     # -- memory, in the order in which vLLM can fail; the messages on the KV cache are the most exact and come first
-    Signature(
+    _final(
         "kv_below_max_model_len",
-        _compile_pattern(
-            r"To serve at least one request with the model(?:'?s|s's) max seq len \((?P<length>\d+)\)"
-            r"(?:.*?\((?P<needed>[\d.]+) Gi?B KV)?(?:.*?memory \((?P<free>[\d.]+) Gi?B\))?"
-            r"(?:.*?estimated maximum model length is (?P<estimated>\d+))?"
-        ),
-        "the KV cache cannot hold one request of max_model_len {length} ({needed} GiB needed, {free} GiB there)",
+        r"To serve at least one request with the model(?:'?s|s's) max seq len \((?P<length>\d+)\)"
+        r"(?:.*?\((?P<needed>[\d.]+) Gi?B KV)?(?:.*?memory \((?P<free>[\d.]+) Gi?B\))?"
+        r"(?:.*?estimated maximum model length is (?P<estimated>\d+))?",
+        "the KV cache cannot hold one request of max_model_len {length} ({needed} GiB needed, {free} GiB left)",
         _choose_kv_remedy,
-        heals=False,
     ),
-    Signature(
+    _final(
         "no_kv",
-        _compile_pattern(r"No available memory for the cache blocks"),
+        r"No available memory for the cache blocks",
         "after weights and activations no GPU memory is left for the KV cache",
         "Lower max_num_seqs or max_model_len, raise tensor_parallel_size, or choose a smaller precision",
-        heals=False,
     ),
     Signature(
         "not_free",
-        _compile_pattern(
-            r"Free memory on device (?:\S+ )?\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\).*?less than desired GPU memory "
-            r"utilization \((?P<share>[\d.]+), (?P<wanted>[\d.]+) GiB\)"
-        ),
+        r"Free memory on device (?:\S+ )?\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\).*?less than desired GPU memory "
+        r"utilization \((?P<share>[\d.]+), (?P<wanted>[\d.]+) GiB\)",
         "the GPU has {free} of {total} GiB free, {wanted} GiB are wanted (gpu_memory_utilization {share})",
         "Something else holds memory there: `vllm-edge status` and `nvidia-smi` name it; an engine that has just "
         "stopped gives it back within seconds",
     ),
-    Signature(
+    _final(
         "oom_warmup",
-        _compile_pattern(r"CUDA out of memory occurred when warming up sampler with (?P<requests>\d+) dummy requests"),
+        r"CUDA out of memory occurred when warming up sampler with (?P<requests>\d+) dummy requests",
         "GPU memory ran out while warming up the sampler with {requests} requests",
         "Lower max_num_seqs of the engine (8 is enough for agents that work one after another)",
-        heals=False,
     ),
     Signature(
         "oom_weights",
-        _compile_pattern(r"Failed to load model - not enough GPU memory"),
+        r"Failed to load model - not enough GPU memory",
         "the weights do not fit into GPU memory",
         "Raise tensor_parallel_size, choose a smaller precision, and look with `nvidia-smi` whether something else "
         "holds memory",
     ),
     Signature(
         "oom_gpu",
-        _compile_pattern(
-            r"(?:torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory)(?:.*?Tried to allocate (?P<size>[\d.]+ \w+))?"
-        ),
+        r"(?:torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory)(?:.*?Tried to allocate (?P<size>[\d.]+ \w+))?",
         "GPU memory ran out (tried to allocate {size})",
         "Lower max_num_seqs or gpu_memory_utilization; look with `nvidia-smi` whether something else holds memory",
     ),
     Signature(
         "not_free_cpu",
-        _compile_pattern(r"Available memory on node .* is less than desired CPU memory utilization"),
+        r"Available memory on node .* is less than desired CPU memory utilization",
         "less memory of the machine is free than the engine reserves for its KV cache",
         "Set kv_cache_memory_bytes of the engine, or free memory on the host",
     ),
     # -- driver
-    Signature(
+    _final(
         "driver_mismatch",
-        _compile_pattern(r"[Dd]river/library version mismatch|NVMLError_LibRmVersionMismatch"),
+        r"[Dd]river/library version mismatch|NVMLError_LibRmVersionMismatch",
         "the loaded kernel module and the driver's libraries have different versions (upgraded, not rebooted)",
         "Reboot the host, or run the host stage with `-e allow_reboot=true`",
-        heals=False,
     ),
     Signature(
         "gpu_lost",
-        _compile_pattern(r"GPU is lost|NVMLError_GpuIsLost|has fallen off the bus"),
+        r"GPU is lost|NVMLError_GpuIsLost|has fallen off the bus",
         "a GPU fell off the bus",
-        "Look for Xid lines in `journalctl -k`; a lost GPU needs a reboot, and maybe a visit",
+        "Look for Xid lines in `journalctl -k`; a lost GPU needs a reboot, or has to be replaced",
     ),
     Signature(
         "nvml",
-        _compile_pattern(r"Failed to initialize NVML: (?P<text>[\w /]+)|NVMLError_(?P<text2>\w+)"),
+        r"Failed to initialize NVML: (?P<text>[\w /]+)|NVMLError_(?P<text2>\w+)",
         "NVML does not open inside the container ({text}{text2})",
         "The container lost its devices (`systemctl daemon-reload` does this without CDI) or the driver is gone: "
-        "compare `nvidia-smi` on the host; a new container heals the first",
+        "compare `nvidia-smi` on the host; a new container restores lost devices",
     ),
-    Signature(
+    _final(
         "driver_too_old",
-        _compile_pattern(
-            r"CUDA driver version is insufficient|Error 80[34]: |"
-            r"(?P<text>forward compatibility was attempted on non supported HW|system has unsupported display driver)"
-        ),
+        r"CUDA driver version is insufficient|Error 80[34]: |"
+        r"(?P<text>forward compatibility was attempted on non supported HW|system has unsupported display driver)",
         "the image's CUDA is newer than the host's driver allows",
         "Upgrade the driver branch, or choose an older engine version from the compatibility matrix",
-        heals=False,
     ),
     Signature(
         "no_gpu",
-        _compile_pattern(
-            r"No CUDA GPUs are available|Failed to infer device type|libcuda\.so\.1: cannot open shared object"
-        ),
+        r"No CUDA GPUs are available|Failed to infer device type|libcuda\.so\.1: cannot open shared object",
         "the container sees no GPU",
         "Check `--device=nvidia.com/gpu=...` in docker-create and `nvidia-ctk cdi list`",
     ),
-    Signature(
+    _final(
         "too_few_gpus",
-        _compile_pattern(
-            r"World size \((?P<world>\d+)\) is larger than the number of available GPUs \((?P<gpus>\d+)\)|"
-            r"local_world_size \((?P<world2>\d+)\) must be less than or equal to the number of visible devices "
-            r"\((?P<gpus2>\d+)\)"
-        ),
+        r"World size \((?P<world>\d+)\) is larger than the number of available GPUs \((?P<gpus>\d+)\)|"
+        r"local_world_size \((?P<world2>\d+)\) must be less than or equal to the number of visible devices "
+        r"\((?P<gpus2>\d+)\)",
         "tensor_parallel_size asks for {world}{world2} GPUs, the container has {gpus}{gpus2}",
         "Give the engine as many gpus as its tensor_parallel_size",
-        heals=False,
     ),
     Signature(
         "gpu_error",
-        _compile_pattern(
-            r"CUDA error: (?P<text>an illegal memory access|device-side assert|uncorrectable ECC error|"
-            r"unspecified launch failure)"
-        ),
+        r"CUDA error: (?P<text>an illegal memory access|device-side assert|uncorrectable ECC error|"
+        r"unspecified launch failure)",
         "the GPU reported an error: {text}",
-        "Look for Xid lines in `journalctl -k`; if it repeats on one card, test that card",
+        "Look for Xid lines in `journalctl -k`; if it repeats on one GPU, have that GPU tested",
     ),
     # -- shared memory, before NCCL, which runs out of it, and before the generic "No space left"
-    Signature(
+    _final(
         "shm_too_small",
-        _compile_pattern(
-            r"unable to (?:write to|allocate shared memory|mmap).*(?:torch_|/dev/shm|shared memory).*|"
-            r"Bus error|creating shared memory segment \S*/dev/shm|(?:/dev/shm|psm_\w+).*No space left on device|"
-            r"insufficient shared memory|No space left on device.*/dev/shm"
-        ),
+        r"unable to (?:write to|allocate shared memory|mmap).*(?:torch_|/dev/shm|shared memory).*|"
+        r"Bus error|creating shared memory segment \S*/dev/shm|(?:/dev/shm|psm_\w+).*No space left on device|"
+        r"insufficient shared memory|No space left on device.*/dev/shm",
         "/dev/shm of the container is too small",
         "Raise vllm_engine_shm_size (2g for one GPU, 4g for four)",
-        heals=False,
     ),
-    Signature(
+    _final(
         "shm_too_small",
-        _compile_pattern(r"died (?:unexpectedly )?(?:\(exit code: -7\)|with exit code -7)"),
+        r"died (?:unexpectedly )?(?:\(exit code: -7\)|with exit code -7)",
         "a worker got SIGBUS: /dev/shm of the container is too small",
         "Raise vllm_engine_shm_size (2g for one GPU, 4g for four)",
-        heals=False,
     ),
     Signature(
         "nccl",
-        _compile_pattern(
-            r"(?P<text>nccl(?:UnhandledCuda|System|Internal|Remote)Error|"
-            r"(?<=NCCL error: )(?:unhandled|internal|remote)[\w ]* error)"
-        ),
+        r"(?P<text>nccl(?:UnhandledCuda|System|Internal|Remote)Error|"
+        r"(?<=NCCL error: )(?:unhandled|internal|remote)[\w ]* error)",
         "the GPUs of the engine cannot talk to each other ({text})",
         "Set NCCL_DEBUG=INFO for the engine; on hosts without NVLink try NCCL_P2P_DISABLE=1 and "
         "disable_custom_all_reduce",
     ),
     # -- arguments and files
-    Signature(
+    _final(
         "unknown_argument",
-        _compile_pattern(r"error: unrecognized arguments?: (?P<text>.+)"),
+        r"error: unrecognized arguments?: (?P<text>.+)",
         "this vLLM does not know the argument {text}",
         "Correct extra_args of the engine, or choose a version that knows it (`vllm serve --help` in the image)",
-        heals=False,
     ),
-    Signature(
+    _final(
         "bad_argument",
-        _compile_pattern(r"error: argument (?P<name>[-\w/]+): (?P<text>.+)"),
+        r"error: argument (?P<name>[-\w/]+): (?P<text>.+)",
         "vLLM refuses the argument {name}: {text}",
         "Correct the engine's settings",
-        heals=False,
     ),
-    Signature(
+    _final(
         "max_model_len_too_long",
-        _compile_pattern(
-            r"User-specified max_model_len \((?P<length>\d+)\) is greater than the derived max_model_len"
-            r"(?:.*?=(?P<most>\d+))?"
-        ),
+        r"User-specified max_model_len \((?P<length>\d+)\) is greater than the derived max_model_len"
+        r"(?:.*?=(?P<most>\d+))?",
         "max_model_len {length} is longer than the model's own limit {most}",
         "Set max_model_len of the engine to the model's limit or less",
-        heals=False,
     ),
-    Signature(
+    _final(
         "bad_shape",
-        _compile_pattern(
-            r"(?P<text>Total number of attention heads \(\d+\) must be divisible by tensor parallel size \(\d+\))"
-        ),
+        r"(?P<text>Total number of attention heads \(\d+\) must be divisible by tensor parallel size \(\d+\))",
         "{text}",
         "Choose a tensor_parallel_size that divides it",
-        heals=False,
     ),
-    Signature(
+    _final(
         "weights_damaged",
-        _compile_pattern(
-            r"(?P<text>SafetensorError\S*.*|HeaderTooLarge|HeaderTooSmall|InvalidHeader\w*|MetadataIncompleteBuffer|"
-            r"Error while deserializing header.*)"
-        ),
+        r"(?P<text>SafetensorError\S*.*|HeaderTooLarge|HeaderTooSmall|InvalidHeader\w*|MetadataIncompleteBuffer|"
+        r"Error while deserializing header.*)",
         "a weights file is damaged or cut short: {text}",
         "Run the weights stage with a full verification: it fetches what does not match its hash again",
-        heals=False,
     ),
-    Signature(
+    _final(
         "hub_offline",
-        _compile_pattern(
-            r"OfflineModeIsEnabled|LocalEntryNotFoundError|outgoing traffic has been disabled|offline mode is enabled"
-        ),
-        "vLLM wanted something from the model hub, and engines run offline",
+        r"OfflineModeIsEnabled|LocalEntryNotFoundError|outgoing traffic has been disabled|offline mode is enabled",
+        "vLLM asked the model hub for a file, but engines run offline",
         "Give the engine the directory of its weights, complete with tokenizer and configuration: run the weights "
         "stage",
-        heals=False,
     ),
-    Signature(
+    _final(
         "weights_missing",
-        _compile_pattern(
-            r"Cannot find any model weights|No such file or directory: ['\"]?(?P<path>/models/[^'\"\s]+)|"
-            r"Invalid repository ID or local directory specified: '?(?P<path2>[^'\s]+)'?|"
-            r"(?P<path3>\S+) is not a local folder and is not a valid model identifier|"
-            r"(?P<path4>/models/\S+) does not appear to have (?:a file|files) named"
-        ),
+        r"Cannot find any model weights|No such file or directory: ['\"]?(?P<path>/models/[^'\"\s]+)|"
+        r"Invalid repository ID or local directory specified: '?(?P<path2>[^'\s]+)'?|"
+        r"(?P<path3>\S+) is not a local folder and is not a valid model identifier|"
+        r"(?P<path4>/models/\S+) does not appear to have (?:a file|files) named",
         "files of the model are missing: {path}{path2}{path3}{path4}",
         "Run the weights stage; see that the directory is mounted and readable for the user vllm-edge",
-        heals=False,
     ),
-    Signature(
+    _final(
         "transformers_too_old",
-        _compile_pattern(r"model type `(?P<type>[^`]+)` but Transformers does not recognize this architecture"),
+        r"model type `(?P<type>[^`]+)` but Transformers does not recognize this architecture",
         "the image's transformers does not know the architecture {type}",
         "Run the image stage with a transformers requirement that knows it (Gemma 4: 5.5.0 or newer)",
-        heals=False,
     ),
-    Signature(
+    _final(
         "config_damaged",
-        _compile_pattern(
-            r"Unrecognized model in|is not a valid JSON file|Can't load tokenizer|"
-            r"Couldn't instantiate the backend tokenizer|Error parsing .*config\.json"
-        ),
+        r"Unrecognized model in|is not a valid JSON file|Can't load tokenizer|"
+        r"Couldn't instantiate the backend tokenizer|Error parsing .*config\.json",
         "a configuration or tokenizer file of the model cannot be read",
         "Verify the weights directory in full and fetch it again",
-        heals=False,
     ),
-    Signature(
+    _final(
         "config_damaged",
-        _compile_pattern(r"JSONDecodeError"),
+        r"JSONDecodeError",
         "a configuration, tokenizer or index file of the model is damaged or cut short",
         "Verify the weights directory in full and fetch it again",
-        heals=False,
-        raised_in=_compile_pattern(_MODEL_READERS),
+        raised_in=_MODEL_READERS,
     ),
-    Signature(
+    _final(
         "cache_damaged",
-        _compile_pattern(r"JSONDecodeError"),
+        r"JSONDecodeError",
         "a file of the compile cache is damaged or cut short, as a power cut leaves one that is being written",
         f"{_EMPTY_THE_CACHE[:1].upper()}{_EMPTY_THE_CACHE[1:]}",
-        heals=False,
-        raised_in=_compile_pattern(_COMPILERS),
+        raised_in=_COMPILERS,
     ),
     Signature(
         "cache_damaged",
-        _compile_pattern(
-            r"No such file or directory: '(?P<path>/cache/[^']+|"
-            r"/[^']*(?:\.triton/cache|torch_compile_cache|torchinductor_\w+)/[^']+)'"
-        ),
-        "a file of the compile cache went away while it was in use: {path}",
-        f"Another start makes it again; where this comes back, {_EMPTY_THE_CACHE}",
+        r"No such file or directory: '(?P<path>/cache/[^']+|"
+        r"/[^']*(?:\.triton/cache|torch_compile_cache|torchinductor_\w+)/[^']+)'",
+        "a file of the compile cache was removed while it was in use: {path}",
+        f"Another start creates it again; if the error comes back, {_EMPTY_THE_CACHE}",
     ),
-    Signature(
+    _final(
         "compiler_missing",
-        _compile_pattern(
-            r"Failed to find C compiler|No working C\+\+ compiler found|"
-            r"No such file or directory: '(?:g\+\+|gcc|cc|c\+\+)'|fatal error: Python\.h"
-        ),
+        r"Failed to find C compiler|No working C\+\+ compiler found|"
+        r"No such file or directory: '(?:g\+\+|gcc|cc|c\+\+)'|fatal error: Python\.h",
         "the engine needed a C compiler, or Python's headers, to build a kernel",
         "Add g++ and the Python headers to the image",
-        heals=False,
     ),
-    Signature(
+    _final(
         "not_permitted",
-        _compile_pattern(
-            r"PermissionError: \[Errno 13\] Permission denied: '(?P<path>/(?:models|cache|chat-template)\b[^']*)'"
-        ),
+        r"PermissionError: \[Errno 13\] Permission denied: '(?P<path>/(?:models|cache|chat-template)\b[^']*)'",
         "the engine's user may not use {path}",
         "Weights belong to root:vllm-edge with 0640/0750, caches to vllm-edge: run the weights and engines stages",
-        heals=False,
     ),
-    Signature(
+    _final(
         "read_only",
-        _compile_pattern(r"OSError: \[Errno 30\] Read-only file system: '(?P<path>[^']+)'"),
+        r"OSError: \[Errno 30\] Read-only file system: '(?P<path>[^']+)'",
         "the engine wants to write {path}, and its root is read-only",
         "Mount a cache or a tmpfs there in docker-create",
-        heals=False,
     ),
     Signature(
         "disk_full",
-        _compile_pattern(r"No space left on device"),
+        r"No space left on device",
         "a file system the engine writes to is full",
         "Look at `df -h /data /tmp` and at vllm_engine_shm_size",
     ),
@@ -370,87 +311,76 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
 DOCKER_SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "cdi_unresolvable",
-        _compile_pattern(r"unresolvable CDI devices? (?P<device>\S+)"),
+        r"unresolvable CDI devices? (?P<device>\S+)",
         "Docker knows no CDI device {device}",
         "The CDI specification is stale or the GPU is gone: compare `nvidia-ctk cdi list` with `nvidia-smi -L`, then "
         "`systemctl restart nvidia-cdi-refresh.service`",
     ),
     Signature(
         "cdi_disabled",
-        _compile_pattern(
-            r'could not select device driver "cdi"|error gathering device information while adding custom device '
-            r'"nvidia\.com/|CDI device injection (?:is )?(?:not enabled|disabled)'
-        ),
+        r'could not select device driver "cdi"|error gathering device information while adding custom device '
+        r'"nvidia\.com/|CDI device injection (?:is )?(?:not enabled|disabled)',
         "the Docker Engine does not resolve CDI devices",
         'Docker 25 or newer with {{"features": {{"cdi": true}}}} in /etc/docker/daemon.json is needed; '
         "run the host stage again",
     ),
-    Signature(
+    _final(
         "image_missing",
-        _compile_pattern(r"No such image: (?P<image>\S+)|Unable to find image '(?P<image2>[^']+)' locally"),
+        r"No such image: (?P<image>\S+)|Unable to find image '(?P<image2>[^']+)' locally",
         "the image {image}{image2} is not on this host",
         "Run the image stage (`ansible-playbook site.yml`); units never pull",
-        heals=False,
     ),
     Signature(
         "port_taken",
-        _compile_pattern(
-            r"(?:Bind for (?P<address>\S+) failed: port is already allocated)|"
-            r"(?:listen tcp\d? (?P<address2>\S+): bind: )?address already in use"
-        ),
+        r"(?:Bind for (?P<address>\S+) failed: port is already allocated)|"
+        r"(?:listen tcp\d? (?P<address2>\S+): bind: )?address already in use",
         "the port {address}{address2} is taken by something else",
-        "`ss -ltnp` names it; stop it or give the engine another port. Where it names docker-proxy and `docker ps` "
+        "`ss -ltnp` names it; stop it or give the engine another port. If it names docker-proxy and `docker ps` "
         "shows no container with that port, Docker kept it through a power cut: `systemctl restart docker` frees it",
     ),
     Signature(
         "name_taken",
-        _compile_pattern(r'Conflict\. The container name "/?(?P<name>[^"]+)" is already in use'),
+        r'Conflict\. The container name "/?(?P<name>[^"]+)" is already in use',
         "a container named {name} appeared while this one was being created",
         "Look with `docker ps -a`; this name belongs to the engine",
     ),
-    Signature(
+    _final(
         "network_missing",
-        _compile_pattern(r"network (?P<network>\S+) not found"),
+        r"network (?P<network>\S+) not found",
         "the Docker network {network} does not exist",
         "Run the engines stage again (`ansible-playbook playbooks/engines.yml`): it makes the network",
-        heals=False,
     ),
     Signature(
         "mount_missing",
-        _compile_pattern(r"bind source path does not exist: (?P<path>\S+)"),
+        r"bind source path does not exist: (?P<path>\S+)",
         "the directory {path}, which the engine mounts, does not exist",
-        "Mount the file system that holds it, or run the weights stage; it is tried again, as a disk may come late",
+        "Mount the file system that holds it, or run the weights stage; systemd tries again in case a disk is late",
     ),
-    Signature(
+    _final(
         "docker_argument",
-        _compile_pattern(
-            r"^(?:docker create: )?(?P<text>unknown (?:shorthand )?flag: \S+|invalid argument .*|"
-            r"invalid reference format.*)"
-        ),
+        r"^(?:docker create: )?(?P<text>unknown (?:shorthand )?flag: \S+|invalid argument .*|"
+        r"invalid reference format.*)",
         "`docker create` does not understand its arguments: {text}",
-        "Correct the file docker-create of the engine by its source: run the engines stage again",
-        heals=False,
+        "The engines stage writes the file docker-create: correct the engine's settings and run it again",
     ),
-    Signature(
+    _final(
         "limit_refused",
-        _compile_pattern(r"error setting rlimit(?:s for ready process|.*?type (?P<type>\d+))"),
+        r"error setting rlimit(?:s for ready process|.*?type (?P<type>\d+))",
         "the kernel refuses a limit that docker-create asks for with --ulimit",
         "The Docker Engine itself must be allowed as much: LimitMEMLOCK=infinity in docker.service (see "
         "`systemctl show docker.service --property=LimitMEMLOCK`)",
-        heals=False,
     ),
     Signature(
         "docker_out_of_space",
-        _compile_pattern(r"no space left on device"),
+        r"no space left on device",
         "Docker's disk is full",
         "Free space under /var/lib/docker (`docker system df`)",
     ),
-    Signature(
+    _final(
         "entrypoint_missing",
-        _compile_pattern(r'exec: "(?P<name>[^"]+)": (?:executable file not found|stat |permission denied)'),
+        r'exec: "(?P<name>[^"]+)": (?:executable file not found|stat |permission denied)',
         "the image has no program {name}",
         "The image is not a vLLM image: run the image stage",
-        heals=False,
     ),
 )
 

@@ -28,39 +28,20 @@ class Phase(StrEnum):
     FAILED = "failed"
 
 
-WORDS: dict[Phase, str] = {
+WORDS = {phase: phase.replace("-", " ") for phase in Phase} | {
     Phase.WAITING_FOR_DOCKER: "waiting for the Docker Engine",
-    Phase.RETRYING: "waiting to try again",
     Phase.CLEARING: "removing the previous container",
-    Phase.STARTING: "starting container",
     Phase.INITIALIZING: "starting vLLM",
-    Phase.LOADING: "loading weights",
-    Phase.COMPILING: "compiling",
     Phase.KV_CACHE: "KV cache",
-    Phase.CAPTURING: "capturing graphs",
     Phase.HEALTH: "waiting for /health",
-    Phase.SERVING: "serving",
     Phase.UNHEALTHY: "not answering /health",
-    Phase.STOPPING: "stopping",
-    Phase.STOPPED: "stopped",
-    Phase.FAILED: "failed",
 }
 """Phases as text for people."""
 
 ORDER = list(Phase)
 
-# Phases in which a container runs that has not answered /health yet.
-STARTING_PHASES = frozenset(
-    {
-        Phase.STARTING,
-        Phase.INITIALIZING,
-        Phase.LOADING,
-        Phase.COMPILING,
-        Phase.KV_CACHE,
-        Phase.CAPTURING,
-        Phase.HEALTH,
-    }
-)
+STARTING_PHASES = frozenset(ORDER[ORDER.index(Phase.STARTING) : ORDER.index(Phase.SERVING)])
+"""Phases in which a container runs that has not answered /health yet."""
 
 _PHASE_LINES: tuple[tuple[re.Pattern[str], Phase], ...] = (
     (re.compile(r"Capturing CUDA graphs?\b[^:]*(?:\([^)]*\))?:?\s*(?P<percent>\d+)%"), Phase.CAPTURING),

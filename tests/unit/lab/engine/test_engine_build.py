@@ -4,26 +4,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from lab_engine_boards import ENGINE
+from support import load_file
 
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"lab_engine_{name}", ENGINE / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-build = load("build")
-rename = load("rename_distribution")
+build = load_file(ENGINE / "build.py", "lab_engine_build")
+rename = load_file(ENGINE / "rename_distribution.py")
 
 
 def test_every_wheel_of_the_image_is_pinned_by_hash() -> None:

@@ -4,17 +4,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import io
 import json
-import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,23 +24,11 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-SERVER = Path(__file__).resolve().parents[4] / "lab" / "hub" / "server.py"
+from lab.hub import server
+
 REPOSITORY = "google/gemma-4-E2B-it"
 WEIGHTS = bytes(range(256)) * 8192
 CONFIG = b'{"model_type": "gemma4_text"}\n'
-
-
-def load_server() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("lab_hub_server", SERVER)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by name.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-server = load_server()
 
 
 class World:
@@ -53,6 +38,19 @@ class World:
         self.state.mkdir()
         self.url = f"http://127.0.0.1:{hub.server_address[1]}"
         self.api = HfApi(endpoint=self.url, token=False)
+
+    def download(self, name: str, target: Path, token: str | bool = False) -> Path:
+        return Path(hf_hub_download(REPOSITORY, name, local_dir=target, endpoint=self.url, token=token))
+
+    def snapshot(self, target: Path, revision: str | None = None) -> None:
+        snapshot_download(REPOSITORY, revision=revision, local_dir=target, endpoint=self.url, token=False)
+
+    def files(self) -> dict[str, Any]:
+        info = self.api.model_info(REPOSITORY, files_metadata=True)
+        return {file.rfilename: file for file in info.siblings or []}
+
+    def set_faults(self, *faults: dict[str, Any]) -> None:
+        (self.state / "faults.json").write_text(json.dumps(faults))
 
     def resolved(self, count: int) -> list[dict[str, Any]]:
         """The log's requests for files, once there are `count`: a line is written after its answer has reached us."""
@@ -104,7 +102,7 @@ def test_main_is_a_commit_that_follows_from_the_content(world: World) -> None:
 
 
 def test_metadata_names_sizes_and_hashes(world: World) -> None:
-    siblings = {file.rfilename: file for file in world.api.model_info(REPOSITORY, files_metadata=True).siblings or []}
+    siblings = world.files()
     assert set(siblings) == {"config.json", "model.safetensors", "extra/notes.txt"}
     weights, config = siblings["model.safetensors"], siblings["config.json"]
     assert weights.size == len(WEIGHTS)
@@ -129,9 +127,7 @@ def test_tree_lists_folders_and_pages_nothing_away(world: World) -> None:
 def test_snapshot_download_brings_every_byte(world: World, tmp_path: Path, pinned: bool) -> None:
     commit = world.api.model_info(REPOSITORY).sha
     target = tmp_path / "weights"
-    snapshot_download(
-        REPOSITORY, revision=commit if pinned else "main", local_dir=target, endpoint=world.url, token=False
-    )
+    world.snapshot(target, commit if pinned else "main")
     assert (target / "model.safetensors").read_bytes() == WEIGHTS
     assert (target / "config.json").read_bytes() == CONFIG
     assert (target / "extra" / "notes.txt").read_text() == "second level\n"
@@ -141,7 +137,7 @@ def test_snapshot_download_brings_every_byte(world: World, tmp_path: Path, pinne
 
 def test_a_second_download_moves_no_file(world: World, tmp_path: Path) -> None:
     for _ in range(2):
-        snapshot_download(REPOSITORY, local_dir=tmp_path / "weights", endpoint=world.url, token=False)
+        world.snapshot(tmp_path / "weights")
     requests = [request["method"] for request in world.resolved(6)]
     assert (requests.count("HEAD"), requests.count("GET")) == (3, 3)
 
@@ -169,15 +165,8 @@ def test_resolve_says_what_the_client_verifies_by(world: World) -> None:
 
 # --- files that end in a hole ---------------------------------------------------------------------------------------
 
-HEADER = json.dumps(
-    {
-        "model.embed_tokens.weight": {
-            "dtype": "BF16",
-            "shape": [2**16, 2**18],
-            "data_offsets": [0, 2**35],
-        }
-    }
-).encode()
+TENSOR = {"dtype": "BF16", "shape": [2**16, 2**18], "data_offsets": [0, 2**35]}
+HEADER = json.dumps({"model.embed_tokens.weight": TENSOR}).encode()
 
 
 def with_hole(path: Path, header: bytes, data_bytes: int) -> int:
@@ -194,12 +183,7 @@ def test_the_headers_of_a_file_of_32_gib_are_read_without_its_weights(world: Wor
     begin = time.process_time()
     metadata = world.api.get_safetensors_metadata(REPOSITORY).files_metadata["model.safetensors"]
     assert metadata.tensors["model.embed_tokens.weight"].shape == [2**16, 2**18]
-    weights = next(
-        file
-        for file in world.api.model_info(REPOSITORY, files_metadata=True).siblings or []
-        if file.rfilename == "model.safetensors"
-    )
-    assert weights.size == size > 2**35
+    assert world.files()["model.safetensors"].size == size > 2**35
     assert time.process_time() - begin < 5
     assert sum(line["bytes"] for line in world.resolved(1)) < 2**20
     assert world.get(f"/{REPOSITORY}/resolve/main/model.safetensors", Range=f"bytes={size - 2}-")[2] == b"\0\0"
@@ -240,7 +224,7 @@ def test_errors_are_told_apart(world: World, tmp_path: Path) -> None:
     with pytest.raises(RevisionNotFoundError):
         world.api.model_info(REPOSITORY, revision="0" * 40)
     with pytest.raises(RemoteEntryNotFoundError):
-        hf_hub_download(REPOSITORY, "absent.json", local_dir=tmp_path, endpoint=world.url, token=False)
+        world.download("absent.json", tmp_path)
     assert world.get(f"/{REPOSITORY}/resolve/main/../../../../etc/passwd")[0] == 404
 
 
@@ -248,32 +232,24 @@ def test_a_gated_repository_opens_to_its_token_only(world: World, tmp_path: Path
     (world.state / "gated.json").write_text(json.dumps({REPOSITORY: "hf_right", "other/model": "hf_elsewhere"}))
     assert world.api.model_info(REPOSITORY).gated == "manual"
 
-    def download(token: Any) -> str:
-        return hf_hub_download(REPOSITORY, "config.json", local_dir=tmp_path, endpoint=world.url, token=token)
-
     for token in (False, "hf_elsewhere"):
         with pytest.raises(GatedRepoError):
-            download(token)
+            world.download("config.json", tmp_path, token)
     with pytest.raises(HfHubHTTPError, match="Invalid credentials in Authorization header"):
         HfApi(endpoint=world.url, token="hf_nobodys").model_info(REPOSITORY)
     assert [request["status"] for request in world.resolved(2)] == [401, 403]
-    assert Path(download("hf_right")).read_bytes() == CONFIG
+    assert world.download("config.json", tmp_path, "hf_right").read_bytes() == CONFIG
 
 
 # --- faults ---------------------------------------------------------------------------------------------------------
-
-
-def set_faults(world: World, *faults: dict[str, Any]) -> None:
-    (world.state / "faults.json").write_text(json.dumps(faults))
 
 
 def test_a_download_that_breaks_off_goes_on_where_it_was(world: World, tmp_path: Path) -> None:
     """The client keeps what it has in pieces of 10 MiB, so it takes a file of more than that."""
     content = bytes(range(256)) * (12 * 2**12)
     (world.root / REPOSITORY / "model.safetensors").write_bytes(content)
-    set_faults(world, {"path": "*/model.safetensors", "times": 1, "break_after_bytes": 11 * 2**20})
-    path = hf_hub_download(REPOSITORY, "model.safetensors", local_dir=tmp_path, endpoint=world.url, token=False)
-    assert Path(path).read_bytes() == content
+    world.set_faults({"path": "*/model.safetensors", "times": 1, "break_after_bytes": 11 * 2**20})
+    assert world.download("model.safetensors", tmp_path).read_bytes() == content
     gets = [request for request in world.resolved(3) if request["method"] == "GET"]
     assert [request["range"] for request in gets] == [None, f"bytes={10 * 2**20}-"]
     assert [request["bytes"] for request in gets] == [11 * 2**20, 2 * 2**20]
@@ -282,16 +258,16 @@ def test_a_download_that_breaks_off_goes_on_where_it_was(world: World, tmp_path:
 def test_a_fault_acts_on_its_requests_and_as_often_as_it_says(world: World) -> None:
     path = f"/{REPOSITORY}/resolve/main/config.json"
     fault = {"path": "*/config.json", "times": 1, "status": 503}
-    set_faults(world, fault)
+    world.set_faults(fault)
     assert world.get(f"/{REPOSITORY}/resolve/main/extra/notes.txt")[0] == 200
     assert [world.get(path)[0] for _ in range(2)] == [503, 200]
-    set_faults(world, {"path": "/api/*", "method": "POST", "status": 500}, fault)
+    world.set_faults({"path": "/api/*", "method": "POST", "status": 500}, fault)
     assert [world.get(path)[0] for _ in range(2)] == [503, 200], "written again is counted anew"
     assert world.get(f"/api/models/{REPOSITORY}")[0] == 200
 
 
 def test_a_hub_that_is_away_closes_without_an_answer(world: World) -> None:
-    set_faults(world, {"path": "*", "method": "*", "break_after_bytes": 0})
+    world.set_faults({"path": "*", "method": "*", "break_after_bytes": 0})
     with pytest.raises(OSError):
         world.get(f"/api/models/{REPOSITORY}")
     (world.state / "faults.json").unlink()
@@ -300,7 +276,7 @@ def test_a_hub_that_is_away_closes_without_an_answer(world: World) -> None:
 
 def test_corrupt_bytes_keep_the_stated_hash_and_slow_ones_arrive(world: World) -> None:
     path = f"/{REPOSITORY}/resolve/main/config.json"
-    set_faults(world, {"path": "*/config.json", "corrupt": True, "bytes_per_second": 100})
+    world.set_faults({"path": "*/config.json", "corrupt": True, "bytes_per_second": 100})
     begin = time.monotonic()
     _, headers, body = world.get(path)
     assert body[1:] == CONFIG[1:] and body[0] == CONFIG[0] ^ 0xFF

@@ -19,6 +19,10 @@ NVIDIA = Path(testing.__file__).parent
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def make_runner(environment: dict[str, str], *program: str | Path) -> Run:
+    return lambda *words: subprocess.run([*program, *words], capture_output=True, text=True, env=environment)
+
+
 @pytest.fixture
 def nvml(gpus: testing.LabRoot) -> Iterator[ModuleType]:
     """The unmodified client, initialised over this test's GPUs."""
@@ -35,28 +39,13 @@ def smi_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def smi(smi_program: Path, nvml_library: Path, gpus: testing.LabRoot) -> Run:
     """smi(arguments...) -> what nvidia-smi did."""
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [smi_program, *arguments], capture_output=True, text=True, env=gpus.environment(nvml_library)
-        )
-
-    return run
+    return make_runner(gpus.environment(nvml_library), smi_program)
 
 
 @pytest.fixture
 def lab_gpu(nvml_library: Path, gpus: testing.LabRoot) -> Run:
     """lab_gpu(arguments...) -> what the command did."""
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, NVIDIA / "lab-gpu", *arguments],
-            capture_output=True,
-            text=True,
-            env=gpus.environment(nvml_library),
-        )
-
-    return run
+    return make_runner(gpus.environment(nvml_library), sys.executable, NVIDIA / "lab-gpu")
 
 
 @pytest.fixture(scope="session")

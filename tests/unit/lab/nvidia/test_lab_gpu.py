@@ -83,22 +83,23 @@ def test_refused_faults(lab_gpu: Run, arguments: tuple[str, ...], said: str) -> 
     assert said in result.stderr
 
 
-def test_mismatch_and_back(lab_gpu: Run, gpus: testing.LabRoot) -> None:
-    lab_gpu("fault", "set", "library-mismatch=570.86.15")
-    assert (gpus.path / "module").read_text() == "570.86.15\n"
-    with pytest.raises(pynvml.NVMLError_LibRmVersionMismatch):
+@pytest.mark.parametrize(
+    ("fault", "error", "module", "cleared"),
+    [
+        ("library-mismatch=570.86.15", pynvml.NVMLError_LibRmVersionMismatch, "570.86.15\n", ["library-mismatch"]),
+        ("module-not-loaded", pynvml.NVMLError_DriverNotLoaded, None, []),
+    ],
+)
+def test_a_fault_of_the_module_and_back(
+    lab_gpu: Run, gpus: testing.LabRoot, fault: str, error: type[Exception], module: str | None, cleared: list[str]
+) -> None:
+    lab_gpu("fault", "set", fault)
+    with pytest.raises(error):
         pynvml.nvmlInit()
-    assert "clear it first" in lab_gpu("fault", "set", "module-not-loaded").stderr
-    lab_gpu("fault", "clear", "library-mismatch")
-    pynvml.nvmlInit()
-    pynvml.nvmlShutdown()
-
-
-def test_module_not_loaded_and_back(lab_gpu: Run, gpus: testing.LabRoot) -> None:
-    lab_gpu("fault", "set", "module-not-loaded")
-    with pytest.raises(pynvml.NVMLError_DriverNotLoaded):
-        pynvml.nvmlInit()
-    lab_gpu("fault", "clear")
+    if module is not None:
+        assert (gpus.path / "module").read_text() == module
+        assert "clear it first" in lab_gpu("fault", "set", "module-not-loaded").stderr
+    lab_gpu("fault", "clear", *cleared)
     pynvml.nvmlInit()
     pynvml.nvmlShutdown()
 

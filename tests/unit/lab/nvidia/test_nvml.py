@@ -29,6 +29,10 @@ def v2(nvml: ModuleType, gpu: int = 0) -> tuple[int, int, int, int]:
     return info.total // MIB, info.reserved // MIB, info.used // MIB, info.free // MIB
 
 
+def used(nvml: ModuleType, gpu: int = 0) -> int:
+    return v2(nvml, gpu)[2]
+
+
 def processes(nvml: ModuleType, gpu: int = 0) -> dict[int, int | None]:
     """pid -> MiB."""
     found = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(gpu))
@@ -67,17 +71,6 @@ def test_handles_by_uuid_and_bus_id(nvml: ModuleType) -> None:
     assert nvml.nvmlDeviceGetIndex(by_uuid) == nvml.nvmlDeviceGetIndex(by_bus) == 2
 
 
-def test_system_versions(nvml: ModuleType) -> None:
-    assert nvml.nvmlSystemGetDriverVersion() == DRIVER_VERSION == "580.173.02"
-    assert nvml.nvmlSystemGetNVMLVersion() == "13.580.173.02"
-    assert nvml.nvmlSystemGetCudaDriverVersion() == 13000
-
-
-def test_both_memory_versions_of_an_idle_card(nvml: ModuleType) -> None:
-    assert v1(nvml) == (23034, 470, 22564)
-    assert v2(nvml) == (23034, 470, 0, 22564)
-
-
 def test_memory_v2_refuses_another_version_of_its_structure(nvml: ModuleType) -> None:
     with pytest.raises(nvml.NVMLError_ArgumentVersionMismatch):
         nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(0), version=0x02000030)
@@ -90,19 +83,19 @@ def test_a_claim_counts_for_its_process_and_ends_with_it(nvml: ModuleType, gpus:
         assert processes(nvml, 1) == {pid: 16000}
         assert processes(nvml, 0) == {}
         assert "python" in nvml.nvmlSystemGetProcessName(pid)
-    assert v2(nvml, 1)[2] == 0
+    assert used(nvml, 1) == 0
     assert processes(nvml, 1) == {}
 
 
 def test_several_processes_on_one_card(nvml: ModuleType, gpus: testing.LabRoot) -> None:
     with gpus.claim(0, 1000) as first, gpus.claim(0, 200) as second, gpus.claim(0, 30) as third:
         assert processes(nvml) == {first: 1000, second: 200, third: 30}
-        assert v2(nvml)[2] == 1230
+        assert used(nvml) == 1230
 
 
 def test_a_file_that_nobody_locks_is_no_claim(nvml: ModuleType, gpus: testing.LabRoot) -> None:
     (gpus.gpu(0) / "claims" / "left-over").write_text("9000")
-    assert v2(nvml)[2] == 0
+    assert used(nvml) == 0
 
 
 def test_a_holder_in_another_pid_namespace_is_not_listed_but_counts(gpus: testing.LabRoot, nvml_library: Path) -> None:
@@ -125,15 +118,18 @@ def test_a_card_never_holds_more_than_it_has(nvml: ModuleType, gpus: testing.Lab
     assert v2(nvml) == (23034, 470, 22564, 0)
 
 
-def test_module_not_loaded(gpus: testing.LabRoot) -> None:
-    gpus.set_module(None)
-    with pytest.raises(pynvml.NVMLError_DriverNotLoaded, match="Driver Not Loaded"):
-        pynvml.nvmlInit()
-
-
-def test_library_and_module_of_different_versions(gpus: testing.LabRoot) -> None:
-    gpus.set_module("570.211.01")
-    with pytest.raises(pynvml.NVMLError_LibRmVersionMismatch):
+@pytest.mark.parametrize(
+    ("module", "error", "text"),
+    [
+        (None, pynvml.NVMLError_DriverNotLoaded, "Driver Not Loaded"),
+        ("570.211.01", pynvml.NVMLError_LibRmVersionMismatch, ""),
+    ],
+)
+def test_without_the_module_of_its_version(
+    gpus: testing.LabRoot, module: str | None, error: type[Exception], text: str
+) -> None:
+    gpus.set_module(module)
+    with pytest.raises(error, match=text):
         pynvml.nvmlInit()
 
 
@@ -164,7 +160,7 @@ def test_a_lost_card_is_counted_but_gives_no_handle(nvml: ModuleType, gpus: test
 def test_orphaned_memory_has_no_process(nvml: ModuleType, gpus: testing.LabRoot) -> None:
     gpus.set_fault(0, "orphan", 700)
     with gpus.claim(0, 1000) as pid:
-        assert v2(nvml)[2] == 1700
+        assert used(nvml) == 1700
         assert processes(nvml) == {pid: 1000}
 
 
@@ -172,28 +168,28 @@ def test_slow_release_keeps_memory_for_a_while_after_its_process(nvml: ModuleTyp
     gpus.set_fault(0, "slow-release", 2)
     with gpus.claim(0, 1000):
         pass
-    assert (v2(nvml)[2], processes(nvml)) == (1000, {})
+    assert (used(nvml), processes(nvml)) == (1000, {})
     deadline = time.monotonic() + 60
-    while v2(nvml)[2] and time.monotonic() < deadline:
+    while used(nvml) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert v2(nvml)[2] == 0
+    assert used(nvml) == 0
 
 
 def test_slow_release_starts_anew_for_a_claim_made_again(nvml: ModuleType, gpus: testing.LabRoot) -> None:
     gpus.set_fault(0, "slow-release", 1)
     for _ in range(2):
         with gpus.claim(0, 500, name="engine"):
-            assert v2(nvml)[2] == 500
-        assert v2(nvml)[2] == 500
+            assert used(nvml) == 500
+        assert used(nvml) == 500
         time.sleep(2.1)
-        assert v2(nvml)[2] == 0
+        assert used(nvml) == 0
 
 
 def test_process_memory_can_be_unknown(nvml: ModuleType, gpus: testing.LabRoot) -> None:
     gpus.set_fault(0, "no-process-memory")
     with gpus.claim(0, 1000) as pid:
         assert processes(nvml) == {pid: None}
-        assert v2(nvml)[2] == 1000
+        assert used(nvml) == 1000
 
 
 @pytest.mark.parametrize(
@@ -233,7 +229,11 @@ def test_an_old_driver_knows_only_the_first_memory_version(
     assert v1(nvml) == (23034, 470, 22564)
 
 
-def test_state_queries_of_an_idle_card(nvml: ModuleType) -> None:
+def test_queries_of_the_system_and_an_idle_card(nvml: ModuleType) -> None:
+    assert nvml.nvmlSystemGetDriverVersion() == DRIVER_VERSION == "580.173.02"
+    assert nvml.nvmlSystemGetNVMLVersion() == "13.580.173.02"
+    assert nvml.nvmlSystemGetCudaDriverVersion() == 13000
+    assert (v1(nvml), v2(nvml)) == ((23034, 470, 22564), (23034, 470, 0, 22564))
     card = nvml.nvmlDeviceGetHandleByIndex(0)
     assert nvml.nvmlDeviceGetEccMode(card) == [1, 1]
     with pytest.raises(nvml.NVMLError_NotSupported):

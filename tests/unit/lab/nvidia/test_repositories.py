@@ -77,28 +77,27 @@ def test_each_vendor_has_a_key_of_its_own(fingerprints: dict[str, dict[str, str]
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("path", "packages", "expected"),
     [
-        "nvidia-driver-cuda", "libnvidia-ml1", "libcuda1", "nvidia-smi", "nvidia-persistenced",
-        "nvidia-kernel-open-dkms", "nvidia-kernel-support",
+        (
+            CUDA,
+            "nvidia-driver-cuda libnvidia-ml1 libcuda1 nvidia-smi nvidia-persistenced nvidia-kernel-open-dkms "
+            "nvidia-kernel-support",
+            {"580.173.02-1", "580.178.04-1", "590.48.01-1"},
+        ),
+        (
+            TOOLKIT,
+            "nvidia-container-toolkit nvidia-container-toolkit-base libnvidia-container-tools libnvidia-container1",
+            {"1.18.2-1", "1.20.0-1"},
+        ),
     ],
-)  # fmt: skip
-def test_driver_packages_in_three_releases(repositories: Path, name: str) -> None:
-    assert versions(repositories / CUDA, name) == {"580.173.02-1", "580.178.04-1", "590.48.01-1"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container-tools", "libnvidia-container1"],
 )
-def test_toolkit_packages_in_two_releases(repositories: Path, name: str) -> None:
-    assert versions(repositories / TOOLKIT, name) == {"1.18.2-1", "1.20.0-1"}
-
-
-def test_packages_ask_for_each_others_version(repositories: Path) -> None:
-    for entry in stanzas(repositories / CUDA) + stanzas(repositories / TOOLKIT):
+def test_packages_and_their_releases(repositories: Path, path: str, packages: str, expected: set[str]) -> None:
+    for name in packages.split():
+        assert versions(repositories / path, name) == expected, name
+    for entry in stanzas(repositories / path):
         for version in re.findall(r"\(= ([^)]+)\)", entry.get("Depends", "")):
-            assert version == entry["Version"]
+            assert version == entry["Version"], "packages ask for each other's version"
 
 
 @pytest.mark.parametrize(("pinned", "pattern"), [("580", "580.*"), ("590", "590.*"), ("580.173.02", "580.173.02-*")])

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,39 +21,16 @@ def rows(text: str) -> list[list[str]]:
     return [line.split(", ") for line in text.splitlines()]
 
 
-def test_list(smi: Run) -> None:
-    result = smi("-L")
-    assert result.returncode == 0
-    assert result.stdout.splitlines() == [f"GPU {i}: NVIDIA L4 (UUID: {uuid})" for i, uuid in enumerate(testing.UUIDS)]
+FIELDS = "index,uuid,pci.bus_id,memory.total,memory.reserved,memory.used,memory.free,mig.mode.current,driver_version"
 
 
 def test_query_as_csv(smi: Run, gpus: testing.LabRoot) -> None:
     with gpus.claim(2, 20900):
-        result = smi(
-            "--query-gpu=index,uuid,pci.bus_id,memory.total,memory.reserved,memory.used,memory.free,mig.mode.current,driver_version",
-            "--format=csv,noheader,nounits",
-        )
-    table = rows(result.stdout)
-    assert table[2] == [
-        "2",
-        testing.UUIDS[2],
-        "00000000:B1:00.0",
-        "23034",
-        "470",
-        "20900",
-        "1664",
-        "[N/A]",
-        "580.173.02",
-    ]
+        table = rows(smi(f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits").stdout)
+    assert ", ".join(table[2]) == (
+        f"2, {testing.UUIDS[2]}, 00000000:B1:00.0, 23034, 470, 20900, 1664, [N/A], 580.173.02"
+    )
     assert [row[5] for row in table] == ["0", "0", "20900", "0"]
-
-
-def test_query_with_header_and_units(smi: Run) -> None:
-    result = smi("--query-gpu=memory.total, power.limit,compute_cap", "--format=csv", "-i", "1")
-    assert rows(result.stdout) == [
-        ["memory.total [MiB]", "power.limit [W]", "compute_cap"],
-        ["23034 MiB", "72.00 W", "8.9"],
-    ]
 
 
 def test_processes_as_csv(smi: Run, gpus: testing.LabRoot) -> None:
@@ -87,56 +66,46 @@ def test_memory_details(smi: Run) -> None:
     ]  # fmt: skip
 
 
-def test_memory_of_a_driver_without_v2(smi: Run, gpus: testing.LabRoot) -> None:
-    gpus.set_fault(0, "no-memory-v2")
-    assert smi("--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0").stdout == "470\n"
-
-
-def test_memory_errors_are_shown_in_their_field(smi: Run, gpus: testing.LabRoot) -> None:
-    gpus.set_fault(0, "nvml-error", "TIMEOUT")
-    result = smi("--query-gpu=index,memory.used", "--format=csv,noheader", "-i", "0")
-    assert result.stdout == "0, [Timeout]\n"
+LISTED = "".join(f"GPU {index}: NVIDIA L4 (UUID: {uuid})\n" for index, uuid in enumerate(testing.UUIDS))
+NO_DRIVER = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.173\n"
+LOST = (
+    "Unable to determine the device handle for GPU1: 00000000:31:00.0: GPU is lost."
+    "  Reboot the system to recover this GPU\n"
+)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text", "status"),
+    ("fault", "arguments", "text", "status"),
     [
-        (("--query-gpu=colour", "--format=csv"), 'Field "colour" is not a valid field to query.', 2),
-        (("--query-gpu=index",), '"--format=" switch is missing', 2),
-        (("--wings",), "Invalid combination of input arguments", 2),
-        (("-L", "-i", "9"), "No devices were found", 6),
+        (None, "-L", LISTED, 0),
+        (
+            None,
+            "'--query-gpu=memory.total, power.limit,compute_cap' --format=csv -i 1",
+            "memory.total [MiB], power.limit [W], compute_cap\n23034 MiB, 72.00 W, 8.9\n",
+            0,
+        ),
+        ((0, "no-memory-v2"), "--query-gpu=memory.used --format=csv,noheader,nounits -i 0", "470\n", 0),
+        ((0, "nvml-error", "TIMEOUT"), "--query-gpu=index,memory.used --format=csv,noheader -i 0", "0, [Timeout]\n", 0),
+        (None, "--query-gpu=colour --format=csv", 'Field "colour" is not a valid field to query.', 2),
+        (None, "--query-gpu=index", '"--format=" switch is missing', 2),
+        (None, "--wings", "Invalid combination of input arguments", 2),
+        (None, "-L -i 9", "No devices were found", 6),
+        ((None,), "", NO_DRIVER, 9),
+        (("570.211.01",), "-L", MISMATCH, 18),
+        ((1, "gpu-lost"), "-L", LOST, 15),
     ],
 )
-def test_refusals(smi: Run, arguments: tuple[str, ...], text: str, status: int) -> None:
-    result = smi(*arguments)
-    assert text in result.stdout
+def test_answers(
+    smi: Run, gpus: testing.LabRoot, fault: tuple[Any, ...] | None, arguments: str, text: str, status: int
+) -> None:
+    """`fault`: the version of the loaded module, or GPU, name and value of a fault."""
+    if fault is not None:
+        (gpus.set_module if len(fault) == 1 else gpus.set_fault)(*fault)
+    result = smi(*shlex.split(arguments))
+    # A text with a line break is all of it.
+    assert result.stdout == text if text.endswith("\n") else text in result.stdout
     assert result.returncode == status
-
-
-def test_driver_not_loaded(smi: Run, gpus: testing.LabRoot) -> None:
-    gpus.set_module(None)
-    result = smi()
-    assert result.stdout.startswith("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
-    assert result.returncode == 9
-
-
-def test_mismatch(smi: Run, gpus: testing.LabRoot) -> None:
-    gpus.set_module("570.211.01")
-    result = smi("-L")
-    assert (
-        result.stdout == "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.173\n"
-    )
-    assert result.returncode == 18
-
-
-def test_lost_card(smi: Run, gpus: testing.LabRoot) -> None:
-    gpus.set_fault(1, "gpu-lost")
-    result = smi("-L")
-    assert result.stdout == (
-        "Unable to determine the device handle for GPU1: 00000000:31:00.0: GPU is lost."
-        "  Reboot the system to recover this GPU\n"
-    )
-    assert result.returncode == 15
 
 
 def test_no_library(smi_program: Path, gpus: testing.LabRoot, tmp_path: Path) -> None:

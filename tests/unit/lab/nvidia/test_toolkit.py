@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import json
 import os
 import shutil
@@ -17,33 +15,24 @@ from typing import Any
 
 import pytest
 import yaml
+from support import load_file
 
 from lab.nvidia import testing
-from lab.nvidia.versions import DRIVER_VERSION
+from lab.nvidia.versions import DRIVER_VERSION as VERSION
 
 NVIDIA = Path(testing.__file__).parent
 
-VERSION = DRIVER_VERSION
 
-
-def script(path: Path, version: str) -> ModuleType:
-    """The program as a module, with the version that its package gives it."""
-    loader = importlib.machinery.SourceFileLoader(path.name.replace("-", "_"), str(path))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
-    try:
-        loader.exec_module(module)
-    finally:
-        sys.dont_write_bytecode = before
-    module.VERSION = version  # type: ignore[attr-defined]
+def load_program(name: str) -> ModuleType:
+    """A program of the toolkit as a module, with the version that its package gives it."""
+    module = load_file(NVIDIA / "toolkit" / name)
+    module.VERSION = "1.18.2"  # type: ignore[attr-defined]
     return module
 
 
 @pytest.fixture
 def ctk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    module = script(NVIDIA / "toolkit" / "nvidia-ctk", "1.18.2")
+    module = load_program("nvidia-ctk")
     libraries = tmp_path / "lib"
     libraries.mkdir()
     for name in ("libcuda", "libnvidia-ml"):
@@ -54,7 +43,7 @@ def ctk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def hook() -> ModuleType:
-    return script(NVIDIA / "toolkit" / "nvidia-cdi-hook", "1.18.2")
+    return load_program("nvidia-cdi-hook")
 
 
 GPUS = [(uuid, minor) for minor, uuid in enumerate(testing.UUIDS)]
@@ -107,15 +96,9 @@ def test_newer_toolkits_write_a_newer_specification(ctk: ModuleType, toolkit: st
 
 
 def test_yaml_means_what_was_meant(ctk: ModuleType) -> None:
-    spec = ctk.specification(VERSION, GPUS)
-    assert yaml.safe_load(ctk.yaml(spec)) == spec
-
-
-@pytest.mark.parametrize(
-    "value", ["0", "0755", "no", "1e3", "a: b", "", "- x", "libcuda.so.1::/lib/libcuda.so", "null"]
-)
-def test_yaml_strings_stay_strings(ctk: ModuleType, value: str) -> None:
-    assert yaml.safe_load(ctk.yaml({"key": [value]})) == {"key": [value]}
+    strings = ["0", "0755", "no", "1e3", "a: b", "", "- x", "libcuda.so.1::/lib/libcuda.so", "null"]
+    for value in (ctk.specification(VERSION, GPUS), *({"key": [text]} for text in strings)):
+        assert yaml.safe_load(ctk.yaml(value)) == value
 
 
 def run_ctk(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -165,11 +148,12 @@ def test_docker_entry_is_merged(gpus: testing.LabRoot, nvml_library: Path, tmp_p
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """An OCI bundle whose root has what a container image has."""
-    (tmp_path / "bundle" / "rootfs" / "etc").mkdir(parents=True)
-    (tmp_path / "bundle" / "rootfs" / "usr" / "lib").mkdir(parents=True)
-    (tmp_path / "bundle" / "rootfs" / "lib").symlink_to("usr/lib")
-    (tmp_path / "bundle" / "config.json").write_text('{"root": {"path": "rootfs"}}')
-    return tmp_path / "bundle"
+    root = tmp_path / "bundle" / "rootfs"
+    for directory in ("etc", "usr/lib"):
+        (root / directory).mkdir(parents=True)
+    (root / "lib").symlink_to("usr/lib")
+    (root.parent / "config.json").write_text('{"root": {"path": "rootfs"}}')
+    return root.parent
 
 
 def run_hook(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -221,22 +205,21 @@ def test_forward_compatibility_only_for_a_newer_branch(bundle: Path, in_image: s
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("create-symlinks", "--link", "t::/etc/x/y"), ("update-ldcache", "--folder", "/lib")],
+    ("place", "arguments", "text"),
+    [
+        (".", ("create-symlinks", "--link", "t::/etc/x/y"), "failed to"),
+        (".", ("update-ldcache", "--folder", "/lib"), "failed to"),
+        ("nowhere", ("create-symlinks", "--link", "a::/b"), "failed to load container state"),
+    ],
 )
-def test_a_root_that_cannot_be_written_is_an_error(bundle: Path, arguments: tuple[str, ...]) -> None:
+def test_a_root_that_cannot_be_written_or_found_is_an_error(
+    bundle: Path, place: str, arguments: tuple[str, ...], text: str
+) -> None:
     # Not by permissions, which root does not meet: where the directory should be there is a file.
     (bundle / "rootfs/etc").rmdir()
     (bundle / "rootfs/etc").touch()
-    result = run_hook(bundle, *arguments)
-    assert result.returncode == 1
-    assert "failed to" in result.stderr
-
-
-def test_a_state_without_a_bundle_is_an_error(tmp_path: Path) -> None:
-    result = run_hook(tmp_path / "nowhere", "create-symlinks", "--link", "a::/b")
-    assert result.returncode == 1
-    assert "failed to load container state" in result.stderr
+    result = run_hook(bundle / place, *arguments)
+    assert result.returncode == 1 and text in result.stderr
 
 
 def test_chmod_and_params(bundle: Path) -> None:

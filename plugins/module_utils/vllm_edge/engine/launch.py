@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start of an engine's container: wait for Docker, attach to a running container or create one, retry what may pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ..gpu.driver import DriverVersions, explain_mismatch
+from ..paths import HostPaths
+from ..system.docker import Container, DockerAway, DockerRefused, parse_stamp
+from ..system.files import is_locked
+from ..system.http import Answer
+from .config import Engine
+from .container import ContainerControl, LaunchFailed
+from .diagnosis import Death, explain
+from .events import Events
+from .journal import Reporter
+from .lifecycle import EXTEND_BY_S, Decision, Existing, Found, decide_existing, had_been_ready, needs_look
+from .signatures import Explanation
+from .startup import Phase
+from .state import TAIL_LINES, Failure, stamp
+
+DOCKER_WAIT_S = 900.0
+"""Seconds that a launch waits for Docker, and during which a failed launch is repeated."""
+RETRY_FIRST_S = 5.0
+"""Seconds before the second attempt after a failure that may pass, as systemd's RestartSec; then doubled each time."""
+RETRY_MOST_S = 300.0
+"""Longest time between two attempts, in seconds."""
+CREATE_S = 240.0
+"""Seconds that `docker create` and `docker start` may take together."""
+STATUS_S = 1.0
+"""Seconds between two status texts during a wait."""
+
+_ENDS = (Phase.FAILED, Phase.STOPPING, Phase.STOPPED)
+"""Phases that a supervisor records when it has seen the container's end itself."""
+
+
+@dataclass
+class Launcher:
+    """Brings an engine's container to run: `launch` returns it, or raises LaunchFailed or Stopped."""
+
+    engine: Engine
+    paths: HostPaths
+    control: ContainerControl
+    reporter: Reporter
+    events: Events
+    docker_wait_s: float
+    health: Callable[[str, float], Answer]
+    driver: Callable[[], DriverVersions]
+
+    def launch(self) -> tuple[Container, Existing]:
+        """Return the running container and how it came about: created, or attached to.
+
+        Launches that failed for a reason that may pass are repeated: systemd would use up its starts in half a minute.
+
+        Raises:
+            LaunchFailed: the engine cannot run now, or systemd should try again
+            Stopped: a signal to stop arrived
+        """
+        deadline = time.monotonic() + self.docker_wait_s
+        pause = RETRY_FIRST_S
+        while True:
+            try:
+                return self._launch()
+            except LaunchFailed as failure:
+                left = deadline - time.monotonic()
+                why = failure.explanation
+                # An unknown failure may be a single error of Docker's API, which is no reason to roll back.
+                first_unknown = why.cause == "docker_refused" and pause == RETRY_FIRST_S
+                if not why.heals or left <= 0 or (self._is_switch_running() and not first_unknown):
+                    raise
+                self.reporter.note_failure(why)
+            self._wait_to_retry(min(pause, left), why.sentence())
+            pause = min(2 * pause, RETRY_MOST_S)
+
+    def _wait_to_retry(self, seconds: float, why: str) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self.reporter.enter(Phase.RETRYING, f"Trying again in {left:.0f} s. {why}")
+            self.events.pause(min(STATUS_S, left))
+        self.reporter.enter(Phase.WAITING_FOR_DOCKER)
+
+    def _is_switch_running(self) -> bool:
+        """Return whether a switch is in progress. It can roll back and needs to know of a failure at once."""
+        try:
+            return is_locked(self.paths.switch_lock)
+        except OSError:
+            return False
+
+    def _launch(self) -> tuple[Container, Existing]:
+        """Repeat the preparation if Docker goes away during it; every step can be repeated."""
+        deadline = time.monotonic() + self.docker_wait_s
+        while True:
+            self._wait_for_docker()
+            try:
+                self.control.refresh_live_restore()
+                return self._prepare()
+            except DockerRefused as error:
+                raise LaunchFailed(explain(Death(docker_message=str(error)))) from error
+            except DockerAway as error:
+                if time.monotonic() >= deadline:
+                    raise LaunchFailed(explain(Death(docker_message=str(error)))) from error
+                self.reporter.journal.write(f"the Docker Engine went away: {error}", 4)
+                self.events.pause(1.0)
+
+    def _wait_for_docker(self) -> None:
+        """Wait until Docker answers. Raises LaunchFailed after `docker_wait_s` seconds, Stopped."""
+        begin = time.monotonic()
+        while True:
+            self.events.check_stop()
+            why = self.control.explain_unreachable()
+            if why is None:
+                return
+            waited = time.monotonic() - begin
+            if waited >= self.docker_wait_s:
+                raise LaunchFailed(
+                    Explanation(
+                        "docker_away",
+                        f"the Docker Engine did not answer for {waited:.0f} s ({why})",
+                        "`systemctl status docker.service docker.socket` tells why; systemd tries again",
+                    )
+                )
+            self.reporter.enter(Phase.WAITING_FOR_DOCKER, f"waiting for the Docker Engine, {waited:.0f} s: {why}")
+            self.events.pause(1.0)
+
+    def _prepare(self) -> tuple[Container, Existing]:
+        """Attach to the container that exists, or create and start one."""
+        config = self.engine.config
+        present = self.control.find(config.container)
+        found = self._examine_container(present) if present is not None and needs_look(present, config) else None
+        decision = decide_existing(present, config, found)
+        if decision.what is Existing.REFUSE:
+            raise LaunchFailed(Explanation("name_foreign", decision.why, "Nothing was changed", heals=False))
+        if present is not None and decision.what in (Existing.ATTACH_SERVING, Existing.ATTACH_LOADING):
+            self.reporter.journal.write(f"attaching to container {present.name} ({present.id[:12]}): {decision.why}")
+            return present, decision.what
+        if present is not None:
+            if not present.running:
+                self._report_corpse(present)
+            self._clear(present, decision)
+        self.events.check_stop()
+        self._refuse_mismatch()
+        self.reporter.enter(Phase.STARTING)
+        self.reporter.notifier.send(extend_s=CREATE_S + EXTEND_BY_S)
+        container_id = self.control.docker.create(self.engine.create.arguments)
+        try:
+            self.control.docker.start(container_id)
+        except DockerRefused:
+            self.control.remove(container_id, stopping=True)
+            raise
+        started = self.control.find(container_id)
+        if started is None:
+            raise LaunchFailed(explain(Death(removed=True)))
+        return started, Existing.CREATE
+
+    def _examine_container(self, container: Container) -> Found:
+        """Determine the condition of a running container of ours, to decide whether it is kept."""
+        records = self.control.read_log(container.id, 2000)
+        answer = self.health(self.engine.config.url, self.engine.config.health_timeout_s)
+        seconds = parse_stamp((records[-1].at if records else None) or container.started_at)
+        age = None if seconds is None else max(0.0, time.time() - seconds)
+        was_ready = had_been_ready(container, self.reporter.previous, [record.line for record in records])
+        return Found(answer, was_ready, age)
+
+    def _report_corpse(self, container: Container) -> None:
+        """Record why a container ended while no supervisor was watching (supervisor killed, host crashed)."""
+        finished = parse_stamp(container.finished_at)
+        if finished is None or container.exit_code is None:
+            return
+        time_of_end = stamp(datetime.fromtimestamp(finished, UTC))
+        last, previous = self.reporter.state.last_failure, self.reporter.previous
+        recorded = last is not None and last.time >= time_of_end
+        watched = previous is not None and previous.container_id == container.id and previous.phase in _ENDS
+        if recorded or watched:
+            return
+        lines = [record.line for record in self.control.read_log(container.id, 400)]
+        why = explain(Death(lines=lines, exit_code=container.exit_code, oom_killed=container.oom_killed))
+        self.reporter.journal.write(f"the previous container ended without a supervisor: {why.sentence()}", 4)
+        self.reporter.record(
+            last_failure=Failure(
+                time=time_of_end,
+                exit_code=container.exit_code,
+                cause=why.cause,
+                reason=why.reason,
+                remedy=why.remedy,
+                phase=previous.phase if previous else "",
+                log_tail=lines[-TAIL_LINES:],
+            )
+        )
+
+    def _clear(self, container: Container, decision: Decision) -> None:
+        self.reporter.enter(Phase.CLEARING, f"removing the previous container: {decision.why}")
+        self.reporter.journal.write(f"removing container {container.name} ({container.id[:12]}): {decision.why}")
+        if decision.what is Existing.STOP_AND_REMOVE:
+            self.reporter.notifier.send(extend_s=self.engine.config.stop_timeout_s + EXTEND_BY_S)
+            self.control.end(container, self.engine.config.stop_timeout_s)
+        self.control.remove(container.id)
+
+    def _refuse_mismatch(self) -> None:
+        """Raise LaunchFailed if the NVIDIA kernel module does not match the libraries or the CDI specification.
+
+        A new container would fail minutes later with "Failed to initialize NVML". A running container is not checked,
+        because it has its libraries already.
+        """
+        found = explain_mismatch(self.driver())
+        if found is not None:
+            raise LaunchFailed(Explanation("driver_mismatch", found.reason, found.remedy, heals=found.heals))

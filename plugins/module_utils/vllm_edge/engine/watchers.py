@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads that observe a running engine: log, `docker wait`, main process, /health. They report and do not decide."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ..system.docker import Container, ContainerGone, DockerAway, DockerRefused
+from ..system.http import Answer
+from .config import EngineConfig
+from .container import ContainerControl
+from .events import Died, DockerSeen, Events, HealthSeen, LogLine, LogLost
+from .journal import OWN_PROBE, Journal
+
+ASK_AGAIN_S = 1.0
+"""Seconds before Docker is asked again after an error of its API."""
+
+
+def compute_health_interval(watchdog_s: float | None) -> float:
+    """Return the seconds between two requests of /health.
+
+    It is a third of WatchdogSec: one lost answer does not end an engine, two in a row may.
+    """
+    return 10.0 if watchdog_s is None else min(10.0, max(0.2, watchdog_s / 3))
+
+
+@dataclass
+class Watchers:
+    """The watcher threads of one engine. They are daemon threads that end when `closing` is set."""
+
+    config: EngineConfig
+    control: ContainerControl
+    journal: Journal
+    events: Events
+    watchdog_s: float | None
+    health: Callable[[str, float], Answer]
+    ask: Callable[[str, str, float], Answer]
+    closing: threading.Event = field(default_factory=threading.Event)
+    last_stamp: str | None = None
+    """Docker's time stamp of the newest log line."""
+    _follower: threading.Thread | None = None
+
+    def start(self, container: Container) -> None:
+        """Start the threads for a running container."""
+        self.control.remember_invocation()
+        self._follower = self._thread(self._follow_log, container.id)
+        self._thread(self._wait_for_end, container.id)
+        if container.pid > 0:
+            self._thread(self._watch_process, container.pid)
+        self._thread(self._probe, container.direct)
+
+    def wait_for_log(self, wait_s: float) -> None:
+        """Wait up to `wait_s` seconds for the end of the log."""
+        if self._follower is not None:
+            self._follower.join(wait_s)
+
+    def _thread(self, target: Callable[..., None], *arguments: object) -> threading.Thread:
+        thread = threading.Thread(target=target, args=arguments, name=target.__name__, daemon=True)
+        thread.start()
+        return thread
+
+    def _follow_log(self, container_id: str) -> None:
+        """Report log lines. After a restart of Docker each connection continues after the last time stamp."""
+        while not self.closing.is_set():
+            try:
+                for record in self.control.docker.logs(container_id, after=self.last_stamp, follow=True, tail=None):
+                    self.last_stamp = record.at
+                    if OWN_PROBE.search(record.line):
+                        continue
+                    self.journal.write_engine_line(record.line)
+                    self.events.put(LogLine(record.line))
+                # The stream ends if the container or Docker ends. Check Docker's unit before touching the socket again.
+                if self.control.explain_unreachable() is None:
+                    found = self.control.docker.find(container_id)
+                    if found is None or not found.running:
+                        return
+            except ContainerGone:
+                return
+            except DockerRefused as error:
+                self.events.put(LogLost(str(error)))
+                self._wait_until_log_is_back(container_id)
+            except DockerAway:
+                pass
+            self.closing.wait(0.5)
+            self._wait_until_docker_is_back()
+
+    def _wait_until_log_is_back(self, container_id: str) -> None:
+        while not self.closing.wait(ASK_AGAIN_S):
+            if self.control.explain_unreachable() is not None:
+                continue
+            try:
+                list(self.control.docker.logs(container_id, after=None, follow=False, tail=1))
+            except ContainerGone:
+                return
+            except (DockerAway, DockerRefused):
+                continue
+            self.events.put(LogLost(None))
+            return
+
+    def _wait_until_docker_is_back(self) -> None:
+        while not self.closing.is_set() and self.control.explain_unreachable() is not None:
+            self.closing.wait(1.0)
+
+    def _wait_for_end(self, container_id: str) -> None:
+        """Report the container's end, and when Docker goes away and comes back.
+
+        Docker's statement that the container is not running counts as its end. An error of Docker's API does not:
+        meanwhile `_watch_process` observes the process.
+        """
+        said = ""
+        while not self.closing.is_set():
+            try:
+                if self.control.explain_unreachable() is not None:
+                    raise DockerAway
+                found = self.control.docker.find(container_id)
+                if found is None or not found.running:
+                    break
+                if self.control.away.is_set():
+                    self.control.remember_invocation()
+                    self.control.away.clear()
+                    self.events.put(DockerSeen(away=False))
+                self.control.docker.wait(container_id)
+            except ContainerGone:
+                break
+            except DockerRefused as error:
+                if str(error) != said:
+                    self.journal.write(f"Docker does not tell the container's state and is asked again: {error}", 4)
+                said = str(error)
+                self.closing.wait(ASK_AGAIN_S)
+            except DockerAway:
+                if not self.control.away.is_set():
+                    self.control.away.set()
+                    self.events.put(DockerSeen(away=True))
+                self.closing.wait(0.5)
+                self._wait_until_docker_is_back()
+        self.events.put(Died("docker"))
+
+    def _watch_process(self, pid: int) -> None:
+        """Report the end of the container's main process, which the kernel tells even while Docker is away."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self.events.put(Died("process"))
+            return
+        except OSError:
+            return  # Docker is in another PID namespace, or the kernel is old: `docker wait` has to suffice
+        try:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll()
+        finally:
+            os.close(descriptor)
+        self.events.put(Died("process"))
+
+    def _probe(self, direct: Iterable[str]) -> None:
+        """Report the answers of /health."""
+        interval = compute_health_interval(self.watchdog_s)
+        served = False
+        while not self.closing.is_set():
+            begin = time.monotonic()
+            answer = self._ask_health(direct)
+            self.events.put(HealthSeen(answer, self._ask_metrics() if answer.ok and not served else ""))
+            served = served or answer.ok
+            # Ask often while loading, so that READY is not late, and after a bad answer, to make up for a lost one.
+            pause = interval if served and answer.ok else min(1.0, interval)
+            self.closing.wait(max(0.05, pause - (time.monotonic() - begin)))
+
+    def _ask_metrics(self) -> str:
+        answer = self.ask(self.config.url, "/metrics", self.config.health_timeout_s)
+        return answer.body.decode("utf-8", "replace") if answer.ok else ""
+
+    def _ask_health(self, direct: Iterable[str]) -> Answer:
+        answer = self.health(self.config.url, self.config.health_timeout_s)
+        if answer.ok or not self.control.away.is_set():
+            return answer
+        # Docker's proxy on the loopback ends with Docker. With live-restore the engine goes on serving and must not be
+        # killed because its port is unreachable.
+        for address in direct:
+            inner = self.health(f"http://{address}", self.config.health_timeout_s)
+            if inner.ok:
+                return inner
+        return answer
