@@ -102,6 +102,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.system import apt
+from ..module_utils.vllm_edge.system.apt_sources import read_sources
 
 
 class Packages:
@@ -144,7 +145,7 @@ class Packages:
                 return ""
             found = os.statvfs(at)
             free[directory] = (os.stat(at).st_dev, found.f_bavail * found.f_frsize)
-        return apt.explain_lack_of_space(self.request.purpose, apt.sizes(foretold.text), free)
+        return apt.explain_lack_of_space(self.request.purpose, apt.parse_sizes(foretold.text), free)
 
     def ensure(self) -> dict[str, Any]:
         params = self.module.params
@@ -163,13 +164,13 @@ class Packages:
             self.module.fail_json(msg=cramped)
         command += ["--download-only"] if params["download_only"] else []
         outcome = apt.apt_get(self.run, command, self.request.limits)
-        sources = apt.read_sources(params["root"])
+        sources = read_sources(params["root"])
         if not outcome.ok:
             why = apt.explain_failed_install(self.request, outcome, update.text, sources, self.offered())
             self.module.fail_json(msg=why, **({"apt": outcome.text.splitlines()} if self.module._verbosity else {}))
         if unread := apt.find_failures(update.text):
             purpose = self.request.purpose
-            told = apt.describe(unread, sources, self.request.variables, self.request.limits.silence_s)
+            told = apt.describe_failures(unread, sources, self.request.variables, self.request.limits.silence_s)
             self.module.warn(f"{purpose[:1].upper()}{purpose[1:]} could be installed, but {told}")
         nothing = r"^Need to get 0 B" if params["download_only"] else r"^0 upgraded, 0 newly installed, 0 to remove"
         return {

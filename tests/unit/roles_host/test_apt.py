@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.system import apt
+from ansible.module_utils.vllm_edge.system.apt_sources import Source, find_clashes, read_sources
 
 RunModule = Callable[..., dict[str, Any]]
 VENDOR = "http://vendors.lab/libnvidia-container/stable/deb/amd64"
@@ -98,9 +99,9 @@ E: Sub-process /usr/bin/dpkg returned an error code (1)
 """
 
 SOURCES = [
-    apt.Source("http://vendors.lab/", "/", "/etc/apt/sources.list.d/all.list"),
-    apt.Source(f"{VENDOR}/", "/", "/etc/apt/sources.list.d/vllm-edge-toolkit.sources"),
-    apt.Source("http://deb.debian.org/debian", "trixie", "/etc/apt/sources.list"),
+    Source("http://vendors.lab/", "/", "/etc/apt/sources.list.d/all.list"),
+    Source(f"{VENDOR}/", "/", "/etc/apt/sources.list.d/vllm-edge-toolkit.sources"),
+    Source("http://deb.debian.org/debian", "trixie", "/etc/apt/sources.list"),
 ]
 REQUEST = apt.Request("the container toolkit", "toolkit_version", {f"{VENDOR}/": "toolkit_url"}, LIMITS)
 UNTOUCHED = "nothing was changed"
@@ -116,15 +117,15 @@ def why(text: str, update: str = "", offered: dict[str, list[str]] | None = None
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        (REFUSED, apt.Kind.UNREACHABLE),
-        (DROPPED, apt.Kind.UNREACHABLE),
-        (GONE, apt.Kind.MISSING),
-        (NO_REPOSITORY, apt.Kind.MISSING),
-        (DAMAGED, apt.Kind.DAMAGED),
-        (OTHER_KEY, apt.Kind.UNTRUSTED),
-        (OTHER_KEY_AT_FIRST, apt.Kind.UNTRUSTED),
-        (OTHER_KEY_2_6, apt.Kind.UNTRUSTED),
-        (UNSIGNED, apt.Kind.UNTRUSTED),
+        (REFUSED, apt.UNREACHABLE),
+        (DROPPED, apt.UNREACHABLE),
+        (GONE, apt.MISSING),
+        (NO_REPOSITORY, apt.MISSING),
+        (DAMAGED, apt.DAMAGED),
+        (OTHER_KEY, apt.UNTRUSTED),
+        (OTHER_KEY_AT_FIRST, apt.UNTRUSTED),
+        (OTHER_KEY_2_6, apt.UNTRUSTED),
+        (UNSIGNED, apt.UNTRUSTED),
     ],
 )
 def test_kinds_of_failures(text: str, kind: apt.Kind) -> None:
@@ -160,7 +161,7 @@ def test_a_proxy_that_is_down_is_the_reason() -> None:
 
 
 def test_gone_and_damaged_files() -> None:
-    assert "libnvidia-container-tools 1.18.2-1 is not to be had from" in why(GONE)
+    assert "libnvidia-container-tools 1.18.2-1 was not found on" in why(GONE)
     assert ": 404 Not Found [IP: 127.0.0.1 80]. " in why(GONE) and UNTOUCHED in why(GONE)
     damaged = why(DAMAGED)
     assert f"libnvidia-container1 1.18.2-1 is not what the signed index describes, coming from {VENDOR}/" in damaged
@@ -265,20 +266,21 @@ def test_sources_of_both_formats(tmp_path: Path) -> None:
     directory.mkdir(parents=True)
     for name, text in (("a.list", ONE_LINE), ("b.sources", DEB822), ("c.list.save", ONE_LINE)):
         (directory / name).write_text(text)
-    found = apt.read_sources(str(tmp_path))
+    found = read_sources(str(tmp_path))
     assert [(source.uri, source.suite, Path(source.path).name) for source in found] == [
         ("http://vendor.example/repos/debian13/x86_64", "/", "a.list"),
         ("http://vendor.example/repos/debian13/x86_64/", "/", "b.sources"),
         ("http://second.example/", "/", "b.sources"),
     ]
-    own = str(directory / "b.sources")
-    assert [source.path for source in apt.find_clashes(found, URI, ["/"], "amd64", own)] == [str(directory / "a.list")]
-    assert apt.find_clashes(found, URI, ["stable"], "amd64", "") == []
+    others = [source for source in found if source.path != str(directory / "b.sources")]
+    assert [source.path for source in find_clashes(others, URI, ["/"], "amd64")] == [str(directory / "a.list")]
+    assert find_clashes(found, URI, ["stable"], "amd64") == []
 
 
-def test_architecture_in_addresses() -> None:
-    assert apt.is_same_source("http://v.example/deb/$(ARCH)", "http://v.example/deb/amd64/", "amd64")
-    assert not apt.is_same_source("http://v.example/deb/$(ARCH)", "http://v.example/deb/amd64/", "arm64")
+@pytest.mark.parametrize(("architecture", "clashes"), [("amd64", True), ("arm64", False)])
+def test_architecture_in_addresses(architecture: str, clashes: bool) -> None:
+    source = Source("http://v.example/deb/$(ARCH)", "/", "a.list")
+    assert bool(find_clashes([source], "http://v.example/deb/amd64/", ["/"], architecture)) is clashes
 
 
 # -- a call
@@ -394,7 +396,7 @@ Do you want to continue? [Y/n] N
     ],
 )
 def test_sizes(text: str, needed: tuple[int, int]) -> None:
-    assert apt.sizes(text) == needed
+    assert apt.parse_sizes(text) == needed
 
 
 def test_room() -> None:
