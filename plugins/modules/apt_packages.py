@@ -103,6 +103,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.system import apt
 from ..module_utils.vllm_edge.system.apt_sources import read_sources
+from ..module_utils.vllm_edge.system.dpkg import parse_madison
 
 
 class Packages:
@@ -125,7 +126,7 @@ class Packages:
 
     def offered(self) -> dict[str, list[str]]:
         """Return the versions that the indexes contain, or similar package names for an unknown name with a version."""
-        found = apt.parse_madison(self.run(["apt-cache", "madison", *self.names])[1])
+        found = parse_madison(self.run(["apt-cache", "madison", *self.names])[1])
         for name in self.names:
             family = re.match(r"(.*-)\d", name)
             if name not in found and family:

@@ -84,12 +84,22 @@ seconds:
 """
 
 import json
+import re
 import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
 REFRESH = '"systemctl restart nvidia-cdi-refresh.service"'
+HANGS = "{said} within {timeout} s. An NVML call that hangs is a lost GPU: dmesg | grep -i xid tells."
+REFUSALS = {
+    "unresolvable CDI devices": "Docker does not know a GPU by its UUID ({said}). Compare nvidia-ctk cdi list with "
+    f"nvidia-smi -L and run {REFRESH}.",
+    "could not select device driver": "CDI is disabled in Docker ({said}). docker info names the CDI directories once "
+    "it is enabled, which takes a restart.",
+    "No such image|Unable to find image": "the image {image} is not on the host. The image stage brings it.",
+}
+"""Problem and remedy, by a pattern of Docker's message."""
 
 
 def answer_of(out: str) -> dict[str, Any]:
@@ -108,9 +118,9 @@ def judge(code: int, out: str, err: str, gpus: list[str], image: str, timeout: i
     """Return what is wrong, with a remedy. Empty if the container sees exactly its GPUs."""
     answer = answer_of(out)
     said = " ".join(err.split())
-    if code == 0 and sorted(answer.get("uuids", [])) == sorted(gpus):
-        return ""
     if code == 0 and "uuids" in answer:
+        if sorted(answer["uuids"]) == sorted(gpus):
+            return ""
         return (
             f"it was given {', '.join(sorted(gpus))} and sees {', '.join(answer['uuids']) or 'none'}. Something else "
             f"than CDI hands out GPUs: look for a default-runtime in /etc/docker/daemon.json."
@@ -120,19 +130,11 @@ def judge(code: int, out: str, err: str, gpus: list[str], image: str, timeout: i
             f"{answer['error']}. Where nvidia-smi works on the host, the CDI specification is stale or a device node "
             f"is closed to the engine's user: run {REFRESH} and look at ls -l /dev/nvidia*."
         )
-    if "unresolvable CDI devices" in err:
-        return (
-            f"Docker does not know a GPU by its UUID ({said}). Compare nvidia-ctk cdi list with nvidia-smi -L and run "
-            f"{REFRESH}."
-        )
-    if "could not select device driver" in err:
-        return (
-            f"Docker's CDI is off ({said}). docker info names the CDI directories once it is on; that takes a restart."
-        )
-    if "No such image" in err or "Unable to find image" in err:
-        return f"the image {image} is not on the host. The image stage brings it."
     if code == 124:
-        return f"it did not end within {timeout} s. An NVML call that hangs is a lost GPU: dmesg | grep -i xid tells."
+        return HANGS.format(said="it did not end", timeout=timeout)
+    for pattern, text in REFUSALS.items():
+        if re.search(pattern, err):
+            return text.format(said=said, image=image)
     return f"docker run ended with {code}: {said or out.strip() or 'no message'}. journalctl -u docker says more."
 
 
@@ -142,15 +144,14 @@ def judge_running(code: int, out: str, err: str, gpus: list[str], container: str
     if code == 0 and sorted(answer.get("uuids", [])) == sorted(gpus):
         return ""
     if code == 124:
-        return f"no answer within {timeout} s. An NVML call that hangs is a lost GPU: dmesg | grep -i xid tells."
+        return HANGS.format(said="no answer", timeout=timeout)
     if "uuids" in answer:
         lost = f"it sees {', '.join(answer['uuids']) or 'no GPU'} of {', '.join(sorted(gpus))}"
     else:
         lost = answer.get("error") or " ".join(err.split()) or out.strip() or f"docker exec ended with {code}"
     return (
-        f"{lost}. Where a new container sees them, this one lost them while it ran, as containers do whose devices "
-        f"systemd does not know when it is told daemon-reload. "
-        f'"systemctl restart {container}.service" starts it anew.'
+        f"{lost}. If a new container sees them, this one lost them while it was running: systemctl daemon-reload takes "
+        f'devices away that systemd did not grant. "systemctl restart {container}.service" starts it again.'
     )
 
 

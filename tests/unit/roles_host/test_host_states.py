@@ -345,15 +345,11 @@ ActiveState=inactive
 """
 
 
-def test_devices_gpus_and_units(runtime: ModuleType) -> None:
+def test_devices_and_gpus(runtime: ModuleType) -> None:
     devices = runtime.parse_devices(CDI_LIST)
     assert devices == ["nvidia.com/gpu=0", f"nvidia.com/gpu={GPUS[0]}", "nvidia.com/gpu=all"]
     assert runtime.compare(devices, GPUS) == ([GPUS[1]], [])
     assert runtime.compare(devices, [GPUS[1]]) == ([GPUS[1]], [GPUS[0]])
-    assert runtime.parse_units(UNITS) == {
-        "nvidia-cdi-refresh.path": {"enabled": True, "active": True},
-        "nvidia-cdi-refresh.service": {"enabled": False, "active": False},
-    }
 
 
 @pytest.mark.parametrize(
@@ -405,11 +401,19 @@ def test_look_at_a_container_runtime(run_module: Run, program: Callable[[str, st
     for directory in ("var/run/cdi", "etc/cdi"):
         (tmp_path / directory).mkdir(parents=True)
     (tmp_path / "var/run/cdi/nvidia.yaml").write_text(SPEC)
-    args = {"packages": ["nvidia-container-toolkit"], "units": ["x"], "root": str(tmp_path)}
+    args = {
+        "packages": ["nvidia-container-toolkit"],
+        "units": ["nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service", "missing.service"],
+        "root": str(tmp_path),
+    }
     found = run_module("container_runtime_state", args, check=True)
     assert (found["docker_version"], found["docker_major"]) == ("26.1.5", 26)
     assert found["packages"] == {"nvidia-container-toolkit": {"version": "1.18.2-1", "held": True}}
     assert (found["driver"], found["cdi_driver"], found["cdi_missing"]) == ("580.173.02", ["580.173.02"], [GPUS[1]])
+    assert found["units"] == {
+        "nvidia-cdi-refresh.path": {"enabled": True, "active": True},
+        "nvidia-cdi-refresh.service": {"enabled": False, "active": False},
+    }
     assert GPUS[1] in found["cdi_stale"] and found["cdi_static"] == []
     (tmp_path / "etc/cdi/nvidia.yaml").write_text(SPEC)
     found = run_module("container_runtime_state", args)

@@ -266,16 +266,6 @@ def find_unknown_packages(text: str) -> list[tuple[str, str]]:
     return [(groups["name"], groups.get("version", "")) for groups in found]
 
 
-def parse_madison(text: str) -> dict[str, list[str]]:
-    """Parse `apt-cache madison`: the available versions of each package, newest first."""
-    found: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split("|")]
-        if len(cells) == 3 and cells[1] not in found.setdefault(cells[0], []):
-            found[cells[0]].append(cells[1])
-    return found
-
-
 def describe_unknown(unknown: Sequence[tuple[str, str]], offered: Mapping[str, Sequence[str]], variable: str) -> str:
     """Return a sentence about packages that no repository of the host has, and the versions that it does have.
 
