@@ -83,7 +83,7 @@ options:
     description:
       - Fingerprint of the key. Spaces are ignored. Several fingerprints are separated by commas.
       - If it is empty, the fingerprint that was recorded at first use is expected. If none is recorded, the key is
-        accepted and its fingerprint is recorded.
+        accepted, its fingerprint is recorded, and a warning names the line that pins it.
     type: str
     default: ''
   fingerprint_variable:
@@ -440,6 +440,13 @@ class Repository(SourceFile):
             for path in changed:
                 self.write(path, files[path])
             self.write_record(found)
+        if found and self.trust == "first-use":
+            variable = self.params["fingerprint_variable"]
+            self.module.warn(
+                f"The key of {self.name} was seen for the first time on this host and is recorded in "
+                f"{self.record_path}. Compare it with what the vendor publishes, then pin it in the inventory: "
+                f'{variable}: "{",".join(found)}"'
+            )
         return {
             "changed": bool(changed) or not found,
             "diff": diff,

@@ -77,13 +77,13 @@ DEBIAN_SERVING = SERVING | {
 
 
 CASES = [
-    Case("a host that serves: nothing is refused", "refuse"),
-    Case("a host that serves: the evidence is there", "evidence", given={"nvidia_driver_gpus": 4}),
-    Case("fresh host: nothing is refused", "refuse", state=BARE),
-    Case("the same on Debian, from NVIDIA's repository", "refuse", state=DEBIAN_SERVING, facts=DEBIAN_13),
+    Case("a host that serves: nothing is refused", "assert"),
+    Case("a host that serves: the evidence is there", "verify", given={"nvidia_driver_gpus": 4}),
+    Case("fresh host: nothing is refused", "assert", state=BARE),
+    Case("the same on Debian, from NVIDIA's repository", "assert", state=DEBIAN_SERVING, facts=DEBIAN_13),
     Case(
         "driver of another source, which can be kept",
-        "refuse",
+        "assert",
         (
             "another source than the archive of Ubuntu-24.04: libnvidia-ml1 550.163.01-2 from http://vendor.example",
             "To keep that driver, set nvidia_driver_source to nvidia. To replace it, remove",
@@ -93,13 +93,13 @@ CASES = [
     ),
     Case(
         "driver of a third source",
-        "refuse",
+        "assert",
         ("Mixing sources ends in broken dependencies and mismatched versions. Remove them with",),
         BARE | {"packages": LIBRARIES, "foreign": {"libnvidia-ml1": ["http://ppa.example"]}},
     ),
     Case(
         "driver that this role took from the other source",
-        "refuse",
+        "assert",
         (
             "took the driver of this host (580.173.02) from the source nvidia; nvidia_driver_source is distribution",
             "set nvidia_driver_source to nvidia",
@@ -109,20 +109,20 @@ CASES = [
     ),
     Case(
         "driver of NVIDIA's .run installer",
-        "refuse",
+        "assert",
         ('"/usr/bin/nvidia-uninstall --silent"',),
         BARE | {"installer": "/usr/bin/nvidia-uninstall"},
     ),
     Case(
         "half installed packages",
-        "refuse",
+        "assert",
         ("dpkg left nvidia-utils-580-server half installed", 'run "dpkg --configure -a"'),
         BARE | {"unconfigured": ["nvidia-utils-580-server"]},
     ),
-    Case("Secure Boot with prebuilt modules", "refuse", state=BARE | {"secure_boot": True}),
+    Case("Secure Boot with prebuilt modules", "assert", state=BARE | {"secure_boot": True}),
     Case(
         "Secure Boot with modules of DKMS, where signed ones exist",
-        "refuse",
+        "assert",
         (
             'the kernel would refuse the module ("Key was rejected by service"). Nothing was installed.',
             "Set nvidia_driver_source to distribution: its modules are signed",
@@ -132,20 +132,20 @@ CASES = [
     ),
     Case(
         "Secure Boot with modules of DKMS, where there are no others",
-        "refuse",
+        "assert",
         ("Either enrol the key of DKMS", "mokutil --import /var/lib/dkms/mok.pub", "or turn Secure Boot off"),
         BARE | {"secure_boot": True},
         DEBIAN_13,
     ),
     Case(
         "Secure Boot with modules of DKMS, whose key is enrolled",
-        "refuse",
+        "assert",
         state=BARE | {"secure_boot": True, "key_enrolled": True},
         facts=DEBIAN_13,
     ),
     Case(
         "Secure Boot, and a module without a signature",
-        "evidence",
+        "verify",
         ("Secure Boot is on and the module nvidia that is installed for kernel 6.8.0-79-generic has no signature",),
         SERVING | {"secure_boot": True, "signer": ""},
     ),
@@ -214,7 +214,7 @@ CASES = [
     ),
     Case(
         "kernel updated without a module for it",
-        "evidence",
+        "verify",
         (
             f"Kernel {NEWER} is installed without a module of the NVIDIA driver ({KERNEL} runs): after the next reboot",
             f"remove that kernel, or bring {PREBUILT}{NEWER} to the mirror",
@@ -224,7 +224,7 @@ CASES = [
     ),
     Case(
         "kernel updated without headers for DKMS",
-        "evidence",
+        "verify",
         (f'Install its headers ("apt-get install linux-headers-{NEWER}")',),
         DEBIAN_SERVING | {"bare_kernels": [NEWER]},
         DEBIAN_13,
@@ -237,20 +237,20 @@ CASES = [
     ),
     Case(
         "fewer GPUs than are expected",
-        "evidence",
+        "verify",
         ("NVML names 3 GPUs, and 4 are expected", GPUS[0], "lspci -d 10de:"),
         SERVING | {"gpus": GPUS[:3]},
         given={"nvidia_driver_gpus": 4},
     ),
     Case(
         "persistence off",
-        "evidence",
+        "verify",
         (f"persistence mode is off for {GPUS[1]}", "--no-persistence-mode turns it off"),
         SERVING | {"volatile_gpus": [GPUS[1]]},
     ),
     Case(
         "archive moved to another branch behind the name",
-        "evidence",
+        "verify",
         ("Wanted is driver 580.*; installed is 615.71.09", "transitional package"),
         SERVING | {"version": "615.71.09", "installed": "615.71.09", "module_version": "615.71.09"},
     ),
