@@ -106,7 +106,7 @@ def archive(path: Path, *names: str) -> Path:
 @pytest.mark.thorough
 def test_archive_that_is_not_there(supply: Supply, seen: Seen) -> None:
     message = supply.refusal(vllm_image_base=ABSENT, vllm_image_base_archive="/nowhere/base.tar")
-    assert "vllm_image_base_archive is '/nowhere/base.tar', and the controller has no such file." in message
+    assert "/nowhere/base.tar (vllm_image_base_archive) on the controller is no archive of" in message
     assert f"docker save --output FILE {ABSENT}" in message
     assert "set vllm_image_base_archive_on_host: true if it lies on the host" in message
     seen(message)
