@@ -153,9 +153,9 @@ CASES = [
         "newer branch wanted",
         "install",
         (
-            "has driver 580.173.02, wanted is 615.*",
+            "has driver 580.173.02, and 615.* is requested",
             "Nothing was changed: playbooks/driver_upgrade.yml stops the engines",
-            "or set nvidia_driver_branch to the driver that is there",
+            "or set nvidia_driver_branch to the installed driver",
         ),
         # Names carry the branch: the look for the wanted one finds another instead.
         SERVING
@@ -218,7 +218,7 @@ CASES = [
         (
             f"Kernel {NEWER} is installed without a module of the NVIDIA driver ({KERNEL} runs): after the next reboot",
             f"remove that kernel, or bring {PREBUILT}{NEWER} to the mirror",
-            "serves until then",
+            "Until then this host serves",
         ),
         SERVING | {"bare_kernels": [NEWER]},
     ),
@@ -251,16 +251,16 @@ CASES = [
     Case(
         "archive moved to another branch behind the name",
         "verify",
-        ("Wanted is driver 580.*; installed is 615.71.09", "transitional package"),
+        ("Driver 580.* is requested; 615.71.09 is installed", "transitional package"),
         SERVING | {"version": "615.71.09", "installed": "615.71.09", "module_version": "615.71.09"},
     ),
     Case(
         "unsupported distribution",
         "validate",
         (
-            "The driver is installed on Debian-12, Debian-13, Ubuntu-24.04 and this host is Rocky-9, for which nobody "
-            "has run the package names and repositories: take one of those, or install the driver yourself and leave "
-            "the role out.",
+            "This role installs the driver on Debian-12, Debian-13, Ubuntu-24.04; this host is Rocky-9, whose package "
+            "names and repositories have not been tested. Use one of these distributions, or install the driver "
+            "yourself and leave the role out.",
         ),
         facts=ROCKY,
     ),
@@ -293,7 +293,7 @@ CASES = [
         "staging",
         (
             "The archive of Ubuntu-24.04 has the driver's modules prebuilt, a package for each kernel, and "
-            "staging_kernel_packages (linux-headers-generic) names none of them",
+            "staging_kernel_packages (linux-headers-generic) contains none of them",
             f"Add {PREBUILT}KERNEL, with KERNEL as",
         ),
         given={"nvidia_driver_kernel_packages": ["linux-headers-generic"]},

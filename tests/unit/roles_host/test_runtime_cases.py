@@ -32,7 +32,7 @@ CASES = [
         "Docker too old",
         "assert",
         (
-            "This host has Docker 20.10.24, which knows no CDI; 25 or later does.",
+            "This host has Docker 20.10.24, which does not support CDI; release 25 and later do.",
             "install a newer Docker, or remove this",
         ),
         SERVING | {"docker_version": "20.10.24", "docker_major": 20},
@@ -56,7 +56,7 @@ CASES = [
     Case(
         "distribution of the RHEL family",
         "validate",
-        ("this host is Rocky-9", "Install one of those, or install Docker 25 and the toolkit yourself"),
+        ("this host is Rocky-9", "Install one of these distributions, or install Docker 25 and the toolkit yourself"),
         facts=ROCKY,
     ),
 ]
