@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from role_cases import Case, Role
+from role_cases import Case, Role, platform, read_empty_result
 
 GPUS = [f"GPU-84be2d17-0c59-5f7a-b2f3-5d1a9e82000{index}" for index in range(4)]
 KERNEL = "6.8.0-79-generic"
@@ -16,38 +15,15 @@ PREBUILT = "linux-modules-nvidia-580-server-open-"
 NVIDIA_URL = "https://developer.download.nvidia.com/compute/cuda/repos/debian13/x86_64/"
 LIBRARIES = {"libnvidia-ml1": {"version": "550.163.01-2", "held": False}}
 
-UBUNTU = {"distribution": "Ubuntu", "distribution_version": "24.04", "distribution_major_version": "24"}
-DEBIAN_12 = {"distribution": "Debian", "distribution_version": "12.11", "distribution_major_version": "12"}
-DEBIAN_13 = {"distribution": "Debian", "distribution_version": "13.1", "distribution_major_version": "13"}
-ROCKY = {"distribution": "Rocky", "distribution_version": "9.4", "distribution_major_version": "9"}
+UBUNTU = platform("Ubuntu", "24.04")
+DEBIAN_12 = platform("Debian", "12.11")
+DEBIAN_13 = platform("Debian", "13.1")
+ROCKY = platform("Rocky", "9.4")
 
-BARE: dict[str, Any] = {
-    "packages": {},
-    "unconfigured": [],
-    "version": "",
-    "installed": "",
-    "driver_packages": [],
-    "unheld": [],
-    "other_branch": [],
-    "recorded": "",
-    "foreign": {},
-    "unknown": [],
-    "fitting": "",
-    "installer": "",
-    "module_version": "",
-    "signer": "",
-    "secure_boot": False,
-    "key_enrolled": False,
-    "nouveau": False,
+BARE = read_empty_result("nvidia_driver_state") | {
     "kernel": KERNEL,
-    "bare_kernels": [],
     "headers": True,
-    "headers_to_install": [],
-    "modules_to_install": [],
-    "persistence": False,
     "boot_id": "1",
-    "gpus": [],
-    "volatile_gpus": [],
     "nvml_error": "nvidia-smi is not installed",
 }
 SERVING = BARE | {

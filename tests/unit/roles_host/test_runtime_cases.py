@@ -4,24 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.gpu.toolkit import KNOWN_BAD
-from role_cases import Case, Role
+from role_cases import Case, Role, platform, read_empty_result
 
-DEBIAN_12 = {"distribution": "Debian", "distribution_version": "12.11", "distribution_major_version": "12"}
-ROCKY = {"distribution": "Rocky", "distribution_version": "9.4", "distribution_major_version": "9"}
-BARE: dict[str, Any] = {
-    "docker_version": "",
-    "docker_major": 0,
-    "packages": {},
-    "units": {},
-    "cdi_devices": [],
-    "cdi_static": [],
-    "cdi_stale": "",
-    "toolkit_known_bad": dict(KNOWN_BAD),
-}
+DEBIAN_12 = platform("Debian", "12.11")
+ROCKY = platform("Rocky", "9.4")
+BARE = read_empty_result("container_runtime_state") | {"toolkit_known_bad": dict(KNOWN_BAD)}
 SERVING = BARE | {"docker_version": "28.5.1", "docker_major": 28}
 
 
