@@ -367,23 +367,24 @@ def args(tmp_path: Path, program: Callable[[str, str], None]) -> dict[str, Any]:
     }
 
 
-def run(run_module: RunModule, args: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return run_module("apt_packages", {**args, **more})
+@pytest.fixture
+def run(run_module: RunModule, args: dict[str, Any]) -> RunModule:
+    return lambda check=False, **more: run_module("apt_packages", {**args, **more}, check=check)
 
 
-def test_packages_are_installed(run_module: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
-    result = run(run_module, args, absent=["old"], replace=True)
+def test_packages_are_installed(run: RunModule, tmp_path: Path) -> None:
+    result = run(absent=["old"], replace=True)
     assert (result["changed"], result["installed"]) == (True, ["toolkit 9-1"])
     update, asked, install = (tmp_path / "apt-get.log").read_text().splitlines()
     assert update.endswith(" update")
     assert asked.endswith(" toolkit=9-1 old- --print-uris -o Debug::NoLocking=1")
     assert install.endswith(" --allow-downgrades --allow-change-held-packages toolkit=9-1 old-")
     (tmp_path / "done").write_text("0 upgraded, 0 newly installed, 0 to remove and 3 not upgraded.\n")
-    assert run(run_module, args, update=False)["changed"] is False
+    assert run(update=False)["changed"] is False
     assert "--allow" not in (tmp_path / "apt-get.log").read_text().splitlines()[-1]
     assert len((tmp_path / "apt-get.log").read_text().splitlines()) == 5
     (tmp_path / "done").write_text("0 upgraded, 0 newly installed, 1 downgraded, 0 to remove and 3 not upgraded.\n")
-    assert run(run_module, args)["changed"] is True
+    assert run()["changed"] is True
 
 
 FORETOLD = """0 upgraded, 32 newly installed, 0 to remove and 0 not upgraded.
@@ -418,12 +419,12 @@ def test_room() -> None:
 
 
 def test_a_disk_without_room_is_told_before_anything_is_installed(
-    run_module: RunModule, args: dict[str, Any], tmp_path: Path, seen: Callable[[str, str], None]
+    run: RunModule, tmp_path: Path, seen: Callable[[str, str], None]
 ) -> None:
     for directory in ("var/cache/apt/archives", "usr"):
         (tmp_path / directory).mkdir(parents=True)
     (tmp_path / "done").write_text(FORETOLD.format("300 MB", "900000 GB"))
-    result = run(run_module, args)
+    result = run()
     assert result["rc"] == 1
     assert result["msg"].startswith(
         "The toolkit could not be installed, and nothing was changed: it takes 858307170 MiB"
@@ -432,29 +433,27 @@ def test_a_disk_without_room_is_told_before_anything_is_installed(
     seen("disk too small for the packages", result["msg"])
 
 
-def test_an_index_of_others_that_cannot_be_read_is_a_warning(
-    run_module: RunModule, args: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_index_of_others_that_cannot_be_read_is_a_warning(run: RunModule, tmp_path: Path) -> None:
     (tmp_path / "update").write_text(DROPPED)
-    result = run(run_module, args)
+    result = run()
     assert result["rc"] == 0
     assert "connection timed out" in str(result["warnings"])
 
 
-def test_failures_name_what_there_is(run_module: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
+def test_failures_name_what_there_is(run: RunModule, tmp_path: Path) -> None:
     (tmp_path / "install").write_text("E: Version '9-1' for 'toolkit' was not found\n")
-    result = run(run_module, args)
+    result = run()
     assert result["rc"] == 1
     assert "toolkit 9-1 (there is 1.20.0-1, 1.18.2-1): set toolkit_version" in result["msg"]
     (tmp_path / "install").write_text("E: Unable to locate package pin-600\n")
-    assert "pin-600 (there is pin-580, pin-590)" in run(run_module, args, packages=["pin-600"])["msg"]
+    assert "pin-600 (there is pin-580, pin-590)" in run(packages=["pin-600"])["msg"]
 
 
 def test_a_lock_on_the_indexes_is_not_waited_for_twice(
-    run_module: RunModule, args: dict[str, Any], tmp_path: Path, program: Callable[[str, str], None]
+    run: RunModule, tmp_path: Path, program: Callable[[str, str], None]
 ) -> None:
     (tmp_path / "bin/apt-get").unlink()
     program("apt-get", f"echo x >> $STATE/calls; echo '{LOCKED_LISTS}' >&2; exit 100")
-    result = run(run_module, args, lock_timeout=0)
+    result = run(lock_timeout=0)
     assert result["rc"] == 1 and "packagekitd (process 2672)" in result["msg"]
     assert (tmp_path / "calls").read_text().split() == ["x"]

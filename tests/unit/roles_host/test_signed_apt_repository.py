@@ -168,24 +168,25 @@ def files(tmp_path: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 
 
-def run(run_module: RunModule, args: dict[str, Any], **more: Any) -> dict[str, Any]:
-    check = more.pop("check", False)
-    return run_module("signed_apt_repository", {**args, **more}, check=check)
+@pytest.fixture
+def run(run_module: RunModule, args: dict[str, Any]) -> RunModule:
+    return lambda check=False, **more: run_module("signed_apt_repository", {**args, **more}, check=check)
 
 
 def test_first_use_is_recorded_and_second_run_changes_nothing(
-    run_module: RunModule,
+    run: RunModule,
     args: dict[str, Any],
     tmp_path: Path,
     keys: Path,
     on_the_disk: Callable[[Path], bool],
 ) -> None:
-    foreseen = run(run_module, args, check=True)
+    foreseen = run(check=True)
     assert foreseen["changed"] and foreseen["fingerprints"] == []
     assert files(tmp_path) == {}
 
-    result = run(run_module, args)
+    result = run()
     assert (result["changed"], result["trust"], result["fingerprints"]) == (True, "first-use", [ED25519])
+    assert f'vendor_fingerprint: "{ED25519}"' in str(result["warnings"])
     written = files(tmp_path)
     assert written["etc/apt/keyrings/vendor.gpg"] == dearmour((keys / "ed25519.asc").read_bytes())
     assert "Signed-By: /etc/apt/keyrings/vendor.gpg" in written["etc/apt/sources.list.d/vendor.sources"].decode()
@@ -193,41 +194,37 @@ def test_first_use_is_recorded_and_second_run_changes_nothing(
     assert on_the_disk(Path(args["record"]))
 
     (tmp_path / "vendor.asc").unlink()  # a checked key is not downloaded again
-    again = run(run_module, args)
+    again = run()
     assert (again["changed"], again["refreshed"], again["trust"]) == (False, False, "recorded")
-    assert run(run_module, args, check=True)["changed"] is False
+    assert run(check=True)["changed"] is False
     assert files(tmp_path) == written
 
 
-def test_pinned_key_must_match(run_module: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
-    result = run(run_module, args, fingerprint=RSA)
+def test_pinned_key_must_match(run: RunModule, tmp_path: Path) -> None:
+    result = run(fingerprint=RSA)
     assert result["rc"] == 1
     assert ED25519 in result["msg"] and f"vendor_fingerprint pins {RSA}" in result["msg"]
     assert files(tmp_path) == {}
-    assert run(run_module, args, fingerprint=ED25519)["trust"] == "pinned"
+    assert run(fingerprint=ED25519)["trust"] == "pinned"
 
 
-def test_later_different_key_is_refused(
-    run_module: RunModule, args: dict[str, Any], tmp_path: Path, keys: Path
-) -> None:
-    run(run_module, args)
+def test_later_different_key_is_refused(run: RunModule, tmp_path: Path, keys: Path) -> None:
+    run()
     shutil.copy(keys / "rsa-with-subkey.asc", tmp_path / "vendor.asc")
     (tmp_path / "root/etc/apt/keyrings/vendor.gpg").unlink()
-    result = run(run_module, args)
+    result = run()
     assert result["rc"] == 1 and "recorded at first use" in result["msg"]
     # The operator's pin is the way to a new key.
-    result = run(run_module, args, fingerprint=RSA)
+    result = run(fingerprint=RSA)
     assert (result["rc"], result["changed"], result["fingerprints"]) == (0, True, [RSA])
-    assert run(run_module, args)["trust"] == "recorded"
+    assert run()["trust"] == "recorded"
 
 
-def test_known_key_with_another_beside_it_is_refused(
-    run_module: RunModule, args: dict[str, Any], tmp_path: Path, keys: Path
-) -> None:
+def test_known_key_with_another_beside_it_is_refused(run: RunModule, tmp_path: Path, keys: Path) -> None:
     shutil.copy(keys / "two.asc", tmp_path / "vendor.asc")
-    result = run(run_module, args, fingerprint=ED25519)
+    result = run(fingerprint=ED25519)
     assert result["rc"] == 1 and RSA in result["msg"]
-    assert run(run_module, args, fingerprint=f"{RSA},{ED25519}")["rc"] == 0
+    assert run(fingerprint=f"{RSA},{ED25519}")["rc"] == 0
 
 
 UNSIGNED = """E: Failed to fetch http://vendor.example/repos/debian13/x86_64/InRelease  Sub-process /usr/bin/sqv \
@@ -238,17 +235,17 @@ E: Some index files failed to download. They have been ignored, or old ones used
 
 @pytest.mark.parametrize("installed", [False, True])
 def test_what_apt_cannot_read_is_never_written(
-    run_module: RunModule, args: dict[str, Any], tmp_path: Path, keys: Path, installed: bool
+    run: RunModule, args: dict[str, Any], tmp_path: Path, keys: Path, installed: bool
 ) -> None:
     if installed:
-        run(run_module, args)
+        run()
     before = files(tmp_path)
     (tmp_path / "broken").write_text(UNSIGNED)
     (tmp_path / "written").unlink(missing_ok=True)
     shutil.copy(keys / "rsa-with-subkey.asc", tmp_path / "vendor.asc")
     umask = os.umask(0o077)
     try:
-        result = run(run_module, args, fingerprint=RSA)
+        result = run(fingerprint=RSA)
     finally:
         os.umask(umask)
     assert result["rc"] == 1
@@ -269,58 +266,56 @@ def test_what_apt_cannot_read_is_never_written(
 
 
 @pytest.mark.parametrize("damage", ["etc/apt/keyrings/vendor.gpg", "etc/apt/sources.list.d/vendor.sources"])
-def test_damage_is_repaired_as_foreseen(
-    run_module: RunModule, args: dict[str, Any], tmp_path: Path, damage: str
-) -> None:
-    run(run_module, args)
+def test_damage_is_repaired_as_foreseen(run: RunModule, tmp_path: Path, damage: str) -> None:
+    run()
     written = files(tmp_path)
     (tmp_path / "root" / damage).write_bytes(b"damaged")
-    assert run(run_module, args, check=True)["changed"] is True
-    assert run(run_module, args)["changed"] is True
+    assert run(check=True)["changed"] is True
+    assert run()["changed"] is True
     assert files(tmp_path) == written
 
 
-def test_missing_index_is_read_without_a_change(run_module: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
-    run(run_module, args)
+def test_missing_index_is_read_without_a_change(run: RunModule, tmp_path: Path) -> None:
+    run()
     shutil.rmtree(tmp_path / "root/var/lib/apt/lists")
-    result = run(run_module, args)
+    result = run()
     assert (result["changed"], result["refreshed"]) == (False, True)
     # One repository alone, and a failure is a failure.
     log = (tmp_path / "apt-get.log").read_text().splitlines()[-1]
     assert "Dir::Etc::sourceparts=-" in log and "APT::Update::Error-Mode=any" in log
 
 
-def test_the_same_repository_elsewhere_is_named(run_module: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
+def test_the_same_repository_elsewhere_is_named(run: RunModule, tmp_path: Path) -> None:
     other = tmp_path / "root/etc/apt/sources.list.d/cuda.list"
     other.parent.mkdir(parents=True)
     other.write_text("deb [arch=amd64] http://vendor.example/repos/debian13/x86_64 /\n")
-    result = run(run_module, args)
+    result = run()
     assert result["rc"] == 1 and str(other) in result["msg"]
 
 
-def test_key_as_text_wins_and_is_checked_each_time(run_module: RunModule, args: dict[str, Any], keys: Path) -> None:
+def test_key_as_text_wins_and_is_checked_each_time(run: RunModule, keys: Path) -> None:
     local = {"key_text": (keys / "rsa-with-subkey.asc").read_text(), "key_source": "keys/vendor.asc"}
-    assert run(run_module, args, **local)["fingerprints"] == [RSA]
-    assert run(run_module, args, **local)["changed"] is False
+    assert run(**local)["fingerprints"] == [RSA]
+    assert run(**local)["changed"] is False
     other = {**local, "key_text": (keys / "ed25519.asc").read_text()}
     for check in (True, False):
-        result = run(run_module, args, check=check, **other)
+        result = run(check=check, **other)
         assert result["rc"] == 1 and "keys/vendor.asc" in result["msg"]
 
 
-def test_a_key_that_cannot_be_had_is_said(run_module: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
+def test_a_key_that_cannot_be_had_is_said(run: RunModule, tmp_path: Path) -> None:
     (tmp_path / "vendor.asc").unlink()
-    assert "could not be downloaded" in run(run_module, args)["msg"]
-    assert "vendor_fingerprint" in run(run_module, args, key_url="")["msg"]
+    assert "could not be downloaded" in run()["msg"]
+    assert "vendor_fingerprint" in run(key_url="")["msg"]
     (tmp_path / "vendor.asc").write_text("<html>log in first</html>")
-    assert "not OpenPGP data" in run(run_module, args)["msg"]
+    assert "not OpenPGP data" in run()["msg"]
 
 
-def test_damaged_record_is_not_overwritten(run_module: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
+def test_damaged_record_is_not_overwritten(run: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
     record = Path(args["record"])
     record.parent.mkdir(parents=True)
     record.write_text("{")
-    result = run(run_module, args)
+    result = run()
     assert result["rc"] == 1 and str(record) in result["msg"]
     assert record.read_text() == "{"
 
