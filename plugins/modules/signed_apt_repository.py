@@ -448,7 +448,8 @@ class Repository(SourceFile):
                 f'{variable}: "{",".join(found)}"'
             )
         return {
-            "changed": bool(changed) or not found,
+            # A key that is seen for the first time is recorded.
+            "changed": bool(changed) or not found or self.trust == "first-use",
             "diff": diff,
             "fingerprints": found,
             "trust": self.trust,
@@ -479,7 +480,7 @@ def main() -> None:
         },
         required_one_of=[("uri", "release")],
         mutually_exclusive=[("uri", "release")],
-        required_by={"uri": ["fingerprint_variable"], "release": ["components"]},
+        required_by={"uri": ["fingerprint_variable"]},
         supports_check_mode=True,
     )
     archive = module.params["release"] is not None
