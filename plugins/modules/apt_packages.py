@@ -102,6 +102,8 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.system import apt
+from ..module_utils.vllm_edge.system.apt_sources import read_sources
+from ..module_utils.vllm_edge.system.dpkg import parse_madison
 
 
 class Packages:
@@ -124,7 +126,7 @@ class Packages:
 
     def offered(self) -> dict[str, list[str]]:
         """Return the versions that the indexes contain, or similar package names for an unknown name with a version."""
-        found = apt.parse_madison(self.run(["apt-cache", "madison", *self.names])[1])
+        found = parse_madison(self.run(["apt-cache", "madison", *self.names])[1])
         for name in self.names:
             family = re.match(r"(.*-)\d", name)
             if name not in found and family:
@@ -144,7 +146,7 @@ class Packages:
                 return ""
             found = os.statvfs(at)
             free[directory] = (os.stat(at).st_dev, found.f_bavail * found.f_frsize)
-        return apt.explain_lack_of_space(self.request.purpose, apt.sizes(foretold.text), free)
+        return apt.explain_lack_of_space(self.request.purpose, apt.parse_sizes(foretold.text), free)
 
     def ensure(self) -> dict[str, Any]:
         params = self.module.params
@@ -163,13 +165,13 @@ class Packages:
             self.module.fail_json(msg=cramped)
         command += ["--download-only"] if params["download_only"] else []
         outcome = apt.apt_get(self.run, command, self.request.limits)
-        sources = apt.read_sources(params["root"])
+        sources = read_sources(params["root"])
         if not outcome.ok:
             why = apt.explain_failed_install(self.request, outcome, update.text, sources, self.offered())
             self.module.fail_json(msg=why, **({"apt": outcome.text.splitlines()} if self.module._verbosity else {}))
         if unread := apt.find_failures(update.text):
             purpose = self.request.purpose
-            told = apt.describe(unread, sources, self.request.variables, self.request.limits.silence_s)
+            told = apt.describe_failures(unread, sources, self.request.variables, self.request.limits.silence_s)
             self.module.warn(f"{purpose[:1].upper()}{purpose[1:]} could be installed, but {told}")
         nothing = r"^Need to get 0 B" if params["download_only"] else r"^0 upgraded, 0 newly installed, 0 to remove"
         return {

@@ -84,12 +84,21 @@ seconds:
 """
 
 import json
+import re
 import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
 REFRESH = '"systemctl restart nvidia-cdi-refresh.service"'
+REFUSALS = {
+    "unresolvable CDI devices": "Docker does not know a GPU by its UUID ({said}). Compare nvidia-ctk cdi list with "
+    f"nvidia-smi -L and run {REFRESH}.",
+    "could not select device driver": "CDI is disabled in Docker ({said}). docker info names the CDI directories once "
+    "it is enabled, which takes a restart.",
+    "No such image|Unable to find image": "the image {image} is not on the host. The image stage brings it.",
+}
+"""Problem and remedy, by a pattern of Docker's message."""
 
 
 def answer_of(out: str) -> dict[str, Any]:
@@ -104,54 +113,43 @@ def answer_of(out: str) -> dict[str, Any]:
     return {}
 
 
-def judge(code: int, out: str, err: str, gpus: list[str], image: str, timeout: int) -> str:
-    """Return what is wrong, with a remedy. Empty if the container sees exactly its GPUs."""
+def judge(code: int, out: str, err: str, gpus: list[str], timeout: int, image: str = "", container: str = "") -> str:
+    """Return why a container does not see exactly its GPUs, with a remedy. Empty if it does.
+
+    Args:
+        code: exit status of `docker run` or `docker exec`
+        out: its standard output
+        err: its standard error
+        gpus: UUIDs of the GPUs that the container should see
+        timeout: seconds that the program could take
+        image: image of a container that was started for the probe
+        container: name of a container that was running already
+    """
     answer = answer_of(out)
     said = " ".join(err.split())
     if code == 0 and sorted(answer.get("uuids", [])) == sorted(gpus):
         return ""
-    if code == 0 and "uuids" in answer:
+    if code == 124:
+        return f"no answer within {timeout} s. An NVML call that hangs is a lost GPU: dmesg | grep -i xid tells."
+    seen = f"it sees {', '.join(answer['uuids']) or 'none'} of {', '.join(sorted(gpus))}" if "uuids" in answer else ""
+    reason = seen or answer.get("error") or said or out.strip() or f"exit status {code} and no message"
+    if container:
         return (
-            f"it was given {', '.join(sorted(gpus))} and sees {', '.join(answer['uuids']) or 'none'}. Something else "
-            f"than CDI hands out GPUs: look for a default-runtime in /etc/docker/daemon.json."
+            f"{reason}. If a new container sees them, this one lost them while it was running: systemctl "
+            f'daemon-reload takes devices away that systemd did not grant. "systemctl restart {container}.service" '
+            "starts it again."
         )
+    if seen:
+        return f"{seen}. Something else than CDI hands out GPUs: look for a default-runtime in /etc/docker/daemon.json."
     if answer.get("error"):
         return (
             f"{answer['error']}. Where nvidia-smi works on the host, the CDI specification is stale or a device node "
             f"is closed to the engine's user: run {REFRESH} and look at ls -l /dev/nvidia*."
         )
-    if "unresolvable CDI devices" in err:
-        return (
-            f"Docker does not know a GPU by its UUID ({said}). Compare nvidia-ctk cdi list with nvidia-smi -L and run "
-            f"{REFRESH}."
-        )
-    if "could not select device driver" in err:
-        return (
-            f"Docker's CDI is off ({said}). docker info names the CDI directories once it is on; that takes a restart."
-        )
-    if "No such image" in err or "Unable to find image" in err:
-        return f"the image {image} is not on the host. The image stage brings it."
-    if code == 124:
-        return f"it did not end within {timeout} s. An NVML call that hangs is a lost GPU: dmesg | grep -i xid tells."
-    return f"docker run ended with {code}: {said or out.strip() or 'no message'}. journalctl -u docker says more."
-
-
-def judge_running(code: int, out: str, err: str, gpus: list[str], container: str, timeout: int) -> str:
-    """Return what a container has lost since it was started, with a remedy. Empty if it sees its GPUs."""
-    answer = answer_of(out)
-    if code == 0 and sorted(answer.get("uuids", [])) == sorted(gpus):
-        return ""
-    if code == 124:
-        return f"no answer within {timeout} s. An NVML call that hangs is a lost GPU: dmesg | grep -i xid tells."
-    if "uuids" in answer:
-        lost = f"it sees {', '.join(answer['uuids']) or 'no GPU'} of {', '.join(sorted(gpus))}"
-    else:
-        lost = answer.get("error") or " ".join(err.split()) or out.strip() or f"docker exec ended with {code}"
-    return (
-        f"{lost}. Where a new container sees them, this one lost them while it ran, as containers do whose devices "
-        f"systemd does not know when it is told daemon-reload. "
-        f'"systemctl restart {container}.service" starts it anew.'
-    )
+    for pattern, text in REFUSALS.items():
+        if re.search(pattern, err):
+            return text.format(said=said, image=image)
+    return f"docker run ended with {code}: {reason}. journalctl -u docker says more."
 
 
 def main() -> None:
@@ -185,8 +183,7 @@ def main() -> None:
         code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
         if code == 124:
             module.run_command([docker, "rm", "--force", name])
-    judged = judge_running if running else judge
-    problem = judged(code, out, err, params["gpus"], running or params["image"], params["timeout"])
+    problem = judge(code, out, err, params["gpus"], params["timeout"], params["image"] or "", running or "")
     result = {"changed": False, "problem": problem, "seconds": round(time.monotonic() - started, 1)}
     if problem and not module.check_mode:
         who = f"The container {running}" if running else f"A container of {params['image']} with the engine's flags"

@@ -112,19 +112,24 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils.vllm_edge.gpu.toolkit import KNOWN_BAD
 from ..module_utils.vllm_edge.system.cdi import compare, driver_versions, gpu_specs
 from ..module_utils.vllm_edge.system.dpkg import FORMAT, parse_packages
+from ..module_utils.vllm_edge.system.host import run_in_english
+from ..module_utils.vllm_edge.system.systemd import Systemd, SystemdError
 
 
-def parse_units(text: str) -> dict[str, dict[str, bool]]:
-    """Return which units are enabled and active, from systemctl show. Units that do not exist are left out."""
-    found: dict[str, dict[str, bool]] = {}
-    for block in text.strip().split("\n\n"):
-        fields = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-        if fields.get("LoadState") == "loaded":
-            found[fields["Id"]] = {
-                "enabled": fields.get("UnitFileState") in ("enabled", "enabled-runtime", "static", "alias"),
-                "active": fields.get("ActiveState") == "active",
-            }
-    return found
+def show_units(names: list[str]) -> dict[str, dict[str, bool]]:
+    """Return which units are enabled and active. Units that do not exist are left out."""
+    try:
+        units = Systemd(run_in_english).show(names)
+    except SystemdError:
+        return {}
+    return {
+        name: {
+            "enabled": unit.file_state in ("enabled", "enabled-runtime", "static", "alias"),
+            "active": unit.active_state == "active",
+        }
+        for name, unit in units.items()
+        if unit.load_state == "loaded"
+    }
 
 
 def parse_devices(text: str) -> list[str]:
@@ -154,7 +159,7 @@ def explain(devices: list[str], missing: list[str], gone: list[str], versions: l
     return ""
 
 
-def look(module: AnsibleModule) -> dict[str, Any]:
+def gather(module: AnsibleModule) -> dict[str, Any]:
     plain = {"LC_ALL": "C"}
     root = module.params["root"]
 
@@ -169,12 +174,6 @@ def look(module: AnsibleModule) -> dict[str, Any]:
     if code not in (0, 1):
         module.fail_json(msg=f"dpkg-query failed: {err.strip()}")
     packages, _ = parse_packages(out)
-
-    units: dict[str, dict[str, bool]] = {}
-    if module.params["units"]:
-        show = ["systemctl", "show", "--property=Id,LoadState,UnitFileState,ActiveState", *module.params["units"]]
-        _, out, _ = module.run_command(show, environ_update=plain)
-        units = parse_units(out)
 
     gpus: list[str] = []
     driver, nvml_error = "", "nvidia-smi is not installed"
@@ -193,7 +192,7 @@ def look(module: AnsibleModule) -> dict[str, Any]:
         "docker_version": version,
         "docker_major": int(version.split(".")[0]) if version else 0,
         "packages": packages,
-        "units": units,
+        "units": show_units(module.params["units"]),
         "cdi_devices": devices,
         "gpus": gpus,
         "nvml_error": nvml_error,
@@ -216,7 +215,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    module.exit_json(changed=False, **look(module))
+    module.exit_json(changed=False, **gather(module))
 
 
 if __name__ == "__main__":

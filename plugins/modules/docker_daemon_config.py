@@ -155,7 +155,7 @@ def with_cdi(config: dict[str, Any], version: tuple[int, int]) -> dict[str, Any]
 
 def actions(before: dict[str, Any], after: dict[str, Any], info: dict[str, Any]) -> list[str]:
     """Return the actions with which the running daemon adopts the settings, from the change and from docker info."""
-    changed = {key for key in {*before, *after} if before.get(key) != after.get(key)}
+    changed = {*compare(before, after)}
     live_restore = bool(after.get("live-restore", False))
     behind = live_restore != bool(info.get("LiveRestoreEnabled", False))
     restart = bool(changed - RELOADABLE) or not info.get("CDISpecDirs")
@@ -165,7 +165,14 @@ def actions(before: dict[str, Any], after: dict[str, Any], info: dict[str, Any])
     return ["reload", "restart"] if live_restore and behind else ["restart"]
 
 
+def compare(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Return the names of the settings that differ."""
+    return sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
+
+
 class Daemon:
+    """Docker on one host, and its file of settings."""
+
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.path: str = module.params["path"]
@@ -213,17 +220,46 @@ class Daemon:
         sync(Path(self.path))
         sync(Path(self.path).parent)
 
+    def read(self) -> tuple[str | None, dict[str, Any]]:
+        """Return the text of the file, None if there is none, and the settings in it."""
+        try:
+            text = Path(self.path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None, {}
+        try:
+            return text, parse_config(text)
+        except ValueError as error:
+            self.module.fail_json(
+                msg=f"{self.path} on the host is not valid: {error}. Docker will not start with it again; "
+                f"repair it (dockerd --validate --config-file {self.path} tells the place) and run again. "
+                f"Nothing was changed."
+            )
+
     def validate(self, text: str) -> None:
-        temporary = os.path.join(self.module.tmpdir, "daemon-to-validate.json")
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-        code, out, err = self.run("dockerd", "--validate", "--config-file", temporary)
+        """Fail if dockerd refuses the settings."""
+        temporary = Path(self.module.tmpdir, "daemon-to-validate.json")
+        temporary.write_text(text, encoding="utf-8")
+        code, out, err = self.run("dockerd", "--validate", "--config-file", str(temporary))
         if code != 0:
-            said = (err.strip() or out.strip()).replace(temporary, self.path)
+            said = (err.strip() or out.strip()).replace(str(temporary), self.path)
             self.module.fail_json(
                 msg=f"dockerd refuses the settings that {self.path} would have, so nothing was changed: {said}. "
                 f"Correct container_runtime_daemon_options, or what the file has already."
             )
+
+    def check_restart(self, containers: list[str], reasons: list[str], live_restore: bool) -> None:
+        """Fail if a restart is not allowed while these containers run. In check mode this is a warning."""
+        if not containers or self.module.params["allow_restart"]:
+            return
+        fate = "live-restore keeps them, but not the clients attached to them." if live_restore else ""
+        message = (
+            f"Docker needs a restart to take over {', '.join(reasons)} in {self.path}, while containers run: "
+            f"{', '.join(containers)}. {fate or 'A restart stops them.'} Nothing was changed: set "
+            f"container_runtime_allow_restart to true at a time when that harms nobody."
+        )
+        if not self.module.check_mode:
+            self.module.fail_json(msg=message)
+        self.module.warn(message)
 
     def journal(self) -> str:
         _, out, _ = self.run("journalctl", "--unit", "docker.service", "--lines", "20", "--output", "cat", "--no-pager")
@@ -246,57 +282,31 @@ class Daemon:
                 f"is a usual cause."
             )
 
-    def ensure(self) -> dict[str, Any]:
-        params = self.module.params
-        _, out, _ = self.run("dockerd", "--version")
-        version = parse_version(out)
-        old: str | None = None
-        try:
-            with open(self.path, encoding="utf-8") as file:
-                old = file.read()
-        except FileNotFoundError:
-            pass
-        try:
-            before = parse_config(old or "")
-        except ValueError as error:
-            before = {}
-            self.module.fail_json(
-                msg=f"{self.path} on the host is not valid: {error}. Docker will not start with it again; "
-                f"repair it (dockerd --validate --config-file {self.path} tells the place) and run again. "
-                f"Nothing was changed."
-            )
-        after = with_cdi(merge(before, params["settings"]), version)
-        text = render(after, old or "") if after != before else old
+    def diff(self, before: str, after: str, needed: list[str]) -> dict[str, str]:
+        if needed and before == after:
+            return {"before": "", "after": "", "prepared": f"docker.service: {' and '.join(needed)}\n"}
+        return {"before_header": self.path, "after_header": self.path, "before": before, "after": after}
 
-        info = self.info()
-        containers = self.containers() if info else []
-        # A stopped daemon reads the file when it is started.
-        needed = actions(before, after, info) if info else []
-        changed = after != before
-        if changed and text is not None:
+    def ensure(self) -> dict[str, Any]:
+        version = parse_version(self.run("dockerd", "--version")[1])
+        old, before = self.read()
+        after = with_cdi(merge(before, self.module.params["settings"]), version)
+        changed = compare(before, after)
+        text = render(after, old or "") if changed else old or ""
+        if changed:
             self.validate(text)
-        if "restart" in needed and containers and not params["allow_restart"]:
-            fate = "A restart stops them."
-            if after.get("live-restore", False):
-                fate = "live-restore keeps them, but not the clients attached to them."
-            reasons = sorted(key for key in {*before, *after} if before.get(key) != after.get(key)) or ["features"]
-            message = (
-                f"Docker needs a restart to take over {', '.join(reasons)} in {self.path}, while containers run: "
-                f"{', '.join(containers)}. {fate} Nothing was changed: set container_runtime_allow_restart to true "
-                f"at a time when that harms nobody."
-            )
-            if not self.module.check_mode:
-                self.module.fail_json(msg=message)
-            self.module.warn(message)
+        info = self.info()
+        # A stopped daemon reads the file when it is started.
+        needed, containers = (actions(before, after, info), self.containers()) if info else ([], [])
+        if "restart" in needed:
+            self.check_restart(containers, changed or ["features"], bool(after.get("live-restore", False)))
         result: dict[str, Any] = {
-            "changed": changed or bool(needed),
+            "changed": bool(changed or needed),
             "action": ",".join(needed) or "none",
             "version": ".".join(str(part) for part in version),
             "containers": containers,
-            "diff": {"before_header": self.path, "after_header": self.path, "before": old or "", "after": text or ""},
+            "diff": self.diff(old or "", text, needed),
         }
-        if needed and not changed:
-            result["diff"] = {"before": "", "after": "", "prepared": f"docker.service: {' and '.join(needed)}\n"}
         if self.module.check_mode:
             return result
         if changed:

@@ -278,9 +278,13 @@ def not_older(kernels: Sequence[Kernel], running: str) -> list[Kernel]:
     return list(kernels[releases.index(running) :]) if running in releases else list(kernels)
 
 
-def parse_madison(text: str) -> set[str]:
-    """Return the packages that apt can install, from lines such as "linux-headers-amd64 | 6.12.48-1 | http://..."."""
-    return {line.split("|")[0].strip() for line in text.splitlines() if "|" in line}
+def list_kernel_packages(packages: packaging.Packages) -> list[str]:
+    """Return the packages with prebuilt modules and, if there are any, the kernel's metapackages.
+
+    Without a hold on these, a newer kernel could be installed without a module.
+    """
+    built = [name for name in packages if packaging.PREBUILT.fullmatch(name)]
+    return [*built, *(packaging.find_kernel_flavours(packages) if built else ())]
 
 
 def key_enrolled(root: Path) -> bool:
@@ -296,29 +300,37 @@ def read_bytes(path: Path) -> bytes:
         return b""
 
 
-class Look:
-    """Collect the driver facts of a host. Shares its readers with the doctor."""
+class DriverFactsCollector:
+    """Collects the driver facts of a host. Shares its readers with the doctor."""
 
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.params = module.params
         self.reader = DriverReader(Path(module.params["root"]))
+        self.driver = self.reader.driver({})
+        self.kernels = not_older(self.driver.kernels, self.driver.running_kernel)
+        query = ["dpkg-query", "-W", "-f", packaging.FORMAT, *packaging.PATTERNS]
+        code, out, err = module.run_command(query, environ_update={"LC_ALL": "C"})
+        # Exit status 1 means that a pattern matches no package, which is usual.
+        if code not in (0, 1):
+            module.fail_json(msg=f"dpkg-query failed: {err.strip()}")
+        self.packages, self.half_installed = packaging.parse_packages(out)
 
     def ask(self, *command: str) -> str:
         return str(self.module.run_command(list(command), environ_update={"LC_ALL": "C"})[1])
 
     def known_to_apt(self, names: list[str]) -> list[str]:
-        known = parse_madison(self.ask("apt-cache", "madison", *names)) if names else set()
+        known = packaging.parse_madison(self.ask("apt-cache", "madison", *names)) if names else {}
         return [name for name in names if name in known]
 
-    def origins(self, packages: packaging.Packages) -> dict[str, Any]:
+    def collect_origins(self) -> dict[str, Any]:
         """Return where the installed packages came from. If vllm-edge installed them, that is recorded."""
         mark = self.reader.text(self.params["mark"])
         if not isinstance(mark, Unread):
             found = SOURCE.search(mark)
             return {"recorded": found[1] if found else "nvidia", "foreign": {}, "unknown": [], "fitting": ""}
         # Helpers such as nvidia-installer-cleanup have dates as versions and may come from the distribution.
-        names = packaging.versioned(packages)
+        names = packaging.versioned(self.packages)
         offered = packaging.parse_policy(self.ask("apt-cache", "policy", *names)) if names else {}
         uris = sorted({uri for found in offered.values() for uri in found})
         owners = packaging.parse_origins(self.ask("apt-cache", "policy")) if uris else {}
@@ -337,72 +349,74 @@ class Look:
             "fitting": fitting[0] if fitting and foreign[wanted][0] else "",
         }
 
-    def look(self) -> dict[str, Any]:
-        plain = {"LC_ALL": "C"}
-        query = ["dpkg-query", "-W", "-f", packaging.FORMAT, *packaging.PATTERNS]
-        code, out, err = self.module.run_command(query, environ_update=plain)
-        # Exit status 1 means that a pattern matches no package, which is usual.
-        if code not in (0, 1):
-            self.module.fail_json(msg=f"dpkg-query failed: {err.strip()}")
-        packages, half = packaging.parse_packages(out)
+    def collect_packages(self) -> dict[str, Any]:
+        """Return which packages are installed, in which versions, and which of them are (or should be) held."""
+        packages, prebuilt = self.packages, self.params["prebuilt"]
         lead = packages.get(self.params["lead_package"])
         version = packaging.parse_upstream_version(lead["version"]) if lead else ""
         ours = packaging.driver_packages(packages, version) if lead else []
-        others = packaging.versioned(packages)
-        prebuilt = self.params["prebuilt"]
+        others = (packaging.parse_upstream_version(packages[name]["version"]) for name in packaging.versioned(packages))
+        drivers = sorted(name for name in packages if packaging.is_driver(name))
+        kernel = list_kernel_packages(packages)
+        hold = {*ours, *self.params["packages"], *(kernel if prebuilt else ())} if lead else set()
+        return {
+            "packages": packages,
+            "unconfigured": self.half_installed,
+            "version": version,
+            "installed": version or next(others, ""),
+            "driver_packages": ours,
+            "unheld": sorted(name for name in hold & packages.keys() if not packages[name]["held"]),
+            "held": sorted({name for name in (*drivers, *kernel) if packages[name]["held"]}),
+            "of_the_driver": drivers,
+            "other_branch": packaging.find_other_branches(drivers, self.params["branch"]),
+        }
 
-        driver = self.reader.driver({})
-        kernels = not_older(driver.kernels, driver.running_kernel)
-        headers = self.reader.at(f"lib/modules/{driver.running_kernel}/build/Makefile").exists()
+    def collect_kernel_needs(self) -> dict[str, Any]:
+        """Return which packages the kernels need for a module, and whether apt can install them."""
+        running, prebuilt = self.driver.running_kernel, self.params["prebuilt"]
+        built = self.reader.at(f"lib/modules/{running}/build/Makefile").exists()
         modules: list[str] = []
-        wanted: list[str] = []
+        headers: list[str] = []
         if prebuilt:
-            releases = [driver.running_kernel, *(kernel.release for kernel in kernels)]
-            modules = packaging.list_wanted_modules(prebuilt, packages, releases)
+            releases = [running, *(kernel.release for kernel in self.kernels)]
+            modules = packaging.list_wanted_modules(prebuilt, self.packages, releases)
         else:
             given, metapackages = self.params["headers"] or [], self.params["metapackages"]
-            wanted = wanted_headers(given, headers, driver.running_kernel, packages, metapackages)
+            headers = wanted_headers(given, built, running, self.packages, metapackages)
+        return {
+            "kernel": running,
+            "bare_kernels": [kernel.release for kernel in self.kernels if not kernel.has_module],
+            "headers": built,
+            "headers_to_install": self.known_to_apt([name for name in headers if name not in self.packages]),
+            "modules_to_install": self.known_to_apt([name for name in modules if name not in self.packages]),
+        }
 
-        drivers = [name for name in packages if packaging.is_driver(name)]
-        built = [name for name in packages if packaging.PREBUILT.fullmatch(name)]
-        # Without a hold on these, a newer kernel could be installed without a module.
-        kernel = [*built, *(packaging.find_kernel_flavours(packages) if built else ())]
-        hold = [name for name in (*ours, *self.params["packages"]) if name in packages] if lead else []
-        if prebuilt and lead:
-            hold += kernel
-
-        unit = driver.persistence
+    def collect_runtime(self) -> dict[str, Any]:
+        """Return what the kernel, the firmware, systemd and NVML say."""
+        driver, unit = self.driver, self.driver.persistence
         enabled = not isinstance(unit, Unread) and unit.file_state.startswith("enabled")
         rows, said = self.reader.smi(("uuid", "persistence_mode"))
         return {
-            "packages": packages,
-            "unconfigured": half,
-            "version": version,
-            "installed": version
-            or next((packaging.parse_upstream_version(packages[name]["version"]) for name in others), ""),
-            "driver_packages": ours,
-            "unheld": sorted({name for name in hold if not packages[name]["held"]}),
-            "held": sorted({name for name in (*drivers, *kernel) if packages[name]["held"]}),
-            "of_the_driver": sorted(drivers),
-            "other_branch": packaging.find_other_branches(sorted(drivers), self.params["branch"]),
-            **self.origins(packages),
             "installer": f"/{driver.installer.lstrip('/')}" if driver.installer else "",
             "module_version": driver.versions.module,
             "signer": driver.signer if isinstance(driver.signer, str) else "",
             "secure_boot": driver.secure_boot is True,
             "key_enrolled": key_enrolled(self.reader.root),
             "nouveau": driver.nouveau,
-            "kernel": driver.running_kernel,
-            "bare_kernels": [kernel.release for kernel in kernels if not kernel.has_module],
-            "headers": headers,
-            "headers_to_install": self.known_to_apt([name for name in wanted if name not in packages]),
-            "modules_to_install": self.known_to_apt([name for name in modules if name not in packages]),
             "unit_enabled": enabled,
             "persistence": enabled and not isinstance(unit, Unread) and unit.active_state == "active",
             "boot_id": self.reader.plain("proc/sys/kernel/random/boot_id"),
             "gpus": [row[0] for row in rows],
             "volatile_gpus": [row[0] for row in rows if switch(row[1]) is False],
             "nvml_error": said if said or rows else "nvidia-smi named no GPU",
+        }
+
+    def collect(self) -> dict[str, Any]:
+        return {
+            **self.collect_packages(),
+            **self.collect_origins(),
+            **self.collect_kernel_needs(),
+            **self.collect_runtime(),
         }
 
 
@@ -423,7 +437,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    module.exit_json(changed=False, **Look(module).look())
+    module.exit_json(changed=False, **DriverFactsCollector(module).collect())
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def archive(path: Path, *names: str) -> Path:
 @pytest.mark.thorough
 def test_archive_that_is_not_there(supply: Supply, seen: Seen) -> None:
     message = supply.refusal(vllm_image_base=ABSENT, vllm_image_base_archive="/nowhere/base.tar")
-    assert "vllm_image_base_archive is '/nowhere/base.tar', and the controller has no such file." in message
+    assert "/nowhere/base.tar (vllm_image_base_archive) on the controller is no archive of" in message
     assert f"docker save --output FILE {ABSENT}" in message
     assert "set vllm_image_base_archive_on_host: true if it lies on the host" in message
     seen(message)
@@ -175,8 +175,8 @@ def test_pip_fails_in_the_build(supply: Supply, seen: Seen, tmp_path: Path) -> N
 @pytest.mark.thorough
 def test_no_room_for_the_base_image(supply: Supply, seen: Seen) -> None:
     message = reason(supply.play(vllm_image_base=ABSENT, vllm_image_free_mib=10**9))
-    assert "1000000000 MiB (vllm_image_free_mib, which may be lower for a smaller image) are wanted" in message
-    assert "Nothing was brought." in message and "docker system df" in message
+    assert "1000000000 MiB (vllm_image_free_mib, which may be lower for a smaller image) are needed" in message
+    assert "Nothing was changed." in message and "docker system df" in message
     seen(message)
 
 

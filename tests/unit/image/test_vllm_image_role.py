@@ -258,7 +258,7 @@ def test_archive_of_the_controller_is_loaded(host: Host) -> None:
 @pytest.mark.thorough
 def test_build_on_a_full_disk_is_said_and_nothing_is_left(host: Host) -> None:
     host.refuse(
-        "1000000000 MiB are wanted to build vllm-edge/vllm-openai:0.32.0-",
+        "1000000000 MiB are needed to build vllm-edge/vllm-openai:0.32.0-",
         vllm_image_free_mib=1,
         __vllm_image_layer_mib=10**9,
     )
@@ -386,7 +386,7 @@ def test_image_whose_driver_nobody_knows(host: Host, environment: list[str] | No
     ("variables", "text"),
     [
         ({"vllm_image_requirement": "transformers<5"}, "is impossible with vLLM 0.32.0"),
-        ({"vllm_image_base": "vllm/vllm-openai:latest"}, "'latest' is no tag to serve from"),
+        ({"vllm_image_base": "vllm/vllm-openai:latest"}, "'latest' is refused"),
         ({"vllm_image_driver_version": "570.195.03"}, "made with CUDA 13.0.2, which needs a driver of branch 580"),
         ({"vllm_image_matrix": []}, "vllm_image_matrix is empty"),
         ({"vllm_image_wheels_directory": ""}, "The directory is needed"),

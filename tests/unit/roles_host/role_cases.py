@@ -11,7 +11,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[3]
+EMPTY: Mapping[str, Any] = {"str": "", "list": [], "dict": {}, "bool": False, "int": 0}
+
+
+def read_empty_result(module: str) -> dict[str, Any]:
+    """What a module returns on a host that has nothing, from the types in its documentation."""
+    text = (ROOT / f"plugins/modules/{module}.py").read_text()
+    returned = yaml.safe_load(text.partition('RETURN = r"""')[2].partition('"""')[0])
+    return {name: EMPTY[value["type"]] for name, value in returned.items()}
+
+
+def platform(distribution: str, version: str) -> dict[str, str]:
+    """What Ansible gathers of a distribution."""
+    major = version.partition(".")[0]
+    return {
+        "distribution": distribution,
+        "distribution_version": version,
+        "distribution_major_version": major,
+    }
 
 
 @dataclass(frozen=True)

@@ -26,24 +26,35 @@ def module(load_module: Callable[[str], ModuleType]) -> ModuleType:
     return load_module("container_gpu_probe")
 
 
+IMAGE, CONTAINER = {"image": "image"}, {"container": "vllm-e2b"}
+BOTH = '{"driver": "580", "uuids": ["GPU-b", "GPU-a"]}'
+
+
 @pytest.mark.parametrize(
-    ("code", "out", "err", "said"),
+    ("probed", "code", "out", "err", "said"),
     [
-        (0, '{"driver": "580", "uuids": ["GPU-b", "GPU-a"]}', "a warning", ""),
-        (0, '{"driver": "580", "uuids": ["GPU-a"]}', "", "sees GPU-a"),
-        (0, '{"driver": "580", "uuids": ["GPU-a", "GPU-b", "GPU-c"]}', "", "Something else than CDI"),
-        (0, "", "", "ended with 0"),
-        (3, '{"error": "nvmlInit_v2: Driver/library version mismatch (18)"}', "", "version mismatch"),
-        (125, "", "docker: CDI device injection failed: unresolvable CDI devices x", "by its UUID"),
-        (125, "", 'docker: could not select device driver "cdi" with capabilities: []', "CDI is off"),
-        (125, "", "docker: Error response from daemon: No such image: x.", "image stage"),
-        (124, "", "", "within 60 s"),
-        (127, "", "exec: python3: not found", "python3: not found"),
+        (IMAGE, 0, BOTH, "a warning", ""),
+        (IMAGE, 0, '{"driver": "580", "uuids": ["GPU-a"]}', "", "sees GPU-a"),
+        (IMAGE, 0, '{"driver": "580", "uuids": ["GPU-a", "GPU-b", "GPU-c"]}', "", "Something else than CDI"),
+        (IMAGE, 0, "", "", "ended with 0"),
+        (IMAGE, 3, '{"error": "nvmlInit_v2: Driver/library version mismatch (18)"}', "", "version mismatch"),
+        (IMAGE, 125, "", "docker: CDI device injection failed: unresolvable CDI devices x", "by its UUID"),
+        (IMAGE, 125, "", 'docker: could not select device driver "cdi" with capabilities: []', "CDI is disabled"),
+        (IMAGE, 125, "", "docker: Error response from daemon: No such image: x.", "image stage"),
+        (IMAGE, 124, "", "", "within 60 s"),
+        (IMAGE, 127, "", "exec: python3: not found", "python3: not found"),
+        (CONTAINER, 0, BOTH, "", ""),
+        (CONTAINER, 0, '{"driver": "580", "uuids": ["GPU-b"]}', "", "it sees GPU-b of GPU-a, GPU-b"),
+        (CONTAINER, 3, '{"error": "nvmlInit_v2: Unknown Error (999)"}', "", "Unknown Error (999). If a new container"),
+        (CONTAINER, 1, "", "Error response from daemon: No such container: vllm-e2b", "No such container"),
+        (CONTAINER, 124, "", "", "within 60 s"),
     ],
 )
-def test_sentences(module: ModuleType, code: int, out: str, err: str, said: str) -> None:
-    problem = module.judge(code, out, err, GPUS, "image", 60)
+def test_sentences(module: ModuleType, probed: dict[str, str], code: int, out: str, err: str, said: str) -> None:
+    problem = module.judge(code, out, err, GPUS, 60, **probed)
     assert said in problem and bool(said) == bool(problem)
+    if probed is CONTAINER and said and code != 124:
+        assert '"systemctl restart vllm-e2b.service"' in problem
 
 
 @pytest.fixture
@@ -77,27 +88,6 @@ def test_command_and_failure(
     result = run_module("container_gpu_probe", args, check=check)
     assert result["rc"] == (0 if check else 1)
     assert "ended with 125" in result["problem"]
-
-
-@pytest.mark.parametrize(
-    ("code", "out", "err", "said"),
-    [
-        (0, '{"driver": "580", "uuids": ["GPU-b", "GPU-a"]}', "", ""),
-        (0, '{"driver": "580", "uuids": ["GPU-b"]}', "", "it sees GPU-b of GPU-a, GPU-b"),
-        (
-            3,
-            '{"error": "nvmlInit_v2: Unknown Error (999)"}',
-            "",
-            "nvmlInit_v2: Unknown Error (999). Where a new container",
-        ),
-        (1, "", "Error response from daemon: No such container: vllm-e2b", "No such container"),
-        (124, "", "", "within 60 s"),
-    ],
-)
-def test_sentences_of_one_that_runs(module: ModuleType, code: int, out: str, err: str, said: str) -> None:
-    problem = module.judge_running(code, out, err, GPUS, "vllm-e2b", 60)
-    assert said in problem and bool(said) == bool(problem)
-    assert not said or code == 124 or '"systemctl restart vllm-e2b.service"' in problem
 
 
 @pytest.mark.parametrize("check", [True, False])

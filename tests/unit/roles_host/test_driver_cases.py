@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from role_cases import Case, Role
+from role_cases import Case, Role, platform, read_empty_result
 
 GPUS = [f"GPU-84be2d17-0c59-5f7a-b2f3-5d1a9e82000{index}" for index in range(4)]
 KERNEL = "6.8.0-79-generic"
@@ -16,38 +15,15 @@ PREBUILT = "linux-modules-nvidia-580-server-open-"
 NVIDIA_URL = "https://developer.download.nvidia.com/compute/cuda/repos/debian13/x86_64/"
 LIBRARIES = {"libnvidia-ml1": {"version": "550.163.01-2", "held": False}}
 
-UBUNTU = {"distribution": "Ubuntu", "distribution_version": "24.04", "distribution_major_version": "24"}
-DEBIAN_12 = {"distribution": "Debian", "distribution_version": "12.11", "distribution_major_version": "12"}
-DEBIAN_13 = {"distribution": "Debian", "distribution_version": "13.1", "distribution_major_version": "13"}
-ROCKY = {"distribution": "Rocky", "distribution_version": "9.4", "distribution_major_version": "9"}
+UBUNTU = platform("Ubuntu", "24.04")
+DEBIAN_12 = platform("Debian", "12.11")
+DEBIAN_13 = platform("Debian", "13.1")
+ROCKY = platform("Rocky", "9.4")
 
-BARE: dict[str, Any] = {
-    "packages": {},
-    "unconfigured": [],
-    "version": "",
-    "installed": "",
-    "driver_packages": [],
-    "unheld": [],
-    "other_branch": [],
-    "recorded": "",
-    "foreign": {},
-    "unknown": [],
-    "fitting": "",
-    "installer": "",
-    "module_version": "",
-    "signer": "",
-    "secure_boot": False,
-    "key_enrolled": False,
-    "nouveau": False,
+BARE = read_empty_result("nvidia_driver_state") | {
     "kernel": KERNEL,
-    "bare_kernels": [],
     "headers": True,
-    "headers_to_install": [],
-    "modules_to_install": [],
-    "persistence": False,
     "boot_id": "1",
-    "gpus": [],
-    "volatile_gpus": [],
     "nvml_error": "nvidia-smi is not installed",
 }
 SERVING = BARE | {
@@ -77,13 +53,13 @@ DEBIAN_SERVING = SERVING | {
 
 
 CASES = [
-    Case("a host that serves: nothing is refused", "refuse"),
-    Case("a host that serves: the evidence is there", "evidence", given={"nvidia_driver_gpus": 4}),
-    Case("fresh host: nothing is refused", "refuse", state=BARE),
-    Case("the same on Debian, from NVIDIA's repository", "refuse", state=DEBIAN_SERVING, facts=DEBIAN_13),
+    Case("a host that serves: nothing is refused", "assert"),
+    Case("a host that serves: the evidence is there", "verify", given={"nvidia_driver_gpus": 4}),
+    Case("fresh host: nothing is refused", "assert", state=BARE),
+    Case("the same on Debian, from NVIDIA's repository", "assert", state=DEBIAN_SERVING, facts=DEBIAN_13),
     Case(
         "driver of another source, which can be kept",
-        "refuse",
+        "assert",
         (
             "another source than the archive of Ubuntu-24.04: libnvidia-ml1 550.163.01-2 from http://vendor.example",
             "To keep that driver, set nvidia_driver_source to nvidia. To replace it, remove",
@@ -93,13 +69,13 @@ CASES = [
     ),
     Case(
         "driver of a third source",
-        "refuse",
+        "assert",
         ("Mixing sources ends in broken dependencies and mismatched versions. Remove them with",),
         BARE | {"packages": LIBRARIES, "foreign": {"libnvidia-ml1": ["http://ppa.example"]}},
     ),
     Case(
         "driver that this role took from the other source",
-        "refuse",
+        "assert",
         (
             "took the driver of this host (580.173.02) from the source nvidia; nvidia_driver_source is distribution",
             "set nvidia_driver_source to nvidia",
@@ -109,20 +85,20 @@ CASES = [
     ),
     Case(
         "driver of NVIDIA's .run installer",
-        "refuse",
+        "assert",
         ('"/usr/bin/nvidia-uninstall --silent"',),
         BARE | {"installer": "/usr/bin/nvidia-uninstall"},
     ),
     Case(
         "half installed packages",
-        "refuse",
+        "assert",
         ("dpkg left nvidia-utils-580-server half installed", 'run "dpkg --configure -a"'),
         BARE | {"unconfigured": ["nvidia-utils-580-server"]},
     ),
-    Case("Secure Boot with prebuilt modules", "refuse", state=BARE | {"secure_boot": True}),
+    Case("Secure Boot with prebuilt modules", "assert", state=BARE | {"secure_boot": True}),
     Case(
         "Secure Boot with modules of DKMS, where signed ones exist",
-        "refuse",
+        "assert",
         (
             'the kernel would refuse the module ("Key was rejected by service"). Nothing was installed.',
             "Set nvidia_driver_source to distribution: its modules are signed",
@@ -132,20 +108,20 @@ CASES = [
     ),
     Case(
         "Secure Boot with modules of DKMS, where there are no others",
-        "refuse",
+        "assert",
         ("Either enrol the key of DKMS", "mokutil --import /var/lib/dkms/mok.pub", "or turn Secure Boot off"),
         BARE | {"secure_boot": True},
         DEBIAN_13,
     ),
     Case(
         "Secure Boot with modules of DKMS, whose key is enrolled",
-        "refuse",
+        "assert",
         state=BARE | {"secure_boot": True, "key_enrolled": True},
         facts=DEBIAN_13,
     ),
     Case(
         "Secure Boot, and a module without a signature",
-        "evidence",
+        "verify",
         ("Secure Boot is on and the module nvidia that is installed for kernel 6.8.0-79-generic has no signature",),
         SERVING | {"secure_boot": True, "signer": ""},
     ),
@@ -153,9 +129,9 @@ CASES = [
         "newer branch wanted",
         "install",
         (
-            "has driver 580.173.02, wanted is 615.*",
+            "has driver 580.173.02, and 615.* is requested",
             "Nothing was changed: playbooks/driver_upgrade.yml stops the engines",
-            "or set nvidia_driver_branch to the driver that is there",
+            "or set nvidia_driver_branch to the installed driver",
         ),
         # Names carry the branch: the look for the wanted one finds another instead.
         SERVING
@@ -214,17 +190,17 @@ CASES = [
     ),
     Case(
         "kernel updated without a module for it",
-        "evidence",
+        "verify",
         (
             f"Kernel {NEWER} is installed without a module of the NVIDIA driver ({KERNEL} runs): after the next reboot",
             f"remove that kernel, or bring {PREBUILT}{NEWER} to the mirror",
-            "serves until then",
+            "Until then this host serves",
         ),
         SERVING | {"bare_kernels": [NEWER]},
     ),
     Case(
         "kernel updated without headers for DKMS",
-        "evidence",
+        "verify",
         (f'Install its headers ("apt-get install linux-headers-{NEWER}")',),
         DEBIAN_SERVING | {"bare_kernels": [NEWER]},
         DEBIAN_13,
@@ -237,30 +213,30 @@ CASES = [
     ),
     Case(
         "fewer GPUs than are expected",
-        "evidence",
+        "verify",
         ("NVML names 3 GPUs, and 4 are expected", GPUS[0], "lspci -d 10de:"),
         SERVING | {"gpus": GPUS[:3]},
         given={"nvidia_driver_gpus": 4},
     ),
     Case(
         "persistence off",
-        "evidence",
+        "verify",
         (f"persistence mode is off for {GPUS[1]}", "--no-persistence-mode turns it off"),
         SERVING | {"volatile_gpus": [GPUS[1]]},
     ),
     Case(
         "archive moved to another branch behind the name",
-        "evidence",
-        ("Wanted is driver 580.*; installed is 615.71.09", "transitional package"),
+        "verify",
+        ("Driver 580.* is requested; 615.71.09 is installed", "transitional package"),
         SERVING | {"version": "615.71.09", "installed": "615.71.09", "module_version": "615.71.09"},
     ),
     Case(
         "unsupported distribution",
         "validate",
         (
-            "The driver is installed on Debian-12, Debian-13, Ubuntu-24.04 and this host is Rocky-9, for which nobody "
-            "has run the package names and repositories: take one of those, or install the driver yourself and leave "
-            "the role out.",
+            "This role installs the driver on Debian-12, Debian-13, Ubuntu-24.04; this host is Rocky-9, whose package "
+            "names and repositories have not been tested. Use one of these distributions, or install the driver "
+            "yourself and leave the role out.",
         ),
         facts=ROCKY,
     ),
@@ -293,7 +269,7 @@ CASES = [
         "staging",
         (
             "The archive of Ubuntu-24.04 has the driver's modules prebuilt, a package for each kernel, and "
-            "staging_kernel_packages (linux-headers-generic) names none of them",
+            "staging_kernel_packages (linux-headers-generic) contains none of them",
             f"Add {PREBUILT}KERNEL, with KERNEL as",
         ),
         given={"nvidia_driver_kernel_packages": ["linux-headers-generic"]},

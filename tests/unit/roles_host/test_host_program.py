@@ -30,6 +30,9 @@ PYTHON = f"""#!/bin/sh
 # As Debian's python3, of which only `-m venv` is asked; the environment's pip needs no index.
 {sys.executable} -m venv --without-pip "$3" && cp -r "$CASE/packages/pip" "$(echo "$3"/lib/python3*/site-packages)/"
 """
+APT_GET = """#!/bin/sh
+echo "0 upgraded, 0 newly installed, 0 to remove and 0 not upgraded."
+"""
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to root")
 
@@ -53,16 +56,14 @@ class Host:
             shutil.copytree(ROOT / tree, root / "project" / tree, ignore=shutil.ignore_patterns("__pycache__", "*.whl"))
         for name in ("pyproject.toml", "LICENSE"):
             shutil.copy(ROOT / name, root / "project")
-        # Its one task here would ask apt.
-        (root / "project/roles/apt_repository/tasks").mkdir(parents=True)
-        (root / "project/roles/apt_repository/tasks/install.yml").write_text("[]\n")
         for name in ("bin", "cache", "opt", "packages/pip", "path", "state", "wheels"):
             (root / name).mkdir(parents=True)
         (root / "wheels/none.whl").touch()
         (root / "packages/pip/__init__.py").touch()
         (root / "packages/pip/__main__.py").write_text(PIP)
-        (root / "path/python3").write_text(PYTHON)
-        (root / "path/python3").chmod(0o755)
+        for name, script in (("python3", PYTHON), ("apt-get", APT_GET)):
+            (root / "path" / name).write_text(script)
+            (root / "path" / name).chmod(0o755)
         include = {"name": "vllm_edge_host", "tasks_from": "program", "rolespec_validate": False}
         steps = [{"ansible.builtin.setup": {"gather_subset": ["!all", "!min", "python"]}}]
         tasks = [*steps, {"ansible.builtin.include_role": include}]

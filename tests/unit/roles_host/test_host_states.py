@@ -313,65 +313,6 @@ def test_key_of_dkms_that_the_firmware_trusts(driver: ModuleType, tmp_path: Path
     assert driver.key_enrolled(tmp_path)
 
 
-# -- the archive's components
-
-TRIXIE = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian trixie main\n"
-DEB822 = """Types: deb
-URIs: http://security.debian.org/debian-security/
-Suites: trixie-security
-Components: main contrib
-Signed-By: /etc/apt/keyrings/own.gpg
-"""
-DOCKER = "deb http://download.docker.com/linux/debian trixie stable\n"
-WANTED = {"name": "driver", "release": "trixie", "components": ["contrib", "non-free"]}
-
-
-@pytest.fixture
-def archive(tmp_path: Path, program: Callable[[str, str], None]) -> Path:
-    sources = tmp_path / "etc/apt/sources.list.d"
-    sources.mkdir(parents=True)
-    (sources.parent / "sources.list").write_text(TRIXIE)
-    (sources / "security.sources").write_text(DEB822)
-    (sources / "docker.list").write_text(DOCKER)
-    program("apt-get", 'echo "$@" >>"$STATE/asked"; [ ! -e "$STATE/broken" ] || { cat "$STATE/broken" >&2; exit 100; }')
-    return tmp_path
-
-
-def test_components_are_added_with_address_and_key_of_the_hosts_own_sources(run_module: Run, archive: Path) -> None:
-    args = WANTED | {"root": str(archive)}
-    written = archive / "etc/apt/sources.list.d/driver.sources"
-    foreseen = run_module("archive_components", args, check=True)
-    assert foreseen["changed"] and not written.exists() and not (archive / "asked").exists()
-    result = run_module("archive_components", args)
-    assert result["added"] == [
-        "http://deb.debian.org/debian trixie contrib non-free",
-        "http://security.debian.org/debian-security/ trixie-security non-free",
-    ]
-    assert "Signed-By: /etc/apt/keyrings/own.gpg" in written.read_text() and "docker" not in written.read_text()
-    assert not run_module("archive_components", args)["changed"]
-    # What the operator adds to his own sources is left to them.
-    (archive / "etc/apt/sources.list").write_text(TRIXIE.replace("main", "main contrib non-free"))
-    (archive / "etc/apt/sources.list.d/security.sources").unlink()
-    assert run_module("archive_components", args)["changed"]
-    assert not written.exists()
-
-
-def test_a_source_that_apt_cannot_read_is_not_written(run_module: Run, archive: Path) -> None:
-    (archive / "broken").write_text(
-        "E: Failed to fetch http://deb.debian.org/debian/dists/trixie/InRelease  Could not resolve 'deb.debian.org'\n"
-    )
-    result = run_module("archive_components", WANTED | {"root": str(archive)})
-    assert "was not added, and nothing was changed: Could not resolve 'deb.debian.org'" in result["msg"]
-    assert not (archive / "etc/apt/sources.list.d/driver.sources").exists()
-
-
-def test_a_key_inside_a_source_is_nobody_elses(run_module: Run, archive: Path) -> None:
-    key = "Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n"
-    (archive / "etc/apt/sources.list.d/security.sources").write_text(DEB822.partition("Signed-By")[0] + key)
-    result = run_module("archive_components", WANTED | {"root": str(archive)})
-    assert "add contrib non-free to its components there" in result["msg"]
-
-
 # -- container runtime
 
 CDI_LIST = """INFO[0000] Found 3 CDI devices
@@ -404,15 +345,11 @@ ActiveState=inactive
 """
 
 
-def test_devices_gpus_and_units(runtime: ModuleType) -> None:
+def test_devices_and_gpus(runtime: ModuleType) -> None:
     devices = runtime.parse_devices(CDI_LIST)
     assert devices == ["nvidia.com/gpu=0", f"nvidia.com/gpu={GPUS[0]}", "nvidia.com/gpu=all"]
     assert runtime.compare(devices, GPUS) == ([GPUS[1]], [])
     assert runtime.compare(devices, [GPUS[1]]) == ([GPUS[1]], [GPUS[0]])
-    assert runtime.parse_units(UNITS) == {
-        "nvidia-cdi-refresh.path": {"enabled": True, "active": True},
-        "nvidia-cdi-refresh.service": {"enabled": False, "active": False},
-    }
 
 
 @pytest.mark.parametrize(
@@ -464,11 +401,19 @@ def test_look_at_a_container_runtime(run_module: Run, program: Callable[[str, st
     for directory in ("var/run/cdi", "etc/cdi"):
         (tmp_path / directory).mkdir(parents=True)
     (tmp_path / "var/run/cdi/nvidia.yaml").write_text(SPEC)
-    args = {"packages": ["nvidia-container-toolkit"], "units": ["x"], "root": str(tmp_path)}
+    args = {
+        "packages": ["nvidia-container-toolkit"],
+        "units": ["nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service", "missing.service"],
+        "root": str(tmp_path),
+    }
     found = run_module("container_runtime_state", args, check=True)
     assert (found["docker_version"], found["docker_major"]) == ("26.1.5", 26)
     assert found["packages"] == {"nvidia-container-toolkit": {"version": "1.18.2-1", "held": True}}
     assert (found["driver"], found["cdi_driver"], found["cdi_missing"]) == ("580.173.02", ["580.173.02"], [GPUS[1]])
+    assert found["units"] == {
+        "nvidia-cdi-refresh.path": {"enabled": True, "active": True},
+        "nvidia-cdi-refresh.service": {"enabled": False, "active": False},
+    }
     assert GPUS[1] in found["cdi_stale"] and found["cdi_static"] == []
     (tmp_path / "etc/cdi/nvidia.yaml").write_text(SPEC)
     found = run_module("container_runtime_state", args)

@@ -4,48 +4,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.gpu.toolkit import KNOWN_BAD
-from role_cases import Case, Role
+from role_cases import Case, Role, platform, read_empty_result
 
-DEBIAN_12 = {"distribution": "Debian", "distribution_version": "12.11", "distribution_major_version": "12"}
-ROCKY = {"distribution": "Rocky", "distribution_version": "9.4", "distribution_major_version": "9"}
-BARE: dict[str, Any] = {
-    "docker_version": "",
-    "docker_major": 0,
-    "packages": {},
-    "units": {},
-    "cdi_devices": [],
-    "cdi_static": [],
-    "cdi_stale": "",
-    "toolkit_known_bad": dict(KNOWN_BAD),
-}
+DEBIAN_12 = platform("Debian", "12.11")
+ROCKY = platform("Rocky", "9.4")
+BARE = read_empty_result("container_runtime_state") | {"toolkit_known_bad": dict(KNOWN_BAD)}
 SERVING = BARE | {"docker_version": "28.5.1", "docker_major": 28}
 
 
 CASES = [
-    Case("Docker absent: nothing is refused", "refuse", state=BARE),
-    Case("Docker with CDI there: nothing is refused", "refuse"),
+    Case("Docker absent: nothing is refused", "assert", state=BARE),
+    Case("Docker with CDI there: nothing is refused", "assert"),
     Case(
         "Docker too old",
-        "refuse",
+        "assert",
         (
-            "This host has Docker 20.10.24, which knows no CDI; 25 or later does.",
+            "This host has Docker 20.10.24, which does not support CDI; release 25 and later do.",
             "install a newer Docker, or remove this",
         ),
         SERVING | {"docker_version": "20.10.24", "docker_major": 20},
     ),
     Case(
         "two CDI specifications in conflict",
-        "refuse",
+        "assert",
         ("/etc/cdi/nvidia.yaml describes the GPUs by hand", "Remove it and run again."),
         SERVING | {"cdi_static": ["/etc/cdi/nvidia.yaml"]},
     ),
     Case(
         "toolkit that is known not to work",
-        "refuse",
+        "assert",
         (
             "container_runtime_toolkit_version is 1.20.0-1: cuInit fails in containers",
             "Nothing was changed: take another release",
@@ -56,7 +46,7 @@ CASES = [
     Case(
         "distribution of the RHEL family",
         "validate",
-        ("this host is Rocky-9", "Install one of those, or install Docker 25 and the toolkit yourself"),
+        ("this host is Rocky-9", "Install one of these distributions, or install Docker 25 and the toolkit yourself"),
         facts=ROCKY,
     ),
 ]

@@ -12,20 +12,21 @@ import subprocess
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from ansible.module_utils.vllm_edge.system.apt_sources import get_index_prefix
+from ansible.module_utils.vllm_edge.system.openpgp import (
+    KeyFormatError,
+    dearmour,
+    list_fingerprints,
+    parse_fingerprints,
+)
 
 ED25519 = "2EE0110E2F575441C0A3CF3DA7FF9C965562865B"
 RSA = "379CE5E90C34A1E850EBC237B0C9811DEAA02CE3"
 URI = "http://vendor.example/repos/debian13/x86_64/"
 RunModule = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def module(load_module: Callable[[str], ModuleType]) -> ModuleType:
-    return load_module("signed_apt_repository")
 
 
 # -- fingerprints
@@ -35,22 +36,20 @@ def module(load_module: Callable[[str], ModuleType]) -> ModuleType:
     ("name", "expected"),
     [("ed25519.asc", [ED25519]), ("rsa-with-subkey.asc", [RSA]), ("two.asc", [ED25519, RSA])],
 )
-def test_fingerprints_of_primary_keys_armoured_and_binary(
-    module: ModuleType, keys: Path, name: str, expected: list[str]
-) -> None:
+def test_fingerprints_of_primary_keys_armoured_and_binary(keys: Path, name: str, expected: list[str]) -> None:
     data = (keys / name).read_bytes()
-    assert module.fingerprints(data) == expected
-    assert module.fingerprints(module.dearmour(data)) == expected
+    assert list_fingerprints(data) == expected
+    assert list_fingerprints(dearmour(data)) == expected
 
 
 @pytest.mark.skipif(not shutil.which("gpg"), reason="gpg is not installed")
 @pytest.mark.parametrize("name", ["ed25519.asc", "rsa-with-subkey.asc", "two.asc"])
-def test_fingerprints_are_those_of_gpg(module: ModuleType, keys: Path, name: str, tmp_path: Path) -> None:
+def test_fingerprints_are_those_of_gpg(keys: Path, name: str, tmp_path: Path) -> None:
     command = ["gpg", "--homedir", str(tmp_path), "--with-colons", "--show-keys", str(keys / name)]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     # The fpr line after a pub line is the primary key's; the one after a sub line is a subkey's.
     gpg = [line.split(":")[9] for before, line in pairwise(lines) if before.startswith("pub:")]
-    assert module.fingerprints((keys / name).read_bytes()) == sorted(gpg)
+    assert list_fingerprints((keys / name).read_bytes()) == sorted(gpg)
 
 
 def packet(tag: int, body: bytes) -> bytes:
@@ -70,19 +69,19 @@ def packet(tag: int, body: bytes) -> bytes:
         (b"\xc6\xe1ab", "unknown length"),
     ],
 )
-def test_what_is_no_key_is_said(module: ModuleType, data: bytes, said: str) -> None:
-    with pytest.raises(module.KeyFormatError, match=said):
-        module.fingerprints(data)
+def test_what_is_no_key_is_said(data: bytes, said: str) -> None:
+    with pytest.raises(KeyFormatError, match=said):
+        list_fingerprints(data)
 
 
-def test_damaged_armour_is_said(module: ModuleType, keys: Path) -> None:
+def test_damaged_armour_is_said(keys: Path) -> None:
     text = (keys / "ed25519.asc").read_text().replace("mDME", "mD*E")
-    with pytest.raises(module.KeyFormatError, match="armour is damaged"):
-        module.fingerprints(text.encode())
+    with pytest.raises(KeyFormatError, match="armour is damaged"):
+        list_fingerprints(text.encode())
 
 
 @pytest.mark.parametrize("size", [150, 300, 9000])
-def test_packet_lengths_of_both_formats(module: ModuleType, size: int) -> None:
+def test_packet_lengths_of_both_formats(size: int) -> None:
     body = b"\x04" + bytes(size - 1)
     new = bytes([0xC6]) + (
         bytes([size])
@@ -92,27 +91,27 @@ def test_packet_lengths_of_both_formats(module: ModuleType, size: int) -> None:
         else b"\xff" + size.to_bytes(4, "big")
     )
     old = bytes([0x80 | 6 << 2 | (0 if size < 256 else 1)]) + size.to_bytes(1 if size < 256 else 2, "big")
-    assert module.fingerprints(new + body) == module.fingerprints(old + body)
+    assert list_fingerprints(new + body) == list_fingerprints(old + body)
 
 
-def test_version_6_keys_have_long_fingerprints(module: ModuleType) -> None:
+def test_version_6_keys_have_long_fingerprints() -> None:
     # RFC 9580, appendix A.3: the sample certificate's primary key.
     sample = base64.b64decode("xioGY4d/4xsAAAAg+U2nu0jWCmHlZ3BqZYfQMxmZu52JGggkLq2EVD34laPC")[:44]
     expected = "CB186C4F0609A697E4D52DFA6C722B0C1F1E27C18A56708F6525EC27BAD9ACC9"
-    assert module.fingerprints(sample) == [expected]
+    assert list_fingerprints(sample) == [expected]
 
 
 @pytest.mark.parametrize(
     "text", [ED25519, ED25519.lower(), "2EE0 110E 2F57 5441 C0A3  CF3D A7FF 9C96 5562 865B", f"{ED25519}, "]
 )
-def test_fingerprints_as_operators_write_them(module: ModuleType, text: str) -> None:
-    assert module.parse_fingerprints(text) == [ED25519]
+def test_fingerprints_as_operators_write_them(text: str) -> None:
+    assert parse_fingerprints(text) == [ED25519]
 
 
 @pytest.mark.parametrize("text", ["A7FF9C965562865B", f"0x{ED25519}", "-"])
-def test_short_fingerprints_are_refused(module: ModuleType, text: str) -> None:
+def test_short_fingerprints_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a fingerprint"):
-        module.parse_fingerprints(text)
+        parse_fingerprints(text)
 
 
 # -- sources
@@ -127,8 +126,8 @@ def test_short_fingerprints_are_refused(module: ModuleType, text: str) -> None:
         ("file:///srv/mirror", "./", "_srv_mirror_._"),
     ],
 )
-def test_names_of_apts_index_files(module: ModuleType, uri: str, suite: str, expected: str) -> None:
-    assert module.list_name(uri, suite) == expected
+def test_names_of_apts_index_files(uri: str, suite: str, expected: str) -> None:
+    assert get_index_prefix(uri, suite) == expected
 
 
 # -- the module
@@ -169,67 +168,63 @@ def files(tmp_path: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 
 
-def run(run_module: RunModule, args: dict[str, Any], **more: Any) -> dict[str, Any]:
-    check = more.pop("check", False)
-    return run_module("signed_apt_repository", {**args, **more}, check=check)
+@pytest.fixture
+def run(run_module: RunModule, args: dict[str, Any]) -> RunModule:
+    return lambda check=False, **more: run_module("signed_apt_repository", {**args, **more}, check=check)
 
 
 def test_first_use_is_recorded_and_second_run_changes_nothing(
-    run_module: RunModule,
+    run: RunModule,
     args: dict[str, Any],
     tmp_path: Path,
-    module: ModuleType,
     keys: Path,
     on_the_disk: Callable[[Path], bool],
 ) -> None:
-    foreseen = run(run_module, args, check=True)
+    foreseen = run(check=True)
     assert foreseen["changed"] and foreseen["fingerprints"] == []
     assert files(tmp_path) == {}
 
-    result = run(run_module, args)
+    result = run()
     assert (result["changed"], result["trust"], result["fingerprints"]) == (True, "first-use", [ED25519])
+    assert f'vendor_fingerprint: "{ED25519}"' in str(result["warnings"])
     written = files(tmp_path)
-    assert written["etc/apt/keyrings/vendor.gpg"] == module.dearmour((keys / "ed25519.asc").read_bytes())
+    assert written["etc/apt/keyrings/vendor.gpg"] == dearmour((keys / "ed25519.asc").read_bytes())
     assert "Signed-By: /etc/apt/keyrings/vendor.gpg" in written["etc/apt/sources.list.d/vendor.sources"].decode()
     assert json.loads(written["var/lib/vllm-edge/keys.json"])["vendor"]["fingerprints"] == [ED25519]
     assert on_the_disk(Path(args["record"]))
 
     (tmp_path / "vendor.asc").unlink()  # a checked key is not downloaded again
-    again = run(run_module, args)
+    again = run()
     assert (again["changed"], again["refreshed"], again["trust"]) == (False, False, "recorded")
-    assert run(run_module, args, check=True)["changed"] is False
+    assert run(check=True)["changed"] is False
     assert files(tmp_path) == written
 
 
-def test_pinned_key_must_match(run_module: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
-    result = run(run_module, args, fingerprint=RSA)
+def test_pinned_key_must_match(run: RunModule, tmp_path: Path) -> None:
+    result = run(fingerprint=RSA)
     assert result["rc"] == 1
     assert ED25519 in result["msg"] and f"vendor_fingerprint pins {RSA}" in result["msg"]
     assert files(tmp_path) == {}
-    assert run(run_module, args, fingerprint=ED25519)["trust"] == "pinned"
+    assert run(fingerprint=ED25519)["trust"] == "pinned"
 
 
-def test_later_different_key_is_refused(
-    run_module: RunModule, args: dict[str, Any], tmp_path: Path, keys: Path
-) -> None:
-    run(run_module, args)
+def test_later_different_key_is_refused(run: RunModule, tmp_path: Path, keys: Path) -> None:
+    run()
     shutil.copy(keys / "rsa-with-subkey.asc", tmp_path / "vendor.asc")
     (tmp_path / "root/etc/apt/keyrings/vendor.gpg").unlink()
-    result = run(run_module, args)
+    result = run()
     assert result["rc"] == 1 and "recorded at first use" in result["msg"]
     # The operator's pin is the way to a new key.
-    result = run(run_module, args, fingerprint=RSA)
+    result = run(fingerprint=RSA)
     assert (result["rc"], result["changed"], result["fingerprints"]) == (0, True, [RSA])
-    assert run(run_module, args)["trust"] == "recorded"
+    assert run()["trust"] == "recorded"
 
 
-def test_known_key_with_another_beside_it_is_refused(
-    run_module: RunModule, args: dict[str, Any], tmp_path: Path, keys: Path
-) -> None:
+def test_known_key_with_another_beside_it_is_refused(run: RunModule, tmp_path: Path, keys: Path) -> None:
     shutil.copy(keys / "two.asc", tmp_path / "vendor.asc")
-    result = run(run_module, args, fingerprint=ED25519)
+    result = run(fingerprint=ED25519)
     assert result["rc"] == 1 and RSA in result["msg"]
-    assert run(run_module, args, fingerprint=f"{RSA},{ED25519}")["rc"] == 0
+    assert run(fingerprint=f"{RSA},{ED25519}")["rc"] == 0
 
 
 UNSIGNED = """E: Failed to fetch http://vendor.example/repos/debian13/x86_64/InRelease  Sub-process /usr/bin/sqv \
@@ -240,17 +235,17 @@ E: Some index files failed to download. They have been ignored, or old ones used
 
 @pytest.mark.parametrize("installed", [False, True])
 def test_what_apt_cannot_read_is_never_written(
-    run_module: RunModule, args: dict[str, Any], tmp_path: Path, keys: Path, module: ModuleType, installed: bool
+    run: RunModule, args: dict[str, Any], tmp_path: Path, keys: Path, installed: bool
 ) -> None:
     if installed:
-        run(run_module, args)
+        run()
     before = files(tmp_path)
     (tmp_path / "broken").write_text(UNSIGNED)
     (tmp_path / "written").unlink(missing_ok=True)
     shutil.copy(keys / "rsa-with-subkey.asc", tmp_path / "vendor.asc")
     umask = os.umask(0o077)
     try:
-        result = run(run_module, args, fingerprint=RSA)
+        result = run(fingerprint=RSA)
     finally:
         os.umask(umask)
     assert result["rc"] == 1
@@ -264,64 +259,123 @@ def test_what_apt_cannot_read_is_never_written(
     trial = (tmp_path / "trial").read_text()
     assert f"URIs: {URI}\n" in trial
     keyring = Path(re.findall(r"^Signed-By: (.*)$", trial, re.MULTILINE)[0])
-    assert (tmp_path / "trial.gpg").read_bytes() == module.dearmour((keys / "rsa-with-subkey.asc").read_bytes())
+    assert (tmp_path / "trial.gpg").read_bytes() == dearmour((keys / "rsa-with-subkey.asc").read_bytes())
     assert not keyring.parent.exists()
     # apt checks signatures as a user of its own.
     assert (tmp_path / "modes").read_text().split() == ["755", "644"]
 
 
 @pytest.mark.parametrize("damage", ["etc/apt/keyrings/vendor.gpg", "etc/apt/sources.list.d/vendor.sources"])
-def test_damage_is_repaired_as_foreseen(
-    run_module: RunModule, args: dict[str, Any], tmp_path: Path, damage: str
-) -> None:
-    run(run_module, args)
+def test_damage_is_repaired_as_foreseen(run: RunModule, tmp_path: Path, damage: str) -> None:
+    run()
     written = files(tmp_path)
     (tmp_path / "root" / damage).write_bytes(b"damaged")
-    assert run(run_module, args, check=True)["changed"] is True
-    assert run(run_module, args)["changed"] is True
+    assert run(check=True)["changed"] is True
+    assert run()["changed"] is True
     assert files(tmp_path) == written
 
 
-def test_missing_index_is_read_without_a_change(run_module: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
-    run(run_module, args)
+def test_missing_index_is_read_without_a_change(run: RunModule, tmp_path: Path) -> None:
+    run()
     shutil.rmtree(tmp_path / "root/var/lib/apt/lists")
-    result = run(run_module, args)
+    result = run()
     assert (result["changed"], result["refreshed"]) == (False, True)
     # One repository alone, and a failure is a failure.
     log = (tmp_path / "apt-get.log").read_text().splitlines()[-1]
     assert "Dir::Etc::sourceparts=-" in log and "APT::Update::Error-Mode=any" in log
 
 
-def test_the_same_repository_elsewhere_is_named(run_module: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
+def test_the_same_repository_elsewhere_is_named(run: RunModule, tmp_path: Path) -> None:
     other = tmp_path / "root/etc/apt/sources.list.d/cuda.list"
     other.parent.mkdir(parents=True)
     other.write_text("deb [arch=amd64] http://vendor.example/repos/debian13/x86_64 /\n")
-    result = run(run_module, args)
+    result = run()
     assert result["rc"] == 1 and str(other) in result["msg"]
 
 
-def test_key_as_text_wins_and_is_checked_each_time(run_module: RunModule, args: dict[str, Any], keys: Path) -> None:
+def test_key_as_text_wins_and_is_checked_each_time(run: RunModule, keys: Path) -> None:
     local = {"key_text": (keys / "rsa-with-subkey.asc").read_text(), "key_source": "keys/vendor.asc"}
-    assert run(run_module, args, **local)["fingerprints"] == [RSA]
-    assert run(run_module, args, **local)["changed"] is False
+    assert run(**local)["fingerprints"] == [RSA]
+    assert run(**local)["changed"] is False
     other = {**local, "key_text": (keys / "ed25519.asc").read_text()}
     for check in (True, False):
-        result = run(run_module, args, check=check, **other)
+        result = run(check=check, **other)
         assert result["rc"] == 1 and "keys/vendor.asc" in result["msg"]
 
 
-def test_a_key_that_cannot_be_had_is_said(run_module: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
+def test_a_key_that_cannot_be_had_is_said(run: RunModule, tmp_path: Path) -> None:
     (tmp_path / "vendor.asc").unlink()
-    assert "could not be downloaded" in run(run_module, args)["msg"]
-    assert "vendor_fingerprint" in run(run_module, args, key_url="")["msg"]
+    assert "could not be downloaded" in run()["msg"]
+    assert "vendor_fingerprint" in run(key_url="")["msg"]
     (tmp_path / "vendor.asc").write_text("<html>log in first</html>")
-    assert "not OpenPGP data" in run(run_module, args)["msg"]
+    assert "not OpenPGP data" in run()["msg"]
 
 
-def test_damaged_record_is_not_overwritten(run_module: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
+def test_damaged_record_is_not_overwritten(run: RunModule, args: dict[str, Any], tmp_path: Path) -> None:
     record = Path(args["record"])
     record.parent.mkdir(parents=True)
     record.write_text("{")
-    result = run(run_module, args)
+    result = run()
     assert result["rc"] == 1 and str(record) in result["msg"]
     assert record.read_text() == "{"
+
+
+# -- the archive's components
+
+TRIXIE = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian trixie main\n"
+DEB822 = """Types: deb
+URIs: http://security.debian.org/debian-security/
+Suites: trixie-security
+Components: main contrib
+Signed-By: /etc/apt/keyrings/own.gpg
+"""
+DOCKER = "deb http://download.docker.com/linux/debian trixie stable\n"
+WANTED = {"name": "driver", "release": "trixie", "components": ["contrib", "non-free"]}
+
+
+@pytest.fixture
+def archive(tmp_path: Path, program: Callable[[str, str], None]) -> Path:
+    sources = tmp_path / "etc/apt/sources.list.d"
+    sources.mkdir(parents=True)
+    (sources.parent / "sources.list").write_text(TRIXIE)
+    (sources / "security.sources").write_text(DEB822)
+    (sources / "docker.list").write_text(DOCKER)
+    program("apt-get", 'echo "$@" >>"$STATE/asked"; [ ! -e "$STATE/broken" ] || { cat "$STATE/broken" >&2; exit 100; }')
+    return tmp_path
+
+
+def test_components_are_added_with_address_and_key_of_the_hosts_own_sources(
+    run_module: RunModule, archive: Path
+) -> None:
+    args = WANTED | {"root": str(archive)}
+    written = archive / "etc/apt/sources.list.d/driver.sources"
+    foreseen = run_module("signed_apt_repository", args, check=True)
+    assert foreseen["changed"] and not written.exists() and not (archive / "asked").exists()
+    result = run_module("signed_apt_repository", args)
+    assert result["added"] == [
+        "http://deb.debian.org/debian trixie contrib non-free",
+        "http://security.debian.org/debian-security/ trixie-security non-free",
+    ]
+    assert "Signed-By: /etc/apt/keyrings/own.gpg" in written.read_text() and "docker" not in written.read_text()
+    assert not run_module("signed_apt_repository", args)["changed"]
+    # What the operator adds to his own sources is left to them.
+    (archive / "etc/apt/sources.list").write_text(TRIXIE.replace("main", "main contrib non-free"))
+    (archive / "etc/apt/sources.list.d/security.sources").unlink()
+    assert run_module("signed_apt_repository", args)["changed"]
+    assert not written.exists()
+
+
+def test_a_source_that_apt_cannot_read_is_not_written(run_module: RunModule, archive: Path) -> None:
+    (archive / "broken").write_text(
+        "E: Failed to fetch http://deb.debian.org/debian/dists/trixie/InRelease  Could not resolve 'deb.debian.org'\n"
+    )
+    result = run_module("signed_apt_repository", WANTED | {"root": str(archive)})
+    assert "was not added, and nothing was changed: Could not resolve 'deb.debian.org'" in result["msg"]
+    assert not (archive / "etc/apt/sources.list.d/driver.sources").exists()
+
+
+def test_a_key_inside_a_source_is_nobody_elses(run_module: RunModule, archive: Path) -> None:
+    key = "Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n"
+    (archive / "etc/apt/sources.list.d/security.sources").write_text(DEB822.partition("Signed-By")[0] + key)
+    result = run_module("signed_apt_repository", WANTED | {"root": str(archive)})
+    assert "add contrib non-free to its components there" in result["msg"]

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of apt-get, its sources, and translation of its messages into reasons and remedies for an operator.
+"""Calls of apt-get, and translation of its messages into reasons and remedies for an operator.
 
-Used by the modules of the role apt_repository. apt and dpkg are run in the C locale, so that they print English. Every
-text that is matched here was seen with apt 2.6 or 3.0.
+apt and dpkg are run in the C locale, so that they print English. Every text that is matched here was seen with apt 2.6
+or 3.0.
 """
 
 from __future__ import annotations
 
-import glob
-import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from urllib.parse import unquote, urlsplit
+
+from .apt_sources import Source
 
 Run = Callable[[list[str]], tuple[int, str, str]]
 """Runs a command in the C locale and returns its exit status, standard output and standard error."""
@@ -25,110 +24,6 @@ TIMEOUT_VARIABLE = "apt_repository_timeout_s"
 """Variable of the inventory that sets Limits.silence_s; named in messages."""
 POLL_S = 1.0
 """Seconds between two attempts while another program holds a lock."""
-
-
-# -- sources
-
-
-@dataclass(frozen=True)
-class Source:
-    """One apt source, as a file on the host defines it."""
-
-    uri: str
-    suite: str
-    path: str
-    components: tuple[str, ...] = ()
-    signed_by: str = ""
-
-
-def parse_one_line_sources(text: str, path: str) -> list[Source]:
-    """Return the binary sources (`deb` lines) of a .list file.
-
-    Args:
-        text: content of the file
-        path: its path, for `Source.path`
-    """
-    found = []
-    for line in text.splitlines():
-        match = re.match(r"\s*deb\s+(?:\[([^]]*)\]\s*)?(\S+)\s+(\S+)([^#]*)", line)
-        if match:
-            key = re.search(r"signed-by=(\S+)", match[1] or "", re.IGNORECASE)
-            found.append(Source(match[2], match[3], path, tuple(match[4].split()), key[1] if key else ""))
-    return found
-
-
-def parse_deb822_sources(text: str, path: str) -> list[Source]:
-    """Return the enabled binary sources of a .sources file, one per combination of URI and suite.
-
-    Args:
-        text: content of the file
-        path: its path, for `Source.path`
-    """
-    found = []
-    for stanza in re.split(r"\n\s*\n", text):
-        lines = [line for line in stanza.splitlines() if not line.startswith("#")]
-        fields: dict[str, str] = {}
-        name = ""
-        for line in lines:
-            if line[:1] in (" ", "\t"):
-                fields[name] = fields.get(name, "") + " " + line.strip()
-            elif ":" in line:
-                name, _, value = line.partition(":")
-                name = name.strip().lower()
-                fields[name] = value.strip()
-        enabled = fields.get("enabled", "yes").lower() not in ("no", "false", "0", "off")
-        if not enabled or "deb" not in fields.get("types", "").split():
-            continue
-        components, key = tuple(fields.get("components", "").split()), fields.get("signed-by", "")
-        pairs = [(uri, suite) for uri in fields.get("uris", "").split() for suite in fields.get("suites", "").split()]
-        found += [Source(uri, suite, path, components, key) for uri, suite in pairs]
-    return found
-
-
-def read_sources(root: str) -> list[Source]:
-    """Return the sources of all files that apt reads below `root`/etc/apt. Raises OSError."""
-    etc = os.path.join(root, "etc/apt")
-    found: list[Source] = []
-    for path in [os.path.join(etc, "sources.list"), *sorted(glob.glob(os.path.join(etc, "sources.list.d/*")))]:
-        parse = {".sources": parse_deb822_sources, ".list": parse_one_line_sources}.get(os.path.splitext(path)[1])
-        if parse and os.path.isfile(path):
-            with open(path, encoding="utf-8", errors="replace") as file:
-                found += parse(file.read(), path)
-    return found
-
-
-def is_same_source(one: str, other: str, architecture: str) -> bool:
-    """Return whether apt takes two addresses for the same repository.
-
-    Args:
-        one: a URI; it may contain $(ARCH)
-        other: another one
-        architecture: value for $(ARCH), as `dpkg --print-architecture` prints it
-    """
-    normal = [uri.replace("$(ARCH)", architecture).rstrip("/") for uri in (one, other)]
-    return normal[0] == normal[1]
-
-
-def find_clashes(sources: list[Source], uri: str, suites: list[str], architecture: str, own: str) -> list[Source]:
-    """Return the sources in other files that define a repository of ours too.
-
-    apt refuses to work if one repository has two different Signed-By values.
-
-    Args:
-        sources: all sources of the host
-        uri: address of our repository
-        suites: its suites
-        architecture: the host's architecture
-        own: path of the file that defines our repository
-    """
-    return [
-        source
-        for source in sources
-        if source.path != own and source.suite in suites and is_same_source(source.uri, uri, architecture)
-    ]
-
-
-# -- a call
 
 
 @dataclass(frozen=True)
@@ -187,13 +82,40 @@ def apt_get(
 # -- messages
 
 
-class Kind(Enum):
-    """Kinds of download failure that have different remedies."""
+@dataclass(frozen=True)
+class Kind:
+    """A kind of download failure, with a verb and a remedy of its own."""
 
-    UNREACHABLE = "unreachable"
-    MISSING = "missing"
-    DAMAGED = "damaged"
-    UNTRUSTED = "untrusted"
+    pattern: str
+    """Matches apt's reason."""
+    verb: str
+    """What happened to the file, as part of a sentence that ends with the repository."""
+    remedy: str
+    """What an operator can do; {where} is the variable or file that names the repository."""
+
+
+UNTRUSTED = Kind(
+    r"[Ss]ignature|NO_PUBKEY|Missing key|no longer signed|not signed|EXPKEYSIG|REVKEYSIG",
+    "was not accepted from",
+    "Whoever signs it decides what is installed as root: compare its key with what its owner publishes.",
+)
+DAMAGED = Kind(
+    r"Hash Sum mismatch|unexpected size|weak security information",
+    "is not what the signed index describes, coming from",
+    "It was thrown away. A mirror that is half updated or a proxy that keeps old files is the usual cause: try later, "
+    "empty the proxy's cache, or name another mirror in {where}.",
+)
+MISSING = Kind(
+    r"^404\b|does not have a Release file|No such file or directory|File not found",
+    "was not found on",
+    "The usual causes are a wrong address in {where} and a mirror that is half updated.",
+)
+UNREACHABLE = Kind(
+    "",
+    "could not be downloaded from",
+    "Make it reachable from the host (route, firewall, DNS; proxy in /etc/apt/apt.conf.d), or name a mirror of it in "
+    "{where}.",
+)
 
 
 @dataclass(frozen=True)
@@ -216,13 +138,8 @@ class Failure:
     @property
     def kind(self) -> Kind:
         """Kind of the failure, recognised by apt's reason."""
-        if re.search(r"[Ss]ignature|NO_PUBKEY|Missing key|no longer signed|not signed|EXPKEYSIG|REVKEYSIG", self.said):
-            return Kind.UNTRUSTED
-        if re.search(r"Hash Sum mismatch|unexpected size|weak security information", self.said):
-            return Kind.DAMAGED
-        if re.search(r"^404\b|does not have a Release file|No such file or directory|File not found", self.said):
-            return Kind.MISSING
-        return Kind.UNREACHABLE
+        kinds = (UNTRUSTED, DAMAGED, MISSING, UNREACHABLE)
+        return next(kind for kind in kinds if re.search(kind.pattern, self.said))
 
     @property
     def package(self) -> str:
@@ -285,7 +202,7 @@ def explain_lock(lock: Lock, waited_s: float) -> str:
     )
 
 
-def place(url: str, sources: Iterable[Source], variables: Mapping[str, str]) -> tuple[str, str]:
+def locate(url: str, sources: Iterable[Source], variables: Mapping[str, str]) -> tuple[str, str]:
     """Return the repository that a file belongs to, and where an operator configured it.
 
     Args:
@@ -305,7 +222,7 @@ def place(url: str, sources: Iterable[Source], variables: Mapping[str, str]) -> 
     return source.uri, mine[0] if mine else source.path
 
 
-def remedy(failure: Failure, where: str, silence_s: int) -> str:
+def suggest_remedy(failure: Failure, where: str, silence_s: int) -> str:
     """Return what an operator can do about a file that could not be downloaded.
 
     Args:
@@ -313,34 +230,13 @@ def remedy(failure: Failure, where: str, silence_s: int) -> str:
         where: variable or file that names the repository
         silence_s: the timeout that was set, in seconds
     """
-    kind = failure.kind
-    if kind is Kind.UNREACHABLE:
-        silent = re.search(r"timed out|Connection failed", failure.said)
-        limit = f" A server may be silent for {silence_s} s ({TIMEOUT_VARIABLE})." if silent else ""
-        return (
-            f"Make it reachable from the host (route, firewall, DNS; proxy in /etc/apt/apt.conf.d), or name a mirror "
-            f"of it in {where}.{limit}"
-        )
-    if kind is Kind.MISSING:
-        return f"The usual causes are a wrong address in {where} and a mirror that is half updated."
-    if kind is Kind.DAMAGED:
-        return (
-            "It was thrown away. A mirror that is half updated or a proxy that keeps old files is the usual cause: try "
-            f"later, empty the proxy's cache, or name another mirror in {where}."
-        )
-    return "Whoever signs it decides what is installed as root: compare its key with what its owner publishes."
+    text = failure.kind.remedy.format(where=where)
+    if failure.kind is UNREACHABLE and re.search(r"timed out|Connection failed", failure.said):
+        text += f" A server may be silent for {silence_s} s ({TIMEOUT_VARIABLE})."
+    return text
 
 
-VERBS = {
-    Kind.UNREACHABLE: "could not be downloaded from",
-    Kind.MISSING: "is not to be had from",
-    Kind.DAMAGED: "is not what the signed index describes, coming from",
-    Kind.UNTRUSTED: "was not accepted from",
-}
-"""What happened to the file, as part of a sentence that ends with the repository."""
-
-
-def describe(
+def describe_failures(
     failures: Sequence[Failure], sources: Sequence[Source], variables: Mapping[str, str], silence_s: int
 ) -> str:
     """Return a paragraph about failed downloads: which files, from which repository, why, and the remedy.
@@ -349,41 +245,32 @@ def describe(
     """
     groups: dict[tuple[str, str, Kind], list[Failure]] = {}
     for failure in failures:
-        groups.setdefault((*place(failure.url, sources, variables), failure.kind), []).append(failure)
-    told = []
+        groups.setdefault((*locate(failure.url, sources, variables), failure.kind), []).append(failure)
+    sentences = []
     for (repository, where, kind), members in groups.items():
         files = dict.fromkeys(member.package or "the index" for member in members)
-        verb = VERBS[kind] if len(files) == 1 else VERBS[kind].replace("is not", "are not").replace("was", "were")
-        said = members[0].said.rstrip(".")
-        told.append(f"{', '.join(files)} {verb} {repository} ({where}): {said}. {remedy(members[0], where, silence_s)}")
-    return " ".join(told)
+        verb = kind.verb if len(files) == 1 else kind.verb.replace("is not", "are not").replace("was", "were")
+        reason = f"{members[0].said.rstrip('.')}. {suggest_remedy(members[0], where, silence_s)}"
+        sentences.append(f"{', '.join(files)} {verb} {repository} ({where}): {reason}")
+    return " ".join(sentences)
 
 
-def unknown_packages(text: str) -> list[tuple[str, str]]:
+def find_unknown_packages(text: str) -> list[tuple[str, str]]:
     """Return the packages that no index lists, each with the requested version (empty if none was requested)."""
-    found = [
-        (name, version) for version, name in re.findall(r"^E: Version '(.+)' for '(.+)' was not found", text, re.M)
-    ]
-    found += [(name, "") for name in re.findall(r"^E: Unable to locate package (\S+)", text, re.M)]
-    found += [(name, "") for name in re.findall(r"^E: Package '(.+)' has no installation candidate", text, re.M)]
-    return found
-
-
-def parse_madison(text: str) -> dict[str, list[str]]:
-    """Parse `apt-cache madison`: the available versions of each package, newest first."""
-    found: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split("|")]
-        if len(cells) == 3 and cells[1] not in found.setdefault(cells[0], []):
-            found[cells[0]].append(cells[1])
-    return found
+    patterns = (
+        r"^E: Version '(?P<version>.+)' for '(?P<name>.+)' was not found",
+        r"^E: Unable to locate package (?P<name>\S+)",
+        r"^E: Package '(?P<name>.+)' has no installation candidate",
+    )
+    found = (match.groupdict() for pattern in patterns for match in re.finditer(pattern, text, re.MULTILINE))
+    return [(groups["name"], groups.get("version", "")) for groups in found]
 
 
 def describe_unknown(unknown: Sequence[tuple[str, str]], offered: Mapping[str, Sequence[str]], variable: str) -> str:
     """Return a sentence about packages that no repository of the host has, and the versions that it does have.
 
     Args:
-        unknown: packages and versions, from `unknown_packages`
+        unknown: packages and versions, from `find_unknown_packages`
         offered: available versions by package, newest first
         variable: variable that sets the version; empty if there is none
     """
@@ -436,7 +323,7 @@ def explain_failed_install(
         )
     if "/usr/bin/dpkg returned an error" in text or "Errors were encountered while processing" in text:
         return (
-            f"{told}: dpkg failed half way: {extract_errors(text)}. What it said is in /var/log/apt/term.log. "
+            f"{told}: dpkg failed half way: {extract_errors(text)}. Its output is in /var/log/apt/term.log. "
             f'Repair the cause, run "dpkg --configure -a", see that "dpkg --audit" is silent, and run again.'
         )
     told += ", and nothing was changed: "
@@ -444,12 +331,12 @@ def explain_failed_install(
         return told + explain_lock(lock, outcome.waited_s)
     silence = request.limits.silence_s
     if failures := find_failures(text):
-        return told + describe(failures, sources, request.variables, silence)
-    if unknown := unknown_packages(text):
+        return told + describe_failures(failures, sources, request.variables, silence)
+    if unknown := find_unknown_packages(text):
         told += describe_unknown(unknown, offered, request.version_variable)
         # The package may be in an index that could not be read.
         unread = find_failures(update)
-        also = describe(unread, sources, request.variables, silence)
+        also = describe_failures(unread, sources, request.variables, silence)
         return f"{told} Not every index could be read: {also}" if unread else told
     return f"{told}{extract_errors(text).rstrip('.')}."
 
@@ -463,7 +350,7 @@ _SIZE = r"([\d.,]+) ?(B|kB|MB|GB)"
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
-def sizes(text: str) -> tuple[int, int]:
+def parse_sizes(text: str) -> tuple[int, int]:
     """Return the bytes to download and the bytes needed on disk, as apt-get announces them; 0 where it does not."""
     download = re.search(rf"^Need to get {_SIZE}(?:/\S+ ?\S+)? of archives", text, re.MULTILINE)
     installed = re.search(rf"^After this operation, {_SIZE} of additional disk space", text, re.MULTILINE)
@@ -515,10 +402,10 @@ def explain_unread_repository(uri: str, key: str, uri_variable: str, outcome: Ou
     if not failures:
         return f"{told}apt says: {extract_errors(outcome.text).rstrip('.')}."
     failure = failures[0]
-    if failure.kind is Kind.UNTRUSTED:
+    if failure.kind is UNTRUSTED:
         return (
             f"{told}its index is not signed by {key}: {failure.said.rstrip('.')}. Whoever signs it decides what is "
             f"installed as root: see that {uri_variable} is the right place, and compare the key with what its owner "
             f"publishes."
         )
-    return f"{told}{failure.said.rstrip('.')}. {remedy(failure, uri_variable, limits.silence_s)}"
+    return f"{told}{failure.said.rstrip('.')}. {suggest_remedy(failure, uri_variable, limits.silence_s)}"

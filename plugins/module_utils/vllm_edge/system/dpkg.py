@@ -96,6 +96,16 @@ def parse_policy(text: str) -> dict[str, list[str]]:
     return offered
 
 
+def parse_madison(text: str) -> dict[str, list[str]]:
+    """Parse `apt-cache madison`: the available versions of each package, newest first."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) == 3 and cells[1] not in found.setdefault(cells[0], []):
+            found[cells[0]].append(cells[1])
+    return found
+
+
 def find_kernel_flavours(packages: Packages) -> dict[str, str]:
     """Return the installed kernel metapackages with their flavour, such as linux-image-generic: generic."""
     found = ((name, _KERNEL.fullmatch(name)) for name in sorted(packages))

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sources of apt on a host: reading them, and rendering further ones."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from email.parser import HeaderParser
+
+HEADER = "# Managed by Ansible (vllm-edge, role {role}): changes made here by hand are lost.\n"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One apt source, as a file on the host defines it."""
+
+    uri: str
+    suite: str
+    path: str
+    components: tuple[str, ...] = ()
+    signed_by: str = ""
+
+
+def parse_one_line_sources(text: str, path: str) -> list[Source]:
+    """Return the binary sources (`deb` lines) of the .list file `path`."""
+    found = []
+    for line in text.splitlines():
+        match = re.match(r"\s*deb\s+(?:\[([^]]*)\]\s*)?(\S+)\s+(\S+)([^#]*)", line)
+        if match:
+            key = re.search(r"signed-by=(\S+)", match[1] or "", re.IGNORECASE)
+            found.append(Source(match[2], match[3], path, tuple(match[4].split()), key[1] if key else ""))
+    return found
+
+
+def parse_deb822_sources(text: str, path: str) -> list[Source]:
+    """Return the enabled binary sources of the .sources file `path`, one per combination of URI and suite."""
+    found = []
+    plain = re.sub(r"^#.*\n?", "", text, flags=re.MULTILINE)
+    for stanza in re.split(r"\n\s*\n", plain.strip()):
+        fields = HeaderParser().parsestr(stanza)
+        enabled = fields.get("enabled", "yes").lower() not in ("no", "false", "0", "off")
+        if enabled and "deb" in fields.get("types", "").split():
+            components, key = (fields.get(name, "").split() for name in ("components", "signed-by"))
+            found += [
+                Source(uri, suite, path, tuple(components), " ".join(key))
+                for uri in fields.get("uris", "").split()
+                for suite in fields.get("suites", "").split()
+            ]
+    return found
+
+
+def read_sources(root: str) -> list[Source]:
+    """Return the sources of all files that apt reads below `root`/etc/apt. Raises OSError."""
+    etc = os.path.join(root, "etc/apt")
+    found: list[Source] = []
+    for path in [os.path.join(etc, "sources.list"), *sorted(glob.glob(os.path.join(etc, "sources.list.d/*")))]:
+        parse = {".sources": parse_deb822_sources, ".list": parse_one_line_sources}.get(os.path.splitext(path)[1])
+        if parse and os.path.isfile(path):
+            with open(path, encoding="utf-8", errors="replace") as file:
+                found += parse(file.read(), path)
+    return found
+
+
+def find_clashes(sources: Sequence[Source], uri: str, suites: Sequence[str], architecture: str) -> list[Source]:
+    """Return the sources that define a repository of ours too, which apt refuses with another Signed-By value.
+
+    Args:
+        sources: sources in files of others
+        uri: address of our repository; like the others it may contain $(ARCH)
+        suites: its suites
+        architecture: value for $(ARCH), as `dpkg --print-architecture` prints it
+    """
+
+    def normalise(address: str) -> str:
+        return address.replace("$(ARCH)", architecture).rstrip("/")
+
+    return [source for source in sources if source.suite in suites and normalise(source.uri) == normalise(uri)]
+
+
+def find_missing_components(sources: Sequence[Source], release: str, components: Sequence[str]) -> list[Source]:
+    """Return the components that the host's own sources of the archive lack, with their address, suite and key.
+
+    Args:
+        sources: the host's own sources
+        release: code name of the distribution's release; its updates and security updates count as the archive too
+        components: components that the host needs
+    """
+    suites = (release, f"{release}-updates", f"{release}-security")
+    # Repositories of Docker and other vendors also have suites with these names, but no component main.
+    archive: dict[tuple[str, str], Source] = {}
+    present: dict[tuple[str, str], set[str]] = {}
+    for source in sources:
+        key = (source.uri.rstrip("/"), source.suite)
+        present.setdefault(key, set()).update(source.components)
+        if source.suite in suites and "main" in source.components:
+            archive.setdefault(key, source)
+    found = []
+    for key, source in archive.items():
+        if missing := tuple(component for component in components if component not in present[key]):
+            found.append(Source(source.uri, source.suite, source.path, missing, source.signed_by))
+    return found
+
+
+def render_sources(sources: Sequence[Source], role: str, architectures: Sequence[str] = ()) -> str:
+    """Render a .sources file in deb822 format; empty without sources. `role` is named as its author."""
+    stanzas = []
+    for source in sources:
+        fields = {
+            "Types": "deb",
+            "URIs": source.uri,
+            "Suites": source.suite,
+            "Components": " ".join(source.components),
+            "Architectures": " ".join(architectures),
+            "Signed-By": source.signed_by,
+        }
+        stanzas.append("".join(f"{name}: {value}\n" for name, value in fields.items() if value))
+    return HEADER.format(role=role) + "\n".join(stanzas) if stanzas else ""
+
+
+def get_index_prefix(uri: str, suite: str) -> str:
+    """Return the prefix of a source's index files below /var/lib/apt/lists (apt's URItoFileName)."""
+    url = uri.rstrip("/") + "/" + ("" if suite == "/" else suite if suite.endswith("/") else f"dists/{suite}/")
+    url = re.sub(r"^[a-z+]+:(//)?([^/@]*@)?", "", url)
+    quoted = "".join(f"%{ord(c):02x}" if c in '\\|{}[]<>"^~_=!@#$%&*' or not "!" <= c <= "~" else c for c in url)
+    return quoted.replace("/", "_")
