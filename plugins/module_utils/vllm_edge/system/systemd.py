@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 PROPERTIES = (
     "Id",
@@ -59,8 +60,10 @@ class Ran:
     err: str = ""
 
 
-Run = Callable[[Sequence[str], float], Ran]
-"""Runs a command with a timeout in seconds; raises SystemdError."""
+class Run(Protocol):
+    """Runs a command with a timeout in seconds; raises SystemdError."""
+
+    def __call__(self, command: Sequence[str], timeout_s: float, /) -> Ran: ...
 
 
 def run_command(command: Sequence[str], timeout_s: float) -> Ran:
