@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .system import files as durable
+from .system.process import PROC
 from .system.removal import remove
 
 MANIFEST = "release.json"
 """Of a release that is whole: mode and hash of every file. Written last."""
-PROC = Path("/proc")
 _BEFORE_RELEASES = ("bin/vllm-edge", "lib/vllm_edge", "venv", "requirements.txt", "wheels")
 """Where the program lay before it had releases, in one place that was overwritten."""
 

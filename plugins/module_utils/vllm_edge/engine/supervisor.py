@@ -27,8 +27,8 @@ from ..paths import HostPaths
 from ..system.docker import (
     Container,
     ContainerGone,
-    Docker,
     DockerAway,
+    DockerEngine,
     DockerRefused,
     DockerUnit,
     LogRecord,
@@ -38,6 +38,7 @@ from ..system.docker import (
 )
 from ..system.files import is_locked
 from ..system.http import Answer, get_health, request
+from ..system.process import KILLED_S, end_process
 from ..system.sd_notify import Notifier, read_watchdog_seconds
 from .config import Engine, EngineConfig, EngineConfigError, load_engine
 from .diagnosis import Death, explain, explain_hang
@@ -147,7 +148,7 @@ class Supervisor:
         self,
         engine: Engine,
         paths: HostPaths,
-        docker: Docker,
+        docker: DockerEngine,
         notifier: Notifier,
         journal: Journal,
         *,
@@ -792,26 +793,8 @@ class Supervisor:
             return
         except (DockerAway, DockerRefused) as error:
             self.journal.write(f"Docker does not stop the container, its process is told: {error}", 4)
-        self._end_process(container.pid, timeout_s)
-
-    def _end_process(self, pid: int, timeout_s: float) -> None:
-        if pid <= 0:
-            return
-        try:
-            descriptor = os.pidfd_open(pid)
-        except OSError:
-            return  # it has ended, or is not visible in this PID namespace
-        try:
-            poll = select.poll()
-            poll.register(descriptor, select.POLLIN)
-            for number, patience in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, 10.0)):
-                signal.pidfd_send_signal(descriptor, number)
-                if poll.poll(patience * 1000):
-                    return
-        except ProcessLookupError:
-            return
-        finally:
-            os.close(descriptor)
+        if container.pid > 0:
+            end_process(container.pid, [(signal.SIGTERM, timeout_s), (signal.SIGKILL, KILLED_S)])
 
     def _stop(self, life: Supervision) -> int:
         """Stop the engine for systemd: end the container, remove it, return the exit status."""
@@ -880,7 +863,6 @@ def run_engine(name: str, paths: HostPaths, *, docker_wait_s: float = DOCKER_WAI
     Returns:
         EXIT_OK after a requested stop, EXIT_FAILED if another attempt may succeed, else EXIT_CONFIG.
     """
-    from ..system.docker import DockerEngine
 
     notifier = Notifier.from_environment()
     journal = Journal(sys.stdout, prefixed=not sys.stdout.isatty())

@@ -17,7 +17,7 @@ must work with Python 3.8.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,26 @@ class Access:
         )
 
 
+def _classify_request(request: Mapping[str, Any]) -> str:
+    """Return `device`, `hook` or empty for one entry of DeviceRequests (`--device <CDI name>`, `--gpus`)."""
+    driver = request.get("Driver") or "nvidia"
+    if driver == "nvidia.cdi" or any(name.startswith("nvidia.com/") for name in request.get("DeviceIDs") or []):
+        return "device"
+    gpu = any("gpu" in names for names in request.get("Capabilities") or [])
+    return "hook" if gpu and driver.startswith("nvidia") else ""
+
+
+def _classify_runtime(host: Mapping[str, Any], env: Sequence[str]) -> str:
+    """Return `device`, `hook` or empty for the runtime of a container (`--runtime=nvidia`)."""
+    variables = dict(line.split("=", 1) for line in env if "=" in line)
+    visible = variables.get("NVIDIA_VISIBLE_DEVICES", "")
+    runtime = host.get("Runtime") or ""
+    if not runtime.startswith("nvidia") or visible in ("", "void", "none"):
+        return ""
+    annotated = any(name.startswith("cdi.k8s.io/") for name in host.get("Annotations") or {})
+    return "device" if "cdi" in runtime or visible.startswith("nvidia.com/") or annotated else "hook"
+
+
 def find_method(container: Mapping[str, Any]) -> str:
     """Return how a container got its NVIDIA GPUs: `device` (CDI included), `hook`, or empty if it has none of its own.
 
@@ -74,28 +94,13 @@ def find_method(container: Mapping[str, Any]) -> str:
         container: one object of `docker inspect`
     """
     host = container.get("HostConfig") or {}
-    paths = [device.get("PathOnHost", "") for device in host.get("Devices") or []]
     if host.get("Privileged"):
         return ""  # it may open every device of the host, with or without a hook
-    if any(path.startswith("/dev/nvidia") for path in paths):
+    if any(device.get("PathOnHost", "").startswith("/dev/nvidia") for device in host.get("Devices") or []):
         return "device"
-    hook = False
-    for request in host.get("DeviceRequests") or []:
-        driver = request.get("Driver") or "nvidia"
-        if driver.endswith("cdi"):
-            if any("nvidia.com/" in device for device in request.get("DeviceIDs") or []) or driver == "nvidia.cdi":
-                return "device"
-        elif driver.startswith("nvidia"):
-            hook = hook or any("gpu" in names for names in request.get("Capabilities") or [])
-    variables = (line.partition("=") for line in (container.get("Config") or {}).get("Env") or [])
-    visible = {name: value for name, _, value in variables}.get("NVIDIA_VISIBLE_DEVICES", "")
-    runtime = host.get("Runtime") or ""
-    annotations = host.get("Annotations") or {}
-    if runtime.startswith("nvidia") and visible not in ("", "void", "none"):
-        if "cdi" in runtime or "nvidia.com/" in visible or any(name.startswith("cdi.k8s.io/") for name in annotations):
-            return "device"
-        hook = True
-    return "hook" if hook else ""
+    ways = {_classify_request(request) for request in host.get("DeviceRequests") or []}
+    ways.add(_classify_runtime(host, (container.get("Config") or {}).get("Env") or []))
+    return next((way for way in ("device", "hook") if way in ways), "")
 
 
 def look(run: Run = run_command, root: Path = Path("/")) -> Access:

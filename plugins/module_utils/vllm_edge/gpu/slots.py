@@ -182,6 +182,27 @@ def _describe_too_few(slots: Sequence[Slot], extra: Sequence[GpuIdentity], minim
     return f"The profile needs {minimum} GPUs, but {where} has {len(slots)}{named}. {next_step}"
 
 
+def _choose(
+    declared: Sequence[str] | None, record: str, present: Sequence[GpuIdentity], path: str
+) -> tuple[tuple[Slot, ...], str, str]:
+    """Return the slots, their source (see `SlotPlan.source`) and what to call it in messages. Raises SlotError."""
+    seen = {gpu.uuid.lower(): gpu for gpu in present}
+    try:
+        recorded = parse(record, path)
+    except SlotError:
+        # gpu_uuids overrides the record. If the record is unreadable, only the last known names of the cards are lost.
+        if not declared:
+            raise
+        recorded = ()
+    remembered = {slot.uuid.lower(): slot for slot in recorded}
+    uuids = declared or [slot.uuid for slot in recorded]
+    if uuids:
+        slots = tuple(_merge(uuid, seen, remembered) for uuid in uuids)
+        return (slots, "declared", "gpu_uuids of the inventory") if declared else (slots, "recorded", path)
+    by_bus = sorted(present, key=lambda gpu: gpu.index)
+    return tuple(Slot(gpu.uuid, gpu.name, gpu.pci_bus_id) for gpu in by_bus), "discovered", "NVML"
+
+
 def plan(
     declared: Sequence[str] | None,
     record: str,
@@ -201,27 +222,9 @@ def plan(
     Raises:
         SlotError: a GPU that has a slot is missing, there are fewer slots than needed, or a list is invalid
     """
-    seen = {gpu.uuid.lower(): gpu for gpu in present}
-    if declared:
-        # gpu_uuids overrides the record. If the record is unreadable, only the last known names of the cards are lost.
-        check_declared(declared)
-        try:
-            remembered = {slot.uuid.lower(): slot for slot in parse(record, path)}
-        except SlotError:
-            remembered = {}
-        slots = tuple(_merge(uuid, seen, remembered) for uuid in declared)
-        source, where = "declared", "gpu_uuids of the inventory"
-    else:
-        recorded = parse(record, path)
-        remembered = {slot.uuid.lower(): slot for slot in recorded}
-        if recorded:
-            slots = tuple(_merge(slot.uuid, seen, remembered) for slot in recorded)
-            source, where = "recorded", path
-        else:
-            by_bus = sorted(present, key=lambda gpu: gpu.index)
-            slots = tuple(Slot(gpu.uuid, gpu.name, gpu.pci_bus_id) for gpu in by_bus)
-            source, where = "discovered", "NVML"
-
+    check_declared(declared or ())
+    slots, source, where = _choose(declared, record, present, path)
+    seen = {gpu.uuid.lower() for gpu in present}
     named = {slot.uuid.lower() for slot in slots}
     extra = [gpu for gpu in present if gpu.uuid.lower() not in named]
     gone = [slot.describe(number) for number, slot in enumerate(slots) if slot.uuid.lower() not in seen]

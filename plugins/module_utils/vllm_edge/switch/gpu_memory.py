@@ -11,7 +11,6 @@ import pwd
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..generation.model import Generation
 from ..gpu import slots as gpu_slots
@@ -23,7 +22,6 @@ from ..system.nvml import GpuReading, HostReading, NvmlFailure, NvmlSession, nam
 from ..system.process import command_of, get_user_name, kill, uid_of
 from .model import Done, PhaseFailed
 
-PROC = Path("/proc")
 FREE_MIB = 64
 """Less than a CUDA context, and more than what drivers keep or round for each process."""
 KILLED_S = 10.0

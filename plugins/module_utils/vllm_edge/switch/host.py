@@ -27,10 +27,9 @@ from ..paths import HostPaths
 from ..planning import drift
 from ..system.docker import (
     DockerAway,
-    DockerHost,
+    DockerEngine,
     DockerRefused,
     DockerUnit,
-    HostDocker,
     Listed,
     docker_unit,
     explain_unreachable_docker,
@@ -105,7 +104,7 @@ class HostWorld:
 
     paths: HostPaths
     systemd: Systemd = field(default_factory=Systemd)
-    docker: HostDocker = field(default_factory=DockerHost)
+    docker: DockerEngine = field(default_factory=DockerEngine)
     docker_unit: Callable[[], DockerUnit | None] = docker_unit
     nvml: gpu_memory.OpenNvml = open_nvml
     owners: gpu_memory.Owners = find_owners

@@ -7,7 +7,7 @@ import os
 import pwd
 import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -50,15 +50,18 @@ def get_user_name(uid: int | None) -> str:
         return str(uid)
 
 
-def kill(pid: int, still_ours: Callable[[int], bool]) -> bool:
-    """Kill one process with SIGKILL, through a pidfd: a process that got the same pid later is never hit.
+def end_process(
+    pid: int, signals: Sequence[tuple[int, float]], is_still_meant: Callable[[int], bool] = lambda _: True
+) -> bool:
+    """Send signals to one process until it has ended, through a pidfd: a process that gets the pid later is never hit.
 
     Args:
-        pid: process to kill
-        still_ours: called once the pidfd is open; False means that the pid now belongs to another process
+        pid: process to end
+        signals: each a signal and the seconds to wait for the end of the process after it
+        is_still_meant: called once the pidfd is open; False means that the pid now belongs to another process
 
     Returns:
-        Whether the process is gone. False if it may not be killed or was still there after KILLED_S seconds.
+        Whether the process is gone. False if it may not be signalled or was still there after the last wait.
     """
     try:
         descriptor = os.pidfd_open(pid)
@@ -69,15 +72,23 @@ def kill(pid: int, still_ours: Callable[[int], bool]) -> bool:
     try:
         # Check again now that the descriptor pins the process: before that, another process could have received its
         # pid.
-        if not still_ours(pid):
+        if not is_still_meant(pid):
             return True
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(KILLED_S * 1000))
+        for number, patience_s in signals:
+            signal.pidfd_send_signal(descriptor, number)
+            if poll.poll(patience_s * 1000):
+                return True
+        return False
     except ProcessLookupError:
         return True
     except OSError:
         return False
     finally:
         os.close(descriptor)
+
+
+def kill(pid: int, still_ours: Callable[[int], bool]) -> bool:
+    """Kill one process with SIGKILL; see `end_process`."""
+    return end_process(pid, [(signal.SIGKILL, KILLED_S)], still_ours)
