@@ -6,11 +6,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
 from ansible.module_utils.vllm_edge.gpu import access as gpu_access
 from ansible.module_utils.vllm_edge.gpu.access import Access, CannotAsk
 from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
@@ -182,55 +180,50 @@ def test_where_nobody_can_be_asked(host: Host, changes: Callable[[Host], object]
 # -- the module
 
 
+Run = Callable[[Callable[[], Access]], dict[str, Any]]
+
+
 @pytest.fixture
-def run_module(
-    capsys: pytest.CaptureFixture[str],
-    load_module: Callable[[str], ModuleType],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[[Callable[[], Access]], dict[str, Any]]:
+def check(run_module: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs the module in check mode on a host that has a docker command."""
     (tmp_path / "docker").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
 
     def run(look: Callable[[], Access]) -> dict[str, Any]:
-        module = load_module("container_gpu_access")
-        module.look = look  # type: ignore[attr-defined]
-        with patch_module_args({"_ansible_check_mode": True}), pytest.raises(SystemExit) as ended:
-            module.main()
-        assert not ended.value.code
-        result: dict[str, Any] = json.loads(capsys.readouterr().out)
-        assert not result["changed"]
+        result = run_module("container_gpu_access", {}, check=True, replace={"look": look})
+        assert (result["rc"], result["changed"]) == (0, False)
         return result
 
     return run
 
 
-def test_the_module_warns_and_names_the_remedies(run_module: Callable[..., dict[str, Any]], host: Host) -> None:
-    result = run_module(host.look)
+def test_the_module_names_the_containers_and_the_remedies(check: Run, host: Host) -> None:
+    result = check(host.look)
     assert (result["at_risk"], result["problem"]) == (["notebook", "trainer"], "")
     for words in ("notebook, trainer", "daemon-reload", "--device nvidia.com/gpu=", "create-dev-char-symlinks"):
         assert words in result["warning"]
     assert "vllm-e2b" not in result["warning"]
 
 
-def test_the_module_is_silent_where_nothing_can_be_lost(run_module: Callable[..., dict[str, Any]], host: Host) -> None:
-    host.listed = host.listed[-1:]
-    result = run_module(host.look)
-    assert (result["at_risk"], result["problem"], result["warning"]) == ([], "", "")
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (lambda host: setattr(host, "listed", host.listed[-1:]), ""),
+        (lambda host: host.answers.update(ps=Ran(1, "", "Cannot connect")), "docker ps: Cannot connect"),
+    ],
+    ids=["only CDI", "Docker does not answer"],
+)
+def test_the_module_without_a_finding(check: Run, host: Host, changes: Callable[[Host], object], problem: str) -> None:
+    changes(host)
+    result = check(host.look)
+    assert (result["at_risk"], result["problem"], result["warning"]) == ([], problem, "")
 
 
-def test_the_module_where_docker_does_not_answer(run_module: Callable[..., dict[str, Any]], host: Host) -> None:
-    host.answers["ps"] = Ran(1, "", "Cannot connect to the Docker daemon")
-    result = run_module(host.look)
-    assert (result["at_risk"], result["problem"]) == ([], "docker ps: Cannot connect to the Docker daemon")
-
-
-def test_the_module_without_docker(run_module: Callable[..., dict[str, Any]], host: Host, tmp_path: Path) -> None:
+def test_the_module_without_docker(check: Run, host: Host, tmp_path: Path) -> None:
     # The real one may be where get_bin_path looks beside the PATH.
     if any(Path(place, "docker").exists() for place in ("/sbin", "/usr/sbin", "/usr/local/sbin")):
         pytest.skip("not run: this machine has its docker among the programs of root")
     (tmp_path / "docker").unlink()
-    result = run_module(host.look)
+    result = check(host.look)
     assert (result["at_risk"], result["problem"], host.asked) == ([], "", [])

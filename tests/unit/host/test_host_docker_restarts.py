@@ -106,6 +106,15 @@ class Case:
         assert not self.thread.is_alive(), self.output.getvalue()
         return self.code
 
+    def fails(self) -> str:
+        """Wait until it has failed, and return the cause that it recorded."""
+        assert self.ends() == EXIT_FAILED
+        return str(self.state()["last_failure"]["cause"])
+
+    def until_docker_is_missed(self) -> None:
+        self.docker.away.set()
+        self.until(self.supervisor._docker_away.is_set)
+
     def fed(self) -> int:
         return sum("WATCHDOG=1" in text for text in self.told)
 
@@ -189,12 +198,10 @@ def test_without_live_restore_the_death_is_dockers(begin: Begin, docker: FakeDoc
 def test_docker_that_is_back_at_once_is_still_the_cause(begin: Begin, docker: FakeDocker) -> None:
     docker.live = False
     case = begin().start().until_ready()
-    docker.away.set()
-    case.until(lambda: case.supervisor._docker_away.is_set())
+    case.until_docker_is_missed()
     docker.kill_container(15)
     docker.away.clear()
-    assert case.ends() == EXIT_FAILED
-    assert case.state()["last_failure"]["cause"] == "docker_stopped"
+    assert case.fails() == "docker_stopped"
 
 
 @pytest.mark.parametrize("now", [DockerUnit(False, "1"), DockerUnit(True, "2")], ids=["ending", "another"])
@@ -207,8 +214,7 @@ def test_docker_that_answers_until_it_ends(begin: Begin, docker: FakeDocker, now
     case.start().until_ready()
     case.unit = now
     docker.kill_container(15)
-    assert case.ends() == EXIT_FAILED
-    assert case.state()["last_failure"]["cause"] == "docker_stopped"
+    assert case.fails() == "docker_stopped"
 
 
 def test_a_person_at_the_same_docker_is_told_apart(begin: Begin, docker: FakeDocker) -> None:
@@ -217,8 +223,7 @@ def test_a_person_at_the_same_docker_is_told_apart(begin: Begin, docker: FakeDoc
     case.unit = DockerUnit(True, "1")
     case.start().until_ready()
     docker.kill_container(15)
-    assert case.ends() == EXIT_FAILED
-    assert case.state()["last_failure"]["cause"] == "stopped_outside"
+    assert case.fails() == "stopped_outside"
 
 
 def test_while_its_service_is_stopped_docker_is_left_alone(begin: Begin, docker: FakeDocker) -> None:
@@ -226,8 +231,7 @@ def test_while_its_service_is_stopped_docker_is_left_alone(begin: Begin, docker:
     case.unit = DockerUnit(True, "1")
     case.start().until_ready()
     case.unit = DockerUnit(False, "1")
-    docker.away.set()
-    case.until(lambda: case.supervisor._docker_away.is_set())
+    case.until_docker_is_missed()
     time.sleep(0.3)
     asked = len(docker.calls)
     time.sleep(1.5)
@@ -239,18 +243,15 @@ def test_while_its_service_is_stopped_docker_is_left_alone(begin: Begin, docker:
 
 def test_an_engine_that_dies_while_docker_is_away(begin: Begin, docker: FakeDocker) -> None:
     case = begin(patience_s=900).start().until_ready()
-    docker.away.set()
-    case.until(lambda: case.supervisor._docker_away.is_set())
+    case.until_docker_is_missed()
     time.sleep(0.3)
     docker.kill_container(9)
-    assert case.ends() == EXIT_FAILED, "the end was not noticed without Docker"
-    assert case.state()["last_failure"]["cause"] == "died_while_docker_away"
+    assert case.fails() == "died_while_docker_away"
 
 
 def test_stop_while_docker_is_away_ends_the_process(begin: Begin, docker: FakeDocker) -> None:
     case = begin().start().until_ready()
-    docker.away.set()
-    case.until(lambda: case.supervisor._docker_away.is_set())
+    case.until_docker_is_missed()
     case.stop()
     assert docker.process is not None
     assert docker.process.wait(5) == -signal.SIGTERM, "the engine outlived its unit"
@@ -296,12 +297,19 @@ def test_a_stop_during_the_wait_takes_along_what_was_left(begin: Begin, docker: 
     assert docker.container is None, "an engine of a stopped unit was left running"
 
 
-def test_a_refused_start_leaves_no_container(begin: Begin, docker: FakeDocker) -> None:
-    docker.refuse_start = "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=GPU-1"
+@pytest.mark.parametrize(
+    ("refusal", "cause"),
+    [
+        ("CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=GPU-1", "cdi_unresolvable"),
+        ("something nobody has seen", "docker_refused"),
+    ],
+)
+def test_a_refused_start_leaves_no_container(begin: Begin, docker: FakeDocker, refusal: str, cause: str) -> None:
+    docker.refuse_start = refusal
     case = begin().start()
-    assert case.ends() == EXIT_FAILED
+    assert case.fails() == cause
     assert docker.container is None
-    assert case.state()["last_failure"]["cause"] == "cdi_unresolvable"
+    assert cause != "docker_refused" or refusal in case.state()["last_failure"]["reason"]
 
 
 def test_a_removal_in_progress_is_waited_for(begin: Begin, docker: FakeDocker) -> None:
@@ -327,15 +335,7 @@ def test_a_container_that_died_unwatched_is_explained(begin: Begin, docker: Fake
 
 
 def ended(container: Container) -> Container:
-
     return replace(container, finished_at="2026-11-21T03:00:09.5Z")
-
-
-def test_an_unknown_error_of_docker_is_told(begin: Begin, docker: FakeDocker) -> None:
-    docker.refuse_start = "something nobody has seen"
-    case = begin().start()
-    assert case.ends() == EXIT_FAILED
-    assert "something nobody has seen" in case.state()["last_failure"]["reason"]
 
 
 def test_a_foreign_container_ends_it_for_good(begin: Begin, docker: FakeDocker) -> None:
@@ -367,8 +367,7 @@ def test_an_error_of_dockers_api_is_no_death(begin: Begin, docker: FakeDocker, c
     case.until(lambda: not docker.fails[call] and "the Docker Engine is back" in case.output.getvalue())
     assert case.code is None, case.state()["last_failure"]
     docker.kill_container(9)
-    assert case.ends() == EXIT_FAILED
-    assert case.state()["last_failure"]["cause"] == "sigkill"
+    assert case.fails() == "sigkill"
 
 
 @pytest.mark.parametrize("times", [3, ALWAYS], ids=["a moment", "for good"])
@@ -378,8 +377,7 @@ def test_an_error_of_dockers_api_does_not_mean_that_somebody_removed_it(
     case = begin().start().until_ready()
     docker.refuse("find", times)
     docker.kill_container(9)
-    assert case.ends() == EXIT_FAILED
-    assert case.state()["last_failure"]["cause"] == ("sigkill" if times < ALWAYS else "unknown")
+    assert case.fails() == ("sigkill" if times < ALWAYS else "unknown")
 
 
 def test_who_stopped_it_is_asked_again_after_an_error_of_dockers_api(begin: Begin, docker: FakeDocker) -> None:
@@ -387,8 +385,7 @@ def test_who_stopped_it_is_asked_again_after_an_error_of_dockers_api(begin: Begi
     case = begin().start().until_ready()
     docker.refuse("events", 1)
     docker.kill_container(15)
-    assert case.ends() == EXIT_FAILED
-    assert case.state()["last_failure"]["cause"] == "stopped_outside"
+    assert case.fails() == "stopped_outside"
 
 
 def test_the_log_is_followed_on_after_an_error_of_dockers_api(begin: Begin, docker: FakeDocker) -> None:
@@ -428,8 +425,7 @@ def test_an_error_of_dockers_api_does_not_end_a_start(begin: Begin, docker: Fake
 def test_no_engine_is_left_unwatched_where_docker_does_not_stop_it(begin: Begin, docker: FakeDocker) -> None:
     docker.refuse("stop", ALWAYS)
     case = begin(stall_timeout_s=1).start()
-    assert case.ends() == EXIT_FAILED
-    assert case.state()["last_failure"]["cause"] == "stalled"
+    assert case.fails() == "stalled"
     assert docker.process is not None and docker.process.poll() is not None
 
 
@@ -458,19 +454,20 @@ def test_a_former_log_that_cannot_be_read_keeps_no_engine_from_starting(begin: B
     assert case.state()["last_failure"]["cause"] == "sigkill", "it is explained by what is known without lines"
 
 
-def test_an_engine_that_serves_is_kept_though_its_log_cannot_be_read(begin: Begin, docker: FakeDocker) -> None:
+@pytest.mark.parametrize(
+    "errors",
+    [
+        [DockerRefused("logs: 500 Server Error: context deadline exceeded")] * ALWAYS,
+        [None, *[DockerAway("connection reset by peer")] * 20],
+        [None, *[DockerRefused("logs: 500 Server Error")] * 20],
+    ],
+    ids=["always", "the connection ends", "an error of the API"],
+)
+def test_an_engine_that_serves_is_kept_though_its_log_cannot_be_read(
+    begin: Begin, docker: FakeDocker, errors: list[Exception | None]
+) -> None:
     pid = docker.run_container(LABELS).pid
-    docker.refuse("logs", ALWAYS)
-    case = begin()
-    case.healthy.set()
-    case.start().until_ready()
-    assert docker.container is not None and docker.container.pid == pid
-
-
-@pytest.mark.parametrize("error", [DockerAway("connection reset by peer"), DockerRefused("logs: 500 Server Error")])
-def test_an_attachment_outlives_what_docker_fails_at(begin: Begin, docker: FakeDocker, error: Exception) -> None:
-    pid = docker.run_container(LABELS).pid
-    docker.fails["logs"] = [None, *[error] * 20]
+    docker.fails["logs"] = list(errors)
     case = begin()
     case.healthy.set()
     case.start().until_ready()

@@ -102,7 +102,7 @@ def test_owner(cgroup: str | None, docker: Any, expected: Owner) -> None:
     assert decide_owner(cgroup, NOWHERE, lambda: docker) == expected
 
 
-def test_docker_is_asked_through_its_api(docker_api: Any) -> None:
+def test_what_docker_lists(docker_api: Any) -> None:
     containers = owners.list_docker_containers()
     assert not isinstance(containers, str)
     assert {(entry.name, entry.engine) for entry in containers.values()} == {
