@@ -11,7 +11,7 @@ import pytest
 from ansible.module_utils.vllm_edge.engine.supervisor import EXIT_CONFIG, EXIT_FAILED, EXIT_OK
 from ansible.module_utils.vllm_edge.gpu.driver import DriverVersions
 from fake_docker import FakeDocker
-from test_host_docker_restarts import LABELS, Case
+from supervised import LABELS, Case
 
 LIBRARY = {"libnvidia-ml.so.1": "580.173.02"}
 REBOOT = DriverVersions("570.211.01", LIBRARY)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ..system.nvml import GpuIdentity, GpuReading, HostReading
+from ..system.nvml import GpuReading, HostReading
 from .owners import ENDED, Owner
 
 Foreign = Literal["ignore", "warn", "fail"]
@@ -462,11 +462,3 @@ def settle(
             if not evaluation.passing:
                 return Settled(current, evaluation, True, samples, clock() - start)
         last = current
-
-
-def build_slot_identities(records: Sequence[tuple[str, str | None, str | None]]) -> tuple[GpuIdentity, ...]:
-    """Convert (UUID, name, bus id) by slot to identities, with which a card that NVML no longer sees can be named."""
-    return tuple(
-        GpuIdentity(at, uuid, name or "unknown model", bus or "an unknown bus id")
-        for at, (uuid, name, bus) in enumerate(records)
-    )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..system.nvml import GpuIdentity
+from ..system.nvml import GpuIdentity, NvmlFailure, NvmlSession, name_lost
 
 RECORD_PATH = "/var/lib/vllm-edge/gpu-slots.json"
 RECORD_VERSION = 1
@@ -126,6 +126,15 @@ def read_text(path: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         return ""
+
+
+def list_lost(session: NvmlSession, slots: Sequence[Slot]) -> list[NvmlFailure]:
+    """Return the failures of the GPUs that did not answer when the session was opened, with the name of their slot."""
+    expected = [
+        GpuIdentity(number, slot.uuid, slot.name or "unknown model", slot.pci_bus_id or "an unknown bus id")
+        for number, slot in enumerate(slots)
+    ]
+    return [name_lost(failure, expected, [gpu.uuid for gpu in session.identities]) for failure in session.lost]
 
 
 def check_declared(uuids: Sequence[str]) -> None:

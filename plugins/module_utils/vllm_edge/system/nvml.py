@@ -394,9 +394,10 @@ class NvmlSession:
         """Return one sample of every GPU. Raises NvmlFailure, which names the GPU, if one does not answer."""
         if self.lost:
             raise self.lost[0]
-        return HostReading(self.driver_version, tuple(self._read_gpu(gpu) for gpu in self.identities))
+        return HostReading(self.driver_version, tuple(self.read_gpu(gpu) for gpu in self.identities))
 
-    def _read_gpu(self, gpu: GpuIdentity) -> GpuReading:
+    def read_gpu(self, gpu: GpuIdentity) -> GpuReading:
+        """Return one sample of a GPU. Raises NvmlFailure."""
         return GpuReading(
             **vars(gpu),
             **vars(self._memory(gpu)),
