@@ -22,7 +22,7 @@ from ansible.module_utils.vllm_edge.switch.downtime import RoleWatch
 from ansible.module_utils.vllm_edge.switch.host import HostWorld
 from ansible.module_utils.vllm_edge.switch.model import Moves
 from ansible.module_utils.vllm_edge.system import sockets
-from ansible.module_utils.vllm_edge.system.docker import DockerEngine, Listed
+from ansible.module_utils.vllm_edge.system.docker import Container, DockerEngine
 from ansible.module_utils.vllm_edge.system.systemd import Ran, Systemd
 from harness import IMAGE, docker, free_port
 
@@ -53,7 +53,7 @@ def made(docker_ready: None) -> Iterator[Made]:
         docker("rm", "--force", "--volumes", ours, foreign, check=False)
 
 
-def find(container_id: str) -> Listed | None:
+def find(container_id: str) -> Container | None:
     return next((one for one in DockerEngine().listed() if one.id == container_id), None)
 
 

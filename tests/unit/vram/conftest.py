@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.gpu import owners
-from ansible.module_utils.vllm_edge.system.docker import DockerEngine, Listed, parse_listed
+from ansible.module_utils.vllm_edge.system.docker import Container, DockerEngine, parse_listed
 
 ENGINE_ID = "e" * 64
 FOREIGN_ID = "f" * 64
@@ -23,7 +23,7 @@ class FakeDocker:
         {"Id": FOREIGN_ID, "Names": ["/someones-notebook"], "Labels": {}},
     )
 
-    def listed(self) -> list[Listed]:
+    def listed(self) -> list[Container]:
         self.requests += 1
         return [parse_listed(entry) for entry in self.containers]
 

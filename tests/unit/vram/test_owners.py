@@ -15,7 +15,7 @@ from ansible.module_utils.vllm_edge.gpu.owners import (
     parse_unit,
 )
 from ansible.module_utils.vllm_edge.switch.model import Interrupted
-from ansible.module_utils.vllm_edge.system.docker import Listed
+from ansible.module_utils.vllm_edge.system.docker import Container
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 NOWHERE: frozenset[str] = frozenset()
@@ -77,7 +77,7 @@ def test_unit_of_a_process_of_the_host(cgroup: str, expected: str | None) -> Non
     assert parse_unit(cgroup) == expected
 
 
-KNOWN = {A: Listed(A, "vllm-e2b", "running", {"vllm-edge.engine": "e2b"}), B: Listed(B, "notebook", "running")}
+KNOWN = {A: Container(A, "vllm-e2b", "running", {"vllm-edge.engine": "e2b"}), B: Container(B, "notebook", "running")}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..names import unit_name
-from ..system.docker import DockerAway, DockerEngine, DockerRefused, Listed
+from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused
 from ..system.process import PROC
 
 DOCKER_TIMEOUT_S = 10
@@ -111,7 +111,7 @@ def parse_unit(cgroup: str) -> str | None:
 def decide_owner(
     cgroup: str | None,
     around: frozenset[str],
-    containers: Callable[[], Mapping[str, Listed] | str],
+    containers: Callable[[], Mapping[str, Container] | str],
 ) -> Owner:
     """Determine the owner of a process. The function is pure except for `containers`.
 
@@ -147,7 +147,7 @@ def read_cgroup(pid: int) -> str | None:
         return None
 
 
-def list_docker_containers() -> Mapping[str, Listed] | str:
+def list_docker_containers() -> Mapping[str, Container] | str:
     """Return all containers that Docker knows, by id, or a sentence why Docker cannot be queried."""
     if importlib.util.find_spec("docker") is None:
         return "the Python package docker is not installed here"
@@ -159,9 +159,9 @@ def list_docker_containers() -> Mapping[str, Listed] | str:
 
 def find_owners(pids: Iterable[int]) -> dict[int, Owner]:
     """Return the owner of each pid. Docker is queried at most once, and only if a process is in a Docker container."""
-    answer: list[Mapping[str, Listed] | str] = []
+    answer: list[Mapping[str, Container] | str] = []
 
-    def containers() -> Mapping[str, Listed] | str:
+    def containers() -> Mapping[str, Container] | str:
         if not answer:
             answer.append(list_docker_containers())
         return answer[0]

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from ..engine.config import EngineConfig
 from ..generation.model import Generation
-from ..system.docker import DockerAway, DockerEngine, DockerRefused, Listed
+from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused
 from ..system.nvml import NvmlFailure
 from ..system.process import command_of
 from ..system.sockets import Listener, listeners, process_of
@@ -115,7 +115,7 @@ def _conflicts(ours: str, other: str) -> bool:
 def check_ports(
     configs: Iterable[EngineConfig],
     stop: Collection[str],
-    containers: Sequence[Listed],
+    containers: Sequence[Container],
     listening: Callable[[int], list[Listener]] = listeners,
     process: Callable[[str], int | None] = process_of,
     command: Callable[[int], str] = command_of,

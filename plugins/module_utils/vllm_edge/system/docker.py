@@ -44,7 +44,7 @@ class ContainerGone(DockerRefused):
 
 @dataclass(frozen=True)
 class Container:
-    """State of one container, as far as the supervisor needs it."""
+    """State of one container. A list of containers gives the first four fields and `ports` only."""
 
     id: str
     name: str
@@ -62,6 +62,17 @@ class Container:
     direct: tuple[str, ...] = ()
     # `host:port` on this host at which the ports are published; an empty host stands for all addresses.
     published: tuple[str, ...] = ()
+    ports: tuple[tuple[str, int], ...] = ()
+    """Published ports, as (address on this host, port)."""
+
+    @property
+    def engine(self) -> str | None:
+        """Name of the engine that the container belongs to; None if vllm-edge did not create it."""
+        return self.labels.get(LABEL_ENGINE)
+
+    @property
+    def input_hash(self) -> str | None:
+        return self.labels.get(LABEL_INPUT_HASH)
 
     @property
     def running(self) -> bool:
@@ -154,48 +165,16 @@ def find_kill_signal(events: Sequence[Mapping[str, Any]]) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class Listed:
-    """One container, running or not, as `docker ps --all` lists it."""
-
-    id: str
-    name: str
-    state: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-    ports: tuple[tuple[str, int], ...] = ()
-    """Published ports, as (address on this host, port)."""
-
-    @property
-    def engine(self) -> str | None:
-        """Name of the engine that the container belongs to; None if vllm-edge did not create it."""
-        return self.labels.get(LABEL_ENGINE)
-
-    @property
-    def running(self) -> bool:
-        return self.state == "running"
-
-    @property
-    def input_hash(self) -> str | None:
-        return self.labels.get(LABEL_INPUT_HASH)
-
-
-def parse_listed(entry: Mapping[str, Any]) -> Listed:
+def parse_listed(entry: Mapping[str, Any]) -> Container:
     """Convert one entry of Docker's list of containers."""
     names = entry.get("Names") or [entry["Id"][:12]]
-    return Listed(
+    ports = [port for port in entry.get("Ports") or [] if port.get("PublicPort")]
+    return Container(
         id=entry["Id"],
         name=str(names[0]).lstrip("/"),
-        state=str(entry.get("State", "")),
+        status=str(entry.get("State", "")),
         labels=dict(entry.get("Labels") or {}),
-        ports=tuple(
-            sorted(
-                {
-                    (str(port.get("IP", "")), int(port["PublicPort"]))
-                    for port in entry.get("Ports") or []
-                    if port.get("PublicPort")
-                }
-            )
-        ),
+        ports=tuple(sorted({(str(port.get("IP", "")), int(port["PublicPort"])) for port in ports})),
     )
 
 
@@ -377,7 +356,7 @@ class DockerEngine:
             [json.loads(line) for item in answer for line in item.decode().splitlines() if line.strip()]
         )
 
-    def listed(self) -> list[Listed]:
+    def listed(self) -> list[Container]:
         """Return all containers, running or not."""
         return [parse_listed(entry) for entry in self._call("docker ps", lambda c: c.containers(all=True))]
 
