@@ -124,19 +124,8 @@ class GpuVerdict:
         return f"GPU {self.reading.index} ({slot}, {self.reading.name}, {self.reading.uuid})"
 
     def as_dict(self) -> dict[str, Any]:
-        gpu = self.reading
-        return {
-            "index": gpu.index,
+        return vars(self.reading) | {
             "slot": self.slot,
-            "uuid": gpu.uuid,
-            "name": gpu.name,
-            "pci_bus_id": gpu.pci_bus_id,
-            "compute_capability": gpu.compute_capability,
-            "memory_version": gpu.memory_version,
-            "total_mib": gpu.total_mib,
-            "reserved_mib": gpu.reserved_mib,
-            "used_mib": gpu.used_mib,
-            "free_mib": gpu.free_mib,
             "engine_mib": self.engine_mib,
             "engine_mib_is": "upper bound" if self.is_upper_bound else "exact",
             "foreign_mib": self.foreign_mib,
