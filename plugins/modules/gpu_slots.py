@@ -127,7 +127,6 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.respawn import has_respawned, respawn_module
 
 from ..module_utils.vllm_edge.gpu import slots
-from ..module_utils.vllm_edge.gpu.budget import build_slot_identities
 from ..module_utils.vllm_edge.paths import find_interpreter
 from ..module_utils.vllm_edge.system.files import write_durably
 from ..module_utils.vllm_edge.system.nvml import (
@@ -135,7 +134,6 @@ from ..module_utils.vllm_edge.system.nvml import (
     GpuIdentity,
     NvmlFailure,
     decide_where_to_run,
-    name_lost,
     open_nvml,
 )
 
@@ -171,9 +169,8 @@ def skip(module: AnsibleModule, reason: str, **more: Any) -> NoReturn:
 def see(module: AnsibleModule) -> tuple[tuple[GpuIdentity, ...], dict[str, dict[str, int | None]]]:
     """Return the GPUs that NVML reports, and their memory by UUID. Raises NvmlFailure with the name of a lost GPU."""
     with open_nvml() as session:
-        if session.lost:
-            expected = build_slot_identities([(slot.uuid, slot.name, slot.pci_bus_id) for slot in remembered(module)])
-            raise name_lost(session.lost[0], expected, [gpu.uuid for gpu in session.identities])
+        for failure in slots.list_lost(session, remembered(module)) if session.lost else ():
+            raise failure
         memory = {
             gpu.uuid: {"total_mib": gpu.total_mib, "reserved_mib": gpu.reserved_mib} for gpu in session.read().gpus
         }

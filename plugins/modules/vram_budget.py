@@ -279,7 +279,6 @@ from ..module_utils.vllm_edge.gpu.budget import (
     Evaluation,
     Limits,
     Settled,
-    build_slot_identities,
     check_slots,
     evaluate,
     resolve_mib,
@@ -293,7 +292,6 @@ from ..module_utils.vllm_edge.system.nvml import (
     NvmlFailure,
     NvmlSession,
     decide_where_to_run,
-    name_lost,
     open_nvml,
 )
 
@@ -334,9 +332,8 @@ class Measurement:
         slots = self.known_slots(session)
         self.slots = [slot.uuid for slot in slots]
         check_slots(self.slots)
-        if session.lost:
-            expected = build_slot_identities([(slot.uuid, slot.name, slot.pci_bus_id) for slot in slots])
-            raise name_lost(session.lost[0], expected, [gpu.uuid for gpu in session.identities])
+        for failure in gpu_slots.list_lost(session, slots):
+            raise failure
         first = session.read()
         gpus = first.gpus
         self.limits = Limits(

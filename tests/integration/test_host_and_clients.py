@@ -22,7 +22,7 @@ from ansible.module_utils.vllm_edge.switch.downtime import RoleWatch
 from ansible.module_utils.vllm_edge.switch.host import HostWorld
 from ansible.module_utils.vllm_edge.switch.model import Moves
 from ansible.module_utils.vllm_edge.system import sockets
-from ansible.module_utils.vllm_edge.system.docker import DockerHost, Listed
+from ansible.module_utils.vllm_edge.system.docker import Container, DockerEngine
 from ansible.module_utils.vllm_edge.system.systemd import Ran, Systemd
 from harness import IMAGE, docker, free_port
 
@@ -53,8 +53,8 @@ def made(docker_ready: None) -> Iterator[Made]:
         docker("rm", "--force", "--volumes", ours, foreign, check=False)
 
 
-def find(container_id: str) -> Listed | None:
-    return next((one for one in DockerHost().listed() if one.id == container_id), None)
+def find(container_id: str) -> Container | None:
+    return next((one for one in DockerEngine().listed() if one.id == container_id), None)
 
 
 def test_containers_as_a_real_docker_lists_them(made: Made) -> None:
@@ -66,8 +66,8 @@ def test_containers_as_a_real_docker_lists_them(made: Made) -> None:
 
 
 def test_images_by_name(docker_ready: None) -> None:
-    assert DockerHost().image_id(IMAGE) == docker("image", "inspect", "--format", "{{.Id}}", IMAGE)
-    assert DockerHost().image_id("vllm-edge/no-such-image:1") is None
+    assert DockerEngine().image_id(IMAGE) == docker("image", "inspect", "--format", "{{.Id}}", IMAGE)
+    assert DockerEngine().image_id("vllm-edge/no-such-image:1") is None
 
 
 def test_a_container_that_outlives_its_unit_is_removed_and_the_neighbour_stays(made: Made, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_container_that_outlives_its_unit_is_removed_and_the_neighbour_stays(m
 
 def test_a_container_is_ended_at_once(made: Made) -> None:
     began = time.monotonic()
-    DockerHost().kill(made.ours)
+    DockerEngine().kill(made.ours)
     ended = find(made.ours)
     assert ended is not None and not ended.running and time.monotonic() - began < 10
     left = find(made.foreign)
@@ -94,7 +94,7 @@ def test_a_container_is_ended_at_once(made: Made) -> None:
 
 def test_the_port_of_a_running_container_is_its_containers(made: Made) -> None:
     config: Any = SimpleNamespace(engine="new", port=made.port, url=f"http://127.0.0.1:{made.port}")
-    containers = DockerHost().listed()
+    containers = DockerEngine().listed()
     assert preflight.check_ports([config], (made.engine,), containers) == []
     problems = preflight.check_ports([config], (), containers)
     assert len(problems) == 1 and f"container vllm-{made.engine} publishes it on 127.0.0.1" in problems[0]

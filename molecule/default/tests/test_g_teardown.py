@@ -179,8 +179,8 @@ def test_interrupted_and_finished_by_the_next_run(
     assert any("weights in /data/vllm/weights/" in line and "remove_weights=true" in line for line in found["kept"])
     assert any("NVIDIA driver, Docker" in line for line in found["kept"])
     assert found["not ours, left alone"] == [
-        f"{HOOK}: nothing of ours is called so",
-        f"{NOTES}: nothing of ours is called so",
+        f"{HOOK}: vllm-edge did not create it",
+        f"{NOTES}: vllm-edge did not create it",
     ]
 
 

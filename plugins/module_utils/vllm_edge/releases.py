@@ -18,14 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .system import files as durable
-from .system.removal import Owned, remove
+from .system.process import PROC
+from .system.removal import remove
 
 MANIFEST = "release.json"
 """Of a release that is whole: mode and hash of every file. Written last."""
-PROC = Path("/proc")
-_BEFORE_RELEASES = ("bin", "lib", "venv")
-_FILES_BEFORE = ("bin/vllm-edge", "requirements.txt", "wheels/*.whl")
-_TREES_BEFORE = ("lib/vllm_edge", "venv")
+_BEFORE_RELEASES = ("bin/vllm-edge", "lib/vllm_edge", "venv", "requirements.txt", "wheels")
 """Where the program lay before it had releases, in one place that was overwritten."""
 
 
@@ -89,17 +87,16 @@ class Releases:
         """Removes what was installed before and nothing runs from, except the release before this one; returns what."""
         others = sorted((path for path in self._all() if path != release), key=_last_current)
         keep = {others[-1]} if others and _last_current(others[-1]) else set()
-        trees = [f"releases/{path.name}" for path in others if path not in keep and not self._is_used(path)]
-        before = not any(self._is_used(self.prefix / name) for name in _BEFORE_RELEASES)
-        owned = Owned(files=_FILES_BEFORE if before else (), trees=[*trees, *(_TREES_BEFORE if before else ())])
-        removed = remove(str(self.prefix), owned, apply=False).removed
+        paths = [str(path) for path in others if path not in keep and not self._is_used(path)]
+        directories = [str(self.prefix / name) for name in ("bin", "lib")]
+        if not any(self._is_used(self.prefix / name) for name in ("bin", "lib", "venv")):
+            paths += [str(self.prefix / name) for name in _BEFORE_RELEASES]
+        removed = remove(paths, directories, apply=False).removed
         if removed and apply:
             # Links that lead away from what goes are on the disk before it goes.
             os.sync()
-            removed = remove(str(self.prefix), owned).removed
-        # Where nothing is applied, the release that keeps these two may not be there yet.
-        kept = {f"{path}/" for path in (self.prefix.resolve(), self.prefix.resolve() / "releases")}
-        return [path for path in removed if path not in kept]
+            removed = remove(paths, directories).removed
+        return removed
 
     def _path(self, name: str) -> Path:
         return self.prefix / "releases" / name

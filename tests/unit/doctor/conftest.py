@@ -46,6 +46,6 @@ def host(tmp_path: Path) -> FakeHost:
     }
     found.image(cuda="13.0.2", driver_branch="580")
     found.engine()
-    found.container("vllm-e2b", 4001, "e2b")
+    found.container("vllm-e2b", 4001)
     found.container("trainer", 4002)
     return found

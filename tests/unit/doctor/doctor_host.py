@@ -12,7 +12,6 @@ from typing import Any
 from ansible.module_utils.vllm_edge.doctor import command
 from ansible.module_utils.vllm_edge.doctor.facts import Space
 from ansible.module_utils.vllm_edge.doctor.reading import Expectation, Reader
-from ansible.module_utils.vllm_edge.gpu.access import Answer
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
@@ -171,19 +170,15 @@ class FakeHost:
         self.unit(f"vllm-{name}.service")
         self.listen(*self.ports, port)
 
-    containers: dict[int, tuple[dict[str, Any], Answer]] = field(default_factory=dict)
-    """Pid to what Docker says of the container, and what it may use."""
+    containers: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Pid to what Docker says of the container."""
 
-    def container(
-        self, name: str, pid: int, engine: str = "", denied: tuple[str, ...] = (), paused: bool = False
-    ) -> None:
-        """One that runs and has a GPU."""
-        labels = {"vllm-edge.engine": engine} if engine else {}
-        state = {"Running": True, "Pid": pid, "Paused": paused}
-        said = {"Id": f"{pid:064x}", "Name": f"/{name}", "State": state, "Config": {"Labels": labels}}
-        self.containers[pid] = (said, Answer(("nvidia0", "nvidiactl"), denied))
-        self.write(f"proc/{pid}/cgroup", f"0::/docker/{pid}\n")
-        self.write(f"sys/fs/cgroup/docker/{pid}/cgroup.procs")
+    def container(self, name: str, pid: int, driver: str = "cdi") -> None:
+        """One that runs and has a GPU, by CDI or, with another driver, from NVIDIA's hook."""
+        devices = ["nvidia.com/gpu=all"] if driver == "cdi" else None
+        request = {"Driver": driver, "DeviceIDs": devices, "Capabilities": [["gpu"]]}
+        said = {"Id": f"{pid:064x}", "Name": f"/{name}", "State": {"Pid": pid}}
+        self.containers[pid] = {**said, "HostConfig": {"DeviceRequests": [request]}}
 
     def image(self, **record: str) -> None:
         self.write("var/lib/vllm-edge/image.json", json.dumps({"name": "vllm-edge:1", **record}))
@@ -215,9 +210,11 @@ class FakeHost:
         if line.startswith("systemctl show --property=Id"):
             return Ran(0, "\n\n".join(self._shown(unit) for unit in command[command.index("--") + 1 :]))
         if line.startswith("docker ps"):
-            return Ran(0, "".join(f"{said['Id']}\n" for said, _ in self.containers.values()))
+            return Ran(0, "".join(f"{said['Id']}\n" for said in self.containers.values()))
         if line.startswith("docker inspect"):
-            return Ran(0, json.dumps([said for said, _ in self.containers.values()]))
+            return Ran(0, json.dumps(list(self.containers.values())))
+        if line.startswith("docker info"):
+            return Ran(0, "systemd\n")
         if name == "dpkg-query":
             return Ran(
                 0, "".join(f"{name}\t{status} \t{version}\n" for name, (status, version) in self.packages.items())
@@ -255,8 +252,6 @@ class FakeHost:
             owners=lambda pids: {pid: self.owner for pid in pids},
             engine_uid=lambda: ENGINES,
             space=lambda what, path: Space(what, f"/{path.relative_to(self.root)}", self.free_bytes, self.free_inodes),
-            # The directory is /proc/<pid>/root/dev.
-            ask_member=lambda place, groups: self.containers[int(place.parts[-3])][1],
         )
 
     def examine(self, expected: Expectation = NOTHING) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway, DockerRefused, Listed
+from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway, DockerRefused
 from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
 
@@ -105,16 +105,16 @@ def never(command: Sequence[str], timeout_s: float) -> Ran:
 class FakeDocker:
     def __init__(self) -> None:
         self.away = ""
-        self.containers: list[Listed] = []
+        self.containers: list[Container] = []
         self.images: dict[str, str] = {"vllm-edge/vllm:1": "sha256:11"}
         self.removed: list[str] = []
         self.killed: list[str] = []
         self.refuse_remove = ""
 
-    def engine(self, name: str, input_hash: str = "h", state: str = "running", port: int | None = None) -> Listed:
+    def engine(self, name: str, input_hash: str = "h", state: str = "running", port: int | None = None) -> Container:
         labels = {"vllm-edge.engine": name, "vllm-edge.input-hash": input_hash}
         ports = () if port is None else (("127.0.0.1", port),)
-        made = Listed(f"id-{name}", f"vllm-{name}", state, labels, ports)
+        made = Container(f"id-{name}", f"vllm-{name}", state, labels, ports=ports)
         self.containers.append(made)
         return made
 
@@ -127,10 +127,9 @@ class FakeDocker:
 
     def find(self, name: str) -> Container | None:
         self._answer()
-        found = [Container(one.id, one.name, one.state, one.labels) for one in self.containers if one.name == name]
-        return found[0] if found else None
+        return next((one for one in self.containers if one.name == name), None)
 
-    def listed(self) -> list[Listed]:
+    def listed(self) -> list[Container]:
         self._answer()
         return list(self.containers)
 

@@ -110,7 +110,7 @@ def test_docker_service_by_systemd(
     shown: str, active: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "systemctl"
-    program.write_text(f"#!/bin/sh\nprintf '%s\\n' 'InvocationID=0f' '{shown}'\n")
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' 'Id=docker.service' 'InvocationID=0f' '{shown}'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert docker_unit({}) == (None if active is None else DockerUnit(active, "0f"))

@@ -24,7 +24,7 @@ from ansible.module_utils.vllm_edge.status.problems import describe_state, judge
 from ansible.module_utils.vllm_edge.switch.journal import Lock, to_json
 from ansible.module_utils.vllm_edge.switch.model import Journal, Result
 from ansible.module_utils.vllm_edge.system.docker import Container
-from ansible.module_utils.vllm_edge.system.sockets import is_loopback, parse_listeners
+from ansible.module_utils.vllm_edge.system.sockets import Listener, is_loopback, parse_listeners
 from ansible.module_utils.vllm_edge.system.systemd import parse_units
 from ansible.module_utils.vllm_edge.text import WIDTH
 from engine_files import CONFIG, written
@@ -448,17 +448,17 @@ def test_listeners_as_the_kernel_writes_them() -> None:
     """Lines of /proc/net/tcp and tcp6: listening on both loopbacks and everywhere, and a connection, which is none."""
     four = (
         "  sl  local_address rem_address   st\n"
-        "   0: 0100007F:1F86 00000000:0000 0A 00000000:00000000\n"
-        "   1: 00000000:1F72 00000000:0000 0A 00000000:00000000\n"
-        "   2: 0100007F:1F86 0100007F:9C40 01 00000000:00000000\n"
+        "   0: 0100007F:1F86 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 7001 1 0 100 0\n"
+        "   1: 00000000:1F72 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 7002 1 0 100 0\n"
+        "   2: 0100007F:1F86 0100007F:9C40 01 00000000:00000000 00:00000000 00000000 0 0 7003 1 0 100 0\n"
     )
     six = (
         "  sl  local_address rem_address   st\n"
-        "   0: 00000000000000000000000001000000:1F86 00000000000000000000000000000000:0000 0A\n"
-        "   1: 0000000000000000FFFF00000100007F:1F7C 00000000000000000000000000000000:0000 0A\n"
+        "   0: 00000000000000000000000001000000:1F86 00000000000000000000000000000000:0000 0A 0:0 00:0 0 0 0 7004 1\n"
+        "   1: 0000000000000000FFFF00000100007F:1F7C 00000000000000000000000000000000:0000 0A 0:0 00:0 0 0 0 7005 1\n"
     )
-    assert parse_listeners(four) == {8070: ["127.0.0.1"], 8050: ["0.0.0.0"]}
-    assert parse_listeners(six) == {8070: ["::1"], 8060: ["127.0.0.1"]}
+    assert parse_listeners(four) == [Listener("127.0.0.1", "7001", 8070), Listener("0.0.0.0", "7002", 8050)]
+    assert parse_listeners(six) == [Listener("::1", "7004", 8070), Listener("127.0.0.1", "7005", 8060)]
     assert [is_loopback(text) for text in ("127.0.0.1", "::1", "[::1]", "127.9.9.9")] == [True] * 4
     assert [is_loopback(text) for text in ("0.0.0.0", "::", "10.0.0.1", "")] == [False] * 4
 

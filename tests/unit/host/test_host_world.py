@@ -120,7 +120,7 @@ def test_what_is_wrong_with_the_target(host: Host) -> None:
 
 
 def test_an_ended_container_has_no_hash(host: Host) -> None:
-    host.docker.containers = [replace(host.docker.containers[0], state="exited")]
+    host.docker.containers = [replace(host.docker.containers[0], status="exited")]
     assert host.world.moves(host.generation).start == ("e2b",)
 
 
@@ -209,7 +209,7 @@ def test_a_container_that_outlives_its_unit_is_removed_and_no_other(host: Host) 
 
 def test_an_ended_container_goes_without_a_word(host: Host) -> None:
     host.systemctl.on["stop"] = lambda names: host.systemctl.unit(names[-1], ActiveState="inactive") and None
-    host.docker.containers = [replace(host.docker.containers[0], state="exited")]
+    host.docker.containers = [replace(host.docker.containers[0], status="exited")]
     assert host.world.stop(Moves(stop=("e2b",))).warnings == ()
     assert host.docker.removed == ["id-e2b"]
 

@@ -20,7 +20,7 @@ from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import preflight
 from ansible.module_utils.vllm_edge.switch.host import HostWorld
 from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
-from ansible.module_utils.vllm_edge.system.docker import DockerUnit, Listed, parse_listed
+from ansible.module_utils.vllm_edge.system.docker import Container, DockerUnit, parse_listed
 from ansible.module_utils.vllm_edge.system.sockets import Listener
 from ansible.module_utils.vllm_edge.system.systemd import Systemd
 from ansible.module_utils.vllm_edge.weights.record import Record
@@ -196,7 +196,7 @@ def test_the_port_of_an_engine_that_stops_is_free_and_a_strangers_is_not(bench: 
     with socket.create_server(("127.0.0.1", bench.port)):  # as Docker's proxy does for its container
         assert bench.world.preflight(bench.generation(), Moves(start=("e2b",), stop=("old",)))
         assert "container vllm-old publishes it on 127.0.0.1: stop it" in bench.refused()
-    bench.docker.containers = [Listed("1", "somebody", "running", ports=(("0.0.0.0", bench.port),))]
+    bench.docker.containers = [Container("1", "somebody", "running", ports=(("0.0.0.0", bench.port),))]
     text = bench.refused()
     assert f"Port {bench.port} of engine e2b is taken: container somebody publishes it on 0.0.0.0" in text
     assert "pid" not in text

@@ -237,7 +237,7 @@ def test_a_refusal_that_no_journal_tells_is_one(
 
 SYSTEMCTL = """#!/bin/sh
 echo "$*" >> {log}
-[ "$1" = show ] && printf '%s\\n' {shown}
+[ "$1" = show ] && printf '%s\\n' Id=vllm-edge-switch.service {shown}
 exit 0
 """
 
@@ -262,8 +262,8 @@ def test_the_exit_status_is_asked_before_systemd_forgets_the_unit(
     assert switch_unit.SystemdUnit().collect() == status
     unit = "vllm-edge-switch.service"
     assert log.read_text().splitlines() == [
-        f"show --property=ExecMainCode,ExecMainStatus {unit}",
-        f"reset-failed {unit}",
+        f"show --property=Id,ExecMainCode,ExecMainStatus -- {unit}",
+        f"reset-failed -- {unit}",
     ]
 
 

@@ -1,66 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a process belongs to, made up: cgroup files in a directory and a Docker that answers on a socket."""
+"""Who a process belongs to, made up: cgroup files in a directory and a list of containers."""
 
 from __future__ import annotations
 
-import http.server
-import json
-import socketserver
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.gpu import owners
+from ansible.module_utils.vllm_edge.system.docker import Container, DockerEngine, parse_listed
 
 ENGINE_ID = "e" * 64
 FOREIGN_ID = "f" * 64
-UNKNOWN_ID = "0" * 64
 
 
-class FakeDocker(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    """The two requests that docker-py makes to list containers."""
+class FakeDocker:
+    """Docker's list of containers: one engine of ours and one container of somebody else."""
 
-    daemon_threads = True
     requests = 0
     containers: tuple[dict[str, Any], ...] = (
         {"Id": ENGINE_ID, "Names": ["/vllm-e2b"], "Labels": {"vllm-edge.engine": "e2b"}},
         {"Id": FOREIGN_ID, "Names": ["/someones-notebook"], "Labels": {}},
     )
 
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: FakeDocker
-
-    def do_GET(self) -> None:
-        self.server.requests += 1
-        listing = "/containers/json" in self.path
-        answer: Any = list(self.server.containers) if listing else {"ApiVersion": "1.44", "Version": "26.1.5"}
-        body = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def address_string(self) -> str:
-        return "unix"
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Not into the test's output."""
+    def listed(self) -> list[Container]:
+        self.requests += 1
+        return [parse_listed(entry) for entry in self.containers]
 
 
 @pytest.fixture
-def docker_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDocker]:
-    """A Docker Engine's API with one engine of ours and one container of somebody else."""
-    path = tmp_path / "docker.sock"
-    with FakeDocker(str(path), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        thread.start()
-        monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
-        yield server
-        server.shutdown()
+def docker_api(monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
+    fake = FakeDocker()
+    monkeypatch.setattr(DockerEngine, "listed", lambda self: fake.listed())
+    return fake
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def test_what_memory_figures_mean(
     total: int, used: int, free: int, reserved: int | None, expected: tuple[int, int | None, int, str] | None
 ) -> None:
     reading = interpret_memory(total * MIB, used * MIB, free * MIB, None if reserved is None else reserved * MIB)
-    found = reading and (reading.total_mib, reading.reserved_mib, reading.used_mib, reading.version)
+    found = reading and (reading.total_mib, reading.reserved_mib, reading.used_mib, reading.memory_version)
     assert found == expected
 
 
@@ -94,15 +94,15 @@ def test_an_error_of_a_gpu_is_a_sentence_with_a_remedy(gpus: LabRoot, code: str)
         session.read()
     failure = failed.value
     assert (failure.code, failure.gpu, failure.driver_absent) == (code, UUIDS[2], False)
-    assert failure.sentence == ERRORS[code].sentence.format(gpu=f"{UUIDS[2]} (NVIDIA L4 at 00000000:B1:00.0)")
-    assert failure.remedy == ERRORS[code].remedy
+    assert failure.sentence == ERRORS[code][0].format(gpu=f"{UUIDS[2]} (NVIDIA L4 at 00000000:B1:00.0)")
+    assert failure.remedy == ERRORS[code][1]
     assert str(failure) == f"{failure.sentence} {failure.remedy}"
 
 
 def test_every_error_text_is_a_sentence_and_every_error_is_one_of_nvml() -> None:
     for code, texts in ERRORS.items():
         assert isinstance(getattr(pynvml, f"NVML_ERROR_{code}"), int)
-        assert texts.sentence.endswith(".") and texts.remedy.endswith("."), code
+        assert all(text.endswith(".") for text in texts), code
 
 
 def test_an_error_without_a_text_of_its_own_keeps_its_code(gpus: LabRoot) -> None:
@@ -184,7 +184,7 @@ def test_a_process_in_both_lists_counts_once() -> None:
         [ProcessReading(7, 500), ProcessReading(9, None)],
         [ProcessReading(7, 500), ProcessReading(8, 4)],
     )
-    assert merge_processes([compute, graphics]) == (
+    assert merge_processes([*compute, *graphics]) == (
         ProcessReading(7, 500),
         ProcessReading(8, 4),
         ProcessReading(9, None),

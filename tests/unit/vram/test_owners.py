@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.gpu import owners
 from ansible.module_utils.vllm_edge.gpu.owners import (
-    Container,
     ContainerRef,
     Owner,
     decide_owner,
@@ -16,6 +15,7 @@ from ansible.module_utils.vllm_edge.gpu.owners import (
     parse_unit,
 )
 from ansible.module_utils.vllm_edge.switch.model import Interrupted
+from ansible.module_utils.vllm_edge.system.docker import Container
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 NOWHERE: frozenset[str] = frozenset()
@@ -77,7 +77,7 @@ def test_unit_of_a_process_of_the_host(cgroup: str, expected: str | None) -> Non
     assert parse_unit(cgroup) == expected
 
 
-KNOWN = {A: Container(A, "vllm-e2b", "e2b"), B: Container(B, "notebook", None)}
+KNOWN = {A: Container(A, "vllm-e2b", "running", {"vllm-edge.engine": "e2b"}), B: Container(B, "notebook", "running")}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_owner(cgroup: str | None, docker: Any, expected: Owner) -> None:
     assert decide_owner(cgroup, NOWHERE, lambda: docker) == expected
 
 
-def test_docker_is_asked_through_its_api(docker_api: Any) -> None:
+def test_what_docker_lists(docker_api: Any) -> None:
     containers = owners.list_docker_containers()
     assert not isinstance(containers, str)
     assert {(entry.name, entry.engine) for entry in containers.values()} == {
@@ -136,7 +136,7 @@ def test_a_signal_that_ends_the_switch_is_no_answer_of_docker(monkeypatch: pytes
     def signalled(**_: object) -> None:
         raise Interrupted("SIGTERM")
 
-    monkeypatch.setattr("docker.from_env", signalled)
+    monkeypatch.setattr("docker.APIClient", signalled)
     with pytest.raises(Interrupted):
         owners.list_docker_containers()
 

@@ -96,7 +96,7 @@ class Specification:
 
 @dataclass(frozen=True)
 class Runtime:
-    """Docker, CDI and the GPU access of running containers."""
+    """Docker, CDI and the GPUs of running containers."""
 
     docker_version: str
     docker: Unit | Unread
@@ -107,7 +107,7 @@ class Runtime:
     refresh: Unit | Unread
     """The unit nvidia-cdi-refresh.path."""
     specifications: tuple[Specification, ...] | Unread
-    access: tuple[Access, ...] | Unread
+    access: Access | Unread
     """Which of their GPUs the running containers may use."""
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..engine.config import EngineConfigError, list_engine_names, load_engine
 from ..gpu import slots, topology
-from ..gpu.access import Access, Asker, CannotAsk, ask_as_member, look
+from ..gpu.access import Access, CannotAsk, look
 from ..gpu.driver import GENERATED, STATIC, resolve
 from ..gpu.driver_facts import DriverReader, switch
 from ..gpu.owners import Owner, find_owners
@@ -93,7 +93,7 @@ class Reader(DriverReader):
           system()    os-release, dpkg-query, /proc/locks, timedatectl, docker.service
           driver()    versions of libraries and module, apt-cache, modinfo, kernels, Secure Boot
           gpus()      PCI bus, nvidia-smi, recorded slots, who uses the GPUs
-          runtime()   dockerd, daemon.json, CDI specifications, GPU access of running containers
+          runtime()   dockerd, daemon.json, CDI specifications, GPUs of running containers
           topology()  PCIe, NUMA, IOMMU and ACS of each GPU, ECC, Xid messages, /dev/shm
           image()     the record of the engines' image
           serving()   engines, their units and ports, switches
@@ -106,7 +106,6 @@ class Reader(DriverReader):
     owners: Callable[[Iterable[int]], Mapping[int, Owner]] = find_owners
     engine_uid: Callable[[], int | None] = engine_uid
     space: Callable[[str, Path], Space | Unread] = read_free_space
-    ask_member: Asker = ask_as_member
 
     def read(self, expected: Expectation = Expectation()) -> Facts:
         """Read all facts."""
@@ -373,17 +372,10 @@ class Reader(DriverReader):
             access=self.access(),
         )
 
-    def access(self) -> tuple[Access, ...] | Unread:
-        """Return which of their GPUs the running containers may use."""
-
-        def run(command: Sequence[str]) -> tuple[int, str, str]:
-            ran = self.ask(*command)
-            if isinstance(ran, Unread):
-                raise CannotAsk(ran.why)
-            return ran.status, ran.out, ran.err
-
+    def access(self) -> Access | Unread:
+        """Return how the running containers got their GPUs."""
         try:
-            return tuple(look(run, self.root, self.ask_member))
+            return look(self.run, self.root)
         except CannotAsk as error:
             return Unread(str(error))
 

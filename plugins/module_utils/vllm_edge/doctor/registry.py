@@ -118,7 +118,7 @@ CHECKS: tuple[Check, ...] = (
     Check("runtime.cdi-current", "The CDI specification was made for this driver.", check_runtime_cdi_current),
     Check("runtime.cdi-conflict", "No two CDI specifications define the same device.", check_runtime_cdi_conflict),
     Check("runtime.cdi-devices", "Every GPU has a CDI device by its UUID.", check_runtime_cdi_devices),
-    Check("runtime.gpu-access", "No running container has lost its GPUs.", check_runtime_gpu_access),
+    Check("runtime.gpu-access", "No running container may lose its GPUs at a daemon-reload.", check_runtime_gpu_access),
     Check(
         "topology.pcie",
         "No PCIe link is narrower, or slower under load, than it can be.",

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ..system.nvml import GpuIdentity, GpuReading, HostReading
+from ..system.nvml import GpuReading, HostReading
 from .owners import ENDED, Owner
 
 Foreign = Literal["ignore", "warn", "fail"]
@@ -68,16 +68,6 @@ class ProcessUse:
     unit: str | None
     owner: str
     reason: str | None
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "pid": self.pid,
-            "used_mib": self.used_mib,
-            "container": self.container,
-            "unit": self.unit,
-            "owner": self.owner,
-            "reason": self.reason,
-        }
 
     def __str__(self) -> str:
         memory = "an unknown amount" if self.used_mib is None else f"{self.used_mib} MiB"
@@ -134,19 +124,8 @@ class GpuVerdict:
         return f"GPU {self.reading.index} ({slot}, {self.reading.name}, {self.reading.uuid})"
 
     def as_dict(self) -> dict[str, Any]:
-        gpu = self.reading
-        return {
-            "index": gpu.index,
+        return vars(self.reading) | {
             "slot": self.slot,
-            "uuid": gpu.uuid,
-            "name": gpu.name,
-            "pci_bus_id": gpu.pci_bus_id,
-            "compute_capability": gpu.compute_capability,
-            "memory_version": gpu.memory_version,
-            "total_mib": gpu.total_mib,
-            "reserved_mib": gpu.reserved_mib,
-            "used_mib": gpu.used_mib,
-            "free_mib": gpu.free_mib,
             "engine_mib": self.engine_mib,
             "engine_mib_is": "upper bound" if self.is_upper_bound else "exact",
             "foreign_mib": self.foreign_mib,
@@ -155,7 +134,7 @@ class GpuVerdict:
             "expected_mib": self.expected_mib,
             "headroom_mib": self.headroom_mib,
             "within_budget": self.within_budget,
-            "processes": [process.as_dict() for process in self.processes],
+            "processes": [asdict(process) for process in self.processes],
         }
 
 
@@ -270,8 +249,17 @@ def resolve_mib(
 # ---- evaluation -------------------------------------------------------------------------------------------------
 
 
-def _build_process_use(pid: int, used_mib: int | None, owner: Owner) -> ProcessUse:
-    return ProcessUse(pid, used_mib, owner.container, owner.unit, owner.kind, owner.reason)
+def _list_processes(gpu: GpuReading, owners: Mapping[int, Owner]) -> tuple[ProcessUse, ...]:
+    nobody = Owner("unknown", reason="its owner was not looked up")
+    pairs = [(process, owners.get(process.pid, nobody)) for process in gpu.processes or ()]
+    return tuple(
+        ProcessUse(process.pid, process.used_mib, owner.container, owner.unit, owner.kind, owner.reason)
+        for process, owner in pairs
+    )
+
+
+def _sum_mib(processes: Iterable[ProcessUse]) -> int:
+    return sum(process.used_mib or 0 for process in processes)
 
 
 def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot: int | None) -> GpuVerdict:
@@ -283,18 +271,17 @@ def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot
         limits: budgets and expected memory
         slot: its slot; None if it has none
     """
-    nobody = Owner("unknown", reason="its owner was not looked up")
-    processes = tuple(_build_process_use(p.pid, p.used_mib, owners.get(p.pid, nobody)) for p in gpu.processes or ())
+    processes = _list_processes(gpu, owners)
+    kinds = {process.owner for process in processes}
     memory_known = gpu.processes is not None and all(process.used_mib is not None for process in processes)
-    foreign_known = memory_known and all(process.owner != "unknown" for process in processes)
+    foreign_known = memory_known and "unknown" not in kinds
 
-    foreign_mib = sum(p.used_mib or 0 for p in processes if p.owner == "foreign") if foreign_known else None
-    unattributed_mib = max(0, gpu.used_mib - sum(p.used_mib or 0 for p in processes)) if memory_known else None
-    engine_mib = gpu.used_mib if foreign_mib is None else max(0, gpu.used_mib - foreign_mib)
+    foreign_mib = _sum_mib(process for process in processes if process.owner == "foreign") if foreign_known else None
+    unattributed_mib = max(0, gpu.used_mib - _sum_mib(processes)) if memory_known else None
+    engine_mib = max(0, gpu.used_mib - (foreign_mib or 0))
 
     idle_mib = IDLE_MIB + (int(gpu.total_mib * UNKNOWN_RESERVE_SHARE) if gpu.used_includes_reserved else 0)
-    nothing_of_ours = foreign_known and not any(process.owner == "ours" for process in processes)
-    if nothing_of_ours and engine_mib <= idle_mib:
+    if foreign_known and "ours" not in kinds and engine_mib <= idle_mib:
         engine_mib = 0
 
     return GpuVerdict(
@@ -321,24 +308,25 @@ def _describe_over_budget(gpu: GpuVerdict) -> str:
     held = [str(process) for process in gpu.processes]
     if gpu.unattributed_mib is not None and gpu.unattributed_mib > IDLE_MIB:
         held.append(f"{gpu.unattributed_mib} MiB by no process")
-    text += f" Held: {'; '.join(held) if held else 'no process is listed'}."
+    return f"{text} Held: {'; '.join(held) if held else 'no process is listed'}. {_advise_over_budget(gpu)}"
+
+
+def _advise_over_budget(gpu: GpuVerdict) -> str:
     ours = sorted({process.unit for process in gpu.processes if process.owner == "ours" and process.unit})
     if gpu.releasing:
-        text += (
-            " Memory without a process is what a crashed engine leaves when the driver did not clean up: "
+        return (
+            "Memory without a process is what a crashed engine leaves when the driver did not clean up: "
             f"stop the engines of this GPU, then 'nvidia-smi --gpu-reset -i {gpu.reading.uuid}', or reboot."
         )
-    elif ours and not gpu.budget_mib:
-        text += f" Stop what should not run there: 'systemctl stop {' '.join(ours)}'."
-    elif ours:
-        text += (
-            f" 'journalctl -u {' -u '.join(ours)}' shows what vLLM took for weights, KV cache and CUDA graphs; lower "
+    if ours and not gpu.budget_mib:
+        return f"Stop what should not run there: 'systemctl stop {' '.join(ours)}'."
+    if ours:
+        return (
+            f"'journalctl -u {' -u '.join(ours)}' shows what vLLM took for weights, KV cache and CUDA graphs; lower "
             "the engine's max_num_seqs, gpu_memory_utilization or kv_cache_memory_bytes, or raise its vram_budget_mib "
             "if the plan was wrong."
         )
-    else:
-        text += " Find out who runs these processes ('nvidia-smi', 'docker ps') before anything is stopped."
-    return text
+    return "Find out who runs these processes ('nvidia-smi', 'docker ps') before anything is stopped."
 
 
 def _describe_foreign(gpu: GpuVerdict) -> str | None:
@@ -463,11 +451,3 @@ def settle(
             if not evaluation.passing:
                 return Settled(current, evaluation, True, samples, clock() - start)
         last = current
-
-
-def build_slot_identities(records: Sequence[tuple[str, str | None, str | None]]) -> tuple[GpuIdentity, ...]:
-    """Convert (UUID, name, bus id) by slot to identities, with which a card that NVML no longer sees can be named."""
-    return tuple(
-        GpuIdentity(at, uuid, name or "unknown model", bus or "an unknown bus id")
-        for at, (uuid, name, bus) in enumerate(records)
-    )

@@ -9,16 +9,16 @@ because our own memory would then be blamed on somebody else.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from ..names import LABEL_ENGINE, unit_name
+from ..names import unit_name
+from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused
+from ..system.process import PROC
 
-PROC = Path("/proc")
 DOCKER_TIMEOUT_S = 10
 
 ENDED = "the process ended while it was being looked up"
@@ -37,16 +37,6 @@ class ContainerRef:
 
     id: str
     runtime: Runtime
-
-
-@dataclass(frozen=True)
-class Container:
-    """A container as Docker knows it."""
-
-    id: str
-    name: str
-    engine: str | None
-    """Name of the engine; None if vllm-edge did not create the container."""
 
 
 @dataclass(frozen=True)
@@ -159,26 +149,12 @@ def read_cgroup(pid: int) -> str | None:
 
 def list_docker_containers() -> Mapping[str, Container] | str:
     """Return all containers that Docker knows, by id, or a sentence why Docker cannot be queried."""
-    try:
-        docker: Any = importlib.import_module("docker")
-    except ImportError:
+    if importlib.util.find_spec("docker") is None:
         return "the Python package docker is not installed here"
     try:
-        client = docker.from_env(timeout=DOCKER_TIMEOUT_S)
-        try:
-            listed = client.api.containers(all=True)
-        finally:
-            client.close()
-    except Exception as error:  # docker-py also passes on exceptions of requests and urllib3
-        return f"it does not answer ({type(error).__name__}: {error})"
-    return {
-        entry["Id"]: Container(
-            id=entry["Id"],
-            name=str((entry.get("Names") or [entry["Id"][:12]])[0]).lstrip("/"),
-            engine=(entry.get("Labels") or {}).get(LABEL_ENGINE),
-        )
-        for entry in listed
-    }
+        return {entry.id: entry for entry in DockerEngine(request_timeout_s=DOCKER_TIMEOUT_S).listed()}
+    except (DockerAway, DockerRefused) as error:
+        return f"it does not answer ({error})"
 
 
 def find_owners(pids: Iterable[int]) -> dict[int, Owner]:

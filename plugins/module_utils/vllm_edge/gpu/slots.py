@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..system.nvml import GpuIdentity
+from ..system.nvml import GpuIdentity, NvmlFailure, NvmlSession, name_lost
 
 RECORD_PATH = "/var/lib/vllm-edge/gpu-slots.json"
 RECORD_VERSION = 1
@@ -128,6 +128,15 @@ def read_text(path: str) -> str:
         return ""
 
 
+def list_lost(session: NvmlSession, slots: Sequence[Slot]) -> list[NvmlFailure]:
+    """Return the failures of the GPUs that did not answer when the session was opened, with the name of their slot."""
+    expected = [
+        GpuIdentity(number, slot.uuid, slot.name or "unknown model", slot.pci_bus_id or "an unknown bus id")
+        for number, slot in enumerate(slots)
+    ]
+    return [name_lost(failure, expected, [gpu.uuid for gpu in session.identities]) for failure in session.lost]
+
+
 def check_declared(uuids: Sequence[str]) -> None:
     """Check gpu_uuids before any GPU is queried. Raises SlotError if an entry is no UUID or occurs twice."""
     for number, uuid in enumerate(uuids):
@@ -182,6 +191,27 @@ def _describe_too_few(slots: Sequence[Slot], extra: Sequence[GpuIdentity], minim
     return f"The profile needs {minimum} GPUs, but {where} has {len(slots)}{named}. {next_step}"
 
 
+def _choose(
+    declared: Sequence[str] | None, record: str, present: Sequence[GpuIdentity], path: str
+) -> tuple[tuple[Slot, ...], str, str]:
+    """Return the slots, their source (see `SlotPlan.source`) and what to call it in messages. Raises SlotError."""
+    seen = {gpu.uuid.lower(): gpu for gpu in present}
+    try:
+        recorded = parse(record, path)
+    except SlotError:
+        # gpu_uuids overrides the record. If the record is unreadable, only the last known names of the cards are lost.
+        if not declared:
+            raise
+        recorded = ()
+    remembered = {slot.uuid.lower(): slot for slot in recorded}
+    uuids = declared or [slot.uuid for slot in recorded]
+    if uuids:
+        slots = tuple(_merge(uuid, seen, remembered) for uuid in uuids)
+        return (slots, "declared", "gpu_uuids of the inventory") if declared else (slots, "recorded", path)
+    by_bus = sorted(present, key=lambda gpu: gpu.index)
+    return tuple(Slot(gpu.uuid, gpu.name, gpu.pci_bus_id) for gpu in by_bus), "discovered", "NVML"
+
+
 def plan(
     declared: Sequence[str] | None,
     record: str,
@@ -201,27 +231,9 @@ def plan(
     Raises:
         SlotError: a GPU that has a slot is missing, there are fewer slots than needed, or a list is invalid
     """
-    seen = {gpu.uuid.lower(): gpu for gpu in present}
-    if declared:
-        # gpu_uuids overrides the record. If the record is unreadable, only the last known names of the cards are lost.
-        check_declared(declared)
-        try:
-            remembered = {slot.uuid.lower(): slot for slot in parse(record, path)}
-        except SlotError:
-            remembered = {}
-        slots = tuple(_merge(uuid, seen, remembered) for uuid in declared)
-        source, where = "declared", "gpu_uuids of the inventory"
-    else:
-        recorded = parse(record, path)
-        remembered = {slot.uuid.lower(): slot for slot in recorded}
-        if recorded:
-            slots = tuple(_merge(slot.uuid, seen, remembered) for slot in recorded)
-            source, where = "recorded", path
-        else:
-            by_bus = sorted(present, key=lambda gpu: gpu.index)
-            slots = tuple(Slot(gpu.uuid, gpu.name, gpu.pci_bus_id) for gpu in by_bus)
-            source, where = "discovered", "NVML"
-
+    check_declared(declared or ())
+    slots, source, where = _choose(declared, record, present, path)
+    seen = {gpu.uuid.lower() for gpu in present}
     named = {slot.uuid.lower() for slot in slots}
     extra = [gpu for gpu in present if gpu.uuid.lower() not in named]
     gone = [slot.describe(number) for number, slot in enumerate(slots) if slot.uuid.lower() not in seen]

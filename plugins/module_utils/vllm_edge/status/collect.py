@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from ..engine.config import EngineConfig, EngineConfigError, list_engine_names, load_config
@@ -23,12 +22,11 @@ from ..paths import HostPaths
 from ..planning import drift
 from ..switch.history import describe_running, short
 from ..switch.journal import history, holder, read_journal
-from ..system.docker import Container, Docker, DockerAway, DockerRefused, docker_unit
-from ..system.sockets import parse_listeners
+from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, docker_unit
+from ..system.sockets import listeners
 from ..system.systemd import ask_units
 from .problems import describe_file_change, judge
 
-PROC = Path("/proc")
 HISTORY = 10
 """How many former switches the document has; the tables show the newest SHOWN of them."""
 
@@ -39,7 +37,7 @@ Asked = tuple[list[Json], str | None]
 # -- asking
 
 
-def ask_containers(docker: Docker, names: Sequence[str]) -> tuple[dict[str, Container], str | None]:
+def ask_containers(docker: DockerEngine, names: Sequence[str]) -> tuple[dict[str, Container], str | None]:
     """Inspect containers by name.
 
     Returns:
@@ -98,13 +96,8 @@ def ask_gpus(budgets: Mapping[str, int | None], paths: HostPaths) -> Asked:
 def ask_listeners() -> dict[int, list[str]]:
     """Return the addresses that something listens on, by TCP port."""
     found: dict[int, list[str]] = {}
-    for name in ("tcp", "tcp6"):
-        try:
-            text = (PROC / "net" / name).read_text(encoding="ascii")
-        except OSError:
-            continue  # the kernel has no IPv6
-        for port, addresses in parse_listeners(text).items():
-            found.setdefault(port, []).extend(addresses)
+    for listener in listeners():
+        found.setdefault(listener.port, []).append(listener.address)
     return found
 
 
@@ -273,7 +266,7 @@ def sum_budgets(configs: Sequence[EngineConfig]) -> dict[str, int | None]:
 
 def collect(
     paths: HostPaths,
-    docker: Docker,
+    docker: DockerEngine,
     units: Callable[[Sequence[str]], tuple[dict[str, dict[str, str]], str | None]] = ask_units,
     gpus: Callable[[Mapping[str, int | None], HostPaths], Asked] = ask_gpus,
     listeners: Callable[[], Mapping[int, Sequence[str]]] = ask_listeners,

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import pwd
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from ..generation.model import Committed, Generation, GenerationError
 from ..generation.store import load, numbers
 from ..names import SWITCH_UNIT
 from ..paths import ETC, STATE, UNITS, HostPaths
+from ..system.systemd import Systemd, SystemdError, run_command
 from ..text import wrapped
 from .history import describe_names, list_loading_engines
 from .journal import Busy, holder, read_journal, to_json
@@ -122,42 +122,41 @@ def build_start_command(paths: HostPaths, generation: Generation, choice: Choice
 class SystemdUnit:
     """The real unit, through systemd-run and systemctl."""
 
+    def __init__(self) -> None:
+        self._systemd = Systemd()
+
     def start(self, command: Sequence[str]) -> str | None:
         """Run the command; see `Unit.start`."""
         self._forget()  # a unit that failed while nobody followed it
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
+            ran = run_command(command, 60)
+        except SystemdError as error:
             return str(error)
-        return None if done.returncode == 0 else done.stderr.strip() or f"exit status {done.returncode}"
+        return None if ran.status == 0 else ran.err or f"exit status {ran.status}"
 
     def running(self) -> bool:
         """Return whether systemd shows the unit as neither inactive nor failed."""
-        command = ["systemctl", "show", "--property=ActiveState", "--value", SWITCH_UNIT]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-        except (OSError, subprocess.SubprocessError):
+            return self._systemd.show([SWITCH_UNIT])[SWITCH_UNIT].active_state not in ("inactive", "failed")
+        except SystemdError:
             return True  # no answer says nothing about the unit: ask again
-        return done.stdout.strip() not in ("inactive", "failed")
 
     def collect(self) -> int | None:
         """Read the exit status of the unit and reset it; see `Unit.collect`."""
-        wanted = ["ExecMainCode", "ExecMainStatus"]
-        command = ["systemctl", "show", f"--property={','.join(wanted)}", SWITCH_UNIT]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-        except (OSError, subprocess.SubprocessError):
+            properties = ("Id", "ExecMainCode", "ExecMainStatus")
+            shown = self._systemd.show_properties([SWITCH_UNIT], properties).get(SWITCH_UNIT, {})
+        except SystemdError:
             return None
         finally:
             self._forget()
-        shown = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
         exited = shown.get("ExecMainCode") == str(os.CLD_EXITED)
         return int(shown["ExecMainStatus"]) if exited else None
 
     def _forget(self) -> None:
         """Reset the failed state, so that a new unit of the same name can start."""
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(["systemctl", "reset-failed", SWITCH_UNIT], capture_output=True, timeout=30, check=False)
+        with contextlib.suppress(SystemdError):
+            self._systemd.reset_failed([SWITCH_UNIT])
 
 
 # ---- which generation -------------------------------------------------------------------------------------------

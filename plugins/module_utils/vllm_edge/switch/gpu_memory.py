@@ -11,19 +11,17 @@ import pwd
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..generation.model import Generation
 from ..gpu import slots as gpu_slots
-from ..gpu.budget import UNKNOWN_RESERVE_SHARE, Evaluation, Limits, build_slot_identities, evaluate, settle
+from ..gpu.budget import UNKNOWN_RESERVE_SHARE, Evaluation, Limits, evaluate, settle
 from ..gpu.owners import ENDED, Owner, find_owners
 from ..names import ENGINE_USER
 from ..paths import HostPaths
-from ..system.nvml import GpuReading, HostReading, NvmlFailure, NvmlSession, name_lost
+from ..system.nvml import GpuReading, HostReading, NvmlFailure, NvmlSession
 from ..system.process import command_of, get_user_name, kill, uid_of
 from .model import Done, PhaseFailed
 
-PROC = Path("/proc")
 FREE_MIB = 64
 """Less than a CUDA context, and more than what drivers keep or round for each process."""
 KILLED_S = 10.0
@@ -68,13 +66,11 @@ def read_boards(session: NvmlSession, slots: Sequence[gpu_slots.Slot]) -> Boards
     Args:
         slots: the recorded GPU slots, which name GPUs that do not answer.
     """
-    expected = build_slot_identities([(slot.uuid, slot.name, slot.pci_bus_id) for slot in slots])
-    seen = [gpu.uuid for gpu in session.identities]
-    lost = [name_lost(failure, expected, seen) for failure in session.lost]
+    lost = gpu_slots.list_lost(session, slots)
     gpus: list[GpuReading] = []
     for identity in session.identities:
         try:
-            gpus.append(session._read_gpu(identity))
+            gpus.append(session.read_gpu(identity))
         except NvmlFailure as failure:
             lost.append(failure)
     return Boards(session.driver_version, tuple(gpus), tuple(lost))

@@ -26,12 +26,11 @@ from ..names import TARGET, EngineIdentity, unit_name
 from ..paths import HostPaths
 from ..planning import drift
 from ..system.docker import (
+    Container,
     DockerAway,
-    DockerHost,
+    DockerEngine,
     DockerRefused,
     DockerUnit,
-    HostDocker,
-    Listed,
     docker_unit,
     explain_unreachable_docker,
 )
@@ -105,7 +104,7 @@ class HostWorld:
 
     paths: HostPaths
     systemd: Systemd = field(default_factory=Systemd)
-    docker: HostDocker = field(default_factory=DockerHost)
+    docker: DockerEngine = field(default_factory=DockerEngine)
     docker_unit: Callable[[], DockerUnit | None] = docker_unit
     nvml: gpu_memory.OpenNvml = open_nvml
     owners: gpu_memory.Owners = find_owners
@@ -155,7 +154,7 @@ class HostWorld:
         """Return why the Docker Engine cannot be asked, or None."""
         return explain_unreachable_docker(self.docker.ping, self.docker_unit(), PING_S)
 
-    def _containers(self, patience_s: float = DOCKER_PATIENCE_S) -> list[Listed]:
+    def _containers(self, patience_s: float = DOCKER_PATIENCE_S) -> list[Container]:
         """List all containers, waiting for a Docker Engine that is being restarted."""
         deadline = self.clock() + patience_s
         while True:

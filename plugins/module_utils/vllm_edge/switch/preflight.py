@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from ..engine.config import EngineConfig
 from ..generation.model import Generation
-from ..system.docker import DockerAway, DockerRefused, HostDocker, Listed
+from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused
 from ..system.nvml import NvmlFailure
 from ..system.process import command_of
 from ..system.sockets import Listener, listeners, process_of
@@ -23,7 +23,6 @@ from ..weights.survey import survey_recorded
 from .gpu_memory import Boards, Occupied, require
 from .model import PhaseFailed
 
-PROC = Path("/proc")
 STATE_MIB = 64
 WILDCARDS = ("0.0.0.0", "::", "")
 ALL_ADDRESSES = "all addresses"
@@ -40,7 +39,7 @@ class Found:
 # -- image
 
 
-def check_images(configs: Iterable[EngineConfig], docker: HostDocker) -> list[str]:
+def check_images(configs: Iterable[EngineConfig], docker: DockerEngine) -> list[str]:
     """Check that every image is on the host with the image ID of the generation; one sentence for each image, not
     engine."""
     problems: list[str] = []
@@ -116,7 +115,7 @@ def _conflicts(ours: str, other: str) -> bool:
 def check_ports(
     configs: Iterable[EngineConfig],
     stop: Collection[str],
-    containers: Sequence[Listed],
+    containers: Sequence[Container],
     listening: Callable[[int], list[Listener]] = listeners,
     process: Callable[[str], int | None] = process_of,
     command: Callable[[int], str] = command_of,

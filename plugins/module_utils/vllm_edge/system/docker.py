@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to the Docker Engine: `DockerEngine` for the supervisor, and `DockerHost` for a switch.
+"""Access to the Docker Engine.
 
 Containers are created with the `docker` command line client, so that the argument file that an operator can read is
 exactly what ran. Everything else goes through Docker's API. Callers distinguish two failures: the Engine is away
@@ -18,9 +18,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from ..names import LABEL_ENGINE, LABEL_INPUT_HASH
+from .systemd import Systemd, SystemdError, run_command
+
+UNIT_S = 5.0
+"""Seconds that systemd may take to show docker.service."""
 
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) ?(.*)", re.DOTALL)
 _AWAY_TEXT = re.compile(r"Cannot connect to the Docker daemon|connection refused|error during connect", re.IGNORECASE)
@@ -40,7 +44,7 @@ class ContainerGone(DockerRefused):
 
 @dataclass(frozen=True)
 class Container:
-    """State of one container, as far as the supervisor needs it."""
+    """State of one container. A list of containers gives the first four fields and `ports` only."""
 
     id: str
     name: str
@@ -58,6 +62,17 @@ class Container:
     direct: tuple[str, ...] = ()
     # `host:port` on this host at which the ports are published; an empty host stands for all addresses.
     published: tuple[str, ...] = ()
+    ports: tuple[tuple[str, int], ...] = ()
+    """Published ports, as (address on this host, port)."""
+
+    @property
+    def engine(self) -> str | None:
+        """Name of the engine that the container belongs to; None if vllm-edge did not create it."""
+        return self.labels.get(LABEL_ENGINE)
+
+    @property
+    def input_hash(self) -> str | None:
+        return self.labels.get(LABEL_INPUT_HASH)
 
     @property
     def running(self) -> bool:
@@ -73,72 +88,10 @@ class LogRecord:
     line: str
 
 
-class Docker(Protocol):
-    """The calls that the supervisor makes. Every one may raise DockerAway or DockerRefused."""
-
-    def ping(self, timeout_s: float) -> None:
-        """Check that Docker answers within `timeout_s` seconds."""
-        ...
-
-    def live_restore(self) -> bool | None:
-        """Return whether containers keep running while Docker is stopped; None if Docker does not say."""
-        ...
-
-    def find(self, name: str) -> Container | None:
-        """Return the container with this name or full id; None if there is none."""
-        ...
-
-    def create(self, arguments: Sequence[str]) -> str:
-        """Create a container without starting it.
-
-        Args:
-            arguments: arguments of `docker create`: options, image, command
-
-        Returns:
-            The id of the container.
-        """
-        ...
-
-    def start(self, container_id: str) -> None:
-        """Start the container."""
-        ...
-
-    def wait(self, container_id: str) -> int:
-        """Block until the container has ended and return its exit status."""
-        ...
-
-    def logs(self, container_id: str, *, after: str | None, follow: bool, tail: int | None) -> Iterator[LogRecord]:
-        """Yield lines of the container's log.
-
-        Args:
-            container_id: id of the container
-            after: only lines with a later time stamp; None for all lines
-            follow: wait for further lines until the container ends
-            tail: only the last so many lines; None for all lines
-        """
-        ...
-
-    def stop(self, container_id: str, timeout_s: float) -> None:
-        """Send SIGTERM to the container, and SIGKILL if it is still running after `timeout_s` seconds."""
-        ...
-
-    def remove(self, container_id: str) -> None:
-        """Remove the container and its anonymous volumes, by force."""
-        ...
-
-    def killed_from_outside(self, container_id: str, since_s: float) -> str | None:
-        """Return the signal that a client of Docker sent to the container in the last `since_s` seconds, or None."""
-        ...
-
-
 def parse_container(info: Mapping[str, Any]) -> Container:
     """Convert one object of Docker's `inspect` answer."""
-    state = info.get("State") or {}
-    config = info.get("Config") or {}
-    networks = (info.get("NetworkSettings") or {}).get("Networks") or {}
-    ports = (info.get("HostConfig") or {}).get("PortBindings") or {}
-    addresses = [net["IPAddress"] for net in networks.values() if net and net.get("IPAddress")]
-    inner = [port.split("/")[0] for port in ports if port.endswith("/tcp")]
+    state, config = info.get("State") or {}, info.get("Config") or {}
+    direct, published = _list_addresses(info)
     running = state.get("Status") == "running"
     return Container(
         id=info["Id"],
@@ -153,12 +106,21 @@ def parse_container(info: Mapping[str, Any]) -> Container:
         error=state.get("Error") or "",
         started_at=state.get("StartedAt") or "",
         finished_at=state.get("FinishedAt") or "",
-        direct=tuple(f"{address}:{port}" for address in addresses for port in inner),
-        published=tuple(
-            f"{binding.get('HostIp', '')}:{binding.get('HostPort', '')}"
-            for bindings in ports.values()
-            for binding in bindings or ()
-        ),
+        direct=direct,
+        published=published,
+    )
+
+
+def _list_addresses(info: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return `Container.direct` and `Container.published`."""
+    networks = (info.get("NetworkSettings") or {}).get("Networks") or {}
+    ports = (info.get("HostConfig") or {}).get("PortBindings") or {}
+    addresses = filter(None, ((network or {}).get("IPAddress") for network in networks.values()))
+    inner = [port.split("/")[0] for port in ports if port.endswith("/tcp")]
+    bindings = [binding for listed in ports.values() for binding in listed or ()]
+    return (
+        tuple(f"{address}:{port}" for address in addresses for port in inner),
+        tuple(f"{binding.get('HostIp', '')}:{binding.get('HostPort', '')}" for binding in bindings),
     )
 
 
@@ -203,10 +165,24 @@ def find_kill_signal(events: Sequence[Mapping[str, Any]]) -> str | None:
     return None
 
 
-class DockerEngine:
-    """The Docker Engine at DOCKER_HOST or at the local socket. The public methods are documented in `Docker`.
+def parse_listed(entry: Mapping[str, Any]) -> Container:
+    """Convert one entry of Docker's list of containers."""
+    names = entry.get("Names") or [entry["Id"][:12]]
+    ports = [port for port in entry.get("Ports") or [] if port.get("PublicPort")]
+    return Container(
+        id=entry["Id"],
+        name=str(names[0]).lstrip("/"),
+        status=str(entry.get("State", "")),
+        labels=dict(entry.get("Labels") or {}),
+        ports=tuple(sorted({(str(port.get("IP", "")), int(port["PublicPort"])) for port in ports})),
+    )
 
-    Threads may share one object; each gets its own connection, which is made anew after a failure.
+
+class DockerEngine:
+    """The Docker Engine at DOCKER_HOST or at the local socket.
+
+    Every public method may raise DockerAway or DockerRefused. Threads may share one object; each gets its own
+    connection, which is made anew after a failure.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None, request_timeout_s: float = 30) -> None:
@@ -267,14 +243,17 @@ class DockerEngine:
         self._call(what, ask)
 
     def ping(self, timeout_s: float) -> None:
+        """Check that Docker answers within `timeout_s` seconds."""
         # A separate connection: an existing one may be broken, and the short timeout must not stay set for other calls.
         self._translate("ping", lambda: self._connect(timeout_s).close())
 
     def live_restore(self) -> bool | None:
+        """Return whether containers keep running while Docker is stopped; None if Docker does not say."""
         value = self._call("info", lambda c: c.info()).get("LiveRestoreEnabled")
         return value if isinstance(value, bool) else None
 
     def find(self, name: str) -> Container | None:
+        """Return the container with this name or full id; None if there is none."""
         try:
             info = self._call(f"inspect {name}", lambda c: c.inspect_container(name))
         except ContainerGone:
@@ -284,6 +263,11 @@ class DockerEngine:
         return found if name in (found.name, found.id) else None
 
     def create(self, arguments: Sequence[str]) -> str:
+        """Create a container without starting it, and return its id.
+
+        Args:
+            arguments: arguments of `docker create`: options, image, command
+        """
         client = shutil.which("docker", path=self._environ.get("PATH"))
         if client is None:
             raise DockerRefused("docker create: the command `docker` is not on the PATH: install Docker's client")
@@ -314,10 +298,19 @@ class DockerEngine:
         self._call_patiently("docker start", 120, lambda c: c.start(container_id))
 
     def wait(self, container_id: str) -> int:
+        """Block until the container has ended and return its exit status."""
         answer = self._call("docker wait", lambda c: c.wait(container_id))
         return int(answer["StatusCode"])
 
     def logs(self, container_id: str, *, after: str | None, follow: bool, tail: int | None) -> Iterator[LogRecord]:
+        """Yield lines of the container's log.
+
+        Args:
+            container_id: id of the container
+            after: only lines with a later time stamp; None for all lines
+            follow: wait for further lines until the container ends
+            tail: only the last so many lines; None for all lines
+        """
         options: dict[str, Any] = {
             "stdout": True,
             "stderr": True,
@@ -344,14 +337,17 @@ class DockerEngine:
                     yield record
 
     def stop(self, container_id: str, timeout_s: float) -> None:
+        """Send SIGTERM to the container, and SIGKILL if it is still running after `timeout_s` seconds."""
         seconds = max(0, round(timeout_s))
         # The request lasts until the container has ended, so the connection needs a longer timeout than that.
         self._call_patiently("docker stop", seconds + 30, lambda c: c.stop(container_id, timeout=seconds))
 
     def remove(self, container_id: str) -> None:
+        """Remove the container and its anonymous volumes, by force."""
         self._call("docker rm", lambda c: c.remove_container(container_id, force=True, v=True))
 
     def killed_from_outside(self, container_id: str, since_s: float) -> str | None:
+        """Return the signal that a client of Docker sent to the container in the last `since_s` seconds, or None."""
         now = time.time()
         filters = {"container": container_id, "type": "container", "event": ["kill"]}
         since, until = int(now - since_s), int(now) + 1
@@ -359,6 +355,21 @@ class DockerEngine:
         return find_kill_signal(
             [json.loads(line) for item in answer for line in item.decode().splitlines() if line.strip()]
         )
+
+    def listed(self) -> list[Container]:
+        """Return all containers, running or not."""
+        return [parse_listed(entry) for entry in self._call("docker ps", lambda c: c.containers(all=True))]
+
+    def kill(self, container_id: str) -> None:
+        """Send SIGKILL to the container."""
+        self._call("docker kill", lambda c: c.kill(container_id))
+
+    def image_id(self, name: str) -> str | None:
+        """Return the id of an image; None if the host does not have it."""
+        try:
+            return str(self._call(f"docker image inspect {name}", lambda c: c.inspect_image(name))["Id"])
+        except ContainerGone:
+            return None
 
 
 @dataclass(frozen=True)
@@ -382,23 +393,20 @@ def docker_unit(environ: Mapping[str, str] | None = None) -> DockerUnit | None:
         "unix:///run/docker.sock",
     ):
         return None
-    command = ["systemctl", "show", "docker.service", "--property=LoadState,ActiveState,InvocationID"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False, start_new_session=True)
-    except (OSError, subprocess.TimeoutExpired):
+        unit = Systemd(lambda command, _: run_command(command, UNIT_S)).show(["docker.service"])["docker.service"]
+    except SystemdError:
         return None
-    shown = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
-    if done.returncode != 0 or shown.get("LoadState") != "loaded":
+    if unit.load_state != "loaded":
         return None
-    active = shown.get("ActiveState") in ("active", "activating", "reloading")
-    return DockerUnit(active, shown.get("InvocationID", ""))
+    return DockerUnit(unit.active_state in ("active", "activating", "reloading"), unit.invocation)
 
 
 def explain_unreachable_docker(ping: Callable[[float], None], unit: DockerUnit | None, timeout_s: float) -> str | None:
     """Return None if the Docker Engine answers, else the reason why not.
 
     Args:
-        ping: `Docker.ping`, which is called only if the unit is active (see `docker_unit`)
+        ping: `DockerEngine.ping`, which is called only if the unit is active (see `docker_unit`)
         unit: state of docker.service; None if it is unknown
         timeout_s: seconds to wait for the answer
     """
@@ -409,92 +417,3 @@ def explain_unreachable_docker(ping: Callable[[float], None], unit: DockerUnit |
     except (DockerAway, DockerRefused) as error:
         return str(error)
     return None
-
-
-@dataclass(frozen=True)
-class Listed:
-    """One container, running or not, as `docker ps --all` lists it."""
-
-    id: str
-    name: str
-    state: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-    ports: tuple[tuple[str, int], ...] = ()
-    """Published ports, as (address on this host, port)."""
-
-    @property
-    def engine(self) -> str | None:
-        """Name of the engine that the container belongs to; None if vllm-edge did not create it."""
-        return self.labels.get(LABEL_ENGINE)
-
-    @property
-    def running(self) -> bool:
-        return self.state == "running"
-
-    @property
-    def input_hash(self) -> str | None:
-        return self.labels.get(LABEL_INPUT_HASH)
-
-
-class HostDocker(Protocol):
-    """The calls that a switch makes. Every one may raise DockerAway or DockerRefused."""
-
-    def ping(self, timeout_s: float) -> None:
-        """Check that Docker answers within `timeout_s` seconds."""
-        ...
-
-    def find(self, name: str) -> Container | None:
-        """Return the container with this name or full id; None if there is none."""
-        ...
-
-    def listed(self) -> list[Listed]:
-        """Return all containers, running or not."""
-        ...
-
-    def image_id(self, name: str) -> str | None:
-        """Return the id of an image; None if the host does not have it."""
-        ...
-
-    def kill(self, container_id: str) -> None:
-        """Send SIGKILL to the container."""
-        ...
-
-    def remove(self, container_id: str) -> None:
-        """Remove the container and its anonymous volumes, by force."""
-        ...
-
-
-def parse_listed(entry: Mapping[str, Any]) -> Listed:
-    """Convert one entry of Docker's list of containers."""
-    names = entry.get("Names") or [entry["Id"][:12]]
-    return Listed(
-        id=entry["Id"],
-        name=str(names[0]).lstrip("/"),
-        state=str(entry.get("State", "")),
-        labels=dict(entry.get("Labels") or {}),
-        ports=tuple(
-            sorted(
-                {
-                    (str(port.get("IP", "")), int(port["PublicPort"]))
-                    for port in entry.get("Ports") or []
-                    if port.get("PublicPort")
-                }
-            )
-        ),
-    )
-
-
-class DockerHost(DockerEngine):
-    """The implementation, through Docker's API. The methods are documented in `HostDocker`."""
-
-    def listed(self) -> list[Listed]:
-        return [parse_listed(entry) for entry in self._call("docker ps", lambda c: c.containers(all=True))]
-
-    def kill(self, container_id: str) -> None:
-        self._call("docker kill", lambda c: c.kill(container_id))
-
-    def image_id(self, name: str) -> str | None:
-        try:
-            return str(self._call(f"docker image inspect {name}", lambda c: c.inspect_image(name))["Id"])
-        except ContainerGone:
-            return None

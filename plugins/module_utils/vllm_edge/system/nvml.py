@@ -21,7 +21,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -33,109 +33,101 @@ MemoryVersion = Literal["v1", "v2"]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Remedy:
-    """Meaning of an NVML error for an operator. `{gpu}` in the texts is replaced by the card's name."""
-
-    sentence: str
-    remedy: str
-
-
-ERRORS: dict[str, Remedy] = {
-    "UNINITIALIZED": Remedy(
+ERRORS: dict[str, tuple[str, str]] = {
+    "UNINITIALIZED": (
         "NVML was asked for {gpu} before it was initialized or after it was shut down.",
         "This is a mistake of the program that asked; please report it with the command that was run.",
     ),
-    "INVALID_ARGUMENT": Remedy(
+    "INVALID_ARGUMENT": (
         "NVML does not accept the handle of {gpu}: the set of GPUs changed while it was being read.",
         "Run again. If it comes back, look for Xid messages in 'journalctl -k' and reseat or replace the card.",
     ),
-    "NOT_SUPPORTED": Remedy(
+    "NOT_SUPPORTED": (
         "{gpu} does not support this query (unified memory, MIG or a virtual GPU).",
         "VRAM budgets need a GPU with memory of its own, such as the L4; leave this card out of the profile.",
     ),
-    "NO_PERMISSION": Remedy(
+    "NO_PERMISSION": (
         "This user may not ask NVML about {gpu}.",
         "Run as root (become: true); in a container, give it the GPU's device.",
     ),
-    "NOT_FOUND": Remedy(
+    "NOT_FOUND": (
         "NVML does not find {gpu}.",
         "Compare 'nvidia-smi -L' with gpu_uuids in the inventory; an exchanged card needs its new UUID there.",
     ),
-    "INSUFFICIENT_SIZE": Remedy(
+    "INSUFFICIENT_SIZE": (
         "The list of processes on {gpu} grew faster than it could be read.",
         "Run again when the engines have finished starting.",
     ),
-    "INSUFFICIENT_POWER": Remedy(
+    "INSUFFICIENT_POWER": (
         "{gpu} does not get enough power.",
         "Connect the card's power cable and check the power supplies in the server's management controller.",
     ),
-    "DRIVER_NOT_LOADED": Remedy(
+    "DRIVER_NOT_LOADED": (
         "The NVIDIA kernel module is not loaded.",
         "Run the host stage of site.yml. If the driver is installed already: 'modprobe nvidia', or reboot; "
         "'dmesg | grep -i nvidia' says why it does not load (Secure Boot, nouveau, another kernel).",
     ),
-    "TIMEOUT": Remedy(
+    "TIMEOUT": (
         "{gpu} did not answer NVML in time.",
         "With persistence mode off a first query can take long: enable nvidia-persistenced and run again. "
         "If it stays, look for Xid messages in 'journalctl -k'.",
     ),
-    "IRQ_ISSUE": Remedy(
+    "IRQ_ISSUE": (
         "The kernel has an interrupt problem with {gpu}.",
         "Look for the cause in 'journalctl -k'; a reboot usually clears it, a firmware update keeps it away.",
     ),
-    "LIBRARY_NOT_FOUND": Remedy(
+    "LIBRARY_NOT_FOUND": (
         "libnvidia-ml.so.1 is not installed: there is no NVIDIA driver on this host, or not its libraries.",
         "Run the host stage of site.yml, which installs it; 'ldconfig -p | grep nvidia-ml' shows whether it is there.",
     ),
-    "FUNCTION_NOT_FOUND": Remedy(
+    "FUNCTION_NOT_FOUND": (
         "The installed NVML lacks a function that is needed for {gpu}.",
         "Install a newer driver branch: group_vars/all/versions.yml names the oldest one that is supported.",
     ),
-    "CORRUPTED_INFOROM": Remedy(
+    "CORRUPTED_INFOROM": (
         "The infoROM of {gpu} is corrupted.",
         "The card's own record is damaged: have it replaced; until then leave it out of the profile.",
     ),
-    "GPU_IS_LOST": Remedy(
+    "GPU_IS_LOST": (
         "The GPU is lost: {gpu} has fallen off the bus.",
         "Its engines cannot go on. Look for Xid 79 in 'journalctl -k', check seating, power and temperature, and "
         "reboot; if the card stays away, take it out of gpu_uuids and choose a profile that does not need it.",
     ),
-    "RESET_REQUIRED": Remedy(
+    "RESET_REQUIRED": (
         "{gpu} must be reset before it can be used.",
         "Stop the engines on it, then 'nvidia-smi --gpu-reset -i <uuid>' or reboot.",
     ),
-    "OPERATING_SYSTEM": Remedy(
+    "OPERATING_SYSTEM": (
         "The operating system blocked NVML's request for {gpu}.",
         "Check the device nodes (/dev/nvidia*), the device cgroup and AppArmor or SELinux denials in 'journalctl -k'.",
     ),
-    "LIB_RM_VERSION_MISMATCH": Remedy(
+    "LIB_RM_VERSION_MISMATCH": (
         "The driver's libraries and the loaded kernel module are of different versions: the driver was upgraded "
         "underneath running processes, and the old module is still loaded.",
         "Reboot the server (or stop everything that uses a GPU and reload the nvidia modules). The host stage does it "
         "by itself where allow_reboot is true.",
     ),
-    "IN_USE": Remedy("Another program holds {gpu} exclusively.", "Find it with 'fuser -v /dev/nvidia*' and stop it."),
-    "MEMORY": Remedy(
+    "IN_USE": ("Another program holds {gpu} exclusively.", "Find it with 'fuser -v /dev/nvidia*' and stop it."),
+    "MEMORY": (
         "NVML got no memory from the system while it asked about {gpu}.",
         "The host is out of RAM: look with 'free -m' and in 'journalctl -k' for the OOM killer.",
     ),
-    "ARGUMENT_VERSION_MISMATCH": Remedy(
+    "ARGUMENT_VERSION_MISMATCH": (
         "The installed NVML does not know the version of a structure that was used for {gpu}.",
         "Install a newer driver branch: group_vars/all/versions.yml names the oldest one that is supported.",
     ),
-    "NOT_READY": Remedy("{gpu} is not ready yet.", "The driver is still initializing it; run again in a minute."),
-    "GPU_NOT_FOUND": Remedy(
+    "NOT_READY": ("{gpu} is not ready yet.", "The driver is still initializing it; run again in a minute."),
+    "GPU_NOT_FOUND": (
         "The driver is loaded but finds no GPU.",
         "Check 'lspci -d 10de:'; a card that is missing there is not seated or not powered.",
     ),
-    "INVALID_STATE": Remedy("{gpu} is in a state that does not allow this query.", "Reset the card or reboot."),
-    "UNKNOWN": Remedy(
+    "INVALID_STATE": ("{gpu} is in a state that does not allow this query.", "Reset the card or reboot."),
+    "UNKNOWN": (
         "The driver reports an unknown internal error for {gpu}.",
         "Look for Xid messages in 'journalctl -k'; a reboot usually clears it.",
     ),
 }
-"""Texts by NVML's error name without the prefix NVML_ERROR_."""
+"""A sentence and a remedy by NVML's error name without the prefix NVML_ERROR_. `{gpu}` stands for the card's name."""
 
 ABSENT = frozenset({"DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND"})
 """Errors that mean that there is no driver yet. On a bare host they stop a prediction, but nothing is wrong."""
@@ -153,13 +145,12 @@ class NvmlFailure(Exception):
             card: what to call the card in the sentence, if there is more to say than the UUID
             index: NVML's index of the GPU, if that is all that is known of it
         """
-        known = ERRORS.get(code, Remedy("NVML answered " + code + " for {gpu}.", ERRORS["UNKNOWN"].remedy))
+        sentence, self.remedy = ERRORS.get(code, (f"NVML answered {code} for {{gpu}}.", ERRORS["UNKNOWN"][1]))
         self.code = code
         self.gpu = gpu
         self.index = index
         name = card or gpu or ("the host" if index is None else f"the GPU at NVML index {index}")
-        self.sentence = known.sentence.format(gpu=name)
-        self.remedy = known.remedy
+        self.sentence = sentence.format(gpu=name)
         super().__init__(f"{self.sentence} {self.remedy}")
 
     @property
@@ -204,25 +195,15 @@ class MemoryReading:
     reserved_mib: int | None
     """What the driver reserves for itself; None if only v1 answered."""
     used_mib: int
-    free_mib: int
-    version: MemoryVersion
-
-
-@dataclass(frozen=True)
-class GpuReading:
-    """One sample of one GPU."""
-
-    index: int
-    uuid: str
-    name: str
-    pci_bus_id: str
-    total_mib: int
-    reserved_mib: int | None
-    """None where only v1 answered."""
-    used_mib: int
     """Without the driver's reserve, unless `reserved_mib` is None: then the reserve is included."""
     free_mib: int
     memory_version: MemoryVersion
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuReading(GpuIdentity, MemoryReading):
+    """One sample of one GPU."""
+
     processes: tuple[ProcessReading, ...] | None
     """None if the GPU cannot list its processes."""
     compute_capability: str | None
@@ -273,13 +254,13 @@ def bus_order(pci_bus_id: str) -> tuple[int, ...]:
     return tuple(int(part, 16) for part in pci_bus_id.replace(".", ":").split(":"))
 
 
-def merge_processes(lists: Sequence[Sequence[ProcessReading]]) -> tuple[ProcessReading, ...]:
-    """Merge lists of processes into one entry per pid, sorted by pid.
+def merge_processes(processes: Iterable[ProcessReading]) -> tuple[ProcessReading, ...]:
+    """Merge the entries of each process into one, sorted by pid.
 
     A process that both computes and draws is in both of NVML's lists, with the same memory.
     """
     found: dict[int, ProcessReading] = {}
-    for process in (process for group in lists for process in group):
+    for process in processes:
         before = found.get(process.pid)
         if before is None or before.used_mib is None or (process.used_mib or 0) > before.used_mib:
             found[process.pid] = process
@@ -385,54 +366,41 @@ class NvmlSession:
         assert reading is not None  # v1 figures are not checked against each other
         return reading
 
-    def _read_process_list(self, call: Callable[[Any], Any], gpu: GpuIdentity) -> tuple[ProcessReading, ...] | None:
+    def _ask_if_supported(self, call: Callable[[Any], T], gpu: GpuIdentity) -> T | None:
+        """Return what NVML answers about the GPU; None if it does not support the query."""
         try:
-            raw = self._ask(call, self._handles[gpu.uuid], gpu=gpu)
+            return self._ask(call, self._handles[gpu.uuid], gpu=gpu)
         except NvmlFailure as failure:
             if failure.code in ("NOT_SUPPORTED", "FUNCTION_NOT_FOUND"):
                 return None
             raise
-        return tuple(
-            ProcessReading(int(entry.pid), None if entry.usedGpuMemory is None else int(entry.usedGpuMemory) // MIB)
-            for entry in raw
-        )
 
     def _read_processes(self, gpu: GpuIdentity) -> tuple[ProcessReading, ...] | None:
-        nvml = self._pynvml
-        compute = self._read_process_list(nvml.nvmlDeviceGetComputeRunningProcesses, gpu)
+        compute = self._ask_if_supported(self._pynvml.nvmlDeviceGetComputeRunningProcesses, gpu)
         if compute is None:
             return None
         # A desktop's X server uses GPU memory too, and is only in the graphics list.
-        graphics = self._read_process_list(nvml.nvmlDeviceGetGraphicsRunningProcesses, gpu)
-        return merge_processes([compute, graphics or ()])
+        graphics = self._ask_if_supported(self._pynvml.nvmlDeviceGetGraphicsRunningProcesses, gpu)
+        return merge_processes(
+            ProcessReading(int(entry.pid), None if entry.usedGpuMemory is None else int(entry.usedGpuMemory) // MIB)
+            for entry in [*compute, *(graphics or ())]
+        )
 
     def _capability(self, gpu: GpuIdentity) -> str | None:
-        try:
-            major, minor = self._ask(self._pynvml.nvmlDeviceGetCudaComputeCapability, self._handles[gpu.uuid], gpu=gpu)
-        except NvmlFailure as failure:
-            if failure.code in ("NOT_SUPPORTED", "FUNCTION_NOT_FOUND"):
-                return None
-            raise
-        return f"{major}.{minor}"
+        version = self._ask_if_supported(self._pynvml.nvmlDeviceGetCudaComputeCapability, gpu)
+        return None if version is None else "{}.{}".format(*version)
 
     def read(self) -> HostReading:
         """Return one sample of every GPU. Raises NvmlFailure, which names the GPU, if one does not answer."""
         if self.lost:
             raise self.lost[0]
-        return HostReading(self.driver_version, tuple(self._read_gpu(gpu) for gpu in self.identities))
+        return HostReading(self.driver_version, tuple(self.read_gpu(gpu) for gpu in self.identities))
 
-    def _read_gpu(self, gpu: GpuIdentity) -> GpuReading:
-        memory = self._memory(gpu)
+    def read_gpu(self, gpu: GpuIdentity) -> GpuReading:
+        """Return one sample of a GPU. Raises NvmlFailure."""
         return GpuReading(
-            index=gpu.index,
-            uuid=gpu.uuid,
-            name=gpu.name,
-            pci_bus_id=gpu.pci_bus_id,
-            total_mib=memory.total_mib,
-            reserved_mib=memory.reserved_mib,
-            used_mib=memory.used_mib,
-            free_mib=memory.free_mib,
-            memory_version=memory.version,
+            **vars(gpu),
+            **vars(self._memory(gpu)),
             processes=self._read_processes(gpu),
             compute_capability=self._capability(gpu),
         )

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removing what vllm-edge created below a directory, and nothing else.
+"""Removing what vllm-edge created: named files and directories, then the directories around them if they are empty.
 
-Files and directories of ours are described by patterns. Everything else is kept and listed. Nothing outside the
-directory is reached: a link is removed as a link, and file systems mounted below are left alone. Directories are opened
-relative to their parent, so that nobody can replace a part of the path with a link during the removal.
+A directory that only the program writes goes with everything in it. What else lies in the directories around it is kept
+and listed. Links are removed as links, and file systems that are mounted inside are left alone.
 """
 
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 # fmt: off
 SYSTEM = frozenset((
@@ -25,205 +23,132 @@ SYSTEM = frozenset((
 # fmt: on
 """System directories: a variable that names one of them is a mistake, so it is rejected."""
 
-Parts = tuple[str, ...]
-"""A relative path or pattern, split at the slashes."""
-
 
 class RemovalError(ValueError):
-    """The path is not acceptable; nothing was removed."""
+    """A path is not acceptable; nothing was removed."""
 
 
 @dataclass(frozen=True)
-class Owned:
-    """What is ours below a directory. Patterns are relative to it, and `*` does not match a slash."""
-
-    files: Sequence[str] = ()
-    """Patterns of files and links."""
-    names: Sequence[str] = ()
-    """Exact paths of files and links."""
-    trees: Sequence[str] = ()
-    """Patterns of directories that are removed with their content."""
-    uid: int | None = None
-    """If set, only entries that belong to this user are ours within `trees`."""
-    keep: Sequence[str] = ()
-    """Patterns of entries that are ours but stay."""
-
-
-@dataclass
 class Removal:
     """What was removed, or would be."""
 
     removed: list[str] = field(default_factory=list)
-    """Paths. A directory ends with `/`; one that matches `trees` stands for everything in it."""
-    kept: list[str] = field(default_factory=list)
-    """Paths that match `Owned.keep`."""
+    """Paths. A directory ends with `/` and stands for everything in it."""
     left: dict[str, str] = field(default_factory=dict)
-    """Paths that are not ours, and the reason for that conclusion."""
+    """Paths that stay, and why."""
 
 
-def _parts(pattern: str) -> Parts:
-    pure = PurePosixPath(pattern)
-    if pure.is_absolute() or not pure.parts or ".." in pure.parts:
-        raise RemovalError(f"{pattern!r} does not name something below a directory")
-    return pure.parts
-
-
-def _matches(parts: Parts, patterns: Sequence[Parts]) -> bool:
-    return any(len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern)) for pattern in patterns)
-
-
-def _leads(parts: Parts, patterns: Sequence[Parts]) -> bool:
-    """Return whether something below this directory may match a pattern."""
-    return any(len(parts) < len(pattern) and all(map(fnmatchcase, parts, pattern)) for pattern in patterns)
-
-
-def check_directory(path: str, inside: str | None = None) -> Path:
-    """Return the directory with all links in its path resolved.
+def check_path(path: str, inside: str | None = None) -> Path:
+    """Return the path. Its last component may be a link, which is removed as a link.
 
     Args:
         path: absolute path
-        inside: directory that it must be in; it counts as inside, too, if it is reached by a link in that directory
+        inside: directory that it must be in, after links are resolved; links in this directory count as part of it
 
     Raises:
         RemovalError: the path is relative or contains `..`, is a system directory or is not inside `inside`
     """
-    pure = PurePosixPath(path)
+    pure = Path(path)
     if not path or not pure.is_absolute() or ".." in pure.parts:
-        raise RemovalError(f"{path!r} is no absolute path without '..': nothing was removed below it.")
-    resolved = Path(path).resolve()
-    if str(resolved) in SYSTEM:
-        raise RemovalError(f"{path} is {resolved}, a directory of the system: nothing was removed below it.")
+        raise RemovalError(f"{path!r} is no absolute path without '..': nothing was removed.")
+    if str(pure) in SYSTEM or str(pure.resolve()) in SYSTEM:
+        raise RemovalError(f"{path} is {pure.resolve()}, a directory of the system: nothing was removed.")
     if inside is not None:
-        parent = check_directory(inside)
+        parent = check_path(inside)
         linked = [entry.resolve() for entry in parent.iterdir() if entry.is_symlink()] if parent.is_dir() else []
-        if not any(resolved == place or place in resolved.parents for place in linked) and (
-            parent not in resolved.parents
-        ):
-            raise RemovalError(f"{path} is not inside {inside}: nothing was removed below it. Remove it by hand.")
-    return resolved
+        resolved = pure.parent.resolve() / pure.name
+        if resolved not in linked and not any(place in resolved.parents for place in [parent.resolve(), *linked]):
+            raise RemovalError(f"{path} is not inside {inside}: nothing was removed. Remove it by hand.")
+    return pure
 
 
-class _Walk:
-    """One pass over a directory tree that removes, or only lists, what is ours."""
+def _find_mount(directory: Path) -> str | None:
+    """Return a file system that is mounted at or below the directory; None if there is none."""
+    device = os.lstat(directory.parent).st_dev
+    for place, names, _ in os.walk(directory):
+        for path in [place, *(os.path.join(place, name) for name in names)]:
+            if not os.path.islink(path) and os.lstat(path).st_dev != device:
+                return path
+    return None
 
-    def __init__(self, root: Path, owned: Owned, gone: frozenset[str], apply: bool) -> None:
-        self.root = root
-        self.owned = owned
-        self.gone = gone
-        self.apply = apply
-        self.files = [_parts(pattern) for pattern in owned.files]
-        self.names = {_parts(name) for name in owned.names}
-        self.trees = [_parts(pattern) for pattern in owned.trees]
-        self.keep = [_parts(pattern) for pattern in owned.keep]
-        self.all = [*self.files, *self.names, *self.trees, *self.keep]
-        self.device = os.stat(root).st_dev
-        self.result = Removal()
-        self.count = 0
 
-    def path(self, parts: Parts) -> str:
-        return str(self.root.joinpath(*parts))
+def _remove_trees(paths: Sequence[Path], result: Removal, apply: bool) -> Iterator[Path]:
+    """Remove the paths with everything in them, and yield each that is gone."""
+    for path in paths:
+        if not os.path.lexists(path):
+            continue
+        directory = path.is_dir() and not path.is_symlink()
+        mounted = _find_mount(path) if directory else None
+        if mounted:
+            result.left[str(path)] = f"a file system is mounted at {mounted}"
+            continue
+        if apply and directory:
+            shutil.rmtree(path)
+        elif apply:
+            path.unlink()
+        result.removed.append(f"{path}/" if directory else str(path))
+        yield path
 
-    def directory(self, descriptor: int, above: Parts, tree: bool) -> bool:
-        """Remove what is ours from an open directory; return whether it is empty afterwards."""
-        empty = True
-        with os.scandir(descriptor) as entries:
-            listed = sorted(entries, key=lambda entry: entry.name)
-        for entry in listed:
-            parts = (*above, entry.name)
-            if self.path(parts) in self.gone:
-                continue
-            try:
-                found = entry.stat(follow_symlinks=False)
-                gone = self.entry(descriptor, parts, found, tree)
-            except FileNotFoundError:
-                continue  # another process removed it
-            empty = empty and gone
-        return empty
 
-    def entry(self, descriptor: int, parts: Parts, found: os.stat_result, tree: bool) -> bool:
-        """Remove one entry if it is ours; return whether it is gone."""
-        path, name = self.path(parts), parts[-1]
-        if _matches(parts, self.keep):
-            self.result.kept.append(path)
-            return False
-        if not stat.S_ISDIR(found.st_mode):
-            if tree and not self.owns(path, found):
-                return False
-            if not tree and parts not in self.names and not _matches(parts, self.files):
-                self.result.left[path] = "nothing of ours is called so"
-                return False
-            if self.apply:
-                os.unlink(name, dir_fd=descriptor)
-            self.count += 1
-            if not tree:
-                self.result.removed.append(path)
-            return True
-        inside = tree or _matches(parts, self.trees)
-        if found.st_dev != self.device:
-            self.result.left[path] = "another file system is mounted there"
-            return False
-        if inside and not self.owns(path, found):
-            return False
-        if not inside and not _leads(parts, self.all):
-            self.result.left[path] = "nothing of ours is called so"
-            return False
-        before = self.count
-        below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
-        try:
-            empty = self.directory(below, parts, inside)
-        finally:
-            os.close(below)
-        if empty and self.apply:
-            os.rmdir(name, dir_fd=descriptor)
-        if empty and not tree:
-            self.result.removed.append(f"{path}/")
-        elif inside and not tree and self.count > before:
-            self.result.removed.append(f"{path}/ in part")
-        return empty
+def _explain_keeping(directory: Path) -> str:
+    """Return why an empty directory stays; empty if it may go."""
+    if directory.is_symlink():
+        return f"it is a link to {directory.resolve()}, which is empty now"
+    if os.path.ismount(directory):
+        return "a file system is mounted there; it is empty now"
+    return "it lies directly below /; it is empty now" if len(directory.parts) < 3 else ""
 
-    def owns(self, path: str, found: os.stat_result) -> bool:
-        if self.owned.uid is None or found.st_uid == self.owned.uid:
-            return True
-        self.result.left[path] = f"it belongs to user {found.st_uid}, and ours is {self.owned.uid}"
-        return False
+
+def _remove_empty(directory: Path, absent: set[Path], known: set[Path], result: Removal, apply: bool) -> None:
+    """Remove a directory if nothing but `absent` is in it; list what is neither absent nor `known`."""
+    entries = [entry for entry in sorted(directory.iterdir()) if entry not in absent]
+    for entry in entries:
+        if entry not in known:
+            result.left.setdefault(str(entry), "vllm-edge did not create it")
+    if entries:
+        return
+    reason = _explain_keeping(directory)
+    if reason:
+        result.left[str(directory)] = reason
+        return
+    if apply:
+        directory.rmdir()
+    absent.add(directory)
+    result.removed.append(f"{directory}/")
 
 
 def remove(
-    path: str, owned: Owned, *, inside: str | None = None, gone: Sequence[str] = (), apply: bool = True
+    paths: Sequence[str],
+    directories: Sequence[str] = (),
+    *,
+    keep: Sequence[str] = (),
+    inside: str | None = None,
+    gone: Sequence[str] = (),
+    apply: bool = True,
 ) -> Removal:
-    """Remove what is ours below a directory, and the directory itself if nothing is left in it.
+    """Remove files and directories, and then the directories around them if nothing else is in them.
 
     Args:
-        path: absolute path of the directory
-        owned: what is ours
-        inside: directory that `path` must be in
+        paths: absolute paths of files, links and directories; a directory goes with everything in it
+        directories: directories that are removed if they are empty afterwards; what else is in them is listed
+        keep: paths in `directories` that stay without being listed
+        inside: directory that all of `paths` and `directories` must be in
         gone: paths to treat as absent, because an earlier step removed them or, in check mode, would have
         apply: False only lists what would be removed
 
     Raises:
-        RemovalError: the path is not acceptable; nothing was removed
+        RemovalError: a path is not acceptable; nothing was removed
         OSError: an entry could not be removed; those before it are gone
     """
-    root = check_directory(path, inside)
-    known = frozenset(str(Path(item.rstrip("/")).resolve(strict=False)) for item in gone)
-    if not root.is_dir() or str(root) in known:
-        return Removal()
-    walk = _Walk(root, owned, known, apply)
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        empty = walk.directory(descriptor, (), False)
-    finally:
-        os.close(descriptor)
-    if not empty:
-        return walk.result
-    if Path(path).is_symlink():
-        walk.result.left[path] = f"it is a link to {root}, which is empty now"
-    elif os.path.ismount(root):
-        walk.result.left[path] = "a file system is mounted there; it is empty now"
-    elif len(root.parts) < 3:
-        walk.result.left[path] = "it lies directly below /; it is empty now"
-    else:
-        if apply:
-            root.rmdir()
-        walk.result.removed.append(f"{root}/")
-    return walk.result
+    doomed = [check_path(path, inside) for path in paths]
+    around = {check_path(path, inside) for path in directories}
+    # Also the directories between one of them and a path.
+    around |= {parent for path in doomed for parent in path.parents if around & set(parent.parents)}
+    result = Removal()
+    absent = {Path(path) for path in gone}
+    absent |= set(_remove_trees([path for path in doomed if path not in absent], result, apply))
+    known = around | {Path(path) for path in keep}
+    for directory in sorted(around - absent, key=lambda path: (-len(path.parts), path)):
+        if directory.is_dir():
+            _remove_empty(directory, absent, known, result, apply)
+    return result

@@ -9,25 +9,34 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-PROC = Path("/proc")
+from .process import PROC
 
 
-def parse_listeners(text: str) -> dict[int, list[str]]:
-    """Return the addresses of the listening sockets by port.
+@dataclass(frozen=True)
+class Listener:
+    """A socket that listens on a TCP port of this host."""
+
+    address: str
+    inode: str
+    """Inode of the socket, by which `process_of` finds its process."""
+    port: int = 0
+
+
+def parse_listeners(text: str) -> list[Listener]:
+    """Return the listening sockets.
 
     Args:
         text: content of /proc/net/tcp or /proc/net/tcp6
     """
-    found: dict[int, list[str]] = {}
-    for line in text.splitlines()[1:]:
-        words = line.split()
-        if len(words) < 4 or words[3] != "0A":
+    found = []
+    for words in (line.split() for line in text.splitlines()[1:]):
+        if len(words) < 10 or words[3] != "0A":
             continue
         digits, _, port = words[1].partition(":")
         # The kernel prints 32-bit words in the byte order of this machine.
         packed = b"".join(int(digits[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(digits), 8))
         address = ipaddress.ip_address(packed)
-        found.setdefault(int(port, 16), []).append(str(getattr(address, "ipv4_mapped", None) or address))
+        found.append(Listener(str(getattr(address, "ipv4_mapped", None) or address), words[9], int(port, 16)))
     return found
 
 
@@ -39,33 +48,20 @@ def is_loopback(address: str) -> bool:
         return False  # an empty address stands for all of them
 
 
-@dataclass(frozen=True)
-class Listener:
-    """A socket that listens on a TCP port of this host."""
-
-    address: str
-    inode: str
-    """Inode of the socket, by which `process_of` finds its process."""
-
-
-def listeners(port: int, proc: Path = PROC) -> list[Listener]:
+def listeners(port: int | None = None, proc: Path = PROC) -> list[Listener]:
     """Return the sockets that listen on the port.
 
     Args:
-        port: TCP port
+        port: TCP port; None for all ports
         proc: the proc file system
     """
-    found = []
+    found: list[Listener] = []
     for name in ("tcp", "tcp6"):
         try:
-            lines = (proc / "net" / name).read_text(encoding="ascii").splitlines()
+            found += parse_listeners((proc / "net" / name).read_text(encoding="ascii"))
         except OSError:
             continue  # the kernel has no IPv6
-        for line in lines[1:]:
-            addresses = parse_listeners(f"\n{line}").get(port)
-            if addresses:
-                found.append(Listener(addresses[0], line.split()[9]))
-    return found
+    return [listener for listener in found if port in (None, listener.port)]
 
 
 def process_of(inode: str, proc: Path = PROC) -> int | None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 PROPERTIES = (
     "Id",
@@ -59,8 +60,10 @@ class Ran:
     err: str = ""
 
 
-Run = Callable[[Sequence[str], float], Ran]
-"""Runs a command with a timeout in seconds; raises SystemdError."""
+class Run(Protocol):
+    """Runs a command with a timeout in seconds; raises SystemdError."""
+
+    def __call__(self, command: Sequence[str], timeout_s: float, /) -> Ran: ...
 
 
 def run_command(command: Sequence[str], timeout_s: float) -> Ran:
@@ -162,24 +165,38 @@ class Systemd:
         if ran.status != 0:
             raise SystemdError(f"'systemctl {' '.join(arguments)}': {ran.err or f'exit status {ran.status}'}")
 
+    def _ask(self, *arguments: str) -> str:
+        ran = self._systemctl(*arguments, timeout_s=ASK_S)
+        if ran.status != 0:
+            raise SystemdError(f"systemd cannot be asked: {ran.err or f'exit status {ran.status}'}")
+        return ran.out
+
     def show(self, units: Iterable[str]) -> dict[str, Unit]:
         """Return the state of every named unit; one that systemd does not know is `not-found`. Raises SystemdError."""
         names = sorted(set(units))
-        if not names:
-            return {}
-        ran = self._systemctl("show", f"--property={','.join(PROPERTIES)}", "--", *names, timeout_s=ASK_S)
-        if ran.status != 0:
-            raise SystemdError(f"systemd cannot be asked: {ran.err or f'exit status {ran.status}'}")
-        shown = parse_units(ran.out)
+        shown = self.show_properties(names, PROPERTIES) if names else {}
         return {name: build_unit(shown[name]) if name in shown else Unit(name) for name in names}
+
+    def show_properties(
+        self, units: Sequence[str], properties: Sequence[str], *options: str
+    ) -> dict[str, dict[str, str]]:
+        """Return properties of units by the unit's Id.
+
+        Args:
+            units: names of the units
+            properties: names of the properties, with `Id` among them
+            options: further options of `systemctl show`
+
+        Raises:
+            SystemdError: systemd could not be queried
+        """
+        return parse_units(self._ask("show", f"--property={','.join(properties)}", *options, "--", *units))
 
     def loaded(self, pattern: str) -> list[str]:
         """Return the units in systemd's memory that match the pattern, with or without a file. Raises SystemdError."""
-        ran = self._systemctl("list-units", "--all", "--plain", "--no-legend", "--full", "--", pattern, timeout_s=ASK_S)
-        if ran.status != 0:
-            raise SystemdError(f"systemd cannot be asked: {ran.err or f'exit status {ran.status}'}")
+        out = self._ask("list-units", "--all", "--plain", "--no-legend", "--full", "--", pattern)
         # In some releases a mark precedes a unit that failed or was not found, even with --plain.
-        words = [line.replace("●", " ").replace("*", " ").split() for line in ran.out.splitlines()]
+        words = [line.replace("●", " ").replace("*", " ").split() for line in out.splitlines()]
         return sorted({line[0] for line in words if line})
 
     def going_down(self) -> bool:
@@ -249,11 +266,7 @@ def ask_units(units: Sequence[str]) -> tuple[dict[str, dict[str, str]], str | No
     Returns:
         The properties by the unit's Id, and None or why systemd could not be queried.
     """
-    command = ["systemctl", "show", "--timestamp=unix", f"--property={','.join(UNIT_PROPERTIES)}", "--", *units]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {}, f"systemd cannot be asked: {error}"
-    if done.returncode != 0:
-        return {}, f"systemd cannot be asked: {done.stderr.strip() or f'exit status {done.returncode}'}"
-    return parse_units(done.stdout), None
+        return Systemd().show_properties(units, UNIT_PROPERTIES, "--timestamp=unix"), None
+    except SystemdError as error:
+        return {}, str(error)

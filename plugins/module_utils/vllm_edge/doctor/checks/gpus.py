@@ -21,7 +21,7 @@ def check_gpus_answer(facts: Facts) -> Verdict:
     if not said:
         return good(f"nvidia-smi names {len(facts.gpus.answering)} GPUs")
     code = next((code for words, code in SMI_WORDS.items() if words in said), "UNKNOWN")
-    return fail(f"nvidia-smi says: {said}", ERRORS[code].remedy.format(gpu="the card"))
+    return fail(f"nvidia-smi says: {said}", ERRORS[code][1].format(gpu="the card"))
 
 
 SMI_WORDS: Mapping[str, str] = {

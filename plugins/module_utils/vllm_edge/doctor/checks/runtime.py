@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from ...gpu import toolkit
+from ...gpu.access import REMEDY
 from ...system.cdi import compare
 from ...system.dpkg import parse_upstream_version
-from ..contract import NotKnown, Verdict, fail, good, known, warn
+from ..contract import Verdict, fail, good, known, warn
 from ..facts import TOOLKIT, Facts, Specification
 from .driver import ENABLED
 from .helpers import HOST_STAGE, decline_to_judge, listed, numbers
@@ -215,25 +216,10 @@ def check_runtime_cdi_devices(facts: Facts) -> Verdict:
 
 
 def check_runtime_gpu_access(facts: Facts) -> Verdict:
-    """Report running containers that may not use their GPUs any more: fail if an engine is among them, otherwise
-    warn."""
+    """Warn about running containers that may lose their GPUs at the next daemon-reload."""
     parse_docker_version(facts)
-    asked = known(facts.runtime.access)
-    lost = [one for one in asked if one.denied]
-    if lost:
-        told = "; ".join(f"container {one.name} may not use {', '.join(one.denied)}, which it has" for one in lost)
-        remedies = [f"'systemctl restart {one.unit}' starts the engine anew." for one in lost if one.engine]
-        others = [one.name for one in lost if not one.engine]
-        if others:
-            remedies.append(
-                f"Nothing of ours restarts {listed(others)}: the owner does ('docker restart {others[0]}'). systemd "
-                "closes such devices when it is told daemon-reload; a container keeps those that it gets by CDI "
-                "('--device nvidia.com/gpu=...'), and all of them with the links that 'nvidia-ctk system "
-                "create-dev-char-symlinks --create-all' makes, after each boot."
-            )
-        return (warn if len(others) == len(lost) else fail)(told, " ".join(remedies))
-    unsure = [f"{one.name} ({one.unknown})" for one in asked if one.unknown]
-    if unsure:
-        raise NotKnown(f"{len(unsure)} of {len(asked)} containers with GPUs could not be asked: {listed(unsure)}")
-    names = [one.name for one in asked]
-    return good(f"those that have GPUs may use them: {listed(names)}" if names else "no running container has a GPU")
+    access = known(facts.runtime.access)
+    if access.at_risk:
+        return warn(access.risk, REMEDY)
+    names = sorted(access.by_device + access.by_hook)
+    return good(f"a daemon-reload takes no GPU from {listed(names)}" if names else "no running container has a GPU")
