@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.doctor.checks import topology as checks_of
-from ansible.module_utils.vllm_edge.doctor.contract import NotKnown
+from ansible.module_utils.vllm_edge.doctor.contract import NotKnown, Verdict
 from ansible.module_utils.vllm_edge.doctor.facts import DEFAULT_SHM_BYTES
 from ansible.module_utils.vllm_edge.doctor.reading import Reader
 from ansible.module_utils.vllm_edge.gpu import topology
@@ -28,6 +29,10 @@ BRIDGED = replace(TWO, redirecting=("0000:30:01.0",))
 
 def together(*cards: Card, peers: dict[tuple[str, str], str] | Unread | None = None) -> Topology:
     return Topology(cards, OK if peers is None else peers, ())
+
+
+def check(judge: Callable[[Any], Verdict], given: Topology) -> Verdict:
+    return judge(SimpleNamespace(topology=given))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,7 @@ def test_what_engines_over_several_gpus_need(given: Topology, reason: str) -> No
     if reason:
         assert found.environment == {"NCCL_P2P_DISABLE": "1"}
         assert found.arguments == ("--disable-custom-all-reduce",)
-        assert checks_of.judge_iommu(given).state == "warn"
+        assert check(checks_of.check_iommu, given).state == "warn"
 
 
 def acs(control: int, *, at: int = 0x148, before: int = 0x0001) -> bytes:
@@ -172,7 +177,7 @@ def test_xids() -> None:
 
 def test_a_grave_xid_is_not_hidden_by_others() -> None:
     xids = (Xid("0000:17:00", 48, "48"), Xid("0000:17:00", 31, "31"))
-    assert checks_of.judge_xids(Topology((ONE,), {}, xids)).state == "fail"
+    assert check(checks_of.check_xids, Topology((ONE,), {}, xids)).state == "fail"
 
 
 def test_gpus_of_one_engine_on_two_nodes(host: FakeHost) -> None:
@@ -230,12 +235,12 @@ def test_a_lower_power_limit_and_ecc_off_are_advice(host: FakeHost) -> None:
 )
 def test_shared_memory(engine: Sharing, state: str) -> None:
     given = Topology((ONE, TWO), OK, (), 16 * GIB, 8 * GIB, (engine,))
-    assert checks_of.judge_shared_memory(given).state == state
-    assert checks_of.judge_shared_memory(replace(given, shm_bytes=None)).state == "fail"
+    assert check(checks_of.check_shared_memory, given).state == state
+    assert check(checks_of.check_shared_memory, replace(given, shm_bytes=None)).state == "fail"
 
 
 def test_without_gpus_nothing_is_judged() -> None:
     empty = Topology((), {}, ())
-    for judge in (checks_of.judge_link, checks_of.judge_ecc, checks_of.judge_power, checks_of.judge_numa):
+    for judge in (checks_of.check_link, checks_of.check_ecc, checks_of.check_power, checks_of.check_numa):
         with pytest.raises(NotKnown, match="no GPU answers"):
-            judge(empty)
+            check(judge, empty)

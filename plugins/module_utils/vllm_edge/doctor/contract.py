@@ -11,7 +11,6 @@ from ..system.host import Unread
 
 State = Literal["ok", "warn", "fail", "unknown"]
 STATES: tuple[State, ...] = ("ok", "warn", "fail", "unknown")
-GROUPS = ("system", "driver", "gpus", "runtime", "topology", "storage", "serving")
 
 T = TypeVar("T")
 
@@ -62,7 +61,7 @@ class Finding:
 
     @property
     def group(self) -> str:
-        """The part of the name before the first dot, one of GROUPS."""
+        """The part of the name before the first dot."""
         return self.check.split(".", 1)[0]
 
     def as_dict(self) -> dict[str, str]:

@@ -33,7 +33,9 @@ from ..system.dpkg import Packages
 from ..system.host import Unread
 from ..system.sockets import listeners
 from .facts import (
+    NOTHING_EXPECTED,
     Engine,
+    Expectation,
     Facts,
     Gpu,
     Gpus,
@@ -48,7 +50,6 @@ from .facts import (
 )
 from .parsers import amount, find_shm_bytes, number, read_free_space
 
-DATA = "/data/vllm"
 GPU_CLASS = "0x03"
 NVIDIA = "0x10de"
 LOCKS = (
@@ -77,15 +78,6 @@ REASONS_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active
 
 
 @dataclass(frozen=True)
-class Expectation:
-    """What the caller expects of the host: UUIDs of GPUs, how many GPUs the profile needs, and the data directory."""
-
-    uuids: tuple[str, ...] = ()
-    gpus: int = 0
-    data: str = DATA
-
-
-@dataclass(frozen=True)
 class Reader(DriverReader):
     """Reads the facts of a host, or of a directory that looks like one.
 
@@ -108,7 +100,7 @@ class Reader(DriverReader):
     space: Callable[[str, Path], Space | Unread] = read_free_space
     ask_member: Asker = ask_as_member
 
-    def read(self, expected: Expectation = Expectation()) -> Facts:
+    def read(self, expected: Expectation = NOTHING_EXPECTED) -> Facts:
         """Read all facts."""
         system, serving = self.system(), self.serving()
         engines = () if isinstance(serving.engines, Unread) else serving.engines

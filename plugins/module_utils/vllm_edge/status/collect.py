@@ -15,18 +15,22 @@ from typing import Any
 
 from ..engine.config import EngineConfig, EngineConfigError, list_engine_names, load_config
 from ..engine.state import EngineState, read_state, stamp
-from ..generation.live import live_changes
+from ..generation.live import describe_file_change, live_changes
 from ..generation.model import GenerationError
 from ..generation.store import load
+from ..gpu.budget import Foreign, Limits, evaluate
+from ..gpu.owners import find_owners
 from ..names import LABEL_GENERATION, LABEL_INPUT_HASH, TARGET, EngineIdentity
 from ..paths import HostPaths
 from ..planning import drift
+from ..switch.gpu_memory import load_slots, read_boards
 from ..switch.history import describe_running, short
 from ..switch.journal import history, holder, read_journal
 from ..system.docker import Container, Docker, DockerAway, DockerRefused, docker_unit
+from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
 from ..system.sockets import parse_listeners
 from ..system.systemd import ask_units
-from .problems import describe_file_change, judge
+from .problems import judge
 
 PROC = Path("/proc")
 HISTORY = 10
@@ -61,33 +65,44 @@ def ask_containers(docker: Docker, names: Sequence[str]) -> tuple[dict[str, Cont
     return found, None
 
 
-def ask_gpus(budgets: Mapping[str, int | None], paths: HostPaths) -> Asked:
+def load_configs(paths: HostPaths) -> tuple[list[EngineConfig], list[str]]:
+    """Return the configuration of every engine that has a valid one, and what is wrong with the others."""
+    configs, problems = [], []
+    try:
+        for name in list_engine_names(paths):
+            try:
+                configs.append(load_config(name, paths))
+            except EngineConfigError as error:
+                problems.append(str(error))
+    except OSError as error:
+        problems.append(f"{paths.etc} cannot be read: {error}")
+    return configs, problems
+
+
+def ask_gpus(budgets: Mapping[str, int | None], paths: HostPaths, foreign: Foreign = "ignore") -> Asked:
     """Read the memory of every GPU that answers, and compare it with the budgets.
 
     Args:
         budgets: MiB by UUID; None is a budget that nobody stated.
+        foreign: whether processes that are not ours are a problem.
 
     Returns:
         One row for each GPU, and what could not be read, or None. A GPU that does not answer, or a missing driver, is a
         sentence and raises nothing.
     """
-    from ..gpu.budget import Limits, evaluate
-    from ..gpu.owners import find_owners
-    from ..switch.gpu_memory import load_slots, read_boards
-    from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
-
     if pynvml_missing():
         return [], "GPUs cannot be read: the Python package nvidia-ml-py is not installed beside this program"
     try:
         with open_nvml() as session:
-            reading = read_boards(session, load_slots(paths))
+            slots = load_slots(paths)
+            reading = read_boards(session, slots)
     except NvmlFailure as failure:
         return [], f"GPUs cannot be read: {failure}"
     owners = find_owners({process.pid for gpu in reading.gpus for process in gpu.processes or ()})
-    limits = Limits({uuid: mib for uuid, mib in budgets.items() if mib is not None}, {}, "ignore")
+    limits = Limits({uuid: mib for uuid, mib in budgets.items() if mib is not None}, {}, foreign)
     boards = []
     for gpu in reading.gpus:
-        verdict = evaluate([gpu], owners, limits)
+        verdict = evaluate([gpu], owners, limits, [slot.uuid for slot in slots])
         board = verdict.gpus[0].as_dict() | {"problem": " ".join(verdict.failures) or None}
         if budgets.get(gpu.uuid, 0) is None:
             board |= {"budget_mib": None, "headroom_mib": None, "within_budget": None, "problem": None}
@@ -250,6 +265,7 @@ def describe_engine(
         "served_names": list(config.served_names),
         "vram_budget_mib": config.vram_budget_mib,
         "image": config.image,
+        "image_id": config.image_id,
         "phase": state.phase if state else None,
         "since": state.since if state else None,
         "started_at": state.started_at if state else None,
@@ -289,18 +305,7 @@ def collect(
     Returns:
         The status document. What is wrong or could not be asked is listed under `problems`.
     """
-    problems: list[str] = []
-    configs: list[EngineConfig] = []
-    try:
-        names = list_engine_names(paths)
-    except OSError as error:
-        names = []
-        problems.append(f"{paths.etc} cannot be read: {error}")
-    for name in names:
-        try:
-            configs.append(load_config(name, paths))
-        except EngineConfigError as error:
-            problems.append(str(error))
+    configs, problems = load_configs(paths)
     # Read this first: whether a switch runs decides how everything after it is judged.
     switches, switch_problems = read_switches(paths)
     profile, profile_problem = read_active_profile(paths)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..engine.startup import WORDS, Phase
-from ..generation.model import FileChange
 from ..names import TARGET
 from ..planning import drift
 from ..switch.render import describe_generation
@@ -181,12 +180,3 @@ def describe_state(engine: Mapping[str, Any]) -> str:
             return "restarting"
         return WORDS[Phase(phase)] if phase in list(Phase) else "starting"
     return str(active or phase or "unknown")
-
-
-def describe_file_change(change: FileChange) -> str:
-    """Return how a live file differs from that of the generation."""
-    if change.after is None:
-        return "it is of an engine that is not in it"
-    if change.before is None:
-        return "it is missing"
-    return change.attributes if change.attributes and change.before == change.after else "its content differs"

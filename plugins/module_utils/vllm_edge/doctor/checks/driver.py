@@ -138,7 +138,7 @@ def check_driver_nouveau(facts: Facts) -> Verdict:
     return good("nouveau is not loaded")
 
 
-def driver_versions(facts: Facts) -> Verdict:
+def check_driver_versions(facts: Facts) -> Verdict:
     """Fail if the loaded module and the libraries have different versions."""
     found = facts.driver.versions
     require_driver(facts)
