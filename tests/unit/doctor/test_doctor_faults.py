@@ -17,7 +17,68 @@ from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.system.systemd import Ran
 from doctor_host import BUSES, DRIVER, ENGINES, GPUS, KERNEL, NEW_GPU, FakeHost, card, specification
 
-Fault = tuple[str, Callable[[FakeHost], Any], dict[str, str], str, str]
+Change = Callable[[FakeHost], Any]
+
+
+def write(path: str, text: str = "") -> Change:
+    return lambda host: host.write(path, text)
+
+
+def os_release(name: str, distribution: str, version: str) -> Change:
+    return write("etc/os-release", f'PRETTY_NAME="{name}"\nID="{distribution}"\nVERSION_ID="{version}"\n')
+
+
+def package(version: str, *names: str) -> Change:
+    """`version` as in `hi 2.41-12`: what dpkg says of the state, and the version."""
+    status, number = version.split()
+    return lambda host: host.packages.update(dict.fromkeys(names, (status, number)))
+
+
+def source(path: str) -> Change:
+    """Who offers libcuda1."""
+    return lambda host: host.sources.update(libcuda1=path)
+
+
+def answer(command: str, out: str, status: int = 0) -> Change:
+    return lambda host: host.answers.update({command: Ran(status, out)})
+
+
+def unit(name: str, **changes: str) -> Change:
+    return lambda host: host.unit(name, **changes)
+
+
+def gpu(number: int, **values: str) -> Change:
+    """What nvidia-smi says of one GPU; `__` in a name stands for a dot."""
+    return lambda host: host.gpus[number].update({key.replace("__", "."): value for key, value in values.items()})
+
+
+def docker_config(text: str) -> Change:
+    return write("etc/docker/daemon.json", text)
+
+
+def several(*changes: Change) -> Change:
+    return lambda host: [change(host) for change in changes]
+
+
+def cdi(*devices: str, path: str = "var/run/cdi/nvidia.yaml", driver: str = DRIVER) -> Change:
+    return write(path, specification(*devices, driver=driver))
+
+
+def kernel_log(*xids: str) -> Change:
+    return answer("journalctl --dmesg", "".join(f"NVRM: Xid (PCI:0000:31:00): {xid}\n" for xid in xids))
+
+
+def no_module(host: FakeHost) -> None:
+    host.remove("sys/module/nvidia")
+    host.gpus.clear()
+    said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    host.answers["nvidia-smi --query-gpu"] = Ran(9, said)
+
+
+def lose_gpu(host: FakeHost) -> None:
+    alive = ", ".join(host.gpus[0][key] for key in list(host.gpus[0])[:12])
+    said = "Unable to determine the device handle for GPU0000:31:00.0: GPU is lost. Reboot the system"
+    host.answers["nvidia-smi --query-gpu=uuid,name"] = Ran(15, f"{alive}\n{said}\n")
 
 
 def swap(host: FakeHost) -> None:
@@ -36,28 +97,7 @@ def secure_boot(host: FakeHost, signer: str) -> None:
     path = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
     host.write(path, b"\x06\x00\x00\x00\x01")
     host.answers["modinfo"] = Ran(0, f"{signer}\n")
-    host.remove("sys/module/nvidia")
-    host.gpus.clear()
-    said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
-    host.answers["nvidia-smi --query-gpu"] = Ran(9, said)
-
-
-WITHOUT_MODULE = dict.fromkeys(
-    (
-        "driver.versions",
-        "gpus.answer",
-        "gpus.expected",
-        "gpus.holders",
-        "runtime.cdi-devices",
-        "topology.pcie",
-        "topology.numa",
-        "topology.iommu",
-        "topology.peer-to-peer",
-        "topology.ecc",
-        "topology.power",
-    ),
-    "unknown",
-)
+    no_module(host)
 
 
 def no_driver(host: FakeHost) -> None:
@@ -72,316 +112,218 @@ def no_driver(host: FakeHost) -> None:
     host.answers["nvidia-smi"] = Ran(127, "", "nvidia-smi: not found")
 
 
-WITHOUT_DRIVER = {
-    **WITHOUT_MODULE,
-    "driver.installed": "fail",
-    "driver.one-source": "unknown",
-    "driver.held": "unknown",
-    "driver.module-loaded": "unknown",
-    "driver.cuda": "unknown",
-    "driver.next-kernel": "unknown",
-    "driver.persistence": "unknown",
-    "runtime.cdi-current": "unknown",
-}
+WITHOUT_MODULE = (
+    "; unknown driver.versions gpus.answer gpus.expected gpus.holders runtime.cdi-devices topology.pcie topology.numa "
+    "topology.iommu topology.peer-to-peer topology.ecc topology.power"
+)
+WITHOUT_DRIVER = (
+    f"fail driver.installed{WITHOUT_MODULE} driver.one-source driver.held driver.module-loaded driver.cuda "
+    "driver.next-kernel driver.persistence runtime.cdi-current"
+)
+NO_DOCKER = "unknown runtime.docker-version runtime.docker-running runtime.cdi-enabled runtime.gpu-access"
+DEBIAN = "http://deb.example.org/debian trixie/non-free amd64 Packages"
+OLD = "570.211.01"
+LIMIT = "systemctl show --property=LoadState,LimitNOFILE"
+REFRESH = "nvidia-cdi-refresh.path"
+ENGINE = "vllm-e2b.service"
 
-FAULTS: tuple[Fault, ...] = (
+# What is broken, the checks that are not ok and how, and what a finding says: evidence and remedy.
+FAULTS: tuple[tuple[Change, str, str, str], ...] = (
+    # The system.
+    (os_release("Rocky Linux 9", "rocky", "9.5"), "fail system.distribution", "Rocky Linux 9", "RHEL family is not"),
+    (os_release("Ubuntu 22.04", "ubuntu", "22.04"), "fail system.distribution", "Ubuntu 22.04", "Ubuntu 24.04"),
+    (write("var/lib/dpkg/updates/0001"), "fail system.dpkg", "cut off", "dpkg --configure -a"),
+    (package("iU 2.41-12", "libc6"), "fail system.dpkg", "libc6", "dpkg --audit"),
+    (lock, "warn system.apt-lock", "unattended-upgr (pid 4711)", "Let it finish"),
+    (answer("timedatectl", "no\n"), "warn system.time", "not synchronised", "set-ntp"),
+    (answer(LIMIT, "LoadState=loaded\nLimitNOFILE=1024\n"), "warn system.file-limits", "1024", "LimitNOFILE"),
+    # The driver.
     (
-        "RHEL family",
-        lambda host: host.write("etc/os-release", 'PRETTY_NAME="Rocky Linux 9"\nID="rocky"\nVERSION_ID="9.5"\n'),
-        {"system.distribution": "fail"},
-        "Rocky Linux 9",
-        "RHEL family is not supported",
-    ),
-    (
-        "older Ubuntu",
-        lambda host: host.write("etc/os-release", 'PRETTY_NAME="Ubuntu 22.04"\nID=ubuntu\nVERSION_ID="22.04"\n'),
-        {"system.distribution": "fail"},
-        "Ubuntu 22.04",
-        "Ubuntu 24.04",
-    ),
-    (
-        "dpkg cut off",
-        lambda host: host.write("var/lib/dpkg/updates/0001"),
-        {"system.dpkg": "fail"},
-        "cut off",
-        "dpkg --configure -a",
-    ),
-    (
-        "a package half installed",
-        lambda host: host.packages.update({"libc6": ("iU", "2.41-12")}),
-        {"system.dpkg": "fail"},
-        "libc6",
-        "dpkg --audit",
-    ),
-    (
-        "a driver package half installed",
-        lambda host: host.packages.update({"nvidia-kernel-open-dkms": ("iF", f"{DRIVER}-1")}),
-        {"system.dpkg": "fail", "driver.half-installed": "fail"},
+        package(f"iF {DRIVER}-1", "nvidia-kernel-open-dkms"),
+        "fail system.dpkg driver.half-installed",
         "nvidia-kernel-open-dkms",
         "make.log",
     ),
-    ("apt locked", lock, {"system.apt-lock": "warn"}, "unattended-upgr (pid 4711)", "Let it finish"),
+    (no_driver, WITHOUT_DRIVER, "no package of a driver", "playbooks/host.yml"),
+    (write("usr/bin/nvidia-uninstall"), "fail driver.one-source", "/usr/bin/nvidia-uninstall", "files of both"),
+    (source(DEBIAN), "fail driver.one-source", "from Debian: libcuda1; from NVIDIA: libnvidia-ml1", "apt-get purge"),
+    (package("hi 590.48.01-1", "libcuda1"), "fail driver.one-source", "branch 590: libcuda1", "one branch"),
+    (source("/var/lib/dpkg/status"), "warn driver.one-source", "libcuda1", "gets no updates"),
+    (package(f"ii {DRIVER}-1", "libcuda1"), "warn driver.held", "libcuda1", "apt-mark hold"),
+    (write("sys/module/nouveau/version"), "fail driver.nouveau", "nouveau", "Reboot"),
+    (lambda host: host.module(OLD), "fail driver.versions", f"{OLD} and libcuda.so.1 is {DRIVER}", "allow_reboot=true"),
     (
-        "clock adrift",
-        lambda host: host.answers.update(timedatectl=Ran(0, "no\n")),
-        {"system.time": "warn"},
-        "not synchronised",
-        "set-ntp",
-    ),
-    (
-        "few files",
-        lambda host: host.answers.update(
-            {"systemctl show --property=LoadState,LimitNOFILE": Ran(0, "LoadState=loaded\nLimitNOFILE=1024\n")}
-        ),
-        {"system.file-limits": "warn"},
-        "1024",
-        "LimitNOFILE",
-    ),
-    ("no driver", no_driver, WITHOUT_DRIVER, "no package of a driver", "playbooks/host.yml"),
-    (
-        "a .run installer",
-        lambda host: host.write("usr/bin/nvidia-uninstall"),
-        {"driver.one-source": "fail"},
-        "/usr/bin/nvidia-uninstall",
-        "files of both",
-    ),
-    (
-        "two sources",
-        lambda host: host.sources.update(libcuda1="http://deb.example.org/debian trixie/non-free amd64 Packages"),
-        {"driver.one-source": "fail"},
-        "from Debian: libcuda1; from NVIDIA: libnvidia-ml1",
-        "apt-get purge",
-    ),
-    (
-        "two branches",
-        lambda host: host.packages.update({"libcuda1": ("hi", "590.48.01-1")}),
-        {"driver.one-source": "fail"},
-        "branch 590: libcuda1",
-        "one branch",
-    ),
-    (
-        "offered by nobody",
-        lambda host: host.sources.update(libcuda1="/var/lib/dpkg/status"),
-        {"driver.one-source": "warn"},
-        "libcuda1",
-        "gets no updates",
-    ),
-    (
-        "not held",
-        lambda host: host.packages.update({"libcuda1": ("ii", f"{DRIVER}-1")}),
-        {"driver.held": "warn"},
-        "libcuda1",
-        "apt-mark hold",
-    ),
-    (
-        "nouveau",
-        lambda host: host.write("sys/module/nouveau/version"),
-        {"driver.nouveau": "fail"},
-        "nouveau",
-        "Reboot",
-    ),
-    (
-        "library newer than the module",
-        lambda host: host.module("570.211.01"),
-        {"driver.versions": "fail"},
-        f"570.211.01 and libcuda.so.1 is {DRIVER}",
-        "allow_reboot=true",
-    ),
-    (
-        "an image too new for the driver",
         lambda host: host.image(cuda="14.0.1", driver_branch="615"),
-        {"driver.cuda": "fail"},
+        "fail driver.cuda",
         f"vllm-edge:1 is made with CUDA 14.0.1, which needs a driver of branch 615 or newer, and the host has {DRIVER}",
         "Set nvidia_driver_branch to 615 or newer and run 'ansible-playbook playbooks/driver_upgrade.yml', or take an "
         "image with an older CUDA",
     ),
     (
-        "a driver that became too old for the image",
-        lambda host: [
-            host.module("570.211.01"),
-            host.library("570.211.01"),
-            host.write("var/run/cdi/nvidia.yaml", specification(*GPUS, driver="570.211.01")),
-        ],
-        {"driver.cuda": "fail"},
-        "CUDA 13.0.2, which needs a driver of branch 580 or newer, and the host has 570.211.01",
+        lambda host: [host.module(OLD), host.library(OLD), cdi(*GPUS, driver=OLD)(host)],
+        "fail driver.cuda",
+        f"CUDA 13.0.2, which needs a driver of branch 580 or newer, and the host has {OLD}",
         "playbooks/driver_upgrade.yml",
     ),
     (
-        "Secure Boot without a signature",
         lambda host: secure_boot(host, ""),
-        {**WITHOUT_MODULE, "driver.module-loaded": "fail", "driver.secure-boot": "fail"},
+        f"fail driver.module-loaded driver.secure-boot{WITHOUT_MODULE}",
         "no signature",
         "mokutil",
     ),
     (
-        "Secure Boot with a key that is not enrolled",
-        lambda host: secure_boot(host, "DKMS module signing key"),
-        {**WITHOUT_MODULE, "driver.module-loaded": "fail", "driver.secure-boot": "warn"},
+        lambda host: secure_boot(host, "DKMS module signing key"),  # not enrolled
+        f"fail driver.module-loaded; warn driver.secure-boot{WITHOUT_MODULE}",
         "DKMS module signing key",
         "mokutil --test-key",
     ),
     (
-        "a kernel without a module runs",
-        lambda host: [
-            host.kernel(KERNEL, module=False),
-            host.remove("sys/module/nvidia"),
-            host.gpus.clear(),
-            host.answers.update({"nvidia-smi --query-gpu": Ran(9, "couldn't communicate with the NVIDIA driver")}),
-        ],
-        {**WITHOUT_MODULE, "driver.module-loaded": "fail", "driver.next-kernel": "fail"},
+        lambda host: [host.kernel(KERNEL, module=False), no_module(host)],
+        f"fail driver.module-loaded driver.next-kernel{WITHOUT_MODULE}",
         f"there is none for the running kernel {KERNEL}",
         "headers or the prebuilt modules",
     ),
     (
-        "a newer kernel without a module",
         lambda host: host.kernel("6.12.63+deb13-amd64", module=False),
-        {"driver.next-kernel": "warn"},
+        "warn driver.next-kernel",
         f"6.12.63+deb13-amd64, has no module; {KERNEL} runs",
         "Before the next reboot",
     ),
     (
-        "persistence off",
-        lambda host: [
-            host.unit("nvidia-persistenced.service", ActiveState="inactive"),
-            *(gpu.update(persistence_mode="Disabled") for gpu in host.gpus),
-        ],
-        {"driver.persistence": "warn"},
+        several(
+            unit("nvidia-persistenced.service", ActiveState="inactive"),
+            gpu(0, persistence_mode="Disabled"),
+            gpu(1, persistence_mode="Disabled"),
+        ),
+        "warn driver.persistence",
         "does not run",
         "systemctl enable --now nvidia-persistenced.service",
     ),
+    # The GPUs.
     (
-        "a GPU that does not answer",
-        lambda host: [host.gpus.pop(), host.answers.update({"nvidia-smi topo": Ran(0, "")})],
-        {"gpus.present": "fail", "runtime.cdi-devices": "warn"},
+        several(lambda host: host.gpus.pop(), answer("nvidia-smi topo", "")),
+        "fail gpus.present; warn runtime.cdi-devices",
         f"silent: {BUSES[1]}",
         "journalctl -k",
     ),
+    (lose_gpu, "fail gpus.present gpus.answer; warn runtime.cdi-devices", "GPU is lost", "Xid 79"),
+    (swap, "fail gpus.expected", f"{GPUS[0]} (engine e2b); there without being expected", "gpu_uuids"),
+    # The runtime.
     (
-        "a lost GPU",
-        lambda host: host.answers.update(
-            {
-                "nvidia-smi --query-gpu=uuid,name": Ran(
-                    15,
-                    ", ".join(host.gpus[0][key] for key in list(host.gpus[0])[:12])
-                    + "\nUnable to determine the device handle for GPU0000:31:00.0: GPU is lost. Reboot the system\n",
-                )
-            }
-        ),
-        {"gpus.present": "fail", "gpus.answer": "fail", "runtime.cdi-devices": "warn"},
-        "GPU is lost",
-        "Xid 79",
-    ),
-    (
-        "a card swapped",
-        swap,
-        {"gpus.expected": "fail"},
-        f"{GPUS[0]} (engine e2b); there without being expected",
-        "gpu_uuids",
-    ),
-    (
-        "Docker absent",
-        lambda host: host.answers.update({"dockerd --version": Ran(127, "")}),
-        {
-            "runtime.docker-installed": "fail",
-            "runtime.docker-version": "unknown",
-            "runtime.docker-running": "unknown",
-            "runtime.cdi-enabled": "unknown",
-            "runtime.gpu-access": "unknown",
-        },
+        answer("dockerd --version", "", 127),
+        f"fail runtime.docker-installed; {NO_DOCKER}",
         "no dockerd",
         "installs it",
     ),
     (
-        "Docker too old",
-        lambda host: host.answers.update({"dockerd --version": Ran(0, "Docker version 20.10.24, build 297e128")}),
-        {"runtime.docker-version": "fail", "runtime.cdi-enabled": "unknown"},
+        answer("dockerd --version", "Docker version 20.10.24, build 297e128"),
+        "fail runtime.docker-version; unknown runtime.cdi-enabled",
         "20.10.24 does not know CDI",
         "Docker's repository",
     ),
     (
-        "Docker stopped",
-        lambda host: host.unit("docker.service", ActiveState="failed"),
-        {"runtime.docker-running": "fail", "runtime.gpu-access": "unknown"},
+        unit("docker.service", ActiveState="failed"),
+        "fail runtime.docker-running; unknown runtime.gpu-access",
         "failed",
         "systemctl start docker.service",
     ),
     (
-        "Docker not at boot",
-        lambda host: host.unit("docker.service", UnitFileState="disabled"),
-        {"runtime.docker-running": "warn"},
+        unit("docker.service", UnitFileState="disabled"),
+        "warn runtime.docker-running",
         "does not start at boot",
         "systemctl enable docker.service",
     ),
     (
-        "daemon.json broken",
-        lambda host: host.write("etc/docker/daemon.json", '{"features": {"cdi": true},}'),
-        {"runtime.docker-config": "fail", "runtime.cdi-enabled": "fail"},
+        docker_config('{"features": {"cdi": true},}'),
+        "fail runtime.docker-config runtime.cdi-enabled",
         "is no JSON",
         "dockerd --validate",
     ),
+    (docker_config("{}"), "fail runtime.cdi-enabled", "the default is off before 28.2", '"cdi": true'),
+    (package("hi 1.19.1-1", *TOOLKIT), "warn runtime.toolkit", "toolkit#1967", "container_runtime_toolkit_version"),
+    (package("hi 1.17.8-1", *TOOLKIT), "warn runtime.toolkit", "that came with 1.18", "newer release"),
+    (package("hi 1.17.8-1", TOOLKIT[3]), "fail runtime.toolkit", "libnvidia-container1 1.17.8", "one version"),
+    (package("ii 1.18.2-1", TOOLKIT[3]), "warn runtime.toolkit-held", "libnvidia-container1", "apt-mark hold"),
     (
-        "CDI off",
-        lambda host: host.write("etc/docker/daemon.json", "{}"),
-        {"runtime.cdi-enabled": "fail"},
-        "the default is off before 28.2",
-        '"cdi": true',
-    ),
-    (
-        "toolkit known to be bad",
-        lambda host: host.packages.update({name: ("hi", "1.19.1-1") for name in TOOLKIT}),
-        {"runtime.toolkit": "warn"},
-        "toolkit#1967",
-        "container_runtime_toolkit_version",
-    ),
-    (
-        "toolkit without a refresh unit",
-        lambda host: host.packages.update({name: ("hi", "1.17.8-1") for name in TOOLKIT}),
-        {"runtime.toolkit": "warn"},
-        "that came with 1.18",
-        "newer release",
-    ),
-    (
-        "toolkit of two versions",
-        lambda host: host.packages.update({"libnvidia-container1": ("hi", "1.17.8-1")}),
-        {"runtime.toolkit": "fail"},
-        "libnvidia-container1 1.17.8",
-        "one version",
-    ),
-    (
-        "toolkit not held",
-        lambda host: host.packages.update({"libnvidia-container1": ("ii", "1.18.2-1")}),
-        {"runtime.toolkit-held": "warn"},
-        "libnvidia-container1",
-        "apt-mark hold",
-    ),
-    (
-        "nobody refreshes CDI",
-        lambda host: host.unit("nvidia-cdi-refresh.path", UnitFileState="disabled", ActiveState="inactive"),
-        {"runtime.cdi-refresh": "warn"},
+        unit(REFRESH, UnitFileState="disabled", ActiveState="inactive"),
+        "warn runtime.cdi-refresh",
         "inactive",
         "systemctl enable --now",
     ),
     (
-        "CDI stale",
-        lambda host: host.write("var/run/cdi/nvidia.yaml", specification(*GPUS, driver="570.211.01")),
-        {"runtime.cdi-current": "fail"},
-        f"/var/run/cdi/nvidia.yaml was made for driver 570.211.01, the host has {DRIVER}",
+        cdi(*GPUS, driver=OLD),
+        "fail runtime.cdi-current",
+        f"/var/run/cdi/nvidia.yaml was made for driver {OLD}, the host has {DRIVER}",
         "nvidia-cdi-refresh.service",
     ),
     (
-        "two CDI specifications",
-        lambda host: host.write("etc/cdi/nvidia.yaml", specification("0", *GPUS)),
-        {"runtime.cdi-conflict": "fail"},
+        cdi("0", *GPUS, path="etc/cdi/nvidia.yaml"),
+        "fail runtime.cdi-conflict",
         "/etc/cdi/nvidia.yaml and /var/run/cdi/nvidia.yaml both define",
         "remove /etc/cdi/nvidia.yaml",
     ),
+    (cdi("0", GPUS[0]), "fail runtime.cdi-devices", GPUS[1], "nvidia-ctk cdi list"),
+    # What serves.
     (
-        "a GPU without a CDI device",
-        lambda host: host.write("var/run/cdi/nvidia.yaml", specification("0", GPUS[0])),
-        {"runtime.cdi-devices": "fail"},
-        GPUS[1],
-        "nvidia-ctk cdi list",
+        lambda host: [host.unit(ENGINE, ActiveState="failed", Result="exit-code"), host.listen()],
+        "fail serving.units",
+        f"{ENGINE} failed (exit-code)",
+        "vllm-edge explain e2b",
     ),
+    (
+        lambda host: [
+            host.unit(ENGINE, ActiveState="activating", SubState="auto-restart", Result="exit-code"),
+            host.listen(),
+        ],
+        "fail serving.units",
+        f"{ENGINE} activating (exit-code)",
+        "vllm-edge explain e2b",
+    ),
+    # Stopped, and its port is taken.
+    (unit(ENGINE, ActiveState="inactive"), "warn serving.units; fail serving.ports", "inactive", "systemctl start"),
+    (lambda host: host.listen(), "fail serving.ports", "e2b on 8070", "docker ps"),
+    (
+        unit("vllm-edge.target", UnitFileState="disabled"),
+        "warn serving.boot",
+        "not enabled",
+        "systemctl enable vllm-edge.target",
+    ),
+    # Bus, memory and power.
+    (gpu(1, pcie__link__width__current="8"), "warn topology.pcie", f"{BUSES[1]} has 8 of 16 lanes", "Reseat"),
+    (gpu(1, pcie__link__gen__current="3", pstate="P0"), "warn topology.pcie", "generation 3 of 4", "Reseat"),
+    (
+        gpu(0, ecc__errors__uncorrected__volatile__total="3"),
+        "warn topology.ecc",
+        "3 uncorrected errors",
+        "--gpu-reset",
+    ),
+    (gpu(0, remapped_rows__failure="Yes"), "fail topology.ecc", "remapping a row failed", "replaced"),
+    (
+        kernel_log("79, GPU has fallen off the bus."),
+        "fail topology.xid",
+        "Xid 79 (fallen off the bus) of 0000:31:00",
+        "reboot",
+    ),
+    (
+        kernel_log(*["31, pid=7, name=python3, MMU Fault"] * 2),
+        "warn topology.xid",
+        "Xid 31 of 0000:31:00, 2 times",
+        "crashed",
+    ),
+    (
+        gpu(0, clocks_event_reasons__active="0x0000000000000040"),
+        "warn topology.power",
+        "hardware thermal slowdown",
+        "air flow",
+    ),
+    (
+        lambda host: host.engine("31b", 8050, GPUS, shm=""),
+        "warn topology.shared-memory",
+        "31b",
+        "vllm_engine_shm_size",
+    ),
+)
+NAMED_FAULTS: tuple[tuple[str, Change, dict[str, str], str, str], ...] = (
     (
         "no CDI specification",
         lambda host: host.remove("var/run/cdi/nvidia.yaml"),
@@ -415,143 +357,46 @@ FAULTS: tuple[Fault, ...] = (
         "docker-create",
         "site.yml",
     ),
-    (
-        "an engine failed",
-        lambda host: [host.unit("vllm-e2b.service", ActiveState="failed", Result="exit-code"), host.listen()],
-        {"serving.units": "fail"},
-        "vllm-e2b.service failed (exit-code)",
-        "vllm-edge explain e2b",
-    ),
-    (
-        "an engine that is started again and again",
-        lambda host: [
-            host.unit("vllm-e2b.service", ActiveState="activating", SubState="auto-restart", Result="exit-code"),
-            host.listen(),
-        ],
-        {"serving.units": "fail"},
-        "vllm-e2b.service activating (exit-code)",
-        "vllm-edge explain e2b",
-    ),
-    (
-        "an engine stopped, its port taken",
-        lambda host: host.unit("vllm-e2b.service", ActiveState="inactive"),
-        {"serving.units": "warn", "serving.ports": "fail"},
-        "inactive",
-        "systemctl start",
-    ),
-    ("nobody listens", lambda host: host.listen(), {"serving.ports": "fail"}, "e2b on 8070", "docker ps"),
-    (
-        "not at boot",
-        lambda host: host.unit("vllm-edge.target", UnitFileState="disabled"),
-        {"serving.boot": "warn"},
-        "not enabled",
-        "systemctl enable vllm-edge.target",
-    ),
-    (
-        "a narrow link",
-        lambda host: host.gpus[1].update({"pcie.link.width.current": "8"}),
-        {"topology.pcie": "warn"},
-        f"{BUSES[1]} has 8 of 16 lanes",
-        "Reseat",
-    ),
-    (
-        "a slow link under load",
-        lambda host: host.gpus[1].update({"pcie.link.gen.current": "3", "pstate": "P0"}),
-        {"topology.pcie": "warn"},
-        "generation 3 of 4",
-        "Reseat",
-    ),
-    (
-        "uncorrected errors",
-        lambda host: host.gpus[0].update({"ecc.errors.uncorrected.volatile.total": "3"}),
-        {"topology.ecc": "warn"},
-        "3 uncorrected errors",
-        "--gpu-reset",
-    ),
-    (
-        "a row that cannot be remapped",
-        lambda host: host.gpus[0].update({"remapped_rows.failure": "Yes"}),
-        {"topology.ecc": "fail"},
-        "remapping a row failed",
-        "replaced",
-    ),
-    (
-        "Xid 79",
-        lambda host: host.answers.update(
-            {"journalctl --dmesg": Ran(0, "NVRM: Xid (PCI:0000:31:00): 79, GPU has fallen off the bus.\n")}
-        ),
-        {"topology.xid": "fail"},
-        "Xid 79 (fallen off the bus) of 0000:31:00",
-        "reboot",
-    ),
-    (
-        "Xid 31",
-        lambda host: host.answers.update(
-            {"journalctl --dmesg": Ran(0, "NVRM: Xid (PCI:0000:31:00): 31, pid=7, name=python3, MMU Fault\n" * 2)}
-        ),
-        {"topology.xid": "warn"},
-        "Xid 31 of 0000:31:00, 2 times",
-        "crashed",
-    ),
-    (
-        "too hot",
-        lambda host: host.gpus[0].update({"clocks_event_reasons.active": "0x0000000000000040"}),
-        {"topology.power": "warn"},
-        "hardware thermal slowdown",
-        "air flow",
-    ),
-    (
-        "little shared memory",
-        lambda host: host.engine("31b", 8050, GPUS, shm=""),
-        {"topology.shared-memory": "warn"},
-        "31b",
-        "vllm_engine_shm_size",
-    ),
 )
 
 
+def parse_states(text: str) -> dict[str, str]:
+    """`fail a b; warn c` as a state by check."""
+    parts = [part.split() for part in text.split(";")]
+    return {check: state for state, *checks in parts for check in checks}
+
+
+# The changes, a state by check, evidence and remedy.
+BROKEN = [
+    *((changes, parse_states(states), evidence, remedy) for changes, states, evidence, remedy in FAULTS),
+    *(row[1:] for row in NAMED_FAULTS),
+]
+
 # What looks like a fault and is none: the check, and what it says.
-FINE: tuple[tuple[str, Callable[[FakeHost], Any], str, str], ...] = (
+FINE: tuple[tuple[Change, str, str], ...] = (
+    # A helper of another branch.
+    (package("ii 535.171.04-1", "nvidia-persistenced"), "driver.one-source", "one source: NVIDIA"),
+    # Docker's default.
     (
-        "a helper of another branch",
-        lambda host: host.packages.update({"nvidia-persistenced": ("ii", "535.171.04-1")}),
-        "driver.one-source",
-        "one source: NVIDIA",
-    ),
-    (
-        "CDI by Docker's default",
-        lambda host: [
-            host.remove("etc/docker/daemon.json"),
-            host.answers.update({"dockerd --version": Ran(0, "Docker version 28.2.0, build 1")}),
-        ],
+        several(
+            lambda host: host.remove("etc/docker/daemon.json"), answer("dockerd --version", "Docker version 28.2.0")
+        ),
         "runtime.cdi-enabled",
         "by CDI",
     ),
     (
-        "an engine that loads",
-        lambda host: [host.unit("vllm-e2b.service", ActiveState="activating"), host.listen()],
+        several(unit(ENGINE, ActiveState="activating"), lambda host: host.listen()),
         "serving.units",
-        "vllm-e2b.service is activating",
+        f"{ENGINE} is activating",
     ),
-    (
-        "a module that is loaded and no longer on disk",
-        lambda host: host.kernel(KERNEL, module=False),
-        "driver.next-kernel",
-        "has no module of the driver on disk",
-    ),
-    (
-        "not started by UEFI",
-        lambda host: host.answers.update(modinfo=Ran(1)),
-        "driver.secure-boot",
-        "not started by UEFI",
-    ),
+    # A module that is loaded and no longer on disk.
+    (lambda host: host.kernel(KERNEL, module=False), "driver.next-kernel", "has no module of the driver on disk"),
+    (answer("modinfo", "", 1), "driver.secure-boot", "not started by UEFI"),
 )
 
 
-@pytest.mark.parametrize(("what", "changes", "check", "evidence"), FINE, ids=[case[0] for case in FINE])
-def test_what_only_looks_like_a_fault(
-    host: FakeHost, what: str, changes: Callable[[FakeHost], Any], check: str, evidence: str
-) -> None:
+@pytest.mark.parametrize(("changes", "check", "evidence"), FINE, ids=[check for _, check, _ in FINE])
+def test_what_only_looks_like_a_fault(host: FakeHost, changes: Change, check: str, evidence: str) -> None:
     changes(host)
     assert host.not_ok() == {}
     assert evidence in host.checks()[check]["evidence"]
@@ -565,10 +410,10 @@ def test_a_healthy_host_has_no_finding(host: FakeHost) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "breaks", "expected", "evidence", "remedy"), FAULTS, ids=[fault[0] for fault in FAULTS]
+    ("breaks", "expected", "evidence", "remedy"), BROKEN, ids=[f"{next(iter(row[1]))}: {row[2]}" for row in BROKEN]
 )
 def test_each_fault_is_named(
-    host: FakeHost, what: str, breaks: Callable[[FakeHost], Any], expected: dict[str, str], evidence: str, remedy: str
+    host: FakeHost, breaks: Change, expected: dict[str, str], evidence: str, remedy: str
 ) -> None:
     breaks(host)
     assert host.not_ok() == expected
@@ -579,14 +424,9 @@ def test_each_fault_is_named(
 
 
 def test_faults_cover_every_check_that_can_fail(host: FakeHost) -> None:
-    told = {name for fault in FAULTS for name, state in fault[2].items() if state in ("warn", "fail")}
-    elsewhere = {
-        "topology.numa",
-        "topology.iommu",
-        "storage.root",
-        "storage.images",
-        "storage.data",
-        "serving.switch",
+    told = {name for _, states, *_ in BROKEN for name, state in states.items() if state in ("warn", "fail")}
+    elsewhere = {"topology.numa", "topology.iommu", "serving.switch"} | {
+        f"storage.{place}" for place in ("root", "images", "data")
     }
     advice = {"gpus.holders", "topology.peer-to-peer"}
     assert told | elsewhere | advice == set(registry.CHECKS)
