@@ -105,11 +105,12 @@ from ..module_utils.vllm_edge.doctor.render import problems, render
 
 def ask_program(module: AnsibleModule, expected: dict[str, Any]) -> dict[str, Any]:
     """Run `vllm-edge doctor --deep` on this host and return its document."""
-    command = ["vllm-edge", "doctor", "--deep", "--format=json", "--expect=-"]
-    _, out, err = module.run_command(command, data=json.dumps(expected))
+    _, out, err = module.run_command(
+        ["vllm-edge", "doctor", "--deep", "--format=json", "--expect", json.dumps(expected)]
+    )
     if not out.startswith("{"):
         why = err.strip() or "it printed nothing"
-        module.fail_json(msg=f"{' '.join(command)} did not work: {why}. playbooks/host.yml installs the program again.")
+        module.fail_json(msg=f"'vllm-edge doctor --deep' did not work: {why}. playbooks/host.yml installs the program.")
     return dict(json.loads(out))
 
 

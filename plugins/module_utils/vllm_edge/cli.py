@@ -100,16 +100,15 @@ def _add_doctor_options(parser: argparse.ArgumentParser) -> None:
         "--deep", action="store_true", help="also hash the weights and send the canary to every engine (takes minutes)"
     )
     parser.add_argument(
-        "--expect", metavar="JSON", help="what the inventory expects, as the module host_doctor writes it ('-': stdin)"
+        "--expect", metavar="JSON", help="what the inventory expects, as the module host_doctor writes it"
     )
 
 
 def _run_doctor(options: Options, paths: HostPaths) -> int:
     from .doctor.command import run_doctor
 
-    expected = sys.stdin.read() if options.expect == "-" else options.expect
     return run_doctor(
-        paths, output=options.format, support_report=options.support_report, deep=options.deep, expected=expected
+        paths, output=options.format, support_report=options.support_report, deep=options.deep, expected=options.expect
     )
 
 

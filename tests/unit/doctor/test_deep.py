@@ -274,15 +274,16 @@ def test_the_module_asks_the_program_of_the_host(
     document = {"host": "h", "as_root": True, "exit_status": 2, "summary": {"fail": 1}}
     check = {"check": "deep.files", "group": "deep", "state": "fail", "evidence": "x differs", "remedy": ""}
     answer = json.dumps(document | {"checks": [check]})
-    program.write_text(f"#!/bin/sh\necho \"$*\" > {tmp_path}/args\ncat > {tmp_path}/stdin\necho '{answer}'\nexit 2\n")
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {tmp_path}/args\necho '{answer}'\nexit 2\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     asked = {"host": "xr7620", "gpus": 2, "deep": {"profile": "e2b-only", "files": None}}
     found = run_module("host_doctor", asked, check=True)
     assert (found["rc"], found["changed"], found["doctor"]["host"]) == (0, False, "xr7620")
     assert found["problems"] == ["deep.files: x differs."]
-    assert (tmp_path / "args").read_text() == "doctor --deep --format=json --expect=-\n"
-    expected = Expectation(**json.loads((tmp_path / "stdin").read_text()))
+    *arguments, value = (tmp_path / "args").read_text().splitlines()
+    assert arguments == ["doctor", "--deep", "--format=json", "--expect"]
+    expected = Expectation(**json.loads(value))
     assert (expected.gpus, expected.profile, expected.files) == (2, "e2b-only", None)
     program.write_text("#!/bin/sh\necho 'unrecognized arguments: --deep' >&2\nexit 2\n")
     failed = run_module("host_doctor", asked)

@@ -181,22 +181,23 @@ def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tupl
 # -- putting together
 
 
-def parse_systemd_time(unit: Mapping[str, str] | None, key: str) -> int | None:
+def parse_systemd_time(unit: Mapping[str, str], key: str) -> int | None:
     """Convert a time of systemd to seconds since the epoch; None if it has none.
 
     Args:
         unit: its properties, whose times are `@1763730000`, as `--timestamp=unix` shows them.
         key: the property.
     """
-    text = (unit or {}).get(key, "").removeprefix("@")
+    text = unit.get(key, "").removeprefix("@")
     return int(text) if text.isdigit() and int(text) > 0 else None
 
 
-def _format_time(seconds: int | None) -> str | None:
+def _format_time(unit: Mapping[str, str], key: str) -> str | None:
+    seconds = parse_systemd_time(unit, key)
     return None if seconds is None else stamp(datetime.fromtimestamp(seconds, UTC))
 
 
-def _measure_load_seconds(unit: Mapping[str, str] | None, state: EngineState | None) -> float | None:
+def _measure_load_seconds(unit: Mapping[str, str], state: EngineState | None) -> float | None:
     """Return how long the engine took to load, as its supervisor counted.
 
     If this user may not read the supervisor's file, it is computed from systemd's clock in whole seconds.
@@ -204,8 +205,52 @@ def _measure_load_seconds(unit: Mapping[str, str] | None, state: EngineState | N
     if state is not None:
         return state.load_seconds
     began, ready = parse_systemd_time(unit, "InactiveExitTimestamp"), parse_systemd_time(unit, "ActiveEnterTimestamp")
-    active = (unit or {}).get("ActiveState") == "active"
+    active = unit.get("ActiveState") == "active"
     return float(ready - began) if active and began is not None and ready is not None and ready >= began else None
+
+
+def _describe_unit(unit: Mapping[str, str]) -> Json:
+    """Return what systemd says of the unit of an engine; `unit` is empty if systemd does not know it."""
+    restarts = unit.get("NRestarts", "")
+    return {
+        "active_state": unit.get("ActiveState"),
+        "sub_state": unit.get("SubState"),
+        "load_state": unit.get("LoadState"),
+        "result": unit.get("Result"),
+        "restarts": int(restarts) if restarts.isdigit() else None,
+        "status_text": unit.get("StatusText") or None,
+        "wanted_by_target": TARGET in unit.get("WantedBy", "").split() if unit else None,
+        "need_daemon_reload": unit.get("NeedDaemonReload") == "yes" if unit else None,
+        "active_since": _format_time(unit, "ActiveEnterTimestamp") if unit.get("ActiveState") == "active" else None,
+        "state_since": _format_time(unit, "StateChangeTimestamp"),
+    }
+
+
+def _describe_container(container: Container | None, identity: EngineIdentity) -> Json:
+    """Return what Docker says of the container of an engine. What it runs is only known while it runs."""
+    ours = container is not None and identity.owns(container.labels)
+    running = container if container is not None and container.running else None
+    labels = running.labels if running is not None and ours else {}
+    generation = labels.get(LABEL_GENERATION, "")
+    return {
+        "container_state": container.status if container else "absent",
+        "container_id": container.id if container else None,
+        "container_ours": ours if container else None,
+        "container_started_at": f"{running.started_at[:19]}Z" if running else None,
+        "container_image_id": running.image_id if running else None,
+        "published": list(running.published) if running else [],
+        "running_input_hash": labels.get(LABEL_INPUT_HASH),
+        "running_generation": int(generation) if generation.isdigit() else None,
+    }
+
+
+CONFIGURED = (
+    *("engine", "unit", "container", "input_hash", "generation", "model", "repo", "revision", "precision"),
+    *("tensor_parallel_size", "gpus", "port", "url", "served_names", "vram_budget_mib", "image", "image_id"),
+)
+"""Values of an engine's configuration that the status has."""
+RECORDED = ("phase", "since", "started_at", "ready_at")
+"""Values of the supervisor's record."""
 
 
 def describe_engine(
@@ -213,7 +258,7 @@ def describe_engine(
     unit: Mapping[str, str] | None,
     container: Container | None,
     state: EngineState | None,
-    listeners: Mapping[int, Sequence[str]] | None = None,
+    listeners: Mapping[int, Sequence[str]],
 ) -> Json:
     """Return one engine as `status --format json` shows it.
 
@@ -223,54 +268,14 @@ def describe_engine(
         state: the supervisor's record, or None.
         listeners: addresses by TCP port.
     """
-    ours = container is not None and EngineIdentity(config.engine).owns(container.labels)
-    labels = container.labels if container is not None and ours else {}
-    running = container is not None and container.running
-    generation = labels.get(LABEL_GENERATION, "")
+    configured = {key: getattr(config, key) for key in CONFIGURED}
     return {
-        "engine": config.engine,
-        "unit": config.unit,
-        "active_state": unit.get("ActiveState") if unit else None,
-        "sub_state": unit.get("SubState") if unit else None,
-        "load_state": unit.get("LoadState") if unit else None,
-        "result": unit.get("Result") if unit else None,
-        "restarts": int(unit["NRestarts"]) if unit and unit.get("NRestarts", "").isdigit() else None,
-        "status_text": (unit.get("StatusText") or None) if unit else None,
-        "wanted_by_target": TARGET in unit.get("WantedBy", "").split() if unit else None,
-        "need_daemon_reload": unit.get("NeedDaemonReload") == "yes" if unit else None,
-        "active_since": _format_time(parse_systemd_time(unit, "ActiveEnterTimestamp"))
-        if unit and unit.get("ActiveState") == "active"
-        else None,
-        "state_since": _format_time(parse_systemd_time(unit, "StateChangeTimestamp")),
-        "container": config.container,
-        "container_state": container.status if container else "absent",
-        "container_id": container.id if container else None,
-        "container_ours": ours if container else None,
-        "container_started_at": f"{container.started_at[:19]}Z" if container and running else None,
-        "container_image_id": container.image_id if container and running else None,
-        "published": list(container.published) if container and running else [],
-        "listens_on": sorted(set((listeners or {}).get(config.port, ()))),
-        "running_input_hash": labels.get(LABEL_INPUT_HASH) if running else None,
-        "running_generation": int(generation) if running and generation.isdigit() else None,
-        "input_hash": config.input_hash,
-        "generation": config.generation,
-        "model": config.model,
-        "repo": config.repo,
-        "revision": config.revision,
-        "precision": config.precision,
-        "tensor_parallel_size": config.tensor_parallel_size,
-        "gpus": list(config.gpus),
-        "port": config.port,
-        "url": config.url,
-        "served_names": list(config.served_names),
-        "vram_budget_mib": config.vram_budget_mib,
-        "image": config.image,
-        "image_id": config.image_id,
-        "phase": state.phase if state else None,
-        "since": state.since if state else None,
-        "started_at": state.started_at if state else None,
-        "ready_at": state.ready_at if state else None,
-        "load_seconds": _measure_load_seconds(unit, state),
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in configured.items()},
+        **_describe_unit(unit or {}),
+        **_describe_container(container, EngineIdentity(config.engine)),
+        **{key: getattr(state, key, None) for key in RECORDED},
+        "listens_on": sorted(set(listeners.get(config.port, ()))),
+        "load_seconds": _measure_load_seconds(unit or {}, state),
         "log_facts": state.log_facts if state else {},
         "last_failure": asdict(state.last_failure) if state and state.last_failure else None,
     }
@@ -327,14 +332,14 @@ def collect(
         if docker_problem is not None and config.container not in containers:
             engine["container_state"] = "unknown"
         engines.append(engine)
-    target = shown.get(TARGET)
+    target = shown.get(TARGET, {})
     status: Json = {
         "host": socket.gethostname(),
         "active_profile": profile,
         "expected_profile": expected_profile,
         "target": {
             "unit": TARGET,
-            "active_state": target.get("ActiveState") if target else None,
+            "active_state": target.get("ActiveState"),
             "enabled": target.get("UnitFileState") == "enabled" if target else None,
             "need_daemon_reload": target.get("NeedDaemonReload") == "yes" if target else None,
         },
