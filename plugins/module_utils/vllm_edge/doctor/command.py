@@ -13,7 +13,7 @@ from ..engine.state import stamp
 from ..gpu.topology import correctness
 from ..paths import HostPaths
 from ..switch.command import refuse_without_write_access
-from .contract import STATES, exit_status
+from .contract import STATES
 from .deep import read_deep
 from .facts import Expectation, Facts
 from .reading import Reader
@@ -29,13 +29,15 @@ def examine(facts: Facts, host: str = "") -> Document:
         host: name of the host; empty means this one.
     """
     findings = judge(facts)
+    summary = {state: sum(finding["state"] == state for finding in findings) for state in STATES}
     return {
         "host": host or socket.gethostname(),
         "time": stamp(),
         "as_root": facts.as_root,
-        "exit_status": exit_status(findings),
-        "summary": {state: sum(finding.state == state for finding in findings) for state in STATES},
-        "checks": [finding.as_dict() for finding in findings],
+        # What could not be read is no fault of the host.
+        "exit_status": 2 if summary["fail"] else 1 if summary["warn"] else 0,
+        "summary": summary,
+        "checks": findings,
         "recommendation": correctness(facts.topology).as_dict(),
     }
 

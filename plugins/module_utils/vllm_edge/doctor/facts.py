@@ -147,7 +147,6 @@ class Engine:
     gpus: tuple[str, ...]
     shm_bytes: int | None
     """Size of its /dev/shm; None if the container uses that of the host."""
-    tensor_parallel_size: int = 1
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from .checks import deep, driver, gpus, runtime, serving, storage, system, topology
-from .contract import Finding, NotKnown, Verdict
+from .contract import NotKnown, Verdict
 from .facts import Deep, Facts
 
 # Names are stable; the part before the dot is the group. A check raises NotKnown if it cannot judge.
@@ -76,8 +76,12 @@ DEEP: Mapping[str, Callable[[Deep], Verdict]] = {
 }
 
 
-def judge(facts: Facts) -> list[Finding]:
-    """Run every check, in the order of CHECKS, and those of DEEP if their facts were read."""
+def judge(facts: Facts) -> list[dict[str, str]]:
+    """Run every check, in the order of CHECKS, and those of DEEP if their facts were read.
+
+    Returns:
+        `check`, `group`, `state`, `evidence` and `remedy` of each.
+    """
     checks: dict[str, Callable[[], Verdict]] = {name: partial(check, facts) for name, check in CHECKS.items()}
     if facts.deep is not None:
         checks |= {name: partial(check, facts.deep) for name, check in DEEP.items()}
@@ -89,5 +93,8 @@ def judge(facts: Facts) -> list[Finding]:
             verdict = Verdict("unknown", str(error))
         # The output of programs may have several lines.
         evidence = " ".join(verdict.evidence.split())
-        found.append(Finding(name, verdict.state, evidence, verdict.remedy))
+        group = name.partition(".")[0]
+        found.append(
+            {"check": name, "group": group, "state": verdict.state, "evidence": evidence, "remedy": verdict.remedy}
+        )
     return found

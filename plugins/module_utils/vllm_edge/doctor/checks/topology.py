@@ -6,7 +6,7 @@ from __future__ import annotations
 from ...gpu.topology import SLOWDOWNS, Card, correctness, find_obstacles
 from ...system.host import Unread
 from ..contract import NotKnown, Verdict, fail, good, known, warn
-from ..facts import DEFAULT_SHM_BYTES, Facts
+from ..facts import DEFAULT_SHM_BYTES, Engine, Facts
 
 MIB = 1024 * 1024
 # https://docs.nvidia.com/deploy/xid-errors: after these the card cannot be trusted before a reset or replacement.
@@ -27,6 +27,10 @@ def _require_cards(facts: Facts) -> tuple[Card, ...]:
     if not facts.topology.cards:
         raise NotKnown("no GPU answers")
     return facts.topology.cards
+
+
+def _list_engines(facts: Facts) -> tuple[Engine, ...]:
+    return () if isinstance(facts.serving.engines, Unread) else facts.serving.engines
 
 
 def _is_below(value: float | None, possible: float | None) -> bool:
@@ -68,9 +72,7 @@ def check_numa(facts: Facts) -> Verdict:
     if not nodes:
         return good("the kernel names no NUMA node of a GPU: there is one, or the firmware does not say")
     across = [
-        engine.engine
-        for engine in facts.topology.engines
-        if len({nodes[uuid] for uuid in engine.gpus if uuid in nodes}) > 1
+        engine.name for engine in _list_engines(facts) if len({nodes.get(uuid) for uuid in engine.gpus} - {None}) > 1
     ]
     told = ", ".join(f"{cards[uuid].bus} on node {node}" for uuid, node in nodes.items())
     if across:
@@ -215,9 +217,10 @@ def check_shared_memory(facts: Facts) -> Verdict:
         return fail(
             "/dev/shm is not mounted", "'mount -t tmpfs tmpfs /dev/shm'; systemd does it at boot unless told not to."
         )
+    engines = _list_engines(facts)
     small = [
-        engine.engine
-        for engine in topology.engines
+        engine.name
+        for engine in engines
         if len(engine.gpus) > 1
         and (topology.shm_bytes if engine.shm_bytes is None else engine.shm_bytes) <= DEFAULT_SHM_BYTES
     ]
@@ -226,7 +229,7 @@ def check_shared_memory(facts: Facts) -> Verdict:
             f"engines over several GPUs with {DEFAULT_SHM_BYTES // MIB} MiB or less: {', '.join(small)}",
             "Set vllm_engine_shm_size to 2g or more: NCCL passes data between processes there.",
         )
-    claimed = sum(engine.shm_bytes or 0 for engine in topology.engines)
+    claimed = sum(engine.shm_bytes or 0 for engine in engines)
     if topology.memory_bytes is not None and claimed > topology.memory_bytes:
         return warn(
             f"engines may fill {claimed // MIB} MiB of /dev/shm, and the host has {topology.memory_bytes // MIB} MiB",
