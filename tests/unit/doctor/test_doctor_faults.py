@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ansible.module_utils.vllm_edge.system.systemd import Ran
 from doctor_host import BUSES, DRIVER, ENGINES, GPUS, KERNEL, NEW_GPU, FakeHost, card, specification
 
 Change = Callable[[FakeHost], Any]
+ENGINE, TARGET = "vllm-e2b.service", "vllm-edge.target"
 
 
 def write(path: str, text: str = "") -> Change:
@@ -52,12 +54,29 @@ def gpu(number: int, **values: str) -> Change:
     return lambda host: host.gpus[number].update({key.replace("__", "."): value for key, value in values.items()})
 
 
+def kernel(release: str) -> Change:
+    """A kernel without a module."""
+    return lambda host: host.kernel(release, module=False)
+
+
 def docker_config(text: str) -> Change:
     return write("etc/docker/daemon.json", text)
 
 
+def dockerd(out: str, status: int = 0) -> Change:
+    return answer("dockerd --version", out, status)
+
+
+docker = partial(unit, "docker.service")
+
+
 def several(*changes: Change) -> Change:
     return lambda host: [change(host) for change in changes]
+
+
+def down(**state: str) -> Change:
+    """The engine is in this state, and its port is free."""
+    return several(unit(ENGINE, Result="exit-code", **state), lambda host: host.listen())
 
 
 def cdi(*devices: str, path: str = "var/run/cdi/nvidia.yaml", driver: str = DRIVER) -> Change:
@@ -66,6 +85,11 @@ def cdi(*devices: str, path: str = "var/run/cdi/nvidia.yaml", driver: str = DRIV
 
 def kernel_log(*xids: str) -> Change:
     return answer("journalctl --dmesg", "".join(f"NVRM: Xid (PCI:0000:31:00): {xid}\n" for xid in xids))
+
+
+def two_gpus(**more: str) -> Change:
+    """Another engine, over both GPUs."""
+    return lambda host: host.engine("31b", 8050, GPUS, **more)
 
 
 def no_module(host: FakeHost) -> None:
@@ -93,7 +117,7 @@ def lock(host: FakeHost) -> None:
     host.write("proc/4711/comm", "unattended-upgr\n")
 
 
-def secure_boot(host: FakeHost, signer: str) -> None:
+def secure_boot(host: FakeHost, signer: str = "") -> None:
     path = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
     host.write(path, b"\x06\x00\x00\x00\x01")
     host.answers["modinfo"] = Ran(0, f"{signer}\n")
@@ -120,12 +144,14 @@ WITHOUT_DRIVER = (
     f"fail driver.installed{WITHOUT_MODULE} driver.one-source driver.held driver.module-loaded driver.cuda "
     "driver.next-kernel driver.persistence runtime.cdi-current"
 )
+UNLOADED = "fail driver.module-loaded"
 NO_DOCKER = "unknown runtime.docker-version runtime.docker-running runtime.cdi-enabled runtime.gpu-access"
 DEBIAN = "http://deb.example.org/debian trixie/non-free amd64 Packages"
-OLD = "570.211.01"
+OLD, NEWER = "570.211.01", "6.12.63+deb13-amd64"
+DKMS = "nvidia-kernel-open-dkms"
 LIMIT = "systemctl show --property=LoadState,LimitNOFILE"
+RUNNING = "runtime.docker-running"
 REFRESH = "nvidia-cdi-refresh.path"
-ENGINE = "vllm-e2b.service"
 
 # What is broken, the checks that are not ok and how, and what a finding says: evidence and remedy.
 FAULTS: tuple[tuple[Change, str, str, str], ...] = (
@@ -138,12 +164,7 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (answer("timedatectl", "no\n"), "warn system.time", "not synchronised", "set-ntp"),
     (answer(LIMIT, "LoadState=loaded\nLimitNOFILE=1024\n"), "warn system.file-limits", "1024", "LimitNOFILE"),
     # The driver.
-    (
-        package(f"iF {DRIVER}-1", "nvidia-kernel-open-dkms"),
-        "fail system.dpkg driver.half-installed",
-        "nvidia-kernel-open-dkms",
-        "make.log",
-    ),
+    (package(f"iF {DRIVER}-1", DKMS), "fail system.dpkg driver.half-installed", DKMS, "make.log"),
     (no_driver, WITHOUT_DRIVER, "no package of a driver", "playbooks/host.yml"),
     (write("usr/bin/nvidia-uninstall"), "fail driver.one-source", "/usr/bin/nvidia-uninstall", "files of both"),
     (source(DEBIAN), "fail driver.one-source", "from Debian: libcuda1; from NVIDIA: libnvidia-ml1", "apt-get purge"),
@@ -165,35 +186,25 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
         f"CUDA 13.0.2, which needs a driver of branch 580 or newer, and the host has {OLD}",
         "playbooks/driver_upgrade.yml",
     ),
+    (secure_boot, f"{UNLOADED} driver.secure-boot{WITHOUT_MODULE}", "no signature", "mokutil"),
+    # A key that is not enrolled.
     (
-        lambda host: secure_boot(host, ""),
-        f"fail driver.module-loaded driver.secure-boot{WITHOUT_MODULE}",
-        "no signature",
-        "mokutil",
-    ),
-    (
-        lambda host: secure_boot(host, "DKMS module signing key"),  # not enrolled
-        f"fail driver.module-loaded; warn driver.secure-boot{WITHOUT_MODULE}",
-        "DKMS module signing key",
+        partial(secure_boot, signer="DKMS key"),
+        f"{UNLOADED}; warn driver.secure-boot{WITHOUT_MODULE}",
+        "DKMS key",
         "mokutil --test-key",
     ),
     (
-        lambda host: [host.kernel(KERNEL, module=False), no_module(host)],
-        f"fail driver.module-loaded driver.next-kernel{WITHOUT_MODULE}",
+        several(kernel(KERNEL), no_module),
+        f"{UNLOADED} driver.next-kernel{WITHOUT_MODULE}",
         f"there is none for the running kernel {KERNEL}",
         "headers or the prebuilt modules",
     ),
-    (
-        lambda host: host.kernel("6.12.63+deb13-amd64", module=False),
-        "warn driver.next-kernel",
-        f"6.12.63+deb13-amd64, has no module; {KERNEL} runs",
-        "Before the next reboot",
-    ),
+    (kernel(NEWER), "warn driver.next-kernel", f"{NEWER}, has no module; {KERNEL} runs", "Before the next reboot"),
     (
         several(
             unit("nvidia-persistenced.service", ActiveState="inactive"),
-            gpu(0, persistence_mode="Disabled"),
-            gpu(1, persistence_mode="Disabled"),
+            *(gpu(number, persistence_mode="Disabled") for number in (0, 1)),
         ),
         "warn driver.persistence",
         "does not run",
@@ -209,47 +220,22 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (lose_gpu, "fail gpus.present gpus.answer; warn runtime.cdi-devices", "GPU is lost", "Xid 79"),
     (swap, "fail gpus.expected", f"{GPUS[0]} (engine e2b); there without being expected", "gpu_uuids"),
     # The runtime.
+    (dockerd("", 127), f"fail runtime.docker-installed; {NO_DOCKER}", "no dockerd", "installs it"),
     (
-        answer("dockerd --version", "", 127),
-        f"fail runtime.docker-installed; {NO_DOCKER}",
-        "no dockerd",
-        "installs it",
-    ),
-    (
-        answer("dockerd --version", "Docker version 20.10.24, build 297e128"),
+        dockerd("Docker version 20.10.24, build 297e128"),
         "fail runtime.docker-version; unknown runtime.cdi-enabled",
         "20.10.24 does not know CDI",
         "Docker's repository",
     ),
-    (
-        unit("docker.service", ActiveState="failed"),
-        "fail runtime.docker-running; unknown runtime.gpu-access",
-        "failed",
-        "systemctl start docker.service",
-    ),
-    (
-        unit("docker.service", UnitFileState="disabled"),
-        "warn runtime.docker-running",
-        "does not start at boot",
-        "systemctl enable docker.service",
-    ),
-    (
-        docker_config('{"features": {"cdi": true},}'),
-        "fail runtime.docker-config runtime.cdi-enabled",
-        "is no JSON",
-        "dockerd --validate",
-    ),
+    (docker(ActiveState="failed"), f"fail {RUNNING}; unknown runtime.gpu-access", "failed", "systemctl start docker"),
+    (docker(UnitFileState="disabled"), f"warn {RUNNING}", "does not start at boot", "systemctl enable docker.service"),
+    (docker_config("{,}"), "fail runtime.docker-config runtime.cdi-enabled", "is no JSON", "dockerd --validate"),
     (docker_config("{}"), "fail runtime.cdi-enabled", "the default is off before 28.2", '"cdi": true'),
     (package("hi 1.19.1-1", *TOOLKIT), "warn runtime.toolkit", "toolkit#1967", "container_runtime_toolkit_version"),
     (package("hi 1.17.8-1", *TOOLKIT), "warn runtime.toolkit", "that came with 1.18", "newer release"),
     (package("hi 1.17.8-1", TOOLKIT[3]), "fail runtime.toolkit", "libnvidia-container1 1.17.8", "one version"),
     (package("ii 1.18.2-1", TOOLKIT[3]), "warn runtime.toolkit-held", "libnvidia-container1", "apt-mark hold"),
-    (
-        unit(REFRESH, UnitFileState="disabled", ActiveState="inactive"),
-        "warn runtime.cdi-refresh",
-        "inactive",
-        "systemctl enable --now",
-    ),
+    (unit(REFRESH, ActiveState="inactive"), "warn runtime.cdi-refresh", "inactive", "systemctl enable --now"),
     (
         cdi(*GPUS, driver=OLD),
         "fail runtime.cdi-current",
@@ -264,17 +250,9 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     ),
     (cdi("0", GPUS[0]), "fail runtime.cdi-devices", GPUS[1], "nvidia-ctk cdi list"),
     # What serves.
+    (down(ActiveState="failed"), "fail serving.units", f"{ENGINE} failed (exit-code)", "vllm-edge explain e2b"),
     (
-        lambda host: [host.unit(ENGINE, ActiveState="failed", Result="exit-code"), host.listen()],
-        "fail serving.units",
-        f"{ENGINE} failed (exit-code)",
-        "vllm-edge explain e2b",
-    ),
-    (
-        lambda host: [
-            host.unit(ENGINE, ActiveState="activating", SubState="auto-restart", Result="exit-code"),
-            host.listen(),
-        ],
+        down(ActiveState="activating", SubState="auto-restart"),
         "fail serving.units",
         f"{ENGINE} activating (exit-code)",
         "vllm-edge explain e2b",
@@ -282,46 +260,16 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     # Stopped, and its port is taken.
     (unit(ENGINE, ActiveState="inactive"), "warn serving.units; fail serving.ports", "inactive", "systemctl start"),
     (lambda host: host.listen(), "fail serving.ports", "e2b on 8070", "docker ps"),
-    (
-        unit("vllm-edge.target", UnitFileState="disabled"),
-        "warn serving.boot",
-        "not enabled",
-        "systemctl enable vllm-edge.target",
-    ),
+    (unit(TARGET, UnitFileState="disabled"), "warn serving.boot", "not enabled", f"systemctl enable {TARGET}"),
     # Bus, memory and power.
     (gpu(1, pcie__link__width__current="8"), "warn topology.pcie", f"{BUSES[1]} has 8 of 16 lanes", "Reseat"),
     (gpu(1, pcie__link__gen__current="3", pstate="P0"), "warn topology.pcie", "generation 3 of 4", "Reseat"),
-    (
-        gpu(0, ecc__errors__uncorrected__volatile__total="3"),
-        "warn topology.ecc",
-        "3 uncorrected errors",
-        "--gpu-reset",
-    ),
+    (gpu(0, ecc__errors__uncorrected__volatile__total="3"), "warn topology.ecc", "3 uncorrected", "--gpu-reset"),
     (gpu(0, remapped_rows__failure="Yes"), "fail topology.ecc", "remapping a row failed", "replaced"),
-    (
-        kernel_log("79, GPU has fallen off the bus."),
-        "fail topology.xid",
-        "Xid 79 (fallen off the bus) of 0000:31:00",
-        "reboot",
-    ),
-    (
-        kernel_log(*["31, pid=7, name=python3, MMU Fault"] * 2),
-        "warn topology.xid",
-        "Xid 31 of 0000:31:00, 2 times",
-        "crashed",
-    ),
-    (
-        gpu(0, clocks_event_reasons__active="0x0000000000000040"),
-        "warn topology.power",
-        "hardware thermal slowdown",
-        "air flow",
-    ),
-    (
-        lambda host: host.engine("31b", 8050, GPUS, shm=""),
-        "warn topology.shared-memory",
-        "31b",
-        "vllm_engine_shm_size",
-    ),
+    (kernel_log("79, GPU is gone."), "fail topology.xid", "Xid 79 (fallen off the bus) of 0000:31:00", "reboot"),
+    (kernel_log(*["31, pid=7, MMU Fault"] * 2), "warn topology.xid", "Xid 31 of 0000:31:00, 2 times", "crashed"),
+    (gpu(0, clocks_event_reasons__active="0x40"), "warn topology.power", "hardware thermal slowdown", "air flow"),
+    (two_gpus(shm=""), "warn topology.shared-memory", "31b", "vllm_engine_shm_size"),
 )
 NAMED_FAULTS: tuple[tuple[str, Change, dict[str, str], str, str], ...] = (
     (
