@@ -126,18 +126,22 @@ def check_peers(facts: Facts) -> Verdict:
     return good(f"no peer-to-peer between {told}", "NCCL uses shared memory there, which is correct and slower.")
 
 
+def _list_memory_errors(cards: tuple[Card, ...]) -> list[str]:
+    errors = [
+        f"{_locate(card)}: {card.uncorrected} uncorrected errors since the driver was loaded"
+        for card in cards
+        if card.uncorrected
+    ]
+    return errors + [f"{_locate(card)}: a row waits to be remapped" for card in cards if card.remap_pending]
+
+
 def check_ecc(facts: Facts) -> Verdict:
     """Fail if a row could not be remapped; warn about uncorrected errors and rows that wait to be remapped."""
     cards = _require_cards(facts)
     broken = [f"{_locate(card)}: remapping a row failed" for card in cards if card.remap_failed]
     if broken:
         return fail("; ".join(broken), "Have the card replaced; until then leave it out of the profile.")
-    trouble = [
-        f"{_locate(card)}: {card.uncorrected} uncorrected errors since the driver was loaded"
-        for card in cards
-        if card.uncorrected
-    ]
-    trouble += [f"{_locate(card)}: a row waits to be remapped" for card in cards if card.remap_pending]
+    trouble = _list_memory_errors(cards)
     if trouble:
         return warn(
             "; ".join(trouble),
