@@ -39,7 +39,7 @@ options:
     default: /data/vllm
   deep:
     description: >-
-      What else the inventory expects. C(profile), C(weights) (C(model), C(repo) and C(revision) of each model),
+      What else the inventory expects. C(profile), C(weights) (C(name), C(repo) and C(revision) of each model),
       C(group) (of the weights), C(foreign) (see M(edge.vllm_edge.vram_budget)), and C(files) (C(path) of each rendered
       file and C(how) it differs; not set if they could not be compared). If it is set, the deep checks run too.
     type: dict

@@ -262,6 +262,12 @@ def test_the_command_runs_them_after_the_others(stubbed: FakeHost, capsys: pytes
     assert "The weights of e2b (google/gemma-4-E2B-it) are not recorded" in wrong[0]["evidence"]
 
 
+def test_the_models_of_the_inventory_are_hashed(stubbed: FakeHost) -> None:
+    models = [{"name": "e4b", "repo": "google/y", "dir": "y"}]
+    (found,) = deep.read_deep(stubbed.reader.paths, Expectation(weights=models)).weights
+    assert found.problems == ("The weights of e4b (google/y) are not recorded: run site.yml.",)
+
+
 def test_an_engine_that_does_not_run_is_not_asked(stubbed: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deep, "collect", lambda *_, **__: STATUS | {"engines": [ENGINE | {"active_state": "failed"}]})
     assert deep.read_deep(stubbed.reader.paths, Expectation()).canary == {}

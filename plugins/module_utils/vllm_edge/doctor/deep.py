@@ -7,13 +7,10 @@ It changes nothing on the host, except that a canary that passed is recorded as 
 from __future__ import annotations
 
 import grp
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ..canary.command import full_canary
-from ..engine.config import EngineConfig
 from ..paths import HostPaths
 from ..status.collect import ask_gpus, collect, load_configs
 from ..switch.preflight import check_images
@@ -74,19 +71,20 @@ def read_deep(paths: HostPaths, expected: Expectation, docker: DockerHost | None
     configs, _ = load_configs(paths)  # what is wrong with the others is in the status
     status = collect(paths, docker, gpus=partial(ask_gpus, foreign=expected.foreign), expected_profile=expected.profile)
     active = {engine["engine"] for engine in status["engines"] if engine["active_state"] == "active"}
-    wanted = expected.weights or list({config.model: _describe_model(config) for config in configs}.values())
+    models = {config.model: (config.repo, config.revision) for config in configs}
+    if expected.weights:
+        models = {model["name"]: (model["repo"], model.get("revision", "main")) for model in expected.weights}
     return Deep(
         expected=expected,
         status=status,
         images=tuple(check_images(configs, docker)),
-        weights=tuple(hash_weights(**model, group=expected.group, state=paths.state / "weights") for model in wanted),
+        weights=tuple(
+            hash_weights(name, *source, group=expected.group, state=paths.state / "weights")
+            for name, source in models.items()
+        ),
         canary={
             config.engine: full_canary(config, paths, docker, CANARY_TIMEOUT_S)
             for config in configs
             if config.engine in active
         },
     )
-
-
-def _describe_model(config: EngineConfig) -> Mapping[str, Any]:
-    return {"model": config.model, "repo": config.repo, "revision": config.revision}

@@ -174,8 +174,8 @@ class Expectation:
     data: str = DATA
     """Directory of weights and caches."""
     profile: str | None = None
-    weights: Sequence[Mapping[str, str]] = ()
-    """`model`, `repo` and `revision` of each model; none means those that the engines on the host name."""
+    weights: Sequence[Mapping[str, Any]] = ()
+    """`name`, `repo` and `revision` (`main` if absent) of each model; none means those of the engines on the host."""
     group: str = ENGINE_USER
     """Group of the weights."""
     files: Sequence[Mapping[str, str]] | None = None
