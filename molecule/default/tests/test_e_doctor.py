@@ -55,10 +55,10 @@ class Fault:
     """A directory of the host without which the fault cannot be made."""
 
 
-def make_lab_fault(name: str, check: str, evidence: str, remedy: str) -> Fault:
+def make_lab_fault(name: str, check: str, evidence: str, remedy: str, also: frozenset[str] = SILENT) -> Fault:
     """A fault of the simulated cards, which then do not answer."""
     come, go = f"lab-gpu fault set {name}", "lab-gpu fault clear"
-    return Fault(check, evidence, remedy, come, go, also=SILENT | {"driver.versions"})
+    return Fault(check, evidence, remedy, come, go, also=also)
 
 
 def make_loose(check: str, package: str) -> Fault:
@@ -71,7 +71,7 @@ FAULTS = {
         "library-mismatch", "driver.versions", "the loaded NVIDIA kernel module is", "Reboot the host"
     ),
     "kernel module not loaded": make_lab_fault(
-        "module-not-loaded", "driver.module-loaded", "nvidia", "modprobe nvidia"
+        "module-not-loaded", "driver.module-loaded", "nvidia", "modprobe nvidia", SILENT | {"driver.versions"}
     ),
     "GPU lost": make_lab_fault(f"--gpu {GPUS[1]} gpu-lost", "gpus.answer", "GPU is lost", "eboot"),
     "image wants a newer driver": Fault(
