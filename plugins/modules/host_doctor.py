@@ -10,7 +10,8 @@ short_description: Check whether a host can serve
 version_added: "0.1.0"
 description:
   - Checks the system, the driver, the GPUs, the container runtime, the disks and the engines of a host.
-  - Needs only Python on the host, so it can run before anything of vllm-edge is installed.
+  - Needs only Python on the host, so it can run before anything of vllm-edge is installed. With O(deep) it runs
+    C(vllm-edge doctor --deep) on the host, which hashes the weights and sends the canary to every engine too.
   - Some facts can only be read as root. Checks that need facts which the user may not read report V(unknown), which is
     not a failure.
   - The module does not fail if checks fail, so that the play can print RV(lines).
@@ -36,11 +37,15 @@ options:
     description: Directory of weights and caches.
     type: path
     default: /data/vllm
+  deep:
+    description: >-
+      What else the inventory expects. C(profile), C(weights) (C(name), C(repo) and C(revision) of each model),
+      C(group) (of the weights), C(foreign) (see M(edge.vllm_edge.vram_budget)), and C(files) (C(path) of each rendered
+      file and C(how) it differs; not set if they could not be compared). If it is set, the deep checks run too.
+    type: dict
 seealso:
   - module: edge.vllm_edge.gpu_topology
     description: Gather the settings that engines on several GPUs need.
-  - module: edge.vllm_edge.serving_verify
-    description: Check whether a host serves what the inventory asks for.
 """
 
 EXAMPLES = r"""
@@ -87,11 +92,26 @@ lines:
   returned: success
 """
 
+import json
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.doctor.command import examine
-from ..module_utils.vllm_edge.doctor.reading import DATA, Expectation, Reader
+from ..module_utils.vllm_edge.doctor.facts import DATA, Expectation
+from ..module_utils.vllm_edge.doctor.reading import Reader
 from ..module_utils.vllm_edge.doctor.render import problems, render
+
+
+def ask_program(module: AnsibleModule, expected: dict[str, Any]) -> dict[str, Any]:
+    """Run `vllm-edge doctor --deep` on this host and return its document."""
+    _, out, err = module.run_command(
+        ["vllm-edge", "doctor", "--deep", "--format=json", "--expect", json.dumps(expected)]
+    )
+    if not out.startswith("{"):
+        why = err.strip() or "it printed nothing"
+        module.fail_json(msg=f"'vllm-edge doctor --deep' did not work: {why}. playbooks/host.yml installs the program.")
+    return dict(json.loads(out))
 
 
 def main() -> None:
@@ -102,12 +122,17 @@ def main() -> None:
             "gpu_uuids": {"type": "list", "elements": "str", "default": []},
             "gpus": {"type": "int", "default": 0},
             "data_directory": {"type": "path", "default": DATA},
+            "deep": {"type": "dict"},
         },
         supports_check_mode=True,
     )
     given = module.params
-    expected = Expectation(tuple(given["gpu_uuids"]), given["gpus"], given["data_directory"])
-    document = examine(Reader().read(expected), given["host"])
+    expected = {"uuids": given["gpu_uuids"], "gpus": given["gpus"], "data": given["data_directory"]}
+    if given["deep"] is None:
+        document = examine(Reader().read(Expectation(**expected)), given["host"])
+    else:
+        document = ask_program(module, expected | given["deep"])
+        document["host"] = given["host"] or document["host"]
     module.exit_json(changed=False, doctor=document, problems=problems(document), lines=render(document))
 
 

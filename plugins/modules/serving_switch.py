@@ -157,7 +157,8 @@ moves:
   returned: success
   sample: {keep: [e4b, e2b], stop: [31b-nvfp4-tp2], start: [31b-w4a16-tp2], wait: []}
 files:
-  description: The live files, each with C(path) and C(diff). The latter is empty if the file is as rendered.
+  description: The live files, each with C(path), C(diff) and, in words, C(how) it differs. The latter two are empty if
+    the file is as rendered.
   type: list
   elements: dict
   returned: success

@@ -63,31 +63,25 @@ class Fault:
     variables: dict[str, Any] = field(default_factory=dict)
 
 
+def make_lab_fault(name: str, check: str, evidence: str, remedy: str, also: frozenset[str] = SILENT) -> Fault:
+    """A fault of the simulated cards, which then do not answer."""
+    come, go = f"lab-gpu fault set {name}", "lab-gpu fault clear"
+    return Fault(check, evidence, remedy, come, go, also=also)
+
+
+def make_loose(check: str, package: str) -> Fault:
+    """A package that apt may replace."""
+    return Fault(check, package, "host.yml", f"apt-mark unhold {package}", f"apt-mark hold {package}", state="warn")
+
+
 FAULTS = {
-    "driver changed without a reboot": Fault(
-        "driver.versions",
-        "the loaded NVIDIA kernel module is",
-        "Reboot the host",
-        "lab-gpu fault set library-mismatch",
-        "lab-gpu fault clear",
-        also=SILENT,
+    "driver changed without a reboot": make_lab_fault(
+        "library-mismatch", "driver.versions", "the loaded NVIDIA kernel module is", "Reboot the host"
     ),
-    "kernel module not loaded": Fault(
-        "driver.module-loaded",
-        "nvidia",
-        "modprobe nvidia",
-        "lab-gpu fault set module-not-loaded",
-        "lab-gpu fault clear",
-        also=SILENT | {"driver.versions"},
+    "kernel module not loaded": make_lab_fault(
+        "module-not-loaded", "driver.module-loaded", "nvidia", "modprobe nvidia", SILENT | {"driver.versions"}
     ),
-    "GPU lost": Fault(
-        "gpus.answer",
-        "GPU is lost",
-        "eboot",
-        f"lab-gpu fault set --gpu {GPUS[1]} gpu-lost",
-        "lab-gpu fault clear",
-        also=SILENT,
-    ),
+    "GPU lost": make_lab_fault(f"--gpu {GPUS[1]} gpu-lost", "gpus.answer", "GPU is lost", "eboot"),
     "image wants a newer driver": Fault(
         "driver.cuda",
         "CUDA 13.0.2",
@@ -101,14 +95,7 @@ FAULTS = {
         "Look for the card",
         variables={"gpu_uuids": [*GPUS[:3], "GPU-00000000-0000-0000-0000-000000000000"]},
     ),
-    "driver no longer held": Fault(
-        "driver.held",
-        "nvidia-driver-cuda",
-        "host.yml",
-        "apt-mark unhold nvidia-driver-cuda",
-        "apt-mark hold nvidia-driver-cuda",
-        state="warn",
-    ),
+    "driver no longer held": make_loose("driver.held", "nvidia-driver-cuda"),
     "persistence daemon stopped": Fault(
         "driver.persistence",
         "nvidia-persistenced",
@@ -139,14 +126,7 @@ FAULTS = {
         f"mkdir --parents /etc/cdi && cp {SPECIFICATION} /etc/cdi/own.yaml",
         "rm /etc/cdi/own.yaml",
     ),
-    "toolkit no longer held": Fault(
-        "runtime.toolkit-held",
-        "nvidia-container-toolkit",
-        "host.yml",
-        "apt-mark unhold nvidia-container-toolkit",
-        "apt-mark hold nvidia-container-toolkit",
-        state="warn",
-    ),
+    "toolkit no longer held": make_loose("runtime.toolkit-held", "nvidia-container-toolkit"),
     "daemon.json damaged": Fault(
         "runtime.docker-config",
         DAEMON_JSON,

@@ -97,12 +97,20 @@ def _add_doctor_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--support-report", metavar="FILE", help="also write evidence, without secrets, into FILE (tar.gz)"
     )
+    parser.add_argument(
+        "--deep", action="store_true", help="also hash the weights and send the canary to every engine (takes minutes)"
+    )
+    parser.add_argument(
+        "--expect", metavar="JSON", help="what the inventory expects, as the module host_doctor writes it"
+    )
 
 
 def _run_doctor(options: Options, paths: HostPaths) -> int:
     from .doctor.command import run_doctor
 
-    return run_doctor(paths, output=options.format, support_report=options.support_report)
+    return run_doctor(
+        paths, output=options.format, support_report=options.support_report, deep=options.deep, expected=options.expect
+    )
 
 
 def _add_explain_options(parser: argparse.ArgumentParser) -> None:

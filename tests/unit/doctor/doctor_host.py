@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.vllm_edge.doctor import command
-from ansible.module_utils.vllm_edge.doctor.facts import Space
-from ansible.module_utils.vllm_edge.doctor.reading import Expectation, Reader
+from ansible.module_utils.vllm_edge.doctor.facts import Expectation, Space
+from ansible.module_utils.vllm_edge.doctor.reading import Reader
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError

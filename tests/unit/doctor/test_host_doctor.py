@@ -22,7 +22,7 @@ def test_the_module_reports_and_does_not_fail(run_module: Run, host: FakeHost, c
     args = {"host": "xr7620", "gpu_uuids": [*GPUS, NEW_GPU], "gpus": 2}
     found = run_module("host_doctor", args, check=check, replace={"Reader": lambda: host.reader})
     assert (found["rc"], found["changed"], found["doctor"]["exit_status"]) == (0, False, 2)
-    assert [check["check"] for check in found["doctor"]["checks"]] == [check.name for check in CHECKS]
+    assert [check["check"] for check in found["doctor"]["checks"]] == list(CHECKS)
     assert [problem.split(":")[0] for problem in found["problems"]] == ["driver.versions", "gpus.expected"]
     assert "allow_reboot=true" in found["problems"][0]
     assert found["lines"][-1].startswith("xr7620: ")
@@ -33,7 +33,7 @@ def test_the_module_runs_here(run_module: Run) -> None:
     """On whatever machine this is, as whatever user."""
     found = run_module("host_doctor", {})
     assert found["rc"] == 0
-    assert [check["check"] for check in found["doctor"]["checks"]] == [check.name for check in CHECKS]
+    assert [check["check"] for check in found["doctor"]["checks"]] == list(CHECKS)
 
 
 @pytest.mark.parametrize(("version", "status"), [("580.173.02", 0), ("570.211.01", 2)])

@@ -5,27 +5,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.cli import build_parser, main
 from ansible.module_utils.vllm_edge.engine.config import parse_engine
-from ansible.module_utils.vllm_edge.engine.state import EngineState, Failure, read_state, stamp, write_state
+from ansible.module_utils.vllm_edge.engine.state import EngineState, Failure, stamp, write_state
 from ansible.module_utils.vllm_edge.generation.model import FileChange
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
 from ansible.module_utils.vllm_edge.status import collect as status_module
 from ansible.module_utils.vllm_edge.status.collect import collect, sum_budgets
-from ansible.module_utils.vllm_edge.status.command import render_explanation, render_status, run_explain
+from ansible.module_utils.vllm_edge.status.command import render_status
 from ansible.module_utils.vllm_edge.status.problems import describe_state, judge
 from ansible.module_utils.vllm_edge.switch.journal import Lock, to_json
 from ansible.module_utils.vllm_edge.switch.model import Journal, Result
 from ansible.module_utils.vllm_edge.system.docker import Container
 from ansible.module_utils.vllm_edge.system.sockets import Listener, is_loopback, parse_listeners
-from ansible.module_utils.vllm_edge.system.systemd import parse_units
 from ansible.module_utils.vllm_edge.text import WIDTH
 from engine_files import CONFIG, written
 from fake_docker import FakeDocker
@@ -63,63 +61,85 @@ TARGET = {"ActiveState": "active", "UnitFileState": "enabled"}
 OURS = {"vllm-edge.engine": "e2b", "vllm-edge.input-hash": "ab12", "vllm-edge.generation": "1"}
 
 
-def asked(
-    paths: HostPaths,
-    docker: FakeDocker,
-    unit: dict[str, str] | None = None,
-    boards: Any = (),
-    listeners: dict[int, list[str]] | None = None,
-    target: dict[str, str] = TARGET,
-    expected: str | None = None,
-) -> dict[str, Any]:
-    units = {"vllm-e2b.service": unit, "vllm-edge.target": target} if unit else {}
-    return collect(
-        paths,
-        docker,
-        lambda names: (units, None),
-        lambda budgets, paths: (list(boards), None),
-        lambda: listeners or {8070: ["127.0.0.1"]},
-        expected,
-    )
+@dataclass
+class Host:
+    """A host, and what systemd, Docker, NVML and the kernel say of it."""
+
+    paths: HostPaths
+    docker: FakeDocker = field(default_factory=FakeDocker)
+
+    def ask(
+        self,
+        unit: dict[str, str] | None = UNIT,
+        boards: Any = (),
+        listeners: dict[int, list[str]] | None = None,
+        target: dict[str, str] = TARGET,
+        expected: str | None = None,
+        gpu_problem: str | None = None,
+    ) -> dict[str, Any]:
+        units = {"vllm-e2b.service": unit, "vllm-edge.target": target} if unit else {}
+        return collect(
+            self.paths,
+            self.docker,
+            lambda names: (units, None),
+            lambda budgets, paths: (list(boards), gpu_problem),
+            lambda: listeners or {8070: ["127.0.0.1"]},
+            expected,
+        )
+
+    def tell(self, **asked: Any) -> str:
+        """The status as text, on one line."""
+        return " ".join(" ".join(render_status(self.ask(**asked))).split())
+
+    def remember(self, **more: Any) -> None:
+        """More in the record of the committed generation."""
+        record = json.loads(self.paths.active_profile.read_text())
+        self.paths.active_profile.write_text(json.dumps(record | more))
+
+    def write_journal(self, journal: Journal) -> None:
+        self.paths.switch_journal.write_text(json.dumps(to_json(journal)))
+
+    def replace_container(self, **changes: Any) -> None:
+        assert self.docker.container is not None
+        self.docker.container = replace(self.docker.container, **changes)
 
 
 @pytest.fixture
-def serving(tmp_path: Path) -> tuple[HostPaths, FakeDocker]:
+def bare(tmp_path: Path) -> Host:
+    """A host without a file of ours."""
+    return Host(HostPaths(tmp_path / "etc", tmp_path / "state"))
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> Host:
+    """A host with the files of one engine."""
+    return Host(written(tmp_path))
+
+
+@pytest.fixture
+def serving(configured: Host) -> Host:
     """A host on which one engine serves."""
-    paths = written(tmp_path)
+    paths = configured.paths
     write_state(paths.engine_state("e2b"), EngineState("e2b", "serving", stamp(), load_seconds=25.3))
     record = {"profile": "e2b-only", "generation": 1, "engines": {"e2b": {"input_hash": "ab12", "generation": 1}}}
     paths.active_profile.write_text(json.dumps(record))
-    docker = FakeDocker()
-    docker.container = Container(
+    configured.docker.container = Container(
         "c" * 64, "vllm-e2b", "running", OURS, started_at="2026-11-21T03:00:00.5Z", published=("127.0.0.1:8070",)
     )
-    return paths, docker
+    return configured
 
 
-def test_an_empty_host_says_so(tmp_path: Path) -> None:
-    docker = FakeDocker()
-    docker.away.set()
-    status = collect(
-        HostPaths(tmp_path / "etc", tmp_path / "state"),
-        docker,
-        lambda names: ({}, None),
-        lambda budgets, paths: ([], "GPUs cannot be read: the driver is not loaded"),
-        dict,
-    )
-    lines = render_status(status)
-    assert lines[0] == "no profile is active on this host"
-    assert "no engine is configured on this host" in lines
-    assert any("the Docker Engine cannot be asked" in line for line in lines)
-    assert any("the driver is not loaded" in line for line in lines)
+def test_an_empty_host_says_so(bare: Host) -> None:
+    bare.docker.away.set()
+    text = bare.tell(unit=None, gpu_problem="GPUs cannot be read: the driver is not loaded")
+    assert text.startswith("no profile is active on this host no engine is configured on this host Problems:")
+    assert "the Docker Engine cannot be asked" in text and "the driver is not loaded" in text
 
 
-def test_a_serving_engine(serving: tuple[HostPaths, FakeDocker]) -> None:
-    paths, docker = serving
-    write_state(
-        paths.engine_state("e2b"), EngineState("e2b", "serving", stamp(), load_seconds=25.3, last_failure=FAILURE)
-    )
-    status = asked(paths, docker, UNIT, [BOARD])
+def test_a_serving_engine(serving: Host) -> None:
+    state = EngineState("e2b", "serving", stamp(), load_seconds=25.3, last_failure=FAILURE)
+    write_state(serving.paths.engine_state("e2b"), state)
+    status = serving.ask(boards=[BOARD])
     assert status["problems"] == []
     (engine,) = status["engines"]
     assert engine["active_state"] == "active" and engine["restarts"] == 2
@@ -137,8 +157,7 @@ def test_a_serving_engine(serving: tuple[HostPaths, FakeDocker]) -> None:
     json.dumps(status)
 
 
-def test_an_engine_that_is_not_as_planned(serving: tuple[HostPaths, FakeDocker]) -> None:
-    paths, docker = serving
+def test_an_engine_that_is_not_as_planned(serving: Host) -> None:
     tolerances = {**TOLERANCES, "total_mib": 300}
     plan = {
         "gpus": [{"weights_mib": 10_024, "graphs_mib": 539, "kv_cache_mib": 8_485, "total_mib": 20_612}],
@@ -147,18 +166,18 @@ def test_an_engine_that_is_not_as_planned(serving: tuple[HostPaths, FakeDocker])
         "tolerances": tolerances,
         "on_drift": "warn",
     }
-    file = paths.engine_dir("e2b") / "engine.json"
+    file = serving.paths.engine_dir("e2b") / "engine.json"
     file.write_text(json.dumps({**CONFIG, "gpus": [BOARD["uuid"]], "plan": plan}))
     state = EngineState("e2b", "serving", stamp(), input_hash="ab12", log_facts={"model_gib": 15.0})
-    write_state(paths.engine_state("e2b"), state)
+    write_state(serving.paths.engine_state("e2b"), state)
     board = {**BOARD, "engine_mib": 20_612}
-    status = asked(paths, docker, UNIT, [board])
+    status = serving.ask(boards=[board])
     (problem,) = status["problems"]
     assert "weights of e2b 15,360 MiB, planned 10,024 (+5,336, tolerated 160)" in problem
     text = "\n".join(render_status(status))
     assert "plan against measurement" in text and re.search(r"^GPU 3 .* 20,612 +20,612 +\+0 +300 +within$", text, re.M)
     # What still loads holds less than it will.
-    loading = asked(paths, docker, UNIT | {"ActiveState": "activating"}, [board])
+    loading = serving.ask(UNIT | {"ActiveState": "activating"}, [board])
     assert not [text for text in loading["problems"] if "Plan" in text]
 
 
@@ -167,7 +186,7 @@ def test_an_engine_that_is_not_as_planned(serving: tuple[HostPaths, FakeDocker])
     [
         (None, "container absent", None),
         (Container("c", "vllm-e2b", "exited", {"vllm-edge.engine": "e2b"}), "container exited", None),
-        (Container("c", "vllm-e2b", "running", {}), "exists that is not ours", None),
+        (Container("c", "vllm-e2b", "running", {}), "exists that vllm-edge did not create", None),
         (
             Container("c", "vllm-e2b", "running", {"vllm-edge.engine": "e2b", "vllm-edge.input-hash": "old"}),
             "made from other inputs than the files",
@@ -175,12 +194,10 @@ def test_an_engine_that_is_not_as_planned(serving: tuple[HostPaths, FakeDocker])
         ),
     ],
 )
-def test_containers(tmp_path: Path, container: Container | None, told: str, running_hash: str | None) -> None:
-    docker = FakeDocker()
-    docker.container = container
-    status = asked(written(tmp_path), docker)
-    assert status["engines"][0]["running_input_hash"] == running_hash
-    assert told in " ".join(" ".join(render_status(status)).split())
+def test_containers(configured: Host, container: Container | None, told: str, running_hash: str | None) -> None:
+    configured.docker.container = container
+    assert configured.ask(unit=None)["engines"][0]["running_input_hash"] == running_hash
+    assert told in configured.tell(unit=None)
 
 
 PROBLEMS: list[tuple[dict[str, Any], str]] = [
@@ -203,21 +220,16 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("state", "told"), PROBLEMS, ids=[told for _, told in PROBLEMS])
-def test_each_problem_is_named_with_a_remedy_and_alone(
-    serving: tuple[HostPaths, FakeDocker], state: dict[str, Any], told: str
-) -> None:
-    status = asked(*serving, **{"unit": UNIT, **state})
+def test_each_problem_is_named_with_a_remedy_and_alone(serving: Host, state: dict[str, Any], told: str) -> None:
+    status = serving.ask(**state)
     (problem,) = status["problems"]
     assert told in problem
     assert max(map(len, render_status(status))) <= WIDTH
 
 
-def test_files_of_a_run_that_was_interrupted(serving: tuple[HostPaths, FakeDocker]) -> None:
-    paths, docker = serving
-    record = json.loads(paths.active_profile.read_text())
-    record["engines"] = {"e2b": {"input_hash": "ff00"}, "e4b": {"input_hash": "00ff"}}
-    paths.active_profile.write_text(json.dumps(record))
-    first, second = asked(paths, docker, UNIT)["problems"]
+def test_files_of_a_run_that_was_interrupted(serving: Host) -> None:
+    serving.remember(engines={"e2b": {"input_hash": "ff00"}, "e4b": {"input_hash": "00ff"}})
+    first, second = serving.ask()["problems"]
     assert "Generation 1 has the engines e2b, e4b, and configured on this host are e2b" in first
     assert "The files of engine e2b are not those of generation 1 (input hash ab12, recorded ff00)" in second
 
@@ -225,54 +237,48 @@ def test_files_of_a_run_that_was_interrupted(serving: tuple[HostPaths, FakeDocke
 # ---- switches ---------------------------------------------------------------------------------------------------
 
 
-def remember(paths: HostPaths, **more: Any) -> None:
-    """More in the record of the committed generation."""
-    record = json.loads(paths.active_profile.read_text())
-    paths.active_profile.write_text(json.dumps(record | more))
-
-
-def write_journal(paths: HostPaths, journal: Journal) -> None:
-    paths.switch_journal.write_text(json.dumps(to_json(journal)))
+@pytest.fixture
+def switching(serving: Host) -> Iterator[Host]:
+    """The same host while a switch to bf16-tp4 runs."""
+    with Lock(serving.paths):
+        serving.write_journal(RUNNING)
+        yield serving
 
 
 @pytest.fixture
-def switching(serving: tuple[HostPaths, FakeDocker]) -> Iterator[tuple[HostPaths, FakeDocker]]:
-    """The same host while a switch to bf16-tp4 runs."""
-    paths, docker = serving
-    with Lock(paths):
-        write_journal(paths, RUNNING)
-        yield paths, docker
+def differ(monkeypatch: pytest.MonkeyPatch) -> Callable[[FileChange], None]:
+    """Gives the host a generation, from which one live file differs."""
+
+    def change_file(change: FileChange) -> None:
+        monkeypatch.setattr(status_module, "load", lambda paths, number: number)
+        monkeypatch.setattr(status_module, "live_changes", lambda generation, paths: [change])
+
+    return change_file
 
 
-def test_what_a_switch_is_just_changing_is_no_problem(
-    switching: tuple[HostPaths, FakeDocker], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paths, docker = switching
-    remember(paths, engines={"31b": {"input_hash": "ff00"}}, digest="d")
-    monkeypatch.setattr(status_module, "load", lambda paths, number: None)
-    monkeypatch.setattr(status_module, "live_changes", lambda generation, paths: [FileChange("/etc/x", "a", "b")])
+def test_what_a_switch_is_just_changing_is_no_problem(switching: Host, differ: Callable[[FileChange], None]) -> None:
+    switching.remember(engines={"31b": {"input_hash": "ff00"}}, digest="d")
+    differ(FileChange("/etc/x", "a", "b"))
     for unit in (
         UNIT | {"ActiveState": "activating", "SubState": "start"},
         UNIT | {"ActiveState": "deactivating"},
         UNIT | {"ActiveState": "inactive", "WantedBy": "", "NeedDaemonReload": "yes"},
     ):
-        status = asked(paths, docker, unit, target=TARGET | {"ActiveState": "inactive"}, expected="bf16-tp4")
+        status = switching.ask(unit, target=TARGET | {"ActiveState": "inactive"}, expected="bf16-tp4")
         assert status["problems"] == []
-    assert docker.container is not None
-    docker.container = replace(docker.container, labels=OURS | {"vllm-edge.input-hash": "old"})
-    assert asked(paths, docker, UNIT)["problems"] == []
+    switching.replace_container(labels=OURS | {"vllm-edge.input-hash": "old"})
+    assert switching.ask()["problems"] == []
 
 
-def test_what_a_switch_does_not_excuse(switching: tuple[HostPaths, FakeDocker]) -> None:
-    paths, docker = switching
-    assert "is failed" in asked(paths, docker, UNIT | {"ActiveState": "failed"})["problems"][0]
-    assert "open beyond" in asked(paths, docker, UNIT, listeners={8070: ["0.0.0.0"]})["problems"][0]
-    (problem,) = asked(paths, docker, UNIT, expected="w4a16-tp4")["problems"]
+def test_what_a_switch_does_not_excuse(switching: Host) -> None:
+    assert "is failed" in switching.ask(UNIT | {"ActiveState": "failed"})["problems"][0]
+    assert "open beyond" in switching.ask(listeners={8070: ["0.0.0.0"]})["problems"][0]
+    (problem,) = switching.ask(expected="w4a16-tp4")["problems"]
     assert "The inventory says profile w4a16-tp4" in problem
 
 
-def test_the_running_switch(switching: tuple[HostPaths, FakeDocker]) -> None:
-    status = asked(*switching, UNIT)
+def test_the_running_switch(switching: Host) -> None:
+    status = switching.ask()
     seconds = status["switch"].pop("seconds")
     assert seconds >= 0
     assert status["switch"] == {
@@ -293,11 +299,10 @@ def test_the_running_switch(switching: tuple[HostPaths, FakeDocker]) -> None:
     json.dumps(status)
 
 
-def test_a_switch_that_was_killed(serving: tuple[HostPaths, FakeDocker]) -> None:
+def test_a_switch_that_was_killed(serving: Host) -> None:
     """Its files are half of one and half of the other generation: that is not said for each of them."""
-    paths, docker = serving
-    write_journal(paths, RUNNING)
-    status = asked(paths, docker, UNIT)
+    serving.write_journal(RUNNING)
+    status = serving.ask()
     assert (status["switch"], status["unfinished_switch"]["id"]) == (None, RUNNING.id)
     (problem,) = status["problems"]
     assert "A switch to generation 4 (bf16-tp4), which site.yml by alice asked for at 2026-11-21T16:40:00Z" in problem
@@ -305,23 +310,21 @@ def test_a_switch_that_was_killed(serving: tuple[HostPaths, FakeDocker]) -> None
     assert judge(status | {"live_files": [{"path": "/etc/x", "how": "it is missing"}]}) == [problem]
 
 
-def test_a_journal_that_cannot_be_read(serving: tuple[HostPaths, FakeDocker]) -> None:
-    paths, docker = serving
-    paths.switch_journal.write_text("half a jour")
-    (problem,) = asked(paths, docker, UNIT)["problems"]
+def test_a_journal_that_cannot_be_read(serving: Host) -> None:
+    serving.paths.switch_journal.write_text("half a jour")
+    (problem,) = serving.ask()["problems"]
     assert "switch.json cannot be read: not JSON" in problem and "'vllm-edge recover'" in problem
 
 
-def test_former_switches(serving: tuple[HostPaths, FakeDocker]) -> None:
+def test_former_switches(serving: Host) -> None:
     """Ten of them in the JSON, five in the tables, the newest first."""
-    paths, docker = serving
-    paths.history.mkdir()
+    serving.paths.history.mkdir()
     for hour in range(10, 22):
         result = Result.COMMITTED if hour != 20 else Result.ROLLED_BACK
         journal = ended(result, id=f"20261121T{hour}0000Z-4", started_at=f"2026-11-21T{hour}:00:00Z")
-        (paths.history / f"{journal.id}.json").write_text(json.dumps(to_json(journal)))
-    write_journal(paths, journal)
-    status = asked(paths, docker, UNIT)
+        (serving.paths.history / f"{journal.id}.json").write_text(json.dumps(to_json(journal)))
+    serving.write_journal(journal)
+    status = serving.ask()
     assert status["problems"] == []
     assert [row["id"] for row in status["history"]] == [f"20261121T{hour}0000Z-4" for hour in range(21, 11, -1)]
     assert status["history"][0] == {
@@ -366,28 +369,20 @@ CHOICES: list[tuple[dict[str, Any], str | None, str]] = [
 
 
 @pytest.mark.parametrize(("record", "expected", "told"), CHOICES, ids=[told for *_, told in CHOICES])
-def test_who_chose_the_profile(
-    serving: tuple[HostPaths, FakeDocker], record: dict[str, Any], expected: str | None, told: str
-) -> None:
-    paths, docker = serving
-    remember(paths, **record)
-    assert render_status(asked(paths, docker, UNIT, expected=expected))[1] == told
+def test_who_chose_the_profile(serving: Host, record: dict[str, Any], expected: str | None, told: str) -> None:
+    serving.remember(**record)
+    assert render_status(serving.ask(expected=expected))[1] == told
 
 
-def test_a_record_of_before_there_were_switches(serving: tuple[HostPaths, FakeDocker]) -> None:
-    profile = asked(*serving, UNIT)["active_profile"]
-    assert (profile["origin"], profile["inventory_profile"], profile["previous_generation"]) == (
-        "inventory",
-        None,
-        None,
-    )
+def test_a_record_of_before_there_were_switches(serving: Host) -> None:
+    added = {"origin": "inventory", "inventory_profile": None, "previous_generation": None}
+    assert serving.ask()["active_profile"].items() >= added.items()
 
 
-def test_a_profile_that_was_chosen_by_e_needs_e_to_go(serving: tuple[HostPaths, FakeDocker]) -> None:
+def test_a_profile_that_was_chosen_by_e_needs_e_to_go(serving: Host) -> None:
     """A plain run refuses to end what somebody chose: the problem names what works."""
-    paths, docker = serving
-    remember(paths, origin="-e", chosen_at="t")
-    (problem,) = asked(paths, docker, UNIT, expected="nvfp4-tp2")["problems"]
+    serving.remember(origin="-e", chosen_at="t")
+    (problem,) = serving.ask(expected="nvfp4-tp2")["problems"]
     assert "run site.yml -e serving_profile=nvfp4-tp2 to bring nvfp4-tp2" in problem
     assert "put 'serving_profile: e2b-only' into the inventory" in problem
 
@@ -403,38 +398,33 @@ FILES = [
 
 @pytest.mark.parametrize(("change", "told"), FILES)
 def test_a_live_file_that_is_not_the_generation_s(
-    serving: tuple[HostPaths, FakeDocker], change: FileChange, told: str, monkeypatch: pytest.MonkeyPatch
+    serving: Host, change: FileChange, told: str, differ: Callable[[FileChange], None]
 ) -> None:
     """Said once, by its name, although the input hash of the record differs, too."""
-    paths, docker = serving
-    remember(paths, digest="d", engines={"e2b": {"input_hash": "ff00"}, "e4b": {"input_hash": "00ff"}})
-    monkeypatch.setattr(status_module, "load", lambda paths, number: number)
-    monkeypatch.setattr(status_module, "live_changes", lambda generation, paths: [change])
-    (problem,) = asked(paths, docker, UNIT)["problems"]
+    serving.remember(digest="d", engines={"e2b": {"input_hash": "ff00"}, "e4b": {"input_hash": "00ff"}})
+    differ(change)
+    (problem,) = serving.ask()["problems"]
     assert f"/etc/x is not what generation 1 says: {told}. Run site.yml, or 'vllm-edge switch 1'" in problem
 
 
-def test_a_committed_generation_whose_directory_is_gone(serving: tuple[HostPaths, FakeDocker]) -> None:
-    paths, docker = serving
-    remember(paths, digest="d")
-    (problem,) = asked(paths, docker, UNIT)["problems"]
+def test_a_committed_generation_whose_directory_is_gone(serving: Host) -> None:
+    serving.remember(digest="d")
+    (problem,) = serving.ask()["problems"]
     assert "There is no generation 1 on this host" in problem and "run site.yml" in problem
 
 
 # ---- and the rest -----------------------------------------------------------------------------------------------
 
 
-def test_a_host_without_a_profile_is_no_problem_until_one_is_expected(tmp_path: Path) -> None:
-    paths = HostPaths(tmp_path / "etc", tmp_path / "state")
-    assert asked(paths, FakeDocker())["problems"] == []
-    (problem,) = asked(paths, FakeDocker(), expected="e2b-only")["problems"]
+def test_a_host_without_a_profile_is_no_problem_until_one_is_expected(bare: Host) -> None:
+    assert bare.ask(unit=None)["problems"] == []
+    (problem,) = bare.ask(unit=None, expected="e2b-only")["problems"]
     assert "no profile is active on this host: run site.yml" in problem
 
 
-def test_load_time_for_those_who_may_not_read_the_state(tmp_path: Path) -> None:
+def test_load_time_for_those_who_may_not_read_the_state(configured: Host) -> None:
     """Where the supervisor's file is not readable, systemd knows it to whole seconds."""
-    status = asked(written(tmp_path), FakeDocker(), UNIT)
-    assert status["engines"][0]["load_seconds"] == 31.0
+    assert configured.ask()["engines"][0]["load_seconds"] == 31.0
 
 
 def test_budgets_of_engines_that_share_a_gpu() -> None:
@@ -463,11 +453,9 @@ def test_listeners_as_the_kernel_writes_them() -> None:
     assert [is_loopback(text) for text in ("0.0.0.0", "::", "10.0.0.1", "")] == [False] * 4
 
 
-def test_a_container_that_nobody_can_be_asked_about_is_unknown(tmp_path: Path) -> None:
-    docker = FakeDocker()
-    docker.away.set()
-    status = asked(written(tmp_path), docker, UNIT)
-    assert status["engines"][0]["container_state"] == "unknown"
+def test_a_container_that_nobody_can_be_asked_about_is_unknown(configured: Host) -> None:
+    configured.docker.away.set()
+    assert configured.ask()["engines"][0]["container_state"] == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -486,86 +474,19 @@ def test_one_word_for_an_engine(engine: dict[str, Any], words: str) -> None:
     assert describe_state(engine) == words
 
 
-def test_broken_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
-    paths = written(tmp_path)
+def test_broken_files_are_named_and_the_rest_is_shown(configured: Host, tmp_path: Path) -> None:
     bad = tmp_path / "engines" / "e4b"
     bad.mkdir()
     (bad / "engine.json").write_text("{}")
-    paths.state.mkdir()
-    paths.active_profile.write_text("not JSON")
-    status = asked(paths, FakeDocker())
+    configured.paths.state.mkdir()
+    configured.paths.active_profile.write_text("not JSON")
+    status = configured.ask(unit=None)
     assert [engine["engine"] for engine in status["engines"]] == ["e2b"]
     assert any("e4b/engine.json: engine is missing" in text for text in status["problems"])
     assert any("active-profile.json cannot be read" in text for text in status["problems"])
 
 
-def test_a_port_published_to_everybody(serving: tuple[HostPaths, FakeDocker]) -> None:
-    paths, docker = serving
-    assert docker.container is not None
-    docker.container = replace(docker.container, published=(":8070",))
-    (problem,) = judge(asked(paths, docker, UNIT))
+def test_a_port_published_to_everybody(serving: Host) -> None:
+    serving.replace_container(published=(":8070",))
+    (problem,) = serving.ask()["problems"]
     assert "open beyond the loopback (:8070)" in problem
-
-
-def test_units_of_systemctl() -> None:
-    text = "Id=a.service\nStatusText=x=y\n\nId=b.service\nActiveState=failed\n"
-    assert parse_units(text) == {
-        "a.service": {"Id": "a.service", "StatusText": "x=y"},
-        "b.service": {"Id": "b.service", "ActiveState": "failed"},
-    }
-
-
-def test_explain_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = written(tmp_path)
-    assert run_explain("e2b", paths, output="text") == 0
-    assert "nothing is known" in capsys.readouterr().out
-    write_state(paths.engine_state("e2b"), EngineState("e2b", "failed", "2026-11-21T03:00:01Z", last_failure=FAILURE))
-    assert run_explain("e2b", paths, output="text") == 0
-    text = capsys.readouterr().out
-    for told in ("failed since", "while: KV cache, exit status 1", "What: no memory is left.", "  | last words"):
-        assert told in text
-    assert run_explain("e2b", paths, output="json") == 0
-    assert json.loads(capsys.readouterr().out)["last_failure"]["cause"] == "no_kv"
-    assert run_explain("nobody", paths, output="text") == 1
-    assert "there are: e2b" in capsys.readouterr().err
-    assert main(["--etc", str(tmp_path), "explain", "../e2b"]) == 1
-    assert render_explanation("e2b", EngineState("e2b", "serving", "t"))[-1] == "No failure has been recorded."
-
-
-def test_state_survives_what_is_beside_it(tmp_path: Path) -> None:
-    path = tmp_path / "engines" / "e2b.json"
-    assert read_state(path) is None
-    state = EngineState("e2b", "serving", "t", container_id="c", log_facts={"model_gib": 9.9}, last_failure=FAILURE)
-    write_state(path, state)
-    assert read_state(path) == state
-    assert path.stat().st_mode & 0o777 == 0o640
-    assert [entry.name for entry in path.parent.iterdir()] == ["e2b.json"], "a temporary file was left"
-    newer = {**json.loads(path.read_text()), "added_later": 1}
-    path.write_text(json.dumps(newer))
-    assert read_state(path) == state
-    for broken in ("", "[]", "{}", "{"):
-        path.write_text(broken)
-        assert read_state(path) is None
-
-
-def test_the_command_line_names_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
-    text = capsys.readouterr().out
-    for name in ("run-engine", "canary", "status", "explain"):
-        assert name in text
-    with pytest.raises(SystemExit) as ended:
-        main([])
-    assert ended.value.code == 2
-    options = build_parser().parse_args(["run-engine", "e2b", "--docker-wait", "5"])
-    assert (options.engine, options.docker_wait) == ("e2b", 5.0)
-
-
-def test_nothing_is_needed_for_a_refused_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-    written(tmp_path, config={**CONFIG, "port": 0})
-    assert main(["--etc", str(tmp_path), "run-engine", "e2b"]) == 78
-    assert "<3>" in (out := capsys.readouterr().out) and "port is 0" in out

@@ -56,7 +56,8 @@ def test_playbook_sees_group_vars_and_inventory_overrides(playbook: Path, tmp_pa
     "playbook", [path for path in PLAYBOOKS if path.name != "site.yml"], ids=lambda path: path.name
 )
 def test_play_runs_on_gpu_hosts(playbook: Path) -> None:
-    assert [play["hosts"] for play in load(playbook)] == ["gpu_hosts"]
+    (play,) = load(playbook)
+    assert play.get("hosts") == "gpu_hosts" or play["ansible.builtin.import_playbook"] == "doctor.yml"
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda path: path.name)

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-edge doctor`: runs every check and prints the findings. The module host_doctor uses the same document."""
+"""`vllm-edge doctor`: runs every check and prints the findings. The module host_doctor returns the same document."""
 
 from __future__ import annotations
 
 import json
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from ..engine.state import stamp
 from ..gpu.topology import correctness
 from ..paths import HostPaths
-from .contract import STATES, exit_status
-from .facts import Facts
+from ..switch.command import refuse_without_write_access
+from .contract import STATES
+from .deep import read_deep
+from .facts import Expectation, Facts
 from .reading import Reader
 from .registry import judge
 from .render import Document, render
@@ -26,30 +29,46 @@ def examine(facts: Facts, host: str = "") -> Document:
         host: name of the host; empty means this one.
     """
     findings = judge(facts)
+    summary = {state: sum(finding["state"] == state for finding in findings) for state in STATES}
     return {
         "host": host or socket.gethostname(),
         "time": stamp(),
         "as_root": facts.as_root,
-        "exit_status": exit_status(findings),
-        "summary": {state: sum(finding.state == state for finding in findings) for state in STATES},
-        "checks": [finding.as_dict() for finding in findings],
+        # What could not be read is no fault of the host.
+        "exit_status": 2 if summary["fail"] else 1 if summary["warn"] else 0,
+        "summary": summary,
+        "checks": findings,
         "recommendation": correctness(facts.topology).as_dict(),
     }
 
 
-def run_doctor(paths: HostPaths, *, output: str, support_report: str | None, reader: Reader | None = None) -> int:
+def run_doctor(
+    paths: HostPaths,
+    *,
+    output: str,
+    support_report: str | None = None,
+    deep: bool = False,
+    expected: str | None = None,
+    reader: Reader | None = None,
+) -> int:
     """Run `vllm-edge doctor`.
 
     Args:
         output: `text` or `json`.
         support_report: file to write a support report to, or None.
+        deep: whether to run the checks that take minutes too.
+        expected: what the inventory expects, an Expectation as JSON.
         reader: a stand-in for tests.
 
     Returns:
         The exit status: 0 all is well, 1 warnings, 2 failures, or the support report could not be written.
     """
+    if deep and (refused := refuse_without_write_access(paths, "doctor --deep")):
+        return refused
     reader = reader or Reader(paths=paths)
-    document = examine(reader.read())
+    expectation = Expectation(**json.loads(expected or "{}"))
+    facts = reader.read(expectation)
+    document = examine(replace(facts, deep=read_deep(paths, expectation)) if deep else facts)
     if support_report:
         from .support import write_report
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -11,7 +10,6 @@ from ..system.host import Unread
 
 State = Literal["ok", "warn", "fail", "unknown"]
 STATES: tuple[State, ...] = ("ok", "warn", "fail", "unknown")
-GROUPS = ("system", "driver", "gpus", "runtime", "topology", "storage", "serving")
 
 T = TypeVar("T")
 
@@ -49,35 +47,3 @@ def warn(evidence: str, remedy: str) -> Verdict:
 def fail(evidence: str, remedy: str) -> Verdict:
     """Return the verdict `fail`."""
     return Verdict("fail", evidence, remedy)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A verdict with the name of its check."""
-
-    check: str
-    state: State
-    evidence: str
-    remedy: str = ""
-
-    @property
-    def group(self) -> str:
-        """The part of the name before the first dot, one of GROUPS."""
-        return self.check.split(".", 1)[0]
-
-    def as_dict(self) -> dict[str, str]:
-        """Return the finding as it appears in the document of the doctor."""
-        return {
-            "check": self.check,
-            "group": self.group,
-            "state": self.state,
-            "evidence": self.evidence,
-            "remedy": self.remedy,
-        }
-
-
-def exit_status(findings: Iterable[Finding]) -> int:
-    """Return 0 if nothing is wrong, 1 for warnings, 2 for failures. A fact that could not be read is no fault of the
-    host."""
-    states = {finding.state for finding in findings}
-    return 2 if "fail" in states else 1 if "warn" in states else 0

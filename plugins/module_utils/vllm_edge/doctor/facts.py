@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..canary.command import Result
 from ..gpu.access import Access
+from ..gpu.budget import Foreign
 from ..gpu.driver_facts import Driver
 from ..gpu.topology import Topology
+from ..names import ENGINE_USER
 from ..system.dpkg import Packages
 from ..system.host import Unread
 from ..system.systemd import Unit
 
+DATA = "/data/vllm"
 DEFAULT_SHM_BYTES = 64 * 1024 * 1024
 """Docker's own default of /dev/shm, for a container that states none."""
 TOOLKIT = (
@@ -143,7 +147,6 @@ class Engine:
     gpus: tuple[str, ...]
     shm_bytes: int | None
     """Size of its /dev/shm; None if the container uses that of the host."""
-    tensor_parallel_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,55 @@ class Serving:
 
 
 @dataclass(frozen=True)
+class Expectation:
+    """What the inventory expects of the host. All but the first three are for `doctor --deep`."""
+
+    uuids: Sequence[str] = ()
+    """UUIDs of GPUs."""
+    gpus: int = 0
+    """How many GPUs the profile needs."""
+    data: str = DATA
+    """Directory of weights and caches."""
+    profile: str | None = None
+    weights: Sequence[Mapping[str, Any]] = ()
+    """`name`, `repo` and `revision` (`main` if absent) of each model; none means those of the engines on the host."""
+    group: str = ENGINE_USER
+    """Group of the weights."""
+    files: Sequence[Mapping[str, str]] | None = None
+    """`path` of each file that the inventory renders, and `how` it differs; None if they were not compared."""
+    foreign: Foreign = "warn"
+    """Whether processes on the GPUs that are not ours are a problem."""
+
+
+NOTHING_EXPECTED = Expectation()
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of one model, all files hashed. Nothing was hashed if the record is not as expected."""
+
+    model: str
+    files: int = 0
+    size_bytes: int = 0
+    revision: str = ""
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Deep:
+    """What only `doctor --deep` reads."""
+
+    expected: Expectation
+    status: Mapping[str, Any]
+    """As `vllm-edge status --format json` prints it."""
+    images: tuple[str, ...]
+    """What is wrong with the images of the engines."""
+    weights: tuple[Weights, ...]
+    canary: Mapping[str, Sequence[Result]]
+    """Results of each engine that runs."""
+
+
+@dataclass(frozen=True)
 class Facts:
     """Everything that checks judge."""
 
@@ -174,3 +226,4 @@ class Facts:
     topology: Topology
     spaces: tuple[Space | Unread, ...]
     serving: Serving
+    deep: Deep | None = None

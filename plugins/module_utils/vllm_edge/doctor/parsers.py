@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from ..engine.config import DockerCreate
 from ..system.host import Unread
@@ -24,6 +26,17 @@ def read_free_space(what: str, path: Path) -> Space | Unread:
     except OSError as error:
         return Unread(f"{path}: {error}")
     return Space(what, str(path), found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises OSError, or ValueError if it holds none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return found
 
 
 def number(word: str) -> int | None:

@@ -9,7 +9,6 @@ driver, and not nvidia-ml-py.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +22,7 @@ from ..gpu.access import Access, CannotAsk, look
 from ..gpu.driver import GENERATED, STATIC, resolve
 from ..gpu.driver_facts import DriverReader, switch
 from ..gpu.owners import Owner, find_owners
-from ..gpu.topology import Sharing, Topology, Xid
+from ..gpu.topology import Topology, Xid
 from ..names import TARGET
 from ..paths import HostPaths
 from ..status.collect import read_switches
@@ -33,7 +32,9 @@ from ..system.dpkg import Packages
 from ..system.host import Unread
 from ..system.sockets import listeners
 from .facts import (
+    NOTHING_EXPECTED,
     Engine,
+    Expectation,
     Facts,
     Gpu,
     Gpus,
@@ -46,9 +47,8 @@ from .facts import (
     Specification,
     System,
 )
-from .parsers import amount, find_shm_bytes, number, read_free_space
+from .parsers import amount, find_shm_bytes, number, read_free_space, read_object
 
-DATA = "/data/vllm"
 GPU_CLASS = "0x03"
 NVIDIA = "0x10de"
 LOCKS = (
@@ -77,15 +77,6 @@ REASONS_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active
 
 
 @dataclass(frozen=True)
-class Expectation:
-    """What the caller expects of the host: UUIDs of GPUs, how many GPUs the profile needs, and the data directory."""
-
-    uuids: tuple[str, ...] = ()
-    gpus: int = 0
-    data: str = DATA
-
-
-@dataclass(frozen=True)
 class Reader(DriverReader):
     """Reads the facts of a host, or of a directory that looks like one.
 
@@ -107,7 +98,7 @@ class Reader(DriverReader):
     engine_uid: Callable[[], int | None] = engine_uid
     space: Callable[[str, Path], Space | Unread] = read_free_space
 
-    def read(self, expected: Expectation = Expectation()) -> Facts:
+    def read(self, expected: Expectation = NOTHING_EXPECTED) -> Facts:
         """Read all facts."""
         system, serving = self.system(), self.serving()
         engines = () if isinstance(serving.engines, Unread) else serving.engines
@@ -124,7 +115,7 @@ class Reader(DriverReader):
             gpus=gpus,
             runtime=runtime,
             image=self.image(),
-            topology=self.topology(rows, engines),
+            topology=self.topology(rows),
             spaces=tuple(
                 self.space(what, self.at(path))
                 for what, path in (("/", "/"), ("images", docker_root), ("weights and caches", expected.data))
@@ -214,8 +205,6 @@ class Reader(DriverReader):
             return None
         return int(value) if value.isdigit() else Unread("systemd names no limit of docker.service")
 
-    # -- the driver
-
     # -- the GPUs
 
     def gpus(
@@ -288,7 +277,7 @@ class Reader(DriverReader):
 
     # -- how they hang together
 
-    def topology(self, rows: Sequence[Sequence[str]], engines: Sequence[Engine]) -> Topology:
+    def topology(self, rows: Sequence[Sequence[str]]) -> Topology:
         """Read the topology.
 
         Args:
@@ -329,7 +318,6 @@ class Reader(DriverReader):
             xids=self.xids(),
             memory_bytes=int(memory[1]) * 1024 if memory else None,
             shm_bytes=self.shm_bytes(),
-            engines=tuple(Sharing(engine.name, engine.gpus, engine.shm_bytes) for engine in engines),
         )
 
     def xids(self) -> tuple[Xid, ...] | Unread:
@@ -381,19 +369,13 @@ class Reader(DriverReader):
 
     def docker_config(self) -> tuple[Mapping[str, Any] | Unread, str]:
         """Return the content of daemon.json, and why it is not valid (empty if it is)."""
-        path = "etc/docker/daemon.json"
-        if not self.at(path).exists():
-            return {}, ""
-        text = self.text(path)
-        if isinstance(text, Unread):
-            return text, ""
-        if not text.strip():
-            return {}, ""
+        path = self.at("etc/docker/daemon.json")
         try:
-            found = json.loads(text)
+            return (read_object(path) if path.exists() and path.read_text(encoding="utf-8").strip() else {}), ""
+        except OSError as error:
+            return Unread(f"{path}: {error.strerror or error}"), ""
         except ValueError as error:
-            return {}, f"/{path} is no JSON: {error}"
-        return (found, "") if isinstance(found, dict) else ({}, f"/{path} holds no JSON object")
+            return {}, str(error)
 
     def specifications(self) -> tuple[Specification, ...] | Unread:
         """Return the CDI specifications of NVIDIA's GPUs."""
@@ -416,15 +398,13 @@ class Reader(DriverReader):
         """Return the record of the engines' image; None if there is none."""
         path = self.paths.state / "image.json"
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = read_object(path)
         except FileNotFoundError:
             return None
         except OSError as error:
             return Unread(f"{path}: {error.strerror or error}")
         except ValueError as error:
-            return Unread(f"{path} is no JSON: {error}")
-        if not isinstance(found, dict):
-            return Unread(f"{path} holds no JSON object")
+            return Unread(str(error))
         # A record of an earlier release has the name alone.
         name, cuda, branch = (str(found.get(key) or "") for key in ("name", "cuda", "driver_branch"))
         return Image(name, cuda, branch)
@@ -459,7 +439,6 @@ class Reader(DriverReader):
                     listeners=tuple(sorted(found)),
                     gpus=engine.config.gpus,
                     shm_bytes=find_shm_bytes(engine.create),
-                    tensor_parallel_size=engine.config.tensor_parallel_size,
                 )
             )
         switches, _ = read_switches(self.paths)

@@ -49,7 +49,7 @@ def render(document: Mapping[str, Any]) -> list[str]:
 def problems(document: Mapping[str, Any]) -> list[str]:
     """Return one paragraph for each check that failed."""
     return [
-        f"{check['check']}: {check['evidence'].rstrip('.')}. {check['remedy']}"
+        f"{check['check']}: {check['evidence'].rstrip('.')}. {check['remedy']}".strip()
         for check in document["checks"]
         if check["state"] == "fail"
     ]

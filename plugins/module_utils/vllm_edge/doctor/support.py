@@ -22,6 +22,7 @@ from ..names import unit_name
 from ..system import dpkg
 from ..system.host import Unread
 from .reading import Reader
+from .render import render
 
 GONE = "REDACTED"
 JOURNAL_LINES = 300
@@ -104,10 +105,7 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
         start, end = match.span("secret")
         secret = match["secret"]
         kept = f"{secret[0]}{GONE}{secret[-1]}" if secret[:1] in ("'", '"') and secret[:1] == secret[-1:] else GONE
-        return text_of(match)[match.start() : start] + kept + text_of(match)[end : match.end()]
-
-    def text_of(match: re.Match[str]) -> str:
-        return match.string
+        return match.string[match.start() : start] + kept + match.string[end : match.end()]
 
     for pattern in PATTERNS:
         text = pattern.sub(without, text)
@@ -156,8 +154,6 @@ def collect(reader: Reader, document: Mapping[str, Any]) -> dict[str, str]:
     Args:
         document: what `examine` returned.
     """
-    from .render import render
-
     texts, secrets = _collect_files(reader)
     engines = (
         sorted(path.name for path in (reader.paths.etc / "engines").glob("*")) if reader.paths.etc.is_dir() else []

@@ -176,6 +176,15 @@ def remove_engine(name: str, paths: HostPaths) -> list[str]:
     return gone
 
 
+def describe_file_change(change: FileChange) -> str:
+    """Return how a live file differs from that of the generation."""
+    if change.after is None:
+        return "it is of an engine that is not in it"
+    if change.before is None:
+        return "it is missing"
+    return change.attributes if change.attributes and change.before == change.after else "its content differs"
+
+
 def difference(change: FileChange) -> dict[str, Any]:
     """Return one file for Ansible's `--diff`: its content, or mode and owner if only they differ."""
     if change.before == change.after and change.attributes:
@@ -205,14 +214,14 @@ def build_file_rows(
         record: difference of the record, from `record_difference`; None leaves it out
 
     Returns:
-        `path` and `diff` (empty if the file does not differ) of each file, sorted by path.
+        `path`, `diff` and, in words, `how` (both empty if the file does not differ) of each file, sorted by path.
     """
-    differing = {change.path: difference(change) for change in changes}
-    wanted = [str(place) for place, text in live_places(generation, paths).items() if text is not None]
-    rows = [{"path": path, "diff": differing.get(path, {})} for path in [*wanted, *(differing.keys() - set(wanted))]]
+    places = live_places(generation, paths).items()
+    rows = {str(place): {"diff": {}, "how": ""} for place, text in places if text is not None}
+    rows |= {change.path: {"diff": difference(change), "how": describe_file_change(change)} for change in changes}
     if record is not None:
-        rows.append({"path": str(paths.active_profile), "diff": dict(record)})
-    return sorted(rows, key=lambda row: str(row["path"]))
+        rows[str(paths.active_profile)] = {"diff": dict(record), "how": "it names another generation"}
+    return [{"path": path, **row} for path, row in sorted(rows.items())]
 
 
 def record_difference(

@@ -68,16 +68,6 @@ class Xid:
 
 
 @dataclass(frozen=True)
-class Sharing:
-    """An engine and the GPUs that it uses."""
-
-    engine: str
-    gpus: tuple[str, ...]
-    shm_bytes: int | None = None
-    """Size of its container's /dev/shm; None if it uses that of the host."""
-
-
-@dataclass(frozen=True)
 class Topology:
     """The GPUs of a host and how they are connected."""
 
@@ -88,7 +78,6 @@ class Topology:
     memory_bytes: int | None = None
     shm_bytes: int | None = None
     """Size of the host's /dev/shm; None if it is not mounted."""
-    engines: tuple[Sharing, ...] = ()
 
 
 @dataclass(frozen=True)

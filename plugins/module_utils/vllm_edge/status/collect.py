@@ -14,18 +14,22 @@ from typing import Any
 
 from ..engine.config import EngineConfig, EngineConfigError, list_engine_names, load_config
 from ..engine.state import EngineState, read_state, stamp
-from ..generation.live import live_changes
+from ..generation.live import describe_file_change, live_changes
 from ..generation.model import GenerationError
 from ..generation.store import load
+from ..gpu.budget import Foreign, Limits, evaluate
+from ..gpu.owners import find_owners
 from ..names import LABEL_GENERATION, LABEL_INPUT_HASH, TARGET, EngineIdentity
 from ..paths import HostPaths
 from ..planning import drift
+from ..switch.gpu_memory import load_slots, read_boards
 from ..switch.history import describe_running, short
 from ..switch.journal import history, holder, read_journal
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, docker_unit
+from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
 from ..system.sockets import listeners
 from ..system.systemd import ask_units
-from .problems import describe_file_change, judge
+from .problems import judge
 
 HISTORY = 10
 """How many former switches the document has; the tables show the newest SHOWN of them."""
@@ -59,33 +63,44 @@ def ask_containers(docker: DockerEngine, names: Sequence[str]) -> tuple[dict[str
     return found, None
 
 
-def ask_gpus(budgets: Mapping[str, int | None], paths: HostPaths) -> Asked:
+def load_configs(paths: HostPaths) -> tuple[list[EngineConfig], list[str]]:
+    """Return the configuration of every engine that has a valid one, and what is wrong with the others."""
+    configs, problems = [], []
+    try:
+        for name in list_engine_names(paths):
+            try:
+                configs.append(load_config(name, paths))
+            except EngineConfigError as error:
+                problems.append(str(error))
+    except OSError as error:
+        problems.append(f"{paths.etc} cannot be read: {error}")
+    return configs, problems
+
+
+def ask_gpus(budgets: Mapping[str, int | None], paths: HostPaths, foreign: Foreign = "ignore") -> Asked:
     """Read the memory of every GPU that answers, and compare it with the budgets.
 
     Args:
         budgets: MiB by UUID; None is a budget that nobody stated.
+        foreign: whether processes that are not ours are a problem.
 
     Returns:
         One row for each GPU, and what could not be read, or None. A GPU that does not answer, or a missing driver, is a
         sentence and raises nothing.
     """
-    from ..gpu.budget import Limits, evaluate
-    from ..gpu.owners import find_owners
-    from ..switch.gpu_memory import load_slots, read_boards
-    from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
-
     if pynvml_missing():
         return [], "GPUs cannot be read: the Python package nvidia-ml-py is not installed beside this program"
     try:
         with open_nvml() as session:
-            reading = read_boards(session, load_slots(paths))
+            slots = load_slots(paths)
+            reading = read_boards(session, slots)
     except NvmlFailure as failure:
         return [], f"GPUs cannot be read: {failure}"
     owners = find_owners({process.pid for gpu in reading.gpus for process in gpu.processes or ()})
-    limits = Limits({uuid: mib for uuid, mib in budgets.items() if mib is not None}, {}, "ignore")
+    limits = Limits({uuid: mib for uuid, mib in budgets.items() if mib is not None}, {}, foreign)
     boards = []
     for gpu in reading.gpus:
-        verdict = evaluate([gpu], owners, limits)
+        verdict = evaluate([gpu], owners, limits, [slot.uuid for slot in slots])
         board = verdict.gpus[0].as_dict() | {"problem": " ".join(verdict.failures) or None}
         if budgets.get(gpu.uuid, 0) is None:
             board |= {"budget_mib": None, "headroom_mib": None, "within_budget": None, "problem": None}
@@ -159,22 +174,23 @@ def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tupl
 # -- putting together
 
 
-def parse_systemd_time(unit: Mapping[str, str] | None, key: str) -> int | None:
+def parse_systemd_time(unit: Mapping[str, str], key: str) -> int | None:
     """Convert a time of systemd to seconds since the epoch; None if it has none.
 
     Args:
         unit: its properties, whose times are `@1763730000`, as `--timestamp=unix` shows them.
         key: the property.
     """
-    text = (unit or {}).get(key, "").removeprefix("@")
+    text = unit.get(key, "").removeprefix("@")
     return int(text) if text.isdigit() and int(text) > 0 else None
 
 
-def _format_time(seconds: int | None) -> str | None:
+def _format_time(unit: Mapping[str, str], key: str) -> str | None:
+    seconds = parse_systemd_time(unit, key)
     return None if seconds is None else stamp(datetime.fromtimestamp(seconds, UTC))
 
 
-def _measure_load_seconds(unit: Mapping[str, str] | None, state: EngineState | None) -> float | None:
+def _measure_load_seconds(unit: Mapping[str, str], state: EngineState | None) -> float | None:
     """Return how long the engine took to load, as its supervisor counted.
 
     If this user may not read the supervisor's file, it is computed from systemd's clock in whole seconds.
@@ -182,8 +198,52 @@ def _measure_load_seconds(unit: Mapping[str, str] | None, state: EngineState | N
     if state is not None:
         return state.load_seconds
     began, ready = parse_systemd_time(unit, "InactiveExitTimestamp"), parse_systemd_time(unit, "ActiveEnterTimestamp")
-    active = (unit or {}).get("ActiveState") == "active"
+    active = unit.get("ActiveState") == "active"
     return float(ready - began) if active and began is not None and ready is not None and ready >= began else None
+
+
+def _describe_unit(unit: Mapping[str, str]) -> Json:
+    """Return what systemd says of the unit of an engine; `unit` is empty if systemd does not know it."""
+    restarts = unit.get("NRestarts", "")
+    return {
+        "active_state": unit.get("ActiveState"),
+        "sub_state": unit.get("SubState"),
+        "load_state": unit.get("LoadState"),
+        "result": unit.get("Result"),
+        "restarts": int(restarts) if restarts.isdigit() else None,
+        "status_text": unit.get("StatusText") or None,
+        "wanted_by_target": TARGET in unit.get("WantedBy", "").split() if unit else None,
+        "need_daemon_reload": unit.get("NeedDaemonReload") == "yes" if unit else None,
+        "active_since": _format_time(unit, "ActiveEnterTimestamp") if unit.get("ActiveState") == "active" else None,
+        "state_since": _format_time(unit, "StateChangeTimestamp"),
+    }
+
+
+def _describe_container(container: Container | None, identity: EngineIdentity) -> Json:
+    """Return what Docker says of the container of an engine. What it runs is only known while it runs."""
+    ours = container is not None and identity.owns(container.labels)
+    running = container if container is not None and container.running else None
+    labels = running.labels if running is not None and ours else {}
+    generation = labels.get(LABEL_GENERATION, "")
+    return {
+        "container_state": container.status if container else "absent",
+        "container_id": container.id if container else None,
+        "container_ours": ours if container else None,
+        "container_started_at": f"{running.started_at[:19]}Z" if running else None,
+        "container_image_id": running.image_id if running else None,
+        "published": list(running.published) if running else [],
+        "running_input_hash": labels.get(LABEL_INPUT_HASH),
+        "running_generation": int(generation) if generation.isdigit() else None,
+    }
+
+
+CONFIGURED = (
+    *("engine", "unit", "container", "input_hash", "generation", "model", "repo", "revision", "precision"),
+    *("tensor_parallel_size", "gpus", "port", "url", "served_names", "vram_budget_mib", "image", "image_id"),
+)
+"""Values of an engine's configuration that the status has."""
+RECORDED = ("phase", "since", "started_at", "ready_at")
+"""Values of the supervisor's record."""
 
 
 def describe_engine(
@@ -191,7 +251,7 @@ def describe_engine(
     unit: Mapping[str, str] | None,
     container: Container | None,
     state: EngineState | None,
-    listeners: Mapping[int, Sequence[str]] | None = None,
+    listeners: Mapping[int, Sequence[str]],
 ) -> Json:
     """Return one engine as `status --format json` shows it.
 
@@ -201,53 +261,14 @@ def describe_engine(
         state: the supervisor's record, or None.
         listeners: addresses by TCP port.
     """
-    ours = container is not None and EngineIdentity(config.engine).owns(container.labels)
-    labels = container.labels if container is not None and ours else {}
-    running = container is not None and container.running
-    generation = labels.get(LABEL_GENERATION, "")
+    configured = {key: getattr(config, key) for key in CONFIGURED}
     return {
-        "engine": config.engine,
-        "unit": config.unit,
-        "active_state": unit.get("ActiveState") if unit else None,
-        "sub_state": unit.get("SubState") if unit else None,
-        "load_state": unit.get("LoadState") if unit else None,
-        "result": unit.get("Result") if unit else None,
-        "restarts": int(unit["NRestarts"]) if unit and unit.get("NRestarts", "").isdigit() else None,
-        "status_text": (unit.get("StatusText") or None) if unit else None,
-        "wanted_by_target": TARGET in unit.get("WantedBy", "").split() if unit else None,
-        "need_daemon_reload": unit.get("NeedDaemonReload") == "yes" if unit else None,
-        "active_since": _format_time(parse_systemd_time(unit, "ActiveEnterTimestamp"))
-        if unit and unit.get("ActiveState") == "active"
-        else None,
-        "state_since": _format_time(parse_systemd_time(unit, "StateChangeTimestamp")),
-        "container": config.container,
-        "container_state": container.status if container else "absent",
-        "container_id": container.id if container else None,
-        "container_ours": ours if container else None,
-        "container_started_at": f"{container.started_at[:19]}Z" if container and running else None,
-        "container_image_id": container.image_id if container and running else None,
-        "published": list(container.published) if container and running else [],
-        "listens_on": sorted(set((listeners or {}).get(config.port, ()))),
-        "running_input_hash": labels.get(LABEL_INPUT_HASH) if running else None,
-        "running_generation": int(generation) if running and generation.isdigit() else None,
-        "input_hash": config.input_hash,
-        "generation": config.generation,
-        "model": config.model,
-        "repo": config.repo,
-        "revision": config.revision,
-        "precision": config.precision,
-        "tensor_parallel_size": config.tensor_parallel_size,
-        "gpus": list(config.gpus),
-        "port": config.port,
-        "url": config.url,
-        "served_names": list(config.served_names),
-        "vram_budget_mib": config.vram_budget_mib,
-        "image": config.image,
-        "phase": state.phase if state else None,
-        "since": state.since if state else None,
-        "started_at": state.started_at if state else None,
-        "ready_at": state.ready_at if state else None,
-        "load_seconds": _measure_load_seconds(unit, state),
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in configured.items()},
+        **_describe_unit(unit or {}),
+        **_describe_container(container, EngineIdentity(config.engine)),
+        **{key: getattr(state, key, None) for key in RECORDED},
+        "listens_on": sorted(set(listeners.get(config.port, ()))),
+        "load_seconds": _measure_load_seconds(unit or {}, state),
         "log_facts": state.log_facts if state else {},
         "last_failure": asdict(state.last_failure) if state and state.last_failure else None,
     }
@@ -282,18 +303,7 @@ def collect(
     Returns:
         The status document. What is wrong or could not be asked is listed under `problems`.
     """
-    problems: list[str] = []
-    configs: list[EngineConfig] = []
-    try:
-        names = list_engine_names(paths)
-    except OSError as error:
-        names = []
-        problems.append(f"{paths.etc} cannot be read: {error}")
-    for name in names:
-        try:
-            configs.append(load_config(name, paths))
-        except EngineConfigError as error:
-            problems.append(str(error))
+    configs, problems = load_configs(paths)
     # Read this first: whether a switch runs decides how everything after it is judged.
     switches, switch_problems = read_switches(paths)
     profile, profile_problem = read_active_profile(paths)
@@ -315,14 +325,14 @@ def collect(
         if docker_problem is not None and config.container not in containers:
             engine["container_state"] = "unknown"
         engines.append(engine)
-    target = shown.get(TARGET)
+    target = shown.get(TARGET, {})
     status: Json = {
         "host": socket.gethostname(),
         "active_profile": profile,
         "expected_profile": expected_profile,
         "target": {
             "unit": TARGET,
-            "active_state": target.get("ActiveState") if target else None,
+            "active_state": target.get("ActiveState"),
             "enabled": target.get("UnitFileState") == "enabled" if target else None,
             "need_daemon_reload": target.get("NeedDaemonReload") == "yes" if target else None,
         },

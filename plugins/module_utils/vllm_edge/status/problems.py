@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..engine.startup import WORDS, Phase
-from ..generation.model import FileChange
 from ..names import TARGET
 from ..planning import drift
 from ..switch.render import describe_generation
@@ -72,31 +71,40 @@ def find_profile_problems(status: Mapping[str, Any]) -> list[str]:
             return []
         return [f"The inventory says profile {expected}, and no profile is active on this host: run site.yml."]
     runs = profile.get("profile")
+    # If the generation can be read, its files are compared one by one instead of by their hashes.
+    compared = status.get("live_files") is not None or running is not None
+    problems = [] if compared else _compare_with_record(profile, status["engines"])
+    if expected in (None, runs) or (running is not None and running["profile"] == expected):
+        return problems
+    plain = profile.get("origin", "inventory") == "inventory"
+    return [
+        f"The inventory says profile {expected}, this host runs {runs} ({chosen_words(profile)}): run site.yml"
+        f"{'' if plain else f' -e serving_profile={expected}'} to bring {expected}, or put 'serving_profile: "
+        f"{runs}' into the inventory to keep what runs.",
+        *problems,
+    ]
+
+
+def _compare_with_record(profile: Mapping[str, Any], engines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return how the files of the engines differ from the record of the active profile."""
+    recorded, number = profile.get("engines"), profile.get("generation")
+    if not isinstance(recorded, Mapping):
+        return []
+    hashes = {engine["engine"]: engine["input_hash"] for engine in engines}
     problems = []
-    if expected is not None and runs != expected and (running is None or running["profile"] != expected):
-        plain = profile.get("origin", "inventory") == "inventory"
+    if hashes.keys() != recorded.keys():
         problems.append(
-            f"The inventory says profile {expected}, this host runs {runs} ({chosen_words(profile)}): run site.yml"
-            f"{'' if plain else f' -e serving_profile={expected}'} to bring {expected}, or put 'serving_profile: "
-            f"{runs}' into the inventory to keep what runs."
+            f"Generation {number} has the engines {', '.join(sorted(recorded)) or 'none'}, and configured on this host "
+            f"are {', '.join(sorted(hashes)) or 'none'}: a run was interrupted, or somebody removed files. Run "
+            "site.yml."
         )
-    recorded = profile.get("engines")
-    # If the generation can be read, its files are compared one by one instead.
-    if isinstance(recorded, Mapping) and status.get("live_files") is None and running is None:
-        there = {engine["engine"]: engine for engine in status["engines"]}
-        if there.keys() != recorded.keys():
+    for name, found in hashes.items():
+        wanted = (recorded.get(name) or {}).get("input_hash", found)
+        if wanted != found:
             problems.append(
-                f"Generation {profile.get('generation')} has the engines {', '.join(sorted(recorded)) or 'none'}, and "
-                f"configured on this host are {', '.join(sorted(there)) or 'none'}: a run was interrupted, or somebody "
-                "removed files. Run site.yml."
+                f"The files of engine {name} are not those of generation {number} (input hash {found[:12]}, recorded "
+                f"{wanted[:12]}): a run was interrupted. Run site.yml."
             )
-        for name, engine in there.items():
-            hashed = (recorded.get(name) or {}).get("input_hash", engine["input_hash"])
-            if hashed != engine["input_hash"]:
-                problems.append(
-                    f"The files of engine {name} are not those of generation {profile.get('generation')} (input hash "
-                    f"{engine['input_hash'][:12]}, recorded {hashed[:12]}): a run was interrupted. Run site.yml."
-                )
     return problems
 
 
@@ -116,43 +124,54 @@ def file_problems(status: Mapping[str, Any]) -> list[str]:
 def engine_problems(engine: Mapping[str, Any], *, switching: bool = False) -> list[str]:
     """Return what is wrong with one engine. While a switch runs (`switching`) it may stop, load and differ from its
     files."""
-    unit, problems = engine["unit"], []
-    explain = f"'vllm-edge explain {engine['engine']}' and 'journalctl -u {unit}' say why"
-    if switching and engine["active_state"] in ("activating", "deactivating", "inactive"):
-        pass
-    elif engine["active_state"] == "activating" and engine["sub_state"] != "auto-restart":
-        problems.append(f"{unit} does not serve yet: {describe_state(engine)}. Wait for it; 'systemctl status {unit}'.")
-    elif engine["active_state"] == "active" and describe_state(engine) != "serving":
-        problems.append(f"{unit} is {describe_state(engine)}: {explain}; its watchdog restarts it if it stays so.")
-    elif engine["active_state"] != "active" and engine["load_state"] == "not-found":
-        problems.append(f"{unit} is gone from /etc/systemd/system: run site.yml.")
-    elif engine["active_state"] not in ("active", None):
-        problems.append(f"{unit} is {describe_state(engine)}: {explain}; 'systemctl start {unit}' starts it.")
-    if engine["active_state"] is not None and engine["wanted_by_target"] is False and not switching:
-        problems.append(f"{unit} is not wanted by {TARGET}, so it does not start at boot: run site.yml.")
-    if engine["need_daemon_reload"] and not switching:
-        problems.append(f"{unit} was changed on disk and systemd knows the former one: run site.yml.")
-    if engine["container_ours"] is False:
-        problems.append(
-            f"A container named {engine['container']} exists that is not ours; it is left alone, and {unit} cannot "
-            "start until somebody renames or removes it."
-        )
-    if engine["running_input_hash"] not in (None, engine["input_hash"]) and not switching:
-        problems.append(
-            f"The running container of {unit} was made from other inputs than the files on disk: run site.yml, or "
-            f"'systemctl restart {unit}'."
-        )
+    unit, running, port = engine["unit"], engine["running_input_hash"], engine["port"]
     wide = sorted(
         {address for address in engine["listens_on"] if not is_loopback(address)}
         | {address for address in engine["published"] if not is_loopback(address.rpartition(":")[0])}
     )
-    if wide:
-        problems.append(
-            f"Port {engine['port']} of {engine['engine']} is open beyond the loopback ({', '.join(wide)}): vLLM asks "
-            f"nobody who they are. 'ss -ltnp sport = :{engine['port']}' says who listens; run site.yml where it is the "
-            "engine's own container."
-        )
-    return problems
+    moving = switching and engine["active_state"] in ("activating", "deactivating", "inactive")
+    unwanted = engine["active_state"] is not None and engine["wanted_by_target"] is False
+    rules = (
+        (
+            unwanted and not switching,
+            f"{unit} is not wanted by {TARGET}, so it does not start at boot: run site.yml.",
+        ),
+        (
+            engine["need_daemon_reload"] and not switching,
+            f"{unit} was changed on disk and systemd knows the former one: run site.yml.",
+        ),
+        (
+            engine["container_ours"] is False,
+            f"A container named {engine['container']} exists that vllm-edge did not create; it is left alone, and "
+            f"{unit} cannot start until somebody renames or removes it.",
+        ),
+        (
+            running not in (None, engine["input_hash"]) and not switching,
+            f"The running container of {unit} was made from other inputs than the files on disk: run site.yml, or "
+            f"'systemctl restart {unit}'.",
+        ),
+        (
+            wide,
+            f"Port {port} of {engine['engine']} is open beyond the loopback ({', '.join(wide)}): vLLM asks nobody who "
+            f"they are. 'ss -ltnp sport = :{port}' says who listens; run site.yml if it is the engine's own container.",
+        ),
+    )
+    return [*([] if moving else _find_unit_problems(engine)), *(text for is_so, text in rules if is_so)]
+
+
+def _find_unit_problems(engine: Mapping[str, Any]) -> list[str]:
+    """Return a problem if the unit of an engine does not serve."""
+    unit, active, state = engine["unit"], engine["active_state"], describe_state(engine)
+    explain = f"'vllm-edge explain {engine['engine']}' and 'journalctl -u {unit}' say why"
+    if active is None or (active, state) == ("active", "serving"):
+        return []
+    if active == "activating" and engine["sub_state"] != "auto-restart":
+        return [f"{unit} does not serve yet: {state}. Wait for it; 'systemctl status {unit}'."]
+    if active == "active":
+        return [f"{unit} is {state}: {explain}; its watchdog restarts it if it stays so."]
+    if engine["load_state"] == "not-found":
+        return [f"{unit} is gone from /etc/systemd/system: run site.yml."]
+    return [f"{unit} is {state}: {explain}; 'systemctl start {unit}' starts it."]
 
 
 def find_target_problems(target: Mapping[str, Any], needed: bool) -> list[str]:
@@ -181,12 +200,3 @@ def describe_state(engine: Mapping[str, Any]) -> str:
             return "restarting"
         return WORDS[Phase(phase)] if phase in list(Phase) else "starting"
     return str(active or phase or "unknown")
-
-
-def describe_file_change(change: FileChange) -> str:
-    """Return how a live file differs from that of the generation."""
-    if change.after is None:
-        return "it is of an engine that is not in it"
-    if change.before is None:
-        return "it is missing"
-    return change.attributes if change.attributes and change.before == change.after else "its content differs"

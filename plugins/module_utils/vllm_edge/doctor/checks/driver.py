@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from ...gpu.driver import explain_mismatch
 from ...gpu.driver_facts import Kernel
@@ -41,6 +42,12 @@ def check_driver_installed(facts: Facts) -> Verdict:
     return fail("no libnvidia-ml.so.1 and no package of a driver", f"{HOST_STAGE} installs the driver.")
 
 
+def _tell_groups(word: str, groups: Mapping[str, str]) -> str:
+    """Return which names are of which group. `groups` is the group by name, `word` stands before a group."""
+    members = {group: [name for name in groups if groups[name] == group] for group in sorted(set(groups.values()))}
+    return "; ".join(f"{word} {group}: {listed(names)}" for group, names in members.items())
+
+
 def check_driver_one_source(facts: Facts) -> Verdict:
     """Fail if packages of the driver are of several branches or sources; warn if no source offers the installed
     version."""
@@ -53,20 +60,14 @@ def check_driver_one_source(facts: Facts) -> Verdict:
         )
     packages, origins = known(facts.system.packages), known(driver.origins)
     names = [name for name in list_driver_packages(facts) if name not in HELPERS]
-    branches: dict[str, list[str]] = {}
-    for name in names:
-        branches.setdefault(parse_upstream_version(str(packages[name]["version"])).split(".")[0], []).append(name)
-    if len(branches) > 1:
-        told = "; ".join(f"branch {branch}: {listed(members)}" for branch, members in sorted(branches.items()))
-        return fail(told, "Keep one branch: remove the packages of the other ones, then run " + HOST_STAGE + ".")
+    branches = {name: parse_upstream_version(str(packages[name]["version"])).split(".")[0] for name in names}
+    if len(set(branches.values())) > 1:
+        told = _tell_groups("branch", branches)
+        return fail(told, f"Keep one branch: remove the packages of the other ones, then run {HOST_STAGE}.")
     offered = {name: set(origins.get(name, ())) for name in names if origins.get(name)}
     if offered and not set.intersection(*offered.values()):
-        sources: dict[str, list[str]] = {}
-        for name, who in offered.items():
-            sources.setdefault(" or ".join(sorted(who)), []).append(name)
-        told = "; ".join(f"from {source}: {listed(members)}" for source, members in sorted(sources.items()))
         return fail(
-            told,
+            _tell_groups("from", {name: " or ".join(sorted(who)) for name, who in offered.items()}),
             "Remove the driver's packages of one source ('apt-get purge'), and its entry in /etc/apt/sources.list.d: "
             "their dependencies do not fit each other at the next upgrade.",
         )
@@ -138,7 +139,7 @@ def check_driver_nouveau(facts: Facts) -> Verdict:
     return good("nouveau is not loaded")
 
 
-def driver_versions(facts: Facts) -> Verdict:
+def check_driver_versions(facts: Facts) -> Verdict:
     """Fail if the loaded module and the libraries have different versions."""
     found = facts.driver.versions
     require_driver(facts)

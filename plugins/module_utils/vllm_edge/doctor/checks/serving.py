@@ -81,7 +81,7 @@ def check_serving_boot(facts: Facts) -> Verdict:
     return warn("vllm-edge.target is not enabled", "'systemctl enable vllm-edge.target', or run site.yml.")
 
 
-def serving_switch(facts: Facts) -> Verdict:
+def check_serving_switch(facts: Facts) -> Verdict:
     """Fail if a switch was killed and left unfinished."""
     known(facts.serving.engines)
     if facts.serving.unfinished_switch:

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from ...gpu.topology import SLOWDOWNS, Card, Topology, correctness, find_obstacles
+from ...gpu.topology import SLOWDOWNS, Card, correctness, find_obstacles
 from ...system.host import Unread
 from ..contract import NotKnown, Verdict, fail, good, known, warn
-from ..facts import DEFAULT_SHM_BYTES
+from ..facts import DEFAULT_SHM_BYTES, Engine, Facts
 
 MIB = 1024 * 1024
 # https://docs.nvidia.com/deploy/xid-errors: after these the card cannot be trusted before a reset or replacement.
@@ -22,33 +22,38 @@ def _locate(card: Card) -> str:
     return f"{card.uuid} at {card.bus}"
 
 
-def _require_cards(topology: Topology) -> tuple[Card, ...]:
+def _require_cards(facts: Facts) -> tuple[Card, ...]:
     """Return the GPUs. Raises NotKnown if none answers."""
-    if not topology.cards:
+    if not facts.topology.cards:
         raise NotKnown("no GPU answers")
-    return topology.cards
+    return facts.topology.cards
 
 
-def judge_link(topology: Topology) -> Verdict:
+def _list_engines(facts: Facts) -> tuple[Engine, ...]:
+    return () if isinstance(facts.serving.engines, Unread) else facts.serving.engines
+
+
+def _is_below(value: float | None, possible: float | None) -> bool:
+    return value is not None and possible is not None and value < possible
+
+
+def check_link(facts: Facts) -> Verdict:
     """Warn if a PCIe link is narrower than possible, or slower under load.
 
     A slow link counts only under load, because idle GPUs lower it to save power.
     """
-    cards = _require_cards(topology)
+    cards = _require_cards(facts)
     if all(card.width is None for card in cards):
         raise NotKnown("the driver does not say how wide the links are")
     slow = [
         f"{_locate(card)} has {card.width} of {card.width_possible} lanes"
         for card in cards
-        if card.width is not None and card.width_possible is not None and card.width < card.width_possible
+        if _is_below(card.width, card.width_possible)
     ]
     slow += [
         f"{_locate(card)} works at generation {card.generation} of {card.generation_possible}"
         for card in cards
-        if not card.idle
-        and card.generation is not None
-        and card.generation_possible is not None
-        and card.generation < card.generation_possible
+        if not card.idle and _is_below(card.generation, card.generation_possible)
     ]
     if slow:
         return warn(
@@ -60,14 +65,14 @@ def judge_link(topology: Topology) -> Verdict:
     return good(f"every link has the width that it can have: {', '.join(links)}")
 
 
-def judge_numa(topology: Topology) -> Verdict:
+def check_numa(facts: Facts) -> Verdict:
     """Warn if the GPUs of one engine are on different NUMA nodes."""
-    cards = {card.uuid: card for card in _require_cards(topology)}
+    cards = {card.uuid: card for card in _require_cards(facts)}
     nodes = {uuid: card.numa for uuid, card in cards.items() if card.numa is not None}
     if not nodes:
         return good("the kernel names no NUMA node of a GPU: there is one, or the firmware does not say")
     across = [
-        engine.engine for engine in topology.engines if len({nodes[uuid] for uuid in engine.gpus if uuid in nodes}) > 1
+        engine.name for engine in _list_engines(facts) if len({nodes.get(uuid) for uuid in engine.gpus} - {None}) > 1
     ]
     told = ", ".join(f"{cards[uuid].bus} on node {node}" for uuid, node in nodes.items())
     if across:
@@ -79,10 +84,10 @@ def judge_numa(topology: Topology) -> Verdict:
     return good(told)
 
 
-def judge_iommu(topology: Topology) -> Verdict:
+def check_iommu(facts: Facts) -> Verdict:
     """Warn if the IOMMU or Access Control Services make reads between GPUs unsafe."""
-    cards = _require_cards(topology)
-    recommended = correctness(topology)
+    cards = _require_cards(facts)
+    recommended = correctness(facts.topology)
     if recommended.reasons:
         words = " ".join([*(f"{key}={value}" for key, value in recommended.environment.items())])
         return warn(
@@ -105,12 +110,12 @@ def judge_iommu(topology: Topology) -> Verdict:
     return good(f"IOMMU: {', '.join(modes)}; no bridge keeps the GPUs apart")
 
 
-def judge_peers(topology: Topology) -> Verdict:
+def check_peers(facts: Facts) -> Verdict:
     """Report whether the driver offers reads between GPUs; always `ok`."""
-    cards = {card.uuid: card for card in _require_cards(topology)}
+    cards = {card.uuid: card for card in _require_cards(facts)}
     if len(cards) < 2:
         return good("one GPU: there is no other to reach")
-    peers = known(topology.peers)
+    peers = known(facts.topology.peers)
     refused = {pair: word for pair, word in peers.items() if word != "OK"}
     if not peers:
         raise NotKnown("nvidia-smi names no pair of GPUs")
@@ -121,23 +126,27 @@ def judge_peers(topology: Topology) -> Verdict:
     return good(f"no peer-to-peer between {told}", "NCCL uses shared memory there, which is correct and slower.")
 
 
-def judge_ecc(topology: Topology) -> Verdict:
-    """Fail if a row could not be remapped; warn about uncorrected errors and rows that wait to be remapped."""
-    cards = _require_cards(topology)
-    broken = [f"{_locate(card)}: remapping a row failed" for card in cards if card.remap_failed]
-    if broken:
-        return fail("; ".join(broken), "Have the card replaced; until then leave it out of the profile.")
-    trouble = [
+def _list_memory_errors(cards: tuple[Card, ...]) -> list[str]:
+    errors = [
         f"{_locate(card)}: {card.uncorrected} uncorrected errors since the driver was loaded"
         for card in cards
         if card.uncorrected
     ]
-    trouble += [f"{_locate(card)}: a row waits to be remapped" for card in cards if card.remap_pending]
+    return errors + [f"{_locate(card)}: a row waits to be remapped" for card in cards if card.remap_pending]
+
+
+def check_ecc(facts: Facts) -> Verdict:
+    """Fail if a row could not be remapped; warn about uncorrected errors and rows that wait to be remapped."""
+    cards = _require_cards(facts)
+    broken = [f"{_locate(card)}: remapping a row failed" for card in cards if card.remap_failed]
+    if broken:
+        return fail("; ".join(broken), "Have the card replaced; until then leave it out of the profile.")
+    trouble = _list_memory_errors(cards)
     if trouble:
         return warn(
             "; ".join(trouble),
             "Stop its engines and reset it ('nvidia-smi --gpu-reset -i <uuid>') or reboot, which remaps what is bad; "
-            "replace the card where it comes back.",
+            "replace the card if it comes back.",
         )
     off = [_locate(card) for card in cards if card.ecc is False]
     if off:
@@ -148,9 +157,9 @@ def judge_ecc(topology: Topology) -> Verdict:
     return good("ECC is on" + (", without uncorrected errors" if counted else "; errors are not counted here"))
 
 
-def judge_xids(topology: Topology) -> Verdict:
+def check_xids(facts: Facts) -> Verdict:
     """Fail on a grave Xid since the boot, warn about any other."""
-    xids = known(topology.xids)
+    xids = known(facts.topology.xids)
     if not xids:
         return good("the kernel has logged no Xid since the boot")
     counts: dict[tuple[str, int], int] = {}
@@ -164,7 +173,7 @@ def judge_xids(topology: Topology) -> Verdict:
     if any(number in GRAVE_XIDS for _, number in counts):
         return fail(
             f"{told}; the last: {xids[-1].line}",
-            "The card cannot be trusted before a reboot. Check its seating, power and cooling; replace it where it "
+            "The card cannot be trusted before a reboot. Check its seating, power and cooling; replace it if it "
             "comes back.",
         )
     return warn(
@@ -174,9 +183,9 @@ def judge_xids(topology: Topology) -> Verdict:
     )
 
 
-def judge_power(topology: Topology) -> Verdict:
+def check_power(facts: Facts) -> Verdict:
     """Warn if heat or power slows a GPU down; a lowered power limit is advice."""
-    cards = _require_cards(topology)
+    cards = _require_cards(facts)
     slowed = [
         f"{_locate(card)}: {', '.join(name for bit, name in SLOWDOWNS.items() if (card.slowdown or 0) & bit)}"
         for card in cards
@@ -191,9 +200,7 @@ def judge_power(topology: Topology) -> Verdict:
     lowered = [
         f"{_locate(card)} is limited to {card.power_limit_w:g} of {card.power_default_w:g} W"
         for card in cards
-        if card.power_limit_w is not None
-        and card.power_default_w is not None
-        and card.power_limit_w < card.power_default_w
+        if _is_below(card.power_limit_w, card.power_default_w)
     ]
     if lowered:
         return good("; ".join(lowered), "'nvidia-smi -pl <watts>' sets it; a lower limit is slower, and may be wanted.")
@@ -203,19 +210,21 @@ def judge_power(topology: Topology) -> Verdict:
     return good(told if any(card.slowdown is None for card in cards) else f"{told}, and no clock is slowed down")
 
 
-def judge_shared_memory(topology: Topology) -> Verdict:
+def check_shared_memory(facts: Facts) -> Verdict:
     """Fail if /dev/shm is not mounted; warn if engines have too little of it, or could take more than the host's
     memory.
 
     Each container has a /dev/shm of its own in the host's RAM; a container with --ipc=host uses that of the host.
     """
+    topology = facts.topology
     if topology.shm_bytes is None:
         return fail(
             "/dev/shm is not mounted", "'mount -t tmpfs tmpfs /dev/shm'; systemd does it at boot unless told not to."
         )
+    engines = _list_engines(facts)
     small = [
-        engine.engine
-        for engine in topology.engines
+        engine.name
+        for engine in engines
         if len(engine.gpus) > 1
         and (topology.shm_bytes if engine.shm_bytes is None else engine.shm_bytes) <= DEFAULT_SHM_BYTES
     ]
@@ -224,7 +233,7 @@ def judge_shared_memory(topology: Topology) -> Verdict:
             f"engines over several GPUs with {DEFAULT_SHM_BYTES // MIB} MiB or less: {', '.join(small)}",
             "Set vllm_engine_shm_size to 2g or more: NCCL passes data between processes there.",
         )
-    claimed = sum(engine.shm_bytes or 0 for engine in topology.engines)
+    claimed = sum(engine.shm_bytes or 0 for engine in engines)
     if topology.memory_bytes is not None and claimed > topology.memory_bytes:
         return warn(
             f"engines may fill {claimed // MIB} MiB of /dev/shm, and the host has {topology.memory_bytes // MIB} MiB",

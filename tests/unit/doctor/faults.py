@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of a host, each with the checks that name it, and what only looks like a fault."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ansible.module_utils.vllm_edge.doctor.facts import TOOLKIT
+from ansible.module_utils.vllm_edge.system.systemd import Ran
+from doctor_host import BUSES, DRIVER, GPUS, KERNEL, NEW_GPU, FakeHost, card, specification
+
+Change = Callable[[FakeHost], Any]
+ENGINE, TARGET = "vllm-e2b.service", "vllm-edge.target"
+
+
+def write(path: str, text: str = "") -> Change:
+    return lambda host: host.write(path, text)
+
+
+def os_release(name: str, distribution: str, version: str) -> Change:
+    return write("etc/os-release", f'PRETTY_NAME="{name}"\nID="{distribution}"\nVERSION_ID="{version}"\n')
+
+
+def package(version: str, *names: str) -> Change:
+    """`version` as in `hi 2.41-12`: what dpkg says of the state, and the version."""
+    status, number = version.split()
+    return lambda host: host.packages.update(dict.fromkeys(names, (status, number)))
+
+
+def source(path: str) -> Change:
+    """Who offers libcuda1."""
+    return lambda host: host.sources.update(libcuda1=path)
+
+
+def answer(command: str, out: str, status: int = 0) -> Change:
+    return lambda host: host.answers.update({command: Ran(status, out)})
+
+
+def unit(name: str, **changes: str) -> Change:
+    return lambda host: host.unit(name, **changes)
+
+
+def gpu(number: int, **values: str) -> Change:
+    """What nvidia-smi says of one GPU; `__` in a name stands for a dot."""
+    return lambda host: host.gpus[number].update({key.replace("__", "."): value for key, value in values.items()})
+
+
+def kernel(release: str) -> Change:
+    """A kernel without a module."""
+    return lambda host: host.kernel(release, module=False)
+
+
+def docker_config(text: str) -> Change:
+    return write("etc/docker/daemon.json", text)
+
+
+def dockerd(out: str, status: int = 0) -> Change:
+    return answer("dockerd --version", out, status)
+
+
+docker = partial(unit, "docker.service")
+
+
+def several(*changes: Change) -> Change:
+    return lambda host: [change(host) for change in changes]
+
+
+def down(**state: str) -> Change:
+    """The engine is in this state, and its port is free."""
+    return several(unit(ENGINE, Result="exit-code", **state), lambda host: host.listen())
+
+
+def cdi(*devices: str, path: str = "var/run/cdi/nvidia.yaml", driver: str = DRIVER) -> Change:
+    return write(path, specification(*devices, driver=driver))
+
+
+def kernel_log(*xids: str) -> Change:
+    return answer("journalctl --dmesg", "".join(f"NVRM: Xid (PCI:0000:31:00): {xid}\n" for xid in xids))
+
+
+def two_gpus(**more: str) -> Change:
+    """Another engine, over both GPUs."""
+    return lambda host: host.engine("31b", 8050, GPUS, **more)
+
+
+def no_module(host: FakeHost) -> None:
+    host.remove("sys/module/nvidia")
+    host.gpus.clear()
+    said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    host.answers["nvidia-smi --query-gpu"] = Ran(9, said)
+
+
+def lose_gpu(host: FakeHost) -> None:
+    alive = ", ".join(host.gpus[0][key] for key in list(host.gpus[0])[:12])
+    said = "Unable to determine the device handle for GPU0000:31:00.0: GPU is lost. Reboot the system"
+    host.answers["nvidia-smi --query-gpu=uuid,name"] = Ran(15, f"{alive}\n{said}\n")
+
+
+def swap(host: FakeHost) -> None:
+    host.gpus[0] = card(NEW_GPU, BUSES[0])
+    host.write("var/run/cdi/nvidia.yaml", specification(NEW_GPU, GPUS[1]))
+
+
+def lock(host: FakeHost) -> None:
+    seen = (host.root / "var/lib/dpkg/lock-frontend").stat()
+    device = f"{os.major(seen.st_dev):02x}:{os.minor(seen.st_dev):02x}:{seen.st_ino}"
+    host.write("proc/locks", f"1: POSIX  ADVISORY  WRITE 4711 {device} 0 EOF\n")
+    host.write("proc/4711/comm", "unattended-upgr\n")
+
+
+def secure_boot(host: FakeHost, signer: str = "") -> None:
+    path = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+    host.write(path, b"\x06\x00\x00\x00\x01")
+    host.answers["modinfo"] = Ran(0, f"{signer}\n")
+    no_module(host)
+
+
+def no_driver(host: FakeHost) -> None:
+    for name in [
+        name for name in host.packages if name.startswith(("libnvidia-ml", "libcuda", "nvidia-k", "nvidia-p"))
+    ]:
+        del host.packages[name]
+    for name in ("libnvidia-ml", "libcuda"):
+        host.remove(f"usr/lib/x86_64-linux-gnu/{name}.so.1")
+    host.remove("sys/module/nvidia")
+    host.gpus.clear()
+    host.answers["nvidia-smi"] = Ran(127, "", "nvidia-smi: not found")
+
+
+WITHOUT_MODULE = (
+    "; unknown driver.versions gpus.answer gpus.expected gpus.holders runtime.cdi-devices topology.pcie topology.numa "
+    "topology.iommu topology.peer-to-peer topology.ecc topology.power"
+)
+WITHOUT_DRIVER = (
+    f"fail driver.installed{WITHOUT_MODULE} driver.one-source driver.held driver.module-loaded driver.cuda "
+    "driver.next-kernel driver.persistence runtime.cdi-current"
+)
+UNLOADED = "fail driver.module-loaded"
+NO_DOCKER = "unknown runtime.docker-version runtime.docker-running runtime.cdi-enabled runtime.gpu-access"
+DEBIAN = "http://deb.example.org/debian trixie/non-free amd64 Packages"
+OLD, NEWER = "570.211.01", "6.12.63+deb13-amd64"
+DKMS = "nvidia-kernel-open-dkms"
+LIMIT = "systemctl show --property=LoadState,LimitNOFILE"
+RUNNING = "runtime.docker-running"
+REFRESH = "nvidia-cdi-refresh.path"
+
+# What is broken, the checks that are not ok and how, and what a finding says: evidence and remedy.
+FAULTS: tuple[tuple[Change, str, str, str], ...] = (
+    # The system.
+    (os_release("Rocky Linux 9", "rocky", "9.5"), "fail system.distribution", "Rocky Linux 9", "RHEL family is not"),
+    (os_release("Ubuntu 22.04", "ubuntu", "22.04"), "fail system.distribution", "Ubuntu 22.04", "Ubuntu 24.04"),
+    (write("var/lib/dpkg/updates/0001"), "fail system.dpkg", "cut off", "dpkg --configure -a"),
+    (package("iU 2.41-12", "libc6"), "fail system.dpkg", "libc6", "dpkg --audit"),
+    (lock, "warn system.apt-lock", "unattended-upgr (pid 4711)", "Let it finish"),
+    (answer("timedatectl", "no\n"), "warn system.time", "not synchronised", "set-ntp"),
+    (answer(LIMIT, "LoadState=loaded\nLimitNOFILE=1024\n"), "warn system.file-limits", "1024", "LimitNOFILE"),
+    # The driver.
+    (package(f"iF {DRIVER}-1", DKMS), "fail system.dpkg driver.half-installed", DKMS, "make.log"),
+    (no_driver, WITHOUT_DRIVER, "no package of a driver", "playbooks/host.yml"),
+    (write("usr/bin/nvidia-uninstall"), "fail driver.one-source", "/usr/bin/nvidia-uninstall", "files of both"),
+    (source(DEBIAN), "fail driver.one-source", "from Debian: libcuda1; from NVIDIA: libnvidia-ml1", "apt-get purge"),
+    (package("hi 590.48.01-1", "libcuda1"), "fail driver.one-source", "branch 590: libcuda1", "one branch"),
+    (source("/var/lib/dpkg/status"), "warn driver.one-source", "libcuda1", "gets no updates"),
+    (package(f"ii {DRIVER}-1", "libcuda1"), "warn driver.held", "libcuda1", "apt-mark hold"),
+    (write("sys/module/nouveau/version"), "fail driver.nouveau", "nouveau", "Reboot"),
+    (lambda host: host.module(OLD), "fail driver.versions", f"{OLD} and libcuda.so.1 is {DRIVER}", "allow_reboot=true"),
+    (
+        lambda host: host.image(cuda="14.0.1", driver_branch="615"),
+        "fail driver.cuda",
+        f"vllm-edge:1 is made with CUDA 14.0.1, which needs a driver of branch 615 or newer, and the host has {DRIVER}",
+        "Set nvidia_driver_branch to 615 or newer and run 'ansible-playbook playbooks/driver_upgrade.yml', or take an "
+        "image with an older CUDA",
+    ),
+    (
+        lambda host: [host.module(OLD), host.library(OLD), cdi(*GPUS, driver=OLD)(host)],
+        "fail driver.cuda",
+        f"CUDA 13.0.2, which needs a driver of branch 580 or newer, and the host has {OLD}",
+        "playbooks/driver_upgrade.yml",
+    ),
+    (secure_boot, f"{UNLOADED} driver.secure-boot{WITHOUT_MODULE}", "no signature", "mokutil"),
+    # A key that is not enrolled.
+    (
+        partial(secure_boot, signer="DKMS key"),
+        f"{UNLOADED}; warn driver.secure-boot{WITHOUT_MODULE}",
+        "DKMS key",
+        "mokutil --test-key",
+    ),
+    (
+        several(kernel(KERNEL), no_module),
+        f"{UNLOADED} driver.next-kernel{WITHOUT_MODULE}",
+        f"there is none for the running kernel {KERNEL}",
+        "headers or the prebuilt modules",
+    ),
+    (kernel(NEWER), "warn driver.next-kernel", f"{NEWER}, has no module; {KERNEL} runs", "Before the next reboot"),
+    (
+        several(
+            unit("nvidia-persistenced.service", ActiveState="inactive"),
+            *(gpu(number, persistence_mode="Disabled") for number in (0, 1)),
+        ),
+        "warn driver.persistence",
+        "does not run",
+        "systemctl enable --now nvidia-persistenced.service",
+    ),
+    # The GPUs.
+    (
+        several(lambda host: host.gpus.pop(), answer("nvidia-smi topo", "")),
+        "fail gpus.present; warn runtime.cdi-devices",
+        f"silent: {BUSES[1]}",
+        "journalctl -k",
+    ),
+    (lose_gpu, "fail gpus.present gpus.answer; warn runtime.cdi-devices", "GPU is lost", "Xid 79"),
+    (swap, "fail gpus.expected", f"{GPUS[0]} (engine e2b); there without being expected", "gpu_uuids"),
+    # The runtime.
+    (dockerd("", 127), f"fail runtime.docker-installed; {NO_DOCKER}", "no dockerd", "installs it"),
+    (
+        dockerd("Docker version 20.10.24, build 297e128"),
+        "fail runtime.docker-version; unknown runtime.cdi-enabled",
+        "20.10.24 does not know CDI",
+        "Docker's repository",
+    ),
+    (docker(ActiveState="failed"), f"fail {RUNNING}; unknown runtime.gpu-access", "failed", "systemctl start docker"),
+    (docker(UnitFileState="disabled"), f"warn {RUNNING}", "does not start at boot", "systemctl enable docker.service"),
+    (docker_config("{,}"), "fail runtime.docker-config runtime.cdi-enabled", "is no JSON", "dockerd --validate"),
+    (docker_config("{}"), "fail runtime.cdi-enabled", "the default is off before 28.2", '"cdi": true'),
+    (package("hi 1.19.1-1", *TOOLKIT), "warn runtime.toolkit", "toolkit#1967", "container_runtime_toolkit_version"),
+    (package("hi 1.17.8-1", *TOOLKIT), "warn runtime.toolkit", "that came with 1.18", "newer release"),
+    (package("hi 1.17.8-1", TOOLKIT[3]), "fail runtime.toolkit", "libnvidia-container1 1.17.8", "one version"),
+    (package("ii 1.18.2-1", TOOLKIT[3]), "warn runtime.toolkit-held", "libnvidia-container1", "apt-mark hold"),
+    (unit(REFRESH, ActiveState="inactive"), "warn runtime.cdi-refresh", "inactive", "systemctl enable --now"),
+    (
+        cdi(*GPUS, driver=OLD),
+        "fail runtime.cdi-current",
+        f"/var/run/cdi/nvidia.yaml was made for driver {OLD}, the host has {DRIVER}",
+        "nvidia-cdi-refresh.service",
+    ),
+    (
+        cdi("0", *GPUS, path="etc/cdi/nvidia.yaml"),
+        "fail runtime.cdi-conflict",
+        "/etc/cdi/nvidia.yaml and /var/run/cdi/nvidia.yaml both define",
+        "remove /etc/cdi/nvidia.yaml",
+    ),
+    (cdi("0", GPUS[0]), "fail runtime.cdi-devices", GPUS[1], "nvidia-ctk cdi list"),
+    # What serves.
+    (down(ActiveState="failed"), "fail serving.units", f"{ENGINE} failed (exit-code)", "vllm-edge explain e2b"),
+    (
+        down(ActiveState="activating", SubState="auto-restart"),
+        "fail serving.units",
+        f"{ENGINE} activating (exit-code)",
+        "vllm-edge explain e2b",
+    ),
+    # Stopped, and its port is taken.
+    (unit(ENGINE, ActiveState="inactive"), "warn serving.units; fail serving.ports", "inactive", "systemctl start"),
+    (lambda host: host.listen(), "fail serving.ports", "e2b on 8070", "docker ps"),
+    (unit(TARGET, UnitFileState="disabled"), "warn serving.boot", "not enabled", f"systemctl enable {TARGET}"),
+    # Bus, memory and power.
+    (gpu(1, pcie__link__width__current="8"), "warn topology.pcie", f"{BUSES[1]} has 8 of 16 lanes", "Reseat"),
+    (gpu(1, pcie__link__gen__current="3", pstate="P0"), "warn topology.pcie", "generation 3 of 4", "Reseat"),
+    (gpu(0, ecc__errors__uncorrected__volatile__total="3"), "warn topology.ecc", "3 uncorrected", "--gpu-reset"),
+    (gpu(0, remapped_rows__failure="Yes"), "fail topology.ecc", "remapping a row failed", "replaced"),
+    (kernel_log("79, GPU is gone."), "fail topology.xid", "Xid 79 (fallen off the bus) of 0000:31:00", "reboot"),
+    (kernel_log(*["31, pid=7, MMU Fault"] * 2), "warn topology.xid", "Xid 31 of 0000:31:00, 2 times", "crashed"),
+    (gpu(0, clocks_event_reasons__active="0x40"), "warn topology.power", "hardware thermal slowdown", "air flow"),
+    (two_gpus(shm=""), "warn topology.shared-memory", "31b", "vllm_engine_shm_size"),
+)
+NAMED_FAULTS: tuple[tuple[str, Change, dict[str, str], str, str], ...] = (
+    (
+        "no CDI specification",
+        lambda host: host.remove("var/run/cdi/nvidia.yaml"),
+        {"runtime.cdi-devices": "fail", "runtime.cdi-current": "unknown", "runtime.cdi-conflict": "unknown"},
+        "no CDI specification",
+        "nvidia-cdi-refresh",
+    ),
+    (
+        "somebody's container may lose its GPU",
+        lambda host: host.container("trainer", 4002, driver=""),
+        {"runtime.gpu-access": "warn"},
+        "may take the GPUs from trainer, which NVIDIA's legacy runtime hook granted",
+        "'nvidia-ctk system create-dev-char-symlinks --create-all'",
+    ),
+    (
+        "no engine's files are readable",
+        lambda host: host.write("etc/vllm-edge/engines/e2b/docker-create", ""),
+        {
+            "serving.configuration": "fail",
+            "serving.units": "unknown",
+            "serving.ports": "unknown",
+            "serving.boot": "unknown",
+        },
+        "docker-create",
+        "site.yml",
+    ),
+)
+
+
+def parse_states(text: str) -> dict[str, str]:
+    """`fail a b; warn c` as a state by check."""
+    parts = [part.split() for part in text.split(";")]
+    return {check: state for state, *checks in parts for check in checks}
+
+
+# The changes, a state by check, evidence and remedy.
+BROKEN = [
+    *((changes, parse_states(states), evidence, remedy) for changes, states, evidence, remedy in FAULTS),
+    *(row[1:] for row in NAMED_FAULTS),
+]
+
+# What looks like a fault and is none: the check, and what it says.
+FINE: tuple[tuple[Change, str, str], ...] = (
+    # A helper of another branch.
+    (package("ii 535.171.04-1", "nvidia-persistenced"), "driver.one-source", "one source: NVIDIA"),
+    # Docker's default.
+    (
+        several(
+            lambda host: host.remove("etc/docker/daemon.json"), answer("dockerd --version", "Docker version 28.2.0")
+        ),
+        "runtime.cdi-enabled",
+        "by CDI",
+    ),
+    (
+        several(unit(ENGINE, ActiveState="activating"), lambda host: host.listen()),
+        "serving.units",
+        f"{ENGINE} is activating",
+    ),
+    # A module that is loaded and no longer on disk.
+    (lambda host: host.kernel(KERNEL, module=False), "driver.next-kernel", "has no module of the driver on disk"),
+    (answer("modinfo", "", 1), "driver.secure-boot", "not started by UEFI"),
+)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm-edge explain`, the command line, and the files and listings that the program reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from ansible.module_utils.vllm_edge.cli import build_parser, main
+from ansible.module_utils.vllm_edge.engine.state import EngineState, read_state, write_state
+from ansible.module_utils.vllm_edge.status.command import render_explanation, run_explain
+from ansible.module_utils.vllm_edge.system.sockets import is_loopback, parse_listeners
+from ansible.module_utils.vllm_edge.system.systemd import parse_units
+from test_host_engine_config import CONFIG, written
+from test_host_status import FAILURE
+
+
+def test_listeners_as_the_kernel_writes_them() -> None:
+    """Lines of /proc/net/tcp and tcp6: listening on both loopbacks and everywhere, and a connection, which is none."""
+    four = (
+        "  sl  local_address rem_address   st\n"
+        "   0: 0100007F:1F86 00000000:0000 0A 00000000:00000000\n"
+        "   1: 00000000:1F72 00000000:0000 0A 00000000:00000000\n"
+        "   2: 0100007F:1F86 0100007F:9C40 01 00000000:00000000\n"
+    )
+    six = (
+        "  sl  local_address rem_address   st\n"
+        "   0: 00000000000000000000000001000000:1F86 00000000000000000000000000000000:0000 0A\n"
+        "   1: 0000000000000000FFFF00000100007F:1F7C 00000000000000000000000000000000:0000 0A\n"
+    )
+    assert parse_listeners(four) == {8070: ["127.0.0.1"], 8050: ["0.0.0.0"]}
+    assert parse_listeners(six) == {8070: ["::1"], 8060: ["127.0.0.1"]}
+    assert [is_loopback(text) for text in ("127.0.0.1", "::1", "[::1]", "127.9.9.9")] == [True] * 4
+    assert [is_loopback(text) for text in ("0.0.0.0", "::", "10.0.0.1", "")] == [False] * 4
+
+
+def test_units_of_systemctl() -> None:
+    text = "Id=a.service\nStatusText=x=y\n\nId=b.service\nActiveState=failed\n"
+    assert parse_units(text) == {
+        "a.service": {"Id": "a.service", "StatusText": "x=y"},
+        "b.service": {"Id": "b.service", "ActiveState": "failed"},
+    }
+
+
+def test_explain_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = written(tmp_path)
+    assert run_explain("e2b", paths, output="text") == 0
+    assert "nothing is known" in capsys.readouterr().out
+    write_state(paths.engine_state("e2b"), EngineState("e2b", "failed", "2026-11-21T03:00:01Z", last_failure=FAILURE))
+    assert run_explain("e2b", paths, output="text") == 0
+    text = capsys.readouterr().out
+    for told in ("failed since", "while: KV cache, exit status 1", "What: no memory is left.", "  | last words"):
+        assert told in text
+    assert run_explain("e2b", paths, output="json") == 0
+    assert json.loads(capsys.readouterr().out)["last_failure"]["cause"] == "no_kv"
+    assert run_explain("nobody", paths, output="text") == 1
+    assert "there are: e2b" in capsys.readouterr().err
+    assert main(["--etc", str(tmp_path), "explain", "../e2b"]) == 1
+    assert render_explanation("e2b", EngineState("e2b", "serving", "t"))[-1] == "No failure has been recorded."
+
+
+def test_state_survives_what_is_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "engines" / "e2b.json"
+    assert read_state(path) is None
+    state = EngineState("e2b", "serving", "t", container_id="c", log_facts={"model_gib": 9.9}, last_failure=FAILURE)
+    write_state(path, state)
+    assert read_state(path) == state
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert [entry.name for entry in path.parent.iterdir()] == ["e2b.json"], "a temporary file was left"
+    newer = {**json.loads(path.read_text()), "added_later": 1}
+    path.write_text(json.dumps(newer))
+    assert read_state(path) == state
+    for broken in ("", "[]", "{}", "{"):
+        path.write_text(broken)
+        assert read_state(path) is None
+
+
+def test_the_command_line_names_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for name in ("run-engine", "canary", "status", "explain"):
+        assert name in text
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 2
+    options = build_parser().parse_args(["run-engine", "e2b", "--docker-wait", "5"])
+    assert (options.engine, options.docker_wait) == ("e2b", 5.0)
+
+
+def test_nothing_is_needed_for_a_refused_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    written(tmp_path, config={**CONFIG, "port": 0})
+    assert main(["--etc", str(tmp_path), "run-engine", "e2b"]) == 78
+    assert "<3>" in (out := capsys.readouterr().out) and "port is 0" in out
