@@ -532,7 +532,7 @@ def test_recorded_arguments_are_those_of_the_default_release() -> None:
 
 
 def test_what_is_said_of_options_is_true_of_the_recorded_release() -> None:
-    names = {spelled for option in vllm_arguments.OPTIONS for spelled in (option.name, *option.aliases)}
+    names = {spelled for option in engine_arguments.OPTIONS for spelled in (option.name, *option.aliases)}
     assert set(engine_arguments.OURS) <= names
     assert set(engine_arguments.KEY_OF_OPTION) <= names
     assert not set(engine_arguments.FORMER) & names

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS
-from ansible.module_utils.vllm_edge.inventory import vllm_arguments
+from ansible.module_utils.vllm_edge.inventory import engine_arguments, vllm_arguments
 from ansible.module_utils.vllm_edge.inventory.profiles import CUDA_TOTAL_MIB
 from ansible.module_utils.vllm_edge.planning import families, model_facts, planner
 from ansible.module_utils.vllm_edge.planning.contract import EnginePlan, Gpu, Verdict
@@ -120,7 +120,7 @@ def test_the_recorded_release_knows_the_argument_that_lets_requests_finish() -> 
     since = DATA["vllm_shutdown_timeout_since"]
     assert isinstance(since, str)
     assert [int(part) for part in since.split(".")] <= [int(part) for part in vllm_arguments.VERSION.split(".")]
-    assert any(option.name == "--shutdown-timeout" for option in vllm_arguments.OPTIONS)
+    assert any(option.name == "--shutdown-timeout" for option in engine_arguments.OPTIONS)
 
 
 def rows(page: Path, first: str) -> list[dict[str, str]]:

@@ -13,9 +13,37 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..text import describe_invalid_choice, nearest, shown
+from . import vllm_arguments as recorded
 from .engine_inputs import convert_to_yaml
-from .vllm_arguments import OPTIONS, REASONING_PARSERS, TOOL_CALL_PARSERS, VERSION, Option
+from .vllm_arguments import VERSION
 
+
+class Option(NamedTuple):
+    """One option of `vllm serve`."""
+
+    name: str
+    aliases: tuple[str, ...]
+    """Other spellings, the `--no-` form among them."""
+    takes: str
+    """Values that follow it: `none`, `optional`, `one`, `many`."""
+    kind: str
+    """What a value is: `text`, `int`, `float`."""
+    choices: tuple[str, ...]
+    repeatable: bool
+
+
+def parse_options(groups: Mapping[str, str], choices: Mapping[str, str]) -> Iterator[Option]:
+    """Yield the recorded options; `vllm_arguments` says in which form they are recorded."""
+    for group, names in groups.items():
+        *repeatable, takes, kind = ["none", "text"] if group == "switch" else group.split()
+        for spelled in names.split():
+            name, *aliases = spelled.split("|")
+            negated = [f"--no-{name}"] if group == "switch" else []
+            allowed = tuple(choices.get(name, "").split())
+            yield Option(f"--{name}", (*negated, *aliases), takes, kind, allowed, bool(repeatable))
+
+
+OPTIONS = tuple(parse_options(recorded.OPTIONS, recorded.CHOICES))
 _SPELLED: dict[str, Option] = {spelled: option for option in OPTIONS for spelled in (option.name, *option.aliases)}
 
 # Keys of an engine whose name differs from that of the option.
@@ -55,8 +83,8 @@ FORMER: dict[str, str] = {
 }
 
 _KEY_CHOICES: dict[str, tuple[str, ...]] = {
-    "tool_call_parser": TOOL_CALL_PARSERS,
-    "reasoning_parser": REASONING_PARSERS,
+    "tool_call_parser": tuple(recorded.TOOL_CALL_PARSERS.split()),
+    "reasoning_parser": tuple(recorded.REASONING_PARSERS.split()),
     **{key: _SPELLED[f"--{key.replace('_', '-')}"].choices for key in ("dtype", "kv_cache_dtype")},
 }
 
