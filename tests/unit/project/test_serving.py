@@ -360,7 +360,7 @@ CASES: list[Case] = [
 @pytest.fixture(scope="session")
 def project() -> Project:
     """The project's own roles and variables."""
-    return load([str(ROOT / "roles")], str(ROOT / "playbooks"), str(ROOT / "group_vars" / "all"))
+    return load(ROOT)
 
 
 def changed(changes: dict[str, Any]) -> dict[str, Any]:
