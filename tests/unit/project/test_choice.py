@@ -107,6 +107,51 @@ def test_what_e_hides_may_be_absent_or_a_template(run: Run, profile: str | None,
     assert chosen(done) == {"origin": "-e", "inventory_profile": says}
 
 
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A playbook with group_vars beside it, in which the profile stands, and the tasks that determine the choice."""
+    tasks = [
+        {"ansible.builtin.include_tasks": str(ROOT / "playbooks/tasks/choice.yml")},
+        {"ansible.builtin.debug": {"var": "serving_choice"}},
+    ]
+    (tmp_path / "play.yml").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
+    (tmp_path / "group_vars").mkdir()
+    variables = {"vllm_edge_host_state_directory": str(tmp_path), "ansible_connection": "local"}
+    (tmp_path / "group_vars" / "all.yml").write_text(json.dumps(variables | {"serving_profile": "beside"}))
+    return tmp_path
+
+
+def choose(project: Path, *options: str) -> str:
+    """What Ansible prints with `-e`."""
+    return subprocess.run(
+        ["ansible-playbook", project / "play.yml", "-e", "serving_profile=other", *options],
+        cwd=ROOT,
+        env=os.environ | {"ANSIBLE_DISPLAY_OK_HOSTS": "true", "ANSIBLE_NOCOLOR": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+
+
+def test_group_vars_beside_the_playbook_are_part_of_the_inventory(project: Path) -> None:
+    assert "inventory_profile: beside" in choose(project, "-i", "xr7620,")
+
+
+def test_several_inventories_and_a_vault_are_read_as_in_the_run(project: Path) -> None:
+    (project / "password").write_text("secret\n")
+    hosts = {"gpu_hosts": {"hosts": {"xr7620": {}}}}
+    vault = ["--vault-password-file", str(project / "password")]
+    for name in ("first", "second"):
+        (project / name / "group_vars").mkdir(parents=True)
+        (project / name / "hosts.yml").write_text(json.dumps(hosts))
+        file = project / name / "group_vars" / "gpu_hosts.yml"
+        file.write_text(f"serving_profile: {name}\n")
+    subprocess.run(["ansible-vault", "encrypt", *vault, file], check=True, capture_output=True, timeout=60)
+    sources = ["-i", str(project / "first"), "-i", str(project / "second")]
+    assert "inventory_profile: second" in choose(project, *sources, *vault)
+
+
 # ---- what is refused --------------------------------------------------------------------------------------------
 
 
