@@ -81,5 +81,5 @@ def test_site_stops_there(play: Any) -> None:
     done = play("site.yml", {**GOOD, "gpu_count": 2}, "-e", "allow_reboot=maybe")
     assert done.returncode == 2
     assert "allow_reboot: 'maybe' is neither true nor false; write true or false." in done.stdout
-    assert "slot 2 is not there, gpu_count is 2" in done.stdout
+    assert "slot 2 does not exist, gpu_count is 2" in done.stdout
     assert done.stdout.count("PLAY [") == 1

@@ -180,9 +180,15 @@ def find_argument_errors(where: str, engine: Mapping[str, Any], keys: Mapping[st
             f"{where}.extra_args: {shown(word)} belongs to no option; options begin with --, "
             f"and the model is the key model."
         )
-    seen: dict[str, Argument] = {}
     for argument in found:
         yield from _find_reserved_options(where, argument, engine, keys)
+    yield from _find_repeated_options(where, found)
+
+
+def _find_repeated_options(where: str, found: list[Argument]) -> Iterator[str]:
+    """Yield options that are given twice, although vLLM takes one value."""
+    seen: dict[str, Argument] = {}
+    for argument in found:
         name = argument.option.name if argument.option else argument.name
         place = name + argument.dotted
         other = seen.get(place) or (seen.get(name) if argument.dotted else None)

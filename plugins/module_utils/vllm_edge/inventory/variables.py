@@ -72,22 +72,27 @@ def load(root: Path) -> Project:
         known |= set(_read_mapping(path))
     files = [*(root / "playbooks").rglob("*.yml"), *(path for role in roles for path in role.glob("tasks/*.yml"))]
     switches = _read_mapping(root / "group_vars" / "all" / "switches.yml")
-    derived = {name for name, value in switches.items() if "{{" in str(value)}
-    simple = {
-        name
-        for name, option in options.items()
-        if (option.get("type") in SIMPLE or option.get("choices")) and not option.get("no_log")
-    }
     return Project(
         known=frozenset(known | set(options)),
         results=frozenset(name for file in files for name in _find_results(_parsed(file))),
         roles=tuple(role.name for role in roles),
         switches=frozenset(name for name, value in switches.items() if isinstance(value, bool)),
-        settings=frozenset({"vram_foreign", *simple, *switches} - derived),
+        settings=frozenset(_find_settings(options, switches)),
         options=options,
         engine_keys=_elements(options, "vllm_engine_engines"),
         model_keys=_elements(options, "model_weights_models"),
     )
+
+
+def _find_settings(options: Spec, switches: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the variables that are a number, true or false, or one of a few words, and that nothing derives."""
+    yield "vram_foreign"
+    derived = {name for name, value in switches.items() if "{{" in str(value)}
+    yield from switches.keys() - derived
+    for name, option in options.items():
+        simple = option.get("type") in SIMPLE or option.get("choices")
+        if simple and not option.get("no_log") and name not in derived:
+            yield name
 
 
 def find_unknown_variables(names: Collection[str], project: Project) -> Iterator[str]:
