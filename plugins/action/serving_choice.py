@@ -50,7 +50,7 @@ EXAMPLES = r"""
 - name: Refuse to replace a profile that was chosen for this host
   edge.vllm_edge.serving_choice:
     profile: "{{ serving_profile }}"
-  register: serving_choice_made
+  register: serving_choice
 """
 
 RETURN = r"""

@@ -59,7 +59,8 @@ def chosen(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """What the play after it sees."""
     assert done.returncode == 0, done.stdout + done.stderr
     assert "changed=0" in done.stdout
-    return dict(json.loads(done.stdout.split("ok: [xr7620] => ")[-1].split("\nPLAY RECAP")[0])["serving_choice"])
+    shown = json.loads(done.stdout.split("ok: [xr7620] => ")[-1].split("\nPLAY RECAP")[0])["serving_choice"]
+    return {key: shown[key] for key in ("origin", "inventory_profile")}
 
 
 def words(done: subprocess.CompletedProcess[str]) -> str:

@@ -236,7 +236,7 @@ def _find_list_errors(where: str, key: str, value: Any, option: Mapping[str, Any
 def find_repeated(where: str, items: list[Any], rule: str) -> Iterator[str]:
     """Yield items that a list has several times."""
     for item in {shown(item): item for item in items if items.count(item) > 1}.values():
-        yield f"{where}: {shown(item)} stands there {items.count(item)} times; {rule}."
+        yield f"{where}: {shown(item)} is listed {items.count(item)} times; {rule}."
 
 
 def _find_dict_errors(where: str, value: Any) -> Iterator[str]:
@@ -356,7 +356,10 @@ def _suggest_number(text: str, quantity: Quantity, whole: bool) -> str:
         percent = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", plain)
         return f"write {float(percent.group(1)) / 100:.2f}" if percent else ""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(([kmgt])(i?b)?)", plain, re.IGNORECASE)
-    return _suggest_size(*found.groups(default=""), quantity.unit) if found else ""
+    if not found:
+        return ""
+    number, unit, letter, suffix = found.groups(default="")
+    return _suggest_size(number, unit, letter, suffix, quantity.unit)
 
 
 def _suggest_size(number: str, unit: str, letter: str, suffix: str, counted: str) -> str:

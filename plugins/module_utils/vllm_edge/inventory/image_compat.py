@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -247,7 +246,9 @@ def _leave_out_broken(joined: Range, span: Range, rows: Sequence[Row], what: str
     for row, bad in broken:
         left = _subtract(joined, bad)
         if left is None:
-            rest = reduce(_subtract, [bad for _row, bad in broken], span)
+            rest: Range | None = span
+            for _row, other in broken:
+                rest = _subtract(rest, other)
             within = rest.text() if rest else "nothing that is known to work"
             raise CompatError(
                 f"{what} is known to be broken: {bad['reason']} (transformers {bad['transformers']} with vLLM "

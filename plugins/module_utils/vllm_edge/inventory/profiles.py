@@ -215,7 +215,7 @@ def _find_shared_directories(models: Mapping[str, Mapping[str, Any]]) -> Iterato
     for directory, names in owners.items():
         if len(names) > 1:
             yield (
-                f"vllm_models: dir {shown(directory)} is that of {' and '.join(names)}, whose files would replace "
+                f"vllm_models: dir {shown(directory)} is used by {' and '.join(names)}, whose files would replace "
                 f"each other; give each model its own, or let engines name the same model."
             )
 
