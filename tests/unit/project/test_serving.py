@@ -507,7 +507,7 @@ def test_release_is_read_from_the_tag(project: Project, image: str) -> None:
 
 def test_recorded_arguments_are_those_of_the_default_release() -> None:
     image = yaml.safe_load((ROOT / "group_vars/all/versions.yml").read_text())["vllm_image_base"]
-    assert image.endswith(f":v{vllm_arguments.VERSION}"), "record them anew: the command is in vllm_arguments.py"
+    assert image.endswith(f":v{vllm_arguments.VERSION}"), "record them anew: the command is in tools/vllm_arguments.py"
 
 
 def test_what_is_said_of_options_is_true_of_the_recorded_release() -> None:

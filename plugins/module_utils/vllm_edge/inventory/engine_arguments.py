@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..text import describe_invalid_choice, nearest, shown
 from . import vllm_arguments as recorded
-from .engine_inputs import convert_to_yaml
+from .engine_inputs import convert_to_yaml, describe_unknown_key, find_control_character
 from .vllm_arguments import VERSION
 
 
@@ -234,14 +234,14 @@ def describe_unknown_engine_key(where: str, key: str, keys: Mapping[str, Any]) -
     spelled = key.lstrip("-").replace("-", "_").lower()
     dashed = "--" + spelled.replace("_", "-")
     if spelled in keys:
-        return f"{where}.{key}: nothing reads this key; keys are written with underscores: {spelled}."
+        return describe_unknown_key(where, key, keys)
     if dashed in FORMER:
         return f"{where}.{key}: vLLM {VERSION} has no {dashed}: {FORMER[dashed]}."
     if dashed in OURS:
         return f"{where}.{key}: nothing reads this key: {OURS[dashed]}."
     option = find(dashed)
     if option is None:
-        return f"{where}.{key}: nothing reads this key; {nearest(spelled, keys)}"
+        return describe_unknown_key(where, key, keys)
     if option.name in KEY_OF_OPTION:
         return f"{where}.{key}: nothing reads this key; it is called {KEY_OF_OPTION[option.name]} here."
     if derive_key(option) in keys:
@@ -261,12 +261,8 @@ def _fault(item: str) -> str:
     value = item.partition("=")[2] if is_option(item) else item
     if not item.strip():
         return "is empty; remove it"
-    if "\0" in item:
-        return "holds a NUL; remove it"
-    if re.search(r"[\x00-\x1f\x7f]", item):
-        return (
-            "holds a line break or control character, and each item is one line of the unit's file; write one item each"
-        )
+    if fault := find_control_character(item):
+        return f"{fault}, and each item is one line of the unit's file; write one item each"
     if value[:1] in ("{", "["):
         try:
             json.loads(value)

@@ -264,11 +264,8 @@ def _find_environment_errors(where: str, value: Any) -> Iterator[str]:
             )
         elif not isinstance(text, str | int | float):
             yield f"{where}.{name}: {told} is no text; write one line in quotes, or remove it."
-        elif isinstance(text, str) and re.search(r"[\x00-\x1f\x7f]", text):
-            yield (
-                f"{where}.{name}: {told} holds a line break or control character, and a container's "
-                f"environment is one line each; write one line."
-            )
+        elif fault := find_control_character(str(text)):
+            yield f"{where}.{name}: {told} {fault}, and a variable of a container is one line; write one line."
 
 
 def _find_text_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:
@@ -287,26 +284,29 @@ def _find_text_errors(where: str, key: str, value: Any, option: Mapping[str, Any
         if value not in choices:
             yield f"{where}: {describe_invalid_choice(value, choices)}"
     elif key in FREE_TEXT:
-        if re.search(r"[\x00-\x1f\x7f]", value):
-            yield f"{where}: {shown(value)} holds a line break or control character; write one line."
+        if fault := find_control_character(value):
+            yield f"{where}: {shown(value)} {fault}; write one line."
     elif not re.fullmatch(form.pattern, value):
-        yield f"{where}: {shown(value)} {_fault(value, form)}; {_suggest_repair(key, value) or form.rule}."
+        yield f"{where}: {shown(value)} {_find_fault(value)}; {_suggest_repair(key, value) or form.rule}."
 
 
-def _fault(value: str, form: Form) -> str:
-    """Return why a text does not match its form."""
+def find_control_character(value: str) -> str:
+    """Return that a text has a character which no line of a file may have, or an empty string."""
     if "\0" in value:
         return "holds a NUL"
-    if re.search(r"[\x00-\x1f\x7f]", value):
-        return "holds a line break or control character"
+    return "holds a line break or control character" if re.search(r"[\x00-\x1f\x7f]", value) else ""
+
+
+def _find_fault(value: str) -> str:
+    """Return why a text does not match its form."""
+    if fault := find_control_character(value):
+        return fault
     if ".." in value.split("/") or value.startswith("/"):
         return "leads out of its directory"
     if re.search(r"\s", value):
         return "holds a space"
     odd = sorted(set(re.sub(r"[A-Za-z0-9._:/-]", "", value)))
-    if odd:
-        return f"holds {' '.join(odd)}"
-    return "does not have the expected form"
+    return f"holds {' '.join(odd)}" if odd else "does not have the expected form"
 
 
 def _suggest_repair(key: str, value: str) -> str:

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `vllm serve` of one vLLM release takes: recorded data, never edited by hand.
-
-Written by the image's own parser; IMAGE is any image with that vLLM:
-
-    docker run --rm --network none --volume "$PWD/tools:/tools:ro" --entrypoint python3 IMAGE \\
-        /tools/vllm_arguments.py > plugins/module_utils/vllm_edge/inventory/vllm_arguments.py
+"""What `vllm serve` of one vLLM release takes: data that tools/vllm_arguments.py writes, never edited by hand.
 
 OPTIONS has the names of the options without `--`, with their aliases, by what follows them: `none`, `one`, `many` or
 `optional` values of the kind `text`, `int` or `float`. A `switch` takes no value and has a `--no-` form.
