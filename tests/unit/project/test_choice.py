@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, run_playbook: Run) -> Run:
     """Run playbooks/choice.yml on this machine as the host, with what is committed there; `then` sees the choice."""
     inventory, state = tmp_path / "inventory", tmp_path / "state"
     (inventory / "group_vars").mkdir(parents=True)
@@ -41,16 +40,8 @@ def run(tmp_path: Path) -> Run:
         then = tmp_path / "then.yml"
         show = {"name": "Show", "ansible.builtin.debug": {"var": "serving_choice"}}
         then.write_text(json.dumps([{"hosts": "gpu_hosts", "gather_facts": False, "tasks": [show]}]))
-        return subprocess.run(
-            ["ansible-playbook", "-i", str(inventory), "playbooks/choice.yml", str(then), *options],
-            cwd=ROOT,
-            env=os.environ
-            | {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_CALLBACK_RESULT_FORMAT": "json", "ANSIBLE_DISPLAY_OK_HOSTS": "true"},
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        shown = {"ANSIBLE_CALLBACK_RESULT_FORMAT": "json", "ANSIBLE_DISPLAY_OK_HOSTS": "true"}
+        return run_playbook("-i", inventory, "playbooks/choice.yml", then, *options, **shown)
 
     return go
 
@@ -122,24 +113,13 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def choose(project: Path, *options: str) -> str:
-    """What Ansible prints with `-e`."""
-    return subprocess.run(
-        ["ansible-playbook", project / "play.yml", "-e", "serving_profile=other", *options],
-        cwd=ROOT,
-        env=os.environ | {"ANSIBLE_DISPLAY_OK_HOSTS": "true", "ANSIBLE_NOCOLOR": "1"},
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    ).stdout
+def test_group_vars_beside_the_playbook_are_part_of_the_inventory(project: Path, run_playbook: Run) -> None:
+    chosen = ["-e", "serving_profile=other", "-i", "xr7620,"]
+    done = run_playbook(project / "play.yml", *chosen, ANSIBLE_DISPLAY_OK_HOSTS="true")
+    assert "inventory_profile: beside" in done.stdout, done.stdout + done.stderr
 
 
-def test_group_vars_beside_the_playbook_are_part_of_the_inventory(project: Path) -> None:
-    assert "inventory_profile: beside" in choose(project, "-i", "xr7620,")
-
-
-def test_several_inventories_and_a_vault_are_read_as_in_the_run(project: Path) -> None:
+def test_several_inventories_and_a_vault_are_read_as_in_the_run(project: Path, run_playbook: Run) -> None:
     (project / "password").write_text("secret\n")
     hosts = {"gpu_hosts": {"hosts": {"xr7620": {}}}}
     vault = ["--vault-password-file", str(project / "password")]
@@ -149,8 +129,9 @@ def test_several_inventories_and_a_vault_are_read_as_in_the_run(project: Path) -
         file = project / name / "group_vars" / "gpu_hosts.yml"
         file.write_text(f"serving_profile: {name}\n")
     subprocess.run(["ansible-vault", "encrypt", *vault, file], check=True, capture_output=True, timeout=60)
-    sources = ["-i", str(project / "first"), "-i", str(project / "second")]
-    assert "inventory_profile: second" in choose(project, *sources, *vault)
+    chosen = ["-e", "serving_profile=other", "-i", project / "first", "-i", project / "second", *vault]
+    done = run_playbook(project / "play.yml", *chosen, ANSIBLE_DISPLAY_OK_HOSTS="true")
+    assert "inventory_profile: second" in done.stdout, done.stdout + done.stderr
 
 
 # ---- what is refused --------------------------------------------------------------------------------------------
@@ -191,14 +172,7 @@ def test_e_passes(run: Run) -> None:
     assert chosen(run("-e", "serving_profile=bf16-tp4", committed=BY_E))["origin"] == "-e"
 
 
-def test_site_asks_before_any_host_is_changed() -> None:
-    done = subprocess.run(
-        ["ansible-playbook", "--list-tasks", "-i", "xr7620,", "site.yml"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def test_site_asks_before_any_host_is_changed(run_playbook: Run) -> None:
+    done = run_playbook("--list-tasks", "-i", "xr7620,", "site.yml")
     plays = [line.split("): ")[1].split("\t")[0] for line in done.stdout.splitlines() if line.startswith("  play #")]
     assert plays[:3] == ["Validate the inventory", "Check the chosen profile", "Prepare the host"]

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
 NOBODY = "192.0.2.1"
 """Of the addresses that RFC 5737 keeps for documentation: no host has it."""
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Any:
+def play(tmp_path: Path, run_playbook: Any) -> Any:
     """Run a playbook for one host whose group_vars are given; ssh only writes down that it was called."""
     inventory = tmp_path / "inventory"
     (inventory / "group_vars").mkdir(parents=True)
@@ -28,17 +27,10 @@ def play(tmp_path: Path) -> Any:
     ssh.write_text(f'#!/bin/sh\necho "$@" >>{called}\nexit 255\n')
     ssh.chmod(0o755)
 
-    def run(playbook: str, variables: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
+    def run(name: str, variables: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
         (inventory / "group_vars" / "gpu_hosts.yml").write_text(json.dumps(variables))
-        done = subprocess.run(
-            ["ansible-playbook", "-i", str(inventory), playbook, *options],
-            cwd=ROOT,
-            env=os.environ | {"PATH": f"{ssh.parent}:{os.environ['PATH']}", "ANSIBLE_NOCOLOR": "1"},
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done: subprocess.CompletedProcess[str]
+        done = run_playbook("-i", inventory, name, *options, PATH=f"{ssh.parent}:{os.environ['PATH']}")
         assert not called.exists(), f"ssh was called: {called.read_text()}"
         assert "UNREACHABLE" not in done.stdout
         return done

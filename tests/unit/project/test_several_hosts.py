@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -25,29 +24,22 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, run_playbook: Run) -> Run:
     """run(hosts, playbook, options): as a stage of a site.yml whose next play has the task LATER, on this machine."""
     for name in ("playbooks", "group_vars"):
         (tmp_path / name).symlink_to(ROOT / name)
     later = {"name": LATER, "ansible.builtin.debug": {"msg": "{{ inventory_hostname }} goes on"}}
 
-    def go(hosts: dict[str, dict[str, Any]], playbook: str, *options: str) -> subprocess.CompletedProcess[str]:
+    def go(hosts: dict[str, dict[str, Any]], name: str, *options: str) -> subprocess.CompletedProcess[str]:
         common = {"ansible_connection": "local", "serving_profile": "nvfp4-tp2"}
-        listed = {name: {**common, **variables} for name, variables in hosts.items()}
+        listed = {host: {**common, **variables} for host, variables in hosts.items()}
         (tmp_path / "hosts.yml").write_text(json.dumps({"gpu_hosts": {"hosts": listed}}))
-        stage = {"name": "The stage", "ansible.builtin.import_playbook": playbook}
+        stage = {"name": "The stage", "ansible.builtin.import_playbook": name}
         after = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [later]}
         (tmp_path / "site.yml").write_text(json.dumps([stage, after]))
-        return subprocess.run(
-            ["ansible-playbook", "-i", "hosts.yml", "-e", "ansible_become=false", "site.yml", *options],
-            cwd=tmp_path,
-            env=os.environ
-            | {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "ANSIBLE_DISPLAY_OK_HOSTS": "true"},
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        words = ["-i", "hosts.yml", "-e", "ansible_become=false", "site.yml", *options]
+        settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_DISPLAY_OK_HOSTS": "true"}
+        return run_playbook(*words, cwd=tmp_path, **settings)
 
     return go
 
