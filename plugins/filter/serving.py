@@ -6,8 +6,11 @@ group_vars/all/wiring.yml calls them, and says which variable is made of what.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+from ..module_utils.vllm_edge.inventory import profiles
 
 Entry = Mapping[str, Any]
 
@@ -17,11 +20,9 @@ def name_entries(names: Iterable[str], entries: Mapping[str, Entry]) -> list[dic
     return [{"name": name, **dict(entries[name].items())} for name in names]
 
 
-def plan_profiles(profiles: Mapping[str, Entry], engines: Mapping[str, Entry], only: str = "") -> dict[str, Any]:
+def plan_profiles(every: Mapping[str, Entry], engines: Mapping[str, Entry], only: str = "") -> dict[str, Any]:
     """Return the profiles, or one of them only, each with its engines as `name_entries` returns them."""
-    return {
-        name: {"engines": name_entries(profiles[name]["engines"], engines)} for name in ([only] if only else profiles)
-    }
+    return {name: {"engines": name_entries(every[name]["engines"], engines)} for name in ([only] if only else every)}
 
 
 def list_containers(engines: Iterable[Entry], uuids: Sequence[str]) -> list[dict[str, Any]]:
@@ -81,6 +82,15 @@ def describe_weights(weights: Mapping[str, Entry], models: Mapping[str, Entry], 
     }
 
 
+def find_release(image: str, version: str = "") -> str:
+    """Return the release of vLLM in the tag of an image, else the one in the version that was found in it.
+
+    Empty if neither says it.
+    """
+    release = re.match(r"\d+\.\d+\.\d+", version)
+    return profiles.find_release(image) or (release.group() if release else "")
+
+
 def report_engines(
     engines: Iterable[Entry], status: Iterable[Entry], models: Mapping[str, Entry]
 ) -> list[dict[str, Any]]:
@@ -94,18 +104,18 @@ def report_engines(
     return [
         {
             "engine": engine["name"],
-            "unit": found[engine["name"]]["unit"],
+            "unit": state["unit"],
             "model": engine["model"],
             "precision": models[engine["model"]]["precision"],
             "tensor_parallel_size": engine["tensor_parallel_size"],
             "slots": engine["gpus"],
             "port": engine["port"],
             "served_names": engine["served_names"],
-            "state": found[engine["name"]]["active_state"],
-            "load_seconds": found[engine["name"]]["load_seconds"],
-            "since": found[engine["name"]]["active_since"],
+            "state": state["active_state"],
+            "load_seconds": state["load_seconds"],
+            "since": state["active_since"],
         }
-        for engine in engines
+        for engine, state in ((engine, found[engine["name"]]) for engine in engines)
     ]
 
 
@@ -123,6 +133,7 @@ class FilterModule:
             sum_budgets,
             budgets_by_uuid,
             describe_weights,
+            find_release,
             report_engines,
         )
         return {function.__name__: function for function in filters}

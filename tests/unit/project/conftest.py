@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="session")
 def run_playbook() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """run_playbook(*arguments, cwd=..., VARIABLE=...): what ansible-playbook did; VARIABLE is set in its environment."""
+    """run_playbook(*arguments, cwd=..., VARIABLE=...): what ansible-playbook did, with VARIABLE in its environment."""
 
     def run(*arguments: str | Path, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -174,10 +174,15 @@ def _release(inventory: Inventory, project: Project) -> list[str]:
     ]
 
 
+def find_release(image: Any) -> str:
+    """Return the release of vLLM in the tag of an image, or an empty string."""
+    found = _RELEASE.search(image) if isinstance(image, str) else None
+    return found.group(1) if found else ""
+
+
 def _is_recorded_release(inventory: Inventory) -> bool:
     """Return whether the image has the release of vLLM whose options are recorded."""
-    found = _RELEASE.search(inventory.image) if isinstance(inventory.image, str) else None
-    return found is not None and found.group(1) == VERSION
+    return find_release(inventory.image) == VERSION
 
 
 def _find_choice_errors(inventory: Inventory) -> Iterator[str]:
