@@ -67,9 +67,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         self._variables = task_vars or {}
         project = variables.load(PROJECT)
         inventory = self._read_inventory(project)
-        for warning in profiles.warnings(inventory, project):
+        for warning in profiles.find_warnings(inventory, project):
             Display().warning(warning)
-        found = profiles.contradictions(inventory, project)
+        found = profiles.find_mistakes(inventory, project)
         if not found:
             return {"changed": False}
         # Ansible prints a text with several lines unchanged, but quotes and folds the elements of a list.

@@ -59,7 +59,7 @@ def sum_budgets(engines: Iterable[Entry], slots: Sequence[Entry]) -> dict[str, i
     return budgets
 
 
-def budgets_by_uuid(budgets: Mapping[str, int], uuids: Iterable[str]) -> dict[str, int]:
+def assign_budgets(budgets: Mapping[str, int], uuids: Iterable[str]) -> dict[str, int]:
     """Return the budgets in MiB by UUID instead of by slot; 0 for a GPU without an engine."""
     return {uuid: budgets.get(str(slot), 0) for slot, uuid in enumerate(uuids)}
 
@@ -131,7 +131,7 @@ class FilterModule:
             describe_gpus,
             add_settings,
             sum_budgets,
-            budgets_by_uuid,
+            assign_budgets,
             describe_weights,
             find_release,
             report_engines,

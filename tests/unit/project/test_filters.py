@@ -45,7 +45,7 @@ STATUS = {"unit": "vllm-a.service", "load_seconds": 1.5, "active_since": "then",
         ("find_release", ("vllm:nightly", ""), ""),
         ("sum_budgets", (NAMED, SLOTS), {"0": 100, "1": 124}),
         ("sum_budgets", (NAMED[:1], []), {"0": 100, "1": 100}),
-        ("budgets_by_uuid", ({"1": 5}, ["GPU-a", "GPU-b"]), {"GPU-a": 0, "GPU-b": 5}),
+        ("assign_budgets", ({"1": 5}, ["GPU-a", "GPU-b"]), {"GPU-a": 0, "GPU-b": 5}),
         (
             "describe_weights",
             ({"x": {"path": "/data/x"}}, {"x": {"precision": "fp8", "repo": "r"}, "y": {}}, "/state"),

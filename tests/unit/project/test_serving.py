@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 import yaml
 from ansible.module_utils.vllm_edge.inventory import engine_arguments, vllm_arguments
-from ansible.module_utils.vllm_edge.inventory.profiles import Inventory, compute_vram_floor, contradictions, warnings
+from ansible.module_utils.vllm_edge.inventory.profiles import (
+    Inventory,
+    compute_vram_floor,
+    find_mistakes,
+    find_warnings,
+)
 from ansible.module_utils.vllm_edge.inventory.variables import Project, load
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -377,8 +382,8 @@ def inventory(variables: dict[str, Any]) -> Inventory:
 
 
 def test_sound_variables_are_accepted(project: Project) -> None:
-    assert contradictions(inventory(SOUND), project) == []
-    assert warnings(inventory(SOUND), project) == []
+    assert find_mistakes(inventory(SOUND), project) == []
+    assert find_warnings(inventory(SOUND), project) == []
 
 
 @pytest.mark.parametrize(
@@ -393,7 +398,7 @@ def test_mistake_is_one_sentence(
     expected: list[list[str]],
     record_property: Any,
 ) -> None:
-    found = contradictions(inventory(changed(changes)), project)
+    found = find_mistakes(inventory(changed(changes)), project)
     record_property("what validation says", [mistake, str(changes), *found])
     assert len(found) == len(expected), found
     for words in expected:
@@ -446,7 +451,7 @@ def test_no_value_of_any_type_is_a_traceback(project: Project, path: tuple[str, 
         for key in path[:-1]:
             place = place[key]
         place[path[-1]] = junk
-        for sentence in contradictions(inventory(variables), project) + warnings(inventory(variables), project):
+        for sentence in find_mistakes(inventory(variables), project) + find_warnings(inventory(variables), project):
             assert sentence.isprintable(), repr(sentence)
             assert sentence[-1] in ".?", sentence
             assert ": " in sentence, sentence
@@ -455,7 +460,7 @@ def test_no_value_of_any_type_is_a_traceback(project: Project, path: tuple[str, 
 def test_engine_keys_accept_junk(project: Project) -> None:
     for key in project.engine_keys:
         for junk in JUNK:
-            contradictions(inventory(changed({f"engines.small.{key}": junk})), project)
+            find_mistakes(inventory(changed({f"engines.small.{key}": junk})), project)
 
 
 WRONG: dict[str, Any] = {"int": 2.5, "float": "much", "bool": "yes", "list": 3, "dict": "x", "str": ["x"]}
@@ -463,17 +468,17 @@ WRONG: dict[str, Any] = {"int": 2.5, "float": "much", "bool": "yes", "list": 3, 
 
 def test_a_wrong_type_is_told_of_every_key(project: Project) -> None:
     for key, option in project.engine_keys.items():
-        found = contradictions(inventory(changed({f"engines.small.{key}": WRONG[option.get("type", "str")]})), project)
+        found = find_mistakes(inventory(changed({f"engines.small.{key}": WRONG[option.get("type", "str")]})), project)
         assert found[0].startswith(f"serving_engines.small.{key}: "), (key, found)
     for key in project.model_keys:
-        found = contradictions(inventory(changed({f"models.tiny.{key}": ["x"]})), project)
+        found = find_mistakes(inventory(changed({f"models.tiny.{key}": ["x"]})), project)
         assert found[0].startswith(f"vllm_models.tiny.{key}: "), (key, found)
 
 
 def test_no_secret_is_printed(project: Project) -> None:
     variables = changed({"engines.small.extra_args": ["--api-key", "hunter2", "--hf-token=hunter2 x"]})
     variables["engines"]["small"]["extra_env"] = {"HF_TOKEN": "hunter2\n", "MY_PASSWORD": ["hunter2"]}
-    found = contradictions(inventory(variables), project)
+    found = find_mistakes(inventory(variables), project)
     assert len(found) == 4
     assert not [sentence for sentence in found if "hunter2" in sentence]
 
@@ -485,8 +490,8 @@ def test_another_release_of_vllm_makes_its_arguments_a_warning(project: Project)
     variables = changed({"image": "registry.example:5000/vllm/vllm-openai:v0.33.0"})
     variables["engines"]["small"]["extra_args"] = ["--new-in-0-33=1", "--port=1"]
     variables["engines"]["small"]["tool_call_parser"] = "gemma5"
-    assert ["--port" in sentence for sentence in contradictions(inventory(variables), project)] == [True]
-    told = warnings(inventory(variables), project)
+    assert ["--port" in sentence for sentence in find_mistakes(inventory(variables), project)] == [True]
+    told = find_warnings(inventory(variables), project)
     assert len(told) == 2
     for words, sentence in zip(("knows no 'gemma5'", "knows no '--new-in-0-33'"), told, strict=True):
         assert words in sentence
@@ -495,14 +500,14 @@ def test_another_release_of_vllm_makes_its_arguments_a_warning(project: Project)
 
 def test_another_release_has_a_default_of_its_own(project: Project) -> None:
     variables = changed({"engines.small.vram_budget_mib": 20500})
-    assert "20757" in contradictions(inventory(variables), project)[0]
-    assert contradictions(inventory({**variables, "image": "vllm/vllm-openai:v0.19.0"}), project) == []
+    assert "20757" in find_mistakes(inventory(variables), project)[0]
+    assert find_mistakes(inventory({**variables, "image": "vllm/vllm-openai:v0.19.0"}), project) == []
 
 
 @pytest.mark.parametrize("image", ["vllm/vllm-openai:v0.32.0-x86_64", "registry.lab:5000/vllm:0.32.0"])
 def test_release_is_read_from_the_tag(project: Project, image: str) -> None:
     variables = changed({"image": image, "engines.small.extra_args": ["--nonsense"]})
-    assert len(contradictions(inventory(variables), project)) == 1
+    assert len(find_mistakes(inventory(variables), project)) == 1
 
 
 def test_recorded_arguments_are_those_of_the_default_release() -> None:
@@ -529,16 +534,16 @@ def test_what_is_said_of_options_is_true_of_the_recorded_release() -> None:
     ],
 )
 def test_extra_args_are_read_as_vllm_does(project: Project, items: list[str], values: list[tuple[str, ...]]) -> None:
-    found, stray = engine_arguments.arguments(items)
+    found, stray = engine_arguments.parse_arguments(items)
     assert [argument.values for argument in found] == values
     assert all(argument.option for argument in found)
     assert stray == []
-    assert contradictions(inventory(changed({"engines.small.extra_args": items})), project) == []
+    assert find_mistakes(inventory(changed({"engines.small.extra_args": items})), project) == []
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8", "nvfp4", "w4a16"])
 def test_precisions_of_published_checkpoints_are_accepted(project: Project, precision: str) -> None:
-    assert contradictions(inventory(changed({"models.big.precision": precision})), project) == []
+    assert find_mistakes(inventory(changed({"models.big.precision": precision})), project) == []
 
 
 # ---- the project's own data -------------------------------------------------------------------------------------
@@ -561,13 +566,13 @@ def test_own_profiles_are_accepted(project: Project, profile: str) -> None:
         image=data["vllm_image_base"],
         names=frozenset(data),
     )
-    assert contradictions(mine, project) == []
+    assert find_mistakes(mine, project) == []
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("inventories/*/group_vars/*/*.yml")), ids=lambda path: path.parts[-4])
 def test_own_inventories_hold_no_unknown_variable(project: Project, path: Path) -> None:
     names = list(yaml.safe_load(path.read_text()))
-    assert contradictions(inventory(changed({"names": names})), project) == []
+    assert find_mistakes(inventory(changed({"names": names})), project) == []
 
 
 def test_results_of_plays_are_known(project: Project) -> None:

@@ -109,7 +109,7 @@ class Argument(NamedTuple):
     values: tuple[str, ...]
 
 
-def said(text: str) -> str:
+def quote(text: str) -> str:
     """Return an argument for printing, without the value of a secret."""
     return shown(SECRET.sub(r"\1\2...", text))
 
@@ -119,7 +119,7 @@ def is_option(item: str) -> bool:
     return item.startswith("-") and re.fullmatch(r"-\d+(\.\d+)?|-", item) is None
 
 
-def find(name: str) -> Option | None:
+def find_option(name: str) -> Option | None:
     """Return the option of a name, of an alias, or of an abbreviation that only one option has; otherwise None."""
     if name.startswith("-O"):
         return _SPELLED["--optimization-level"]
@@ -129,7 +129,7 @@ def find(name: str) -> Option | None:
     return begun.pop() if len(begun) == 1 and len(name) > 4 else None
 
 
-def arguments(items: list[str]) -> tuple[list[Argument], list[str]]:
+def parse_arguments(items: list[str]) -> tuple[list[Argument], list[str]]:
     """Return the options with their values, and the words that belong to no option."""
     found: list[Argument] = []
     stray: list[str] = []
@@ -143,7 +143,7 @@ def arguments(items: list[str]) -> tuple[list[Argument], list[str]]:
         written, equals, value = item.partition("=")
         base, dot, rest = written.partition(".")
         name = base.replace("_", "-") if base.startswith("--") else base
-        option = find(name)
+        option = find_option(name)
         values = [value] if equals else [name[2:]] if re.fullmatch(r"-O.+", name) else []
         room = {"none": 0, "optional": 1, "one": 1, "many": len(items)}[option.takes if option else "many"]
         while (
@@ -171,10 +171,10 @@ def find_argument_errors(where: str, engine: Mapping[str, Any], keys: Mapping[st
     if not isinstance(given, list):
         return
     items = [item for item in given if isinstance(item, str)]
-    faults = {item: fault for item in items if (fault := _fault(item))}
+    faults = {item: fault for item in items if (fault := _find_fault(item))}
     for item, fault in faults.items():
-        yield f"{where}.extra_args: {said(item)} {fault}."
-    found, stray = arguments([item for item in items if item not in faults])
+        yield f"{where}.extra_args: {quote(item)} {fault}."
+    found, stray = parse_arguments([item for item in items if item not in faults])
     for word in stray:
         yield (
             f"{where}.extra_args: {shown(word)} belongs to no option; options begin with --, "
@@ -194,7 +194,7 @@ def _find_repeated_options(where: str, found: list[Argument]) -> Iterator[str]:
         other = seen.get(place) or (seen.get(name) if argument.dotted else None)
         if other and not (argument.option and argument.option.repeatable):
             yield (
-                f"{where}.extra_args: {said(other.text)} and {said(argument.text)} are two sources for {name}, "
+                f"{where}.extra_args: {quote(other.text)} and {quote(argument.text)} are two sources for {name}, "
                 f"of which vLLM silently takes the last; keep one."
             )
         seen[place] = argument
@@ -215,7 +215,7 @@ def find_release_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str
     given = engine.get("extra_args")
     if not isinstance(given, list):
         return
-    for argument in arguments([item for item in given if isinstance(item, str) and not _fault(item)])[0]:
+    for argument in parse_arguments([item for item in given if isinstance(item, str) and not _find_fault(item)])[0]:
         option = argument.option
         if option is None:
             instead = _suggest_instead(argument.name, keys)
@@ -239,7 +239,7 @@ def describe_unknown_engine_key(where: str, key: str, keys: Mapping[str, Any]) -
         return f"{where}.{key}: vLLM {VERSION} has no {dashed}: {FORMER[dashed]}."
     if dashed in OURS:
         return f"{where}.{key}: nothing reads this key: {OURS[dashed]}."
-    option = find(dashed)
+    option = find_option(dashed)
     if option is None:
         return describe_unknown_key(where, key, keys)
     if option.name in KEY_OF_OPTION:
@@ -255,7 +255,7 @@ def derive_key(option: Option) -> str:
     return option.name.removeprefix("--").replace("-", "_")
 
 
-def _fault(item: str) -> str:
+def _find_fault(item: str) -> str:
     """Return why an item cannot be in extra_args, or an empty string. Items are lines of a file; no shell reads
     them."""
     value = item.partition("=")[2] if is_option(item) else item
@@ -286,18 +286,18 @@ def _find_reserved_options(
     if key in keys and option.name != "--port":
         if key in engine:
             yield (
-                f"{where}.extra_args: {said(argument.text)} and the key {key} ({shown(engine[key])}) are two sources "
+                f"{where}.extra_args: {quote(argument.text)} and the key {key} ({shown(engine[key])}) are two sources "
                 f"for one thing; keep the key."
             )
         else:
             value = str(not argument.name.startswith("--no-")).lower() if option.takes == "none" else argument.values
             example = value if isinstance(value, str) else convert_to_yaml(value[0]) if value else "..."
             yield (
-                f"{where}.extra_args: {said(argument.text)} has a key of its own, which plan and report read; "
+                f"{where}.extra_args: {quote(argument.text)} has a key of its own, which plan and report read; "
                 f"write {key}: {example}."
             )
     elif option.name in OURS:
-        yield f"{where}.extra_args: {said(argument.text)} is not free to choose: {OURS[option.name]}."
+        yield f"{where}.extra_args: {quote(argument.text)} is not free to choose: {OURS[option.name]}."
 
 
 def _suggest_instead(name: str, keys: Mapping[str, Any]) -> str:
@@ -313,7 +313,7 @@ def _suggest_instead(name: str, keys: Mapping[str, Any]) -> str:
 
 def _find_value_errors(where: str, argument: Argument, option: Option) -> Iterator[str]:
     """Yield values that an option of the recorded release does not take."""
-    text = f"{where}.extra_args: {said(argument.text)}"
+    text = f"{where}.extra_args: {quote(argument.text)}"
     if option.takes == "none" and argument.glued:
         yield f"{text}: {option.name} takes no value; write {option.name}{_describe_negation(option)}."
     elif option.takes in ("one", "many") and not argument.values:

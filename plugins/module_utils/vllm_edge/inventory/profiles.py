@@ -88,7 +88,7 @@ class Floor(NamedTuple):
     reason: str
 
 
-def contradictions(inventory: Inventory, project: Project) -> list[str]:
+def find_mistakes(inventory: Inventory, project: Project) -> list[str]:
     """Return every mistake in an inventory as one sentence; empty if there is none.
 
     Args:
@@ -96,11 +96,11 @@ def contradictions(inventory: Inventory, project: Project) -> list[str]:
     """
     found = list(_find_errors(inventory, project))
     if _is_recorded_release(inventory):
-        found += _release(inventory, project)
+        found += _find_release_mistakes(inventory, project)
     return found
 
 
-def warnings(inventory: Inventory, project: Project) -> list[str]:
+def find_warnings(inventory: Inventory, project: Project) -> list[str]:
     """Return what is wrong by the recorded release of vLLM, if the image has another release, which may differ.
 
     Args:
@@ -110,7 +110,7 @@ def warnings(inventory: Inventory, project: Project) -> list[str]:
         return []
     return [
         f"{sentence} vllm_image_base is {shown(inventory.image)}, whose arguments nobody has recorded."
-        for sentence in _release(inventory, project)
+        for sentence in _find_release_mistakes(inventory, project)
     ]
 
 
@@ -165,7 +165,7 @@ def _find_errors(inventory: Inventory, project: Project) -> Iterator[str]:
     yield from find_unknown_variables(inventory.names, project)
 
 
-def _release(inventory: Inventory, project: Project) -> list[str]:
+def _find_release_mistakes(inventory: Inventory, project: Project) -> list[str]:
     """Return every mistake by the recorded release of vLLM."""
     return [
         sentence

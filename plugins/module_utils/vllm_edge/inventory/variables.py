@@ -74,13 +74,13 @@ def load(root: Path) -> Project:
     switches = _read_mapping(root / "group_vars" / "all" / "switches.yml")
     return Project(
         known=frozenset(known | set(options)),
-        results=frozenset(name for file in files for name in _find_results(_parsed(file))),
+        results=frozenset(name for file in files for name in _find_results(_parse_file(file))),
         roles=tuple(role.name for role in roles),
         switches=frozenset(name for name, value in switches.items() if isinstance(value, bool)),
         settings=frozenset(_find_settings(options, switches)),
         options=options,
-        engine_keys=_elements(options, "vllm_engine_engines"),
-        model_keys=_elements(options, "model_weights_models"),
+        engine_keys=_select_element_keys(options, "vllm_engine_engines"),
+        model_keys=_select_element_keys(options, "model_weights_models"),
     )
 
 
@@ -107,19 +107,19 @@ def find_unknown_variables(names: Collection[str], project: Project) -> Iterator
             )
 
 
-def _elements(options: Mapping[str, Mapping[str, Any]], name: str) -> Spec:
+def _select_element_keys(options: Mapping[str, Mapping[str, Any]], name: str) -> Spec:
     """Return the keys of the elements of a list. The name of an element is its key in the inventory, so it is left
     out."""
     keys: Mapping[str, Mapping[str, Any]] = options.get(name, {}).get("options", {})
     return {key: option for key, option in keys.items() if key != "name"}
 
 
-def _parsed(path: Path) -> Any:
+def _parse_file(path: Path) -> Any:
     return yaml.load(path.read_text(encoding="utf-8"), _Loader) if path.is_file() else None
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
-    parsed = _parsed(path)
+    parsed = _parse_file(path)
     return parsed if isinstance(parsed, dict) else {}
 
 
