@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def run_playbook(
-    *words: str, cwd: Path = ROOT, check: bool = False, **environment: str
+    *words: str | Path, cwd: Path = ROOT, check: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ansible-playbook with the project's configuration; nobody is asked, and nothing is coloured."""
     known = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}

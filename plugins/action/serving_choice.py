@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from ansible.context import CLIARGS
 from ansible.errors import AnsibleError
-from ansible.inventory.manager import InventoryManager
 from ansible.plugins.action import ActionBase
+from ansible.template import trust_as_template
+from ansible.utils.display import Display
 from ansible.utils.vars import load_extra_vars
-from ansible.vars.manager import VariableManager
 
 DOCUMENTATION = r"""
 name: serving_choice
@@ -24,7 +26,8 @@ description:
   - A profile that is given with C(-e) and is the same as in the inventory counts as the inventory's.
   - Fails if a run without C(-e) would replace a profile that was chosen with C(-e) or on the host itself. The message
     names both ways to continue. A host on which no profile was committed yet passes.
-  - Reads one file on the host, without Python.
+  - Reads one file on the host, without Python. With C(-e serving_profile), also runs C(ansible-inventory --host) on the
+    controller, which does not know C(-e).
 author:
   - vllm-edge contributors
 extends_documentation_fragment:
@@ -47,7 +50,7 @@ EXAMPLES = r"""
 - name: Refuse to replace a profile that was chosen for this host
   edge.vllm_edge.serving_choice:
     profile: "{{ serving_profile }}"
-  register: serving_choice_made
+  register: serving_choice
 """
 
 RETURN = r"""
@@ -62,6 +65,8 @@ inventory_profile:
 """
 
 VARIABLE = "serving_profile"
+LIMIT_S = 60
+"""Reading the inventory takes about a second, and longer if it asks a cloud."""
 CHOSEN = {"-e": "with -e", "host": "on the host itself"}
 
 
@@ -84,7 +89,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         profile = options["profile"]
         given = VARIABLE in load_extra_vars(self._loader)
         host = str(variables.get("inventory_hostname", ""))
-        says = self._inventory_says(host) if given else profile
+        says = self._read_inventory(host, variables) if given else profile
         result: dict[str, Any] = {
             "changed": False,
             "origin": "-e" if given and says != profile else "inventory",
@@ -97,15 +102,34 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         reason = None if given else refusal(host, profile, committed(read["stdout"]))
         return result | ({"failed": True, "msg": reason} if reason else {})
 
-    def _inventory_says(self, host: str) -> str | None:
-        """Return the variable without extra variables. None if the inventory sets no plain text."""
-        inventory = InventoryManager(loader=self._loader, sources=CLIARGS["inventory"])
-        manager = VariableManager(loader=self._loader, inventory=inventory)
-        manager._extra_vars = {}
-        found = inventory.get_host(host)
+    def _read_inventory(self, host: str, variables: Mapping[str, Any]) -> str | None:
+        """Return the variable without extra variables. None if the inventory sets no text, or cannot be read."""
+        command = [sys.executable, "-m", "ansible", "inventory", "--host", host]
+        command += [f"--playbook-dir={variables['playbook_dir']}"]
+        command += [f"--inventory={source}" for source in variables["ansible_inventory_sources"]]
+        command += [f"--vault-id={name}" for name in CLIARGS.get("vault_ids") or ()]
+        command += [f"--vault-password-file={path}" for path in CLIARGS.get("vault_password_files") or ()]
         try:
-            below = manager.get_vars(host=found, include_hostvars=False) if found else {}
-            value = self._templar.copy_with_new_env(available_variables=below).template(below.get(VARIABLE))
+            # In a session of its own it has no terminal, on which it would ask for the password of a vault again.
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                start_new_session=True,
+            )
+            if done.returncode != 0:
+                raise ValueError(done.stderr.strip())
+            value = json.loads(done.stdout).get(VARIABLE)
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            Display().warning(f"{VARIABLE} of {host} in the inventory is not known: {error}")
+            return None
+        if not isinstance(value, str) or "{" not in value:
+            return value if isinstance(value, str) else None
+        others = {name: variables[name] for name in variables if name != VARIABLE}
+        try:
+            value = self._templar.copy_with_new_env(available_variables=others).template(trust_as_template(value))
         except AnsibleError:
             return None
         return value if isinstance(value, str) else None

@@ -192,7 +192,7 @@ from typing import Any, NoReturn
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.generation import committed, live, render, store
-from ..module_utils.vllm_edge.generation.model import Committed, Generation, GenerationError
+from ..module_utils.vllm_edge.generation.model import Choice, Committed, Generation, GenerationError
 from ..module_utils.vllm_edge.generation.render import Rendered
 from ..module_utils.vllm_edge.paths import ETC, STATE, UNITS, HostPaths
 from ..module_utils.vllm_edge.switch.journal import Busy, Lock, holder
@@ -381,13 +381,7 @@ class Switch:
         if not self.needed and now is not None and origin == "inventory" != now.origin:
             news.append(f"the inventory says so now too, which only {now.origin} did before")
             if not self.module.check_mode:
-                committed.commit(
-                    generation,
-                    self.paths,
-                    origin=origin,
-                    inventory_profile=inventory_profile,
-                    chosen_at=now.chosen_at,
-                )
+                committed.commit(generation, self.paths, Choice(origin, inventory_profile), now.chosen_at)
         record = live.record_difference(now, generation, origin, self.paths, defect if same else None)
         self.result |= {
             "generation": number,

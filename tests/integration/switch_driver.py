@@ -24,6 +24,7 @@ ansible.module_utils.__path__.append(str(ROOT / "plugins" / "module_utils"))
 sys.path.insert(0, str(ROOT / "tests" / "unit" / "host"))
 
 from ansible.module_utils.vllm_edge.generation import committed as generation_committed
+from ansible.module_utils.vllm_edge.generation.model import Choice
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import run
 from ansible.module_utils.vllm_edge.switch import run as switch_run
@@ -74,9 +75,7 @@ def main(root: Path, what: str, asked: dict[str, Any]) -> int:
     switch_run._open_world = lambda paths: world  # type: ignore[assignment]
     if what == "recover":
         return run.run_recover(paths, boot=False)
-    return switch_run.run_switch(
-        paths, asked["number"], origin="-e", inventory_profile="nvfp4-tp2", asked_by="test_switch_killed"
-    )
+    return switch_run.run_switch(paths, asked["number"], Choice("-e", "nvfp4-tp2", "test_switch_killed"))
 
 
 if __name__ == "__main__":

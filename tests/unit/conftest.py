@@ -22,13 +22,13 @@ ROOT = Path(__file__).resolve().parents[2]
 Result = dict[str, Any]
 
 
-def load_module(name: str) -> ModuleType:
+def load_module(name: str, kind: str = "modules") -> ModuleType:
     """A module of plugins/modules, imported from its file under the name that it has on a host.
 
     Its relative imports lead to `ansible.module_utils`, as they do there.
     """
-    path = ROOT / "plugins" / "modules" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"ansible.modules.{name}", path)
+    path = ROOT / "plugins" / kind / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"ansible.{kind}.{name}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module  # where dataclasses look for their module
@@ -39,6 +39,15 @@ def load_module(name: str) -> ModuleType:
 @pytest.fixture(name="load_module")
 def load_module_fixture() -> Callable[[str], ModuleType]:
     return load_module
+
+
+@pytest.fixture(scope="session")
+def filters() -> dict[str, Callable[..., Any]]:
+    """The filters of plugins/filter by name."""
+    files = (ROOT / "plugins" / "filter").glob("*.py")
+    return {
+        key: value for file in files for key, value in load_module(file.stem, "filter").FilterModule().filters().items()
+    }
 
 
 @pytest.fixture

@@ -146,7 +146,8 @@ def _add_switch_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_switch_to(options: Options, paths: HostPaths) -> int:
-    from .switch.command import Choice, run_check, run_switch_to
+    from .generation.model import Choice
+    from .switch.command import run_check, run_switch_to
 
     if options.check:
         return run_check(options.to, paths, output=options.format)
@@ -204,15 +205,11 @@ def _add_run_switch_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_switch(options: Options, paths: HostPaths) -> int:
+    from .generation.model import Choice
     from .switch.run import run_switch
 
-    return run_switch(
-        paths,
-        options.generation,
-        origin=options.origin,
-        inventory_profile=options.inventory_profile,
-        asked_by=options.asked_by or "vllm-edge run-switch",
-    )
+    choice = Choice(options.origin, options.inventory_profile, options.asked_by or "vllm-edge run-switch")
+    return run_switch(paths, options.generation, choice)
 
 
 def _nothing(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ from ansible.module_utils.vllm_edge.doctor.facts import Deep, Expectation, Weigh
 from ansible.module_utils.vllm_edge.doctor.registry import DEEP
 from ansible.module_utils.vllm_edge.status.problems import judge
 from ansible.module_utils.vllm_edge.weights.record import Record
-from ansible.module_utils.vllm_edge.weights.survey import hash_sha256, observe
+from ansible.module_utils.vllm_edge.weights.survey import hash_file, observe
 from doctor_host import FakeHost
 
 COMMIT = "0" * 40
@@ -188,7 +188,7 @@ def model(tmp_path: Path) -> dict[str, Any]:
     for name in ("config.json", "model.safetensors"):
         (root / name).write_text(name)
         (root / name).chmod(0o640)
-        files[name] = observe(root / name, hash_sha256(root / name), None)
+        files[name] = observe(root / name, hash_file(root / name)[0])
     record = Record("e2b", "google/x", "main", COMMIT, str(root), "hub", files)
     (tmp_path / "e2b.json").write_text(record.to_json())
     group = grp.getgrgid(os.getegid()).gr_name

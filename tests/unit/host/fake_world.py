@@ -452,9 +452,7 @@ def serve(world: FakeWorld, value: Rendered) -> Generation:
     number = put(world.paths, value)
     generation = store.load(world.paths, number)
     live.install(generation, world.paths, generation.engines, target=True)
-    committed.commit(
-        generation, world.paths, origin="inventory", inventory_profile=value.profile, chosen_at="2026-11-20T00:00:00Z"
-    )
+    committed.commit(generation, world.paths, model.Choice("inventory", value.profile), "2026-11-20T00:00:00Z")
     moves = Moves(start=tuple(generation.engines))
     world.start(moves)
     world.healthy(generation, moves, all_of_them=False)

@@ -70,11 +70,11 @@ def put(paths: HostPaths, value: Rendered) -> int:
     return number
 
 
-def activate(paths: HostPaths, value: Rendered, origin: str = "inventory") -> int:
+def activate(paths: HostPaths, value: Rendered, origin: model.Origin = "inventory") -> int:
     number = put(paths, value)
     generation = store.load(paths, number)
     live.install(generation, paths, generation.engines, target=True)
-    committed.commit(generation, paths, origin=origin, inventory_profile="p", chosen_at="2026-11-21T16:41:00Z")
+    committed.commit(generation, paths, model.Choice(origin, "p"), "2026-11-21T16:41:00Z")
     return number
 
 
@@ -178,7 +178,7 @@ def test_commit_remembers_who_chose_and_what_was_before(paths: HostPaths) -> Non
     assert (now.inventory_profile, now.chosen_at) == ("p", "2026-11-21T16:41:00Z")
     assert now.hashes == {"e2b": engine().input_hash}
     generation = store.load(paths, 2)
-    committed.commit(generation, paths, origin="inventory", inventory_profile="q", chosen_at="later")
+    committed.commit(generation, paths, model.Choice("inventory", "q"), "later")
     again = committed.committed(paths)
     assert again is not None and (again.origin, again.previous_generation) == ("inventory", 1)
     assert paths.active_profile.stat().st_mode & 0o777 == 0o644
@@ -365,7 +365,7 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(GenerationError, match=r"active-profile\.json could not be written: .*No space left") as error:
-        committed.commit(store.load(paths, 1), paths, origin="host", inventory_profile=None, chosen_at="")
+        committed.commit(store.load(paths, 1), paths, model.Choice(), "")
     assert isinstance(error.value.__cause__, OSError)
     assert paths.active_profile.read_text() == before
     assert [entry.name for entry in paths.state.iterdir() if entry.name.startswith(".")] == []

@@ -123,13 +123,8 @@ class Host:
         assert result["result"] == "committed", result
         generation = store.load(self.paths, result["generation"])
         live.install(generation, self.paths, generation.engines, target=True)
-        generation_committed.commit(
-            generation,
-            self.paths,
-            origin=more.get("origin", "inventory"),
-            inventory_profile=more.get("inventory_profile"),
-            chosen_at="then",
-        )
+        choice = model.Choice(more.get("origin", "inventory"), more.get("inventory_profile"))
+        generation_committed.commit(generation, self.paths, choice, "then")
         self.status(list(generation.engines))
         self.answer("", 9, "the program was asked for a switch that nobody needs")
         _ = self.asked

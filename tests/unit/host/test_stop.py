@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.vllm_edge.generation.model import Choice
 from ansible.module_utils.vllm_edge.names import TARGET
 from ansible.module_utils.vllm_edge.switch import journal as journal_module
 from ansible.module_utils.vllm_edge.switch import run
@@ -78,7 +79,7 @@ def test_every_engine_leaves_after_its_requests_and_a_switch_brings_them_back(
     assert f"'vllm-edge switch {old.number}' brings back" in told["message"]
 
     monkeypatch.setattr(run, "_open_world", lambda paths: world)
-    run.run_switch(world.paths, old.number, origin="host", inventory_profile=None, asked_by="somebody")
+    run.run_switch(world.paths, old.number, Choice())
     assert unlike(world, old) == []
     assert log(world)[-1] == "hook after_commit"
 
@@ -145,7 +146,7 @@ def test_after_a_switch_that_was_killed(tmp_path: Path, stop: Run, monkeypatch: 
     world.before = killed
     monkeypatch.setattr(run, "_open_world", lambda paths: world)
     with pytest.raises(SystemExit):
-        run.run_switch(world.paths, new.number, origin="host", inventory_profile=None, asked_by="somebody")
+        run.run_switch(world.paths, new.number, Choice())
     world.before = lambda name, number: None
     entries = len(log(world))
     status, told = stop(world)

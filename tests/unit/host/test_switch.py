@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.generation import committed, live, model, store
-from ansible.module_utils.vllm_edge.generation.model import Generation
+from ansible.module_utils.vllm_edge.generation.model import Choice, Generation, Origin
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import journal as journal_module
 from ansible.module_utils.vllm_edge.switch import run as switch_run
@@ -53,11 +53,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """run(world, number) through the entry of `vllm-edge run-switch`."""
 
-    def go(world: FakeWorld, number: int, origin: str = "-e", asked_by: str = "site.yml by alice") -> int:
+    def go(world: FakeWorld, number: int, origin: Origin = "-e", asked_by: str = "site.yml by alice") -> int:
         monkeypatch.setattr(switch_run, "_open_world", lambda paths: world)
-        return switch_run.run_switch(
-            world.paths, number, origin=origin, inventory_profile="nvfp4-tp2", asked_by=asked_by
-        )
+        return switch_run.run_switch(world.paths, number, Choice(origin, "nvfp4-tp2", asked_by))
 
     return go
 
@@ -690,7 +688,7 @@ def test_a_second_switch_is_refused_with_the_first_ones_name_and_phase(
     def second(name: str, number: int | None) -> None:
         if name == ACTIONS[phase] and not seen:
             log = world.load()["log"]
-            status = switch_run.run_switch(world.paths, 1, origin="host", inventory_profile=None, asked_by="bob")
+            status = switch_run.run_switch(world.paths, 1, Choice(asked_by="bob"))
             seen.append((status, capsys.readouterr().err))
             assert world.load()["log"] == log, "it did nothing"
             assert switch_run.run_recover(world.paths, boot=False) == Exit.BUSY
@@ -977,7 +975,7 @@ def test_a_world_that_cannot_be_opened_is_no_rollback(
 
     monkeypatch.setattr(switch_run, "_open_world", broken)
     world, _, _ = host(tmp_path)
-    assert switch_run.run_switch(world.paths, 2, origin="-e", inventory_profile=None, asked_by="x") == Exit.FAILED
+    assert switch_run.run_switch(world.paths, 2, Choice("-e", asked_by="x")) == Exit.FAILED
     assert "no docker" in capsys.readouterr().err
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.cli import main
-from ansible.module_utils.vllm_edge.generation.model import Committed, FileChange, Generation, GenerationError
+from ansible.module_utils.vllm_edge.generation.model import Choice, Committed, FileChange, Generation, GenerationError
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import command as switch_unit
-from ansible.module_utils.vllm_edge.switch.command import Choice, moves_lines, run_check, run_rollback, run_switch_to
+from ansible.module_utils.vllm_edge.switch.command import moves_lines, run_check, run_rollback, run_switch_to
 from ansible.module_utils.vllm_edge.switch.journal import from_json, to_json
 from ansible.module_utils.vllm_edge.switch.model import Exit, Journal, Moves, PhaseFailed, Result
 from ansible.module_utils.vllm_edge.text import WIDTH
@@ -121,16 +121,14 @@ def test_what_the_unit_runs_is_a_command_of_the_program(paths: HostPaths, monkey
     monkeypatch.setitem(
         sys.modules,
         f"{PACKAGE}.switch.run",
-        SimpleNamespace(run_switch=lambda paths, number, **more: asked.append((paths.state, number, more)) or 3),
+        SimpleNamespace(run_switch=lambda paths, number, choice: asked.append((paths.state, number, choice)) or 3),
     )
     unit = FakeUnit(paths, [ended()])
     run_switch_to("4", paths, Choice("-e", None, "site.yml by alice"), output="json", unit=unit)
     assert unit.started is not None
     words = unit.started[unit.started.index("--") + 2 :]
     assert main([f"--state={paths.state}", *words]) == 3
-    assert asked == [
-        (paths.state, 4, {"origin": "-e", "inventory_profile": None, "asked_by": "site.yml by alice"}),
-    ]
+    assert asked == [(paths.state, 4, Choice("-e", None, "site.yml by alice"))]
 
 
 def test_a_profile_is_its_newest_generation(paths: HostPaths) -> None:

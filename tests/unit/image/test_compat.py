@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,10 +13,9 @@ from ansible.module_utils.vllm_edge.inventory import image_compat
 from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[3]
-DATA = yaml.safe_load((ROOT / "group_vars/all/versions.yml").read_text())["vllm_compatibility_matrix"]
-ROWS = image_compat.parse_matrix(DATA)
-NEEDS = (image_compat.Need(">=5.5.0", "the gemma4 architecture"),)
-GAPS = (("4.57.6", "5.0.0"),)
+ROWS = yaml.safe_load((ROOT / "group_vars/all/versions.yml").read_text())["vllm_compatibility_matrix"]
+NEEDS = [{"transformers": ">=5.5.0", "reason": "the gemma4 architecture"}]
+GAPS = [{"last": "4.57.6", "next": "5.0.0"}]
 
 
 def resolve(requirement: str, vllm: str, installed: str | None = None) -> image_compat.Resolution:
@@ -47,7 +48,11 @@ def test_requirement_becomes_a_constraint_with_a_ceiling(requirement: str, vllm:
 @pytest.mark.parametrize(
     ("requirement", "vllm", "texts"),
     [
-        ("transformers<5", "0.32.0", ["impossible with vLLM 0.32.0", ">=5.16.1,<5.20.0", "wheel", "What would do"]),
+        (
+            "transformers<5",
+            "0.32.0",
+            ["impossible with vLLM 0.32.0", ">=5.16.1,<5.20.0", "wheel", "Write a requirement within"],
+        ),
         ("transformers>=6", "0.33.0", ["impossible", "within transformers>=5.16.1,<5.21.0"]),
         ("transformers>=4.58", "0.19.0", ["the gemma4 architecture needs transformers >=5.5.0"]),
         ("transformers==5.15.0", "0.27.1", ["known to be broken", "AmbiguousGlobalPerLayerAttributeError", "5.14.1"]),
@@ -76,17 +81,25 @@ def test_layer_only_where_the_base_does_not_meet_the_constraint(installed: str |
     assert resolve("transformers>=4.58", "0.32.0", installed).needs_layer is needs_layer
 
 
-def test_explanation_says_that_the_requirement_names_no_release() -> None:
-    said = resolve("transformers>=4.58", "0.32.0", "5.16.0").explanation
-    assert said.startswith(
-        "transformers>=4.58 names no release (4.57.6 -> 5.0.0); with vLLM 0.32.0 it becomes >=5.16.1,<5.20.0"
-    )
-    assert "the base image has 5.16.0, so a layer is needed" in said
-
-
-def test_explanation_of_a_requirement_that_stands() -> None:
-    said = resolve("transformers==5.17.0", "0.32.0", "5.17.0").explanation
-    assert "stands as it is" in said and "no layer" in said
+@pytest.mark.parametrize(
+    ("requirement", "installed", "words"),
+    [
+        (
+            "transformers>=4.58",
+            "5.16.0",
+            [
+                "transformers>=4.58 names no release (4.57.6 -> 5.0.0); with vLLM 0.32.0 it becomes >=5.16.1,<5.20.0",
+                "the base image has 5.16.0, so a layer is needed",
+            ],
+        ),
+        ("transformers==5.17.0", "5.17.0", ["transformers==5.17.0 stays as it is", "so there is no layer"]),
+        ("transformers>=5.17", None, ["with vLLM 0.32.0, transformers>=5.17 becomes >=5.17,<5.20.0", "has none"]),
+    ],
+)
+def test_explanation(requirement: str, installed: str | None, words: list[str]) -> None:
+    first, last = words
+    said = resolve(requirement, "0.32.0", installed).explanation
+    assert said.startswith(first) and last in said
 
 
 def test_requirement_that_lies_in_the_gap_is_impossible() -> None:
@@ -110,16 +123,8 @@ def test_requirement_that_lies_in_the_gap_is_impossible() -> None:
     ],
 )
 def test_known_bad_releases_are_left_out(span: str, bad: str, left: str | None) -> None:
-    rows = image_compat.parse_matrix(
-        [
-            {
-                "vllm": "==1.0.*",
-                "transformers": span,
-                "reference": "r",
-                "known_bad": [{"transformers": bad, "reason": "it breaks"}],
-            }
-        ]
-    )
+    known_bad = [{"transformers": bad, "reason": "it breaks"}]
+    rows = [{"vllm": "==1.0.*", "transformers": span, "reference": "r", "known_bad": known_bad}]
     if left is None:
         with pytest.raises(image_compat.CompatError, match="it breaks"):
             image_compat.resolve("transformers", "1.0.0", None, rows)
@@ -145,7 +150,7 @@ def test_intersection_is_that_of_packaging(first: str, second: str) -> None:
     assert found == expected
 
 
-@pytest.mark.parametrize("row", DATA, ids=lambda row: row["vllm"])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["vllm"])
 def test_every_row_of_the_matrix_has_its_reference(row: dict[str, object]) -> None:
     assert row["reference"]
     for bad in row["known_bad"]:  # type: ignore[attr-defined]
@@ -155,11 +160,20 @@ def test_every_row_of_the_matrix_has_its_reference(row: dict[str, object]) -> No
 @pytest.mark.parametrize(
     ("row", "text"),
     [
-        ({"vllm": "==1"}, "lacks transformers, reference"),
         ({"vllm": "one", "transformers": "", "reference": "r"}, "Row 1"),
         ({"vllm": "==1", "transformers": "five", "reference": "r"}, "Row 1"),
     ],
 )
 def test_mistakes_in_the_matrix_name_the_row(row: dict[str, str], text: str) -> None:
     with pytest.raises(image_compat.CompatError, match=text):
-        image_compat.parse_matrix([row])
+        image_compat.resolve("transformers", "1", None, [row])
+
+
+def test_the_filter_returns_the_result_or_the_reason(filters: dict[str, Callable[..., Any]]) -> None:
+    resolve_transformers = filters["resolve_transformers"]
+    packages = {"vllm": "0.32.0+cpu", "transformers": "5.16.0"}
+    said = resolve_transformers("transformers>=4.58", packages, ROWS, NEEDS, GAPS)
+    assert (said["error"], said["constraint"], said["needs_layer"]) == ("", "transformers>=5.16.1,<5.20.0", True)
+    assert "names no release" in said["explanation"]
+    assert resolve_transformers("transformers>=4.58", {"vllm": "0.32.0"}, ROWS)["needs_layer"]
+    assert "impossible" in resolve_transformers("transformers<5", packages, ROWS)["error"]

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import run_playbook
 
+ROOT = Path(__file__).resolve().parents[3]
 BY_E = {"profile": "e2b-only", "generation": 7, "origin": "-e", "chosen_at": "2026-11-21T16:40:00Z"}
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, run_playbook: Run) -> Run:
     """Run playbooks/choice.yml on this machine as the host, with what is committed there; `then` sees the choice."""
     inventory, state = tmp_path / "inventory", tmp_path / "state"
     (inventory / "group_vars").mkdir(parents=True)
@@ -40,8 +40,8 @@ def run(tmp_path: Path) -> Run:
         then = tmp_path / "then.yml"
         show = {"name": "Show", "ansible.builtin.debug": {"var": "serving_choice"}}
         then.write_text(json.dumps([{"hosts": "gpu_hosts", "gather_facts": False, "tasks": [show]}]))
-        words = ["-i", str(inventory), "playbooks/choice.yml", str(then), *options]
-        return run_playbook(*words, ANSIBLE_CALLBACK_RESULT_FORMAT="json", ANSIBLE_DISPLAY_OK_HOSTS="true")
+        shown = {"ANSIBLE_CALLBACK_RESULT_FORMAT": "json", "ANSIBLE_DISPLAY_OK_HOSTS": "true"}
+        return run_playbook("-i", inventory, "playbooks/choice.yml", then, *options, **shown)
 
     return go
 
@@ -50,7 +50,8 @@ def chosen(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """What the play after it sees."""
     assert done.returncode == 0, done.stdout + done.stderr
     assert "changed=0" in done.stdout
-    return dict(json.loads(done.stdout.split("ok: [xr7620] => ")[-1].split("\nPLAY RECAP")[0])["serving_choice"])
+    shown = json.loads(done.stdout.split("ok: [xr7620] => ")[-1].split("\nPLAY RECAP")[0])["serving_choice"]
+    return {key: shown[key] for key in ("origin", "inventory_profile")}
 
 
 def words(done: subprocess.CompletedProcess[str]) -> str:
@@ -98,6 +99,41 @@ def test_what_e_hides_may_be_absent_or_a_template(run: Run, profile: str | None,
     assert chosen(done) == {"origin": "-e", "inventory_profile": says}
 
 
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A playbook with group_vars beside it, in which the profile stands, and the tasks that determine the choice."""
+    tasks = [
+        {"ansible.builtin.include_tasks": str(ROOT / "playbooks/tasks/choice.yml")},
+        {"ansible.builtin.debug": {"var": "serving_choice"}},
+    ]
+    (tmp_path / "play.yml").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
+    (tmp_path / "group_vars").mkdir()
+    variables = {"vllm_edge_host_state_directory": str(tmp_path), "ansible_connection": "local"}
+    (tmp_path / "group_vars" / "all.yml").write_text(json.dumps(variables | {"serving_profile": "beside"}))
+    return tmp_path
+
+
+def test_group_vars_beside_the_playbook_are_part_of_the_inventory(project: Path, run_playbook: Run) -> None:
+    chosen = ["-e", "serving_profile=other", "-i", "xr7620,"]
+    done = run_playbook(project / "play.yml", *chosen, ANSIBLE_DISPLAY_OK_HOSTS="true")
+    assert "inventory_profile: beside" in done.stdout, done.stdout + done.stderr
+
+
+def test_several_inventories_and_a_vault_are_read_as_in_the_run(project: Path, run_playbook: Run) -> None:
+    (project / "password").write_text("secret\n")
+    hosts = {"gpu_hosts": {"hosts": {"xr7620": {}}}}
+    vault = ["--vault-password-file", str(project / "password")]
+    for name in ("first", "second"):
+        (project / name / "group_vars").mkdir(parents=True)
+        (project / name / "hosts.yml").write_text(json.dumps(hosts))
+        file = project / name / "group_vars" / "gpu_hosts.yml"
+        file.write_text(f"serving_profile: {name}\n")
+    subprocess.run(["ansible-vault", "encrypt", *vault, file], check=True, capture_output=True, timeout=60)
+    chosen = ["-e", "serving_profile=other", "-i", project / "first", "-i", project / "second", *vault]
+    done = run_playbook(project / "play.yml", *chosen, ANSIBLE_DISPLAY_OK_HOSTS="true")
+    assert "inventory_profile: second" in done.stdout, done.stdout + done.stderr
+
+
 # ---- what is refused --------------------------------------------------------------------------------------------
 
 
@@ -136,7 +172,7 @@ def test_e_passes(run: Run) -> None:
     assert chosen(run("-e", "serving_profile=bf16-tp4", committed=BY_E))["origin"] == "-e"
 
 
-def test_site_asks_before_any_host_is_changed() -> None:
-    done = run_playbook("--list-tasks", "-i", "xr7620,", "site.yml", check=True)
+def test_site_asks_before_any_host_is_changed(run_playbook: Run) -> None:
+    done = run_playbook("--list-tasks", "-i", "xr7620,", "site.yml")
     plays = [line.split("): ")[1].split("\t")[0] for line in done.stdout.splitlines() if line.startswith("  play #")]
     assert plays[:3] == ["Validate the inventory", "Check the chosen profile", "Prepare the host"]

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import run_playbook
 
 NOBODY = "192.0.2.1"
 """Of the addresses that RFC 5737 keeps for documentation: no host has it."""
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Any:
+def play(tmp_path: Path, run_playbook: Any) -> Any:
     """Run a playbook for one host whose group_vars are given; ssh only writes down that it was called."""
     inventory = tmp_path / "inventory"
     (inventory / "group_vars").mkdir(parents=True)
@@ -28,9 +27,10 @@ def play(tmp_path: Path) -> Any:
     ssh.write_text(f'#!/bin/sh\necho "$@" >>{called}\nexit 255\n')
     ssh.chmod(0o755)
 
-    def run(playbook: str, variables: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
+    def run(name: str, variables: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
         (inventory / "group_vars" / "gpu_hosts.yml").write_text(json.dumps(variables))
-        done = run_playbook("-i", str(inventory), playbook, *options, PATH=f"{ssh.parent}:{os.environ['PATH']}")
+        done: subprocess.CompletedProcess[str]
+        done = run_playbook("-i", inventory, name, *options, PATH=f"{ssh.parent}:{os.environ['PATH']}")
         assert not called.exists(), f"ssh was called: {called.read_text()}"
         assert "UNREACHABLE" not in done.stdout
         return done
@@ -73,5 +73,5 @@ def test_site_stops_there(play: Any) -> None:
     done = play("site.yml", {**GOOD, "gpu_count": 2}, "-e", "allow_reboot=maybe")
     assert done.returncode == 2
     assert "allow_reboot: 'maybe' is neither true nor false; write true or false." in done.stdout
-    assert "slot 2 is not there, gpu_count is 2" in done.stdout
+    assert "slot 2 does not exist, gpu_count is 2" in done.stdout
     assert done.stdout.count("PLAY [") == 1

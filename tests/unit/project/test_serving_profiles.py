@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ from typing import Any
 import pytest
 import yaml
 from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS
-from ansible.module_utils.vllm_edge.inventory import vllm_arguments
+from ansible.module_utils.vllm_edge.inventory import engine_arguments, vllm_arguments
 from ansible.module_utils.vllm_edge.inventory.profiles import CUDA_TOTAL_MIB
 from ansible.module_utils.vllm_edge.planning import families, model_facts, planner
 from ansible.module_utils.vllm_edge.planning.contract import EnginePlan, Gpu, Verdict
-from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA: dict[str, Any] = {
@@ -120,29 +118,19 @@ def test_the_recorded_release_knows_the_argument_that_lets_requests_finish() -> 
     since = DATA["vllm_shutdown_timeout_since"]
     assert isinstance(since, str)
     assert [int(part) for part in since.split(".")] <= [int(part) for part in vllm_arguments.VERSION.split(".")]
-    assert any(option.name == "--shutdown-timeout" for option in vllm_arguments.OPTIONS)
+    assert any(option.name == "--shutdown-timeout" for option in engine_arguments.OPTIONS)
 
 
 def rows(page: Path, first: str) -> list[dict[str, str]]:
     """Rows of the table whose first column has this title."""
-    tokens = MarkdownIt("commonmark").enable("table").parse(page.read_text())
-    cells = [
-        (token.type, following.content)
-        for token, following in itertools.pairwise(tokens)
-        if token.type in {"table_open", "tr_open", "th_open", "td_open"}
-    ]
-    titles: list[str] = []
     found: list[dict[str, str]] = []
-    for kind, content in cells:
-        if kind == "table_open":
-            titles = []
-        elif kind == "tr_open":
-            found.append({})
-        elif kind == "th_open":
-            titles.append(content)
-        else:
-            found[-1][titles[len(found[-1])]] = content
-    return [row for row in found if row and next(iter(row)) == first]
+    titles: list[str] = []
+    for line in page.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if titles and cells and set(line) - set("|-: "):
+            found.append(dict(zip(titles, cells, strict=True)))
+        titles = (titles or cells) if cells else []
+    return [row for row in found if next(iter(row)) == first]
 
 
 def test_the_page_says_what_the_data_say() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from support import ROOT, get_words, run_playbook
 
+ROOT = Path(__file__).resolve().parents[3]
 DOWN = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
 """A host on whose port nobody listens."""
 LATER = "Later"
@@ -24,21 +24,22 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, run_playbook: Run) -> Run:
     """run(hosts, playbook, options): as a stage of a site.yml whose next play has the task LATER, on this machine."""
     for name in ("playbooks", "group_vars"):
         (tmp_path / name).symlink_to(ROOT / name)
     later = {"name": LATER, "ansible.builtin.debug": {"msg": "{{ inventory_hostname }} goes on"}}
 
-    def go(hosts: dict[str, dict[str, Any]], playbook: str, *options: str) -> subprocess.CompletedProcess[str]:
+    def go(hosts: dict[str, dict[str, Any]], name: str, *options: str) -> subprocess.CompletedProcess[str]:
         common = {"ansible_connection": "local", "serving_profile": "nvfp4-tp2"}
-        listed = {name: {**common, **variables} for name, variables in hosts.items()}
+        listed = {host: {**common, **variables} for host, variables in hosts.items()}
         (tmp_path / "hosts.yml").write_text(json.dumps({"gpu_hosts": {"hosts": listed}}))
-        stage = {"name": "The stage", "ansible.builtin.import_playbook": playbook}
+        stage = {"name": "The stage", "ansible.builtin.import_playbook": name}
         after = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [later]}
         (tmp_path / "site.yml").write_text(json.dumps([stage, after]))
         words = ["-i", "hosts.yml", "-e", "ansible_become=false", "site.yml", *options]
-        return run_playbook(*words, cwd=tmp_path, ANSIBLE_DISPLAY_OK_HOSTS="true")
+        settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_DISPLAY_OK_HOSTS": "true"}
+        return run_playbook(*words, cwd=tmp_path, **settings)
 
     return go
 
@@ -72,7 +73,7 @@ def test_a_stage_that_fails_on_one_host_goes_on_with_the_other(run: Run, tmp_pat
     stage.write_text(json.dumps([{"hosts": "gpu_hosts", "gather_facts": False, "tasks": [include]}]))
     done = run(hosts, "stage.yml", "-e", "vllm_image_base=registry.example/vllm:v0.32.0")
     assert done.returncode != 0
-    assert "could not be pulled: the last line of bad" in get_words(done)
+    assert "could not be pulled: the last line of bad" in " ".join(done.stdout.split())
     assert "the last line of good" not in done.stdout
     assert goes_on(done, "good") and not goes_on(done, "bad")
 

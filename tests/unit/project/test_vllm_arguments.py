@@ -18,7 +18,4 @@ def test_recorded_arguments_are_those_of_the_parser() -> None:
     command = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "python3"]
     command += [f"--volume={ROOT}/tools:/tools:ro", images.engine_image(), "/tools/vllm_arguments.py"]
     printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
-    formatted = subprocess.run(
-        ["ruff", "format", "-"], cwd=ROOT, input=printed, check=True, capture_output=True, text=True
-    ).stdout
-    assert formatted == (ROOT / "module_utils/vllm_edge/inventory/vllm_arguments.py").read_text()
+    assert printed == (ROOT / "plugins/module_utils/vllm_edge/inventory/vllm_arguments.py").read_text()

@@ -7,7 +7,7 @@ import json
 
 from ..paths import HostPaths
 from .live import write_file
-from .model import ORIGINS, Committed, CommittedEngine, Generation, GenerationError
+from .model import ORIGINS, Choice, Committed, CommittedEngine, Generation, GenerationError
 
 
 def parse_committed(text: str, source: str) -> Committed:
@@ -60,9 +60,7 @@ def committed(paths: HostPaths) -> Committed | None:
     return parse_committed(text, str(path))
 
 
-def commit(
-    generation: Generation, paths: HostPaths, *, origin: str, inventory_profile: str | None, chosen_at: str
-) -> None:
+def commit(generation: Generation, paths: HostPaths, choice: Choice, chosen_at: str) -> None:
     """Make a generation the committed one, by one rename; the former one is recorded as the previous generation.
 
     Committing the committed generation again keeps the recorded previous one.
@@ -70,8 +68,7 @@ def commit(
     Args:
         generation: generation to commit
         paths: where the host keeps its files
-        origin: who chose the profile
-        inventory_profile: profile of the inventory; None if the inventory was not involved
+        choice: who chose the profile
         chosen_at: time of the choice, as `engine.state.stamp` formats it
 
     Raises:
@@ -90,8 +87,8 @@ def commit(
             name: {"input_hash": engine.config.input_hash, "generation": engine.config.generation}
             for name, engine in generation.engines.items()
         },
-        "origin": origin,
-        "inventory_profile": inventory_profile,
+        "origin": choice.origin,
+        "inventory_profile": choice.inventory_profile,
         "chosen_at": chosen_at,
         "previous_generation": previous,
     }

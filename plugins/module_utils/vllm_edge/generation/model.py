@@ -103,6 +103,17 @@ class CommittedEngine:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """Who chose a profile."""
+
+    origin: Origin = "host"
+    inventory_profile: str | None = None
+    """Profile of the inventory at that time; None if the inventory was not involved."""
+    asked_by: str | None = None
+    """Who asked, for example `site.yml by alice`; only the journal of the switch keeps it."""
+
+
+@dataclass(frozen=True)
 class Committed:
     """Content of active-profile.json: which generation the host is committed to."""
 

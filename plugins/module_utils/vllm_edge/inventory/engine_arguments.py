@@ -13,9 +13,37 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..text import describe_invalid_choice, nearest, shown
-from .engine_inputs import convert_to_yaml
-from .vllm_arguments import OPTIONS, REASONING_PARSERS, TOOL_CALL_PARSERS, VERSION, Option
+from . import vllm_arguments as recorded
+from .engine_inputs import convert_to_yaml, describe_unknown_key, find_control_character
+from .vllm_arguments import VERSION
 
+
+class Option(NamedTuple):
+    """One option of `vllm serve`."""
+
+    name: str
+    aliases: tuple[str, ...]
+    """Other spellings, the `--no-` form among them."""
+    takes: str
+    """Values that follow it: `none`, `optional`, `one`, `many`."""
+    kind: str
+    """What a value is: `text`, `int`, `float`."""
+    choices: tuple[str, ...]
+    repeatable: bool
+
+
+def parse_options(groups: Mapping[str, str], choices: Mapping[str, str]) -> Iterator[Option]:
+    """Yield the recorded options; `vllm_arguments` says in which form they are recorded."""
+    for group, names in groups.items():
+        *repeatable, takes, kind = ["none", "text"] if group == "switch" else group.split()
+        for spelled in names.split():
+            name, *aliases = spelled.split("|")
+            negated = [f"--no-{name}"] if group == "switch" else []
+            allowed = tuple(choices.get(name, "").split())
+            yield Option(f"--{name}", (*negated, *aliases), takes, kind, allowed, bool(repeatable))
+
+
+OPTIONS = tuple(parse_options(recorded.OPTIONS, recorded.CHOICES))
 _SPELLED: dict[str, Option] = {spelled: option for option in OPTIONS for spelled in (option.name, *option.aliases)}
 
 # Keys of an engine whose name differs from that of the option.
@@ -25,18 +53,18 @@ KEY_OF_OPTION: dict[str, str] = {"--served-model-name": "served_names", "--model
 OURS: dict[str, str] = {
     "--host": "an engine answers on 127.0.0.1 of the host alone; remove it",
     "--port": "the port on the host is the key port; remove it",
-    "--uds": "an engine is asked over its port; remove it",
-    "--grpc": "an engine is asked over HTTP; remove it",
+    "--uds": "engines are reached over a TCP port; remove it",
+    "--grpc": "engines are reached over HTTP; remove it",
     "--grpc-port": "an engine has one port, the key port; remove it",
     "--headless": "an engine without an API would never be ready; remove it",
-    "--root-path": "health and completions are asked at the root; remove it",
-    "--ssl-keyfile": "health and completions are asked over http on 127.0.0.1; remove it",
-    "--ssl-certfile": "health and completions are asked over http on 127.0.0.1; remove it",
-    "--api-key": "it would stand readable in the unit's files, and the engine answers on 127.0.0.1 alone; remove it",
+    "--root-path": "health and completions are requested at the root; remove it",
+    "--ssl-keyfile": "health and completions are requested over HTTP on 127.0.0.1; remove it",
+    "--ssl-certfile": "health and completions are requested over HTTP on 127.0.0.1; remove it",
+    "--api-key": "it would be readable in the unit's files, and the engine answers on 127.0.0.1 alone; remove it",
     "--enable-auto-tool-choice": "the key tool_call_parser turns it on; use that one",
     "--config": "a file would hide arguments from plan and validation; write them here",
-    "--revision": "the key revision of the model says which commit is brought and served; use that one",
-    "--download-dir": "weights are brought before the engine starts, to model_weights_root; remove it",
+    "--revision": "the key revision of the model says which commit is downloaded and served; use that one",
+    "--download-dir": "weights are downloaded before the engine starts, to model_weights_root; remove it",
     "--hf-token": "engines reach no hub; for the download use model_weights_token_file",
     "--data-parallel-size": "one engine has tensor_parallel_size x pipeline_parallel_size GPUs; make a second engine",
     "--shutdown-timeout": "a switch and systemd rely on it; set vllm_engine_shutdown_timeout_s, for all engines",
@@ -55,8 +83,8 @@ FORMER: dict[str, str] = {
 }
 
 _KEY_CHOICES: dict[str, tuple[str, ...]] = {
-    "tool_call_parser": TOOL_CALL_PARSERS,
-    "reasoning_parser": REASONING_PARSERS,
+    "tool_call_parser": tuple(recorded.TOOL_CALL_PARSERS.split()),
+    "reasoning_parser": tuple(recorded.REASONING_PARSERS.split()),
     **{key: _SPELLED[f"--{key.replace('_', '-')}"].choices for key in ("dtype", "kv_cache_dtype")},
 }
 
@@ -81,7 +109,7 @@ class Argument(NamedTuple):
     values: tuple[str, ...]
 
 
-def said(text: str) -> str:
+def quote(text: str) -> str:
     """Return an argument for printing, without the value of a secret."""
     return shown(SECRET.sub(r"\1\2...", text))
 
@@ -91,7 +119,7 @@ def is_option(item: str) -> bool:
     return item.startswith("-") and re.fullmatch(r"-\d+(\.\d+)?|-", item) is None
 
 
-def find(name: str) -> Option | None:
+def find_option(name: str) -> Option | None:
     """Return the option of a name, of an alias, or of an abbreviation that only one option has; otherwise None."""
     if name.startswith("-O"):
         return _SPELLED["--optimization-level"]
@@ -101,7 +129,7 @@ def find(name: str) -> Option | None:
     return begun.pop() if len(begun) == 1 and len(name) > 4 else None
 
 
-def arguments(items: list[str]) -> tuple[list[Argument], list[str]]:
+def parse_arguments(items: list[str]) -> tuple[list[Argument], list[str]]:
     """Return the options with their values, and the words that belong to no option."""
     found: list[Argument] = []
     stray: list[str] = []
@@ -115,7 +143,7 @@ def arguments(items: list[str]) -> tuple[list[Argument], list[str]]:
         written, equals, value = item.partition("=")
         base, dot, rest = written.partition(".")
         name = base.replace("_", "-") if base.startswith("--") else base
-        option = find(name)
+        option = find_option(name)
         values = [value] if equals else [name[2:]] if re.fullmatch(r"-O.+", name) else []
         room = {"none": 0, "optional": 1, "one": 1, "many": len(items)}[option.takes if option else "many"]
         while (
@@ -143,24 +171,30 @@ def find_argument_errors(where: str, engine: Mapping[str, Any], keys: Mapping[st
     if not isinstance(given, list):
         return
     items = [item for item in given if isinstance(item, str)]
-    faults = {item: fault for item in items if (fault := _fault(item))}
+    faults = {item: fault for item in items if (fault := _find_fault(item))}
     for item, fault in faults.items():
-        yield f"{where}.extra_args: {said(item)} {fault}."
-    found, stray = arguments([item for item in items if item not in faults])
+        yield f"{where}.extra_args: {quote(item)} {fault}."
+    found, stray = parse_arguments([item for item in items if item not in faults])
     for word in stray:
         yield (
             f"{where}.extra_args: {shown(word)} belongs to no option; options begin with --, "
             f"and the model is the key model."
         )
-    seen: dict[str, Argument] = {}
     for argument in found:
         yield from _find_reserved_options(where, argument, engine, keys)
+    yield from _find_repeated_options(where, found)
+
+
+def _find_repeated_options(where: str, found: list[Argument]) -> Iterator[str]:
+    """Yield options that are given twice, although vLLM takes one value."""
+    seen: dict[str, Argument] = {}
+    for argument in found:
         name = argument.option.name if argument.option else argument.name
         place = name + argument.dotted
         other = seen.get(place) or (seen.get(name) if argument.dotted else None)
         if other and not (argument.option and argument.option.repeatable):
             yield (
-                f"{where}.extra_args: {said(other.text)} and {said(argument.text)} are two sources for {name}, "
+                f"{where}.extra_args: {quote(other.text)} and {quote(argument.text)} are two sources for {name}, "
                 f"of which vLLM silently takes the last; keep one."
             )
         seen[place] = argument
@@ -181,7 +215,7 @@ def find_release_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str
     given = engine.get("extra_args")
     if not isinstance(given, list):
         return
-    for argument in arguments([item for item in given if isinstance(item, str) and not _fault(item)])[0]:
+    for argument in parse_arguments([item for item in given if isinstance(item, str) and not _find_fault(item)])[0]:
         option = argument.option
         if option is None:
             instead = _suggest_instead(argument.name, keys)
@@ -200,14 +234,14 @@ def describe_unknown_engine_key(where: str, key: str, keys: Mapping[str, Any]) -
     spelled = key.lstrip("-").replace("-", "_").lower()
     dashed = "--" + spelled.replace("_", "-")
     if spelled in keys:
-        return f"{where}.{key}: nothing reads this key; keys are written with underscores: {spelled}."
+        return describe_unknown_key(where, key, keys)
     if dashed in FORMER:
         return f"{where}.{key}: vLLM {VERSION} has no {dashed}: {FORMER[dashed]}."
     if dashed in OURS:
         return f"{where}.{key}: nothing reads this key: {OURS[dashed]}."
-    option = find(dashed)
+    option = find_option(dashed)
     if option is None:
-        return f"{where}.{key}: nothing reads this key; {nearest(spelled, keys)}"
+        return describe_unknown_key(where, key, keys)
     if option.name in KEY_OF_OPTION:
         return f"{where}.{key}: nothing reads this key; it is called {KEY_OF_OPTION[option.name]} here."
     if derive_key(option) in keys:
@@ -221,18 +255,14 @@ def derive_key(option: Option) -> str:
     return option.name.removeprefix("--").replace("-", "_")
 
 
-def _fault(item: str) -> str:
+def _find_fault(item: str) -> str:
     """Return why an item cannot be in extra_args, or an empty string. Items are lines of a file; no shell reads
     them."""
     value = item.partition("=")[2] if is_option(item) else item
     if not item.strip():
         return "is empty; remove it"
-    if "\0" in item:
-        return "holds a NUL; remove it"
-    if re.search(r"[\x00-\x1f\x7f]", item):
-        return (
-            "holds a line break or control character, and each item is one line of the unit's file; write one item each"
-        )
+    if fault := find_control_character(item):
+        return f"{fault}, and each item is one line of the unit's file; write one item each"
     if value[:1] in ("{", "["):
         try:
             json.loads(value)
@@ -256,18 +286,18 @@ def _find_reserved_options(
     if key in keys and option.name != "--port":
         if key in engine:
             yield (
-                f"{where}.extra_args: {said(argument.text)} and the key {key} ({shown(engine[key])}) are two sources "
+                f"{where}.extra_args: {quote(argument.text)} and the key {key} ({shown(engine[key])}) are two sources "
                 f"for one thing; keep the key."
             )
         else:
             value = str(not argument.name.startswith("--no-")).lower() if option.takes == "none" else argument.values
             example = value if isinstance(value, str) else convert_to_yaml(value[0]) if value else "..."
             yield (
-                f"{where}.extra_args: {said(argument.text)} has a key of its own, which plan and report read; "
+                f"{where}.extra_args: {quote(argument.text)} has a key of its own, which plan and report read; "
                 f"write {key}: {example}."
             )
     elif option.name in OURS:
-        yield f"{where}.extra_args: {said(argument.text)} is not free to choose: {OURS[option.name]}."
+        yield f"{where}.extra_args: {quote(argument.text)} is not free to choose: {OURS[option.name]}."
 
 
 def _suggest_instead(name: str, keys: Mapping[str, Any]) -> str:
@@ -283,7 +313,7 @@ def _suggest_instead(name: str, keys: Mapping[str, Any]) -> str:
 
 def _find_value_errors(where: str, argument: Argument, option: Option) -> Iterator[str]:
     """Yield values that an option of the recorded release does not take."""
-    text = f"{where}.extra_args: {said(argument.text)}"
+    text = f"{where}.extra_args: {quote(argument.text)}"
     if option.takes == "none" and argument.glued:
         yield f"{text}: {option.name} takes no value; write {option.name}{_describe_negation(option)}."
     elif option.takes in ("one", "many") and not argument.values:

@@ -70,6 +70,12 @@ FORMS: dict[str, Form] = {
 }
 WORD = Form(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", "it is one word of a command line: letters, digits and . _ : / -")
 
+EXAMPLES: dict[str, str] = {
+    "gpus": "write the slots of its GPUs, such as [0]",
+    "served_names": "write at least one name, such as [architect]",
+    "engines": "name at least one key of serving_engines",
+}
+"""What to write for a list that is missing or empty."""
 CHOICES: dict[str, tuple[str, ...]] = {
     "precision": ("bf16", "fp8", "nvfp4", "w4a16"),
     "facts": ("files", "recorded"),
@@ -164,7 +170,7 @@ def find_number_errors(where: str, key: str, value: Any, *, whole: bool) -> Iter
         whole: True if decimals are wrong.
     """
     quantity = QUANTITIES.get(key, OTHER)
-    usual = quantity.remedy or f"write {_describe_number(quantity.unit, whole)}, such as {quantity.example}"
+    usual = _describe_number(quantity, whole)
     if isinstance(value, str):
         yield f"{where}: {shown(value)} is text, not a number; {_suggest_number(value, quantity, whole) or usual}."
     elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -172,15 +178,20 @@ def find_number_errors(where: str, key: str, value: Any, *, whole: bool) -> Iter
     elif whole and not isinstance(value, int):
         remedy = f"write {int(value)}" if value == int(value) else usual
         yield f"{where}: {shown(value)} is not a whole number; {remedy}."
-    elif quantity.unit == "fraction" and 1 < value <= 100:
-        yield f"{where}: {shown(value)} is above 1, and it is a fraction, not percent; did you mean {value / 100:.2f}?"
-    elif quantity.unit == "port" and 0 < value < quantity.low:
-        yield f"{where}: {value} is below 1024, where ports are privileged and belong to the system; {usual}."
-    elif value < quantity.low or (quantity.unit == "fraction" and value == 0):
-        bound = "above 0" if quantity.unit == "fraction" else f"{quantity.low:g}" if quantity.low < 1e6 else "1048576"
-        yield f"{where}: {shown(value)} is too small, the least is {bound}; {usual}."
-    elif quantity.high is not None and value > quantity.high:
-        yield f"{where}: {shown(value)} is above {quantity.high:g}; {usual}."
+    elif fault := _find_bound(value, quantity):
+        yield f"{where}: {shown(value)} is {fault}" + ("" if fault.endswith("?") else f"; {usual}.")
+
+
+def _find_bound(value: float, quantity: Quantity) -> str:
+    """Return which bound a number is beyond, perhaps with a question that ends the sentence, or an empty string."""
+    fraction = quantity.unit == "fraction"
+    if fraction and 1 < value <= 100:
+        return f"above 1, and it is a fraction, not percent; did you mean {value / 100:.2f}?"
+    if quantity.unit == "port" and 0 < value < quantity.low:
+        return "below 1024, where ports are privileged and belong to the system"
+    if value < quantity.low or (fraction and value == 0):
+        return f"too small, the least is {'above 0' if fraction else f'{quantity.low:.0f}'}"
+    return f"above {quantity.high:g}" if quantity.high is not None and value > quantity.high else ""
 
 
 def find_switch_errors(where: str, value: Any, *, texts: bool) -> Iterator[str]:
@@ -206,23 +217,26 @@ def find_switch_errors(where: str, value: Any, *, texts: bool) -> Iterator[str]:
 
 
 def _find_list_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:
-    element = {"type": option.get("elements", "str")}
+    arguments = key == "extra_args"  # engine_arguments checks the texts among these together
     if not isinstance(value, list):
         words = value.replace(",", " ").split() if isinstance(value, str) else [str(value)]
-        plain = words and key != "extra_args" and all(re.fullmatch(WORD.pattern, word) for word in words)
+        plain = words and not arguments and all(re.fullmatch(WORD.pattern, word) for word in words)
         remedy = f"write [{', '.join(words)}]" if plain else "write one item per line, each after a dash"
         yield f"{where}: {shown(value)} is not a list; {remedy}."
         return
-    if not value and key != "extra_args":
+    if not value and not arguments:
         yield f"{where}: is an empty list; {_describe_expected(key, option)}."
     for position, item in enumerate(value):
-        if key == "extra_args" and isinstance(item, str):
-            continue  # engine_arguments checks these together
-        yield from find_value_errors(f"{where}[{position}]", key, item, element)
-    if key == "extra_args":
-        return
-    for item in {shown(item): item for item in value if value.count(item) > 1}.values():
-        yield f"{where}: {shown(item)} stands there {value.count(item)} times; each may be named once."
+        if not (arguments and isinstance(item, str)):
+            yield from find_value_errors(f"{where}[{position}]", key, item, {"type": option.get("elements", "str")})
+    if not arguments:
+        yield from find_repeated(where, value, "each may be named once")
+
+
+def find_repeated(where: str, items: list[Any], rule: str) -> Iterator[str]:
+    """Yield items that a list has several times."""
+    for item in {shown(item): item for item in items if items.count(item) > 1}.values():
+        yield f"{where}: {shown(item)} is listed {items.count(item)} times; {rule}."
 
 
 def _find_dict_errors(where: str, value: Any) -> Iterator[str]:
@@ -250,11 +264,8 @@ def _find_environment_errors(where: str, value: Any) -> Iterator[str]:
             )
         elif not isinstance(text, str | int | float):
             yield f"{where}.{name}: {told} is no text; write one line in quotes, or remove it."
-        elif isinstance(text, str) and re.search(r"[\x00-\x1f\x7f]", text):
-            yield (
-                f"{where}.{name}: {told} holds a line break or control character, and a container's "
-                f"environment is one line each; write one line."
-            )
+        elif fault := find_control_character(str(text)):
+            yield f"{where}.{name}: {told} {fault}, and a variable of a container is one line; write one line."
 
 
 def _find_text_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:
@@ -273,26 +284,29 @@ def _find_text_errors(where: str, key: str, value: Any, option: Mapping[str, Any
         if value not in choices:
             yield f"{where}: {describe_invalid_choice(value, choices)}"
     elif key in FREE_TEXT:
-        if re.search(r"[\x00-\x1f\x7f]", value):
-            yield f"{where}: {shown(value)} holds a line break or control character; write one line."
+        if fault := find_control_character(value):
+            yield f"{where}: {shown(value)} {fault}; write one line."
     elif not re.fullmatch(form.pattern, value):
-        yield f"{where}: {shown(value)} {_fault(value, form)}; {_suggest_repair(key, value) or form.rule}."
+        yield f"{where}: {shown(value)} {_find_fault(value)}; {_suggest_repair(key, value) or form.rule}."
 
 
-def _fault(value: str, form: Form) -> str:
-    """Return why a text does not match its form."""
+def find_control_character(value: str) -> str:
+    """Return that a text has a character which no line of a file may have, or an empty string."""
     if "\0" in value:
         return "holds a NUL"
-    if re.search(r"[\x00-\x1f\x7f]", value):
-        return "holds a line break or control character"
+    return "holds a line break or control character" if re.search(r"[\x00-\x1f\x7f]", value) else ""
+
+
+def _find_fault(value: str) -> str:
+    """Return why a text does not match its form."""
+    if fault := find_control_character(value):
+        return fault
     if ".." in value.split("/") or value.startswith("/"):
         return "leads out of its directory"
     if re.search(r"\s", value):
         return "holds a space"
     odd = sorted(set(re.sub(r"[A-Za-z0-9._:/-]", "", value)))
-    if odd:
-        return f"holds {' '.join(odd)}"
-    return "has not the form that is needed"
+    return f"holds {' '.join(odd)}" if odd else "does not have the expected form"
 
 
 def _suggest_repair(key: str, value: str) -> str:
@@ -308,16 +322,11 @@ def _describe_expected(key: str, option: Mapping[str, Any]) -> str:
     if choices:
         return f"write one of {', '.join(choices)}"
     if kind in ("int", "float"):
-        quantity = QUANTITIES.get(key, OTHER)
-        return quantity.remedy or f"write {_describe_number(quantity.unit, kind == 'int')}, such as {quantity.example}"
+        return _describe_number(QUANTITIES.get(key, OTHER), kind == "int")
     if kind == "bool":
         return "write true or false"
-    if key == "gpus":
-        return "write the slots of its GPUs, such as [0]"
-    if key == "served_names":
-        return "write at least one name, such as [architect]"
-    if key == "engines":
-        return "name at least one key of serving_engines"
+    if key in EXAMPLES:
+        return EXAMPLES[key]
     if key in FORMS:
         return FORMS[key].rule
     description = option.get("description", "")
@@ -325,9 +334,11 @@ def _describe_expected(key: str, option: Mapping[str, Any]) -> str:
     return f"it is: {first.strip().rstrip('.')}" if first else f"write a {kind}"
 
 
-def _describe_number(unit: str, whole: bool) -> str:
+def _describe_number(quantity: Quantity, whole: bool) -> str:
+    """Return what to write for a number."""
     number = "a whole number" if whole else "a number"
-    return f"{number} of {unit}" if unit and unit not in ("port", "slot", "fraction") else number
+    unit = f" of {quantity.unit}" if quantity.unit not in ("", "port", "slot", "fraction") else ""
+    return quantity.remedy or f"write {number}{unit}, such as {quantity.example}"
 
 
 def _suggest_number(text: str, quantity: Quantity, whole: bool) -> str:
@@ -341,36 +352,39 @@ def _suggest_number(text: str, quantity: Quantity, whole: bool) -> str:
         return f"write {plain.replace(',', '')}"
     if quantity.unit == "tokens" and plain == "auto":
         return f"vLLM would choose a length that no plan knows; write a number of tokens, such as {quantity.example}"
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|[A-Za-z]+)", plain)
+    if quantity.unit == "fraction":
+        percent = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", plain)
+        return f"write {float(percent.group(1)) / 100:.2f}" if percent else ""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(([kmgt])(i?b)?)", plain, re.IGNORECASE)
     if not found:
         return ""
-    number, unit = float(found.group(1)), found.group(2)
-    if quantity.unit == "fraction":
-        return f"write {number / 100:.2f}" if unit == "%" else ""
-    letter = unit[0].lower()
-    if letter not in _POWERS or not re.fullmatch(r"[kmgt](i?b)?", unit, re.IGNORECASE):
-        return ""
-    decimal, binary = number * 1000 ** _POWERS[letter], number * 1024 ** _POWERS[letter]
-    if quantity.unit == "MiB":
-        return _suggest_sizes(found.group(1), unit, decimal / 1048576, binary / 1048576)
-    if quantity.unit == "bytes":
-        return _suggest_sizes(found.group(1), unit, decimal, binary)
-    if len(unit) == 1 and quantity.unit:
-        if unit.isupper():
+    number, unit, letter, suffix = found.groups(default="")
+    return _suggest_size(number, unit, letter, suffix, quantity.unit)
+
+
+def _suggest_size(number: str, unit: str, letter: str, suffix: str, counted: str) -> str:
+    """Return what to write for a number with a unit, which may count by 1000 or by 1024.
+
+    Args:
+        number, unit: what was written, for example `4` and `GiB`.
+        letter, suffix: the parts of the unit: `G` and `iB`.
+        counted: what the key counts, for example `MiB`.
+    """
+    power = _POWERS[letter.lower()]
+    each = 1048576 if counted == "MiB" else 1
+    decimal, binary = float(number) * 1000**power / each, float(number) * 1024**power / each
+    if counted in ("MiB", "bytes"):
+        if suffix.lower() == "ib":
             return f"write {binary:.0f}"
-        return f"write {binary:.0f}, or {decimal:.0f}, which is what vLLM's command line reads in {plain}"
-    return ""
-
-
-def _suggest_sizes(number: str, unit: str, decimal: float, binary: float) -> str:
-    """Return what to write for a size with a unit, which may count by 1000 or by 1024."""
-    letter = unit[0].upper()
-    if "i" in unit.lower():
+        return (
+            f"{unit} is 1000 to some and 1024 to others: write {binary:.0f} for {number} {letter.upper()}iB, "
+            f"{decimal:.0f} for {number} {letter.upper()}B"
+        )
+    if suffix or not counted:
+        return ""
+    if letter.isupper():
         return f"write {binary:.0f}"
-    return (
-        f"{unit} is 1000 to some and 1024 to others: write {binary:.0f} for {number} {letter}iB, "
-        f"{decimal:.0f} for {number} {letter}B"
-    )
+    return f"write {binary:.0f}, or {decimal:.0f}, which is what vLLM's command line reads in {number}{unit}"
 
 
 def convert_to_yaml(value: str) -> str:

@@ -8,50 +8,25 @@ constraint for pip, or an error that names the row that contradicts the requirem
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, Specifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+Row = Mapping[str, Any]
+"""A row of a table, with the keys that the argument specs of the role vllm_image describe."""
+Edge = tuple[Version, bool]
+"""A place between versions: just before a version (False) or just after it (True)."""
+START: Edge = (Version("0.dev0"), False)
+END: Edge = (Version("9999!0"), False)
+MATRIX = "vllm_compatibility_matrix"
+
 
 class CompatError(Exception):
     """The requirement cannot be met, or the data of the matrix is wrong. The text is for the operator."""
-
-
-@dataclass(frozen=True)
-class KnownBad:
-    """A range of transformers that the metadata of a vLLM release allows and that breaks it."""
-
-    transformers: str
-    reason: str
-    remedy: str = ""
-    reference: str = ""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of the matrix: a range of vLLM releases and the transformers that they take."""
-
-    vllm: str
-    transformers: str
-    reference: str
-    known_bad: tuple[KnownBad, ...] = ()
-
-    def describe(self) -> str:
-        """Return the row as one clause of a message."""
-        accepted = self.transformers or "anything but what is known to break"
-        return f"vLLM {self.vllm} takes transformers {accepted} ({self.reference})"
-
-
-@dataclass(frozen=True)
-class Need:
-    """A requirement that does not come from vLLM, for example the first release that knows an architecture."""
-
-    transformers: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -61,68 +36,42 @@ class Resolution:
     constraint: str
     needs_layer: bool
     explanation: str
-    references: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Bound:
-    """One end of a range of versions."""
-
-    version: Version
-    inclusive: bool
+# ---- ranges of versions -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Range:
-    """A range of versions without some excluded ones: a set of specifiers in a form that can be intersected."""
+    """The versions between two edges without some excluded ones: specifiers in a form that can be intersected."""
 
-    lower: Bound | None = None
-    upper: Bound | None = None
-    excluded: tuple[str, ...] = field(default=())
+    lower: Edge = START
+    upper: Edge = END
+    excluded: tuple[str, ...] = ()
 
     def is_empty(self) -> bool:
         """Return whether no version can be in the range."""
-        if self.lower is None or self.upper is None:
-            return False
-        if self.lower.version != self.upper.version:
-            return self.lower.version > self.upper.version
-        if not (self.lower.inclusive and self.upper.inclusive):
-            return True
-        return not SpecifierSet(",".join(f"!={item}" for item in self.excluded)).contains(
-            self.lower.version, prereleases=True
-        )
+        if self.lower[0] != self.upper[0] or self.lower >= self.upper:
+            return self.lower >= self.upper
+        excluded = SpecifierSet(",".join(f"!={item}" for item in self.excluded))
+        return not excluded.contains(self.lower[0], prereleases=True)
 
     def text(self) -> str:
         """Return the range as specifiers for pip."""
-        if (
-            self.lower is not None
-            and self.upper is not None
-            and self.lower.version == self.upper.version
-            and self.lower.inclusive
-            and self.upper.inclusive
-        ):
-            return f"=={self.lower.version}"
-        parts = []
-        if self.lower is not None:
-            parts.append(f"{'>=' if self.lower.inclusive else '>'}{self.lower.version}")
-        parts.extend(f"!={item}" for item in self.excluded)
-        if self.upper is not None:
-            parts.append(f"{'<=' if self.upper.inclusive else '<'}{self.upper.version}")
-        return ",".join(parts)
+        if self.lower[0] == self.upper[0]:
+            return f"=={self.lower[0]}"
+        lower = [f"{'>' if self.lower[1] else '>='}{self.lower[0]}"] if self.lower != START else []
+        upper = [f"{'<=' if self.upper[1] else '<'}{self.upper[0]}"] if self.upper != END else []
+        return ",".join([*lower, *(f"!={item}" for item in self.excluded), *upper])
 
 
-def _release(version: str, what: str) -> Version:
-    try:
-        return Version(version)
-    except InvalidVersion as error:
-        raise CompatError(f"{what} {version!r} is not a version as PEP 440 writes one.") from error
-
-
-def _increment_prefix(prefix: str) -> Version:
-    """Return the version after all those with a prefix: 5.3 becomes 5.4."""
-    numbers = list(Version(prefix).release)
-    numbers[-1] += 1
-    return Version(".".join(str(number) for number in numbers))
+def _parse_equal(text: str) -> Range:
+    """Return the range of one version, or of all versions with a prefix such as ``5.3.*``."""
+    version = Version(text.removesuffix(".*"))
+    if not text.endswith(".*"):
+        return Range((version, False), (version, True))
+    *stem, last = version.release
+    return Range((version, False), (Version(".".join(map(str, (*stem, last + 1)))), False))
 
 
 def _parse_specifier(specifier: Specifier) -> Range:
@@ -132,60 +81,29 @@ def _parse_specifier(specifier: Specifier) -> Range:
         raise CompatError(f"'==={text}' compares text, not versions. Write '=={text}'.")
     if operator == "!=":
         return Range(excluded=(text,))
-    if operator == "==" and text.endswith(".*"):
-        prefix = text[:-2]
-        return Range(Bound(Version(prefix), True), Bound(_increment_prefix(prefix), False))
+    equal = _parse_equal(text)
     if operator == "~=":
-        stem = ".".join(str(number) for number in Version(text).release[:-1])
-        return Range(Bound(Version(text), True), Bound(_increment_prefix(stem), False))
-    bound = Bound(Version(text), operator in {"==", ">=", "<="})
-    if operator == "==":
-        return Range(bound, bound)
-    return Range(lower=bound) if operator in {">=", ">"} else Range(upper=bound)
-
-
-def _choose_tighter(first: Bound | None, second: Bound | None, *, lower: bool) -> Bound | None:
-    """Return the bound that allows less."""
-    if first is None or second is None:
-        return first or second
-    if first.version == second.version:
-        return first if not first.inclusive else second
-    return first if (first.version > second.version) is lower else second
-
-
-def _is_outside(item: str, span: Range) -> bool:
-    """Return whether an exclusion is redundant because it lies outside the ends of the range."""
-    if not item.endswith(".*"):
-        version = Version(item)
-        return _join(Range(span.lower, span.upper), Range(Bound(version, True), Bound(version, True))).is_empty()
-    first, after = Version(item[:-2]), _increment_prefix(item[:-2])
-    return _join(Range(span.lower, span.upper), Range(Bound(first, True), Bound(after, False))).is_empty()
-
-
-def _raise_lower_end(span: Range) -> Range:
-    """Move the lower end out of excluded prefixes: >=5.3,!=5.3.* becomes >=5.4."""
-    for item in sorted((item for item in span.excluded if item.endswith(".*")), key=lambda item: Version(item[:-2])):
-        first, after = Version(item[:-2]), _increment_prefix(item[:-2])
-        if span.lower is not None and first <= span.lower.version < after:
-            span = replace(span, lower=Bound(after, True))
-    return span
-
-
-def _join(first: Range, second: Range) -> Range:
-    """Return the range of what both allow; it may be empty."""
-    return Range(
-        _choose_tighter(first.lower, second.lower, lower=True),
-        _choose_tighter(first.upper, second.upper, lower=False),
-        tuple(dict.fromkeys(first.excluded + second.excluded)),
-    )
+        stem = ".".join(map(str, Version(text).release[:-1]))
+        return Range(equal.lower, _parse_equal(f"{stem}.*").upper)
+    lower = {">": equal.upper, ">=": equal.lower, "==": equal.lower}.get(operator, START)
+    return Range(lower, {"<": equal.lower, "<=": equal.upper, "==": equal.upper}.get(operator, END))
 
 
 def intersect(first: Range, second: Range) -> Range | None:
     """Return the versions that are in both ranges, or None if there are none."""
-    joined = _raise_lower_end(_join(first, second))
+    # Of two spellings of one version, such as 5.5 and 5.5.0, the lower end takes the second and the upper end
+    # the first: the text of the constraint is an input of the image, which must not be built again.
+    lower, upper = max(second.lower, first.lower), min(first.upper, second.upper)
+    excluded = {item: _parse_equal(item) for item in first.excluded + second.excluded}
+    # An excluded prefix at the lower end moves it: >=5.3,!=5.3.* becomes >=5.4.
+    for span in sorted((span for item, span in excluded.items() if item.endswith(".*")), key=lambda span: span.lower):
+        if span.lower <= lower < span.upper:
+            lower = span.upper
+    joined = Range(lower, upper, tuple(excluded))
     if joined.is_empty():
         return None
-    return replace(joined, excluded=tuple(item for item in joined.excluded if not _is_outside(item, joined)))
+    inside = (item for item, span in excluded.items() if max(span.lower, lower) < min(span.upper, upper))
+    return replace(joined, excluded=tuple(inside))
 
 
 def parse_range(text: str, what: str) -> Range:
@@ -201,13 +119,28 @@ def parse_range(text: str, what: str) -> Range:
         specifiers = SpecifierSet(text)
     except InvalidSpecifier as error:
         raise CompatError(f"{what} {text!r} is not a set of version specifiers such as '>=5.5.3,<6'.") from error
-    result = Range()
+    result: Range | None = Range()
     for specifier in sorted(specifiers, key=str):
-        narrowed = intersect(result, _parse_specifier(specifier))
-        if narrowed is None:
-            raise CompatError(f"{what} {text!r} contradicts itself: no version can satisfy all of it.")
-        result = narrowed
+        result = intersect(result, _parse_specifier(specifier)) if result else None
+    if result is None:
+        raise CompatError(f"{what} {text!r} contradicts itself: no version can satisfy all of it.")
     return result
+
+
+def _subtract(span: Range | None, bad: Row) -> Range | None:
+    """Return a range without versions that are known to break, or None if nothing is left.
+
+    If two pieces are left, the upper one is returned, because it has the repair.
+    """
+    broken = parse_range(bad["transformers"], "A known-bad range")
+    if span is None or intersect(span, broken) is None:
+        return span
+    if broken.lower[0] == broken.upper[0]:
+        return intersect(span, Range(excluded=(str(broken.lower[0]),)))
+    return intersect(span, Range(lower=broken.upper)) or intersect(span, Range(upper=broken.lower))
+
+
+# ---- requirement and matrix -------------------------------------------------------------------------------------
 
 
 def parse_requirement(text: str) -> Range:
@@ -229,202 +162,156 @@ def parse_requirement(text: str) -> Range:
     return parse_range(str(requirement.specifier), "The requirement")
 
 
-def parse_matrix(data: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Parse the variable ``vllm_compatibility_matrix``.
-
-    Raises:
-        CompatError: if a row lacks a key or a range cannot be read.
-    """
-    rows = []
-    for number, item in enumerate(data, start=1):
-        missing = [key for key in ("vllm", "transformers", "reference") if key not in item]
-        if missing:
-            raise CompatError(f"Row {number} of vllm_compatibility_matrix lacks {', '.join(missing)}.")
-        row = Row(
-            vllm=str(item["vllm"]),
-            transformers=str(item["transformers"]),
-            reference=str(item["reference"]),
-            known_bad=tuple(
-                KnownBad(
-                    transformers=str(bad["transformers"]),
-                    reason=str(bad["reason"]),
-                    remedy=str(bad.get("remedy") or ""),
-                    reference=str(bad.get("reference") or item["reference"]),
-                )
-                for bad in item.get("known_bad") or []
-            ),
-        )
-        parse_range(row.vllm, f"Row {number} of vllm_compatibility_matrix: vllm")
-        parse_range(row.transformers, f"Row {number} of vllm_compatibility_matrix: transformers")
-        rows.append(row)
-    return rows
+def _parse_version(version: str, what: str) -> Version:
+    try:
+        return Version(version)
+    except InvalidVersion as error:
+        raise CompatError(f"{what} {version!r} is not a version as PEP 440 writes one.") from error
 
 
-def find_rows(vllm: str, rows: Sequence[Row]) -> list[Row]:
+def find_rows(vllm: str, matrix: Sequence[Row]) -> list[Row]:
     """Return every row that covers a vLLM release.
 
     Args:
         vllm: the release, as PEP 440 writes it.
-        rows: the matrix.
+        matrix: the variable ``vllm_compatibility_matrix``.
 
     Raises:
-        CompatError: if no row with specifiers covers it, or it is no version.
+        CompatError: if no row with specifiers covers it, it is no version, or a range of any row cannot be read.
     """
-    release = _release(vllm, "The base image's vLLM")
-    found = [row for row in rows if SpecifierSet(row.vllm).contains(release, prereleases=True)]
+    release = _parse_version(vllm, "The base image's vLLM")
+    for number, row in enumerate(matrix, start=1):
+        for key in ("vllm", "transformers"):
+            parse_range(row[key], f"Row {number} of {MATRIX}: {key}")
+    found = [row for row in matrix if SpecifierSet(row["vllm"]).contains(release, prereleases=True)]
     # A row without specifiers only adds combinations that are known to break; alone it does not say what fits.
-    if not any(row.transformers for row in found):
-        known = "; ".join(row.vllm for row in rows if row.transformers)
+    if not any(row["transformers"] for row in found):
+        known = "; ".join(row["vllm"] for row in matrix if row["transformers"])
         raise CompatError(
-            f"vLLM {vllm} is in no row of vllm_compatibility_matrix (known: {known}), so nothing says which "
-            "transformers it takes. Use a base image with a release that is known, or add a row from the "
-            "requirements in its wheel's metadata."
+            f"vLLM {vllm} is in no row of {MATRIX} (known: {known}), so nothing says which transformers it takes. "
+            "Use a base image with a release that is known, or add a row from the requirements in its wheel's metadata."
         )
     return found
 
 
-def _subtract(span: Range, bad: Range) -> Range | None:
-    """Return a range without a part of it that is known to break, or None if nothing is left.
-
-    If two pieces are left, the upper one is returned, because it has the repair.
-    """
-    if intersect(span, bad) is None:
-        return span
-    if bad.lower is not None and bad.lower == bad.upper:
-        return intersect(span, Range(excluded=(str(bad.lower.version),)))
-    if bad.upper is not None:
-        above = intersect(span, Range(lower=Bound(bad.upper.version, not bad.upper.inclusive)))
-        if above is not None:
-            return above
-    if bad.lower is not None:
-        return intersect(span, Range(upper=Bound(bad.lower.version, not bad.lower.inclusive)))
-    return None
-
-
-def _find_gap(span: Range, gaps: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+def _find_gap(span: Range, gaps: Sequence[Row]) -> Row | None:
     """Return the gap between two releases in which the range begins, or None."""
-    if span.lower is None:
-        return None
-    for last, first in gaps:
-        if Version(last) < span.lower.version < Version(first):
-            return last, first
-    return None
+    return next((gap for gap in gaps if Version(gap["last"]) < span.lower[0] < Version(gap["next"])), None)
 
 
-def _find_enclosing_gap(span: Range, gaps: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
-    """Return the gap between two releases that the whole range lies in, or None."""
-    gap = _find_gap(span, gaps)
-    if gap is None or span.upper is None:
-        return None
-    first = Version(gap[1])
-    reaches = span.upper.version > first or (span.upper.version == first and span.upper.inclusive)
-    return None if reaches else gap
+def _intersect_rows(rows: Sequence[Row], release: str, takes: str, needs: Sequence[Row]) -> Range:
+    """Return what the rows of a vLLM release and the needs of the image allow."""
+    span: Range | None = Range()
+    for row in rows:
+        span = intersect(span, parse_range(row["transformers"], "The row")) if span else None
+    if span is None:
+        raise CompatError(f"The rows of {MATRIX} for vLLM {release} contradict each other: {takes}.")
+    for need in needs:
+        joined = intersect(span, parse_range(need["transformers"], "A need of the image"))
+        if joined is None:
+            raise CompatError(
+                f"vLLM {release} cannot be used here: {takes}, and {need['reason']} needs transformers "
+                f"{need['transformers']}. Use a base image with a vLLM release whose row allows it."
+            )
+        span = joined
+    return span
+
+
+def _describe_impossible(joined: Range | None, span: Range, needs: Sequence[Row], gap: Row | None) -> str:
+    """Return why no release is in the requirement and in what the rows and needs allow, and what to do."""
+    because = "".join(f"; {need['reason']} needs {need['transformers']}" for need in needs)
+    why = ""
+    if joined and gap:
+        both = f" What both would allow, {joined.text()}, lies between {gap['last']} and {gap['next']}"
+        why = f"{both}, where no release is."
+    return (
+        f"{because}.{why} Write a requirement within transformers{span.text() or ' (any release)'}, or use a base "
+        "image with a vLLM release whose row allows what is asked for."
+    )
+
+
+def _leave_out_broken(joined: Range, span: Range, rows: Sequence[Row], what: str) -> Range:
+    """Return a range without what is known to break.
+
+    Args:
+        joined: the range.
+        span: what the rows and needs allow, for the message.
+        rows: the rows of the vLLM release.
+        what: the requirement and the vLLM release, for the message.
+
+    Raises:
+        CompatError: if nothing is left.
+    """
+    broken = [(row, bad) for row in rows for bad in row.get("known_bad") or []]
+    for row, bad in broken:
+        left = _subtract(joined, bad)
+        if left is None:
+            rest: Range | None = span
+            for _row, other in broken:
+                rest = _subtract(rest, other)
+            within = rest.text() if rest else "nothing that is known to work"
+            raise CompatError(
+                f"{what} is known to be broken: {bad['reason']} (transformers {bad['transformers']} with vLLM "
+                f"{row['vllm']}; {bad.get('reference') or row['reference']}). To repair it, "
+                f"{bad.get('remedy') or f'require transformers within {within}'}."
+            )
+        joined = left
+    return joined
+
+
+def _explain(requirement: str, release: str, constraint: str, gaps: Sequence[Row]) -> str:
+    """Return what became of the requirement, as one clause."""
+    wanted = parse_requirement(requirement)
+    if gap := _find_gap(wanted, gaps):
+        names_none = f"{requirement} names no release ({gap['last']} -> {gap['next']})"
+        return f"{names_none}; with vLLM {release} it becomes {constraint}"
+    if wanted.text() == constraint:
+        return f"{requirement} stays as it is with vLLM {release}"
+    return f"with vLLM {release}, {requirement} becomes {constraint or 'any release'}"
 
 
 def resolve(
     requirement: str,
     vllm: str,
     installed: str | None,
-    rows: Sequence[Row],
-    needs: Sequence[Need] = (),
-    gaps: Sequence[tuple[str, str]] = (),
+    matrix: Sequence[Row],
+    needs: Sequence[Row] = (),
+    gaps: Sequence[Row] = (),
 ) -> Resolution:
     """Combine requirement, matrix and needs into one constraint, and compare it with the base image.
 
     Args:
         requirement: for example ``transformers>=5.5``.
         vllm: the vLLM release of the base image.
-        installed: its transformers release, or None.
-        rows: the matrix.
-        needs: further requirements.
-        gaps: pairs of consecutive releases between which there is no other.
+        installed: its transformers release; None or empty if it has none.
+        matrix: the variable ``vllm_compatibility_matrix``.
+        needs: further requirements, with `transformers` and `reason`.
+        gaps: consecutive releases `last` and `next`, between which there is no other.
 
     Raises:
         CompatError: if the combination is impossible or known to break.
     """
     wanted = parse_requirement(requirement)
-    found = find_rows(vllm, rows)
+    rows = find_rows(vllm, matrix)
     release = Version(vllm).public
-    said = "; ".join(row.describe() for row in found if row.transformers)
-
-    span: Range | None = Range()
-    for row in found:
-        span = intersect(span, parse_range(row.transformers, "The row")) if span is not None else None
-    if span is None:
-        raise CompatError(f"The rows of vllm_compatibility_matrix for vLLM {release} contradict each other: {said}.")
-    for need in needs:
-        joined = intersect(span, parse_range(need.transformers, "A need of the image"))
-        if joined is None:
-            raise CompatError(
-                f"vLLM {release} cannot be used here: {said}, and {need.reason} needs transformers "
-                f"{need.transformers}. Use a base image with a vLLM release whose row allows it."
-            )
-        span = joined
-
+    takes = "; ".join(
+        f"vLLM {row['vllm']} takes transformers {row['transformers']} ({row['reference']})"
+        for row in rows
+        if row["transformers"]
+    )
+    span = _intersect_rows(rows, release, takes, needs)
     joined = intersect(span, wanted)
-    if joined is None or (gap := _find_enclosing_gap(joined, gaps)) is not None:
-        why = ""
-        if joined is not None and gap is not None:
-            why = f" What both would allow, {joined.text()}, lies between {gap[0]} and {gap[1]}, where no release is."
-        because = "".join(f"; {need.reason} needs {need.transformers}" for need in needs)
-        raise CompatError(
-            f"{requirement} is impossible with vLLM {release}: {said}{because}.{why} What would do: a requirement "
-            f"within transformers{span.text() or ' (any release)'}, or a base image with a vLLM release whose row "
-            "allows what is asked for."
-        )
+    gap = _find_gap(joined, gaps) if joined else None
+    if joined is None or (gap and joined.upper <= (Version(gap["next"]), False)):
+        impossible = _describe_impossible(joined, span, needs, gap)
+        raise CompatError(f"{requirement} is impossible with vLLM {release}: {takes}{impossible}")
+    constraint = _leave_out_broken(joined, span, rows, f"{requirement} with vLLM {release}").text()
 
-    for row in found:
-        for bad in row.known_bad:
-            left = _subtract(joined, parse_range(bad.transformers, "A known-bad range"))
-            if left is None:
-                remedy = bad.remedy or f"require transformers within {_describe_rest(span, found)}"
-                raise CompatError(
-                    f"{requirement} with vLLM {release} is known to be broken: {bad.reason} (transformers "
-                    f"{bad.transformers} with vLLM {row.vllm}; {bad.reference}). What would do: {remedy}."
-                )
-            joined = left
-
-    constraint = joined.text()
-    meets = installed is not None and SpecifierSet(constraint).contains(
-        _release(installed, "The base image's transformers"), True
+    layer = f"the base image has {installed or 'none'}, so a layer is needed"
+    meets = bool(installed) and SpecifierSet(constraint).contains(
+        _parse_version(installed or "", "The base image's transformers"), prereleases=True
     )
-    return Resolution(
-        constraint=f"transformers{constraint}",
-        needs_layer=not meets,
-        explanation=_explain(requirement, wanted, constraint, release, installed, meets, gaps),
-        references=tuple(
-            dict.fromkeys([row.reference for row in found] + [bad.reference for row in found for bad in row.known_bad])
-        ),
-    )
-
-
-def _describe_rest(span: Range, rows: Sequence[Row]) -> str:
-    """Return the range without everything that is known to break, for a message."""
-    left: Range | None = span
-    for row in rows:
-        for bad in row.known_bad:
-            left = _subtract(left, parse_range(bad.transformers, "A known-bad range")) if left is not None else None
-    return left.text() if left is not None else "nothing that is known to work"
-
-
-def _explain(
-    requirement: str,
-    wanted: Range,
-    constraint: str,
-    release: str,
-    installed: str | None,
-    meets: bool,
-    gaps: Sequence[tuple[str, str]],
-) -> str:
-    """Return one sentence: what became of the requirement, and whether the base image meets it."""
-    gap = _find_gap(wanted, gaps)
-    if gap is not None:
-        first = f"{requirement} names no release ({gap[0]} -> {gap[1]}); with vLLM {release} it becomes {constraint}"
-    elif wanted.text() == constraint:
-        first = f"{requirement} stands as it is with vLLM {release}"
-    else:
-        first = f"with vLLM {release}, {requirement} becomes {constraint or 'any release'}"
     if meets:
-        return f"{first}; the base image's {installed} already meets it, so there is no layer"
-    have = f"the base image has {installed}" if installed else "the base image has none"
-    return f"{first}; {have}, so a layer is needed"
+        layer = f"the base image's {installed} already meets it, so there is no layer"
+    explanation = f"{_explain(requirement, release, constraint, gaps)}; {layer}"
+    return Resolution(f"transformers{constraint}", not meets, explanation)

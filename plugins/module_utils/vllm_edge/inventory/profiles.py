@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
@@ -25,6 +25,7 @@ from .engine_inputs import (
     find_key_errors,
     find_name_errors,
     find_number_errors,
+    find_repeated,
     find_switch_errors,
     find_value_errors,
 )
@@ -87,7 +88,7 @@ class Floor(NamedTuple):
     reason: str
 
 
-def contradictions(inventory: Inventory, project: Project) -> list[str]:
+def find_mistakes(inventory: Inventory, project: Project) -> list[str]:
     """Return every mistake in an inventory as one sentence; empty if there is none.
 
     Args:
@@ -95,11 +96,11 @@ def contradictions(inventory: Inventory, project: Project) -> list[str]:
     """
     found = list(_find_errors(inventory, project))
     if _is_recorded_release(inventory):
-        found += _release(inventory, project)
+        found += _find_release_mistakes(inventory, project)
     return found
 
 
-def warnings(inventory: Inventory, project: Project) -> list[str]:
+def find_warnings(inventory: Inventory, project: Project) -> list[str]:
     """Return what is wrong by the recorded release of vLLM, if the image has another release, which may differ.
 
     Args:
@@ -109,7 +110,7 @@ def warnings(inventory: Inventory, project: Project) -> list[str]:
         return []
     return [
         f"{sentence} vllm_image_base is {shown(inventory.image)}, whose arguments nobody has recorded."
-        for sentence in _release(inventory, project)
+        for sentence in _find_release_mistakes(inventory, project)
     ]
 
 
@@ -164,7 +165,7 @@ def _find_errors(inventory: Inventory, project: Project) -> Iterator[str]:
     yield from find_unknown_variables(inventory.names, project)
 
 
-def _release(inventory: Inventory, project: Project) -> list[str]:
+def _find_release_mistakes(inventory: Inventory, project: Project) -> list[str]:
     """Return every mistake by the recorded release of vLLM."""
     return [
         sentence
@@ -173,10 +174,15 @@ def _release(inventory: Inventory, project: Project) -> list[str]:
     ]
 
 
+def find_release(image: Any) -> str:
+    """Return the release of vLLM in the tag of an image, or an empty string."""
+    found = _RELEASE.search(image) if isinstance(image, str) else None
+    return found.group(1) if found else ""
+
+
 def _is_recorded_release(inventory: Inventory) -> bool:
     """Return whether the image has the release of vLLM whose options are recorded."""
-    found = _RELEASE.search(inventory.image) if isinstance(inventory.image, str) else None
-    return found is not None and found.group(1) == VERSION
+    return find_release(inventory.image) == VERSION
 
 
 def _find_choice_errors(inventory: Inventory) -> Iterator[str]:
@@ -210,14 +216,11 @@ def _find_model_errors(name: str, model: Mapping[str, Any], keys: Spec) -> Itera
 
 
 def _find_shared_directories(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    owners: dict[str, list[str]] = {}
-    for name, model in models.items():
-        if isinstance(model.get("dir"), str):
-            owners.setdefault(model["dir"], []).append(name)
+    owners = _find_owners((model["dir"], name) for name, model in models.items() if isinstance(model.get("dir"), str))
     for directory, names in owners.items():
         if len(names) > 1:
             yield (
-                f"vllm_models: dir {shown(directory)} is that of {' and '.join(names)}, whose files would replace "
+                f"vllm_models: dir {shown(directory)} is used by {' and '.join(names)}, whose files would replace "
                 f"each other; give each model its own, or let engines name the same model."
             )
 
@@ -240,7 +243,11 @@ def _find_engine_errors(name: str, engine: Mapping[str, Any], inventory: Invento
     if isinstance(model, str) and model.strip() and model not in models and isinstance(inventory.models, dict):
         yield f"{where}.model: {shown(model)} is not a key of vllm_models; {nearest(model, models)}"
     yield from _find_chat_template_errors(f"{where}.chat_template", engine.get("chat_template"), inventory)
+    yield from _find_clashes(where, engine)
 
+
+def _find_clashes(where: str, engine: Mapping[str, Any]) -> Iterator[str]:
+    """Yield keys of an engine that contradict each other."""
     sizes = [engine.get("tensor_parallel_size"), engine.get("pipeline_parallel_size", 1)]
     gpus = engine.get("gpus")
     if isinstance(gpus, list) and gpus and all(_is_whole(size) and size > 0 for size in sizes):
@@ -265,6 +272,14 @@ def _find_engine_errors(name: str, engine: Mapping[str, Any], inventory: Invento
         )
 
 
+def _find_owners(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
+    """Return the names by the item that each of them has, in the order of the pairs."""
+    owners: dict[Any, list[str]] = {}
+    for item, name in pairs:
+        owners.setdefault(item, []).append(name)
+    return owners
+
+
 def _find_chat_template_errors(where: str, value: Any, inventory: Inventory) -> Iterator[str]:
     """Yield a sentence if the template does not exist. A value that is no plain name is refused elsewhere."""
     if (
@@ -285,10 +300,7 @@ def _find_profile_errors(name: str, profile: Mapping[str, Any], inventory: Inven
             yield describe_unknown_key(where, key, PROFILE_KEYS)
     yield from find_key_errors(where, profile, PROFILE_KEYS)
     known = inventory.engines if isinstance(inventory.engines, dict) else {}
-    wanted = profile.get("engines")
-    names = (
-        list(dict.fromkeys(engine for engine in wanted if isinstance(engine, str))) if isinstance(wanted, list) else []
-    )
+    names = list(dict.fromkeys(_select_texts(profile.get("engines"))))
     for engine in names:
         if engine.strip() and engine not in known and isinstance(inventory.engines, dict):
             yield f"{where}.engines: {shown(engine)} is not a key of serving_engines; {nearest(engine, known)}"
@@ -301,11 +313,12 @@ def _find_profile_errors(name: str, profile: Mapping[str, Any], inventory: Inven
 
 def _find_shared(where: str, engines: Mapping[str, Mapping[str, Any]], key: str, what: str) -> Iterator[str]:
     """Yield slots or ports that two engines of a profile use."""
-    owners: dict[int, list[str]] = {}
-    for name, engine in engines.items():
-        value = engine.get(key)
-        for item in set(filter(_is_whole, value if isinstance(value, list) else [value])):
-            owners.setdefault(item, []).append(name)
+    values = {name: engine.get(key) for name, engine in engines.items()}
+    owners = _find_owners(
+        (item, name)
+        for name, value in values.items()
+        for item in set(filter(_is_whole, value if isinstance(value, list) else [value]))
+    )
     for item, names in sorted(owners.items()):
         if len(names) > 1:
             yield f"{where}: {what} {item} is wanted by {' and '.join(names)}; give each engine its own."
@@ -313,12 +326,10 @@ def _find_shared(where: str, engines: Mapping[str, Mapping[str, Any]], key: str,
 
 def _find_unserved(where: str, engines: Mapping[str, Mapping[str, Any]], roles: Any) -> Iterator[str]:
     """Yield names that two engines serve, and roles that no engine serves."""
-    owners: dict[str, list[str]] = {}
-    for name, engine in engines.items():
-        served = engine.get("served_names")
-        for item in {item for item in served if isinstance(item, str)} if isinstance(served, list) else ():
-            owners.setdefault(item, []).append(name)
-    wanted = [role for role in roles if isinstance(role, str)] if isinstance(roles, list) else []
+    owners = _find_owners(
+        (served, name) for name, engine in engines.items() for served in set(_select_texts(engine.get("served_names")))
+    )
+    wanted = _select_texts(roles)
     for role in dict.fromkeys([*wanted, *sorted(owners)]):
         names = owners.get(role, [])
         if len(names) != 1:
@@ -333,11 +344,8 @@ def _find_unserved(where: str, engines: Mapping[str, Mapping[str, Any]], roles: 
 
 
 def _find_host_errors(inventory: Inventory) -> Iterator[str]:
-    count, memory, uuids = (
-        _parse_option(inventory.gpu_count),
-        _parse_option(inventory.gpu_memory_mib),
-        inventory.gpu_uuids,
-    )
+    count, memory = _parse_option(inventory.gpu_count), _parse_option(inventory.gpu_memory_mib)
+    uuids = inventory.gpu_uuids
     for key, value in (("gpu_count", count), ("gpu_memory_mib", memory)):
         if value is not None:
             yield from find_number_errors(key, key, value, whole=True)
@@ -350,16 +358,25 @@ def _find_host_errors(inventory: Inventory) -> Iterator[str]:
             yield f"gpu_count: {count} contradicts gpu_uuids, which has {len(uuids)}; correct it, or leave it out."
     for name, engine in _select_active_engines(inventory).items():
         where = f"serving_engines.{name}"
-        gpus = engine.get("gpus")
-        for slot in sorted({slot for slot in gpus if _is_whole(slot)}) if isinstance(gpus, list) else ():
-            beyond = min(((limit, said) for limit, said in slots if slot >= limit), default=None)
-            if beyond:
-                yield (
-                    f"{where}.gpus: slot {slot} is not there, {beyond[1]} {beyond[0]}, so slots are 0 to "
-                    f"{beyond[0] - 1}; choose one of those, or another serving_profile."
-                )
+        yield from _find_slot_errors(where, engine.get("gpus"), slots)
         if _is_whole(memory) and memory >= QUANTITIES["gpu_memory_mib"].low:
             yield from _find_budget_errors(where, engine, memory, default)
+
+
+def _find_slot_errors(where: str, gpus: Any, slots: list[tuple[int, str]]) -> Iterator[str]:
+    """Yield slots that the host does not have.
+
+    Args:
+        gpus: the slots of an engine.
+        slots: numbers of slots, each with what states it.
+    """
+    for slot in sorted({slot for slot in gpus if _is_whole(slot)}) if isinstance(gpus, list) else ():
+        beyond = min(((limit, said) for limit, said in slots if slot >= limit), default=None)
+        if beyond:
+            yield (
+                f"{where}.gpus: slot {slot} does not exist, {beyond[1]} {beyond[0]}, so slots are 0 to "
+                f"{beyond[0] - 1}; choose one of those, or another serving_profile."
+            )
 
 
 def _parse_option(value: Any) -> Any:
@@ -379,10 +396,7 @@ def _find_uuid_errors(uuids: Any) -> Iterator[str]:
                 f"gpu_uuids[{slot}]: {shown(uuid)} is no UUID of a GPU; 'nvidia-smi -L' prints them: GPU- and "
                 f"8-4-4-4-12 hexadecimal digits."
             )
-    lowered = [uuid.lower() for uuid in uuids if isinstance(uuid, str)]
-    for uuid in dict.fromkeys(lowered):
-        if lowered.count(uuid) > 1:
-            yield f"gpu_uuids: {shown(uuid)} stands there {lowered.count(uuid)} times; every slot is another card."
+    yield from find_repeated("gpu_uuids", [uuid.lower() for uuid in _select_texts(uuids)], "every slot is another card")
 
 
 def _find_budget_errors(where: str, engine: Mapping[str, Any], memory: int, default: float | None) -> Iterator[str]:
@@ -429,13 +443,15 @@ def _select_active_engines(inventory: Inventory) -> dict[str, Mapping[str, Any]]
     profile = (
         _select_mappings(inventory.profiles).get(inventory.profile) if isinstance(inventory.profile, str) else None
     )
-    names = profile.get("engines") if profile else None
     engines = _select_mappings(inventory.engines)
-    return (
-        {name: engines[name] for name in names if isinstance(name, str) and name in engines}
-        if isinstance(names, list)
-        else {}
-    )
+    return {
+        name: engines[name] for name in _select_texts(profile.get("engines") if profile else None) if name in engines
+    }
+
+
+def _select_texts(value: Any) -> list[str]:
+    """Return the texts in a list; what is no text is refused elsewhere."""
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
 def _select_mappings(value: Any) -> dict[str, Mapping[str, Any]]:

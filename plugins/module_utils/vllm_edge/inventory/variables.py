@@ -8,7 +8,7 @@ nothing says so. This runs on the controller, where the project's files are.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ OF_A_HOST: dict[str, str] = {
 PREFIXES = ("serving_", "vllm_", "gpu_", "vram_")
 """Beside the prefixes of the roles: a variable with such a name is meant for the project."""
 OWN = " A variable of your own needs a name that begins otherwise."
+SIMPLE = ("int", "float", "bool")
 LIKE_ANOTHER = 0.9
 """Similarity from which a name without these prefixes counts as a typo of a known one."""
 
@@ -43,6 +44,8 @@ class Project:
     roles: tuple[str, ...]
     switches: frozenset[str]
     """Variables of group_vars/all/switches.yml that are true or false."""
+    settings: frozenset[str]
+    """Variables that are a number, true or false, or one of a few words. The values of others may be secret."""
     options: Spec
     """Argument specs of the roles' variables."""
     engine_keys: Spec
@@ -56,44 +59,40 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
 
 
-def load(roles_directories: Iterable[str], playbooks_directory: str, group_vars: str) -> Project:
-    """Read roles, playbooks and group_vars.
-
-    Args:
-        roles_directories: directories that contain roles.
-        group_vars: the directory group_vars/all.
-    """
-    known = set(OF_A_HOST)
-    roles: list[Path] = []
-    for directory in roles_directories:
-        roles += sorted(path for path in Path(directory).glob("*") if path.is_dir())
+def load(root: Path) -> Project:
+    """Read roles, playbooks and group_vars of the project in a directory."""
+    roles = sorted(path for path in (root / "roles").iterdir() if path.is_dir())
     options: dict[str, Mapping[str, Any]] = {}
+    known = set(OF_A_HOST)
     for role in roles:
         known |= set(_read_mapping(role / "defaults" / "main.yml"))
         for entry_point in _read_mapping(role / "meta" / "argument_specs.yml").get("argument_specs", {}).values():
             options |= entry_point.get("options", {})
-    known |= set(options)
-    switches: set[str] = set()
-    for path in sorted(Path(group_vars).glob("*.yml")):
-        variables = _read_mapping(path)
-        known |= set(variables)
-        if path.stem == "switches":
-            switches = {name for name, value in variables.items() if isinstance(value, bool)}
-    results: set[str] = set()
-    for file in [
-        *Path(playbooks_directory).rglob("*.yml"),
-        *(path for role in roles for path in role.glob("tasks/*.yml")),
-    ]:
-        results |= set(_find_results(_parsed(file)))
+    for path in (root / "group_vars" / "all").glob("*.yml"):
+        known |= set(_read_mapping(path))
+    files = [*(root / "playbooks").rglob("*.yml"), *(path for role in roles for path in role.glob("tasks/*.yml"))]
+    switches = _read_mapping(root / "group_vars" / "all" / "switches.yml")
     return Project(
-        frozenset(known),
-        frozenset(results),
-        tuple(role.name for role in roles),
-        frozenset(switches),
-        options,
-        _elements(options, "vllm_engine_engines"),
-        _elements(options, "model_weights_models"),
+        known=frozenset(known | set(options)),
+        results=frozenset(name for file in files for name in _find_results(_parse_file(file))),
+        roles=tuple(role.name for role in roles),
+        switches=frozenset(name for name, value in switches.items() if isinstance(value, bool)),
+        settings=frozenset(_find_settings(options, switches)),
+        options=options,
+        engine_keys=_select_element_keys(options, "vllm_engine_engines"),
+        model_keys=_select_element_keys(options, "model_weights_models"),
     )
+
+
+def _find_settings(options: Spec, switches: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the variables that are a number, true or false, or one of a few words, and that nothing derives."""
+    yield "vram_foreign"
+    derived = {name for name, value in switches.items() if "{{" in str(value)}
+    yield from switches.keys() - derived
+    for name, option in options.items():
+        simple = option.get("type") in SIMPLE or option.get("choices")
+        if simple and not option.get("no_log") and name not in derived:
+            yield name
 
 
 def find_unknown_variables(names: Collection[str], project: Project) -> Iterator[str]:
@@ -108,19 +107,19 @@ def find_unknown_variables(names: Collection[str], project: Project) -> Iterator
             )
 
 
-def _elements(options: Mapping[str, Mapping[str, Any]], name: str) -> Spec:
+def _select_element_keys(options: Mapping[str, Mapping[str, Any]], name: str) -> Spec:
     """Return the keys of the elements of a list. The name of an element is its key in the inventory, so it is left
     out."""
     keys: Mapping[str, Mapping[str, Any]] = options.get(name, {}).get("options", {})
     return {key: option for key, option in keys.items() if key != "name"}
 
 
-def _parsed(path: Path) -> Any:
+def _parse_file(path: Path) -> Any:
     return yaml.load(path.read_text(encoding="utf-8"), _Loader) if path.is_file() else None
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
-    parsed = _parsed(path)
+    parsed = _parse_file(path)
     return parsed if isinstance(parsed, dict) else {}
 
 

@@ -1,497 +1,141 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `vllm serve` of one vLLM release takes: recorded data, never edited by hand.
+"""What `vllm serve` of one vLLM release takes: data that tools/vllm_arguments.py writes, never edited by hand.
 
-Written by the image's own parser; IMAGE is any image with that vLLM:
-
-    docker run --rm --network none --volume "$PWD/tools:/tools:ro" --entrypoint python3 IMAGE \\
-        /tools/vllm_arguments.py > module_utils/vllm_edge/inventory/vllm_arguments.py
-    ruff format module_utils/vllm_edge/inventory/vllm_arguments.py
+OPTIONS has the names of the options without `--`, with their aliases, by what follows them: `none`, `one`, `many` or
+`optional` values of the kind `text`, `int` or `float`. A `switch` takes no value and has a `--no-` form.
 """
-
-from __future__ import annotations
-
-from typing import NamedTuple
-
-
-class Option(NamedTuple):
-    """One option of `vllm serve`."""
-
-    name: str
-    aliases: tuple[str, ...] = ()
-    """Other spellings, the `--no-` form among them."""
-    takes: str = "one"
-    """Values that follow it: `none`, `optional`, `one`, `many`."""
-    kind: str = "text"
-    """What a value is: `text`, `int`, `float`."""
-    choices: tuple[str, ...] = ()
-    repeatable: bool = False
-
 
 VERSION = "0.32.0"
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.92
-TOOL_CALL_PARSERS = (
-    "apertus",
-    "cohere_command3",
-    "cohere_command4",
-    "deepseek_v3",
-    "deepseek_v31",
-    "deepseek_v32",
-    "deepseek_v4",
-    "deepseek_v41",
-    "dots",
-    "ernie45",
-    "functiongemma",
-    "gemma4",
-    "gigachat3",
-    "glm45",
-    "glm47",
-    "granite",
-    "granite-20b-fc",
-    "granite4",
-    "hermes",
-    "hf",
-    "hunyuan_a13b",
-    "hy_v3",
-    "hy_v4",
-    "inkling",
-    "internlm",
-    "jamba",
-    "k2_horizon",
-    "kimi_k2",
-    "kimi_k3",
-    "lfm2",
-    "ling3",
-    "llama3_json",
-    "llama4_json",
-    "llama4_pythonic",
-    "longcat",
-    "mimo",
-    "minicpm5",
-    "minimax_m2",
-    "minimax_m3",
-    "mistral",
-    "muse_glimmer",
-    "olmo3",
-    "openai",
-    "phi4_mini_json",
-    "plamo3",
-    "poolside_v1",
-    "pythonic",
-    "qwen3_coder",
-    "qwen3_json",
-    "qwen3_xml",
-    "seed_oss",
-    "step3",
-    "step3p5",
-    "xlam",
-)
-REASONING_PARSERS = (
-    "cohere_command3",
-    "cohere_command4",
-    "deepseek_r1",
-    "deepseek_v3",
-    "deepseek_v4",
-    "deepseek_v41",
-    "ernie45",
-    "gemma4",
-    "glm45",
-    "glm47",
-    "granite",
-    "granite_thinking_parser",
-    "hf",
-    "holo2",
-    "hunyuan_a13b",
-    "hy_v3",
-    "hy_v4",
-    "inkling",
-    "k2_horizon",
-    "kimi_k2",
-    "kimi_k3",
-    "ling3",
-    "mimo",
-    "minicpmv",
-    "minimax_m2",
-    "minimax_m2_append_think",
-    "minimax_m3",
-    "mistral",
-    "muse_glimmer",
-    "nemotron_v3",
-    "olmo3",
-    "openai_gptoss",
-    "plamo3",
-    "poolside_v1",
-    "qwen3",
-    "seed_oss",
-    "step3",
-    "step3p5",
-)
-OPTIONS = (
-    Option("--headless", takes="none"),
-    Option("--api-server-count", aliases=("-asc",), kind="int"),
-    Option("--config"),
-    Option("--grpc", takes="none"),
-    Option("--lora-modules", takes="many"),
-    Option("--chat-template"),
-    Option("--chat-template-content-format", choices=("auto", "openai", "string")),
-    Option("--trust-request-chat-template", aliases=("--no-trust-request-chat-template",), takes="none"),
-    Option("--trust-request-mm-kwargs", aliases=("--no-trust-request-mm-kwargs",), takes="none"),
-    Option("--default-chat-template-kwargs"),
-    Option("--response-role"),
-    Option("--return-tokens-as-token-ids", aliases=("--no-return-tokens-as-token-ids",), takes="none"),
-    Option("--enable-auto-tool-choice", aliases=("--no-enable-auto-tool-choice",), takes="none"),
-    Option(
-        "--exclude-tools-when-tool-choice-none", aliases=("--no-exclude-tools-when-tool-choice-none",), takes="none"
-    ),
-    Option("--tool-call-parser"),
-    Option("--tool-parser-plugin"),
-    Option("--tool-strict-level", choices=("auto", "function", "parameter")),
-    Option("--tool-server"),
-    Option("--max-log-len"),
-    Option("--enable-prompt-tokens-details", aliases=("--no-enable-prompt-tokens-details",), takes="none"),
-    Option("--enable-per-request-metrics", aliases=("--no-enable-per-request-metrics",), takes="none"),
-    Option("--enable-server-load-tracking", aliases=("--no-enable-server-load-tracking",), takes="none"),
-    Option("--enable-force-include-usage", aliases=("--no-enable-force-include-usage",), takes="none"),
-    Option("--sse-keep-alive-interval", kind="int"),
-    Option("--enable-tokenizer-info-endpoint", aliases=("--no-enable-tokenizer-info-endpoint",), takes="none"),
-    Option("--enable-log-outputs", aliases=("--no-enable-log-outputs",), takes="none"),
-    Option("--enable-log-deltas", aliases=("--no-enable-log-deltas",), takes="none"),
-    Option("--cohere-is-reasoning-model", aliases=("--no-cohere-is-reasoning-model",), takes="none"),
-    Option("--cohere-format"),
-    Option("--anthropic-disabled-thinking-effort", choices=("auto", "high", "low", "max", "medium", "none", "xhigh")),
-    Option("--log-error-stack", aliases=("--no-log-error-stack",), takes="none"),
-    Option("--tokens-only", aliases=("--no-tokens-only",), takes="none"),
-    Option("--enable-scale-out", aliases=("--no-enable-scale-out",), takes="none"),
-    Option("--fingerprint-mode", choices=("custom", "full", "hash", "none")),
-    Option("--fingerprint-value"),
-    Option("--host"),
-    Option("--port", kind="int"),
-    Option("--grpc-port"),
-    Option("--data-parallel-supervisor-port", kind="int"),
-    Option("--dp-supervisor-probe-interval-s", kind="float"),
-    Option("--dp-supervisor-probe-timeout-s", kind="float"),
-    Option("--dp-supervisor-probe-failure-threshold", kind="int"),
-    Option("--uds"),
-    Option("--uvicorn-log-level", choices=("critical", "debug", "error", "info", "trace", "warning")),
-    Option("--disable-uvicorn-access-log", aliases=("--no-disable-uvicorn-access-log",), takes="none"),
-    Option("--disable-access-log-for-endpoints"),
-    Option("--allow-credentials", aliases=("--no-allow-credentials",), takes="none"),
-    Option("--allowed-origins"),
-    Option("--allowed-methods"),
-    Option("--allowed-headers"),
-    Option("--api-key", takes="many"),
-    Option("--ssl-keyfile"),
-    Option("--ssl-certfile"),
-    Option("--ssl-ca-certs"),
-    Option("--enable-ssl-refresh", aliases=("--no-enable-ssl-refresh",), takes="none"),
-    Option("--ssl-cert-reqs", kind="int"),
-    Option("--ssl-ciphers"),
-    Option("--root-path"),
-    Option("--middleware", repeatable=True),
-    Option("--enable-request-id-headers", aliases=("--no-enable-request-id-headers",), takes="none"),
-    Option("--disable-fastapi-docs", aliases=("--no-disable-fastapi-docs",), takes="none"),
-    Option("--h11-max-incomplete-event-size", kind="int"),
-    Option("--h11-max-header-count", kind="int"),
-    Option("--enable-offline-docs", aliases=("--no-enable-offline-docs",), takes="none"),
-    Option("--enable-flash-late-interaction", aliases=("--no-enable-flash-late-interaction",), takes="none"),
-    Option("--model"),
-    Option("--runner", choices=("auto", "draft", "generate", "pooling")),
-    Option("--convert", choices=("auto", "classify", "embed", "none")),
-    Option("--tokenizer"),
-    Option("--tokenizer-mode"),
-    Option("--trust-remote-code", aliases=("--no-trust-remote-code",), takes="none"),
-    Option("--dtype", choices=("auto", "bfloat16", "float", "float16", "float32", "half")),
-    Option("--seed", kind="int"),
-    Option("--hf-config-path"),
-    Option("--allowed-local-media-path"),
-    Option("--allowed-media-domains", takes="many"),
-    Option("--revision"),
-    Option("--code-revision"),
-    Option("--tokenizer-revision"),
-    Option("--max-model-len"),
-    Option("--quantization", aliases=("-q",)),
-    Option("--quantization-config"),
-    Option("--allow-deprecated-quantization", aliases=("--no-allow-deprecated-quantization",), takes="none"),
-    Option("--enforce-eager", aliases=("--no-enforce-eager",), takes="none"),
-    Option("--enable-return-routed-experts", aliases=("--no-enable-return-routed-experts",), takes="none"),
-    Option("--return-sampling-mask", aliases=("--no-return-sampling-mask",), takes="none"),
-    Option("--max-logprobs", kind="int"),
-    Option("--logprobs-mode", choices=("processed_logits", "processed_logprobs", "raw_logits", "raw_logprobs")),
-    Option("--use-fp64-gumbel", aliases=("--no-use-fp64-gumbel",), takes="none"),
-    Option("--enable-trace-replay", aliases=("--no-enable-trace-replay",), takes="none"),
-    Option("--disable-sliding-window", aliases=("--no-disable-sliding-window",), takes="none"),
-    Option("--disable-cascade-attn", aliases=("--no-disable-cascade-attn",), takes="none"),
-    Option("--skip-tokenizer-init", aliases=("--no-skip-tokenizer-init",), takes="none"),
-    Option("--enable-prompt-embeds", aliases=("--no-enable-prompt-embeds",), takes="none"),
-    Option("--served-model-name", takes="many"),
-    Option("--config-format"),
-    Option("--hf-token", takes="optional"),
-    Option("--hf-overrides"),
-    Option("--model-class-overrides"),
-    Option("--pooler-config"),
-    Option("--generation-config"),
-    Option("--override-generation-config"),
-    Option("--enable-sleep-mode", aliases=("--no-enable-sleep-mode",), takes="none"),
-    Option("--sleep-mode-offload-cudagraph", aliases=("--no-sleep-mode-offload-cudagraph",), takes="none"),
-    Option("--sleep-preserve-parameter-names", takes="many"),
-    Option("--enable-cumem-allocator", aliases=("--no-enable-cumem-allocator",), takes="none"),
-    Option("--enable-nccl-comm-suspend", aliases=("--no-enable-nccl-comm-suspend",), takes="none"),
-    Option("--model-impl"),
-    Option("--logits-processors", takes="many"),
-    Option("--io-processor-plugin"),
-    Option("--renderer-num-workers", kind="int"),
-    Option("--load-format"),
-    Option("--download-dir"),
-    Option("--safetensors-load-strategy"),
-    Option("--safetensors-prefetch-num-threads", kind="int"),
-    Option("--safetensors-prefetch-block-size"),
-    Option("--model-loader-extra-config"),
-    Option("--ignore-patterns", takes="many"),
-    Option("--use-tqdm-on-load", aliases=("--no-use-tqdm-on-load",), takes="none"),
-    Option("--pt-load-map-location"),
-    Option("--attention-backend"),
-    Option("--mamba-backend"),
-    Option("--mamba-ssu-algorithm"),
-    Option(
-        "--enable-mamba-cache-stochastic-rounding",
-        aliases=("--no-enable-mamba-cache-stochastic-rounding",),
-        takes="none",
-    ),
-    Option("--mamba-cache-philox-rounds", kind="int"),
-    Option("--reasoning-parser"),
-    Option("--reasoning-parser-plugin"),
-    Option("--distributed-executor-backend"),
-    Option("--pipeline-parallel-size", aliases=("-pp",), kind="int"),
-    Option("--master-addr"),
-    Option("--master-port", kind="int"),
-    Option("--nnodes", aliases=("-n",), kind="int"),
-    Option("--node-rank", aliases=("-r",), kind="int"),
-    Option("--distributed-timeout-seconds"),
-    Option("--cpu-distributed-timeout-seconds"),
-    Option("--numa-bind", aliases=("--no-numa-bind",), takes="none"),
-    Option("--numa-bind-nodes", takes="many"),
-    Option("--numa-bind-cpus", takes="many"),
-    Option("--device-ids"),
-    Option("--tensor-parallel-size", aliases=("-tp",), kind="int"),
-    Option("--decode-context-parallel-size", aliases=("-dcp",), kind="int"),
-    Option("--dcp-comm-backend"),
-    Option("--dcp-q-replicate", aliases=("--no-dcp-q-replicate",), takes="none"),
-    Option("--dcp-kv-cache-interleave-size", kind="int"),
-    Option("--cp-kv-cache-interleave-size", kind="int"),
-    Option("--prefill-context-parallel-size", aliases=("-pcp",), kind="int"),
-    Option("--data-parallel-size", aliases=("-dp",), kind="int"),
-    Option("--data-parallel-rank", aliases=("-dpn",), kind="int"),
-    Option("--data-parallel-start-rank", aliases=("-dpr",), kind="int"),
-    Option("--data-parallel-size-local", aliases=("-dpl",), kind="int"),
-    Option("--data-parallel-address", aliases=("-dpa",)),
-    Option("--data-parallel-rpc-port", aliases=("-dpp",), kind="int"),
-    Option("--data-parallel-backend", aliases=("-dpb",)),
-    Option("--data-parallel-hybrid-lb", aliases=("--no-data-parallel-hybrid-lb", "-dph"), takes="none"),
-    Option("--data-parallel-external-lb", aliases=("--no-data-parallel-external-lb", "-dpe"), takes="none"),
-    Option("--data-parallel-multi-port-external-lb", aliases=("-dpm",), takes="none"),
-    Option("--enable-hc-sp", aliases=("--no-enable-hc-sp",), takes="none"),
-    Option("--enable-expert-parallel", aliases=("--no-enable-expert-parallel", "-ep"), takes="none"),
-    Option("--enable-batch-sharded-sampling", aliases=("--no-enable-batch-sharded-sampling",), takes="none"),
-    Option("--enable-ep-weight-filter", aliases=("--no-enable-ep-weight-filter",), takes="none"),
-    Option(
-        "--all2all-backend",
-        choices=(
-            "allgather_reducescatter",
-            "deepep_high_throughput",
-            "deepep_low_latency",
-            "deepep_v2",
-            "flashinfer_all2allv",
-            "flashinfer_nvlink_one_sided",
-            "flashinfer_nvlink_two_sided",
-            "moonep",
-            "mori_high_throughput",
-            "mori_low_latency",
-            "naive",
-            "nixl_ep",
-            "pplx",
-        ),
-    ),
-    Option("--enable-dbo", aliases=("--no-enable-dbo",), takes="none"),
-    Option("--enable-shm-tensor-arena", aliases=("--no-enable-shm-tensor-arena",), takes="none"),
-    Option("--ubatch-size", kind="int"),
-    Option("--enable-elastic-ep", aliases=("--no-enable-elastic-ep",), takes="none"),
-    Option("--elastic-ep-max-dp-size", kind="int"),
-    Option("--dbo-decode-token-threshold", kind="int"),
-    Option("--dp-sync-interval", kind="int"),
-    Option("--dbo-prefill-token-threshold", kind="int"),
-    Option(
-        "--disable-nccl-for-dp-synchronization", aliases=("--no-disable-nccl-for-dp-synchronization",), takes="none"
-    ),
-    Option("--enable-eplb", aliases=("--no-enable-eplb",), takes="none"),
-    Option("--eplb-config"),
-    Option("--expert-placement-strategy", choices=("linear", "round_robin")),
-    Option("--max-parallel-loading-workers"),
-    Option("--ray-workers-use-nsight", aliases=("--no-ray-workers-use-nsight",), takes="none"),
-    Option("--disable-custom-all-reduce", aliases=("--no-disable-custom-all-reduce",), takes="none"),
-    Option("--worker-cls"),
-    Option("--worker-extension-cls"),
-    Option("--enable-fault-tolerance", aliases=("--no-enable-fault-tolerance",), takes="none"),
-    Option("--fault-tolerance-config"),
-    Option("--block-size", kind="int"),
-    Option("--gpu-memory-utilization", aliases=("--device-memory-utilization",), kind="float"),
-    Option("--kv-cache-memory-bytes"),
-    Option(
-        "--kv-cache-dtype",
-        choices=(
-            "auto",
-            "bfloat16",
-            "float16",
-            "fp8",
-            "fp8_ds_mla",
-            "fp8_e4m3",
-            "fp8_e5m2",
-            "fp8_inc",
-            "fp8_per_token_head",
-            "int4_per_token_head",
-            "int8_per_token_head",
-            "nvfp4",
-            "nvfp4_4over6",
-            "nvfp4_ds_mla",
-            "turboquant_3bit_nc",
-            "turboquant_4bit_nc",
-            "turboquant_k3v4_nc",
-            "turboquant_k8v4",
-            "ultraquant_4bit",
-        ),
-    ),
-    Option("--num-gpu-blocks-override"),
-    Option("--enable-prefix-caching", aliases=("--no-enable-prefix-caching",), takes="none"),
-    Option("--prefix-caching-hash-algo", choices=("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")),
-    Option("--prefix-cache-retention-interval"),
-    Option("--kv-cache-dtype-skip-layers", takes="many"),
-    Option("--kv-sharing-fast-prefill", aliases=("--no-kv-sharing-fast-prefill",), takes="none"),
-    Option("--swa-bounded-replay", aliases=("--no-swa-bounded-replay",), takes="none"),
-    Option("--mamba-cache-dtype", choices=("auto", "bfloat16", "float16", "float32")),
-    Option("--mamba-ssm-cache-dtype", choices=("auto", "bfloat16", "float16", "float32")),
-    Option("--mamba-block-size"),
-    Option("--prefix-match-unit"),
-    Option("--mamba-cache-mode", choices=("align", "none")),
-    Option(
-        "--enable-mamba-shared-prefix-checkpoint", aliases=("--no-enable-mamba-shared-prefix-checkpoint",), takes="none"
-    ),
-    Option("--replayssm-buffer-len", kind="int"),
-    Option("--use-replayssm", aliases=("--no-use-replayssm",), takes="none"),
-    Option("--kv-offloading-size"),
-    Option("--kv-offloading-backend", choices=("lmcache", "native")),
-    Option("--offload-backend", choices=("auto", "prefetch", "uva")),
-    Option("--cpu-offload-gb", kind="float"),
-    Option("--cpu-offload-params", takes="many"),
-    Option("--offload-group-size", kind="int"),
-    Option("--offload-num-in-group", kind="int"),
-    Option("--offload-prefetch-step", kind="int"),
-    Option("--offload-params", takes="many"),
-    Option("--language-model-only", aliases=("--no-language-model-only",), takes="none"),
-    Option("--limit-mm-per-prompt"),
-    Option("--enable-mm-embeds", aliases=("--no-enable-mm-embeds",), takes="none"),
-    Option("--media-io-kwargs"),
-    Option("--mm-processor-kwargs"),
-    Option("--mm-processor-cache-gb", kind="float"),
-    Option("--mm-processor-cache-type", choices=("lru", "shm")),
-    Option("--mm-hasher-algorithm", choices=("blake3", "sha256", "sha512")),
-    Option("--mm-shm-cache-max-object-size-mb", kind="int"),
-    Option("--mm-encoder-only", aliases=("--no-mm-encoder-only",), takes="none"),
-    Option("--mm-encoder-tp-mode", choices=("data", "weights")),
-    Option("--mm-encoder-attn-backend"),
-    Option("--mm-encoder-attn-dtype"),
-    Option("--mm-encoder-fp8-scale-path"),
-    Option("--mm-encoder-fp8-scale-save-path"),
-    Option("--mm-encoder-fp8-scale-save-margin", kind="float"),
-    Option("--interleave-mm-strings", aliases=("--no-interleave-mm-strings",), takes="none"),
-    Option("--skip-mm-profiling", aliases=("--no-skip-mm-profiling",), takes="none"),
-    Option("--video-pruning-rate"),
-    Option("--video-pruning-method", choices=("evs", "vidcom2")),
-    Option("--mm-tensor-ipc", choices=("direct_rpc", "torch_shm")),
-    Option("--mm-processor-device"),
-    Option("--mm-ipc-gpu-memory-gb", kind="float"),
-    Option("--mm-device-do-normalize", aliases=("--no-mm-device-do-normalize",), takes="none"),
-    Option("--enable-lora", aliases=("--no-enable-lora",), takes="none"),
-    Option("--max-loras", kind="int"),
-    Option("--max-lora-rank", kind="int", choices=("1", "8", "16", "32", "64", "128", "256", "320", "512")),
-    Option("--lora-dtype", choices=("auto", "bfloat16", "float16")),
-    Option("--enable-tower-connector-lora", aliases=("--no-enable-tower-connector-lora",), takes="none"),
-    Option("--max-cpu-loras"),
-    Option("--fully-sharded-loras", aliases=("--no-fully-sharded-loras",), takes="none"),
-    Option("--lora-target-modules", takes="many"),
-    Option("--default-mm-loras"),
-    Option("--specialize-active-lora", aliases=("--no-specialize-active-lora",), takes="none"),
-    Option("--enable-mixed-moe-lora-format", aliases=("--no-enable-mixed-moe-lora-format",), takes="none"),
-    Option("--enable-moe-shared-loras", aliases=("--no-enable-moe-shared-loras",), takes="none"),
-    Option("--max-lora-cls-labels"),
-    Option("--logging-config"),
-    Option("--log-level"),
-    Option("--log-config-file"),
-    Option("--show-hidden-metrics-for-version"),
-    Option("--otlp-traces-endpoint"),
-    Option("--collect-detailed-traces", takes="many"),
-    Option("--per-request-spec-decode-metrics", choices=("detailed", "none", "summary")),
-    Option("--kv-cache-metrics", aliases=("--no-kv-cache-metrics",), takes="none"),
-    Option("--kv-cache-metrics-sample", kind="float"),
-    Option("--custom-histogram-buckets"),
-    Option("--cudagraph-metrics", aliases=("--no-cudagraph-metrics",), takes="none"),
-    Option("--enable-layerwise-nvtx-tracing", aliases=("--no-enable-layerwise-nvtx-tracing",), takes="none"),
-    Option("--enable-mfu-metrics", aliases=("--no-enable-mfu-metrics",), takes="none"),
-    Option("--enable-logging-iteration-details", aliases=("--no-enable-logging-iteration-details",), takes="none"),
-    Option("--jit-monitor-mode", choices=("error", "warn")),
-    Option("--jit-monitor-verbose", aliases=("--no-jit-monitor-verbose",), takes="none"),
-    Option("--max-num-batched-tokens"),
-    Option("--max-num-scheduled-tokens"),
-    Option("--max-num-seqs", kind="int"),
-    Option("--max-num-active-seqs"),
-    Option("--max-num-queued-reqs"),
-    Option("--max-num-queued-tokens"),
-    Option("--long-prefill-token-threshold", kind="int"),
-    Option(
-        "--long-prefill-token-threshold-adaptive", aliases=("--no-long-prefill-token-threshold-adaptive",), takes="none"
-    ),
-    Option("--scheduling-policy", choices=("fcfs", "priority")),
-    Option("--enable-chunked-prefill", aliases=("--no-enable-chunked-prefill",), takes="none"),
-    Option("--disable-chunked-mm-input", aliases=("--no-disable-chunked-mm-input",), takes="none"),
-    Option("--scheduler-cls"),
-    Option("--scheduler-reserve-full-isl", aliases=("--no-scheduler-reserve-full-isl",), takes="none"),
-    Option("--watermark", kind="float"),
-    Option("--prefill-schedule-interval", kind="int"),
-    Option("--disable-hybrid-kv-cache-manager", aliases=("--no-disable-hybrid-kv-cache-manager",), takes="none"),
-    Option("--async-scheduling", aliases=("--no-async-scheduling",), takes="none"),
-    Option("--stream-interval", kind="int"),
-    Option("--cudagraph-capture-sizes", takes="many", kind="int"),
-    Option("--max-cudagraph-capture-size", kind="int"),
-    Option("--ir-op-priority"),
-    Option("--enable-flashinfer-autotune", aliases=("--no-enable-flashinfer-autotune",), takes="none"),
-    Option("--moe-backend"),
-    Option("--linear-backend"),
-    Option("--sparse-indexer-topk-backend"),
-    Option("--speculative-config", aliases=("-sc",)),
-    Option("--spec-method"),
-    Option("--spec-model"),
-    Option("--spec-tokens", kind="int"),
-    Option("--watermark-config"),
-    Option("--diffusion-config", aliases=("-dc",)),
-    Option("--kv-transfer-config"),
-    Option("--kv-events-config"),
-    Option("--ec-transfer-config"),
-    Option("--ec-manager-config"),
-    Option("--compilation-config", aliases=("-cc",)),
-    Option("--attention-config", aliases=("-ac",)),
-    Option("--engram-config"),
-    Option("--reasoning-config"),
-    Option("--kernel-config"),
-    Option("--additional-config"),
-    Option("--structured-outputs-config"),
-    Option("--aux-output-config"),
-    Option("--profiler-config"),
-    Option("--optimization-level"),
-    Option("--performance-mode", choices=("balanced", "interactivity", "throughput")),
-    Option("--weight-transfer-config"),
-    Option("--disable-log-stats", takes="none"),
-    Option("--aggregate-engine-logging", takes="none"),
-    Option("--fail-on-environ-validation", aliases=("--no-fail-on-environ-validation",), takes="none"),
-    Option("--shutdown-timeout", kind="int"),
-    Option("--gdn-prefill-backend"),
-    Option("--kda-prefill-backend"),
-    Option("--kda-decode-backend"),
-    Option("--enable-log-requests", aliases=("--no-enable-log-requests",), takes="none"),
-)
+TOOL_CALL_PARSERS = """
+apertus cohere_command3 cohere_command4 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 dots ernie45
+functiongemma gemma4 gigachat3 glm45 glm47 granite granite-20b-fc granite4 hermes hf hunyuan_a13b hy_v3 hy_v4 inkling
+internlm jamba k2_horizon kimi_k2 kimi_k3 lfm2 ling3 llama3_json llama4_json llama4_pythonic longcat mimo minicpm5
+minimax_m2 minimax_m3 mistral muse_glimmer olmo3 openai phi4_mini_json plamo3 poolside_v1 pythonic qwen3_coder
+qwen3_json qwen3_xml seed_oss step3 step3p5 xlam
+"""
+REASONING_PARSERS = """
+cohere_command3 cohere_command4 deepseek_r1 deepseek_v3 deepseek_v4 deepseek_v41 ernie45 gemma4 glm45 glm47 granite
+granite_thinking_parser hf holo2 hunyuan_a13b hy_v3 hy_v4 inkling k2_horizon kimi_k2 kimi_k3 ling3 mimo minicpmv
+minimax_m2 minimax_m2_append_think minimax_m3 mistral muse_glimmer nemotron_v3 olmo3 openai_gptoss plamo3 poolside_v1
+qwen3 seed_oss step3 step3p5
+"""
+OPTIONS = {
+    "none text": """
+headless grpc data-parallel-multi-port-external-lb|-dpm disable-log-stats aggregate-engine-logging
+""",
+    "one int": """
+api-server-count|-asc sse-keep-alive-interval port data-parallel-supervisor-port dp-supervisor-probe-failure-threshold
+ssl-cert-reqs h11-max-incomplete-event-size h11-max-header-count seed max-logprobs renderer-num-workers
+safetensors-prefetch-num-threads mamba-cache-philox-rounds pipeline-parallel-size|-pp master-port nnodes|-n
+node-rank|-r tensor-parallel-size|-tp decode-context-parallel-size|-dcp dcp-kv-cache-interleave-size
+cp-kv-cache-interleave-size prefill-context-parallel-size|-pcp data-parallel-size|-dp data-parallel-rank|-dpn
+data-parallel-start-rank|-dpr data-parallel-size-local|-dpl data-parallel-rpc-port|-dpp ubatch-size
+elastic-ep-max-dp-size dbo-decode-token-threshold dp-sync-interval dbo-prefill-token-threshold block-size
+replayssm-buffer-len offload-group-size offload-num-in-group offload-prefetch-step mm-shm-cache-max-object-size-mb
+max-loras max-lora-rank max-num-seqs long-prefill-token-threshold prefill-schedule-interval stream-interval
+max-cudagraph-capture-size spec-tokens shutdown-timeout
+""",
+    "one text": """
+config chat-template chat-template-content-format default-chat-template-kwargs response-role tool-call-parser
+tool-parser-plugin tool-strict-level tool-server max-log-len cohere-format anthropic-disabled-thinking-effort
+fingerprint-mode fingerprint-value host grpc-port uds uvicorn-log-level disable-access-log-for-endpoints
+allowed-origins allowed-methods allowed-headers ssl-keyfile ssl-certfile ssl-ca-certs ssl-ciphers root-path model
+runner convert tokenizer tokenizer-mode dtype hf-config-path allowed-local-media-path revision code-revision
+tokenizer-revision max-model-len quantization|-q quantization-config logprobs-mode config-format hf-overrides
+model-class-overrides pooler-config generation-config override-generation-config model-impl io-processor-plugin
+load-format download-dir safetensors-load-strategy safetensors-prefetch-block-size model-loader-extra-config
+pt-load-map-location attention-backend mamba-backend mamba-ssu-algorithm reasoning-parser reasoning-parser-plugin
+distributed-executor-backend master-addr distributed-timeout-seconds cpu-distributed-timeout-seconds device-ids
+dcp-comm-backend data-parallel-address|-dpa data-parallel-backend|-dpb all2all-backend eplb-config
+expert-placement-strategy max-parallel-loading-workers worker-cls worker-extension-cls fault-tolerance-config
+kv-cache-memory-bytes kv-cache-dtype num-gpu-blocks-override prefix-caching-hash-algo prefix-cache-retention-interval
+mamba-cache-dtype mamba-ssm-cache-dtype mamba-block-size prefix-match-unit mamba-cache-mode kv-offloading-size
+kv-offloading-backend offload-backend limit-mm-per-prompt media-io-kwargs mm-processor-kwargs mm-processor-cache-type
+mm-hasher-algorithm mm-encoder-tp-mode mm-encoder-attn-backend mm-encoder-attn-dtype mm-encoder-fp8-scale-path
+mm-encoder-fp8-scale-save-path video-pruning-rate video-pruning-method mm-tensor-ipc mm-processor-device lora-dtype
+max-cpu-loras default-mm-loras max-lora-cls-labels logging-config log-level log-config-file
+show-hidden-metrics-for-version otlp-traces-endpoint per-request-spec-decode-metrics custom-histogram-buckets
+jit-monitor-mode max-num-batched-tokens max-num-scheduled-tokens max-num-active-seqs max-num-queued-reqs
+max-num-queued-tokens scheduling-policy scheduler-cls ir-op-priority moe-backend linear-backend
+sparse-indexer-topk-backend speculative-config|-sc spec-method spec-model watermark-config diffusion-config|-dc
+kv-transfer-config kv-events-config ec-transfer-config ec-manager-config compilation-config|-cc attention-config|-ac
+engram-config reasoning-config kernel-config additional-config structured-outputs-config aux-output-config
+profiler-config optimization-level performance-mode weight-transfer-config gdn-prefill-backend kda-prefill-backend
+kda-decode-backend
+""",
+    "many text": """
+lora-modules api-key allowed-media-domains served-model-name sleep-preserve-parameter-names logits-processors
+ignore-patterns numa-bind-nodes numa-bind-cpus kv-cache-dtype-skip-layers cpu-offload-params offload-params
+lora-target-modules collect-detailed-traces
+""",
+    "switch": """
+trust-request-chat-template trust-request-mm-kwargs return-tokens-as-token-ids enable-auto-tool-choice
+exclude-tools-when-tool-choice-none enable-prompt-tokens-details enable-per-request-metrics
+enable-server-load-tracking enable-force-include-usage enable-tokenizer-info-endpoint enable-log-outputs
+enable-log-deltas cohere-is-reasoning-model log-error-stack tokens-only enable-scale-out disable-uvicorn-access-log
+allow-credentials enable-ssl-refresh enable-request-id-headers disable-fastapi-docs enable-offline-docs
+enable-flash-late-interaction trust-remote-code allow-deprecated-quantization enforce-eager
+enable-return-routed-experts return-sampling-mask use-fp64-gumbel enable-trace-replay disable-sliding-window
+disable-cascade-attn skip-tokenizer-init enable-prompt-embeds enable-sleep-mode sleep-mode-offload-cudagraph
+enable-cumem-allocator enable-nccl-comm-suspend use-tqdm-on-load enable-mamba-cache-stochastic-rounding numa-bind
+dcp-q-replicate data-parallel-hybrid-lb|-dph data-parallel-external-lb|-dpe enable-hc-sp enable-expert-parallel|-ep
+enable-batch-sharded-sampling enable-ep-weight-filter enable-dbo enable-shm-tensor-arena enable-elastic-ep
+disable-nccl-for-dp-synchronization enable-eplb ray-workers-use-nsight disable-custom-all-reduce
+enable-fault-tolerance enable-prefix-caching kv-sharing-fast-prefill swa-bounded-replay
+enable-mamba-shared-prefix-checkpoint use-replayssm language-model-only enable-mm-embeds mm-encoder-only
+interleave-mm-strings skip-mm-profiling mm-device-do-normalize enable-lora enable-tower-connector-lora
+fully-sharded-loras specialize-active-lora enable-mixed-moe-lora-format enable-moe-shared-loras kv-cache-metrics
+cudagraph-metrics enable-layerwise-nvtx-tracing enable-mfu-metrics enable-logging-iteration-details
+jit-monitor-verbose long-prefill-token-threshold-adaptive enable-chunked-prefill disable-chunked-mm-input
+scheduler-reserve-full-isl disable-hybrid-kv-cache-manager async-scheduling enable-flashinfer-autotune
+fail-on-environ-validation enable-log-requests
+""",
+    "one float": """
+dp-supervisor-probe-interval-s dp-supervisor-probe-timeout-s gpu-memory-utilization|--device-memory-utilization
+cpu-offload-gb mm-processor-cache-gb mm-encoder-fp8-scale-save-margin mm-ipc-gpu-memory-gb kv-cache-metrics-sample
+watermark
+""",
+    "repeatable one text": "middleware",
+    "optional text": "hf-token",
+    "many int": "cudagraph-capture-sizes",
+}
+CHOICES = {
+    "chat-template-content-format": "auto openai string",
+    "tool-strict-level": "auto function parameter",
+    "anthropic-disabled-thinking-effort": "auto high low max medium none xhigh",
+    "fingerprint-mode": "custom full hash none",
+    "uvicorn-log-level": "critical debug error info trace warning",
+    "runner": "auto draft generate pooling",
+    "convert": "auto classify embed none",
+    "dtype": "auto bfloat16 float float16 float32 half",
+    "logprobs-mode": "processed_logits processed_logprobs raw_logits raw_logprobs",
+    "all2all-backend": """
+allgather_reducescatter deepep_high_throughput deepep_low_latency deepep_v2 flashinfer_all2allv
+flashinfer_nvlink_one_sided flashinfer_nvlink_two_sided moonep mori_high_throughput mori_low_latency naive nixl_ep
+pplx
+""",
+    "expert-placement-strategy": "linear round_robin",
+    "kv-cache-dtype": """
+auto bfloat16 float16 fp8 fp8_ds_mla fp8_e4m3 fp8_e5m2 fp8_inc fp8_per_token_head int4_per_token_head
+int8_per_token_head nvfp4 nvfp4_4over6 nvfp4_ds_mla turboquant_3bit_nc turboquant_4bit_nc turboquant_k3v4_nc
+turboquant_k8v4 ultraquant_4bit
+""",
+    "prefix-caching-hash-algo": "sha256 sha256_cbor xxhash xxhash_cbor",
+    "mamba-cache-dtype": "auto bfloat16 float16 float32",
+    "mamba-ssm-cache-dtype": "auto bfloat16 float16 float32",
+    "mamba-cache-mode": "align none",
+    "kv-offloading-backend": "lmcache native",
+    "offload-backend": "auto prefetch uva",
+    "mm-processor-cache-type": "lru shm",
+    "mm-hasher-algorithm": "blake3 sha256 sha512",
+    "mm-encoder-tp-mode": "data weights",
+    "video-pruning-method": "evs vidcom2",
+    "mm-tensor-ipc": "direct_rpc torch_shm",
+    "max-lora-rank": "1 8 16 32 64 128 256 320 512",
+    "lora-dtype": "auto bfloat16 float16",
+    "per-request-spec-decode-metrics": "detailed none summary",
+    "jit-monitor-mode": "error warn",
+    "scheduling-policy": "fcfs priority",
+    "performance-mode": "balanced interactivity throughput",
+}

@@ -14,11 +14,11 @@ import pwd
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Protocol
 
 from ..generation.committed import committed
-from ..generation.model import Committed, Generation, GenerationError
+from ..generation.model import Choice, Committed, Generation, GenerationError
 from ..generation.store import load, numbers
 from ..names import SWITCH_UNIT
 from ..paths import ETC, STATE, UNITS, HostPaths
@@ -36,15 +36,6 @@ POLL_S = 0.3
 ASK_SYSTEMD_S = 1.0
 QUIET_S = 10.0
 """If no phase ends for this long, a line says what is going on."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Who chose the profile, and which profile the inventory names."""
-
-    origin: str = "host"
-    inventory_profile: str | None = None
-    asked_by: str | None = None
 
 
 class Unit(Protocol):

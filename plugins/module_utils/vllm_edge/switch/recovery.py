@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ..generation import committed as generation_committed
 from ..generation import live, store
-from ..generation.model import GenerationError
+from ..generation.model import Choice, GenerationError
 from ..names import TARGET, unit_name
 from ..paths import HostPaths
 from ..system.systemd import Systemd, SystemdError
@@ -31,9 +31,8 @@ def _take_over(world: World, paths: HostPaths, left: Journal) -> tuple[JournalFi
         except GenerationError:
             now = None
         number, profile = (now.generation, now.profile) if now else (0, "")
-        fresh = begin_journal(
-            world, paths, number=number, profile=profile, now=now, origin="host", asked_by="vllm-edge recover"
-        )
+        choice = Choice("host", asked_by="vllm-edge recover")
+        fresh = begin_journal(world, paths, number=number, profile=profile, now=now, choice=choice)
         where = f"It is kept as {kept}." if kept else "It could not be kept."
         fresh = replace(fresh, phase=Phase.STOP, direction="back", warnings=(f"{to_sentence(left.message)} {where}",))
         return JournalFile(paths, fresh), fresh.began_monotonic_s or 0.0

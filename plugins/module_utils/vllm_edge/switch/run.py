@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..generation import committed as generation_committed
 from ..generation import store
-from ..generation.model import Committed, Generation, GenerationError
+from ..generation.model import Choice, Committed, Generation, GenerationError
 from ..paths import HostPaths
 from ..system.systemd import Systemd
 from .journal import Busy, JournalFile, JournalLost, Lock, read_journal
@@ -80,10 +81,7 @@ def switch(
     paths: HostPaths,
     number: int,
     signals: Signals,
-    *,
-    origin: str,
-    inventory_profile: str | None,
-    asked_by: str,
+    choice: Choice,
 ) -> Result | None:
     """Switch to a generation. An unfinished former switch is recovered first.
 
@@ -91,9 +89,7 @@ def switch(
 
     Args:
         number: the generation to switch to.
-        origin: who chose the profile: `inventory`, `-e` or `host`.
-        inventory_profile: the profile that the inventory names, if the choice is another one.
-        asked_by: who asked, for the journal.
+        choice: who chose it and who asked.
 
     Returns:
         The result, or None if the host shuts down and the boot has to end the switch.
@@ -116,7 +112,7 @@ def switch(
         former, warning = _load_former(now, wanted, paths)
     except GenerationError as error:
         problem = to_sentence(str(error))
-    journal = begin_journal(world, paths, number=number, profile=profile, now=now, origin=origin, asked_by=asked_by)
+    journal = begin_journal(world, paths, number=number, profile=profile, now=now, choice=choice)
     file = JournalFile(paths, journal)
     change = Transaction(world, file, signals, began=journal.began_monotonic_s or 0.0)
     refused = f"{describe_route(journal)} was refused."
@@ -129,11 +125,11 @@ def switch(
         return change.finish(Result.REFUSED, f"{refused} {to_sentence(str(lost))} Nothing was touched.")
     if warning:
         change.warn(warning)
-    if now is not None and now.generation == number and origin == "host":
+    if now is not None and now.generation == number and choice.origin == "host":
         # A repair by hand of the active generation is no new choice: keep the recorded origin.
-        origin, inventory_profile = now.origin, now.inventory_profile
+        choice = replace(choice, origin=now.origin, inventory_profile=now.inventory_profile)
     try:
-        return change.finish(*change.forward(wanted, former, origin=origin, inventory_profile=inventory_profile))
+        return change.finish(*change.forward(wanted, former, choice))
     except LeftForBoot:
         leave_for_boot(change)
         return None
@@ -163,7 +159,7 @@ def _open_world(paths: HostPaths) -> World:
     return open_world(paths)
 
 
-def run_switch(paths: HostPaths, number: int, *, origin: str, inventory_profile: str | None, asked_by: str) -> int:
+def run_switch(paths: HostPaths, number: int, choice: Choice) -> int:
     """Run `vllm-edge run-switch`, the program of vllm-edge-switch.service, and return its exit status.
 
     The parameters are those of `switch`.
@@ -173,9 +169,7 @@ def run_switch(paths: HostPaths, number: int, *, origin: str, inventory_profile:
         with Lock(paths), Signals() as signals:
             world = _open_world(paths)
             signals.going_down = world.going_down
-            result = switch(
-                world, paths, number, signals, origin=origin, inventory_profile=inventory_profile, asked_by=asked_by
-            )
+            result = switch(world, paths, number, signals, choice)
             return Exit.FAILED if result is None else EXITS[result]
 
     return _exit(run)

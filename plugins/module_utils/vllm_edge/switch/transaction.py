@@ -19,7 +19,7 @@ from typing import Any
 
 from ..generation import committed as generation_committed
 from ..generation import live, store
-from ..generation.model import Committed, Generation, GenerationError
+from ..generation.model import Choice, Committed, Generation, GenerationError
 from ..names import SWITCH_UNIT, TARGET
 from ..paths import HostPaths
 from .journal import DAMAGED, JournalFile, JournalLost, make_id
@@ -253,16 +253,13 @@ class Transaction:
 
     # -- forward
 
-    def forward(
-        self, wanted: Generation, former: Generation | None, *, origin: str, inventory_profile: str | None
-    ) -> tuple[Result, str]:
+    def forward(self, wanted: Generation, former: Generation | None, choice: Choice) -> tuple[Result, str]:
         """Switch to a generation, and roll back if that fails.
 
         Args:
             wanted: the generation to switch to.
             former: the committed generation; `wanted` itself if this is a repair, None if nothing was committed before.
-            origin: who chose the profile: `inventory`, `-e` or `host`.
-            inventory_profile: the profile that the inventory names, if the choice is another one.
+            choice: who chose the profile, to be recorded.
 
         Returns:
             The result, and the message for the end of the journal.
@@ -281,7 +278,7 @@ class Transaction:
         except JournalLost as lost:
             return self._refused(Failed(None, to_sentence(str(lost))))
         if repair and not moves:
-            return self._unchanged(wanted, origin=origin, inventory_profile=inventory_profile)
+            return self._unchanged(wanted, choice)
 
         def drain() -> Done:
             if not moves.stop:
@@ -290,9 +287,7 @@ class Transaction:
 
         def commit() -> Done:
             self.signals.check()  # the last point at which a signal can roll the switch back
-            generation_committed.commit(
-                wanted, self.paths, origin=origin, inventory_profile=inventory_profile, chosen_at=self.world.stamp()
-            )
+            generation_committed.commit(wanted, self.paths, choice, self.world.stamp())
             return Done(f"{name_generation(wanted)} is committed")
 
         acts: Mapping[Phase, Callable[[], Done]] = {
@@ -359,18 +354,15 @@ class Transaction:
         # The generation serves already, so a hook that fails is only a warning.
         return replace(done, warnings=(*done.warnings, told.text))
 
-    def _unchanged(self, wanted: Generation, *, origin: str, inventory_profile: str | None) -> tuple[Result, str]:
+    def _unchanged(self, wanted: Generation, choice: Choice) -> tuple[Result, str]:
         """End a repair that found nothing to do, and record who chose the profile if that is new."""
 
         def remember() -> Done:
             now = generation_committed.committed(self.paths)
-            if now is not None and (now.origin, now.inventory_profile) != (origin, inventory_profile):
+            if now is not None and (now.origin, now.inventory_profile) != (choice.origin, choice.inventory_profile):
                 # The profile is the same and was chosen by somebody else: record who, and change nothing else on the
                 # host.
-                chosen_at = self.world.stamp()
-                generation_committed.commit(
-                    wanted, self.paths, origin=origin, inventory_profile=inventory_profile, chosen_at=chosen_at
-                )
+                generation_committed.commit(wanted, self.paths, choice, self.world.stamp())
             return Done()
 
         outcome = self.attempt("Remembering who chose the profile", remember)
@@ -722,15 +714,14 @@ def _shift(downtime: Downtime, by_s: float) -> Downtime:
 
 
 def begin_journal(
-    world: World, paths: HostPaths, *, number: int, profile: str, now: Committed | None, origin: str, asked_by: str
+    world: World, paths: HostPaths, *, number: int, profile: str, now: Committed | None, choice: Choice
 ) -> Journal:
     """Return the journal of a switch that begins now; nothing is written.
 
     Args:
         number, profile: the generation to switch to.
         now: what is committed, or None.
-        origin: who chose the profile: `inventory`, `-e` or `host`.
-        asked_by: who asked, for example `site.yml by alice`.
+        choice: who chose the profile, and who asked.
     """
     stamp = world.stamp()
     return Journal(
@@ -739,8 +730,8 @@ def begin_journal(
         profile=profile,
         from_generation=now.generation if now else None,
         from_profile=now.profile if now else None,
-        origin=origin,
-        asked_by=asked_by,
+        origin=choice.origin,
+        asked_by=choice.asked_by or "somebody",
         pid=os.getpid(),
         boot_id=world.boot_id(),
         started_at=stamp,

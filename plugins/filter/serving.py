@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Filter plugins: engines, models and GPUs in the form that a role or the report needs.
+
+group_vars/all/wiring.yml calls them, and says which variable is made of what.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ..module_utils.vllm_edge.inventory import profiles
+
+Entry = Mapping[str, Any]
+
+
+def name_entries(names: Iterable[str], entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
+    """Return the entries with these names, each with its name as the key `name`."""
+    return [{"name": name, **dict(entries[name].items())} for name in names]
+
+
+def plan_profiles(every: Mapping[str, Entry], engines: Mapping[str, Entry], only: str = "") -> dict[str, Any]:
+    """Return the profiles, or one of them only, each with its engines as `name_entries` returns them."""
+    return {name: {"engines": name_entries(every[name]["engines"], engines)} for name in ([only] if only else every)}
+
+
+def list_containers(engines: Iterable[Entry], uuids: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the container of each engine with the UUIDs of its GPUs."""
+    return [{"name": f"vllm-{engine['name']}", "gpus": [uuids[slot] for slot in engine["gpus"]]} for engine in engines]
+
+
+def describe_gpus(slots: Iterable[Entry]) -> list[dict[str, Any]]:
+    """Return the GPUs in the slots as the planner reads them."""
+    gpus = []
+    for slot in slots:
+        gpu = {"nvml_total_mib": slot["total_mib"], "name": slot["name"], "nvml_reserved_mib": slot["reserved_mib"]}
+        unknown = {key for key in gpu if gpu[key] is None or gpu[key] == ""}
+        gpus.append({key: value for key, value in gpu.items() if key not in unknown})
+    return gpus
+
+
+def add_settings(engines: Iterable[Entry], planned: Iterable[Entry]) -> list[dict[str, Any]]:
+    """Return the engines with the settings that the plan adds. An engine that is not planned stays as it is."""
+    settings = {plan["engine"]: plan["settings"] for plan in planned}
+    return [{**dict(engine.items()), **dict(settings.get(engine["name"], {}).items())} for engine in engines]
+
+
+def sum_budgets(engines: Iterable[Entry], slots: Sequence[Entry]) -> dict[str, int]:
+    """Return the sum of the budgets of the engines in MiB by slot.
+
+    An engine without a budget, which was started although it could not be planned, gets the whole GPU.
+    """
+    budgets: dict[str, int] = {}
+    for engine in engines:
+        for slot in engine["gpus"]:
+            budget = engine["vram_budget_mib"] if "vram_budget_mib" in engine else slots[slot]["total_mib"]
+            budgets[str(slot)] = budgets.get(str(slot), 0) + budget
+    return budgets
+
+
+def assign_budgets(budgets: Mapping[str, int], uuids: Iterable[str]) -> dict[str, int]:
+    """Return the budgets in MiB by UUID instead of by slot; 0 for a GPU without an engine."""
+    return {uuid: budgets.get(str(slot), 0) for slot, uuid in enumerate(uuids)}
+
+
+def describe_weights(weights: Mapping[str, Entry], models: Mapping[str, Entry], state: str) -> dict[str, Any]:
+    """Return what the role vllm_engine needs to know of each model.
+
+    Args:
+        weights: the result of the role model_weights.
+        models: the models of the inventory.
+        state: the state directory of the host.
+    """
+    return {
+        name: {
+            **dict(facts.items()),
+            "precision": models[name]["precision"],
+            "record": f"{state}/weights/{name}.json",
+        }
+        for name, facts in weights.items()
+    }
+
+
+def find_release(image: str, version: str = "") -> str:
+    """Return the release of vLLM in the tag of an image, else the one in the version that was found in it.
+
+    Empty if neither says it.
+    """
+    release = re.match(r"\d+\.\d+\.\d+", version)
+    return profiles.find_release(image) or (release.group() if release else "")
+
+
+def report_engines(
+    engines: Iterable[Entry], status: Iterable[Entry], models: Mapping[str, Entry]
+) -> list[dict[str, Any]]:
+    """Return the rows of the report.
+
+    Args:
+        status: `engines` in the output of `vllm-edge status --format json`.
+        models: the models of the inventory.
+    """
+    found = {engine["engine"]: engine for engine in status}
+    return [
+        {
+            "engine": engine["name"],
+            "unit": state["unit"],
+            "model": engine["model"],
+            "precision": models[engine["model"]]["precision"],
+            "tensor_parallel_size": engine["tensor_parallel_size"],
+            "slots": engine["gpus"],
+            "port": engine["port"],
+            "served_names": engine["served_names"],
+            "state": state["active_state"],
+            "load_seconds": state["load_seconds"],
+            "since": state["active_since"],
+        }
+        for engine, state in ((engine, found[engine["name"]]) for engine in engines)
+    ]
+
+
+class FilterModule:
+    """The filters of this file."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filters by name."""
+        filters: tuple[Callable[..., Any], ...] = (
+            name_entries,
+            plan_profiles,
+            list_containers,
+            describe_gpus,
+            add_settings,
+            sum_budgets,
+            assign_budgets,
+            describe_weights,
+            find_release,
+            report_engines,
+        )
+        return {function.__name__: function for function in filters}

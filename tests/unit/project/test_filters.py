@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The filters of group_vars/all/wiring.yml: what a role gets of the results of others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+ENGINES = {"a": {"model": "x", "gpus": [0, 1], "vram_budget_mib": 100}, "b": {"model": "x", "gpus": [1]}}
+NAMED = [{"name": name, **engine} for name, engine in ENGINES.items()]
+PROFILES = {"both": {"engines": ["a", "b"], "when": "Always."}, "one": {"engines": ["b"]}}
+SLOTS = [{"name": "L4", "total_mib": 23, "reserved_mib": 0}, {"name": "", "total_mib": 24, "reserved_mib": None}]
+SERVED = {"tensor_parallel_size": 1, "port": 8050, "served_names": ["r"]}
+STATUS = {"unit": "vllm-a.service", "load_seconds": 1.5, "active_since": "then", "active_state": "active"}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "result"),
+    [
+        ("name_entries", (["b", "a"], ENGINES), NAMED[::-1]),
+        ("plan_profiles", (PROFILES, ENGINES, ""), {"both": {"engines": NAMED}, "one": {"engines": NAMED[1:]}}),
+        ("plan_profiles", (PROFILES, ENGINES, "one"), {"one": {"engines": NAMED[1:]}}),
+        (
+            "list_containers",
+            (NAMED, ["GPU-a", "GPU-b"]),
+            [{"name": "vllm-a", "gpus": ["GPU-a", "GPU-b"]}, {"name": "vllm-b", "gpus": ["GPU-b"]}],
+        ),
+        (
+            "describe_gpus",
+            (SLOTS,),
+            [{"nvml_total_mib": 23, "name": "L4", "nvml_reserved_mib": 0}, {"nvml_total_mib": 24}],
+        ),
+        (
+            "add_settings",
+            (NAMED, [{"engine": "a", "settings": {"vram_budget_mib": 7, "kv_cache_memory_bytes": 5}}]),
+            [{**NAMED[0], "vram_budget_mib": 7, "kv_cache_memory_bytes": 5}, NAMED[1]],
+        ),
+        ("find_release", ("registry:5000/vllm:v0.32.0-x86_64", "0.33.1"), "0.32.0"),
+        ("find_release", ("vllm:nightly", "0.33.1+cpu"), "0.33.1"),
+        ("find_release", ("vllm:nightly", ""), ""),
+        ("sum_budgets", (NAMED, SLOTS), {"0": 100, "1": 124}),
+        ("sum_budgets", (NAMED[:1], []), {"0": 100, "1": 100}),
+        ("assign_budgets", ({"1": 5}, ["GPU-a", "GPU-b"]), {"GPU-a": 0, "GPU-b": 5}),
+        (
+            "describe_weights",
+            ({"x": {"path": "/data/x"}}, {"x": {"precision": "fp8", "repo": "r"}, "y": {}}, "/state"),
+            {"x": {"path": "/data/x", "precision": "fp8", "record": "/state/weights/x.json"}},
+        ),
+        (
+            "report_engines",
+            ([NAMED[0] | SERVED], [{"engine": "b"}, {"engine": "a"} | STATUS], {"x": {"precision": "fp8"}}),
+            [
+                {"engine": "a", "unit": "vllm-a.service", "model": "x", "precision": "fp8", "slots": [0, 1]}
+                | {"state": "active", "load_seconds": 1.5, "since": "then"}
+                | SERVED
+            ],
+        ),
+    ],
+)
+def test_result(filters: dict[str, Callable[..., Any]], name: str, arguments: tuple[Any, ...], result: Any) -> None:
+    assert filters[name](*arguments) == result
+
+
+def test_every_filter_is_used_by_its_full_name(filters: dict[str, Callable[..., Any]]) -> None:
+    """Filters that import the package are found in the collection only."""
+    files = [path for place in ("group_vars", "roles", "playbooks") for path in (ROOT / place).rglob("*.yml")]
+    text = "".join(path.read_text() for path in files)
+    assert [name for name in filters if f"| edge.vllm_edge.{name}" not in text] == []
+    assert [name for name in filters if re.search(rf"\|\s*{name}\b", text)] == []
