@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -169,6 +170,23 @@ def ok(body: object) -> Answer:
 
 def models(*names: str) -> Answer:
     return ok({"data": [{"id": name} for name in names]})
+
+
+class SmallDisk:
+    """A real disk of 3 MiB below `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.filler = path / "filler"
+
+    def fill(self) -> None:
+        with self.filler.open("ab", buffering=0) as file:
+            for size in (65536, 4096):
+                try:
+                    while True:
+                        file.write(b"x" * size)
+                except OSError as error:
+                    assert error.errno == errno.ENOSPC
 
 
 def write(path: Path, text: str) -> Path:

@@ -14,76 +14,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ansible.module_utils.vllm_edge.generation import committed, live, model, render, store
+from ansible.module_utils.vllm_edge.generation import committed, live, store
 from ansible.module_utils.vllm_edge.generation.model import Generation, GenerationError, Limits, SeenEngine
-from ansible.module_utils.vllm_edge.generation.render import EngineFiles, Rendered
+from ansible.module_utils.vllm_edge.generation.render import Rendered
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch.model import Done, Downtime, Gap, Moves, PhaseFailed, PhaseRecord
 from ansible.module_utils.vllm_edge.switch.moves import decide_moves
+from generations import UUIDS as GPUS
+from generations import activate, engine, put, rendered
 
-GPUS = [f"GPU-f52a6b98-d1e7-5b3c-a05f-38c2d471000{slot}" for slot in range(4)]
 TOTAL_MIB = 23034
 FOREIGN = {"name": "grafana", "id": "f0e1d2", "started_at": "2026-11-01T00:00:00Z"}
 """Somebody else's container: it must come through everything as it is."""
+LIMITS = Limits(free_timeout_s=10.0, healthy_timeout_s=60.0)
+PAIR = {"served_names": ["architect", "worker"], "tensor_parallel_size": 2, "gpus": GPUS[:2]}
 
 State = dict[str, Any]
 
+BIG = engine("31b-nvfp4", 8050, vram_budget_mib=22200, **PAIR)
+SMALL = engine("31b-w4a16", 8050, vram_budget_mib=20000, **PAIR)
+KEPT = engine("e4b", 8060, served_names=["auditor"], gpus=GPUS[2:3], vram_budget_mib=20800)
+E2B, E2B_CHANGED = (
+    engine("e2b", served_names=["sentry"], gpus=GPUS[3:], note=f"--max-model-len={tokens}\n") for tokens in (8192, 4096)
+)
 
-def engine(name: str, gpus: Iterable[int], port: int, roles: list[str], mib: int, note: str = "") -> EngineFiles:
-    """`note` makes another input hash."""
-    create = f"--name=vllm-{name}\n--label=vllm-edge.engine={name}\nvllm-edge/vllm:1\n/models/{name}\n--note={note}\n"
-    unit = f"# {model.MARK}\n[Service]\nExecStart=/usr/local/bin/vllm-edge run-engine {name}\n"
-    config: dict[str, Any] = {
-        "engine": name,
-        "unit": f"vllm-{name}.service",
-        "container": f"vllm-{name}",
-        "url": f"http://127.0.0.1:{port}",
-        "served_names": roles,
-        "model": name,
-        "repo": f"google/{name}",
-        "revision": "main",
-        "precision": "bf16",
-        "tensor_parallel_size": len(list(gpus)),
-        "gpus": [GPUS[slot] for slot in gpus],
-        "port": port,
-        "image": "vllm-edge/vllm:1",
-        "image_id": "sha256:11",
-        "vram_budget_mib": mib,
-        "stop_timeout_s": 30,
-        "stall_timeout_s": 300,
-        "health_timeout_s": 5,
-    }
-    return EngineFiles(create, unit, config, None, render.input_hash(create, unit, config, None, "m1"))
-
-
-def rendered(profile: str, *engines: EngineFiles) -> Rendered:
-    budgets = dict.fromkeys(GPUS, 0)
-    for item in engines:
-        budgets.update(dict.fromkeys(item.config["gpus"], item.config["vram_budget_mib"]))
-    by_name = {str(item.config["engine"]): item for item in engines}
-    wants = " ".join(f"vllm-{name}.service" for name in by_name)
-    limits = Limits(free_timeout_s=10.0, healthy_timeout_s=60.0)
-    return Rendered(profile, by_name, f"[Unit]\nWants={wants}\n", budgets, limits=limits)
-
-
-BIG = engine("31b-nvfp4", range(2), 8050, ["architect", "worker"], 22200)
-SMALL = engine("31b-w4a16", range(2), 8050, ["architect", "worker"], 20000)
-KEPT = engine("e4b", range(2, 3), 8060, ["auditor"], 20800)
-E2B = engine("e2b", range(3, 4), 8070, ["sentry"], 20900, note="max_model_len=8192")
-E2B_CHANGED = engine("e2b", range(3, 4), 8070, ["sentry"], 20900, note="max_model_len=4096")
-
-OLD = rendered("nvfp4-tp2", BIG, KEPT, E2B)
-NEW = rendered("w4a16-tp2", SMALL, KEPT, E2B_CHANGED)
+OLD = rendered(BIG, KEPT, E2B, profile="nvfp4-tp2", limits=LIMITS)
+NEW = rendered(SMALL, KEPT, E2B_CHANGED, profile="w4a16-tp2", limits=LIMITS)
 """Against OLD: the 31B is another engine, E2B the same one with other arguments, E4B keeps running."""
-
-
-def put(paths: HostPaths, value: Rendered) -> int:
-    number = store.choose_number(value.digest, paths)
-    now = committed.committed(paths)
-    staged = store.stage(paths)
-    store.write_directory(staged, store.documents(value, number, now, "2026-11-21T16:40:00Z"))
-    store.put(staged, number, paths)
-    return number
 
 
 class FakeWatch:
@@ -449,12 +406,7 @@ def new_host(root: Path) -> FakeWorld:
 
 def serve(world: FakeWorld, value: Rendered) -> Generation:
     """Puts a generation there, committed and serving, as a switch would have left it."""
-    number = put(world.paths, value)
-    generation = store.load(world.paths, number)
-    live.install(generation, world.paths, generation.engines, target=True)
-    committed.commit(
-        generation, world.paths, origin="inventory", inventory_profile=value.profile, chosen_at="2026-11-20T00:00:00Z"
-    )
+    generation = store.load(world.paths, activate(world.paths, value, chosen_at="2026-11-20T00:00:00Z"))
     moves = Moves(start=tuple(generation.engines))
     world.start(moves)
     world.healthy(generation, moves, all_of_them=False)
@@ -494,8 +446,3 @@ def unlike(world: FakeWorld, generation: Generation | None) -> list[str]:
     if state["foreign"] != FOREIGN:
         found.append("somebody else's container was touched")
     return found
-
-
-def pid(world: FakeWorld, name: str) -> int:
-    """Another one after a restart."""
-    return int(world.load()["units"][name]["pid"])

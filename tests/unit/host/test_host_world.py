@@ -22,7 +22,7 @@ from ansible.module_utils.vllm_edge.system.docker import DockerUnit
 from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.systemd import Systemd
 from fake_host import Clock, FakeDocker, FakeSystemctl, Http, ok, write
-from test_generations import activate, engine, put, rendered
+from generations import activate, engine, put, rendered
 
 OOM = Failure("2026-11-21T03:00:00Z", 1, "oom", "the GPU has too little memory", "Lower max_num_seqs", "loading", [])
 

@@ -29,7 +29,7 @@ from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
 from ansible.module_utils.vllm_edge.system import process
 from ansible.module_utils.vllm_edge.system.nvml import open_nvml
 from fake_host import Clock
-from test_generations import activate, engine, rendered
+from generations import activate, engine, rendered
 
 from lab.nvidia.testing import UUIDS, LabRoot
 

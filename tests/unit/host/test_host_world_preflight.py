@@ -26,7 +26,7 @@ from ansible.module_utils.vllm_edge.system.systemd import Systemd
 from ansible.module_utils.vllm_edge.weights.record import Record
 from ansible.module_utils.vllm_edge.weights.survey import observe
 from fake_host import Clock, FakeDocker, FakeSystemctl, Http, never, write
-from test_generations import engine, put, rendered
+from generations import engine, put, rendered
 
 from lab.nvidia.testing import UUIDS, LabRoot
 

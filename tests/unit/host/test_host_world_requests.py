@@ -22,7 +22,7 @@ from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
 from ansible.module_utils.vllm_edge.switch.requests import count_words
 from ansible.module_utils.vllm_edge.system.http import Answer, call_in_parallel
 from fake_host import Clock, FakeDocker, Http, models, ok
-from test_generations import activate, engine, put, rendered
+from generations import activate, engine, put, rendered
 from test_host_world_preflight import recorded
 
 METRICS = """\

@@ -35,42 +35,23 @@ from ansible.module_utils.vllm_edge.switch.journal import (
     set_aside_damaged,
     to_json,
 )
-from ansible.module_utils.vllm_edge.switch.model import Downtime, Gap, Journal, Phase, PhaseRecord, Result
+from ansible.module_utils.vllm_edge.switch.model import Downtime, Gap, Journal, Phase, Result
+from fake_host import SmallDisk
+from journals import RUNNING, ended
 
 ROOT = Path(__file__).resolve().parents[3]
-BEGUN = Journal(
-    id="20261121T164000Z-4",
-    generation=4,
-    profile="bf16-tp4",
-    from_generation=3,
-    from_profile="nvfp4-tp2",
-    origin="-e",
-    asked_by="site.yml by alice",
-    pid=4711,
-    boot_id="b00t",
-    started_at="2026-11-21T16:40:00Z",
-)
-ENDED = replace(
-    BEGUN,
-    ended_at="2026-11-21T16:42:00Z",
-    seconds=120.25,
-    phase=Phase.CLEAN_UP,
-    result=Result.COMMITTED,
-    message="Generation 4 serves.",
-    keep=("e4b",),
-    stop=("31b-nvfp4",),
-    start=("31b-bf16",),
-    phases=(PhaseRecord(Phase.DRAIN, "forward", "2026-11-21T16:40:01Z", 1.0, 0.5, "done", "nothing ran"),),
-    downtime={"architect": Downtime(91.5, (Gap(2.0, 93.5), Gap(99.0, None)), {"stop": 3.0, "back:healthy": 1.0}, 240)},
+BEGUN = replace(RUNNING, phase=None, keep=(), stop=(), start=(), phases=())
+ENDED = ended(
     canary=({"served_name": "architect", "passed": True},),
     gpus=({"index": 0, "used_mib": 21000},),
     warnings=("hook 10-notify said no",),
+    downtime={"architect": Downtime(91.5, (Gap(2.0, 93.5), Gap(99.0, None)), {"stop": 3.0, "back:healthy": 1.0}, 240)},
 )
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> HostPaths:
-    return HostPaths(etc=tmp_path / "etc", state=tmp_path / "state", units=tmp_path / "units")
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(ROOT / "plugins" / "module_utils"),
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 
 
 # ---- as JSON ----------------------------------------------------------------------------------------------------
@@ -84,7 +65,7 @@ def test_what_is_written_is_read_back(journal: Journal) -> None:
 def test_enums_are_their_values_in_the_file(paths: HostPaths) -> None:
     JournalFile(paths, ENDED).write()
     data = json.loads(paths.switch_journal.read_text())
-    assert (data["phase"], data["result"], data["phases"][0]["phase"]) == ("clean_up", "committed", "drain")
+    assert (data["phase"], data["result"], data["phases"][0]["phase"]) == ("clean_up", "committed", "preflight")
     assert read_journal(paths) == ENDED
 
 
@@ -258,45 +239,17 @@ def test_other_errors_do_not_cost_the_ballast(paths: HostPaths, monkeypatch: pyt
     assert file.ballast.exists()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real disk of 2 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
-    if done.returncode != 0:
-        pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", str(disk)], timeout=20, check=True)
-
-
-def fill(disk: Path) -> None:
-    with open(disk / "filler", "ab", buffering=0) as file:
-        for size in (65536, 4096):
-            try:
-                while True:
-                    file.write(b"x" * size)
-            except OSError as error:
-                assert error.errno == errno.ENOSPC
-
-
-def test_a_disk_that_is_really_full_takes_the_ballast_and_then_fails(small_disk: Path) -> None:
-    paths = HostPaths(state=small_disk / "state")
+def test_a_disk_that_is_really_full_takes_the_ballast_and_then_fails(small_disk: SmallDisk) -> None:
+    paths = HostPaths(state=small_disk.path / "state")
     file = JournalFile(paths, BEGUN)
     file.take_ballast()
     file.write()
-    fill(small_disk)
+    small_disk.fill()
     file.enter(Phase.STOP, "forward", "2026-11-21T16:40:02Z", 1.5)
     assert not file.ballast.exists()
     read = read_journal(paths)
     assert read is not None and read.phase is Phase.STOP
-    fill(small_disk)
+    small_disk.fill()
     with pytest.raises(JournalLost, match="No space left on device"):
         file.enter(Phase.FREE, "forward", "2026-11-21T16:40:03Z", 2.5)
     assert read_journal(paths) == read, "the former journal is whole"
@@ -353,7 +306,7 @@ def other(paths: HostPaths) -> Iterator[subprocess.Popen[str]]:
         [sys.executable, "-c", HOLD, str(paths.state)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "plugins" / "module_utils")},
+        env=ENVIRONMENT,
     )
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     yield process
@@ -448,12 +401,7 @@ def test_another_user_cannot_hold_the_lock_and_still_sees_who_does() -> None:
 
         def another() -> list[str]:
             words = [sys.executable, "-c", AS_ANOTHER, str(paths.state)]
-            environment = {
-                **os.environ,
-                "PYTHONPATH": str(ROOT / "plugins" / "module_utils"),
-                "PYTHONDONTWRITEBYTECODE": "1",
-            }
-            return subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout.split("\n")
+            return subprocess.run(words, capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout.split("\n")
 
         with Lock(paths):
             assert another()[:2] == ["nobody", "may not"]
