@@ -13,7 +13,7 @@ import pytest
 from ansible.module_utils.vllm_edge.generation import committed, store
 from ansible.module_utils.vllm_edge.generation.model import Generation
 from ansible.module_utils.vllm_edge.switch import journal as journal_module
-from ansible.module_utils.vllm_edge.switch import run, transaction
+from ansible.module_utils.vllm_edge.switch import rollback, run
 from ansible.module_utils.vllm_edge.switch.journal import history, holder, read_journal
 from ansible.module_utils.vllm_edge.switch.model import EXITS, Journal, PhaseFailed, Result
 from fake_world import OLD, host, new_host, unlike
@@ -50,7 +50,7 @@ class SwitchHost:
 
         monkeypatch.setattr(committed, "commit", commit_with_faults)
         monkeypatch.setattr(run, "_open_world", lambda paths: self.world)
-        monkeypatch.setattr(transaction, "DECIDE_POLL_S", 0.0)
+        monkeypatch.setattr(rollback, "DECIDE_POLL_S", 0.0)
         monkeypatch.setattr(journal_module, "LOCK_PATIENCE_S", 0.05)
         monkeypatch.setattr(os, "fsync", lambda handle: None)  # durability is shown in test_journal.py
         self._events: list[tuple[str, str, int | None, Callable[[], object]]] = []

@@ -27,7 +27,6 @@ from ansible.module_utils.vllm_edge.switch.gpu_memory import Release
 from ansible.module_utils.vllm_edge.switch.host import HostWorld
 from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
 from ansible.module_utils.vllm_edge.system import process
-from ansible.module_utils.vllm_edge.system.nvml import open_nvml
 from fake_host import Clock
 from generations import activate, engine, rendered
 
@@ -54,18 +53,8 @@ class Bench:
         self.kinds[pid] = Owner("ours", f"vllm-{engine_name}", f"vllm-{engine_name}.service")
 
     def release(self, *needed: int, keep: Iterable[str] = (), killer: Callable[..., bool] = process.kill) -> Release:
-        return Release(
-            {UUIDS[gpu]: BUDGET for gpu in needed},
-            set(keep),
-            gpu_memory.load_slots(self.paths),
-            open_nvml=open_nvml,
-            owners=self.owners,
-            clock=self.clock,
-            sleep=self.clock.sleep,
-            killer=killer,
-            uid=lambda pid: self.uids.get(pid),
-            ours=8050,
-        )
+        budgets = {UUIDS[gpu]: BUDGET for gpu in needed}
+        return Release(world(self), budgets, set(keep), killer=killer, uid=lambda pid: self.uids.get(pid), ours=8050)
 
 
 @pytest.fixture
@@ -149,7 +138,7 @@ def test_what_is_not_ours_is_never_ended(bench: Bench) -> None:
             seen = bench.owners(pids)
             return {pid: Owner("foreign", "new") if set(pids) == {turned} else seen[pid] for pid in pids}
 
-        release._owners = owners
+        release.host.owners = owners
         with pytest.raises(PhaseFailed):
             release.run(5)
         assert alive(other) and alive(inside) and alive(turned)

@@ -415,7 +415,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Moves | Exception]]:
             raise answers[0]
         return answers[0]
 
-    world = SimpleNamespace(open_world=lambda paths: SimpleNamespace(moves=asked))
+    world = SimpleNamespace(HostWorld=lambda paths: SimpleNamespace(moves=asked))
     monkeypatch.setitem(sys.modules, f"{PACKAGE}.switch.host", world)
     yield answers
 

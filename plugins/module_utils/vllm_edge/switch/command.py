@@ -472,12 +472,12 @@ def moves_lines(generation: Generation, moves: Moves) -> list[str]:
 
 def run_check(wanted: str, paths: HostPaths, *, output: str) -> int:
     """Run `vllm-edge switch --check` and return the exit status. Nothing is changed."""
-    from .host import open_world
+    from .host import HostWorld
 
     try:
         _refuse_without_root(f"switch {wanted} --check")
         generation = find_generation(wanted, paths)
-        moves = open_world(paths).moves(generation)
+        moves = HostWorld(paths).moves(generation)
     except Refused as error:
         return _refused(error)
     except PhaseFailed as failure:

@@ -10,20 +10,22 @@ from __future__ import annotations
 import pwd
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..generation.model import Generation
 from ..gpu import slots as gpu_slots
 from ..gpu.budget import UNKNOWN_RESERVE_SHARE, Evaluation, Limits, build_slot_identities, evaluate, settle
-from ..gpu.owners import ENDED, Owner, find_owners
+from ..gpu.owners import ENDED, Owner
 from ..names import ENGINE_USER
 from ..paths import HostPaths
 from ..system.nvml import GpuReading, HostReading, NvmlFailure, NvmlSession, name_lost
 from ..system.process import command_of, get_user_name, kill, uid_of
 from .model import Done, PhaseFailed
 
-PROC = Path("/proc")
+if TYPE_CHECKING:
+    from .host import HostWorld
+
 FREE_MIB = 64
 """Less than a CUDA context, and more than what drivers keep or round for each process."""
 KILLED_S = 10.0
@@ -237,70 +239,54 @@ def look(
 # -- free
 
 
+@dataclass
 class Release:
     """Waits until the GPUs of engines that start are free of our processes."""
 
-    def __init__(
-        self,
-        needed: Mapping[str, int],
-        keep: Collection[str],
-        slots: Sequence[gpu_slots.Slot],
-        *,
-        open_nvml: OpenNvml,
-        owners: Owners = find_owners,
-        clock: Callable[[], float],
-        sleep: Callable[[float], None],
-        killer: Callable[[int, Callable[[int], bool]], bool] = kill,
-        uid: Callable[[int], int | None] = uid_of,
-        ours: int | None = None,
-    ) -> None:
-        self.needed = needed
-        """Budget in MiB by UUID, for the GPUs that should be free."""
-        self.keep = keep
-        self.slots = slots
-        self._open = open_nvml
-        self._owners = owners
-        self._clock = clock
-        self._sleep = sleep
-        self._kill = killer
-        self._uid = uid
-        self._ours = engine_uid() if ours is None else ours
+    host: HostWorld
+    needed: Mapping[str, int]
+    """Budget in MiB by UUID, for the GPUs that should be free."""
+    keep: Collection[str]
+    """Units of engines that stay."""
+    killer: Callable[[int, Callable[[int], bool]], bool] = kill
+    uid: Callable[[int], int | None] = uid_of
+    ours: int | None = field(default_factory=engine_uid)
 
     def look(self) -> list[Occupied]:
         """Take one sample of the needed GPUs. NVML is opened anew each time, because the driver may be unloaded in
         between."""
-        with self._open() as session:
-            boards = read_boards(session, self.slots)
+        with self.host.nvml() as session:
+            boards = read_boards(session, load_slots(self.host.paths))
         require(boards, self.needed)
         gpus = [gpu for gpu in boards.gpus if gpu.uuid in self.needed]
-        owners = self._owners({process.pid for gpu in gpus for process in gpu.processes or ()})
-        return [look(gpu, owners, self.keep, ours=self._ours, uid=self._uid) for gpu in gpus]
+        owners = self.host.owners({process.pid for gpu in gpus for process in gpu.processes or ()})
+        return [look(gpu, owners, self.keep, ours=self.ours, uid=self.uid) for gpu in gpus]
 
     def _until_free(self, timeout_s: float) -> tuple[list[Occupied], float]:
         """Return the last sample and how long the wait took. Errors of NVML that may pass are waited for as well."""
-        began = self._clock()
+        began = self.host.clock()
         while True:
             try:
                 seen = self.look()
                 if all(gpu.free for gpu in seen):
-                    return seen, self._clock() - began
+                    return seen, self.host.clock() - began
                 problem = None
             except NvmlFailure as failure:
                 if failure.code in FINAL:
                     raise PhaseFailed(f"Whether the GPUs are free cannot be told: {failure}") from failure
                 problem = failure
-            if self._clock() - began >= timeout_s:
+            if self.host.clock() - began >= timeout_s:
                 if problem is not None:
                     raise PhaseFailed(f"Whether the GPUs are free cannot be told: {problem}") from problem
-                return seen, self._clock() - began
-            self._sleep(POLL_S)
+                return seen, self.host.clock() - began
+            self.host.sleep(POLL_S)
 
     def _still_ours(self, pid: int) -> bool:
         """Return whether a pid is still a process of ours; asked again just before it is killed."""
-        owner = self._owners({pid}).get(pid)
+        owner = self.host.owners({pid}).get(pid)
         if owner is None:
             return False
-        return (owner.kind == "ours" and owner.unit not in self.keep) or is_orphan(owner, self._uid(pid), self._ours)
+        return (owner.kind == "ours" and owner.unit not in self.keep) or is_orphan(owner, self.uid(pid), self.ours)
 
     def run(self, timeout_s: float) -> Done:
         """Wait until the GPUs are free; after the limit, kill the processes of ours that are left.
@@ -314,7 +300,7 @@ class Release:
         if not all(gpu.free for gpu in seen):
             ended = list({holder.pid: holder for gpu in seen for holder in gpu.holders}.values())
             for holder in ended:
-                gone = self._kill(holder.pid, self._still_ours)
+                gone = self.killer(holder.pid, self._still_ours)
                 warnings.append(
                     f"{holder} {timeout_s:.0f} s after its engine was stopped; it "
                     + ("was ended." if gone else "could not be ended.")
@@ -379,22 +365,11 @@ class Release:
 # -- measured against budgets
 
 
-def measure(
-    wanted: Generation,
-    slots: Sequence[gpu_slots.Slot],
-    *,
-    open_nvml: OpenNvml,
-    owners: Owners = find_owners,
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
-    timeout_s: float = SETTLE_S,
-) -> Done:
+def measure(host: HostWorld, wanted: Generation, timeout_s: float = SETTLE_S) -> Done:
     """Compare the VRAM of every GPU with its budget, once the values no longer change.
 
     Args:
         wanted: the generation, with the budgets and what foreign processes may do.
-        slots: the recorded GPU slots.
-        open_nvml, owners, clock, sleep: access to the host, stand-ins for tests.
         timeout_s: how long to wait until the values settle.
 
     Returns:
@@ -403,6 +378,7 @@ def measure(
     Raises:
         PhaseFailed: if a GPU is over its budget or cannot be read.
     """
+    slots = load_slots(host.paths)
     limits = Limits(budgets=wanted.budgets_mib, expected={}, foreign=wanted.foreign)
     needed = sorted({uuid for engine in wanted.engines.values() for uuid in engine.config.gpus})
     numbers = [slot.uuid for slot in slots]
@@ -410,27 +386,27 @@ def measure(
 
     def judge(reading: HostReading) -> Evaluation:
         pids = {process.pid for gpu in reading.gpus for process in gpu.processes or ()}
-        return evaluate(reading.gpus, owners(pids), limits, numbers)
+        return evaluate(reading.gpus, host.owners(pids), limits, numbers)
 
     try:
-        with open_nvml() as session:
+        with host.nvml() as session:
 
             def read() -> HostReading:
                 nonlocal lost
-                deadline = clock() + PASSING_S
+                deadline = host.clock() + PASSING_S
                 while True:
                     boards = read_boards(session, slots)
                     lost = boards.lost
                     try:
                         require(boards, needed)
                     except NvmlFailure as failure:
-                        if failure.code in FINAL or clock() >= deadline:
+                        if failure.code in FINAL or host.clock() >= deadline:
                             raise
-                        sleep(POLL_S)
+                        host.sleep(POLL_S)
                     else:
                         return HostReading(boards.driver_version, boards.gpus)
 
-            result = settle(read, judge, timeout_s, clock=clock, sleep=sleep)
+            result = settle(read, judge, timeout_s, clock=host.clock, sleep=host.sleep)
     except NvmlFailure as failure:
         raise PhaseFailed(f"VRAM cannot be measured: {failure}") from failure
     rows = [gpu.as_dict() for gpu in result.evaluation.gpus]

@@ -14,11 +14,11 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ..paths import HostPaths
 from ..system.files import is_locked, write_durably
@@ -31,6 +31,9 @@ DAMAGED = "damaged"
 LOCK_PATIENCE_S = 0.5
 """`holder` takes a shared lock for a moment. A switch that begins at that moment waits this long and does not report
 another switch."""
+
+
+Value = TypeVar("Value")
 
 
 class JournalLost(Exception):
@@ -199,6 +202,12 @@ class JournalFile:
             return False
         return True
 
+    def with_all_room(self, attempt: Callable[[], Value | None]) -> Value | None:
+        """Run something that writes files and returns its failure or None; if it fails, release the ballast and run it
+        once more."""
+        failure = attempt()
+        return attempt() if failure is not None and self.give_up_ballast() else failure
+
     def write(self, **changes: Any) -> None:
         """Change fields of the journal and write it durably.
 
@@ -270,30 +279,35 @@ class JournalFile:
             ) from error
 
 
+def _choose_free(name: str, taken: Collection[str]) -> str:
+    """Return the name, with a number appended if it is taken."""
+    candidates = (name if count == 1 else f"{name}-{count}" for count in range(1, len(taken) + 2))
+    return next(candidate for candidate in candidates if candidate not in taken)
+
+
+def _strip_stamp(stamp: str) -> str:
+    return stamp.translate(str.maketrans("", "", "-:"))
+
+
 def make_id(paths: HostPaths, stamp: str, generation: int) -> str:
     """Return an id such as `20261121T164000Z-4`.
 
     A number is appended if the id is taken already, which happens if the clock went back.
 
     Args:
-        stamp: wall clock, as `World.stamp` returns it.
+        stamp: wall clock, as `HostWorld.stamp` returns it.
         generation: where the switch goes.
     """
-    plain = f"{stamp.translate(str.maketrans('', '', '-:'))}-{generation}"
-    taken = {path.stem for path in _list_journals(paths)}
-    taken.add(getattr(read_journal(paths), "id", ""))
-    candidates = (plain if count == 1 else f"{plain}-{count}" for count in range(1, len(taken) + 2))
-    return next(name for name in candidates if name not in taken)
+    taken = {path.stem for path in _list_journals(paths)} | {getattr(read_journal(paths), "id", "")}
+    return _choose_free(f"{_strip_stamp(stamp)}-{generation}", taken)
 
 
 def set_aside_damaged(paths: HostPaths, stamp: str) -> Path | None:
     """Move a journal that cannot be read to `history/`; return its new path, or None if that is not possible."""
-    name = f"switch.json.{DAMAGED}-{stamp.translate(str.maketrans('', '', '-:'))}"
     try:
         paths.history.mkdir(parents=True, exist_ok=True)
         taken = {path.name for path in paths.history.iterdir()}
-        candidates = (name if count == 1 else f"{name}-{count}" for count in range(1, len(taken) + 2))
-        kept = paths.history / next(candidate for candidate in candidates if candidate not in taken)
+        kept = paths.history / _choose_free(f"switch.json.{DAMAGED}-{_strip_stamp(stamp)}", taken)
         os.rename(paths.switch_journal, kept)
     except OSError:
         return None
@@ -320,18 +334,6 @@ class Busy(Exception):
             else "which has not said yet what it does"
         )
         super().__init__(f"Another switch runs, {where}. Nothing was done; run again when it has ended.")
-
-    @property
-    def name(self) -> str:
-        return self.journal.asked_by
-
-    @property
-    def phase(self) -> Phase | None:
-        return self.journal.phase
-
-    @property
-    def generation(self) -> int:
-        return self.journal.generation
 
 
 class Lock:

@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..generation import committed as generation_committed
 from ..generation import live, store
@@ -16,13 +17,18 @@ from ..paths import HostPaths
 from ..system.systemd import Systemd, SystemdError
 from .journal import DAMAGED, JournalFile, JournalLost, set_aside_damaged
 from .messages import describe_route, name_generation, to_sentence
-from .model import HARMLESS, Direction, Done, Journal, Phase, PhaseFailed, Result, World
+from .model import HARMLESS, Direction, Done, Journal, Phase, PhaseFailed, Result
+from .phases import LeftForBoot, PhaseRunner
+from .rollback import end_killed
 from .signals import Signals
-from .transaction import LeftForBoot, Transaction, begin_journal, leave_for_boot
+from .transaction import begin_journal, leave_for_boot
+
+if TYPE_CHECKING:
+    from .host import HostWorld
 
 
-def _take_over(world: World, paths: HostPaths, left: Journal) -> tuple[JournalFile, float]:
-    """Return the journal of a switch that did not end, ready to be continued, and time zero of its seconds."""
+def _take_over(world: HostWorld, paths: HostPaths, left: Journal) -> JournalFile:
+    """Return the journal of a switch that did not end, ready to be continued."""
     stamp = world.stamp()
     if left.id == DAMAGED:
         kept = set_aside_damaged(paths, stamp)
@@ -36,7 +42,7 @@ def _take_over(world: World, paths: HostPaths, left: Journal) -> tuple[JournalFi
         )
         where = f"It is kept as {kept}." if kept else "It could not be kept."
         fresh = replace(fresh, phase=Phase.STOP, direction="back", warnings=(f"{to_sentence(left.message)} {where}",))
-        return JournalFile(paths, fresh), fresh.began_monotonic_s or 0.0
+        return JournalFile(paths, fresh)
     boot_id = world.boot_id()
     zero = left.began_monotonic_s
     if zero is None or left.boot_id != boot_id:
@@ -47,7 +53,7 @@ def _take_over(world: World, paths: HostPaths, left: Journal) -> tuple[JournalFi
     if left.phases and left.phases[-1].outcome is None:
         lasted = max(0.0, round(world.monotonic() - zero - left.phases[-1].began_s, 3))
         file.leave("failed", lasted, "the program that ran the switch was ended here")
-    return file, zero
+    return file
 
 
 def _describe_killed(left: Journal) -> str:
@@ -60,7 +66,7 @@ def _describe_killed(left: Journal) -> str:
 
 
 def recover(
-    world: World,
+    world: HostWorld,
     paths: HostPaths,
     left: Journal,
     signals: Signals,
@@ -77,21 +83,21 @@ def recover(
         The result, or None if the host shuts down and the boot has to recover.
     """
     signals.go_back()
-    file, began = _take_over(world, paths, left)
-    change = Transaction(world, file, signals, began=began)
+    file = _take_over(world, paths, left)
+    change = PhaseRunner(world, file, signals)
     with contextlib.suppress(JournalLost):
         file.take_ballast()
     head = _describe_killed(left)
     if left.id != DAMAGED and left.direction == "forward" and (left.phase is None or left.phase in HARMLESS):
         return change.finish(Result.REFUSED, f"{head} Nothing had been touched.")
     try:
-        return change.finish(*change.recovered(left, head))
+        return change.finish(*end_killed(change, left, head))
     except LeftForBoot:
         leave_for_boot(change)
         return None
 
 
-def recover_at_boot(world: World, paths: HostPaths, left: Journal, systemd: Systemd) -> Result:
+def recover_at_boot(world: HostWorld, paths: HostPaths, left: Journal, systemd: Systemd) -> Result:
     """End a killed switch before the engines start.
 
     This puts back the files and the target of the committed generation. systemd then starts the engines, as at every
@@ -103,8 +109,8 @@ def recover_at_boot(world: World, paths: HostPaths, left: Journal, systemd: Syst
     Returns:
         The result; the engines are not verified.
     """
-    file, began = _take_over(world, paths, left)
-    change = Transaction(world, file, Signals(), began=began)
+    file = _take_over(world, paths, left)
+    change = PhaseRunner(world, file, Signals())
     with contextlib.suppress(JournalLost):
         file.take_ballast()
     head = _describe_killed(left)
@@ -118,7 +124,7 @@ def recover_at_boot(world: World, paths: HostPaths, left: Journal, systemd: Syst
         return change.finish(
             Result.ROLLED_BACK, f"{head} Nothing was committed on this host before: no engine is started at boot."
         )
-    onward = committed.number == left.generation and left.id != DAMAGED
+    onward = committed.number == left.generation
     direction: Direction = "forward" if onward else "back"
 
     def install() -> Done:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ..generation import committed as generation_committed
 from ..generation import store
@@ -13,10 +14,14 @@ from ..paths import HostPaths
 from ..system.systemd import Systemd
 from .journal import Busy, JournalFile, JournalLost, Lock, read_journal
 from .messages import capitalize, complain, describe_route, say, to_sentence
-from .model import EXITS, Exit, PhaseFailed, Result, World
+from .model import EXITS, Exit, PhaseFailed, Result
+from .phases import LeftForBoot
 from .recovery import recover, recover_at_boot
 from .signals import Signals
-from .transaction import LeftForBoot, Transaction, archive, begin_journal, leave_for_boot
+from .transaction import Transaction, archive, begin_journal, leave_for_boot
+
+if TYPE_CHECKING:
+    from .host import HostWorld
 
 
 def run_recover(paths: HostPaths, *, boot: bool) -> int:
@@ -76,7 +81,7 @@ def _load_former(now: Committed | None, wanted: Generation, paths: HostPaths) ->
 
 
 def switch(
-    world: World,
+    world: HostWorld,
     paths: HostPaths,
     number: int,
     signals: Signals,
@@ -118,7 +123,7 @@ def switch(
         problem = to_sentence(str(error))
     journal = begin_journal(world, paths, number=number, profile=profile, now=now, origin=origin, asked_by=asked_by)
     file = JournalFile(paths, journal)
-    change = Transaction(world, file, signals, began=journal.began_monotonic_s or 0.0)
+    change = Transaction(world, file, signals)
     refused = f"{describe_route(journal)} was refused."
     if wanted is None or problem:
         return change.finish(Result.REFUSED, f"{refused} {capitalize(problem)} Nothing was touched.")
@@ -157,10 +162,10 @@ def _exit(run: Callable[[], Exit], *, quiet: bool = False) -> int:
         return Exit.FAILED
 
 
-def _open_world(paths: HostPaths) -> World:
-    from .host import open_world
+def _open_world(paths: HostPaths) -> HostWorld:
+    from .host import HostWorld
 
-    return open_world(paths)
+    return HostWorld(paths)
 
 
 def run_switch(paths: HostPaths, number: int, *, origin: str, inventory_profile: str | None, asked_by: str) -> int:
