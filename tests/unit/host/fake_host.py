@@ -1,18 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host in this process: systemd as `systemctl` prints it, Docker, a clock that only sleeping moves, HTTP answers."""
+"""A host in this process: systemd as `systemctl` prints it, Docker, a clock that only sleeping moves, HTTP answers.
+
+All of them under the real HostWorld: `Bench`.
+"""
 
 from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway, DockerRefused, Listed
+import pytest
+from ansible.module_utils.vllm_edge.generation import store
+from ansible.module_utils.vllm_edge.generation.model import Generation
+from ansible.module_utils.vllm_edge.gpu.owners import Owner
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch.host import HostWorld
+from ansible.module_utils.vllm_edge.switch.model import PhaseFailed
+from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway, DockerRefused, DockerUnit, Listed
 from ansible.module_utils.vllm_edge.system.http import Answer
-from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
+from ansible.module_utils.vllm_edge.system.systemd import Ran, Systemd, SystemdError
+from generations import activate, put, rendered
 
 
 class Clock:
@@ -57,6 +68,8 @@ class FakeSystemctl:
         """By verb: what it says when it fails."""
         self.on: dict[str, Callable[[list[str]], None]] = {}
         """By verb: what an order does."""
+        self.patience_s = 0.0
+        """With the last order."""
         self.state = "running"
         self.busy = 0
         """So many questions fail, as while systemd executes itself again."""
@@ -81,6 +94,7 @@ class FakeSystemctl:
         if verb == "is-system-running":
             return Ran(0 if self.state == "running" else 1, f"{self.state}\n")
         self.calls.append([verb, *options, *names])
+        self.patience_s = timeout_s
         if verb in self.refuse:
             return Ran(1, "", self.refuse[verb])
         if verb in self.on:
@@ -193,3 +207,44 @@ def write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
+
+
+class Bench:
+    """The host of a switch, of which only files, processes and GPUs are real. `kinds` says whose each process is."""
+
+    def __init__(self, root: Path) -> None:
+        self.paths = HostPaths(root / "etc", root / "state", root / "units")
+        self.clock, self.docker, self.http = Clock(), FakeDocker(), Http()
+        self.systemctl = FakeSystemctl(self.clock)
+        self.docker_runs = True
+        self.kinds: dict[int, Owner] = {}
+        self.world = HostWorld(
+            self.paths,
+            systemd=Systemd(self.systemctl),
+            docker=self.docker,
+            docker_unit=lambda: DockerUnit(self.docker_runs, "1"),
+            owners=self.owners,
+            ask=self.http,
+            clock=self.clock,
+            sleep=self.clock.sleep,
+        )
+
+    def owners(self, pids: Iterable[int]) -> Mapping[int, Owner]:
+        return {pid: self.kinds.get(pid, Owner("foreign")) for pid in pids}
+
+    def ours(self, pid: int, engine: str = "e2b") -> None:
+        self.kinds[pid] = Owner("ours", f"vllm-{engine}", f"vllm-{engine}.service")
+
+    def stored(self, *engines: Any, **more: Any) -> Generation:
+        return store.load(self.paths, put(self.paths, rendered(*engines, **more)))
+
+    def live(self, *engines: Any, **more: Any) -> Generation:
+        """Stored, committed, and with its files in place."""
+        return store.load(self.paths, activate(self.paths, rendered(*engines, **more)))
+
+
+def failure(act: Callable[[], object]) -> PhaseFailed:
+    """The failure of a phase."""
+    with pytest.raises(PhaseFailed) as failed:
+        act()
+    return failed.value

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,48 +13,26 @@ from ansible.module_utils.vllm_edge.engine.state import EngineState, Failure, wr
 from ansible.module_utils.vllm_edge.generation import model, store
 from ansible.module_utils.vllm_edge.generation.model import Generation, Limits
 from ansible.module_utils.vllm_edge.names import TARGET
-from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import host as host_world
 from ansible.module_utils.vllm_edge.switch import requests
-from ansible.module_utils.vllm_edge.switch.host import HostWorld
-from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
-from ansible.module_utils.vllm_edge.system.docker import DockerUnit
+from ansible.module_utils.vllm_edge.switch.model import Done, Moves, PhaseFailed
+from ansible.module_utils.vllm_edge.system.docker import Listed
 from ansible.module_utils.vllm_edge.system.http import Answer
-from ansible.module_utils.vllm_edge.system.systemd import Systemd
-from fake_host import Clock, FakeDocker, FakeSystemctl, Http, ok, write
-from generations import activate, engine, put, rendered
+from fake_host import Bench, failure, ok, write
+from generations import engine
 
 OOM = Failure("2026-11-21T03:00:00Z", 1, "oom", "the GPU has too little memory", "Lower max_num_seqs", "loading", [])
 
 
-class Host:
+class Host(Bench):
     """A generation with e2b, committed and serving, and everything that a test can change of it."""
 
     def __init__(self, root: Path) -> None:
-        self.paths = HostPaths(root / "etc", root / "state", root / "units")
-        self.clock = Clock()
-        self.systemctl = FakeSystemctl(self.clock)
-        self.docker = FakeDocker()
-        self.http = Http()
-        self.docker_runs = True
-        self.world = HostWorld(
-            self.paths,
-            systemd=Systemd(self.systemctl),
-            docker=self.docker,
-            docker_unit=lambda: DockerUnit(self.docker_runs, "1"),
-            ask=self.http,
-            clock=self.clock,
-            sleep=self.clock.sleep,
-        )
+        super().__init__(root)
         self.paths.units.mkdir(parents=True)
-        number = activate(self.paths, rendered(engine("e2b")))
-        self.generation = store.load(self.paths, number)
+        self.generation = self.live(engine("e2b"))
         self.serve("e2b")
         self.systemctl.unit(TARGET, ActiveState="active", SubState="active", UnitFileState="enabled")
-
-    @property
-    def hash(self) -> str:
-        return self.generation.hashes["e2b"]
 
     def serve(self, name: str, **values: object) -> None:
         unit = f"vllm-{name}.service"
@@ -66,9 +44,34 @@ class Host:
         shown = {"ActiveState": "activating", "SubState": "start", "InvocationID": f"{name}-2", "Job": 0, **values}
         return lambda: self.systemctl.unit(f"vllm-{name}.service", **shown) and None
 
-    def generation_with(self, *names: str, **more: object) -> Generation:
-        value = rendered(*(engine(name, port=8050 + at) for at, name in enumerate(names)), profile="other", **more)
-        return store.load(self.paths, put(self.paths, value))
+    def generation_with(self, *names: str) -> Generation:
+        return self.stored(*(engine(name, 8050 + at) for at, name in enumerate(names)), profile="other")
+
+    def on_stop(
+        self,
+        state: str = "inactive",
+        *,
+        containers: Sequence[Listed] | None = None,
+        during: Callable[[], object] = lambda: None,
+    ) -> None:
+        """What an order to stop does to the units; `containers` are left then."""
+
+        def stop(names: list[str]) -> None:
+            during()
+            for name in names:
+                self.systemctl.unit(name, ActiveState=state, SubState="dead")
+            if containers is not None:
+                self.docker.containers = list(containers)
+
+        self.systemctl.on["stop"] = stop
+
+    def wait_for_kill(self, limit_s: float = 60) -> None:
+        deadline = time.monotonic() + limit_s
+        while not self.docker.killed and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def stop(self, *engines: str) -> Done:
+        return self.world.stop(Moves(stop=engines or ("e2b",)))
 
     def failed(self, name: str, failure: Failure = OOM, phase: str = "failed") -> None:
         state = EngineState(name, phase, failure.time, input_hash="h", last_failure=failure)
@@ -138,11 +141,10 @@ def test_docker_is_waited_for_and_then_named(host: Host, stopped: bool) -> None:
     assert host.world.moves(host.generation).keep == ("e2b",)
     assert host.clock.now >= 1010
     host.docker_runs, host.docker.away = not stopped, "" if stopped else "connection refused"
-    with pytest.raises(PhaseFailed) as failed:
-        host.world.moves(host.generation)
+    failed = failure(lambda: host.world.moves(host.generation))
     why = "docker.service is not running" if stopped else "connection refused"
-    assert f"The Docker Engine did not answer for 60 s ({why})" in failed.value.text
-    assert "'systemctl start docker.service'" in failed.value.text
+    assert f"The Docker Engine did not answer for 60 s ({why})" in failed.text
+    assert "'systemctl start docker.service'" in failed.text
 
 
 def test_a_systemd_that_executes_itself_again_is_waited_for(host: Host) -> None:
@@ -166,14 +168,8 @@ def test_a_live_file_that_cannot_be_read_is_named(host: Host) -> None:
 
 def test_units_are_stopped_side_by_side(host: Host) -> None:
     host.serve("e4b")
-
-    def stop(names: list[str]) -> None:
-        for name in names:
-            host.systemctl.unit(name, ActiveState="inactive", SubState="dead")
-        host.docker.containers = []
-
-    host.systemctl.on["stop"] = stop
-    done = host.world.stop(Moves(stop=("e2b", "e4b")))
+    host.on_stop(containers=[])
+    done = host.stop("e2b", "e4b")
     assert host.systemctl.orders("stop") == [["vllm-e2b.service", "vllm-e4b.service"]]
     assert done.detail == "e2b, e4b stopped in 0.0 s"
     assert done.warnings == () and host.docker.removed == []
@@ -181,134 +177,107 @@ def test_units_are_stopped_side_by_side(host: Host) -> None:
 
 
 def test_the_deadline_is_above_what_systemd_gives_the_engine(host: Host) -> None:
-    seen: list[float] = []
+    host.on_stop(containers=[])
     host.systemctl.unit("vllm-e2b.service", TimeoutStopUSec="3min")
-    run = host.systemctl.__call__
-
-    def timed(command: list[str], timeout_s: float) -> object:
-        if command[1] == "stop":
-            seen.append(timeout_s)
-            host.systemctl.unit("vllm-e2b.service", ActiveState="inactive")
-            host.docker.containers = []
-        return run(command, timeout_s)
-
-    host.world.systemd = Systemd(timed)  # type: ignore[arg-type]
-    host.world.stop(Moves(stop=("e2b",)))
+    host.stop()
+    assert host.systemctl.patience_s == 240.0
     host.systemctl.unit("vllm-e2b.service", TimeoutStopUSec="infinity")
-    host.world.stop(Moves(stop=("e2b",)))
-    assert seen == [240.0, 900.0]
+    host.stop()
+    assert host.systemctl.patience_s == 900.0
 
 
 def test_a_container_that_outlives_its_unit_is_removed_and_no_other(host: Host) -> None:
-    host.systemctl.on["stop"] = lambda names: host.systemctl.unit(names[-1], ActiveState="failed") and None
+    host.on_stop("failed")
     kept = host.docker.engine("e4b")
-    done = host.world.stop(Moves(stop=("e2b",)))
+    done = host.stop()
     assert host.docker.removed == ["id-e2b"] and host.docker.containers == [kept]
     assert done.warnings == ("Container vllm-e2b outlived its unit and was removed.",)
 
 
 def test_an_ended_container_goes_without_a_word(host: Host) -> None:
-    host.systemctl.on["stop"] = lambda names: host.systemctl.unit(names[-1], ActiveState="inactive") and None
+    host.on_stop()
     host.docker.containers = [replace(host.docker.containers[0], state="exited")]
-    assert host.world.stop(Moves(stop=("e2b",))).warnings == ()
+    assert host.stop().warnings == ()
     assert host.docker.removed == ["id-e2b"]
 
 
 def test_what_does_not_stop_is_named(host: Host) -> None:
     host.systemctl.refuse["stop"] = "Job for vllm-e2b.service canceled."
     host.docker.containers = []
-    with pytest.raises(PhaseFailed) as failed:
-        host.world.stop(Moves(stop=("e2b",)))
-    assert failed.value.text.startswith(
+    failed = failure(lambda: host.stop())
+    assert failed.text.startswith(
         "vllm-e2b.service is active 0 s after it was told to stop (Job for vllm-e2b.service canceled.)"
     )
-    assert "state D" in failed.value.text and failed.value.engines == ("e2b",)
+    assert "state D" in failed.text and failed.engines == ("e2b",)
 
 
 def test_a_container_that_cannot_be_removed_is_named(host: Host) -> None:
-    host.systemctl.on["stop"] = lambda names: host.systemctl.unit(names[-1], ActiveState="inactive") and None
+    host.on_stop()
     host.docker.refuse_remove = "could not kill: tried to kill container, but did not receive an exit event"
-    with pytest.raises(PhaseFailed) as failed:
-        host.world.stop(Moves(stop=("e2b",)))
-    assert "Container vllm-e2b could not be removed within 60 s (could not kill" in failed.value.text
-    assert "a reboot ends it" in failed.value.text
+    failed = failure(lambda: host.stop())
+    assert "Container vllm-e2b could not be removed within 60 s (could not kill" in failed.text
+    assert "a reboot ends it" in failed.text
 
 
 def test_a_unit_that_systemd_does_not_know_has_only_a_container(host: Host) -> None:
     host.docker.containers = [host.docker.engine("gone")]
-    done = host.world.stop(Moves(stop=("gone",)))
+    done = host.stop("gone")
     assert host.systemctl.orders("stop") == [] and host.docker.removed == ["id-gone"]
     assert "vllm-gone outlived its unit" in done.detail
 
 
+@pytest.fixture
+def finishing(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """e2b finishes its requests when it is stopped, and has none; e4b is its neighbour."""
+    monkeypatch.setattr(requests, "IDLE_POLL_S", 0.01)
+    host.live(engine("e2b", shutdown_timeout_s=20), engine("e4b", port=8060))
+    host.http.answers["http://127.0.0.1:8070/metrics"] = ok("vllm:num_requests_running 0")
+    return host
+
+
 @pytest.mark.parametrize(("running", "killed"), [([2, 1, 0, 0, 0], True), ([2, 0, 0, 1, 0, 0, 3], False)])
 def test_an_engine_that_has_finished_its_requests_need_not_take_its_time(
-    host: Host, running: list[int], killed: bool, monkeypatch: pytest.MonkeyPatch
+    finishing: Host, running: list[int], killed: bool
 ) -> None:
     """vLLM with --shutdown-timeout spends all of it after SIGTERM, whether requests run or not."""
-    monkeypatch.setattr(requests, "IDLE_POLL_S", 0.01)
-    activate(host.paths, rendered(engine("e2b", shutdown_timeout_s=20), engine("e4b", port=8060)))
-    neighbour = host.docker.engine("e4b")
+    neighbour = finishing.docker.engine("e4b")
     counts = iter(running)
-    host.http.answers["http://127.0.0.1:8070/metrics"] = lambda _: ok(
+    finishing.http.answers["http://127.0.0.1:8070/metrics"] = lambda _: ok(
         f"vllm:num_requests_running {next(counts, running[-1])}"
     )
-
-    def stop(names: list[str]) -> None:
-        deadline = time.monotonic() + (60 if killed else 0.3)
-        while not host.docker.killed and time.monotonic() < deadline:
-            time.sleep(0.01)
-        host.systemctl.unit("vllm-e2b.service", ActiveState="inactive")
-        host.docker.containers = [neighbour]
-
-    host.systemctl.on["stop"] = stop
-    host.world.stop(Moves(stop=("e2b",)))
-    assert host.docker.killed == (["id-e2b"] if killed else [])
-    asked = len(host.http.asked)
+    finishing.on_stop(containers=[neighbour], during=lambda: finishing.wait_for_kill(60 if killed else 0.3))
+    finishing.stop()
+    assert finishing.docker.killed == (["id-e2b"] if killed else [])
+    asked = len(finishing.http.asked)
     time.sleep(0.1)
-    assert len(host.http.asked) <= asked + 1
+    assert len(finishing.http.asked) <= asked + 1
 
 
-def test_an_idle_engine_that_was_not_told_to_stop_yet_takes_requests(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_engine_that_was_not_told_to_stop_yet_takes_requests(finishing: Host) -> None:
     """systemd may take seconds to deliver SIGTERM, and until then the engine is nobody's to kill."""
-    monkeypatch.setattr(requests, "IDLE_POLL_S", 0.01)
-    activate(host.paths, rendered(engine("e2b", shutdown_timeout_s=20)))
-    host.http.answers["/metrics"] = ok("vllm:num_requests_running 0")
-    host.http.answers["/tokenize"] = ok({"tokens": [1]})
+    finishing.http.answers["/tokenize"] = ok({"tokens": [1]})
     early: list[list[str]] = []
 
-    def stop(names: list[str]) -> None:
+    def during() -> None:
         time.sleep(0.2)
-        early.append(list(host.docker.killed))
-        host.http.answers["/tokenize"] = Answer(503)
-        deadline = time.monotonic() + 60
-        while not host.docker.killed and time.monotonic() < deadline:
-            time.sleep(0.01)
-        host.systemctl.unit("vllm-e2b.service", ActiveState="inactive")
-        host.docker.containers = []
+        early.append(list(finishing.docker.killed))
+        finishing.http.answers["/tokenize"] = Answer(503)
+        finishing.wait_for_kill()
 
-    host.systemctl.on["stop"] = stop
-    host.world.stop(Moves(stop=("e2b",)))
-    assert (early, host.docker.killed) == ([[]], ["id-e2b"])
+    finishing.on_stop(containers=[], during=during)
+    finishing.stop()
+    assert (early, finishing.docker.killed) == ([[]], ["id-e2b"])
 
 
-def test_without_docker_an_engine_takes_its_time(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "IDLE_POLL_S", 0.01)
-    activate(host.paths, rendered(engine("e2b", shutdown_timeout_s=20)))
-    host.http.answers["/metrics"] = ok("vllm:num_requests_running 0")
-
-    def stop(names: list[str]) -> None:
-        host.docker.away = "connection refused"
+def test_without_docker_an_engine_takes_its_time(finishing: Host) -> None:
+    def during() -> None:
+        finishing.docker.away = "connection refused"
         time.sleep(0.2)
-        host.docker.away = ""
-        host.systemctl.unit("vllm-e2b.service", ActiveState="inactive")
-        host.docker.containers = []
+        finishing.docker.away = ""
 
-    host.systemctl.on["stop"] = stop
-    assert host.world.stop(Moves(stop=("e2b",))).detail.startswith("e2b stopped in")
-    assert host.docker.killed == []
+    finishing.on_stop(containers=[], during=during)
+    assert finishing.stop().detail.startswith("e2b stopped in")
+    assert finishing.docker.killed == []
 
 
 # -- install and start
@@ -363,7 +332,7 @@ def test_engines_start_side_by_side_and_their_failures_are_forgotten_first(host:
 # -- healthy
 
 
-def healthy(host: Host, *names: str, all_of_them: bool = False, limit_s: float = 60, wait: bool = False) -> object:
+def wait_healthy(host: Host, *names: str, all_of_them: bool = False, limit_s: float = 60, wait: bool = False) -> object:
     wanted = replace(host.generation, limits=Limits(healthy_timeout_s=limit_s))
     moves = Moves(wait=names) if wait else Moves(start=names)
     if not wait:
@@ -377,7 +346,7 @@ def test_engines_are_waited_for_until_all_serve(host: Host) -> None:
     host.clock.at(1, host.loads("a"))
     host.clock.at(4, host.loads("b", ActiveState="active", SubState="running"))
     host.clock.at(9, host.loads("a", ActiveState="active", SubState="running"))
-    done = healthy(host, "a", "b")
+    done = wait_healthy(host, "a", "b")
     assert done.detail == "a, b serve after 9.0 s, a last"
     assert done.data["load_seconds"] == {"a": 9.0, "b": 4.0}
     assert host.world.healthy(host.generation, Moves(), all_of_them=False).detail == "no engine has to load"
@@ -403,19 +372,16 @@ def test_the_first_engine_that_ends_fails_the_phase_with_its_explanation(host: H
         host.failed("a")
 
     host.clock.at(5, ends)
-    with pytest.raises(PhaseFailed) as failed:
-        healthy(host, "a", "b")
-    assert failed.value.text == (
-        "Engine a ended while it was loading. The GPU has too little memory. Lower max_num_seqs."
-    )
-    assert failed.value.engines == ("a",) and host.clock.now == 1005
+    failed = failure(lambda: wait_healthy(host, "a", "b"))
+    assert failed.text == ("Engine a ended while it was loading. The GPU has too little memory. Lower max_num_seqs.")
+    assert failed.engines == ("a",) and host.clock.now == 1005
 
 
 def test_an_engine_that_ended_before_the_first_look(host: Host) -> None:
     host.loads("a", ActiveState="failed", SubState="failed", Result="exit-code")()
     host.failed("a")
     with pytest.raises(PhaseFailed, match="The GPU has too little memory"):
-        healthy(host, "a")
+        wait_healthy(host, "a")
 
 
 def test_an_engine_that_served_and_ended_while_another_loads(host: Host) -> None:
@@ -424,7 +390,7 @@ def test_an_engine_that_served_and_ended_while_another_loads(host: Host) -> None
     host.clock.at(1, host.loads("a", ActiveState="active", SubState="running"))
     host.clock.at(3, host.loads("a", ActiveState="failed", SubState="failed", Result="watchdog"))
     with pytest.raises(PhaseFailed, match=r"Engine a ended again after it had loaded. systemd says failed, watchdog"):
-        healthy(host, "a", "b")
+        wait_healthy(host, "a", "b")
 
 
 def test_an_old_failure_is_not_taken_for_this_one_whatever_the_clock_says(host: Host) -> None:
@@ -433,10 +399,9 @@ def test_an_old_failure_is_not_taken_for_this_one_whatever_the_clock_says(host: 
     host.clock.at(
         2, host.loads("a", ActiveState="failed", SubState="failed", Result="timeout", StatusText="loading weights")
     )
-    with pytest.raises(PhaseFailed) as failed:
-        healthy(host, "a")
-    assert "too little memory" not in failed.value.text
-    assert "Engine a ended while it was loading. loading weights. 'vllm-edge explain a'." in failed.value.text
+    failed = failure(lambda: wait_healthy(host, "a"))
+    assert "too little memory" not in failed.text
+    assert "Engine a ended while it was loading. loading weights. 'vllm-edge explain a'." in failed.text
     # Of an earlier time than the one known before, and new all the same: the clock went back.
     host.loads("a")()
     host.failed("a", phase="loading")
@@ -447,22 +412,21 @@ def test_an_old_failure_is_not_taken_for_this_one_whatever_the_clock_says(host: 
 
     host.clock.at(2, ends)
     with pytest.raises(PhaseFailed, match=r"No KV cache. Lower max_num_seqs"):
-        healthy(host, "a")
+        wait_healthy(host, "a")
 
 
 def test_an_engine_that_never_serves(host: Host) -> None:
     host.loads("a", StatusText="capturing graphs, 58 s")()
     host.loads("b", ActiveState="active", SubState="running")()
-    with pytest.raises(PhaseFailed) as failed:
-        healthy(host, "a", "b", limit_s=60)
-    assert "Engine a does not serve after 60 s (capturing graphs, 58 s)" in failed.value.text
-    assert "healthy_timeout_s is 60" in failed.value.text and failed.value.engines == ("a",)
+    failed = failure(lambda: wait_healthy(host, "a", "b", limit_s=60))
+    assert "Engine a does not serve after 60 s (capturing graphs, 58 s)" in failed.text
+    assert "healthy_timeout_s is 60" in failed.text and failed.engines == ("a",)
 
 
 def test_an_engine_that_loads_already_is_judged_from_where_it_is(host: Host) -> None:
     host.loads("a", NRestarts=3)()
     host.clock.at(2, host.loads("a", NRestarts=3, ActiveState="active", SubState="running"))
-    assert healthy(host, "a", wait=True).detail == "a serves after 2.0 s"
+    assert wait_healthy(host, "a", wait=True).detail == "a serves after 2.0 s"
 
 
 def test_the_way_back_waits_for_all_and_gives_each_some_more_tries(host: Host) -> None:
@@ -473,9 +437,8 @@ def test_the_way_back_waits_for_all_and_gives_each_some_more_tries(host: Host) -
     host.clock.at(20, host.loads("a", NRestarts=1, InvocationID="a-3", ActiveState="active", SubState="running"))
     host.clock.at(3, host.loads("b", ActiveState="failed", SubState="failed", Result="exit-code"))
     host.clock.at(3, lambda: host.failed("b"))
-    with pytest.raises(PhaseFailed) as failed:
-        healthy(host, "a", "b", all_of_them=True)
-    assert failed.value.engines == ("b",) and host.clock.now == 1020
+    failed = failure(lambda: wait_healthy(host, "a", "b", all_of_them=True))
+    assert failed.engines == ("b",) and host.clock.now == 1020
 
 
 def test_the_way_back_does_not_try_for_ever(host: Host) -> None:
@@ -485,7 +448,7 @@ def test_the_way_back_does_not_try_for_ever(host: Host) -> None:
         host.clock.at(10 + 10 * tries, host.loads("a", NRestarts=tries + 1, InvocationID=f"a-{tries + 3}"))
     host.failed("a")
     with pytest.raises(PhaseFailed, match="Engine a ended while it was loading"):
-        healthy(host, "a", all_of_them=True)
+        wait_healthy(host, "a", all_of_them=True)
     assert host.clock.now == 1025
 
 
@@ -525,12 +488,11 @@ def test_clean_up_does_all_it_can_and_then_says_what_it_could_not(host: Host) ->
     wanted = host.generation_with("e4b")
     host.systemctl.refuse["enable"] = "Failed to enable unit: Read-only file system"
     host.systemctl.refuse["start"] = "Job for vllm-edge.target failed."
-    with pytest.raises(PhaseFailed) as failed:
-        host.world.clean_up(wanted, host.generation)
-    assert "vllm-e2b.service is active and no engine of generation 2: 'systemctl stop" in failed.value.text
-    assert "could not be enabled: " in failed.value.text and "Read-only file system" in failed.value.text
-    assert "vllm-edge.target could not be started" in failed.value.text
-    assert "vllm-edge.target is" not in failed.value.text
+    failed = failure(lambda: host.world.clean_up(wanted, host.generation))
+    assert "vllm-e2b.service is active and no engine of generation 2: 'systemctl stop" in failed.text
+    assert "could not be enabled: " in failed.text and "Read-only file system" in failed.text
+    assert "vllm-edge.target could not be started" in failed.text
+    assert "vllm-edge.target is" not in failed.text
     # An engine that runs keeps its files.
     assert host.paths.unit_file("vllm-e2b.service").exists()
     assert "vllm-e4b.service" in host.paths.unit_file(TARGET).read_text()
