@@ -11,18 +11,17 @@ import contextlib
 import json
 import os
 import pwd
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
 
 from ..generation.committed import committed
 from ..generation.model import Committed, Generation, GenerationError
 from ..generation.store import load, numbers
 from ..names import SWITCH_UNIT
 from ..paths import ETC, STATE, UNITS, HostPaths
+from ..system.systemd import Run, Systemd, SystemdError, run_command
 from ..text import wrapped
 from .history import describe_names, list_loading_engines
 from .journal import Busy, holder, read_journal, to_json
@@ -34,6 +33,7 @@ INTERRUPTED = 130
 """The exit status that shells use after Ctrl-C: this process was interrupted, the switch was not."""
 POLL_S = 0.3
 ASK_SYSTEMD_S = 1.0
+START_S = 60.0
 QUIET_S = 10.0
 """If no phase ends for this long, a line says what is going on."""
 
@@ -45,25 +45,6 @@ class Choice:
     origin: str = "host"
     inventory_profile: str | None = None
     asked_by: str | None = None
-
-
-class Unit(Protocol):
-    """The transient unit of a switch, as far as following it needs."""
-
-    def start(self, command: Sequence[str]) -> str | None:
-        """Start the unit. Returns None, or why it was not started."""
-        ...
-
-    def running(self) -> bool:
-        """Return whether the unit still runs, including its ExecStopPost."""
-        ...
-
-    def collect(self) -> int | None:
-        """Make systemd forget the unit that has ended.
-
-        Returns the exit status of its program, or None if a signal ended it or systemd does not say.
-        """
-        ...
 
 
 # ---- the unit ---------------------------------------------------------------------------------------------------
@@ -119,45 +100,48 @@ def build_start_command(paths: HostPaths, generation: Generation, choice: Choice
     ]
 
 
-class SystemdUnit:
-    """The real unit, through systemd-run and systemctl."""
+class Unit:
+    """The transient unit of a switch, through systemd-run and systemctl."""
+
+    def __init__(self, run: Run = run_command) -> None:
+        self._run = run
+        self._systemd = Systemd(run)
 
     def start(self, command: Sequence[str]) -> str | None:
-        """Run the command; see `Unit.start`."""
+        """Start the unit. Returns None, or why it was not started."""
         self._forget()  # a unit that failed while nobody followed it
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
+            ran = self._run(command, START_S)
+        except SystemdError as error:
             return str(error)
-        return None if done.returncode == 0 else done.stderr.strip() or f"exit status {done.returncode}"
+        return None if ran.status == 0 else ran.err or f"exit status {ran.status}"
 
     def running(self) -> bool:
-        """Return whether systemd shows the unit as neither inactive nor failed."""
-        command = ["systemctl", "show", "--property=ActiveState", "--value", SWITCH_UNIT]
+        """Return whether systemd shows the unit as neither inactive nor failed, including its ExecStopPost."""
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-        except (OSError, subprocess.SubprocessError):
+            return self._systemd.show([SWITCH_UNIT])[SWITCH_UNIT].active_state not in ("inactive", "failed")
+        except SystemdError:
             return True  # no answer says nothing about the unit: ask again
-        return done.stdout.strip() not in ("inactive", "failed")
 
     def collect(self) -> int | None:
-        """Read the exit status of the unit and reset it; see `Unit.collect`."""
-        wanted = ["ExecMainCode", "ExecMainStatus"]
-        command = ["systemctl", "show", f"--property={','.join(wanted)}", SWITCH_UNIT]
+        """Make systemd forget the unit that has ended.
+
+        Returns the exit status of its program, or None if a signal ended it or systemd does not say.
+        """
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-        except (OSError, subprocess.SubprocessError):
+            ran = self._run(["systemctl", "show", "--property=ExecMainCode,ExecMainStatus", SWITCH_UNIT], START_S)
+        except SystemdError:
             return None
         finally:
             self._forget()
-        shown = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+        shown = dict(line.split("=", 1) for line in ran.out.splitlines() if "=" in line)
         exited = shown.get("ExecMainCode") == str(os.CLD_EXITED)
         return int(shown["ExecMainStatus"]) if exited else None
 
     def _forget(self) -> None:
         """Reset the failed state, so that a new unit of the same name can start."""
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(["systemctl", "reset-failed", SWITCH_UNIT], capture_output=True, timeout=30, check=False)
+        with contextlib.suppress(SystemdError):
+            self._systemd.reset_failed([SWITCH_UNIT])
 
 
 # ---- which generation -------------------------------------------------------------------------------------------
@@ -291,22 +275,21 @@ def follow(
     Returns:
         The journal of the switch, or None if it wrote none.
     """
+
+    def tell_news() -> Journal | None:
+        journal = read_journal(paths)
+        if journal is None or (before is not None and journal.id == before.id):
+            return None
+        tell(journal)
+        return journal
+
     asked_at = clock()
     while True:
-        journal = read_journal(paths)
-        if journal is not None and before is not None and journal.id == before.id:
-            journal = None
-        if journal is not None:
-            tell(journal)
+        journal = tell_news()
         if (journal is not None and journal.result is not None) or clock() - asked_at >= ASK_SYSTEMD_S:
             asked_at = clock()
             if not unit.running():
-                # It may have written once more between reading the journal and asking systemd.
-                last = read_journal(paths)
-                ours = last is not None and (before is None or last.id != before.id)
-                if last is not None and ours:
-                    tell(last)
-                return last if ours else None
+                return tell_news()  # it may have written once more between reading the journal and asking systemd
         sleep(POLL_S)
 
 
@@ -425,9 +408,7 @@ def run_switch_to(wanted: str, paths: HostPaths, choice: Choice, *, output: str,
             # A switch by hand does not change what the inventory says: keep the record of it.
             now = _read_committed(paths)
             choice = Choice(choice.origin, now.inventory_profile if now else None, choice.asked_by)
-        return _start_and_follow(
-            paths, unit or SystemdUnit(), generation, choice, _describe_asker(choice, "switch"), output
-        )
+        return _start_and_follow(paths, unit or Unit(), generation, choice, _describe_asker(choice, "switch"), output)
     except Refused as error:
         return _refused(error)
 
@@ -439,9 +420,7 @@ def run_rollback(paths: HostPaths, *, output: str, unit: Unit | None = None) -> 
         generation = previous_generation(paths)
         now = _read_committed(paths)
         choice = Choice("host", now.inventory_profile if now else None)
-        return _start_and_follow(
-            paths, unit or SystemdUnit(), generation, choice, _describe_asker(choice, "rollback"), output
-        )
+        return _start_and_follow(paths, unit or Unit(), generation, choice, _describe_asker(choice, "rollback"), output)
     except Refused as error:
         return _refused(error)
 
