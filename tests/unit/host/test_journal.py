@@ -85,7 +85,7 @@ def test_keys_of_a_newer_program_are_no_damage() -> None:
         ({"generation": "4"}, "generation is '4'"),
         ({"id": None}, "id is None"),
         ({"phases": [{"phase": "drain"}]}, "has no direction, began_at, began_s"),
-        ({"phases": [7]}, "a phase is int"),
+        ({"phases": [7]}, "an item of phases is int"),
         ({"phases": 7}, "int"),
         ({"downtime": [1]}, "list"),
         ({"downtime": {"architect": {}}}, "downtime of architect has no seconds"),

@@ -13,12 +13,7 @@ from .model import ORIGINS, Committed, CommittedEngine, Generation, GenerationEr
 def parse_committed(text: str, source: str) -> Committed:
     """Parse active-profile.json. A file of the older format has no digest and origin, which become "" and `inventory`.
 
-    Args:
-        text: its content
-        source: its path, for messages
-
-    Raises:
-        GenerationError: the text does not say which generation is committed
+    `source` is its path, for messages. Raises GenerationError.
     """
     try:
         data = json.loads(text)
@@ -68,8 +63,6 @@ def commit(
     Committing the committed generation again keeps the recorded previous one.
 
     Args:
-        generation: generation to commit
-        paths: where the host keeps its files
         origin: who chose the profile
         inventory_profile: profile of the inventory; None if the inventory was not involved
         chosen_at: time of the choice, as `engine.state.stamp` formats it

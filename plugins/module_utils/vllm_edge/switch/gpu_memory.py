@@ -211,27 +211,20 @@ def look(
     for process in gpu.processes or ():
         owner = owners.get(process.pid, Owner("unknown", reason="not looked up"))
         runs_as = uid(process.pid)
+        holder = Holder(process.pid, process.used_mib, owner.container, command(process.pid), get_user_name(runs_as))
         exact = exact and process.used_mib is not None
         if owner.kind == "ours" and owner.unit in keep:
             kept += process.used_mib or 0
         elif owner.kind == "ours" or is_orphan(owner, runs_as, ours):
-            holders.append(
-                Holder(process.pid, process.used_mib, owner.container, command(process.pid), get_user_name(runs_as))
-            )
+            holders.append(holder)
         elif owner.reason != ENDED:
             # A process that is not known to be ours is never killed. If only Docker's answer is missing, the switch
             # waits for it.
             foreign += process.used_mib or 0
             if owner.kind == "unknown":
-                unknown.append(f"pid {process.pid} ({command(process.pid)}): {owner.reason}")
+                unknown.append(f"pid {process.pid} ({holder.command}): {owner.reason}")
             else:
-                others.append(
-                    str(
-                        Holder(
-                            process.pid, process.used_mib, owner.container, command(process.pid), get_user_name(runs_as)
-                        )
-                    )
-                )
+                others.append(str(holder))
     engine_mib = max(0, gpu.used_mib - foreign - kept)
     return Occupied(gpu, tuple(holders), engine_mib, foreign, exact, tuple(unknown), tuple(others))
 

@@ -11,18 +11,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import MISSING, asdict, fields, is_dataclass, replace
+from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, TypeVar
+from types import TracebackType, UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from ..paths import HostPaths
 from ..system.files import is_locked, write_durably
-from .model import Direction, Downtime, Gap, Journal, Phase, PhaseRecord, Result
+from .model import Direction, Journal, Phase, PhaseRecord
 
 BALLAST_BYTES = 1024 * 1024
 HISTORY_KEPT = 200
@@ -34,6 +36,7 @@ another switch."""
 
 
 Value = TypeVar("Value")
+_get_types = functools.cache(get_type_hints)
 
 
 class JournalLost(Exception):
@@ -52,34 +55,39 @@ def to_json(journal: Journal) -> dict[str, Any]:
     return asdict(journal)
 
 
-def _select_known(kind: type[Any], data: object, what: str) -> dict[str, Any]:
-    """Return the values of a dataclass from JSON.
+def _read_object(kind: type[Value], data: object, what: str) -> Value:
+    """Read a dataclass from JSON by the types of its fields.
 
     Unknown keys, which a newer program wrote, are dropped. A missing key gets its default; if it has none,
     JournalDamaged is raised.
     """
     if not isinstance(data, Mapping):
         raise JournalDamaged(f"{what} is {type(data).__name__}, an object is expected")
-    missing = [
-        item.name
-        for item in fields(kind)
-        if item.name not in data and item.default is MISSING and item.default_factory is MISSING
-    ]
+    items = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
+    without = [name for name, item in items.items() if item.default is item.default_factory is MISSING]
+    missing = [name for name in without if name not in data]
     if missing:
         raise JournalDamaged(f"{what} has no {', '.join(missing)}")
-    return {item.name: data[item.name] for item in fields(kind) if item.name in data}
+    types = _get_types(kind)
+    return kind(**{name: _read_value(types[name], data[name], name) for name in items if name in data})
 
 
-def _parse_downtime(data: object, role: str) -> Downtime:
-    values = _select_known(Downtime, data, f"downtime of {role}")
-    values["gaps"] = tuple(Gap(**_select_known(Gap, gap, f"a gap of {role}")) for gap in values.get("gaps", ()))
-    return Downtime(**values)
-
-
-def _record(data: object) -> PhaseRecord:
-    values = _select_known(PhaseRecord, data, "a phase")
-    values["phase"] = Phase(values["phase"])
-    return PhaseRecord(**values)
+def _read_value(kind: Any, value: Any, what: str) -> Any:
+    """Read one value, which belongs to the field or list `what`."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is tuple:
+        return tuple(_read_value(arguments[0], item, f"an item of {what}") for item in value)
+    if origin is Mapping and is_dataclass(arguments[1]):
+        return {key: _read_value(arguments[1], item, f"{what} of {key}") for key, item in value.items()}
+    if origin is UnionType:
+        return None if value is None else _read_value(arguments[0], value, what)
+    if is_dataclass(kind):
+        return _read_object(kind, value, what)  # type: ignore[arg-type]
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return kind(value)
+    if kind in (str, int) and not isinstance(value, kind):
+        raise JournalDamaged(f"{what} is {value!r}")
+    return value
 
 
 def from_json(data: Mapping[str, Any]) -> Journal:
@@ -88,21 +96,10 @@ def from_json(data: Mapping[str, Any]) -> Journal:
     Raises:
         JournalDamaged: if the data is not a journal.
     """
-    values = _select_known(Journal, data, "the journal")
     try:
-        for key, kind in (("phase", Phase), ("result", Result)):
-            if values.get(key) is not None:
-                values[key] = kind(values[key])
-        for key in ("keep", "stop", "start", "warnings", "canary", "gpus", "drift"):
-            values[key] = tuple(values.get(key, ()))
-        values["phases"] = tuple(_record(item) for item in values.get("phases", ()))
-        values["downtime"] = {role: _parse_downtime(item, role) for role, item in values.get("downtime", {}).items()}
-        for key, kinds in (("id", str), ("generation", int), ("from_generation", int | None)):
-            if not isinstance(values[key], kinds):
-                raise JournalDamaged(f"{key} is {values[key]!r}")
-    except (TypeError, AttributeError, KeyError, ValueError) as error:
+        return _read_object(Journal, data, "the journal")
+    except (TypeError, AttributeError, ValueError) as error:
         raise error if isinstance(error, JournalDamaged) else JournalDamaged(str(error)) from error
-    return Journal(**values)
 
 
 def _parse(text: str) -> Journal:

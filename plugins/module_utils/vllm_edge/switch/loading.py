@@ -23,6 +23,9 @@ RESTARTS_ON_THE_WAY_BACK = 2
 """A rollback has no other generation to fall back to, so an engine that failed and may recover gets this many more
 tries."""
 
+QUEUED = ("inactive", "failed", "deactivating")
+"""States of a unit whose start job waits for another unit."""
+
 
 @dataclass
 class Loading:
@@ -47,9 +50,9 @@ class Loading:
         systemd.
         """
         self.problem = ""
-        if unit.job and unit.active_state in ("inactive", "failed", "deactivating"):
+        if unit.job and unit.active_state in QUEUED:
             self.serves = False
-            return  # the start job waits for another unit
+            return
         ended = unit.down or unit.auto_restart
         if not self.seen and not ended:
             self.seen, self.invocation, self.restarts = True, unit.invocation, unit.restarts
@@ -57,12 +60,16 @@ class Loading:
         was_up, self.serves = self.serves, unit.active_state == "active" and (patient or not again)
         if self.serves and not was_up:
             self.seconds = now
-        if (ended or again) and not self.serves and not (patient and self._may_recover(unit)):
+        if (ended or again) and not self.serves and not self._may_recover(unit, patient):
             self.problem = f"{unit.active_state}, {unit.result}"
 
-    def _may_recover(self, unit: Unit) -> bool:
+    def _may_recover(self, unit: Unit, patient: bool) -> bool:
         tries = unit.restarts - self.restarts + (1 if unit.auto_restart else 0)
-        return not unit.down and tries <= RESTARTS_ON_THE_WAY_BACK
+        return patient and not unit.down and tries <= RESTARTS_ON_THE_WAY_BACK
+
+    @property
+    def waits(self) -> bool:
+        return not self.serves and not self.problem
 
 
 def wait_until_healthy(
@@ -80,12 +87,12 @@ def wait_until_healthy(
     engines = [Loading(name, failures.get(name, host.read_last_failure(name))) for name in names]
     began = host.clock()
     while True:
-        units = host.show_units([unit_name(name) for name in names])
+        units = host.show_units(map(unit_name, names))
         now = host.clock() - began
         for engine in engines:
             engine.update(units[unit_name(engine.name)], now, patient=all_of_them)
         failed = [engine for engine in engines if engine.problem]
-        loading = [engine for engine in engines if not engine.serves and not engine.problem]
+        loading = [engine for engine in engines if engine.waits]
         if failed and not all_of_them:
             raise _build_failure(host, failed, units, now, wanted)
         if now >= wanted.limits.healthy_timeout_s or not loading:
@@ -93,10 +100,15 @@ def wait_until_healthy(
         host.sleep(POLL_S)
     if failed or loading:
         raise _build_failure(host, [*failed, *loading], units, now, wanted)
-    slowest = max(engines, key=lambda engine: engine.seconds)
+    return _build_result(engines, now)
+
+
+def _build_result(engines: Sequence[Loading], now: float) -> Done:
+    names = ", ".join(engine.name for engine in engines)
+    slowest = max(engines, key=lambda engine: engine.seconds).name
+    serve = "serves" if len(engines) == 1 else "serve"
     return Done(
-        f"{', '.join(names)} {'serve' if len(names) > 1 else 'serves'} after {now:.1f} s"
-        + (f", {slowest.name} last" if len(names) > 1 else ""),
+        f"{names} {serve} after {now:.1f} s" + (f", {slowest} last" if len(engines) > 1 else ""),
         data={"load_seconds": {engine.name: round(engine.seconds, 1) for engine in engines}},
     )
 

@@ -7,7 +7,7 @@ Memory and ports of engines that will be stopped count as free.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -173,33 +173,29 @@ def check_ports(
         process: pid that holds the inode of a socket.
         command: command line of a pid.
     """
-    problems = []
-    for config in configs:
+
+    def find_users(config: EngineConfig) -> Iterator[str]:
         host = urlsplit(config.url).hostname or ""
-        published = [
-            (container, address)
-            for container in containers
-            for address, port in container.ports
-            if port == config.port and _conflicts(host, address)
-        ]
-        others = [
-            f"container {container.name} publishes it on {address or ALL_ADDRESSES}"
-            for container, address in published
-            if container.engine not in stop
-        ]
-        # Docker listens for its containers, which were checked above.
-        known = {address for _, address in published}
+        known = set()
+        for container in containers:
+            for address, port in container.ports:
+                if port == config.port and _conflicts(host, address):
+                    known.add(address)
+                    if container.engine not in stop:
+                        yield f"container {container.name} publishes it on {address or ALL_ADDRESSES}"
         for listener in listening(config.port):
+            # Docker listens for its containers, which were checked above.
             if listener.address not in known and _conflicts(host, listener.address):
                 pid = process(listener.inode)
                 holder = "a process that is not visible from here" if pid is None else f"pid {pid} ({command(pid)})"
-                others.append(f"{holder} listens on {listener.address}")
-        problems += [
-            f"Port {config.port} of engine {config.engine} is taken: {other}: stop it, or give the engine another "
-            f"port; 'ss -ltnp sport = :{config.port}' shows who listens."
-            for other in others
-        ]
-    return problems
+                yield f"{holder} listens on {listener.address}"
+
+    return [
+        f"Port {config.port} of engine {config.engine} is taken: {user}: stop it, or give the engine another port; "
+        f"'ss -ltnp sport = :{config.port}' shows who listens."
+        for config in configs
+        for user in find_users(config)
+    ]
 
 
 # -- disk
