@@ -137,8 +137,8 @@ def seen(status: Mapping[str, Any]) -> tuple[list[SeenEngine], list[str]]:
 def install(generation: Generation, paths: HostPaths, engines: Iterable[str], *, target: bool) -> list[str]:
     """Write the live files of these engines where they differ, each by one rename. Raises GenerationError.
 
-    `engines` are the engines whose files are written; with `target` the systemd target is written too. Returns the paths
-    that were changed.
+    `engines` are those whose files are written; with `target` the systemd target is written too. Returns the changed
+    paths.
     """
     changes = live_changes(generation, paths, engines, target)
     for change in changes:

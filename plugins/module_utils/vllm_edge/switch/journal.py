@@ -68,7 +68,7 @@ def _read_object(kind: type[Value], data: object, what: str) -> Value:
     missing = [name for name in without if name not in data]
     if missing:
         raise JournalDamaged(f"{what} has no {', '.join(missing)}")
-    types = _get_types(kind)
+    types = _get_types(kind)  # type: ignore[arg-type]
     return kind(**{name: _read_value(types[name], data[name], name) for name in items if name in data})
 
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..generation.model import Generation, GenerationError
 from ..names import SWITCH_UNIT
+from ..system.systemd import SystemdError
 from .journal import JournalFile, JournalLost
 from .messages import complain, say, to_sentence
 from .model import (
@@ -96,12 +97,12 @@ class PhaseRunner:
             return failure
         except Interrupted as asked:
             return PhaseFailed(f"{asked} asked the switch to end")
-        except GenerationError as error:
+        except (GenerationError, SystemdError) as error:
             return PhaseFailed(str(error))
         except Exception as error:
             complain(traceback.format_exc())
             return PhaseFailed(
-                f"{what} met what it does not know: {type(error).__name__}: {error}. That is a mistake of this "
+                f"{what} met an unexpected error: {type(error).__name__}: {error}. That is a mistake of this "
                 f"program; 'journalctl -u {SWITCH_UNIT}' has the traceback"
             )
 
@@ -148,10 +149,10 @@ class PhaseRunner:
             say(f"{'going back, ' if direction == 'back' else ''}{phase}: begins")
             outcome = self.attempt(f"Phase {phase}", act if shielded else self.interruptible(act))
         seconds = round(self.now() - began, 3)
-        kept: dict[str, Any] = {
+        rows = {
             key: tuple(outcome.data[key]) for key in ("canary", "gpus", "drift") if outcome.data.get(key) is not None
         }
-        self.file.journal = replace(self.journal, **kept)
+        self.file.journal = replace(self.journal, **rows)
         if isinstance(outcome, Done):
             self.file.leave("done", seconds, outcome.detail)
             say(f"{phase}: done in {seconds:.1f} s{': ' if outcome.detail else ''}{outcome.detail}")
@@ -221,14 +222,8 @@ class PhaseRunner:
         self.end_watch()
         message = " ".join(message.split())  # the output of programs may contain line breaks
         say(f"{result}: {message}")
-        changes: dict[str, Any] = {
-            "result": result,
-            "message": message,
-            "ended_at": self.world.stamp(),
-            "seconds": self.now(),
-        }
         try:
-            self.file.finish(**changes)
+            self.file.finish(result=result, message=message, ended_at=self.world.stamp(), seconds=self.now())
         except JournalLost as lost:
             complain(f"{to_sentence(str(lost))} The end of this switch is only here, and in its exit status.")
         return result

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,10 @@ from ..generation import live, store
 from ..generation.model import GenerationError
 from ..names import TARGET, unit_name
 from ..paths import HostPaths
-from ..system.systemd import Systemd, SystemdError
+from ..system.systemd import Systemd
 from .journal import DAMAGED, JournalFile, JournalLost, set_aside_damaged
 from .messages import describe_route, name_generation, to_sentence
-from .model import HARMLESS, Direction, Done, Journal, Phase, PhaseFailed, Result
+from .model import HARMLESS, Direction, Done, Journal, Phase, Result
 from .phases import LeftForBoot, PhaseRunner
 from .rollback import end_killed
 from .signals import Signals
@@ -25,6 +24,8 @@ from .transaction import begin_journal, leave_for_boot
 
 if TYPE_CHECKING:
     from .host import HostWorld
+
+DROP_JOBS_S = 60.0
 
 
 def _take_over(world: HostWorld, paths: HostPaths, left: Journal) -> JournalFile:
@@ -65,12 +66,15 @@ def _describe_killed(left: Journal) -> str:
     return f"{describe_route(left)} did not end: its program was killed, or the host went down, {where}{back}."
 
 
-def recover(
-    world: HostWorld,
-    paths: HostPaths,
-    left: Journal,
-    signals: Signals,
-) -> Result | None:
+def _continue(world: HostWorld, paths: HostPaths, left: Journal, signals: Signals) -> tuple[PhaseRunner, str]:
+    """Take over the journal. Returns what runs the next phases, and the beginning of the message."""
+    file = _take_over(world, paths, left)
+    with contextlib.suppress(JournalLost):
+        file.take_ballast()
+    return PhaseRunner(world, file, signals), _describe_killed(left)
+
+
+def recover(world: HostWorld, paths: HostPaths, left: Journal, signals: Signals) -> Result | None:
     """End a killed switch by going to the committed generation, whichever that is.
 
     The caller holds the lock.
@@ -83,11 +87,7 @@ def recover(
         The result, or None if the host shuts down and the boot has to recover.
     """
     signals.go_back()
-    file = _take_over(world, paths, left)
-    change = PhaseRunner(world, file, signals)
-    with contextlib.suppress(JournalLost):
-        file.take_ballast()
-    head = _describe_killed(left)
+    change, head = _continue(world, paths, left, signals)
     if left.id != DAMAGED and left.direction == "forward" and (left.phase is None or left.phase in HARMLESS):
         return change.finish(Result.REFUSED, f"{head} Nothing had been touched.")
     try:
@@ -109,11 +109,7 @@ def recover_at_boot(world: HostWorld, paths: HostPaths, left: Journal, systemd: 
     Returns:
         The result; the engines are not verified.
     """
-    file = _take_over(world, paths, left)
-    change = PhaseRunner(world, file, Signals())
-    with contextlib.suppress(JournalLost):
-        file.take_ballast()
-    head = _describe_killed(left)
+    change, head = _continue(world, paths, left, Signals())
     try:
         committed = store.load_committed(paths)
     except GenerationError as error:
@@ -145,7 +141,7 @@ def recover_at_boot(world: HostWorld, paths: HostPaths, left: Journal, systemd: 
     failures = [
         failure
         for phase, act in ((Phase.INSTALL, install), (Phase.CLEAN_UP, clean_up))
-        if (failure := change.phase(phase, direction, _convert_errors(act), shielded=True)) is not None
+        if (failure := change.phase(phase, direction, act, shielded=True)) is not None
     ]
     if failures:
         return change.finish(
@@ -159,18 +155,3 @@ def recover_at_boot(world: HostWorld, paths: HostPaths, left: Journal, systemd: 
         f"{head} At boot the files of {name_generation(committed)}, which is committed, were put back; systemd starts "
         "its engines. They were not verified: 'vllm-edge status' says how they are.",
     )
-
-
-def _convert_errors(act: Callable[[], Done]) -> Callable[[], Done]:
-    """Wrap `act` so that a SystemdError becomes a PhaseFailed."""
-
-    def run() -> Done:
-        try:
-            return act()
-        except SystemdError as error:
-            raise PhaseFailed(str(error)) from error
-
-    return run
-
-
-DROP_JOBS_S = 60.0
