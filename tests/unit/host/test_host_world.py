@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -40,9 +41,12 @@ class Host(Bench):
         self.systemctl.unit(unit, FragmentPath=self.paths.unit_file(unit), **(shown | values))
         self.docker.engine(name, self.generation.hashes.get(name, "other"))
 
-    def loads(self, name: str, **values: object) -> Callable[[], None]:
-        shown = {"ActiveState": "activating", "SubState": "start", "InvocationID": f"{name}-2", "Job": 0, **values}
-        return lambda: self.systemctl.unit(f"vllm-{name}.service", **shown) and None
+    def loads(self, name: str, *later: tuple[float, dict[str, object]], **values: object) -> None:
+        """systemd shows that the engine loads, except for these values; and `later`, after so many seconds, others."""
+        shown = {"ActiveState": "activating", "SubState": "start", "InvocationID": f"{name}-2", "Job": 0}
+        self.systemctl.unit(f"vllm-{name}.service", **(shown | values))
+        for after_s, others in later:
+            self.clock.at(after_s, functools.partial(self.loads, name, **others))
 
     def generation_with(self, *names: str) -> Generation:
         return self.stored(*(engine(name, 8050 + at) for at, name in enumerate(names)), profile="other")
@@ -340,12 +344,14 @@ def wait_healthy(host: Host, *names: str, all_of_them: bool = False, limit_s: fl
     return host.world.healthy(wanted, moves, all_of_them=all_of_them)
 
 
+UP: dict[str, object] = {"ActiveState": "active", "SubState": "running"}
+ENDED: dict[str, object] = {"ActiveState": "failed", "SubState": "failed", "Result": "exit-code"}
+WAITS: dict[str, object] = {"SubState": "auto-restart"}
+
+
 def test_engines_are_waited_for_until_all_serve(host: Host) -> None:
-    host.loads("a", ActiveState="inactive", SubState="dead", InvocationID="a-1", Job=17)()
-    host.loads("b")()
-    host.clock.at(1, host.loads("a"))
-    host.clock.at(4, host.loads("b", ActiveState="active", SubState="running"))
-    host.clock.at(9, host.loads("a", ActiveState="active", SubState="running"))
+    host.loads("a", (1, {}), (9, UP), ActiveState="inactive", SubState="dead", InvocationID="a-1", Job=17)
+    host.loads("b", (4, UP))
     done = wait_healthy(host, "a", "b")
     assert done.detail == "a, b serve after 9.0 s, a last"
     assert done.data["load_seconds"] == {"a": 9.0, "b": 4.0}
@@ -355,101 +361,81 @@ def test_engines_are_waited_for_until_all_serve(host: Host) -> None:
 @pytest.mark.parametrize(
     "end",
     [
-        {"ActiveState": "failed", "SubState": "failed", "Result": "exit-code"},
-        {"ActiveState": "activating", "SubState": "auto-restart", "Result": "exit-code"},
+        ENDED,
+        {**WAITS, "Result": "exit-code"},
         {"NRestarts": 1, "InvocationID": "a-3"},
         {"InvocationID": "a-3"},
-        {"ActiveState": "active", "SubState": "running", "InvocationID": "a-3", "NRestarts": 1},
+        {**UP, "InvocationID": "a-3", "NRestarts": 1},
         {"ActiveState": "inactive", "SubState": "dead"},
     ],
 )
 def test_the_first_engine_that_ends_fails_the_phase_with_its_explanation(host: Host, end: dict[str, object]) -> None:
-    host.loads("a")()
-    host.loads("b")()
-
-    def ends() -> None:
-        host.loads("a", **end)()
-        host.failed("a")
-
-    host.clock.at(5, ends)
+    host.loads("a", (5, end))
+    host.loads("b")
+    host.clock.at(5, lambda: host.failed("a"))
     failed = failure(lambda: wait_healthy(host, "a", "b"))
-    assert failed.text == ("Engine a ended while it was loading. The GPU has too little memory. Lower max_num_seqs.")
+    assert failed.text == "Engine a ended while it was loading. The GPU has too little memory. Lower max_num_seqs."
     assert failed.engines == ("a",) and host.clock.now == 1005
 
 
 def test_an_engine_that_ended_before_the_first_look(host: Host) -> None:
-    host.loads("a", ActiveState="failed", SubState="failed", Result="exit-code")()
+    host.loads("a", **ENDED)
     host.failed("a")
-    with pytest.raises(PhaseFailed, match="The GPU has too little memory"):
-        wait_healthy(host, "a")
+    assert "The GPU has too little memory" in failure(lambda: wait_healthy(host, "a")).text
 
 
 def test_an_engine_that_served_and_ended_while_another_loads(host: Host) -> None:
-    host.loads("a")()
-    host.loads("b")()
-    host.clock.at(1, host.loads("a", ActiveState="active", SubState="running"))
-    host.clock.at(3, host.loads("a", ActiveState="failed", SubState="failed", Result="watchdog"))
-    with pytest.raises(PhaseFailed, match=r"Engine a ended again after it had loaded. systemd says failed, watchdog"):
-        wait_healthy(host, "a", "b")
+    host.loads("a", (1, UP), (3, {**ENDED, "Result": "watchdog"}))
+    host.loads("b")
+    failed = failure(lambda: wait_healthy(host, "a", "b"))
+    assert "Engine a ended again after it had loaded. systemd says failed, watchdog" in failed.text
 
 
 def test_an_old_failure_is_not_taken_for_this_one_whatever_the_clock_says(host: Host) -> None:
     host.failed("a", phase="stopped")
-    host.loads("a")()
-    host.clock.at(
-        2, host.loads("a", ActiveState="failed", SubState="failed", Result="timeout", StatusText="loading weights")
-    )
+    host.loads("a", (2, {**ENDED, "Result": "timeout", "StatusText": "loading weights"}))
     failed = failure(lambda: wait_healthy(host, "a"))
     assert "too little memory" not in failed.text
     assert "Engine a ended while it was loading. loading weights. 'vllm-edge explain a'." in failed.text
     # Of an earlier time than the one known before, and new all the same: the clock went back.
-    host.loads("a")()
+    host.loads("a", (2, WAITS))
     host.failed("a", phase="loading")
-
-    def ends() -> None:
-        host.loads("a", SubState="auto-restart")()
-        host.failed("a", replace(OOM, time="2026-11-20T00:00:00Z", reason="no KV cache"), phase="loading")
-
-    host.clock.at(2, ends)
-    with pytest.raises(PhaseFailed, match=r"No KV cache. Lower max_num_seqs"):
-        wait_healthy(host, "a")
+    new = replace(OOM, time="2026-11-20T00:00:00Z", reason="no KV cache")
+    host.clock.at(2, lambda: host.failed("a", new, phase="loading"))
+    assert "No KV cache. Lower max_num_seqs" in failure(lambda: wait_healthy(host, "a")).text
 
 
 def test_an_engine_that_never_serves(host: Host) -> None:
-    host.loads("a", StatusText="capturing graphs, 58 s")()
-    host.loads("b", ActiveState="active", SubState="running")()
+    host.loads("a", StatusText="capturing graphs, 58 s")
+    host.loads("b", **UP)
     failed = failure(lambda: wait_healthy(host, "a", "b", limit_s=60))
     assert "Engine a does not serve after 60 s (capturing graphs, 58 s)" in failed.text
     assert "healthy_timeout_s is 60" in failed.text and failed.engines == ("a",)
 
 
 def test_an_engine_that_loads_already_is_judged_from_where_it_is(host: Host) -> None:
-    host.loads("a", NRestarts=3)()
-    host.clock.at(2, host.loads("a", NRestarts=3, ActiveState="active", SubState="running"))
+    host.loads("a", (2, {**UP, "NRestarts": 3}), NRestarts=3)
     assert wait_healthy(host, "a", wait=True).detail == "a serves after 2.0 s"
 
 
 def test_the_way_back_waits_for_all_and_gives_each_some_more_tries(host: Host) -> None:
-    host.loads("a")()
-    host.loads("b")()
-    host.clock.at(2, host.loads("a", SubState="auto-restart"))
-    host.clock.at(7, host.loads("a", NRestarts=1, InvocationID="a-3"))
-    host.clock.at(20, host.loads("a", NRestarts=1, InvocationID="a-3", ActiveState="active", SubState="running"))
-    host.clock.at(3, host.loads("b", ActiveState="failed", SubState="failed", Result="exit-code"))
+    again = {"NRestarts": 1, "InvocationID": "a-3"}
+    host.loads("a", (2, WAITS), (7, again), (20, {**again, **UP}))
+    host.loads("b", (3, ENDED))
     host.clock.at(3, lambda: host.failed("b"))
     failed = failure(lambda: wait_healthy(host, "a", "b", all_of_them=True))
     assert failed.engines == ("b",) and host.clock.now == 1020
 
 
 def test_the_way_back_does_not_try_for_ever(host: Host) -> None:
-    host.loads("a")()
+    host.loads("a")
     for tries in range(4):
-        host.clock.at(5 + 10 * tries, host.loads("a", SubState="auto-restart", NRestarts=tries))
-        host.clock.at(10 + 10 * tries, host.loads("a", NRestarts=tries + 1, InvocationID=f"a-{tries + 3}"))
+        host.clock.at(5 + 10 * tries, functools.partial(host.loads, "a", **WAITS, NRestarts=tries))
+        again = {"NRestarts": tries + 1, "InvocationID": f"a-{tries + 3}"}
+        host.clock.at(10 + 10 * tries, functools.partial(host.loads, "a", **again))
     host.failed("a")
-    with pytest.raises(PhaseFailed, match="Engine a ended while it was loading"):
-        wait_healthy(host, "a", all_of_them=True)
-    assert host.clock.now == 1025
+    failed = failure(lambda: wait_healthy(host, "a", all_of_them=True))
+    assert "Engine a ended while it was loading" in failed.text and host.clock.now == 1025
 
 
 # -- the end

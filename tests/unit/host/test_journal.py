@@ -54,6 +54,20 @@ ENVIRONMENT = {
 }
 
 
+def read(paths: HostPaths) -> Journal:
+    journal = read_journal(paths)
+    assert journal is not None
+    return journal
+
+
+@pytest.fixture
+def file(paths: HostPaths) -> JournalFile:
+    """The journal of a switch that has begun, with its ballast."""
+    file = JournalFile(paths, BEGUN)
+    file.take_ballast()
+    return file
+
+
 # ---- as JSON ----------------------------------------------------------------------------------------------------
 
 
@@ -111,9 +125,8 @@ def test_a_half_written_journal_counts_as_unfinished_and_is_kept(paths: HostPath
     half = text[: int(len(text) * share)]
     paths.state.mkdir(parents=True)
     paths.switch_journal.write_text(half)
-    read = read_journal(paths)
-    assert read is not None and read.id == DAMAGED and read.result is None
-    assert str(paths.switch_journal) in read.message
+    assert (read(paths).id, read(paths).result) == (DAMAGED, None)
+    assert str(paths.switch_journal) in read(paths).message
     kept = set_aside_damaged(paths, "2026-11-21T16:50:00Z")
     assert kept is not None and kept.parent == paths.history and kept.read_text() == half
     assert read_journal(paths) is None
@@ -127,15 +140,13 @@ def test_whatever_stands_there_reading_never_raises(paths: HostPaths, content: b
     paths.history.mkdir(parents=True)
     paths.switch_journal.write_bytes(content)
     (paths.history / "20261121T164000Z-3.json").write_bytes(content)
-    read = read_journal(paths)
-    assert read is not None and read.id == DAMAGED
+    assert read(paths).id == DAMAGED
     assert history(paths) == []
 
 
 def test_a_directory_in_the_journals_place_is_damage_too(paths: HostPaths) -> None:
     paths.switch_journal.mkdir(parents=True)
-    read = read_journal(paths)
-    assert read is not None and read.id == DAMAGED
+    assert read(paths).id == DAMAGED
 
 
 # ---- phases -----------------------------------------------------------------------------------------------------
@@ -144,18 +155,14 @@ def test_a_directory_in_the_journals_place_is_damage_too(paths: HostPaths) -> No
 def test_a_phase_is_on_disk_before_it_acts_and_its_end_with_the_next(paths: HostPaths) -> None:
     file = JournalFile(paths, BEGUN)
     file.enter(Phase.DRAIN, "forward", "2026-11-21T16:40:01Z", 1.0)
-    read = read_journal(paths)
-    assert read is not None and read.phase is Phase.DRAIN and read.phases[-1].outcome is None
+    assert read(paths).phase is Phase.DRAIN and read(paths).phases[-1].outcome is None
     file.leave("done", 0.5, "nothing ran")
     file.enter(Phase.STOP, "forward", "2026-11-21T16:40:02Z", 1.5)
-    read = read_journal(paths)
-    assert read is not None and [record.outcome for record in read.phases] == ["done", None]
-    assert read.phases[0].seconds == 0.5 and read.phases[0].detail == "nothing ran"
+    assert [record.outcome for record in read(paths).phases] == ["done", None]
+    assert read(paths).phases[0].seconds == 0.5 and read(paths).phases[0].detail == "nothing ran"
 
 
-def test_the_end_is_in_the_history_and_the_ballast_is_given_back(paths: HostPaths) -> None:
-    file = JournalFile(paths, BEGUN)
-    file.take_ballast()
+def test_the_end_is_in_the_history_and_the_ballast_is_given_back(paths: HostPaths, file: JournalFile) -> None:
     assert file.ballast.stat().st_blocks * 512 >= BALLAST_BYTES, "a hole holds no room"
     file.finish(result=Result.COMMITTED, ended_at="2026-11-21T16:41:00Z", seconds=60.0, message="done")
     assert read_journal(paths) == file.journal
@@ -163,8 +170,7 @@ def test_the_end_is_in_the_history_and_the_ballast_is_given_back(paths: HostPath
     assert not file.ballast.exists()
 
 
-def test_a_former_programs_ballast_is_taken_over(paths: HostPaths) -> None:
-    JournalFile(paths, BEGUN).take_ballast()
+def test_a_former_programs_ballast_is_taken_over(paths: HostPaths, file: JournalFile) -> None:
     again = JournalFile(paths, BEGUN)
     again.take_ballast()
     assert again.ballast.stat().st_size == BALLAST_BYTES
@@ -203,21 +209,16 @@ def full(monkeypatch: pytest.MonkeyPatch, file: JournalFile, *, for_good: bool =
     monkeypatch.setattr(journal_module, "write_durably", write)
 
 
-def test_a_full_disk_takes_the_ballast(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = JournalFile(paths, BEGUN)
-    file.take_ballast()
+def test_a_full_disk_takes_the_ballast(paths: HostPaths, file: JournalFile, monkeypatch: pytest.MonkeyPatch) -> None:
     full(monkeypatch, file)
     file.enter(Phase.STOP, "forward", "2026-11-21T16:40:02Z", 1.5)
     assert not file.ballast.exists()
-    read = read_journal(paths)
-    assert read is not None and read.phase is Phase.STOP
+    assert read(paths).phase is Phase.STOP
 
 
 def test_a_disk_that_stays_full_is_said_and_leaves_the_former_journal(
-    paths: HostPaths, monkeypatch: pytest.MonkeyPatch
+    paths: HostPaths, file: JournalFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = JournalFile(paths, BEGUN)
-    file.take_ballast()
     file.write()
     full(monkeypatch, file, for_good=True)
     with pytest.raises(JournalLost, match=r"switch\.json cannot be written: No space left on device.*df -h"):
@@ -226,10 +227,7 @@ def test_a_disk_that_stays_full_is_said_and_leaves_the_former_journal(
     assert file.journal.phase is Phase.STOP, "what is known in memory is not forgotten"
 
 
-def test_other_errors_do_not_cost_the_ballast(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = JournalFile(paths, BEGUN)
-    file.take_ballast()
-
+def test_other_errors_do_not_cost_the_ballast(file: JournalFile, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(path: Path, text: str) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -247,12 +245,12 @@ def test_a_disk_that_is_really_full_takes_the_ballast_and_then_fails(small_disk:
     small_disk.fill()
     file.enter(Phase.STOP, "forward", "2026-11-21T16:40:02Z", 1.5)
     assert not file.ballast.exists()
-    read = read_journal(paths)
-    assert read is not None and read.phase is Phase.STOP
+    former = read(paths)
+    assert former.phase is Phase.STOP
     small_disk.fill()
     with pytest.raises(JournalLost, match="No space left on device"):
         file.enter(Phase.FREE, "forward", "2026-11-21T16:40:03Z", 2.5)
-    assert read_journal(paths) == read, "the former journal is whole"
+    assert read(paths) == former, "the former journal is whole"
     assert sorted(entry.name for entry in paths.state.iterdir()) == ["switch.json"], "no half of a file stays behind"
     with pytest.raises(JournalLost, match="1024 KiB for the journal"):
         file.take_ballast()

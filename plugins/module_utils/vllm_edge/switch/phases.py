@@ -6,7 +6,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..generation.model import Generation, GenerationError
 from ..names import SWITCH_UNIT
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .host import HostWorld
 
 Value = TypeVar("Value")
+ROWS = ("canary", "gpus", "drift")
+"""Keys of the data of a phase that are copied to the journal."""
 
 
 class LeftForBoot(Exception):
@@ -149,9 +151,8 @@ class PhaseRunner:
             say(f"{'going back, ' if direction == 'back' else ''}{phase}: begins")
             outcome = self.attempt(f"Phase {phase}", act if shielded else self.interruptible(act))
         seconds = round(self.now() - began, 3)
-        rows = {
-            key: tuple(outcome.data[key]) for key in ("canary", "gpus", "drift") if outcome.data.get(key) is not None
-        }
+        data = outcome.data
+        rows: dict[str, Any] = {key: tuple(data[key]) for key in ROWS if data.get(key) is not None}
         self.file.journal = replace(self.journal, **rows)
         if isinstance(outcome, Done):
             self.file.leave("done", seconds, outcome.detail)
