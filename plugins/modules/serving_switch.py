@@ -383,7 +383,7 @@ class Switch:
         record = live.record_difference(now, generation, origin, self.paths, defect if same else None)
         self.result |= {
             "generation": number,
-            "engines": store.list_marks(generation),
+            "engines": generation.marks,
             "moves": {key: asdict(moves)[key] for key in ("keep", "stop", "start", "wait", "target")},
             "files": live.build_file_rows(generation, self.paths, changes, None if same and not defect else record),
             "diff": [*map(live.difference, changes), *([record] if record else [])],

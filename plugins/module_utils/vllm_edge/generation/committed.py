@@ -79,10 +79,7 @@ def commit(
         "profile": generation.profile,
         "generation": generation.number,
         "digest": generation.digest,
-        "engines": {
-            name: {"input_hash": engine.config.input_hash, "generation": engine.config.generation}
-            for name, engine in generation.engines.items()
-        },
+        "engines": generation.marks,
         "origin": origin,
         "inventory_profile": inventory_profile,
         "chosen_at": chosen_at,

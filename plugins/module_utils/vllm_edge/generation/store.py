@@ -243,15 +243,7 @@ def is_written(rendered: Rendered, number: int, now: Committed | None, paths: Ho
     if there.digest != rendered.digest:
         return f"it is another one: its digest is {there.digest[:12]}, rendered is {rendered.digest[:12]}"
     wanted = json.loads(documents(rendered, number, now, "")["generation.json"])["engines"]
-    return None if list_marks(there) == wanted else "its engines carry numbers of another time"
-
-
-def list_marks(generation: Generation) -> dict[str, dict[str, object]]:
-    """Return the labels of each engine's container: its `input_hash`, and the `generation` in which that appeared."""
-    return {
-        name: {"input_hash": engine.config.input_hash, "generation": engine.config.generation}
-        for name, engine in generation.engines.items()
-    }
+    return None if there.marks == wanted else "its engines carry numbers of another time"
 
 
 def put(staged: Path, number: int, paths: HostPaths) -> None:

@@ -53,12 +53,8 @@ class Choice:
 def build_start_command(paths: HostPaths, generation: Generation, choice: Choice, asked_by: str) -> list[str]:
     """Return the systemd-run command that starts the switch.
 
-    The unit is never restarted: if the switch dies, ExecStopPost runs `vllm-edge recover` once.
-
-    Args:
-        generation: where to switch.
-        choice: who chose it; passed to `run-switch`.
-        asked_by: who asked, for the unit's description and the journal.
+    The unit is never restarted: if the switch dies, ExecStopPost runs `vllm-edge recover` once. `choice` is passed to
+    `run-switch`; `asked_by` says who asked, for the unit's description and the journal.
     """
     properties = [
         # However the switch ended, even by SIGKILL, the host returns to the committed generation before anybody else
@@ -156,14 +152,8 @@ class Refused(Exception):
 
 
 def find_generation(wanted: str, paths: HostPaths) -> Generation:
-    """Find a generation by its number, or the newest one of a profile.
-
-    Args:
-        wanted: a number or the name of a profile.
-
-    Raises:
-        Refused: if there is none, or the one with that number cannot be read.
-    """
+    """Find a generation by its number, or the newest one of a profile. Raises Refused if there is none, or the one with
+    that number cannot be read."""
     there: list[Generation] = []
     broken: list[str] = []
     for number in sorted(numbers(paths), reverse=True):
@@ -266,14 +256,9 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Journal | None:
-    """Wait until systemd has ended the unit and its ExecStopPost.
+    """Wait until systemd has ended the unit and its ExecStopPost, and call `tell` with each journal that was read.
 
-    Args:
-        before: the journal that `start` returned.
-        tell: called with each journal that was read.
-
-    Returns:
-        The journal of the switch, or None if it wrote none.
+    `before` is the journal that `start` returned. Returns the journal of the switch, or None if it wrote none.
     """
 
     def tell_news() -> Journal | None:
@@ -391,16 +376,8 @@ def _refused(error: Refused) -> int:
 
 
 def run_switch_to(wanted: str, paths: HostPaths, choice: Choice, *, output: str, unit: Unit | None = None) -> int:
-    """Run `vllm-edge switch <generation|profile>`.
-
-    Args:
-        wanted: a number or the name of a profile.
-        output: `text` or `json`.
-        unit: a stand-in for tests.
-
-    Returns:
-        The exit status.
-    """
+    """Run `vllm-edge switch <generation|profile>` and return the exit status. `output` is `text` or `json`; `unit` is a
+    stand-in for tests."""
     try:
         _refuse_without_root(f"switch {wanted}")
         generation = find_generation(wanted, paths)

@@ -65,10 +65,7 @@ def load_slots(paths: HostPaths) -> tuple[gpu_slots.Slot, ...]:
 def read_boards(session: NvmlSession, slots: Sequence[gpu_slots.Slot]) -> Boards:
     """Read every GPU, and collect those that do not answer instead of raising.
 
-    `NvmlSession.read` raises at the first GPU that does not answer.
-
-    Args:
-        slots: the recorded GPU slots, which name GPUs that do not answer.
+    `NvmlSession.read` raises at the first GPU that does not answer. The recorded slots name GPUs that do not answer.
     """
     expected = build_slot_identities([(slot.uuid, slot.name, slot.pci_bus_id) for slot in slots])
     seen = [gpu.uuid for gpu in session.identities]
@@ -83,14 +80,9 @@ def read_boards(session: NvmlSession, slots: Sequence[gpu_slots.Slot]) -> Boards
 
 
 def require(boards: Boards, needed: Collection[str]) -> None:
-    """Check that the needed GPUs answer; others do not matter.
+    """Check that the GPUs with the UUIDs `needed` answer; others do not matter.
 
-    Args:
-        needed: UUIDs.
-
-    Raises:
-        NvmlFailure: if a needed GPU does not answer.
-        PhaseFailed: if a needed GPU is not there.
+    Raises NvmlFailure if a needed GPU does not answer, and PhaseFailed if it is not there.
     """
     missing = [uuid for uuid in needed if uuid not in boards.uuids]
     if not missing:
@@ -121,13 +113,8 @@ def engine_uid() -> int | None:
 
 
 def is_orphan(owner: Owner, uid: int | None, ours: int | None) -> bool:
-    """Return whether a process runs as the user of our engines outside of any container: its container is gone and it
-    stayed.
-
-    Args:
-        uid: the user of the process.
-        ours: the user of our engines.
-    """
+    """Return whether a process of the user `uid` runs as the user of our engines (`ours`) outside of any container: its
+    container is gone and it stayed."""
     return owner.kind == "foreign" and owner.container is None and ours is not None and uid == ours
 
 
@@ -200,8 +187,7 @@ def look(
         owners: owner by pid, as `find_owners` returns it.
         keep: units of engines that stay; their memory does not count.
         ours: the user of our engines.
-        uid: user of a process, a stand-in for tests.
-        command: command line of a process, a stand-in for tests.
+        uid, command: user and command line of a process, stand-ins for tests.
     """
     holders: list[Holder] = []
     unknown: list[str] = []

@@ -38,11 +38,9 @@ def short(journal: Journal) -> Json:
 
 
 def count_seconds_since(stamp: str, now: datetime | None = None) -> float:
-    """Return the seconds since a time as the journal writes it; never less than 0, even if the clock was changed.
+    """Return the seconds since a time such as `2026-11-21T16:40:00Z`; 0 if it cannot be read.
 
-    Args:
-        stamp: for example `2026-11-21T16:40:00Z`; the result is 0 if it cannot be read.
-        now: the present, a stand-in for tests.
+    The result is never less than 0, even if the clock was changed. `now` is the present, a stand-in for tests.
     """
     try:
         then = datetime.fromisoformat(stamp)

@@ -217,22 +217,15 @@ class JournalFile:
     def enter(self, phase: Phase, direction: Direction, began_at: str, began_s: float) -> None:
         """Write that a phase is about to begin. How the phase before it ended is written with it.
 
-        Args:
-            began_at: wall clock, for people.
-            began_s: seconds since the switch began.
-
-        Raises:
-            JournalLost: if the journal cannot be written.
+        `began_at` is wall clock, for people, and `began_s` seconds since the switch began. Raises JournalLost.
         """
         record = PhaseRecord(phase, direction, began_at, began_s)
         self.write(phase=phase, direction=direction, phases=(*self.journal.phases, record))
 
     def leave(self, outcome: Literal["done", "failed"], seconds: float, detail: str = "") -> None:
-        """Record that the phase has ended. It reaches the disk with the next `enter`, `write` or `finish`.
+        """Record that the phase has ended after `seconds`, with one sentence of detail, or why it failed.
 
-        Args:
-            seconds: how long it took.
-            detail: one sentence, or why it failed.
+        It reaches the disk with the next `enter`, `write` or `finish`.
         """
         *former, last = self.journal.phases
         ended = replace(last, outcome=outcome, seconds=seconds, detail=detail)
@@ -289,11 +282,8 @@ def _strip_stamp(stamp: str) -> str:
 def make_id(paths: HostPaths, stamp: str, generation: int) -> str:
     """Return an id such as `20261121T164000Z-4`.
 
-    A number is appended if the id is taken already, which happens if the clock went back.
-
-    Args:
-        stamp: wall clock, as `HostWorld.stamp` returns it.
-        generation: where the switch goes.
+    A number is appended if the id is taken already, which happens if the clock went back. `stamp` is wall clock, as
+    `HostWorld.stamp` returns it.
     """
     taken = {path.stem for path in _list_journals(paths)} | {getattr(read_journal(paths), "id", "")}
     return _choose_free(f"{_strip_stamp(stamp)}-{generation}", taken)

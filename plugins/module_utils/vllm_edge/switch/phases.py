@@ -131,11 +131,8 @@ class PhaseRunner:
             act: the work of the phase.
             shielded: True if no signal may interrupt it.
 
-        Returns:
-            None if the phase succeeded, otherwise what failed.
-
-        Raises:
-            LeftForBoot: if a phase that is not harmless failed while the host is shutting down.
+        Returns None if the phase succeeded, otherwise what failed. Raises LeftForBoot if a phase that is not harmless
+        failed while the host is shutting down.
         """
         began = self.now()
         outcome: Done | PhaseFailed

@@ -169,9 +169,7 @@ def check_ports(
     Args:
         stop: engines that will be stopped; their ports count as free.
         containers: all containers with the ports that they publish.
-        listening: sockets that listen on a port.
-        process: pid that holds the inode of a socket.
-        command: command line of a pid.
+        listening, process, command: sockets of a port, pid of a socket's inode, command of a pid; stand-ins for tests.
     """
 
     def find_users(config: EngineConfig) -> Iterator[str]:
@@ -235,10 +233,7 @@ def _read_and_check_gpus(host: HostWorld, wanted: Generation, moves: Moves) -> F
 def check_gpus(wanted: Generation, start: Iterable[str], boards: Boards, looks: Mapping[str, Occupied]) -> Found:
     """Check that every GPU of the generation is there, and has room beside processes of other people.
 
-    Args:
-        start: engines that start.
-        boards: the reading of all GPUs.
-        looks: who uses each GPU, by UUID.
+    `start` are the engines that start, and `looks` says who uses each GPU, by UUID.
     """
     found = Found()
     needed = dict.fromkeys(uuid for engine in wanted.engines.values() for uuid in engine.config.gpus)

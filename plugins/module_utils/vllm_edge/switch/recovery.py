@@ -77,14 +77,8 @@ def _continue(world: HostWorld, paths: HostPaths, left: Journal, signals: Signal
 def recover(world: HostWorld, paths: HostPaths, left: Journal, signals: Signals) -> Result | None:
     """End a killed switch by going to the committed generation, whichever that is.
 
-    The caller holds the lock.
-
-    Args:
-        left: the unfinished journal.
-        signals: switched to the way back: signals are ignored from now on, unless the host shuts down.
-
-    Returns:
-        The result, or None if the host shuts down and the boot has to recover.
+    The caller holds the lock. `left` is the unfinished journal. Signals are ignored from now on, unless the host shuts
+    down. Returns the result, or None if the host shuts down and the boot has to recover.
     """
     signals.go_back()
     change, head = _continue(world, paths, left, signals)
@@ -101,13 +95,7 @@ def recover_at_boot(world: HostWorld, paths: HostPaths, left: Journal, systemd: 
     """End a killed switch before the engines start.
 
     This puts back the files and the target of the committed generation. systemd then starts the engines, as at every
-    boot. The caller holds the lock.
-
-    Args:
-        left: the unfinished journal.
-
-    Returns:
-        The result; the engines are not verified.
+    boot; they are not verified. The caller holds the lock. `left` is the unfinished journal.
     """
     change, head = _continue(world, paths, left, Signals())
     try:

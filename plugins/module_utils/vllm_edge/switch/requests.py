@@ -108,13 +108,8 @@ def wait_until_idle(config: EngineConfig, wait: Callable[[float], bool], *, ask:
 
     An engine with --shutdown-timeout finishes its requests after SIGTERM, and vLLM 0.32 then spends the rest of that
     time on its own shutdown. Its /metrics show when there is nothing left to wait for. Until SIGTERM arrives, which may
-    take systemd some seconds, an idle engine still takes requests.
-
-    Args:
-        wait: waits for some seconds and returns True if the engine has ended.
-
-    Returns:
-        True if the engine is idle, False if it has ended.
+    take systemd some seconds, an idle engine still takes requests. `wait` waits for some seconds and returns True if the
+    engine has ended. Returns True if the engine is idle, False if it has ended.
     """
     zeros, told = 0, False
     while not wait(IDLE_POLL_S):
@@ -164,12 +159,7 @@ def warm_up(
 ) -> Done:
     """Send the first requests to new engines, in parallel, so that what they allocate is there when memory is measured.
 
-    Args:
-        configs: the new engines.
-        limits: `canary_timeout_s` is the patience with one request.
-
-    Raises:
-        PhaseFailed: if an engine does not answer.
+    `limits.canary_timeout_s` is the patience with one request. Raises PhaseFailed if an engine does not answer.
     """
     began = clock()
 
