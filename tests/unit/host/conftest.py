@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from fake_host import SmallDisk
+from ansible.module_utils.vllm_edge.switch.model import Moves
+from fake_host import ServingHost, SmallDisk
+from switch_host import SwitchHost
 
 
 @pytest.fixture
@@ -27,3 +29,27 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
         pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
     yield SmallDisk(disk)
     subprocess.run(["umount", str(disk)], timeout=20, check=True)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SwitchHost:
+    return SwitchHost(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SwitchHost:
+    """A host on which nothing was ever committed."""
+    return SwitchHost(tmp_path, monkeypatch, first=True)
+
+
+@pytest.fixture
+def stopped(bench: SwitchHost) -> SwitchHost:
+    """The committed generation without e2b."""
+    bench.world.towards = 1
+    bench.world.stop(Moves(stop=("e2b",)))
+    return bench
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> ServingHost:
+    return ServingHost(tmp_path)

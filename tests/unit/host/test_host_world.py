@@ -3,107 +3,38 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.engine.state import EngineState, Failure, write_state
 from ansible.module_utils.vllm_edge.generation import model, store
-from ansible.module_utils.vllm_edge.generation.model import Generation, Limits
+from ansible.module_utils.vllm_edge.generation.model import Limits
 from ansible.module_utils.vllm_edge.names import TARGET
 from ansible.module_utils.vllm_edge.switch import host as host_world
 from ansible.module_utils.vllm_edge.switch import requests
-from ansible.module_utils.vllm_edge.switch.model import Done, Moves, PhaseFailed
-from ansible.module_utils.vllm_edge.system.docker import Listed
+from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
 from ansible.module_utils.vllm_edge.system.http import Answer
-from fake_host import Bench, failure, ok, write
+from fake_host import ServingHost, failure, ok, write
 from generations import engine
-
-OOM = Failure("2026-11-21T03:00:00Z", 1, "oom", "the GPU has too little memory", "Lower max_num_seqs", "loading", [])
-
-
-class Host(Bench):
-    """A generation with e2b, committed and serving, and everything that a test can change of it."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.paths.units.mkdir(parents=True)
-        self.generation = self.live(engine("e2b"))
-        self.serve("e2b")
-        self.systemctl.unit(TARGET, ActiveState="active", SubState="active", UnitFileState="enabled")
-
-    def serve(self, name: str, **values: object) -> None:
-        unit = f"vllm-{name}.service"
-        shown = {"ActiveState": "active", "SubState": "running", "InvocationID": f"{name}-1", "NRestarts": 0}
-        self.systemctl.unit(unit, FragmentPath=self.paths.unit_file(unit), **(shown | values))
-        self.docker.engine(name, self.generation.hashes.get(name, "other"))
-
-    def loads(self, name: str, *later: tuple[float, dict[str, object]], **values: object) -> None:
-        """systemd shows that the engine loads, except for these values; and `later`, after so many seconds, others."""
-        shown = {"ActiveState": "activating", "SubState": "start", "InvocationID": f"{name}-2", "Job": 0}
-        self.systemctl.unit(f"vllm-{name}.service", **(shown | values))
-        for after_s, others in later:
-            self.clock.at(after_s, functools.partial(self.loads, name, **others))
-
-    def generation_with(self, *names: str) -> Generation:
-        return self.stored(*(engine(name, 8050 + at) for at, name in enumerate(names)), profile="other")
-
-    def on_stop(
-        self,
-        state: str = "inactive",
-        *,
-        containers: Sequence[Listed] | None = None,
-        during: Callable[[], object] = lambda: None,
-    ) -> None:
-        """What an order to stop does to the units; `containers` are left then."""
-
-        def stop(names: list[str]) -> None:
-            during()
-            for name in names:
-                self.systemctl.unit(name, ActiveState=state, SubState="dead")
-            if containers is not None:
-                self.docker.containers = list(containers)
-
-        self.systemctl.on["stop"] = stop
-
-    def wait_for_kill(self, limit_s: float = 60) -> None:
-        deadline = time.monotonic() + limit_s
-        while not self.docker.killed and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-    def stop(self, *engines: str) -> Done:
-        return self.world.stop(Moves(stop=engines or ("e2b",)))
-
-    def failed(self, name: str, failure: Failure = OOM, phase: str = "failed") -> None:
-        state = EngineState(name, phase, failure.time, input_hash="h", last_failure=failure)
-        write_state(self.paths.engine_state(name), state)
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Host:
-    return Host(tmp_path)
-
 
 # -- moves
 
 
-def test_a_host_that_serves_has_no_moves(host: Host) -> None:
+def test_a_host_that_serves_has_no_moves(host: ServingHost) -> None:
     moves = host.world.moves(host.generation)
     assert not moves
     assert moves.keep == ("e2b",)
 
 
-def test_another_generation_stops_the_one_and_starts_the_other(host: Host) -> None:
+def test_another_generation_stops_the_one_and_starts_the_other(host: ServingHost) -> None:
     moves = host.world.moves(host.generation_with("e4b"))
     assert (moves.stop, moves.start, moves.keep) == (("e2b",), ("e4b",), ())
     changed = {Path(change.path).name: change.after is None for change in moves.files}
     assert changed["vllm-e2b.service"] and not changed["vllm-e4b.service"] and not changed[TARGET]
 
 
-def test_engines_are_known_by_their_files_their_units_and_their_containers(host: Host, tmp_path: Path) -> None:
+def test_engines_are_known_by_their_files_their_units_and_their_containers(host: ServingHost, tmp_path: Path) -> None:
     # A container without a unit, a unit that was linked from elsewhere, files without a unit; and what is not ours.
     host.docker.engine("orphan", "h")
     marked = f"# {model.MARK}\n[Service]\nExecStart=/opt/vllm-edge run-engine linked\n"
@@ -118,7 +49,7 @@ def test_engines_are_known_by_their_files_their_units_and_their_containers(host:
     assert host.world.moves(host.generation).stop == ("linked", "orphan")
 
 
-def test_what_is_wrong_with_the_target(host: Host) -> None:
+def test_what_is_wrong_with_the_target(host: ServingHost) -> None:
     host.systemctl.unit(TARGET, ActiveState="inactive", UnitFileState="disabled", NeedDaemonReload="yes")
     host.systemctl.unit("vllm-e2b.service", NeedDaemonReload="yes")
     moves = host.world.moves(host.generation)
@@ -126,13 +57,13 @@ def test_what_is_wrong_with_the_target(host: Host) -> None:
     assert moves.keep == ("e2b",)
 
 
-def test_an_ended_container_has_no_hash(host: Host) -> None:
+def test_an_ended_container_has_no_hash(host: ServingHost) -> None:
     host.docker.containers = [replace(host.docker.containers[0], state="exited")]
     assert host.world.moves(host.generation).start == ("e2b",)
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_docker_is_waited_for_and_then_named(host: Host, stopped: bool) -> None:
+def test_docker_is_waited_for_and_then_named(host: ServingHost, stopped: bool) -> None:
     if stopped:
         host.docker_runs = False
     else:
@@ -151,7 +82,7 @@ def test_docker_is_waited_for_and_then_named(host: Host, stopped: bool) -> None:
     assert "'systemctl start docker.service'" in failed.text
 
 
-def test_a_systemd_that_executes_itself_again_is_waited_for(host: Host) -> None:
+def test_a_systemd_that_executes_itself_again_is_waited_for(host: ServingHost) -> None:
     host.systemctl.busy = 4
     assert host.world.moves(host.generation).keep == ("e2b",)
     host.systemctl.busy = 1000
@@ -159,7 +90,7 @@ def test_a_systemd_that_executes_itself_again_is_waited_for(host: Host) -> None:
         host.world.moves(host.generation)
 
 
-def test_a_live_file_that_cannot_be_read_is_named(host: Host) -> None:
+def test_a_live_file_that_cannot_be_read_is_named(host: ServingHost) -> None:
     place = host.paths.engine_dir("e2b") / "engine.json"
     place.unlink()
     place.mkdir()
@@ -170,7 +101,7 @@ def test_a_live_file_that_cannot_be_read_is_named(host: Host) -> None:
 # -- stop
 
 
-def test_units_are_stopped_side_by_side(host: Host) -> None:
+def test_units_are_stopped_side_by_side(host: ServingHost) -> None:
     host.serve("e4b")
     host.on_stop(containers=[])
     done = host.stop("e2b", "e4b")
@@ -180,7 +111,7 @@ def test_units_are_stopped_side_by_side(host: Host) -> None:
     assert host.world.stop(Moves()).detail == "no engine has to stop"
 
 
-def test_the_deadline_is_above_what_systemd_gives_the_engine(host: Host) -> None:
+def test_the_deadline_is_above_what_systemd_gives_the_engine(host: ServingHost) -> None:
     host.on_stop(containers=[])
     host.systemctl.unit("vllm-e2b.service", TimeoutStopUSec="3min")
     host.stop()
@@ -190,7 +121,7 @@ def test_the_deadline_is_above_what_systemd_gives_the_engine(host: Host) -> None
     assert host.systemctl.patience_s == 900.0
 
 
-def test_a_container_that_outlives_its_unit_is_removed_and_no_other(host: Host) -> None:
+def test_a_container_that_outlives_its_unit_is_removed_and_no_other(host: ServingHost) -> None:
     host.on_stop("failed")
     kept = host.docker.engine("e4b")
     done = host.stop()
@@ -198,14 +129,14 @@ def test_a_container_that_outlives_its_unit_is_removed_and_no_other(host: Host) 
     assert done.warnings == ("Container vllm-e2b outlived its unit and was removed.",)
 
 
-def test_an_ended_container_goes_without_a_word(host: Host) -> None:
+def test_an_ended_container_goes_without_a_word(host: ServingHost) -> None:
     host.on_stop()
     host.docker.containers = [replace(host.docker.containers[0], state="exited")]
     assert host.stop().warnings == ()
     assert host.docker.removed == ["id-e2b"]
 
 
-def test_what_does_not_stop_is_named(host: Host) -> None:
+def test_what_does_not_stop_is_named(host: ServingHost) -> None:
     host.systemctl.refuse["stop"] = "Job for vllm-e2b.service canceled."
     host.docker.containers = []
     failed = failure(lambda: host.stop())
@@ -215,7 +146,7 @@ def test_what_does_not_stop_is_named(host: Host) -> None:
     assert "state D" in failed.text and failed.engines == ("e2b",)
 
 
-def test_a_container_that_cannot_be_removed_is_named(host: Host) -> None:
+def test_a_container_that_cannot_be_removed_is_named(host: ServingHost) -> None:
     host.on_stop()
     host.docker.refuse_remove = "could not kill: tried to kill container, but did not receive an exit event"
     failed = failure(lambda: host.stop())
@@ -223,7 +154,7 @@ def test_a_container_that_cannot_be_removed_is_named(host: Host) -> None:
     assert "a reboot ends it" in failed.text
 
 
-def test_a_unit_that_systemd_does_not_know_has_only_a_container(host: Host) -> None:
+def test_a_unit_that_systemd_does_not_know_has_only_a_container(host: ServingHost) -> None:
     host.docker.containers = [host.docker.engine("gone")]
     done = host.stop("gone")
     assert host.systemctl.orders("stop") == [] and host.docker.removed == ["id-gone"]
@@ -231,7 +162,7 @@ def test_a_unit_that_systemd_does_not_know_has_only_a_container(host: Host) -> N
 
 
 @pytest.fixture
-def finishing(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
+def finishing(host: ServingHost, monkeypatch: pytest.MonkeyPatch) -> ServingHost:
     """e2b finishes its requests when it is stopped, and has none; e4b is its neighbour."""
     monkeypatch.setattr(requests, "IDLE_POLL_S", 0.01)
     host.live(engine("e2b", shutdown_timeout_s=20), engine("e4b", port=8060))
@@ -241,7 +172,7 @@ def finishing(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 @pytest.mark.parametrize(("running", "killed"), [([2, 1, 0, 0, 0], True), ([2, 0, 0, 1, 0, 0, 3], False)])
 def test_an_engine_that_has_finished_its_requests_need_not_take_its_time(
-    finishing: Host, running: list[int], killed: bool
+    finishing: ServingHost, running: list[int], killed: bool
 ) -> None:
     """vLLM with --shutdown-timeout spends all of it after SIGTERM, whether requests run or not."""
     neighbour = finishing.docker.engine("e4b")
@@ -257,7 +188,7 @@ def test_an_engine_that_has_finished_its_requests_need_not_take_its_time(
     assert len(finishing.http.asked) <= asked + 1
 
 
-def test_an_idle_engine_that_was_not_told_to_stop_yet_takes_requests(finishing: Host) -> None:
+def test_an_idle_engine_that_was_not_told_to_stop_yet_takes_requests(finishing: ServingHost) -> None:
     """systemd may take seconds to deliver SIGTERM, and until then the engine is nobody's to kill."""
     finishing.http.answers["/tokenize"] = ok({"tokens": [1]})
     early: list[list[str]] = []
@@ -273,7 +204,7 @@ def test_an_idle_engine_that_was_not_told_to_stop_yet_takes_requests(finishing: 
     assert (early, finishing.docker.killed) == ([[]], ["id-e2b"])
 
 
-def test_without_docker_an_engine_takes_its_time(finishing: Host) -> None:
+def test_without_docker_an_engine_takes_its_time(finishing: ServingHost) -> None:
     def during() -> None:
         finishing.docker.away = "connection refused"
         time.sleep(0.2)
@@ -287,7 +218,7 @@ def test_without_docker_an_engine_takes_its_time(finishing: Host) -> None:
 # -- install and start
 
 
-def test_files_of_engines_are_installed_and_the_target_is_not(host: Host) -> None:
+def test_files_of_engines_are_installed_and_the_target_is_not(host: ServingHost) -> None:
     wanted = host.generation_with("e4b")
     host.systemctl.unit("vllm-e4b.service", ActiveState="inactive", NeedDaemonReload="no")
     before = host.paths.unit_file(TARGET).read_text()
@@ -303,7 +234,7 @@ def test_files_of_engines_are_installed_and_the_target_is_not(host: Host) -> Non
     assert len(host.systemctl.orders("daemon-reload")) == 2
 
 
-def test_a_file_that_cannot_be_written_fails_the_phase(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_written_fails_the_phase(host: ServingHost, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = host.generation_with("e4b")
 
     def full(*_: object) -> None:
@@ -314,13 +245,13 @@ def test_a_file_that_cannot_be_written_fails_the_phase(host: Host, monkeypatch: 
         host.world.install(wanted, Moves(start=("e4b",)))
 
 
-def test_units_that_cannot_be_read_again_fail_the_phase(host: Host) -> None:
+def test_units_that_cannot_be_read_again_fail_the_phase(host: ServingHost) -> None:
     host.systemctl.refuse["daemon-reload"] = "Refusing to reload, not enough space available on /run/systemd."
     with pytest.raises(PhaseFailed, match=r"The new units could not be read: .*not enough space available"):
         host.world.install(host.generation_with("e4b"), Moves(start=("e4b",)))
 
 
-def test_engines_start_side_by_side_and_their_failures_are_forgotten_first(host: Host) -> None:
+def test_engines_start_side_by_side_and_their_failures_are_forgotten_first(host: ServingHost) -> None:
     done = host.world.start(Moves(start=("a", "b")))
     assert host.systemctl.calls == [
         ["reset-failed", "vllm-a.service", "vllm-b.service"],
@@ -333,115 +264,10 @@ def test_engines_start_side_by_side_and_their_failures_are_forgotten_first(host:
         host.world.start(Moves(start=("a",)))
 
 
-# -- healthy
-
-
-def wait_healthy(host: Host, *names: str, all_of_them: bool = False, limit_s: float = 60, wait: bool = False) -> object:
-    wanted = replace(host.generation, limits=Limits(healthy_timeout_s=limit_s))
-    moves = Moves(wait=names) if wait else Moves(start=names)
-    if not wait:
-        host.world.start(moves)
-    return host.world.healthy(wanted, moves, all_of_them=all_of_them)
-
-
-UP: dict[str, object] = {"ActiveState": "active", "SubState": "running"}
-ENDED: dict[str, object] = {"ActiveState": "failed", "SubState": "failed", "Result": "exit-code"}
-WAITS: dict[str, object] = {"SubState": "auto-restart"}
-
-
-def test_engines_are_waited_for_until_all_serve(host: Host) -> None:
-    host.loads("a", (1, {}), (9, UP), ActiveState="inactive", SubState="dead", InvocationID="a-1", Job=17)
-    host.loads("b", (4, UP))
-    done = wait_healthy(host, "a", "b")
-    assert done.detail == "a, b serve after 9.0 s, a last"
-    assert done.data["load_seconds"] == {"a": 9.0, "b": 4.0}
-    assert host.world.healthy(host.generation, Moves(), all_of_them=False).detail == "no engine has to load"
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        ENDED,
-        {**WAITS, "Result": "exit-code"},
-        {"NRestarts": 1, "InvocationID": "a-3"},
-        {"InvocationID": "a-3"},
-        {**UP, "InvocationID": "a-3", "NRestarts": 1},
-        {"ActiveState": "inactive", "SubState": "dead"},
-    ],
-)
-def test_the_first_engine_that_ends_fails_the_phase_with_its_explanation(host: Host, end: dict[str, object]) -> None:
-    host.loads("a", (5, end))
-    host.loads("b")
-    host.clock.at(5, lambda: host.failed("a"))
-    failed = failure(lambda: wait_healthy(host, "a", "b"))
-    assert failed.text == "Engine a ended while it was loading. The GPU has too little memory. Lower max_num_seqs."
-    assert failed.engines == ("a",) and host.clock.now == 1005
-
-
-def test_an_engine_that_ended_before_the_first_look(host: Host) -> None:
-    host.loads("a", **ENDED)
-    host.failed("a")
-    assert "The GPU has too little memory" in failure(lambda: wait_healthy(host, "a")).text
-
-
-def test_an_engine_that_served_and_ended_while_another_loads(host: Host) -> None:
-    host.loads("a", (1, UP), (3, {**ENDED, "Result": "watchdog"}))
-    host.loads("b")
-    failed = failure(lambda: wait_healthy(host, "a", "b"))
-    assert "Engine a ended again after it had loaded. systemd says failed, watchdog" in failed.text
-
-
-def test_an_old_failure_is_not_taken_for_this_one_whatever_the_clock_says(host: Host) -> None:
-    host.failed("a", phase="stopped")
-    host.loads("a", (2, {**ENDED, "Result": "timeout", "StatusText": "loading weights"}))
-    failed = failure(lambda: wait_healthy(host, "a"))
-    assert "too little memory" not in failed.text
-    assert "Engine a ended while it was loading. loading weights. 'vllm-edge explain a'." in failed.text
-    # Of an earlier time than the one known before, and new all the same: the clock went back.
-    host.loads("a", (2, WAITS))
-    host.failed("a", phase="loading")
-    new = replace(OOM, time="2026-11-20T00:00:00Z", reason="no KV cache")
-    host.clock.at(2, lambda: host.failed("a", new, phase="loading"))
-    assert "No KV cache. Lower max_num_seqs" in failure(lambda: wait_healthy(host, "a")).text
-
-
-def test_an_engine_that_never_serves(host: Host) -> None:
-    host.loads("a", StatusText="capturing graphs, 58 s")
-    host.loads("b", **UP)
-    failed = failure(lambda: wait_healthy(host, "a", "b", limit_s=60))
-    assert "Engine a does not serve after 60 s (capturing graphs, 58 s)" in failed.text
-    assert "healthy_timeout_s is 60" in failed.text and failed.engines == ("a",)
-
-
-def test_an_engine_that_loads_already_is_judged_from_where_it_is(host: Host) -> None:
-    host.loads("a", (2, {**UP, "NRestarts": 3}), NRestarts=3)
-    assert wait_healthy(host, "a", wait=True).detail == "a serves after 2.0 s"
-
-
-def test_the_way_back_waits_for_all_and_gives_each_some_more_tries(host: Host) -> None:
-    again = {"NRestarts": 1, "InvocationID": "a-3"}
-    host.loads("a", (2, WAITS), (7, again), (20, {**again, **UP}))
-    host.loads("b", (3, ENDED))
-    host.clock.at(3, lambda: host.failed("b"))
-    failed = failure(lambda: wait_healthy(host, "a", "b", all_of_them=True))
-    assert failed.engines == ("b",) and host.clock.now == 1020
-
-
-def test_the_way_back_does_not_try_for_ever(host: Host) -> None:
-    host.loads("a")
-    for tries in range(4):
-        host.clock.at(5 + 10 * tries, functools.partial(host.loads, "a", **WAITS, NRestarts=tries))
-        again = {"NRestarts": tries + 1, "InvocationID": f"a-{tries + 3}"}
-        host.clock.at(10 + 10 * tries, functools.partial(host.loads, "a", **again))
-    host.failed("a")
-    failed = failure(lambda: wait_healthy(host, "a", all_of_them=True))
-    assert "Engine a ended while it was loading" in failed.text and host.clock.now == 1025
-
-
 # -- the end
 
 
-def test_clean_up_writes_the_target_and_removes_what_is_no_more(host: Host) -> None:
+def test_clean_up_writes_the_target_and_removes_what_is_no_more(host: ServingHost) -> None:
     wanted = host.generation_with("e4b")
     host.systemctl.unit("vllm-e2b.service", ActiveState="inactive", SubState="dead")
     host.docker.containers = []
@@ -455,14 +281,14 @@ def test_clean_up_writes_the_target_and_removes_what_is_no_more(host: Host) -> N
     assert host.systemctl.orders("start") == [["--no-block", TARGET]]
 
 
-def test_clean_up_again_changes_nothing(host: Host) -> None:
+def test_clean_up_again_changes_nothing(host: ServingHost) -> None:
     before = {place: place.stat().st_mtime_ns for place in host.paths.units.iterdir()}
     assert host.world.clean_up(host.generation, None).detail == "nothing was left to do"
     assert {place: place.stat().st_mtime_ns for place in host.paths.units.iterdir()} == before
     assert not host.systemctl.orders("stop") and not host.systemctl.orders("restart")
 
 
-def test_clean_up_keeps_no_more_generations_than_it_should(host: Host) -> None:
+def test_clean_up_keeps_no_more_generations_than_it_should(host: ServingHost) -> None:
     for name in ("x", "y", "z"):
         host.generation_with(name)
     wanted = replace(host.generation, limits=Limits(keep_generations=2))
@@ -470,7 +296,7 @@ def test_clean_up_keeps_no_more_generations_than_it_should(host: Host) -> None:
     assert store.numbers(host.paths) == [1, 3, 4]
 
 
-def test_clean_up_does_all_it_can_and_then_says_what_it_could_not(host: Host) -> None:
+def test_clean_up_does_all_it_can_and_then_says_what_it_could_not(host: ServingHost) -> None:
     wanted = host.generation_with("e4b")
     host.systemctl.refuse["enable"] = "Failed to enable unit: Read-only file system"
     host.systemctl.refuse["start"] = "Job for vllm-edge.target failed."
@@ -484,7 +310,7 @@ def test_clean_up_does_all_it_can_and_then_says_what_it_could_not(host: Host) ->
     assert "vllm-e4b.service" in host.paths.unit_file(TARGET).read_text()
 
 
-def test_a_target_that_does_not_come_up_is_told(host: Host) -> None:
+def test_a_target_that_does_not_come_up_is_told(host: ServingHost) -> None:
     host.systemctl.unit(TARGET, ActiveState="inactive", UnitFileState="disabled")
     host.clock.at(4, lambda: host.systemctl.unit(TARGET, ActiveState="active", UnitFileState="enabled") and None)
     host.world.clean_up(host.generation, None)
@@ -494,7 +320,7 @@ def test_a_target_that_does_not_come_up_is_told(host: Host) -> None:
         host.world.clean_up(host.generation, None)
 
 
-def test_what_runs_is_told_of_which_generation_it_is(host: Host) -> None:
+def test_what_runs_is_told_of_which_generation_it_is(host: ServingHost) -> None:
     host.docker.containers = []
     host.docker.engine("e2b", "of another one")
     assert host.world.what_runs(host.generation) == "e2b (of another generation) serves"
@@ -506,7 +332,7 @@ def test_what_runs_is_told_of_which_generation_it_is(host: Host) -> None:
     assert host.world.what_runs(host.generation) == "e2b (e2b) is active and does not answer"
 
 
-def test_what_runs_is_said_of_every_engine(host: Host) -> None:
+def test_what_runs_is_said_of_every_engine(host: ServingHost) -> None:
     host.serve("old", ActiveState="deactivating", SubState="stop-sigterm")
     write(host.paths.unit_file("vllm-old.service"), f"# {model.MARK}\nExecStart=/opt/vllm-edge run-engine old\n")
     wanted = host.generation_with("e2b", "e4b")
@@ -519,13 +345,13 @@ def test_what_runs_is_said_of_every_engine(host: Host) -> None:
 # -- the host's life
 
 
-def test_the_host_goes_down_only_where_systemd_says_so(host: Host) -> None:
+def test_the_host_goes_down_only_where_systemd_says_so(host: ServingHost) -> None:
     assert host.world.going_down() is False
     host.systemctl.state = "stopping"
     assert host.world.going_down() is True
 
 
-def test_the_boot_id(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_boot_id(host: ServingHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(host.world.boot_id()) == 36
     monkeypatch.setattr(host_world, "BOOT_ID", tmp_path / "absent")
     with pytest.raises(PhaseFailed, match=r"absent cannot be read: .*Is /proc mounted"):

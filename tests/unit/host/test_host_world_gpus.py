@@ -184,8 +184,7 @@ def test_a_process_that_ends_while_it_is_looked_up_is_looked_for_again(bench: Gp
     with bench.boards.claim(0, 9_000) as pid:
         bench.kinds[pid] = Owner("unknown", reason=ENDED)
         # It never comes to an end: then its memory is nobody's, and it is not called somebody's.
-        with pytest.raises(PhaseFailed, match="9000 MiB in use that no process holds"):
-            bench.release(0).run(60)
+        assert "9000 MiB in use that no process holds" in failure(lambda: bench.release(0).run(60)).text
         bench.clock.at(1, lambda: os.kill(pid, 9))
         assert "measured free after" in bench.release(0).run(60).detail
 
@@ -262,8 +261,7 @@ def test_the_world_frees_the_gpus_of_what_starts(bench: GpuBench) -> None:
         assert alive(pid)
     assert bench.world.free(wanted, Moves(keep=("e2b",))).detail == "no engine has to start"
     bench.boards.set_fault(1, "orphan", 10_000)
-    with pytest.raises(PhaseFailed, match="3 s after the engines were stopped"):
-        bench.world.free(wanted, Moves(start=("e2b",)))
+    assert "3 s after the engines were stopped" in failure(lambda: bench.world.free(wanted, Moves(start=("e2b",)))).text
 
 
 def test_memory_within_its_budget(bench: GpuBench) -> None:
@@ -343,13 +341,11 @@ def test_other_people_and_a_lost_card_that_nobody_needs_are_warnings(bench: GpuB
     assert any("also used by others" in text for text in done.warnings)
     assert any("has fallen off the bus" in text for text in done.warnings)
     bench.boards.set_fault(1, "gpu-lost")
-    with pytest.raises(PhaseFailed, match="has fallen off the bus"):
-        bench.world.measure(wanted)
+    assert "has fallen off the bus" in failure(lambda: bench.world.measure(wanted)).text
     bench.boards.clear_fault(1, "gpu-lost")
     bench.boards.set_fault(1, "nvml-error", "TIMEOUT")
     now = bench.clock.now
-    with pytest.raises(PhaseFailed, match="did not answer NVML in time"):
-        bench.world.measure(wanted)
+    assert "did not answer NVML in time" in failure(lambda: bench.world.measure(wanted)).text
     assert bench.clock.now == now + gpu_memory.PASSING_S
     bench.clock.at(3, lambda: bench.boards.clear_fault(1, "nvml-error"))
     assert bench.world.measure(wanted).detail == "within budget: GPU 1 0 of 20900 MiB"

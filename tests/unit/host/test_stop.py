@@ -40,11 +40,6 @@ Stop = Callable[..., tuple[int, dict[str, Any]]]
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SwitchHost:
-    return SwitchHost(tmp_path, monkeypatch)
-
-
-@pytest.fixture
 def stop(bench: SwitchHost, capsys: pytest.CaptureFixture[str]) -> Stop:
     def go(world: FakeWorld = bench.world, said: str | None = None) -> tuple[int, dict[str, Any]]:
         capsys.readouterr()

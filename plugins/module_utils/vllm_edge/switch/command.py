@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pwd
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from ..generation.model import Committed, Generation, GenerationError
 from ..generation.store import load, numbers
 from ..names import SWITCH_UNIT
 from ..paths import ETC, STATE, UNITS, HostPaths
+from ..system.process import get_user_name
 from ..system.systemd import Run, Systemd, SystemdError, run_command
 from ..text import wrapped
 from .history import describe_names, list_loading_engines
@@ -308,13 +308,7 @@ def _describe_asker(choice: Choice, command: str) -> str:
     """Return who asked: what the caller named, otherwise the command and the user."""
     if choice.asked_by:
         return choice.asked_by
-    user = os.environ.get("SUDO_USER")
-    if not user:
-        try:
-            user = pwd.getpwuid(os.getuid()).pw_name
-        except KeyError:
-            user = str(os.getuid())
-    return f"vllm-edge {command} by {user}"
+    return f"vllm-edge {command} by {os.environ.get('SUDO_USER') or get_user_name(os.getuid())}"
 
 
 def _refuse_without_root(command: str) -> None:

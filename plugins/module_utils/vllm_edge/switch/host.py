@@ -131,15 +131,11 @@ class HostWorld:
                     ) from error
             self.sleep(POLL_S)
 
-    def _docker_problem(self) -> str | None:
-        """Return why the Docker Engine cannot be asked, or None."""
-        return explain_unreachable_docker(self.docker.ping, self.docker_unit(), PING_S)
-
     def list_containers(self, patience_s: float = DOCKER_PATIENCE_S) -> list[Listed]:
         """List all containers, waiting for a Docker Engine that is being restarted."""
         deadline = self.clock() + patience_s
         while True:
-            problem = self._docker_problem()
+            problem = explain_unreachable_docker(self.docker.ping, self.docker_unit(), PING_S)
             if problem is None:
                 try:
                     return self.docker.listed()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -87,14 +88,15 @@ class PhaseRunner:
 
     # -- one phase
 
-    def attempt(self, what: str, act: Callable[[], Value]) -> Value | PhaseFailed:
+    def attempt(self, what: str, act: Callable[[], Value], *, shielded: bool) -> Value | PhaseFailed:
         """Call `act` and turn every exception into a PhaseFailed, which is returned and not raised.
 
         An exception that nobody expected also prints its traceback, which ends up in systemd's journal. `what` names
-        the action in that message.
+        the action in that message. A signal can interrupt it unless it is `shielded`.
         """
         try:
-            return act()
+            with contextlib.nullcontext() if shielded else self.signals.interruptible():
+                return act()
         except PhaseFailed as failure:
             return failure
         except Interrupted as asked:
@@ -107,15 +109,6 @@ class PhaseRunner:
                 f"{what} met an unexpected error: {type(error).__name__}: {error}. That is a mistake of this "
                 f"program; 'journalctl -u {SWITCH_UNIT}' has the traceback"
             )
-
-    def interruptible(self, act: Callable[[], Value]) -> Callable[[], Value]:
-        """Wrap `act` so that a signal can interrupt it."""
-
-        def run() -> Value:
-            with self.signals.interruptible():
-                return act()
-
-        return run
 
     def phase(
         self, phase: Phase, direction: Direction, act: Callable[[], Done], *, shielded: bool = False
@@ -146,7 +139,7 @@ class PhaseRunner:
                 self.warn(f"{to_sentence(str(lost))} The switch goes on without its journal.")
         if journalled:
             say(f"{'going back, ' if direction == 'back' else ''}{phase}: begins")
-            outcome = self.attempt(f"Phase {phase}", act if shielded else self.interruptible(act))
+            outcome = self.attempt(f"Phase {phase}", act, shielded=shielded)
         seconds = round(self.now() - began, 3)
         data = outcome.data
         rows: dict[str, Any] = {key: tuple(data[key]) for key in ROWS if data.get(key) is not None}
@@ -172,7 +165,7 @@ class PhaseRunner:
 
     def decide(self, generation: Generation) -> Moves | Failed:
         """Return what has to change for `generation`, or the failure if that cannot be read."""
-        outcome = self.attempt("Looking at what runs", self.interruptible(lambda: self.world.moves(generation)))
+        outcome = self.attempt("Looking at what runs", lambda: self.world.moves(generation), shielded=False)
         return outcome if isinstance(outcome, Moves) else Failed(None, to_sentence(outcome.text))
 
     def clean_up(self, wanted: Generation, former: Generation | None, *, hook: bool) -> Done:
@@ -180,7 +173,7 @@ class PhaseRunner:
         done = self.world.clean_up(wanted, former)
         if not hook:
             return done
-        told = self.attempt("Hook after_commit", lambda: self.world.hook("after_commit", wanted, former))
+        told = self.attempt("Hook after_commit", lambda: self.world.hook("after_commit", wanted, former), shielded=True)
         if isinstance(told, Done):
             return combine(done, told)
         # The generation serves already, so a hook that fails is only a warning.

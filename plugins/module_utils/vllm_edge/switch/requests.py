@@ -108,8 +108,10 @@ def wait_until_idle(config: EngineConfig, wait: Callable[[float], bool], *, ask:
 
     An engine with --shutdown-timeout finishes its requests after SIGTERM, and vLLM 0.32 then spends the rest of that
     time on its own shutdown. Its /metrics show when there is nothing left to wait for. Until SIGTERM arrives, which may
-    take systemd some seconds, an idle engine still takes requests. `wait` waits for some seconds and returns True if the
-    engine has ended. Returns True if the engine is idle, False if it has ended.
+    take systemd some seconds, an idle engine still takes requests.
+
+    `wait` waits for some seconds and returns True if the engine has ended. Returns whether it is idle; False if it has
+    ended.
     """
     zeros, told = 0, False
     while not wait(IDLE_POLL_S):

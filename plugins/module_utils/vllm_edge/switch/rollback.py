@@ -70,8 +70,8 @@ def end_killed(change: PhaseRunner, left: Journal, head: str) -> tuple[Result, s
     The host goes to the committed generation, whatever the journal says. If the killed switch had already committed,
     that is its new generation.
 
-    `left` is the journal of the killed switch, and `head` the beginning of the message, which says how that switch ended.
-    Returns the result and its message. Raises LeftForBoot if the host shuts down.
+    `left` is its journal, and `head` the beginning of the message, which says how it ended. Returns the result and its
+    message. Raises LeftForBoot if the host shuts down.
     """
     try:
         committed = store.load_committed(change.paths)

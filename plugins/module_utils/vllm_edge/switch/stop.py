@@ -103,8 +103,8 @@ def _print_end(stopped: Stopped, output: str) -> int:
 def run_stop(
     paths: HostPaths, *, output: str, open_world: Callable[[HostPaths], HostWorld], systemd: Systemd | None = None
 ) -> int:
-    """Run `vllm-edge stop` and return the exit status. `output` is `text` or `json`; `open_world` opens the host once the
-    lock is held; `systemd` is a stand-in for tests."""
+    """Run `vllm-edge stop` and return the exit status. `output` is `text` or `json`; `open_world` is called under the
+    lock; `systemd` is a stand-in for tests."""
     refused = refuse_without_write_access(paths, "stop")
     if refused:
         return refused

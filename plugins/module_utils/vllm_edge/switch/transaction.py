@@ -143,7 +143,7 @@ class Transaction(PhaseRunner):
                 )
             return Done()
 
-        outcome = self.attempt("Remembering who chose the profile", remember)
+        outcome = self.attempt("Remembering who chose the profile", remember, shielded=True)
         if isinstance(outcome, PhaseFailed):
             self.warn(outcome.text)
         return (
