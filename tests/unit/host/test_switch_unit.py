@@ -177,7 +177,7 @@ def test_rollback_goes_to_the_previous_one_and_says_so(command: Command) -> None
 # ---- how it is followed -----------------------------------------------------------------------------------------
 
 
-def test_a_line_for_each_phase_once_and_theend(command: Command) -> None:
+def test_a_line_for_each_phase_once_and_the_end(command: Command) -> None:
     preflight, stop, _ = RUNNING.phases
     steps = [
         None,
