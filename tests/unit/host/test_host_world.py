@@ -141,7 +141,7 @@ def test_what_does_not_stop_is_named(host: ServingHost) -> None:
     host.docker.containers = []
     failed = failure(lambda: host.stop())
     assert failed.text.startswith(
-        "vllm-e2b.service is active 0 s after it was told to stop (Job for vllm-e2b.service canceled.)"
+        "vllm-e2b.service is active 0 s after it was ordered to stop (Job for vllm-e2b.service canceled.)"
     )
     assert "state D" in failed.text and failed.engines == ("e2b",)
 
@@ -257,7 +257,7 @@ def test_engines_start_side_by_side_and_their_failures_are_forgotten_first(host:
         ["reset-failed", "vllm-a.service", "vllm-b.service"],
         ["start", "--no-block", "vllm-a.service", "vllm-b.service"],
     ]
-    assert done.detail == "a, b told to start"
+    assert done.detail == "a, b were ordered to start"
     assert host.world.start(Moves()).detail == "no engine has to start"
     host.systemctl.refuse["start"] = "Unit vllm-a.service is masked."
     with pytest.raises(PhaseFailed, match=r"a could not be started: .*Unit vllm-a.service is masked"):

@@ -215,7 +215,7 @@ def test_a_lost_gpu_is_called_by_what_the_host_remembers_of_it(bench: GpuBench) 
 
 def test_a_driver_that_is_not_loaded_is_named(bench: GpuBench) -> None:
     bench.boards.set_module(None)
-    with pytest.raises(PhaseFailed, match="Whether the GPUs are free cannot be told: The NVIDIA kernel module"):
+    with pytest.raises(PhaseFailed, match="It is not known whether the GPUs are free: The NVIDIA kernel module"):
         bench.release(0).run(60)
 
 

@@ -119,7 +119,8 @@ def test_an_engine_that_cannot_tell_is_not_waited_for(bench: Bench) -> None:
     bench.http.answers["http://127.0.0.1:8060/metrics"] = ok("python_info 1")
     done = bench.world.drain(Moves(stop=("a", "b", "c", "gone")), Limits())
     assert done.detail == (
-        "a does not tell (connection refused): not waited for; b does not tell (no such metric): not waited for; "
+        "a does not report its requests (connection refused): not waited for; "
+        "b does not report its requests (no such metric): not waited for; "
         "c finishes its requests itself when it is stopped (20 s); 0.0 s"
     )
     assert not any(":8050" in url for url, _, _ in bench.http.asked)

@@ -328,7 +328,7 @@ def test_a_holder_that_has_written_nothing_yet_is_a_holder(paths: HostPaths, oth
     JournalFile(paths, ENDED).write()
     running = holder(paths)
     assert running is not None and running.asked_by == "another vllm-edge" and running.phase is None
-    with pytest.raises(Busy, match="has not said yet what it does"), Lock(paths):
+    with pytest.raises(Busy, match="has not written its journal yet"), Lock(paths):
         pass
 
 

@@ -322,7 +322,7 @@ def refuse_without_write_access(paths: HostPaths, command: str) -> int:
     This is for commands that work on files; they need no root if the state directory belongs to a test.
     """
     if paths.state.is_dir() and not os.access(paths.state, os.W_OK):
-        print(f"{paths.state} is not for this user: 'sudo vllm-edge {command}'.", file=sys.stderr)
+        print(f"{paths.state} is not writable for this user: 'sudo vllm-edge {command}'.", file=sys.stderr)
         return Exit.REFUSED
     return 0
 

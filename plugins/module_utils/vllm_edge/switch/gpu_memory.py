@@ -252,11 +252,11 @@ class Release:
                 problem = None
             except NvmlFailure as failure:
                 if failure.code in FINAL:
-                    raise PhaseFailed(f"Whether the GPUs are free cannot be told: {failure}") from failure
+                    raise PhaseFailed(f"It is not known whether the GPUs are free: {failure}") from failure
                 problem = failure
             if self.host.clock() - began >= timeout_s:
                 if problem is not None:
-                    raise PhaseFailed(f"Whether the GPUs are free cannot be told: {problem}") from problem
+                    raise PhaseFailed(f"It is not known whether the GPUs are free: {problem}") from problem
                 return seen, self.host.clock() - began
             self.host.sleep(POLL_S)
 
@@ -321,7 +321,7 @@ class Release:
                 else:
                     failures.append(
                         f"{text}. They were left alone; the {max(0, gpu.left_mib())} MiB beside them are less than the "
-                        f"budget of {budget} MiB. 'systemctl status docker.service' tells why Docker does not answer."
+                        f"budget of {budget} MiB. 'systemctl status docker.service' shows why Docker does not answer."
                     )
                 continue
             text = (

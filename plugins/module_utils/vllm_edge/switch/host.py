@@ -143,8 +143,8 @@ class HostWorld:
                     problem = str(error)
             if self.clock() >= deadline:
                 raise PhaseFailed(
-                    f"The Docker Engine did not answer for {patience_s:.0f} s ({problem}): which engines run cannot be "
-                    "told, and none can start. 'systemctl status docker.service docker.socket' tells why; "
+                    f"The Docker Engine did not answer for {patience_s:.0f} s ({problem}): it is not known "
+                    "which engines run, and none can start. 'systemctl status docker.service docker.socket' shows why; "
                     "'systemctl start docker.service' starts it, then switch again."
                 )
             self.sleep(POLL_S)
@@ -236,7 +236,7 @@ class HostWorld:
         left = [f"{name} is {unit.active_state}" for name, unit in self.show_units(names).items() if not unit.down]
         if left:
             raise PhaseFailed(
-                f"{several(left)} {self.clock() - began:.0f} s after it was told to stop"
+                f"{several(left)} {self.clock() - began:.0f} s after it was ordered to stop"
                 + (f" ({said})" if said else "")
                 + f". 'systemctl status {' '.join(names)}' shows what it waits for; a process in state D of "
                 "'ps -eo pid,stat,wchan,cmd' hangs in the driver, and only a reboot ends it.",
@@ -319,7 +319,7 @@ class HostWorld:
             order()
         except SystemdError as error:
             raise PhaseFailed(
-                f"{what}: {error}. 'systemctl status' and 'journalctl -b -p warning' tell more."
+                f"{what}: {error}. 'systemctl status' and 'journalctl -b -p warning' show more."
             ) from error
 
     # -- start and healthy
@@ -341,7 +341,7 @@ class HostWorld:
         # Earlier failures must not count against the limit of starts, nor be taken for a failure of this start.
         self._order(lambda: self.systemd.reset_failed(names), "Former failures could not be forgotten")
         self._order(lambda: self.systemd.start(names), f"{several(moves.start)} could not be started")
-        return Done(f"{several(moves.start)} told to start")
+        return Done(f"{several(moves.start)} were ordered to start")
 
     def healthy(self, wanted: Generation, moves: Moves, *, all_of_them: bool) -> Done:
         """Wait until all engines of `start` and `wait` are active.

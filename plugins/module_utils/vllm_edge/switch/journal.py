@@ -187,7 +187,7 @@ class JournalFile:
         except OSError as error:
             self.give_up_ballast()
             raise JournalLost(
-                f"{BALLAST_BYTES // 1024} KiB for the journal of the switch cannot be had in {self.paths.state}: "
+                f"{BALLAST_BYTES // 1024} KiB for the journal of the switch cannot be reserved in {self.paths.state}: "
                 f"{error.strerror}. Make room on that disk; 'df -h {self.paths.state}' shows it"
             ) from error
 
@@ -318,7 +318,7 @@ class Busy(Exception):
             f"to generation {journal.generation} ({journal.profile}), asked by {journal.asked_by}, "
             f"phase {journal.phase or 'none yet'}{back}, process {journal.pid}"
             if journal.pid
-            else "which has not said yet what it does"
+            else "which has not written its journal yet"
         )
         super().__init__(f"Another switch runs, {where}. Nothing was done; run again when it has ended.")
 

@@ -57,7 +57,7 @@ class _Draining:
     def look(self, ask: Ask) -> None:
         left, why = _count_requests(self.config, METRICS_S, ask)
         if left is None:
-            self.note = f"does not tell ({why}): not waited for"
+            self.note = f"does not report its requests ({why}): not waited for"
             return
         self.left = left
         self.zeros = self.zeros + 1 if left == 0 else 0

@@ -250,7 +250,7 @@ def _find_difference(change: PhaseRunner, generation: Generation) -> Failed | No
     ]
     if not wrong:
         return None
-    return Failed(None, to_sentence(f"Not as {name_generation(generation)} says are {'; '.join(wrong)}"))
+    return Failed(None, to_sentence(f"These differ from {name_generation(generation)}: {'; '.join(wrong)}"))
 
 
 # ---- what is said of failures -------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def _describe_what_runs(change: PhaseRunner, generation: Generation) -> str:
     try:
         runs = to_sentence(change.world.what_runs(generation))
     except Exception as error:
-        runs = f"unknown ({error}); 'vllm-edge status' tells."
+        runs = f"unknown ({error}); 'vllm-edge status' shows it."
     return (
         f"What runs now: {runs} When the cause is gone, 'vllm-edge switch {generation.number}' brings back what is "
         "missing and touches nothing that serves."
