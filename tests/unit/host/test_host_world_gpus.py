@@ -165,11 +165,7 @@ def test_containers_that_docker_does_not_name_are_waited_for_and_left_alone(benc
     with bench.boards.claim(0, 9_000) as pid:
         bench.uids = {pid: 8050}
         bench.kinds[pid] = Owner("unknown", "c0ffee", reason="Docker cannot say whose container c0ffee is: away")
-
-        def back() -> None:
-            bench.ours(pid)
-
-        bench.clock.at(20, back)
+        bench.clock.at(20, lambda: bench.ours(pid))
         done = bench.release(0).run(60)
         assert "container vllm-e2b) holds 9000 MiB" in done.warnings[0] and not alive(pid)
     with bench.boards.claim(0, 9_000) as pid:

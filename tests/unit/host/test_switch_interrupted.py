@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.generation import committed, live
+from ansible.module_utils.vllm_edge.names import TARGET
 from ansible.module_utils.vllm_edge.switch import journal as journal_module
 from ansible.module_utils.vllm_edge.switch import run as switch_run
 from ansible.module_utils.vllm_edge.switch.journal import Lock, history, read_journal
@@ -27,7 +28,8 @@ from ansible.module_utils.vllm_edge.switch.model import (
     Phase,
     Result,
 )
-from fake_host import SmallDisk
+from ansible.module_utils.vllm_edge.system.systemd import Systemd
+from fake_host import Clock, FakeSystemctl, SmallDisk
 from switch_host import SwitchHost
 
 ROLLS_BACK = [phase for phase in PHASES[: PHASES.index(Phase.COMMIT) + 1] if phase not in HARMLESS]
@@ -344,37 +346,17 @@ def test_a_recovery_that_fails_says_what_runs(bench: SwitchHost) -> None:
 # ---- recovery at boot -------------------------------------------------------------------------------------------
 
 
-class FakeSystemd:
-    """The orders that a boot gives."""
-
-    def __init__(self) -> None:
-        self.orders: list[str] = []
-
-    def stop(self, units: list[str], timeout_s: float) -> str | None:
-        self.orders.append(f"stop {' '.join(units)}")
-        return None
-
-    def daemon_reload(self) -> None:
-        self.orders.append("daemon-reload")
-
-    def enable(self, unit: str) -> None:
-        self.orders.append(f"enable {unit}")
-
-    def start(self, units: list[str], *, wait: bool = False) -> None:
-        assert not wait, "the target waits for this unit: that would never end"
-        self.orders.append(f"start {' '.join(units)}")
-
-
 @pytest.fixture
-def systemd(monkeypatch: pytest.MonkeyPatch) -> FakeSystemd:
-    fake = FakeSystemd()
-    monkeypatch.setattr(switch_run, "Systemd", lambda: fake)
+def systemctl(monkeypatch: pytest.MonkeyPatch) -> FakeSystemctl:
+    """What a boot is asked for."""
+    fake = FakeSystemctl(Clock())
+    monkeypatch.setattr(switch_run, "Systemd", lambda: Systemd(fake))
     return fake
 
 
 @pytest.mark.parametrize("phase", [phase for phase in PHASES if phase not in HARMLESS and phase is not Phase.COMMIT])
 def test_at_boot_files_and_target_are_put_back_and_nothing_is_waited_for(
-    bench: SwitchHost, systemd: FakeSystemd, phase: Phase
+    bench: SwitchHost, systemctl: FakeSystemctl, phase: Phase
 ) -> None:
     bench.kill(phase)
     log = bench.log
@@ -388,23 +370,27 @@ def test_at_boot_files_and_target_are_put_back_and_nothing_is_waited_for(
     assert "not verified" in bench.journal.message
     gone = {"31b-w4a16"} if phase.value in ("start", "healthy", "warm_up", "canary", "measure") else set()
     gone |= {"31b-nvfp4"} if committed_now else set()
-    stops = [f"stop vllm-{name}.service" for name in sorted(gone)]
-    assert systemd.orders == [*stops, "daemon-reload", "enable vllm-edge.target", "start vllm-edge.target"]
+    assert systemctl.calls == [
+        *(["stop", f"vllm-{name}.service"] for name in sorted(gone)),
+        ["daemon-reload"],
+        ["enable", TARGET],
+        ["start", "--no-block", TARGET],  # the target waits for this unit: to wait for it would never end
+    ]
 
 
-def test_at_boot_without_an_unfinished_switch_nothing_is_done(bench: SwitchHost, systemd: FakeSystemd) -> None:
+def test_at_boot_without_an_unfinished_switch_nothing_is_done(bench: SwitchHost, systemctl: FakeSystemctl) -> None:
     assert bench.recover(boot=True) == Exit.OK
-    assert systemd.orders == []
+    assert systemctl.calls == []
 
 
-def test_at_boot_a_damaged_generation_is_said(bench: SwitchHost, systemd: FakeSystemd) -> None:
+def test_at_boot_a_damaged_generation_is_said(bench: SwitchHost, systemctl: FakeSystemctl) -> None:
     bench.kill("healthy")
     (bench.paths.generation_dir(1) / "generation.json").unlink()
     assert bench.recover(boot=True) == Exit.FAILED
     assert "generation 1 is damaged" in bench.journal.message.lower()
 
 
-def test_a_first_switch_that_was_killed_leaves_nothing_at_boot(first: SwitchHost, systemd: FakeSystemd) -> None:
+def test_a_first_switch_that_was_killed_leaves_nothing_at_boot(first: SwitchHost, systemctl: FakeSystemctl) -> None:
     first.kill("healthy")
     assert first.recover(boot=True) == Exit.OK
     assert first.journal.result is Result.ROLLED_BACK

@@ -21,6 +21,7 @@ from ansible.module_utils.vllm_edge.switch import command as switch_unit
 from ansible.module_utils.vllm_edge.switch.command import Choice, moves_lines, run_check, run_rollback, run_switch_to
 from ansible.module_utils.vllm_edge.switch.journal import from_json, to_json
 from ansible.module_utils.vllm_edge.switch.model import Exit, Journal, Moves, PhaseFailed, Result
+from ansible.module_utils.vllm_edge.system.systemd import Ran
 from ansible.module_utils.vllm_edge.text import WIDTH
 from journals import RUNNING, ended
 
@@ -250,36 +251,26 @@ def test_a_refusal_that_no_journal_tells_is_one(command: Command, status: Exit) 
     assert "refused to begin: nothing was touched" in command.err and "recover" not in command.err
 
 
-SYSTEMCTL = """#!/bin/sh
-echo "$*" >> {log}
-[ "$1" = show ] && printf '%s\\n' {shown}
-exit 0
-"""
-
-
 @pytest.mark.parametrize(
     ("shown", "status"),
     [
         ("ExecMainCode=1 ExecMainStatus=2", 2),
         ("ExecMainCode=2 ExecMainStatus=9", None),
         ("ExecMainCode=0 ExecMainStatus=0", None),
-        ("''", None),
+        ("", None),
     ],
     ids=["exited", "killed", "unknown", "silent"],
 )
-def test_the_exit_status_is_asked_before_systemd_forgets_the_unit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str, status: int | None
-) -> None:
-    log = tmp_path / "log"
-    (tmp_path / "systemctl").write_text(SYSTEMCTL.format(log=log, shown=shown))
-    (tmp_path / "systemctl").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert switch_unit.Unit().collect() == status
+def test_the_exit_status_is_asked_before_systemd_forgets_the_unit(shown: str, status: int | None) -> None:
+    calls: list[str] = []
+
+    def systemctl(command: Sequence[str], timeout_s: float) -> Ran:
+        calls.append(" ".join(command[1:]))
+        return Ran(0, shown.replace(" ", "\n"))
+
+    assert switch_unit.Unit(systemctl).collect() == status
     unit = "vllm-edge-switch.service"
-    assert log.read_text().splitlines() == [
-        f"show --property=ExecMainCode,ExecMainStatus {unit}",
-        f"reset-failed -- {unit}",
-    ]
+    assert calls == [f"show --property=ExecMainCode,ExecMainStatus {unit}", f"reset-failed -- {unit}"]
 
 
 def test_the_end_waits_for_what_the_unit_runs_after_it(command: Command) -> None:

@@ -39,7 +39,7 @@ def parse_committed(text: str, source: str) -> Committed:
         why = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
         raise GenerationError(
             f"{source} does not say which generation is committed: {why}. Engines that run were not touched. "
-            f"`vllm-edge history` shows which one it was. If you move the file away, site.yml commits what the inventory "
+            f"`vllm-edge history` shows which one it was. If you move it away, site.yml commits what the inventory "
             "names."
         ) from error
 
