@@ -157,8 +157,7 @@ moves:
   returned: success
   sample: {keep: [e4b, e2b], stop: [31b-nvfp4-tp2], start: [31b-w4a16-tp2], wait: []}
 files:
-  description: The live files, each with C(path), C(diff) and, in words, C(how) it differs. The latter two are empty if
-    the file is as rendered.
+  description: The live files, each with C(path) and C(diff). The latter is empty if the file is as rendered.
   type: list
   elements: dict
   returned: success
@@ -377,23 +376,30 @@ class Switch:
         moves = decide_moves(generation.hashes, seen, changes, target)
         self.needed = bool(moves) or not same
         news = [f"its directory was written again, as {defect}"] if same and defect is not None else []
-        origin, inventory_profile = self.module.params["origin"], self.module.params["inventory_profile"]
+        origin = self.module.params["origin"]
         if not self.needed and now is not None and origin == "inventory" != now.origin:
             news.append(f"the inventory says so now too, which only {now.origin} did before")
-            if not self.module.check_mode:
-                committed.commit(generation, self.paths, Choice(origin, inventory_profile), now.chosen_at)
+            self.remember_inventory(generation, now)
         record = live.record_difference(now, generation, origin, self.paths, defect if same else None)
         self.result |= {
             "generation": number,
-            "engines": {
-                name: {"input_hash": engine.config.input_hash, "generation": engine.config.generation}
-                for name, engine in generation.engines.items()
-            },
+            "engines": generation.marks,
             "moves": {key: asdict(moves)[key] for key in ("keep", "stop", "start", "wait", "target")},
             "files": live.build_file_rows(generation, self.paths, changes, None if same and not defect else record),
             "diff": [*map(live.difference, changes), *([record] if record else [])],
         }
         return generation, news
+
+    def remember_inventory(self, generation: Generation, now: Committed) -> None:
+        """Record that the inventory names the profile too, except in check mode."""
+        origin, inventory_profile = self.module.params["origin"], self.module.params["inventory_profile"]
+        if not self.module.check_mode:
+            committed.commit(
+                generation,
+                self.paths,
+                Choice(origin, inventory_profile),
+                now.chosen_at,
+            )
 
 
 def main() -> None:

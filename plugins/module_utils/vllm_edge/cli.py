@@ -162,10 +162,10 @@ def _run_rollback(options: Options, paths: HostPaths) -> int:
 
 
 def _stop(options: Options, paths: HostPaths) -> int:
-    from .switch.host import open_world
+    from .switch.host import HostWorld
     from .switch.stop import run_stop
 
-    return run_stop(paths, output=options.format, open_world=open_world)
+    return run_stop(paths, output=options.format, open_world=HostWorld)
 
 
 def _run_history(options: Options, paths: HostPaths) -> int:

@@ -1,17 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host in this process: systemd as `systemctl` prints it, Docker, a clock that only sleeping moves, HTTP answers."""
+"""A host in this process: systemd as `systemctl` prints it, Docker, a clock that only sleeping moves, HTTP answers.
+
+All of them under the real HostWorld: `Bench`.
+"""
 
 from __future__ import annotations
 
+import errno
+import functools
 import json
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway, DockerRefused
+import pytest
+from ansible.module_utils.vllm_edge.engine.state import EngineState, Failure, write_state
+from ansible.module_utils.vllm_edge.generation import store
+from ansible.module_utils.vllm_edge.generation.model import Generation
+from ansible.module_utils.vllm_edge.gpu.owners import Owner
+from ansible.module_utils.vllm_edge.names import TARGET
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.switch.host import HostWorld
+from ansible.module_utils.vllm_edge.switch.model import Done, Moves, PhaseFailed
+from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway, DockerRefused, DockerUnit
 from ansible.module_utils.vllm_edge.system.http import Answer
-from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
+from ansible.module_utils.vllm_edge.system.systemd import Ran, Systemd, SystemdError
+from generations import activate, engine, put, rendered
 
 
 class Clock:
@@ -56,6 +72,8 @@ class FakeSystemctl:
         """By verb: what it says when it fails."""
         self.on: dict[str, Callable[[list[str]], None]] = {}
         """By verb: what an order does."""
+        self.patience_s = 0.0
+        """With the last order."""
         self.state = "running"
         self.busy = 0
         """So many questions fail, as while systemd executes itself again."""
@@ -80,6 +98,7 @@ class FakeSystemctl:
         if verb == "is-system-running":
             return Ran(0 if self.state == "running" else 1, f"{self.state}\n")
         self.calls.append([verb, *options, *names])
+        self.patience_s = timeout_s
         if verb in self.refuse:
             return Ran(1, "", self.refuse[verb])
         if verb in self.on:
@@ -170,7 +189,125 @@ def models(*names: str) -> Answer:
     return ok({"data": [{"id": name} for name in names]})
 
 
+class SmallDisk:
+    """A real disk of 3 MiB below `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.filler = path / "filler"
+
+    def fill(self) -> None:
+        with self.filler.open("ab", buffering=0) as file:
+            for size in (65536, 4096):
+                try:
+                    while True:
+                        file.write(b"x" * size)
+                except OSError as error:
+                    assert error.errno == errno.ENOSPC
+
+
 def write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
+
+
+class Bench:
+    """The host of a switch, of which only files, processes and GPUs are real. `kinds` says whose each process is."""
+
+    def __init__(self, root: Path) -> None:
+        self.paths = HostPaths(root / "etc", root / "state", root / "units")
+        self.clock, self.docker, self.http = Clock(), FakeDocker(), Http()
+        self.systemctl = FakeSystemctl(self.clock)
+        self.docker_runs = True
+        self.kinds: dict[int, Owner] = {}
+        self.world = HostWorld(
+            self.paths,
+            systemd=Systemd(self.systemctl),
+            docker=self.docker,
+            docker_unit=lambda: DockerUnit(self.docker_runs, "1"),
+            owners=self.owners,
+            ask=self.http,
+            clock=self.clock,
+            sleep=self.clock.sleep,
+        )
+
+    def owners(self, pids: Iterable[int]) -> Mapping[int, Owner]:
+        return {pid: self.kinds.get(pid, Owner("foreign")) for pid in pids}
+
+    def ours(self, pid: int, name: str = "e2b") -> None:
+        self.kinds[pid] = Owner("ours", f"vllm-{name}", f"vllm-{name}.service")
+
+    def stored(self, *engines: Any, **more: Any) -> Generation:
+        return store.load(self.paths, put(self.paths, rendered(*engines, **more)))
+
+    def live(self, *engines: Any, **more: Any) -> Generation:
+        """Stored, committed, and with its files in place."""
+        return store.load(self.paths, activate(self.paths, rendered(*engines, **more)))
+
+
+def failure(act: Callable[[], object]) -> PhaseFailed:
+    """The failure of a phase."""
+    with pytest.raises(PhaseFailed) as failed:
+        act()
+    return failed.value
+
+
+OOM = Failure("2026-11-21T03:00:00Z", 1, "oom", "the GPU has too little memory", "Lower max_num_seqs", "loading", [])
+
+
+class ServingHost(Bench):
+    """A generation with e2b, committed and serving, and everything that a test can change of it."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.paths.units.mkdir(parents=True)
+        self.generation = self.live(engine("e2b"))
+        self.serve("e2b")
+        self.systemctl.unit(TARGET, ActiveState="active", SubState="active", UnitFileState="enabled")
+
+    def serve(self, name: str, **values: object) -> None:
+        unit = f"vllm-{name}.service"
+        shown = {"ActiveState": "active", "SubState": "running", "InvocationID": f"{name}-1", "NRestarts": 0}
+        self.systemctl.unit(unit, FragmentPath=self.paths.unit_file(unit), **(shown | values))
+        self.docker.engine(name, self.generation.hashes.get(name, "other"))
+
+    def loads(self, name: str, *later: tuple[float, dict[str, object]], **values: object) -> None:
+        """systemd shows that the engine loads, except for these values; and `later`, after so many seconds, others."""
+        shown = {"ActiveState": "activating", "SubState": "start", "InvocationID": f"{name}-2", "Job": 0}
+        self.systemctl.unit(f"vllm-{name}.service", **(shown | values))
+        for after_s, others in later:
+            self.clock.at(after_s, functools.partial(self.loads, name, **others))
+
+    def generation_with(self, *names: str) -> Generation:
+        return self.stored(*(engine(name, 8050 + at) for at, name in enumerate(names)), profile="other")
+
+    def on_stop(
+        self,
+        state: str = "inactive",
+        *,
+        containers: Sequence[Container] | None = None,
+        during: Callable[[], object] = lambda: None,
+    ) -> None:
+        """What an order to stop does to the units; `containers` are left then."""
+
+        def stop(names: list[str]) -> None:
+            during()
+            for name in names:
+                self.systemctl.unit(name, ActiveState=state, SubState="dead")
+            if containers is not None:
+                self.docker.containers = list(containers)
+
+        self.systemctl.on["stop"] = stop
+
+    def wait_for_kill(self, limit_s: float = 60) -> None:
+        deadline = time.monotonic() + limit_s
+        while not self.docker.killed and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def stop(self, *engines: str) -> Done:
+        return self.world.stop(Moves(stop=engines or ("e2b",)))
+
+    def failed(self, name: str, failure: Failure = OOM, phase: str = "failed") -> None:
+        state = EngineState(name, phase, failure.time, input_hash="h", last_failure=failure)
+        write_state(self.paths.engine_state(name), state)

@@ -7,83 +7,41 @@ with it stands in `quirks`, by name of the engine and input hash or by name alon
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from ansible.module_utils.vllm_edge.generation import committed, live, model, render, store
+from ansible.module_utils.vllm_edge.generation import committed, live, store
 from ansible.module_utils.vllm_edge.generation.model import Generation, GenerationError, Limits, SeenEngine
-from ansible.module_utils.vllm_edge.generation.render import EngineFiles, Rendered
+from ansible.module_utils.vllm_edge.generation.render import Rendered
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch.model import Done, Downtime, Gap, Moves, PhaseFailed, PhaseRecord
 from ansible.module_utils.vllm_edge.switch.moves import decide_moves
+from generations import UUIDS as GPUS
+from generations import activate, engine, put, rendered
 
-GPUS = [f"GPU-f52a6b98-d1e7-5b3c-a05f-38c2d471000{slot}" for slot in range(4)]
 TOTAL_MIB = 23034
 FOREIGN = {"name": "grafana", "id": "f0e1d2", "started_at": "2026-11-01T00:00:00Z"}
 """Somebody else's container: it must come through everything as it is."""
+LIMITS = Limits(free_timeout_s=10.0, healthy_timeout_s=60.0)
+PAIR = {"served_names": ["architect", "worker"], "tensor_parallel_size": 2, "gpus": GPUS[:2]}
 
 State = dict[str, Any]
 
+BIG = engine("31b-nvfp4", 8050, vram_budget_mib=22200, **PAIR)
+SMALL = engine("31b-w4a16", 8050, vram_budget_mib=20000, **PAIR)
+KEPT = engine("e4b", 8060, served_names=["auditor"], gpus=GPUS[2:3], vram_budget_mib=20800)
+E2B, E2B_CHANGED = (
+    engine("e2b", served_names=["sentry"], gpus=GPUS[3:], note=f"--max-model-len={tokens}\n") for tokens in (8192, 4096)
+)
 
-def engine(name: str, gpus: Iterable[int], port: int, roles: list[str], mib: int, note: str = "") -> EngineFiles:
-    """`note` makes another input hash."""
-    create = f"--name=vllm-{name}\n--label=vllm-edge.engine={name}\nvllm-edge/vllm:1\n/models/{name}\n--note={note}\n"
-    unit = f"# {model.MARK}\n[Service]\nExecStart=/usr/local/bin/vllm-edge run-engine {name}\n"
-    config: dict[str, Any] = {
-        "engine": name,
-        "unit": f"vllm-{name}.service",
-        "container": f"vllm-{name}",
-        "url": f"http://127.0.0.1:{port}",
-        "served_names": roles,
-        "model": name,
-        "repo": f"google/{name}",
-        "revision": "main",
-        "precision": "bf16",
-        "tensor_parallel_size": len(list(gpus)),
-        "gpus": [GPUS[slot] for slot in gpus],
-        "port": port,
-        "image": "vllm-edge/vllm:1",
-        "image_id": "sha256:11",
-        "vram_budget_mib": mib,
-        "stop_timeout_s": 30,
-        "stall_timeout_s": 300,
-        "health_timeout_s": 5,
-    }
-    return EngineFiles(create, unit, config, None, render.input_hash(create, unit, config, None, "m1"))
-
-
-def rendered(profile: str, *engines: EngineFiles) -> Rendered:
-    budgets = dict.fromkeys(GPUS, 0)
-    for item in engines:
-        budgets.update(dict.fromkeys(item.config["gpus"], item.config["vram_budget_mib"]))
-    by_name = {str(item.config["engine"]): item for item in engines}
-    wants = " ".join(f"vllm-{name}.service" for name in by_name)
-    limits = Limits(free_timeout_s=10.0, healthy_timeout_s=60.0)
-    return Rendered(profile, by_name, f"[Unit]\nWants={wants}\n", budgets, limits=limits)
-
-
-BIG = engine("31b-nvfp4", range(2), 8050, ["architect", "worker"], 22200)
-SMALL = engine("31b-w4a16", range(2), 8050, ["architect", "worker"], 20000)
-KEPT = engine("e4b", range(2, 3), 8060, ["auditor"], 20800)
-E2B = engine("e2b", range(3, 4), 8070, ["sentry"], 20900, note="max_model_len=8192")
-E2B_CHANGED = engine("e2b", range(3, 4), 8070, ["sentry"], 20900, note="max_model_len=4096")
-
-OLD = rendered("nvfp4-tp2", BIG, KEPT, E2B)
-NEW = rendered("w4a16-tp2", SMALL, KEPT, E2B_CHANGED)
+OLD = rendered(BIG, KEPT, E2B, profile="nvfp4-tp2", limits=LIMITS)
+NEW = rendered(SMALL, KEPT, E2B_CHANGED, profile="w4a16-tp2", limits=LIMITS)
 """Against OLD: the 31B is another engine, E2B the same one with other arguments, E4B keeps running."""
-
-
-def put(paths: HostPaths, value: Rendered) -> int:
-    number = store.choose_number(value.digest, paths)
-    now = committed.committed(paths)
-    staged = store.stage(paths)
-    store.write_directory(staged, store.documents(value, number, now, "2026-11-21T16:40:00Z"))
-    store.put(staged, number, paths)
-    return number
 
 
 class FakeWatch:
@@ -100,9 +58,33 @@ class FakeWatch:
         return {role: Downtime(until - self.at, (Gap(self.at, until),), {}, 7) for role in self.wanted.roles}
 
 
+def action(method: Callable[..., Done]) -> Callable[..., Done]:
+    """An action of the world: it changes `state`, has the name of its method, and is towards its generation."""
+
+    @functools.wraps(method)
+    def act(world: FakeWorld, *arguments: Any, **named: Any) -> Done:
+        name = f"hook {arguments[0]}" if method.__name__ == "hook" else method.__name__
+        generations = [value.number for value in arguments if isinstance(value, Generation)]
+        number = generations[0] if generations else world.towards
+        world.before(name, number)
+        state = world.load()
+        state["log"].append(f"{name}@{number}")
+        world.tick(state)
+        try:
+            done = method(world, state, *arguments, **named)
+        except GenerationError as error:
+            raise PhaseFailed(str(error)) from error
+        finally:
+            world.save(state)
+        world.after(name, number)
+        return done
+
+    return act
+
+
 @dataclass
 class FakeWorld:
-    """See `World`. `before` and `after` are called with the name of the action and the generation it is towards."""
+    """See `HostWorld`. `before` and `after` are called with the name of the action and the generation it is towards."""
 
     paths: HostPaths
     file: Path
@@ -139,20 +121,7 @@ class FakeWorld:
     def tick(self, state: State, seconds: float = 1.0) -> None:
         state["now"] += seconds
 
-    def act(self, name: str, action: Callable[[State], Done], number: int | None = None) -> Done:
-        number = self.towards if number is None else number
-        self.before(name, number)
-        state = self.load()
-        state["log"].append(f"{name}@{number}")
-        self.tick(state)
-        try:
-            done = action(state)
-        finally:
-            self.save(state)
-        self.after(name, number)
-        return done
-
-    # -- World: time and the host's life
+    # -- time and the host's life
 
     def monotonic(self) -> float:
         return float(self.load()["now"])
@@ -170,7 +139,7 @@ class FakeWorld:
     def going_down(self) -> bool:
         return bool(self.load()["going_down"])
 
-    # -- World: what there is
+    # -- what there is
 
     def moves(self, wanted: Generation) -> Moves:
         self.towards = wanted.number
@@ -188,116 +157,101 @@ class FakeWorld:
         target = [f"not {what}" for what in ("enabled", "active") if not state["target"][what]]
         return decide_moves(wanted.hashes, seen, live.live_changes(wanted, self.paths), target)
 
-    # -- World: phases
+    # -- phases
 
-    def preflight(self, wanted: Generation, moves: Moves) -> Done:
-        def action(state: State) -> Done:
-            for name in moves.start:
-                config = wanted.engines[name].config
-                holders = [holder for uuid in config.gpus for holder in self.used(state, uuid)]
-                foreign = [holder for holder in holders if holder.startswith("foreign")]
-                if foreign:
-                    raise PhaseFailed(f"{', '.join(foreign)} is on a GPU of {name}.")
-                if state["ports"].get(str(config.port)):
-                    raise PhaseFailed(f"Port {config.port} is taken by {state['ports'][str(config.port)]}.")
-                if config.image in state["missing_images"]:
-                    raise PhaseFailed(f"Image {config.image} is missing.")
-                if config.model in state["damaged_weights"]:
-                    raise PhaseFailed(f"Weights of {config.model} are damaged.")
-            return Done("nothing is in the way")
+    @action
+    def preflight(self, state: State, wanted: Generation, moves: Moves) -> Done:
+        for name in moves.start:
+            config = wanted.engines[name].config
+            holders = [holder for uuid in config.gpus for holder in self.used(state, uuid)]
+            foreign = [holder for holder in holders if holder.startswith("foreign")]
+            if foreign:
+                raise PhaseFailed(f"{', '.join(foreign)} is on a GPU of {name}.")
+            if state["ports"].get(str(config.port)):
+                raise PhaseFailed(f"Port {config.port} is taken by {state['ports'][str(config.port)]}.")
+            if config.image in state["missing_images"]:
+                raise PhaseFailed(f"Image {config.image} is missing.")
+            if config.model in state["damaged_weights"]:
+                raise PhaseFailed(f"Weights of {config.model} are damaged.")
+        return Done("nothing is in the way")
 
-        return self.act("preflight", action, wanted.number)
+    @action
+    def prepare(self, state: State, wanted: Generation, moves: Moves) -> Done:
+        return Done("weights are in the page cache")
 
-    def prepare(self, wanted: Generation, moves: Moves) -> Done:
-        return self.act("prepare", lambda state: Done("weights are in the page cache"), wanted.number)
+    @action
+    def hook(self, state: State, name: str, wanted: Generation, former: Generation | None) -> Done:
+        if name in state["failing_hooks"]:
+            raise PhaseFailed(f"Hook {name}.d/10-gateway ended with status 1: no.")
+        return Done(f"{name} told")
 
-    def hook(
-        self, name: Literal["before_drain", "after_commit"], wanted: Generation, former: Generation | None
-    ) -> Done:
-        def action(state: State) -> Done:
-            if name in state["failing_hooks"]:
-                raise PhaseFailed(f"Hook {name}.d/10-gateway ended with status 1: no.")
-            return Done(f"{name} told")
+    @action
+    def drain(self, state: State, moves: Moves, limits: Limits) -> Done:
+        return Done("nothing runs")
 
-        return self.act(f"hook {name}", action, wanted.number)
+    @action
+    def stop(self, state: State, moves: Moves) -> Done:
+        stuck = []
+        for name in moves.stop:
+            quirk = self.quirk(state, name)
+            if quirk == "cannot be stopped":
+                stuck.append(name)
+                continue
+            if quirk == "ignores SIGTERM":
+                self.tick(state, 30)
+            unit = state["units"].setdefault(name, {"active": "inactive", "sub": "dead", "hash": None})
+            unit.update(active="inactive", sub="dead", hash=None)
+            for held in state["memory"].values():
+                mib = held.pop(name, 0)
+                if mib and quirk == "leaves an orphan":
+                    held[f"orphan of {name}"] = mib
+                if mib and quirk == "releases slowly":
+                    held[f"slowly {name}"] = mib
+        if stuck:
+            raise PhaseFailed(f"{', '.join(stuck)} did not stop.", engines=stuck)
+        return Done(f"{', '.join(moves.stop) or 'nothing'} stopped")
 
-    def drain(self, moves: Moves, limits: Limits) -> Done:
-        return self.act("drain", lambda state: Done("nothing runs"))
+    @action
+    def free(self, state: State, wanted: Generation, moves: Moves) -> Done:
+        gpus = {uuid for name in moves.start for uuid in wanted.engines[name].config.gpus}
+        warnings = []
+        for uuid in gpus:
+            held = state["memory"].setdefault(uuid, {})
+            for holder in list(held):
+                if holder.startswith("slowly"):
+                    self.tick(state, 5)
+                    del held[holder]
+                elif holder.startswith("orphan"):
+                    self.tick(state, wanted.limits.free_timeout_s)
+                    del held[holder]
+                    warnings.append(f"{holder} on {uuid[-1]} was killed.")
+                elif holder not in wanted.engines or holder in moves.start:
+                    raise PhaseFailed(f"{holder} holds {held[holder]} MiB of GPU {uuid[-1]}.")
+        return Done("free", warnings=tuple(warnings))
 
-    def stop(self, moves: Moves) -> Done:
-        def action(state: State) -> Done:
-            stuck = []
-            for name in moves.stop:
-                quirk = self.quirk(state, name)
-                if quirk == "cannot be stopped":
-                    stuck.append(name)
-                    continue
-                if quirk == "ignores SIGTERM":
-                    self.tick(state, 30)
-                unit = state["units"].setdefault(name, {"active": "inactive", "sub": "dead", "hash": None})
-                unit.update(active="inactive", sub="dead", hash=None)
-                for held in state["memory"].values():
-                    mib = held.pop(name, 0)
-                    if mib and quirk == "leaves an orphan":
-                        held[f"orphan of {name}"] = mib
-                    if mib and quirk == "releases slowly":
-                        held[f"slowly {name}"] = mib
-            if stuck:
-                raise PhaseFailed(f"{', '.join(stuck)} did not stop.", engines=stuck)
-            return Done(f"{', '.join(moves.stop) or 'nothing'} stopped")
+    @action
+    def install(self, state: State, wanted: Generation, moves: Moves) -> Done:
+        written = live.install(wanted, self.paths, [*moves.start, *moves.keep, *moves.wait], target=False)
+        return Done(f"{len(written)} files")
 
-        return self.act("stop", action)
-
-    def free(self, wanted: Generation, moves: Moves) -> Done:
-        def action(state: State) -> Done:
-            gpus = {uuid for name in moves.start for uuid in wanted.engines[name].config.gpus}
-            warnings = []
-            for uuid in gpus:
-                held = state["memory"].setdefault(uuid, {})
-                for holder in list(held):
-                    if holder.startswith("slowly"):
-                        self.tick(state, 5)
-                        del held[holder]
-                    elif holder.startswith("orphan"):
-                        self.tick(state, wanted.limits.free_timeout_s)
-                        del held[holder]
-                        warnings.append(f"{holder} on {uuid[-1]} was killed.")
-                    elif holder not in wanted.engines or holder in moves.start:
-                        raise PhaseFailed(f"{holder} holds {held[holder]} MiB of GPU {uuid[-1]}.")
-            return Done("free", warnings=tuple(warnings))
-
-        return self.act("free", action, wanted.number)
-
-    def install(self, wanted: Generation, moves: Moves) -> Done:
-        def action(state: State) -> Done:
+    @action
+    def start(self, state: State, moves: Moves) -> Done:
+        for name in moves.start:
             try:
-                written = live.install(wanted, self.paths, [*moves.start, *moves.keep, *moves.wait], target=False)
-            except GenerationError as error:
-                raise PhaseFailed(str(error)) from error
-            return Done(f"{len(written)} files")
-
-        return self.act("install", action, wanted.number)
-
-    def start(self, moves: Moves) -> Done:
-        def action(state: State) -> Done:
-            for name in moves.start:
-                try:
-                    config = json.loads((self.paths.engine_dir(name) / "engine.json").read_text())
-                except OSError as error:
-                    raise PhaseFailed(f"{name} could not be started: {error}", engines=[name]) from error
-                unit = state["units"].get(name, {})
-                if unit.get("active") == "active":
-                    continue
-                state["pids"] += 1
-                state["units"][name] = {
-                    "active": "activating",
-                    "sub": "start",
-                    "hash": config["input_hash"],
-                    "pid": state["pids"],
-                }
-            return Done(f"{', '.join(moves.start) or 'nothing'} told to start")
-
-        return self.act("start", action)
+                config = json.loads((self.paths.engine_dir(name) / "engine.json").read_text())
+            except OSError as error:
+                raise PhaseFailed(f"{name} could not be started: {error}", engines=[name]) from error
+            unit = state["units"].get(name, {})
+            if unit.get("active") == "active":
+                continue
+            state["pids"] += 1
+            state["units"][name] = {
+                "active": "activating",
+                "sub": "start",
+                "hash": config["input_hash"],
+                "pid": state["pids"],
+            }
+        return Done(f"{', '.join(moves.start) or 'nothing'} told to start")
 
     def _load_engine(self, state: State, name: str) -> str:
         """Ends the loading of one engine; what went wrong, or nothing."""
@@ -329,85 +283,71 @@ class FakeWorld:
         unit.update(active="active", sub="running")
         return ""
 
-    def healthy(self, wanted: Generation, moves: Moves, *, all_of_them: bool) -> Done:
-        def action(state: State) -> Done:
-            self.tick(state, 20)
-            wrong = {}
-            for name in [*moves.start, *moves.wait]:
-                text = self._load_engine(state, name)
-                if text:
-                    wrong[name] = text
-                    if not all_of_them:
-                        break
-            if wrong:
-                raise PhaseFailed(". ".join(wrong.values()), engines=wrong)
-            return Done("healthy")
+    @action
+    def healthy(self, state: State, wanted: Generation, moves: Moves, *, all_of_them: bool) -> Done:
+        self.tick(state, 20)
+        wrong = {}
+        for name in [*moves.start, *moves.wait]:
+            text = self._load_engine(state, name)
+            if text:
+                wrong[name] = text
+                if not all_of_them:
+                    break
+        if wrong:
+            raise PhaseFailed(". ".join(wrong.values()), engines=wrong)
+        return Done("healthy")
 
-        return self.act("healthy", action, wanted.number)
+    @action
+    def warm_up(self, state: State, wanted: Generation, moves: Moves) -> Done:
+        for name in [*moves.start, *moves.wait]:
+            if name not in wanted.engines:
+                raise AssertionError(f"{name} is warmed up, which is not of {sorted(wanted.engines)}")
+            if self.quirk(state, name) == "grows":
+                for uuid in wanted.engines[name].config.gpus:
+                    state["memory"][uuid][name] += 600
+        return Done("warm")
 
-    def warm_up(self, wanted: Generation, moves: Moves) -> Done:
-        def action(state: State) -> Done:
-            for name in [*moves.start, *moves.wait]:
-                if name not in wanted.engines:
-                    raise AssertionError(f"{name} is warmed up, which is not of {sorted(wanted.engines)}")
-                if self.quirk(state, name) == "grows":
-                    for uuid in wanted.engines[name].config.gpus:
-                        state["memory"][uuid][name] += 600
-            return Done("warm")
-
-        return self.act("warm_up", action, wanted.number)
-
-    def canary(self, wanted: Generation) -> Done:
-        def action(state: State) -> Done:
-            rows = [
-                {"served_name": role, "engine": name, "passed": not self.silent(state, wanted, name)}
-                for role, name in wanted.roles.items()
-            ]
-            failed = [row for row in rows if not row["passed"]]
-            if failed:
-                roles = ", ".join(str(row["served_name"]) for row in failed)
-                raise PhaseFailed(f"The canary of {roles} failed.", data={"canary": rows})
-            return Done(f"{len(rows)} served names answer", data={"canary": rows})
-
-        return self.act("canary", action, wanted.number)
+    @action
+    def canary(self, state: State, wanted: Generation) -> Done:
+        rows = [
+            {"served_name": role, "engine": name, "passed": not self.silent(state, wanted, name)}
+            for role, name in wanted.roles.items()
+        ]
+        failed = [row for row in rows if not row["passed"]]
+        if failed:
+            roles = ", ".join(str(row["served_name"]) for row in failed)
+            raise PhaseFailed(f"The canary of {roles} failed.", data={"canary": rows})
+        return Done(f"{len(rows)} served names answer", data={"canary": rows})
 
     def silent(self, state: State, wanted: Generation, name: str) -> bool:
         unit = state["units"].get(name, {})
         as_wanted = unit.get("active") == "active" and unit.get("hash") == wanted.hashes[name]
         return not as_wanted or self.quirk(state, name) in ("canary wrong", "hangs")
 
-    def measure(self, wanted: Generation) -> Done:
-        def action(state: State) -> Done:
-            rows, wrong = [], []
-            for index, uuid in enumerate(GPUS):
-                if uuid in state["lost_gpus"]:
-                    wrong.append(f"GPU {index} is lost.")
-                used = sum(mib for who, mib in self.used(state, uuid).items() if not who.startswith("foreign"))
-                rows.append({"index": index, "used_mib": used})
-                if used > wanted.budgets_mib[uuid]:
-                    wrong.append(f"GPU {index}: {used} MiB, budget {wanted.budgets_mib[uuid]} MiB.")
-            if wrong:
-                raise PhaseFailed(" ".join(wrong), data={"gpus": rows})
-            return Done("within budget", data={"gpus": rows})
+    @action
+    def measure(self, state: State, wanted: Generation) -> Done:
+        rows, wrong = [], []
+        for index, uuid in enumerate(GPUS):
+            if uuid in state["lost_gpus"]:
+                wrong.append(f"GPU {index} is lost.")
+            used = sum(mib for who, mib in self.used(state, uuid).items() if not who.startswith("foreign"))
+            rows.append({"index": index, "used_mib": used})
+            if used > wanted.budgets_mib[uuid]:
+                wrong.append(f"GPU {index}: {used} MiB, budget {wanted.budgets_mib[uuid]} MiB.")
+        if wrong:
+            raise PhaseFailed(" ".join(wrong), data={"gpus": rows})
+        return Done("within budget", data={"gpus": rows})
 
-        return self.act("measure", action, wanted.number)
-
-    def clean_up(self, wanted: Generation, former: Generation | None) -> Done:
-        def action(state: State) -> Done:
-            try:
-                live.install(wanted, self.paths, (), target=True)
-                for name in live.list_live_engines(self.paths):
-                    if name not in wanted.engines:
-                        if state["units"].get(name, {}).get("active") not in ("inactive", "failed", None):
-                            raise PhaseFailed(f"{name} runs and is no engine of generation {wanted.number}.")
-                        live.remove_engine(name, self.paths)
-                store.prune(self.paths, wanted.limits.keep_generations)
-            except GenerationError as error:
-                raise PhaseFailed(str(error)) from error
-            state["target"] = {"enabled": True, "active": True}
-            return Done("clean")
-
-        return self.act("clean_up", action, wanted.number)
+    @action
+    def clean_up(self, state: State, wanted: Generation, former: Generation | None) -> Done:
+        live.install(wanted, self.paths, (), target=True)
+        for name in set(live.list_live_engines(self.paths)) - wanted.engines.keys():
+            if state["units"].get(name, {}).get("active") not in ("inactive", "failed", None):
+                raise PhaseFailed(f"{name} runs and is no engine of generation {wanted.number}.")
+            live.remove_engine(name, self.paths)
+        store.prune(self.paths, wanted.limits.keep_generations)
+        state["target"] = {"enabled": True, "active": True}
+        return Done("clean")
 
     def what_runs(self, wanted: Generation) -> str:
         state = self.load()
@@ -449,10 +389,7 @@ def new_host(root: Path) -> FakeWorld:
 
 def serve(world: FakeWorld, value: Rendered) -> Generation:
     """Puts a generation there, committed and serving, as a switch would have left it."""
-    number = put(world.paths, value)
-    generation = store.load(world.paths, number)
-    live.install(generation, world.paths, generation.engines, target=True)
-    committed.commit(generation, world.paths, model.Choice("inventory", value.profile), "2026-11-20T00:00:00Z")
+    generation = store.load(world.paths, activate(world.paths, value, chosen_at="2026-11-20T00:00:00Z"))
     moves = Moves(start=tuple(generation.engines))
     world.start(moves)
     world.healthy(generation, moves, all_of_them=False)
@@ -492,8 +429,3 @@ def unlike(world: FakeWorld, generation: Generation | None) -> list[str]:
     if state["foreign"] != FOREIGN:
         found.append("somebody else's container was touched")
     return found
-
-
-def pid(world: FakeWorld, name: str) -> int:
-    """Another one after a restart."""
-    return int(world.load()["units"][name]["pid"])

@@ -17,7 +17,7 @@ from ansible.module_utils.vllm_edge.switch.downtime import Role, RoleWatch, addr
 from ansible.module_utils.vllm_edge.switch.model import Gap, Phase, PhaseRecord
 from ansible.module_utils.vllm_edge.system.http import Answer
 from fake_host import models, ok
-from test_generations import engine, put, rendered
+from generations import engine, put, rendered
 
 
 def record(phase: Phase, began_s: float, seconds: float | None, direction: str = "forward") -> PhaseRecord:

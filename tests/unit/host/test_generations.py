@@ -14,69 +14,8 @@ import pytest
 from ansible.module_utils.vllm_edge.engine.config import load_engine
 from ansible.module_utils.vllm_edge.generation import committed, live, model, render, store
 from ansible.module_utils.vllm_edge.generation.model import GenerationError, Limits
-from ansible.module_utils.vllm_edge.generation.render import EngineFiles, Rendered
 from ansible.module_utils.vllm_edge.paths import HostPaths
-
-UUIDS = ["GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710000", "GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710003"]
-
-
-def engine(name: str = "e2b", port: int = 8070, chat: str | None = None, **config: Any) -> EngineFiles:
-    create = (
-        f"--name=vllm-{name}\n--label=vllm-edge.engine={name}\n--read-only\nvllm-edge/vllm:1\n/models/{name}\n"
-        f"--served-model-name\n{name}\n"
-    )
-    unit = f"# Managed by Ansible, {model.MARK}\n[Service]\nExecStart=/usr/local/bin/vllm-edge run-engine {name}\n"
-    written: dict[str, Any] = {
-        "engine": name,
-        "unit": f"vllm-{name}.service",
-        "container": f"vllm-{name}",
-        "url": f"http://127.0.0.1:{port}",
-        "served_names": [name],
-        "model": name,
-        "repo": f"google/{name}",
-        "revision": "main",
-        "precision": "bf16",
-        "tensor_parallel_size": 1,
-        "gpus": UUIDS[:1],
-        "port": port,
-        "image": "vllm-edge/vllm:1",
-        "image_id": "sha256:11",
-        "vram_budget_mib": 20900,
-        "stop_timeout_s": 30,
-        "stall_timeout_s": 300,
-        "health_timeout_s": 5,
-        **config,
-    }
-    return EngineFiles(create, unit, written, chat, render.input_hash(create, unit, written, chat, "m1"))
-
-
-def rendered(*engines: EngineFiles, profile: str = "p", **more: Any) -> Rendered:
-    by_name = {str(item.config["engine"]): item for item in engines}
-    wants = " ".join(f"vllm-{name}.service" for name in by_name)
-    return Rendered(profile, by_name, f"[Unit]\nWants={wants}\n", dict.fromkeys(UUIDS, 0), **more)
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> HostPaths:
-    return HostPaths(tmp_path / "etc", tmp_path / "state", tmp_path / "units")
-
-
-def put(paths: HostPaths, value: Rendered) -> int:
-    number = store.choose_number(value.digest, paths)
-    now = committed.committed(paths)
-    staged = store.stage(paths)
-    store.write_directory(staged, store.documents(value, number, now, "2026-11-21T16:40:00Z"))
-    store.put(staged, number, paths)
-    return number
-
-
-def activate(paths: HostPaths, value: Rendered, origin: model.Origin = "inventory") -> int:
-    number = put(paths, value)
-    generation = store.load(paths, number)
-    live.install(generation, paths, generation.engines, target=True)
-    committed.commit(generation, paths, model.Choice(origin, "p"), "2026-11-21T16:41:00Z")
-    return number
-
+from generations import UUIDS, activate, engine, put, rendered
 
 # -- identity
 
@@ -175,7 +114,7 @@ def test_commit_remembers_who_chose_and_what_was_before(paths: HostPaths) -> Non
     now = committed.committed(paths)
     assert now is not None
     assert (now.generation, now.profile, now.origin, now.previous_generation) == (2, "q", "-e", 1)
-    assert (now.inventory_profile, now.chosen_at) == ("p", "2026-11-21T16:41:00Z")
+    assert (now.inventory_profile, now.chosen_at) == ("q", "2026-11-21T16:41:00Z")
     assert now.hashes == {"e2b": engine().input_hash}
     generation = store.load(paths, 2)
     committed.commit(generation, paths, model.Choice("inventory", "q"), "later")
@@ -211,7 +150,7 @@ def test_what_is_written_is_what_is_read(paths: HostPaths) -> None:
     generation = store.load(paths, put(paths, value))
     assert (generation.profile, generation.digest, generation.number) == ("p", value.digest, 1)
     assert (generation.foreign, generation.limits.drain_timeout_s) == ("fail", 7.0)
-    assert generation.budgets_mib == dict.fromkeys(UUIDS, 0)
+    assert generation.budgets_mib == {UUIDS[0]: 20900, **dict.fromkeys(UUIDS[1:], 0)}
     assert generation.hashes == value.hashes
     assert [entry.name for entry in (paths.state / "generations").iterdir()] == ["1"]
     modes = {entry.stat().st_mode & 0o777 for entry in generation.directory.rglob("*") if entry.is_file()}

@@ -18,7 +18,7 @@ from ansible.module_utils.vllm_edge.generation.model import Generation, Limits
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import hooks
 from ansible.module_utils.vllm_edge.switch.model import Done, PhaseFailed
-from test_generations import engine, put, rendered
+from generations import engine, put, rendered
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -4,99 +4,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.engine.state import EngineState, Failure, write_state
 from ansible.module_utils.vllm_edge.generation import model, store
-from ansible.module_utils.vllm_edge.generation.model import Generation, Limits
+from ansible.module_utils.vllm_edge.generation.model import Limits
 from ansible.module_utils.vllm_edge.names import TARGET
-from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import host as host_world
 from ansible.module_utils.vllm_edge.switch import requests
-from ansible.module_utils.vllm_edge.switch.host import HostWorld
 from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
-from ansible.module_utils.vllm_edge.system.docker import DockerUnit
 from ansible.module_utils.vllm_edge.system.http import Answer
-from ansible.module_utils.vllm_edge.system.systemd import Systemd
-from fake_host import Clock, FakeDocker, FakeSystemctl, Http, ok, write
-from test_generations import activate, engine, put, rendered
-
-OOM = Failure("2026-11-21T03:00:00Z", 1, "oom", "the GPU has too little memory", "Lower max_num_seqs", "loading", [])
-
-
-class Host:
-    """A generation with e2b, committed and serving, and everything that a test can change of it."""
-
-    def __init__(self, root: Path) -> None:
-        self.paths = HostPaths(root / "etc", root / "state", root / "units")
-        self.clock = Clock()
-        self.systemctl = FakeSystemctl(self.clock)
-        self.docker = FakeDocker()
-        self.http = Http()
-        self.docker_runs = True
-        self.world = HostWorld(
-            self.paths,
-            systemd=Systemd(self.systemctl),
-            docker=self.docker,
-            docker_unit=lambda: DockerUnit(self.docker_runs, "1"),
-            ask=self.http,
-            clock=self.clock,
-            sleep=self.clock.sleep,
-        )
-        self.paths.units.mkdir(parents=True)
-        number = activate(self.paths, rendered(engine("e2b")))
-        self.generation = store.load(self.paths, number)
-        self.serve("e2b")
-        self.systemctl.unit(TARGET, ActiveState="active", SubState="active", UnitFileState="enabled")
-
-    @property
-    def hash(self) -> str:
-        return self.generation.hashes["e2b"]
-
-    def serve(self, name: str, **values: object) -> None:
-        unit = f"vllm-{name}.service"
-        shown = {"ActiveState": "active", "SubState": "running", "InvocationID": f"{name}-1", "NRestarts": 0}
-        self.systemctl.unit(unit, FragmentPath=self.paths.unit_file(unit), **(shown | values))
-        self.docker.engine(name, self.generation.hashes.get(name, "other"))
-
-    def loads(self, name: str, **values: object) -> Callable[[], None]:
-        shown = {"ActiveState": "activating", "SubState": "start", "InvocationID": f"{name}-2", "Job": 0, **values}
-        return lambda: self.systemctl.unit(f"vllm-{name}.service", **shown) and None
-
-    def generation_with(self, *names: str, **more: object) -> Generation:
-        value = rendered(*(engine(name, port=8050 + at) for at, name in enumerate(names)), profile="other", **more)
-        return store.load(self.paths, put(self.paths, value))
-
-    def failed(self, name: str, failure: Failure = OOM, phase: str = "failed") -> None:
-        state = EngineState(name, phase, failure.time, input_hash="h", last_failure=failure)
-        write_state(self.paths.engine_state(name), state)
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Host:
-    return Host(tmp_path)
-
+from fake_host import ServingHost, failure, ok, write
+from generations import engine
 
 # -- moves
 
 
-def test_a_host_that_serves_has_no_moves(host: Host) -> None:
+def test_a_host_that_serves_has_no_moves(host: ServingHost) -> None:
     moves = host.world.moves(host.generation)
     assert not moves
     assert moves.keep == ("e2b",)
 
 
-def test_another_generation_stops_the_one_and_starts_the_other(host: Host) -> None:
+def test_another_generation_stops_the_one_and_starts_the_other(host: ServingHost) -> None:
     moves = host.world.moves(host.generation_with("e4b"))
     assert (moves.stop, moves.start, moves.keep) == (("e2b",), ("e4b",), ())
     changed = {Path(change.path).name: change.after is None for change in moves.files}
     assert changed["vllm-e2b.service"] and not changed["vllm-e4b.service"] and not changed[TARGET]
 
 
-def test_engines_are_known_by_their_files_their_units_and_their_containers(host: Host, tmp_path: Path) -> None:
+def test_engines_are_known_by_their_files_their_units_and_their_containers(host: ServingHost, tmp_path: Path) -> None:
     # A container without a unit, a unit that was linked from elsewhere, files without a unit; and what is not ours.
     host.docker.engine("orphan", "h")
     marked = f"# {model.MARK}\n[Service]\nExecStart=/opt/vllm-edge run-engine linked\n"
@@ -111,7 +49,7 @@ def test_engines_are_known_by_their_files_their_units_and_their_containers(host:
     assert host.world.moves(host.generation).stop == ("linked", "orphan")
 
 
-def test_what_is_wrong_with_the_target(host: Host) -> None:
+def test_what_is_wrong_with_the_target(host: ServingHost) -> None:
     host.systemctl.unit(TARGET, ActiveState="inactive", UnitFileState="disabled", NeedDaemonReload="yes")
     host.systemctl.unit("vllm-e2b.service", NeedDaemonReload="yes")
     moves = host.world.moves(host.generation)
@@ -119,13 +57,13 @@ def test_what_is_wrong_with_the_target(host: Host) -> None:
     assert moves.keep == ("e2b",)
 
 
-def test_an_ended_container_has_no_hash(host: Host) -> None:
+def test_an_ended_container_has_no_hash(host: ServingHost) -> None:
     host.docker.containers = [replace(host.docker.containers[0], status="exited")]
     assert host.world.moves(host.generation).start == ("e2b",)
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_docker_is_waited_for_and_then_named(host: Host, stopped: bool) -> None:
+def test_docker_is_waited_for_and_then_named(host: ServingHost, stopped: bool) -> None:
     if stopped:
         host.docker_runs = False
     else:
@@ -138,14 +76,13 @@ def test_docker_is_waited_for_and_then_named(host: Host, stopped: bool) -> None:
     assert host.world.moves(host.generation).keep == ("e2b",)
     assert host.clock.now >= 1010
     host.docker_runs, host.docker.away = not stopped, "" if stopped else "connection refused"
-    with pytest.raises(PhaseFailed) as failed:
-        host.world.moves(host.generation)
+    failed = failure(lambda: host.world.moves(host.generation))
     why = "docker.service is not running" if stopped else "connection refused"
-    assert f"The Docker Engine did not answer for 60 s ({why})" in failed.value.text
-    assert "'systemctl start docker.service'" in failed.value.text
+    assert f"The Docker Engine did not answer for 60 s ({why})" in failed.text
+    assert "'systemctl start docker.service'" in failed.text
 
 
-def test_a_systemd_that_executes_itself_again_is_waited_for(host: Host) -> None:
+def test_a_systemd_that_executes_itself_again_is_waited_for(host: ServingHost) -> None:
     host.systemctl.busy = 4
     assert host.world.moves(host.generation).keep == ("e2b",)
     host.systemctl.busy = 1000
@@ -153,7 +90,7 @@ def test_a_systemd_that_executes_itself_again_is_waited_for(host: Host) -> None:
         host.world.moves(host.generation)
 
 
-def test_a_live_file_that_cannot_be_read_is_named(host: Host) -> None:
+def test_a_live_file_that_cannot_be_read_is_named(host: ServingHost) -> None:
     place = host.paths.engine_dir("e2b") / "engine.json"
     place.unlink()
     place.mkdir()
@@ -164,157 +101,124 @@ def test_a_live_file_that_cannot_be_read_is_named(host: Host) -> None:
 # -- stop
 
 
-def test_units_are_stopped_side_by_side(host: Host) -> None:
+def test_units_are_stopped_side_by_side(host: ServingHost) -> None:
     host.serve("e4b")
-
-    def stop(names: list[str]) -> None:
-        for name in names:
-            host.systemctl.unit(name, ActiveState="inactive", SubState="dead")
-        host.docker.containers = []
-
-    host.systemctl.on["stop"] = stop
-    done = host.world.stop(Moves(stop=("e2b", "e4b")))
+    host.on_stop(containers=[])
+    done = host.stop("e2b", "e4b")
     assert host.systemctl.orders("stop") == [["vllm-e2b.service", "vllm-e4b.service"]]
     assert done.detail == "e2b, e4b stopped in 0.0 s"
     assert done.warnings == () and host.docker.removed == []
     assert host.world.stop(Moves()).detail == "no engine has to stop"
 
 
-def test_the_deadline_is_above_what_systemd_gives_the_engine(host: Host) -> None:
-    seen: list[float] = []
+def test_the_deadline_is_above_what_systemd_gives_the_engine(host: ServingHost) -> None:
+    host.on_stop(containers=[])
     host.systemctl.unit("vllm-e2b.service", TimeoutStopUSec="3min")
-    run = host.systemctl.__call__
-
-    def timed(command: list[str], timeout_s: float) -> object:
-        if command[1] == "stop":
-            seen.append(timeout_s)
-            host.systemctl.unit("vllm-e2b.service", ActiveState="inactive")
-            host.docker.containers = []
-        return run(command, timeout_s)
-
-    host.world.systemd = Systemd(timed)  # type: ignore[arg-type]
-    host.world.stop(Moves(stop=("e2b",)))
+    host.stop()
+    assert host.systemctl.patience_s == 240.0
     host.systemctl.unit("vllm-e2b.service", TimeoutStopUSec="infinity")
-    host.world.stop(Moves(stop=("e2b",)))
-    assert seen == [240.0, 900.0]
+    host.stop()
+    assert host.systemctl.patience_s == 900.0
 
 
-def test_a_container_that_outlives_its_unit_is_removed_and_no_other(host: Host) -> None:
-    host.systemctl.on["stop"] = lambda names: host.systemctl.unit(names[-1], ActiveState="failed") and None
+def test_a_container_that_outlives_its_unit_is_removed_and_no_other(host: ServingHost) -> None:
+    host.on_stop("failed")
     kept = host.docker.engine("e4b")
-    done = host.world.stop(Moves(stop=("e2b",)))
+    done = host.stop()
     assert host.docker.removed == ["id-e2b"] and host.docker.containers == [kept]
     assert done.warnings == ("Container vllm-e2b outlived its unit and was removed.",)
 
 
-def test_an_ended_container_goes_without_a_word(host: Host) -> None:
-    host.systemctl.on["stop"] = lambda names: host.systemctl.unit(names[-1], ActiveState="inactive") and None
+def test_an_ended_container_goes_without_a_word(host: ServingHost) -> None:
+    host.on_stop()
     host.docker.containers = [replace(host.docker.containers[0], status="exited")]
-    assert host.world.stop(Moves(stop=("e2b",))).warnings == ()
+    assert host.stop().warnings == ()
     assert host.docker.removed == ["id-e2b"]
 
 
-def test_what_does_not_stop_is_named(host: Host) -> None:
+def test_what_does_not_stop_is_named(host: ServingHost) -> None:
     host.systemctl.refuse["stop"] = "Job for vllm-e2b.service canceled."
     host.docker.containers = []
-    with pytest.raises(PhaseFailed) as failed:
-        host.world.stop(Moves(stop=("e2b",)))
-    assert failed.value.text.startswith(
-        "vllm-e2b.service is active 0 s after it was told to stop (Job for vllm-e2b.service canceled.)"
+    failed = failure(lambda: host.stop())
+    assert failed.text.startswith(
+        "vllm-e2b.service is active 0 s after it was ordered to stop (Job for vllm-e2b.service canceled.)"
     )
-    assert "state D" in failed.value.text and failed.value.engines == ("e2b",)
+    assert "state D" in failed.text and failed.engines == ("e2b",)
 
 
-def test_a_container_that_cannot_be_removed_is_named(host: Host) -> None:
-    host.systemctl.on["stop"] = lambda names: host.systemctl.unit(names[-1], ActiveState="inactive") and None
+def test_a_container_that_cannot_be_removed_is_named(host: ServingHost) -> None:
+    host.on_stop()
     host.docker.refuse_remove = "could not kill: tried to kill container, but did not receive an exit event"
-    with pytest.raises(PhaseFailed) as failed:
-        host.world.stop(Moves(stop=("e2b",)))
-    assert "Container vllm-e2b could not be removed within 60 s (could not kill" in failed.value.text
-    assert "a reboot ends it" in failed.value.text
+    failed = failure(lambda: host.stop())
+    assert "Container vllm-e2b could not be removed within 60 s (could not kill" in failed.text
+    assert "a reboot ends it" in failed.text
 
 
-def test_a_unit_that_systemd_does_not_know_has_only_a_container(host: Host) -> None:
+def test_a_unit_that_systemd_does_not_know_has_only_a_container(host: ServingHost) -> None:
     host.docker.containers = [host.docker.engine("gone")]
-    done = host.world.stop(Moves(stop=("gone",)))
+    done = host.stop("gone")
     assert host.systemctl.orders("stop") == [] and host.docker.removed == ["id-gone"]
     assert "vllm-gone outlived its unit" in done.detail
 
 
+@pytest.fixture
+def finishing(host: ServingHost, monkeypatch: pytest.MonkeyPatch) -> ServingHost:
+    """e2b finishes its requests when it is stopped, and has none; e4b is its neighbour."""
+    monkeypatch.setattr(requests, "IDLE_POLL_S", 0.01)
+    host.live(engine("e2b", shutdown_timeout_s=20), engine("e4b", port=8060))
+    host.http.answers["http://127.0.0.1:8070/metrics"] = ok("vllm:num_requests_running 0")
+    return host
+
+
 @pytest.mark.parametrize(("running", "killed"), [([2, 1, 0, 0, 0], True), ([2, 0, 0, 1, 0, 0, 3], False)])
 def test_an_engine_that_has_finished_its_requests_need_not_take_its_time(
-    host: Host, running: list[int], killed: bool, monkeypatch: pytest.MonkeyPatch
+    finishing: ServingHost, running: list[int], killed: bool
 ) -> None:
     """vLLM with --shutdown-timeout spends all of it after SIGTERM, whether requests run or not."""
-    monkeypatch.setattr(requests, "IDLE_POLL_S", 0.01)
-    activate(host.paths, rendered(engine("e2b", shutdown_timeout_s=20), engine("e4b", port=8060)))
-    neighbour = host.docker.engine("e4b")
+    neighbour = finishing.docker.engine("e4b")
     counts = iter(running)
-    host.http.answers["http://127.0.0.1:8070/metrics"] = lambda _: ok(
+    finishing.http.answers["http://127.0.0.1:8070/metrics"] = lambda _: ok(
         f"vllm:num_requests_running {next(counts, running[-1])}"
     )
-
-    def stop(names: list[str]) -> None:
-        deadline = time.monotonic() + (60 if killed else 0.3)
-        while not host.docker.killed and time.monotonic() < deadline:
-            time.sleep(0.01)
-        host.systemctl.unit("vllm-e2b.service", ActiveState="inactive")
-        host.docker.containers = [neighbour]
-
-    host.systemctl.on["stop"] = stop
-    host.world.stop(Moves(stop=("e2b",)))
-    assert host.docker.killed == (["id-e2b"] if killed else [])
-    asked = len(host.http.asked)
+    finishing.on_stop(containers=[neighbour], during=lambda: finishing.wait_for_kill(60 if killed else 0.3))
+    finishing.stop()
+    assert finishing.docker.killed == (["id-e2b"] if killed else [])
+    asked = len(finishing.http.asked)
     time.sleep(0.1)
-    assert len(host.http.asked) <= asked + 1
+    assert len(finishing.http.asked) <= asked + 1
 
 
-def test_an_idle_engine_that_was_not_told_to_stop_yet_takes_requests(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_engine_that_was_not_told_to_stop_yet_takes_requests(finishing: ServingHost) -> None:
     """systemd may take seconds to deliver SIGTERM, and until then the engine is nobody's to kill."""
-    monkeypatch.setattr(requests, "IDLE_POLL_S", 0.01)
-    activate(host.paths, rendered(engine("e2b", shutdown_timeout_s=20)))
-    host.http.answers["/metrics"] = ok("vllm:num_requests_running 0")
-    host.http.answers["/tokenize"] = ok({"tokens": [1]})
+    finishing.http.answers["/tokenize"] = ok({"tokens": [1]})
     early: list[list[str]] = []
 
-    def stop(names: list[str]) -> None:
+    def during() -> None:
         time.sleep(0.2)
-        early.append(list(host.docker.killed))
-        host.http.answers["/tokenize"] = Answer(503)
-        deadline = time.monotonic() + 60
-        while not host.docker.killed and time.monotonic() < deadline:
-            time.sleep(0.01)
-        host.systemctl.unit("vllm-e2b.service", ActiveState="inactive")
-        host.docker.containers = []
+        early.append(list(finishing.docker.killed))
+        finishing.http.answers["/tokenize"] = Answer(503)
+        finishing.wait_for_kill()
 
-    host.systemctl.on["stop"] = stop
-    host.world.stop(Moves(stop=("e2b",)))
-    assert (early, host.docker.killed) == ([[]], ["id-e2b"])
+    finishing.on_stop(containers=[], during=during)
+    finishing.stop()
+    assert (early, finishing.docker.killed) == ([[]], ["id-e2b"])
 
 
-def test_without_docker_an_engine_takes_its_time(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "IDLE_POLL_S", 0.01)
-    activate(host.paths, rendered(engine("e2b", shutdown_timeout_s=20)))
-    host.http.answers["/metrics"] = ok("vllm:num_requests_running 0")
-
-    def stop(names: list[str]) -> None:
-        host.docker.away = "connection refused"
+def test_without_docker_an_engine_takes_its_time(finishing: ServingHost) -> None:
+    def during() -> None:
+        finishing.docker.away = "connection refused"
         time.sleep(0.2)
-        host.docker.away = ""
-        host.systemctl.unit("vllm-e2b.service", ActiveState="inactive")
-        host.docker.containers = []
+        finishing.docker.away = ""
 
-    host.systemctl.on["stop"] = stop
-    assert host.world.stop(Moves(stop=("e2b",))).detail.startswith("e2b stopped in")
-    assert host.docker.killed == []
+    finishing.on_stop(containers=[], during=during)
+    assert finishing.stop().detail.startswith("e2b stopped in")
+    assert finishing.docker.killed == []
 
 
 # -- install and start
 
 
-def test_files_of_engines_are_installed_and_the_target_is_not(host: Host) -> None:
+def test_files_of_engines_are_installed_and_the_target_is_not(host: ServingHost) -> None:
     wanted = host.generation_with("e4b")
     host.systemctl.unit("vllm-e4b.service", ActiveState="inactive", NeedDaemonReload="no")
     before = host.paths.unit_file(TARGET).read_text()
@@ -330,7 +234,7 @@ def test_files_of_engines_are_installed_and_the_target_is_not(host: Host) -> Non
     assert len(host.systemctl.orders("daemon-reload")) == 2
 
 
-def test_a_file_that_cannot_be_written_fails_the_phase(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_written_fails_the_phase(host: ServingHost, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = host.generation_with("e4b")
 
     def full(*_: object) -> None:
@@ -341,158 +245,29 @@ def test_a_file_that_cannot_be_written_fails_the_phase(host: Host, monkeypatch: 
         host.world.install(wanted, Moves(start=("e4b",)))
 
 
-def test_units_that_cannot_be_read_again_fail_the_phase(host: Host) -> None:
+def test_units_that_cannot_be_read_again_fail_the_phase(host: ServingHost) -> None:
     host.systemctl.refuse["daemon-reload"] = "Refusing to reload, not enough space available on /run/systemd."
     with pytest.raises(PhaseFailed, match=r"The new units could not be read: .*not enough space available"):
         host.world.install(host.generation_with("e4b"), Moves(start=("e4b",)))
 
 
-def test_engines_start_side_by_side_and_their_failures_are_forgotten_first(host: Host) -> None:
+def test_engines_start_side_by_side_and_their_failures_are_forgotten_first(host: ServingHost) -> None:
     done = host.world.start(Moves(start=("a", "b")))
     assert host.systemctl.calls == [
         ["reset-failed", "vllm-a.service", "vllm-b.service"],
         ["start", "--no-block", "vllm-a.service", "vllm-b.service"],
     ]
-    assert done.detail == "a, b told to start"
+    assert done.detail == "a, b were ordered to start"
     assert host.world.start(Moves()).detail == "no engine has to start"
     host.systemctl.refuse["start"] = "Unit vllm-a.service is masked."
     with pytest.raises(PhaseFailed, match=r"a could not be started: .*Unit vllm-a.service is masked"):
         host.world.start(Moves(start=("a",)))
 
 
-# -- healthy
-
-
-def healthy(host: Host, *names: str, all_of_them: bool = False, limit_s: float = 60, wait: bool = False) -> object:
-    wanted = replace(host.generation, limits=Limits(healthy_timeout_s=limit_s))
-    moves = Moves(wait=names) if wait else Moves(start=names)
-    if not wait:
-        host.world.start(moves)
-    return host.world.healthy(wanted, moves, all_of_them=all_of_them)
-
-
-def test_engines_are_waited_for_until_all_serve(host: Host) -> None:
-    host.loads("a", ActiveState="inactive", SubState="dead", InvocationID="a-1", Job=17)()
-    host.loads("b")()
-    host.clock.at(1, host.loads("a"))
-    host.clock.at(4, host.loads("b", ActiveState="active", SubState="running"))
-    host.clock.at(9, host.loads("a", ActiveState="active", SubState="running"))
-    done = healthy(host, "a", "b")
-    assert done.detail == "a, b serve after 9.0 s, a last"
-    assert done.data["load_seconds"] == {"a": 9.0, "b": 4.0}
-    assert host.world.healthy(host.generation, Moves(), all_of_them=False).detail == "no engine has to load"
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        {"ActiveState": "failed", "SubState": "failed", "Result": "exit-code"},
-        {"ActiveState": "activating", "SubState": "auto-restart", "Result": "exit-code"},
-        {"NRestarts": 1, "InvocationID": "a-3"},
-        {"InvocationID": "a-3"},
-        {"ActiveState": "active", "SubState": "running", "InvocationID": "a-3", "NRestarts": 1},
-        {"ActiveState": "inactive", "SubState": "dead"},
-    ],
-)
-def test_the_first_engine_that_ends_fails_the_phase_with_its_explanation(host: Host, end: dict[str, object]) -> None:
-    host.loads("a")()
-    host.loads("b")()
-
-    def ends() -> None:
-        host.loads("a", **end)()
-        host.failed("a")
-
-    host.clock.at(5, ends)
-    with pytest.raises(PhaseFailed) as failed:
-        healthy(host, "a", "b")
-    assert failed.value.text == (
-        "Engine a ended while it was loading. The GPU has too little memory. Lower max_num_seqs."
-    )
-    assert failed.value.engines == ("a",) and host.clock.now == 1005
-
-
-def test_an_engine_that_ended_before_the_first_look(host: Host) -> None:
-    host.loads("a", ActiveState="failed", SubState="failed", Result="exit-code")()
-    host.failed("a")
-    with pytest.raises(PhaseFailed, match="The GPU has too little memory"):
-        healthy(host, "a")
-
-
-def test_an_engine_that_served_and_ended_while_another_loads(host: Host) -> None:
-    host.loads("a")()
-    host.loads("b")()
-    host.clock.at(1, host.loads("a", ActiveState="active", SubState="running"))
-    host.clock.at(3, host.loads("a", ActiveState="failed", SubState="failed", Result="watchdog"))
-    with pytest.raises(PhaseFailed, match=r"Engine a ended again after it had loaded. systemd says failed, watchdog"):
-        healthy(host, "a", "b")
-
-
-def test_an_old_failure_is_not_taken_for_this_one_whatever_the_clock_says(host: Host) -> None:
-    host.failed("a", phase="stopped")
-    host.loads("a")()
-    host.clock.at(
-        2, host.loads("a", ActiveState="failed", SubState="failed", Result="timeout", StatusText="loading weights")
-    )
-    with pytest.raises(PhaseFailed) as failed:
-        healthy(host, "a")
-    assert "too little memory" not in failed.value.text
-    assert "Engine a ended while it was loading. loading weights. 'vllm-edge explain a'." in failed.value.text
-    # Of an earlier time than the one known before, and new all the same: the clock went back.
-    host.loads("a")()
-    host.failed("a", phase="loading")
-
-    def ends() -> None:
-        host.loads("a", SubState="auto-restart")()
-        host.failed("a", replace(OOM, time="2026-11-20T00:00:00Z", reason="no KV cache"), phase="loading")
-
-    host.clock.at(2, ends)
-    with pytest.raises(PhaseFailed, match=r"No KV cache. Lower max_num_seqs"):
-        healthy(host, "a")
-
-
-def test_an_engine_that_never_serves(host: Host) -> None:
-    host.loads("a", StatusText="capturing graphs, 58 s")()
-    host.loads("b", ActiveState="active", SubState="running")()
-    with pytest.raises(PhaseFailed) as failed:
-        healthy(host, "a", "b", limit_s=60)
-    assert "Engine a does not serve after 60 s (capturing graphs, 58 s)" in failed.value.text
-    assert "healthy_timeout_s is 60" in failed.value.text and failed.value.engines == ("a",)
-
-
-def test_an_engine_that_loads_already_is_judged_from_where_it_is(host: Host) -> None:
-    host.loads("a", NRestarts=3)()
-    host.clock.at(2, host.loads("a", NRestarts=3, ActiveState="active", SubState="running"))
-    assert healthy(host, "a", wait=True).detail == "a serves after 2.0 s"
-
-
-def test_the_way_back_waits_for_all_and_gives_each_some_more_tries(host: Host) -> None:
-    host.loads("a")()
-    host.loads("b")()
-    host.clock.at(2, host.loads("a", SubState="auto-restart"))
-    host.clock.at(7, host.loads("a", NRestarts=1, InvocationID="a-3"))
-    host.clock.at(20, host.loads("a", NRestarts=1, InvocationID="a-3", ActiveState="active", SubState="running"))
-    host.clock.at(3, host.loads("b", ActiveState="failed", SubState="failed", Result="exit-code"))
-    host.clock.at(3, lambda: host.failed("b"))
-    with pytest.raises(PhaseFailed) as failed:
-        healthy(host, "a", "b", all_of_them=True)
-    assert failed.value.engines == ("b",) and host.clock.now == 1020
-
-
-def test_the_way_back_does_not_try_for_ever(host: Host) -> None:
-    host.loads("a")()
-    for tries in range(4):
-        host.clock.at(5 + 10 * tries, host.loads("a", SubState="auto-restart", NRestarts=tries))
-        host.clock.at(10 + 10 * tries, host.loads("a", NRestarts=tries + 1, InvocationID=f"a-{tries + 3}"))
-    host.failed("a")
-    with pytest.raises(PhaseFailed, match="Engine a ended while it was loading"):
-        healthy(host, "a", all_of_them=True)
-    assert host.clock.now == 1025
-
-
 # -- the end
 
 
-def test_clean_up_writes_the_target_and_removes_what_is_no_more(host: Host) -> None:
+def test_clean_up_writes_the_target_and_removes_what_is_no_more(host: ServingHost) -> None:
     wanted = host.generation_with("e4b")
     host.systemctl.unit("vllm-e2b.service", ActiveState="inactive", SubState="dead")
     host.docker.containers = []
@@ -506,14 +281,14 @@ def test_clean_up_writes_the_target_and_removes_what_is_no_more(host: Host) -> N
     assert host.systemctl.orders("start") == [["--no-block", TARGET]]
 
 
-def test_clean_up_again_changes_nothing(host: Host) -> None:
+def test_clean_up_again_changes_nothing(host: ServingHost) -> None:
     before = {place: place.stat().st_mtime_ns for place in host.paths.units.iterdir()}
     assert host.world.clean_up(host.generation, None).detail == "nothing was left to do"
     assert {place: place.stat().st_mtime_ns for place in host.paths.units.iterdir()} == before
     assert not host.systemctl.orders("stop") and not host.systemctl.orders("restart")
 
 
-def test_clean_up_keeps_no_more_generations_than_it_should(host: Host) -> None:
+def test_clean_up_keeps_no_more_generations_than_it_should(host: ServingHost) -> None:
     for name in ("x", "y", "z"):
         host.generation_with(name)
     wanted = replace(host.generation, limits=Limits(keep_generations=2))
@@ -521,22 +296,21 @@ def test_clean_up_keeps_no_more_generations_than_it_should(host: Host) -> None:
     assert store.numbers(host.paths) == [1, 3, 4]
 
 
-def test_clean_up_does_all_it_can_and_then_says_what_it_could_not(host: Host) -> None:
+def test_clean_up_does_all_it_can_and_then_says_what_it_could_not(host: ServingHost) -> None:
     wanted = host.generation_with("e4b")
     host.systemctl.refuse["enable"] = "Failed to enable unit: Read-only file system"
     host.systemctl.refuse["start"] = "Job for vllm-edge.target failed."
-    with pytest.raises(PhaseFailed) as failed:
-        host.world.clean_up(wanted, host.generation)
-    assert "vllm-e2b.service is active and no engine of generation 2: 'systemctl stop" in failed.value.text
-    assert "could not be enabled: " in failed.value.text and "Read-only file system" in failed.value.text
-    assert "vllm-edge.target could not be started" in failed.value.text
-    assert "vllm-edge.target is" not in failed.value.text
+    failed = failure(lambda: host.world.clean_up(wanted, host.generation))
+    assert "vllm-e2b.service is active and no engine of generation 2: 'systemctl stop" in failed.text
+    assert "could not be enabled: " in failed.text and "Read-only file system" in failed.text
+    assert "vllm-edge.target could not be started" in failed.text
+    assert "vllm-edge.target is" not in failed.text
     # An engine that runs keeps its files.
     assert host.paths.unit_file("vllm-e2b.service").exists()
     assert "vllm-e4b.service" in host.paths.unit_file(TARGET).read_text()
 
 
-def test_a_target_that_does_not_come_up_is_told(host: Host) -> None:
+def test_a_target_that_does_not_come_up_is_told(host: ServingHost) -> None:
     host.systemctl.unit(TARGET, ActiveState="inactive", UnitFileState="disabled")
     host.clock.at(4, lambda: host.systemctl.unit(TARGET, ActiveState="active", UnitFileState="enabled") and None)
     host.world.clean_up(host.generation, None)
@@ -546,7 +320,7 @@ def test_a_target_that_does_not_come_up_is_told(host: Host) -> None:
         host.world.clean_up(host.generation, None)
 
 
-def test_what_runs_is_told_of_which_generation_it_is(host: Host) -> None:
+def test_what_runs_is_told_of_which_generation_it_is(host: ServingHost) -> None:
     host.docker.containers = []
     host.docker.engine("e2b", "of another one")
     assert host.world.what_runs(host.generation) == "e2b (of another generation) serves"
@@ -558,7 +332,7 @@ def test_what_runs_is_told_of_which_generation_it_is(host: Host) -> None:
     assert host.world.what_runs(host.generation) == "e2b (e2b) is active and does not answer"
 
 
-def test_what_runs_is_said_of_every_engine(host: Host) -> None:
+def test_what_runs_is_said_of_every_engine(host: ServingHost) -> None:
     host.serve("old", ActiveState="deactivating", SubState="stop-sigterm")
     write(host.paths.unit_file("vllm-old.service"), f"# {model.MARK}\nExecStart=/opt/vllm-edge run-engine old\n")
     wanted = host.generation_with("e2b", "e4b")
@@ -571,13 +345,13 @@ def test_what_runs_is_said_of_every_engine(host: Host) -> None:
 # -- the host's life
 
 
-def test_the_host_goes_down_only_where_systemd_says_so(host: Host) -> None:
+def test_the_host_goes_down_only_where_systemd_says_so(host: ServingHost) -> None:
     assert host.world.going_down() is False
     host.systemctl.state = "stopping"
     assert host.world.going_down() is True
 
 
-def test_the_boot_id(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_boot_id(host: ServingHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(host.world.boot_id()) == 36
     monkeypatch.setattr(host_world, "BOOT_ID", tmp_path / "absent")
     with pytest.raises(PhaseFailed, match=r"absent cannot be read: .*Is /proc mounted"):

@@ -7,26 +7,22 @@ import hashlib
 import os
 import socket
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.generation import store
 from ansible.module_utils.vllm_edge.generation.model import Generation
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
-from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import preflight
-from ansible.module_utils.vllm_edge.switch.host import HostWorld
-from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
-from ansible.module_utils.vllm_edge.system.docker import Container, DockerUnit, parse_listed
+from ansible.module_utils.vllm_edge.switch.model import Done, Moves
+from ansible.module_utils.vllm_edge.system.docker import Container, parse_listed
 from ansible.module_utils.vllm_edge.system.sockets import Listener
 from ansible.module_utils.vllm_edge.system.systemd import Systemd
 from ansible.module_utils.vllm_edge.weights.record import Record
 from ansible.module_utils.vllm_edge.weights.survey import observe
-from fake_host import Clock, FakeDocker, FakeSystemctl, Http, never, write
-from test_generations import engine, put, rendered
+from fake_host import Bench, failure, never, write
+from generations import engine
 
 from lab.nvidia.testing import UUIDS, LabRoot
 
@@ -44,56 +40,42 @@ def recorded(root: Path, model: str = "e2b") -> tuple[Path, Path]:
     directory = root / "weights" / model
     files = {name: write(directory / name, text) for name, text in ((SHARD, "w" * 4000), ("config.json", "{}"))}
     sums = {name: hashlib.sha256(place.read_bytes()).hexdigest() for name, place in files.items()}
-    known = {name: observe(place, sums[name]) for name, place in files.items()}
+    known = {name: observe(place, sums[name], None) for name, place in files.items()}
     record = Record(model, f"google/{model}", "main", "c" * 40, str(directory), "hub", known)
     return directory, write(root / "records" / f"{model}.json", record.to_json())
 
 
-class Bench:
+class ReadyHost(Bench):
     """A host on which everything is as it should be."""
 
     def __init__(self, root: Path, boards: LabRoot) -> None:
-        self.paths = HostPaths(root / "etc", root / "state", root / "units")
+        super().__init__(root)
         self.boards = boards
-        self.clock = Clock()
-        self.docker = FakeDocker()
-        self.kinds: dict[int, Owner] = {}
         self.port = free_port()
         self.directory, self.record = recorded(root)
-        self.world = HostWorld(
-            self.paths,
-            systemd=Systemd(FakeSystemctl(self.clock)),
-            docker=self.docker,
-            docker_unit=lambda: DockerUnit(True, "1"),
-            owners=lambda pids: {pid: self.kinds.get(pid, Owner("foreign")) for pid in pids},
-            ask=Http(),
-            clock=self.clock,
-            sleep=self.clock.sleep,
-        )
 
-    def generation(self, foreign: str = "warn", budget: int = 20_900, **config: Any) -> Generation:
+    def generation(self, foreign: str = "warn", **config: Any) -> Generation:
         settings = {"weights_path": str(self.directory), "weights_record": str(self.record), "gpus": [UUIDS[1]]}
-        value = rendered(engine("e2b", port=self.port, **(settings | config)), foreign=foreign)
-        value = replace(value, budgets_mib={**dict.fromkeys(UUIDS, 0), UUIDS[1]: budget})
-        return store.load(self.paths, put(self.paths, value))
+        return self.stored(engine("e2b", self.port, **(settings | config)), foreign=foreign)
 
-    def refused(self, wanted: Generation | None = None, stop: tuple[str, ...] = ()) -> str:
-        with pytest.raises(PhaseFailed) as failed:
-            self.world.preflight(wanted or self.generation(), Moves(start=("e2b",), stop=stop))
-        return failed.value.text
+    def check(self, wanted: Generation | None = None, **moves: tuple[str, ...]) -> Done:
+        return self.world.preflight(wanted or self.generation(), Moves(**{"start": ("e2b",), **moves}))
+
+    def refused(self, wanted: Generation | None = None) -> str:
+        return failure(lambda: self.check(wanted)).text
 
 
 @pytest.fixture
-def bench(tmp_path: Path, gpus: LabRoot) -> Bench:
-    return Bench(tmp_path, gpus)
+def bench(tmp_path: Path, gpus: LabRoot) -> ReadyHost:
+    return ReadyHost(tmp_path, gpus)
 
 
-def test_a_host_that_is_ready(bench: Bench) -> None:
-    done = bench.world.preflight(bench.generation(), Moves(start=("e2b",)))
+def test_a_host_that_is_ready(bench: ReadyHost) -> None:
+    done = bench.check()
     assert done.detail.startswith("image, weights, ports, GPUs and disk as they should be") and done.warnings == ()
 
 
-def test_everything_that_is_wrong_is_said_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_that_is_wrong_is_said_at_once(bench: ReadyHost, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.docker.images = {}
     (bench.directory / SHARD).unlink()
     bench.boards.set_fault(1, "gpu-lost")
@@ -104,14 +86,14 @@ def test_everything_that_is_wrong_is_said_at_once(bench: Bench, monkeypatch: pyt
         assert part in text
 
 
-def test_what_does_not_start_is_not_looked_at(bench: Bench) -> None:
+def test_what_does_not_start_is_not_looked_at(bench: ReadyHost) -> None:
     bench.docker.images = {}
     (bench.directory / SHARD).unlink()
     with socket.create_server(("127.0.0.1", bench.port)), bench.boards.claim(1, 20_000):
         assert bench.world.preflight(bench.generation(foreign="fail"), Moves(keep=("e2b",))).warnings == ()
 
 
-def test_docker_that_does_not_answer(bench: Bench) -> None:
+def test_docker_that_does_not_answer(bench: ReadyHost) -> None:
     bench.docker.away = "connection refused"
     assert "The Docker Engine did not answer for 60 s (connection refused)" in bench.refused()
 
@@ -119,7 +101,7 @@ def test_docker_that_does_not_answer(bench: Bench) -> None:
 # -- image
 
 
-def test_an_image_that_is_absent_or_another_one(bench: Bench) -> None:
+def test_an_image_that_is_absent_or_another_one(bench: ReadyHost) -> None:
     bench.docker.images = {}
     assert (
         "Image vllm-edge/vllm:1 of e2b is not on this host: 'ansible-playbook playbooks/image.yml' brings it."
@@ -128,47 +110,47 @@ def test_an_image_that_is_absent_or_another_one(bench: Bench) -> None:
     bench.docker.images = {"vllm-edge/vllm:1": "sha256:22"}
     assert "is sha256:22 on this host, the generation wants sha256:11: somebody moved the tag" in bench.refused()
     # An older generation does not say which image it means.
-    assert bench.world.preflight(bench.generation(image_id=""), Moves(start=("e2b",)))
+    assert bench.check(bench.generation(image_id=""))
 
 
 # -- weights
 
 
-def test_weights_by_file(bench: Bench) -> None:
+def test_weights_by_file(bench: ReadyHost) -> None:
     place = bench.directory / SHARD
     place.write_text("w" * 3999)
     text = bench.refused()
     assert f"In {bench.directory}, the weights of e2b (google/e2b): {SHARD} is damaged" in text
-    assert "it has 3999 bytes, 4000 are expected" in text and "-e verify_weights=full' brings" in text
+    assert "it has 3999 bytes, 4000 were recorded" in text and "-e verify_weights=full' brings" in text
     place.write_text("x" * 4000)
     assert f"{SHARD} is damaged (its sha256 is" in bench.refused()
     place.write_text("w" * 4000)
     os.utime(place, (1, 1))
-    assert bench.world.preflight(bench.generation(), Moves(start=("e2b",)))
+    assert bench.check()
     place.unlink()
     assert f"{SHARD} is missing" in bench.refused()
 
 
-def test_weights_without_a_record_or_with_another_one(bench: Bench, tmp_path: Path) -> None:
+def test_weights_without_a_record_or_with_another_one(bench: ReadyHost, tmp_path: Path) -> None:
     absent = tmp_path / "absent.json"
     assert f"are not recorded in {absent}: 'ansible-playbook playbooks/weights.yml'" in bench.refused(
         bench.generation(weights_record=str(absent))
     )
     other = bench.generation(weights_path="/data/other")
     assert f"are recorded at {bench.directory}, the engine reads /data/other: run site.yml" in bench.refused(other)
-    done = bench.world.preflight(bench.generation(weights_record=""), Moves(start=("e2b",)))
+    done = bench.check(bench.generation(weights_record=""))
     assert "were not looked at: the generation names no record" in done.warnings[0]
 
 
-def test_weights_behind_a_link_are_those_that_were_recorded(bench: Bench, tmp_path: Path) -> None:
+def test_weights_behind_a_link_are_those_that_were_recorded(bench: ReadyHost, tmp_path: Path) -> None:
     """The record has the directory itself, the engine the path of the inventory."""
     link = tmp_path / "data"
     link.symlink_to(bench.directory.parent, target_is_directory=True)
     wanted = bench.generation(weights_path=str(link / bench.directory.name))
-    assert bench.world.preflight(wanted, Moves(start=("e2b",))).warnings == ()
+    assert bench.check(wanted).warnings == ()
 
 
-def test_weights_that_cannot_be_read(bench: Bench) -> None:
+def test_weights_that_cannot_be_read(bench: ReadyHost) -> None:
     bench.record.unlink()
     bench.record.mkdir()
     assert "cannot be read: " in bench.refused() and "Is the disk mounted?" in bench.refused()
@@ -177,24 +159,24 @@ def test_weights_that_cannot_be_read(bench: Bench) -> None:
 # -- ports
 
 
-def test_a_port_that_a_process_holds_is_named_with_it(bench: Bench) -> None:
+def test_a_port_that_a_process_holds_is_named_with_it(bench: ReadyHost) -> None:
     with socket.create_server(("127.0.0.1", bench.port)):
         text = bench.refused()
     assert f"Port {bench.port} of engine e2b is taken: pid {os.getpid()} (" in text and sys.executable in text
     assert f"listens on 127.0.0.1: stop it, or give the engine another port; 'ss -ltnp sport = :{bench.port}'" in text
 
 
-def test_a_port_that_only_another_address_uses_is_free(bench: Bench) -> None:
+def test_a_port_that_only_another_address_uses_is_free(bench: ReadyHost) -> None:
     with socket.create_server(("127.0.0.2", bench.port)):
-        assert bench.world.preflight(bench.generation(), Moves(start=("e2b",)))
+        assert bench.check()
     with socket.create_server(("0.0.0.0", bench.port)):
         assert "listens on 0.0.0.0" in bench.refused()
 
 
-def test_the_port_of_an_engine_that_stops_is_free_and_a_strangers_is_not(bench: Bench) -> None:
+def test_the_port_of_an_engine_that_stops_is_free_and_a_strangers_is_not(bench: ReadyHost) -> None:
     bench.docker.engine("old", port=bench.port)
     with socket.create_server(("127.0.0.1", bench.port)):  # as Docker's proxy does for its container
-        assert bench.world.preflight(bench.generation(), Moves(start=("e2b",), stop=("old",)))
+        assert bench.check(stop=("old",))
         assert "container vllm-old publishes it on 127.0.0.1: stop it" in bench.refused()
     bench.docker.containers = [Container("1", "somebody", "running", ports=(("0.0.0.0", bench.port),))]
     text = bench.refused()
@@ -231,7 +213,7 @@ def test_containers_as_docker_lists_them() -> None:
 # -- disk
 
 
-def test_a_disk_that_is_full(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full(bench: ReadyHost, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = bench.generation()
     found = os.statvfs(bench.paths.state)
     frozen = os.statvfs_result((found.f_bsize, 4096, *found[2:4], 100, *found[5:10]))
@@ -247,46 +229,46 @@ def test_a_state_directory_that_is_not_there(tmp_path: Path) -> None:
 # -- GPUs
 
 
-def test_a_card_that_was_exchanged(bench: Bench) -> None:
+def test_a_card_that_was_exchanged(bench: ReadyHost) -> None:
     other = "GPU-00000000-0000-0000-0000-000000000000"
     text = bench.refused(bench.generation(gpus=[other]))
     assert f"NVML does not see {other}; it sees {UUIDS[0]}" in text and "gpu_uuids" in text
 
 
-def test_no_driver(bench: Bench) -> None:
+def test_no_driver(bench: ReadyHost) -> None:
     bench.boards.set_module(None)
     assert "The GPUs cannot be read: The NVIDIA kernel module is not loaded." in bench.refused()
 
 
-def test_other_peoples_processes_by_policy(bench: Bench) -> None:
+def test_other_peoples_processes_by_policy(bench: ReadyHost) -> None:
     with bench.boards.claim(1, 1_000) as pid:
         who = f"GPU 1 (NVIDIA L4, {UUIDS[1]}), which engine e2b is to use, is used by others: pid {pid} ("
         text = bench.refused(bench.generation(foreign="fail"))
         assert who in text and "foreign is fail: stop them" in text
-        done = bench.world.preflight(bench.generation(), Moves(start=("e2b",)))
+        done = bench.check()
         assert who in done.warnings[0]
-        assert bench.world.preflight(bench.generation(foreign="ignore"), Moves(start=("e2b",))).warnings == ()
+        assert bench.check(bench.generation(foreign="ignore")).warnings == ()
         for foreign in ("warn", "ignore"):
-            text = bench.refused(bench.generation(foreign=foreign, budget=22_000))
+            text = bench.refused(bench.generation(foreign=foreign, vram_budget_mib=22_000))
             assert who in text and "The 21564 MiB beside them are less than the budget of 22000 MiB" in text
     with bench.boards.claim(2, 20_000):
-        assert bench.world.preflight(bench.generation(foreign="fail"), Moves(start=("e2b",))).warnings == ()
+        assert bench.check(bench.generation(foreign="fail")).warnings == ()
 
 
-def test_memory_of_engines_that_stop_counts_as_free(bench: Bench) -> None:
+def test_memory_of_engines_that_stop_counts_as_free(bench: ReadyHost) -> None:
     with bench.boards.claim(1, 20_000) as pid:
         bench.kinds[pid] = Owner("ours", "vllm-old", "vllm-old.service")
-        done = bench.world.preflight(bench.generation(foreign="fail"), Moves(start=("e2b",), stop=("old",)))
+        done = bench.check(bench.generation(foreign="fail"), stop=("old",))
     assert done.warnings == ()
 
 
-def test_other_people_whose_memory_nvml_does_not_give(bench: Bench) -> None:
+def test_other_people_whose_memory_nvml_does_not_give(bench: ReadyHost) -> None:
     bench.boards.set_fault(1, "no-process-memory")
     with bench.boards.claim(1, 1_000):
-        done = bench.world.preflight(bench.generation(), Moves(start=("e2b",)))
+        done = bench.check()
     assert done.warnings[0].endswith("NVML does not say how much they hold.")
 
 
-def test_nothing_is_ordered_of_systemd(bench: Bench) -> None:
+def test_nothing_is_ordered_of_systemd(bench: ReadyHost) -> None:
     bench.world.systemd = Systemd(never)
-    bench.world.preflight(bench.generation(), Moves(start=("e2b",)))
+    bench.check()

@@ -35,42 +35,37 @@ from ansible.module_utils.vllm_edge.switch.journal import (
     set_aside_damaged,
     to_json,
 )
-from ansible.module_utils.vllm_edge.switch.model import Downtime, Gap, Journal, Phase, PhaseRecord, Result
+from ansible.module_utils.vllm_edge.switch.model import Downtime, Gap, Journal, Phase, Result
+from fake_host import SmallDisk
+from journals import RUNNING, ended
 
 ROOT = Path(__file__).resolve().parents[3]
-BEGUN = Journal(
-    id="20261121T164000Z-4",
-    generation=4,
-    profile="bf16-tp4",
-    from_generation=3,
-    from_profile="nvfp4-tp2",
-    origin="-e",
-    asked_by="site.yml by alice",
-    pid=4711,
-    boot_id="b00t",
-    started_at="2026-11-21T16:40:00Z",
-)
-ENDED = replace(
-    BEGUN,
-    ended_at="2026-11-21T16:42:00Z",
-    seconds=120.25,
-    phase=Phase.CLEAN_UP,
-    result=Result.COMMITTED,
-    message="Generation 4 serves.",
-    keep=("e4b",),
-    stop=("31b-nvfp4",),
-    start=("31b-bf16",),
-    phases=(PhaseRecord(Phase.DRAIN, "forward", "2026-11-21T16:40:01Z", 1.0, 0.5, "done", "nothing ran"),),
-    downtime={"architect": Downtime(91.5, (Gap(2.0, 93.5), Gap(99.0, None)), {"stop": 3.0, "back:healthy": 1.0}, 240)},
+BEGUN = replace(RUNNING, phase=None, keep=(), stop=(), start=(), phases=())
+ENDED = ended(
     canary=({"served_name": "architect", "passed": True},),
     gpus=({"index": 0, "used_mib": 21000},),
     warnings=("hook 10-notify said no",),
+    downtime={"architect": Downtime(91.5, (Gap(2.0, 93.5), Gap(99.0, None)), {"stop": 3.0, "back:healthy": 1.0}, 240)},
 )
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(ROOT / "plugins" / "module_utils"),
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+
+
+def read(paths: HostPaths) -> Journal:
+    journal = read_journal(paths)
+    assert journal is not None
+    return journal
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> HostPaths:
-    return HostPaths(etc=tmp_path / "etc", state=tmp_path / "state", units=tmp_path / "units")
+def file(paths: HostPaths) -> JournalFile:
+    """The journal of a switch that has begun, with its ballast."""
+    file = JournalFile(paths, BEGUN)
+    file.take_ballast()
+    return file
 
 
 # ---- as JSON ----------------------------------------------------------------------------------------------------
@@ -84,7 +79,7 @@ def test_what_is_written_is_read_back(journal: Journal) -> None:
 def test_enums_are_their_values_in_the_file(paths: HostPaths) -> None:
     JournalFile(paths, ENDED).write()
     data = json.loads(paths.switch_journal.read_text())
-    assert (data["phase"], data["result"], data["phases"][0]["phase"]) == ("clean_up", "committed", "drain")
+    assert (data["phase"], data["result"], data["phases"][0]["phase"]) == ("clean_up", "committed", "preflight")
     assert read_journal(paths) == ENDED
 
 
@@ -104,7 +99,7 @@ def test_keys_of_a_newer_program_are_no_damage() -> None:
         ({"generation": "4"}, "generation is '4'"),
         ({"id": None}, "id is None"),
         ({"phases": [{"phase": "drain"}]}, "has no direction, began_at, began_s"),
-        ({"phases": [7]}, "a phase is int"),
+        ({"phases": [7]}, "an item of phases is int"),
         ({"phases": 7}, "int"),
         ({"downtime": [1]}, "list"),
         ({"downtime": {"architect": {}}}, "downtime of architect has no seconds"),
@@ -130,9 +125,8 @@ def test_a_half_written_journal_counts_as_unfinished_and_is_kept(paths: HostPath
     half = text[: int(len(text) * share)]
     paths.state.mkdir(parents=True)
     paths.switch_journal.write_text(half)
-    read = read_journal(paths)
-    assert read is not None and read.id == DAMAGED and read.result is None
-    assert str(paths.switch_journal) in read.message
+    assert (read(paths).id, read(paths).result) == (DAMAGED, None)
+    assert str(paths.switch_journal) in read(paths).message
     kept = set_aside_damaged(paths, "2026-11-21T16:50:00Z")
     assert kept is not None and kept.parent == paths.history and kept.read_text() == half
     assert read_journal(paths) is None
@@ -146,15 +140,13 @@ def test_whatever_stands_there_reading_never_raises(paths: HostPaths, content: b
     paths.history.mkdir(parents=True)
     paths.switch_journal.write_bytes(content)
     (paths.history / "20261121T164000Z-3.json").write_bytes(content)
-    read = read_journal(paths)
-    assert read is not None and read.id == DAMAGED
+    assert read(paths).id == DAMAGED
     assert history(paths) == []
 
 
 def test_a_directory_in_the_journals_place_is_damage_too(paths: HostPaths) -> None:
     paths.switch_journal.mkdir(parents=True)
-    read = read_journal(paths)
-    assert read is not None and read.id == DAMAGED
+    assert read(paths).id == DAMAGED
 
 
 # ---- phases -----------------------------------------------------------------------------------------------------
@@ -163,18 +155,14 @@ def test_a_directory_in_the_journals_place_is_damage_too(paths: HostPaths) -> No
 def test_a_phase_is_on_disk_before_it_acts_and_its_end_with_the_next(paths: HostPaths) -> None:
     file = JournalFile(paths, BEGUN)
     file.enter(Phase.DRAIN, "forward", "2026-11-21T16:40:01Z", 1.0)
-    read = read_journal(paths)
-    assert read is not None and read.phase is Phase.DRAIN and read.phases[-1].outcome is None
+    assert read(paths).phase is Phase.DRAIN and read(paths).phases[-1].outcome is None
     file.leave("done", 0.5, "nothing ran")
     file.enter(Phase.STOP, "forward", "2026-11-21T16:40:02Z", 1.5)
-    read = read_journal(paths)
-    assert read is not None and [record.outcome for record in read.phases] == ["done", None]
-    assert read.phases[0].seconds == 0.5 and read.phases[0].detail == "nothing ran"
+    assert [record.outcome for record in read(paths).phases] == ["done", None]
+    assert read(paths).phases[0].seconds == 0.5 and read(paths).phases[0].detail == "nothing ran"
 
 
-def test_the_end_is_in_the_history_and_the_ballast_is_given_back(paths: HostPaths) -> None:
-    file = JournalFile(paths, BEGUN)
-    file.take_ballast()
+def test_the_end_is_in_the_history_and_the_ballast_is_given_back(paths: HostPaths, file: JournalFile) -> None:
     assert file.ballast.stat().st_blocks * 512 >= BALLAST_BYTES, "a hole holds no room"
     file.finish(result=Result.COMMITTED, ended_at="2026-11-21T16:41:00Z", seconds=60.0, message="done")
     assert read_journal(paths) == file.journal
@@ -182,8 +170,7 @@ def test_the_end_is_in_the_history_and_the_ballast_is_given_back(paths: HostPath
     assert not file.ballast.exists()
 
 
-def test_a_former_programs_ballast_is_taken_over(paths: HostPaths) -> None:
-    JournalFile(paths, BEGUN).take_ballast()
+def test_a_former_programs_ballast_is_taken_over(paths: HostPaths, file: JournalFile) -> None:
     again = JournalFile(paths, BEGUN)
     again.take_ballast()
     assert again.ballast.stat().st_size == BALLAST_BYTES
@@ -222,21 +209,16 @@ def full(monkeypatch: pytest.MonkeyPatch, file: JournalFile, *, for_good: bool =
     monkeypatch.setattr(journal_module, "write_durably", write)
 
 
-def test_a_full_disk_takes_the_ballast(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = JournalFile(paths, BEGUN)
-    file.take_ballast()
+def test_a_full_disk_takes_the_ballast(paths: HostPaths, file: JournalFile, monkeypatch: pytest.MonkeyPatch) -> None:
     full(monkeypatch, file)
     file.enter(Phase.STOP, "forward", "2026-11-21T16:40:02Z", 1.5)
     assert not file.ballast.exists()
-    read = read_journal(paths)
-    assert read is not None and read.phase is Phase.STOP
+    assert read(paths).phase is Phase.STOP
 
 
 def test_a_disk_that_stays_full_is_said_and_leaves_the_former_journal(
-    paths: HostPaths, monkeypatch: pytest.MonkeyPatch
+    paths: HostPaths, file: JournalFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = JournalFile(paths, BEGUN)
-    file.take_ballast()
     file.write()
     full(monkeypatch, file, for_good=True)
     with pytest.raises(JournalLost, match=r"switch\.json cannot be written: No space left on device.*df -h"):
@@ -245,10 +227,7 @@ def test_a_disk_that_stays_full_is_said_and_leaves_the_former_journal(
     assert file.journal.phase is Phase.STOP, "what is known in memory is not forgotten"
 
 
-def test_other_errors_do_not_cost_the_ballast(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = JournalFile(paths, BEGUN)
-    file.take_ballast()
-
+def test_other_errors_do_not_cost_the_ballast(file: JournalFile, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(path: Path, text: str) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -258,48 +237,20 @@ def test_other_errors_do_not_cost_the_ballast(paths: HostPaths, monkeypatch: pyt
     assert file.ballast.exists()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real disk of 2 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
-    if done.returncode != 0:
-        pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", str(disk)], timeout=20, check=True)
-
-
-def fill(disk: Path) -> None:
-    with open(disk / "filler", "ab", buffering=0) as file:
-        for size in (65536, 4096):
-            try:
-                while True:
-                    file.write(b"x" * size)
-            except OSError as error:
-                assert error.errno == errno.ENOSPC
-
-
-def test_a_disk_that_is_really_full_takes_the_ballast_and_then_fails(small_disk: Path) -> None:
-    paths = HostPaths(state=small_disk / "state")
+def test_a_disk_that_is_really_full_takes_the_ballast_and_then_fails(small_disk: SmallDisk) -> None:
+    paths = HostPaths(state=small_disk.path / "state")
     file = JournalFile(paths, BEGUN)
     file.take_ballast()
     file.write()
-    fill(small_disk)
+    small_disk.fill()
     file.enter(Phase.STOP, "forward", "2026-11-21T16:40:02Z", 1.5)
     assert not file.ballast.exists()
-    read = read_journal(paths)
-    assert read is not None and read.phase is Phase.STOP
-    fill(small_disk)
+    former = read(paths)
+    assert former.phase is Phase.STOP
+    small_disk.fill()
     with pytest.raises(JournalLost, match="No space left on device"):
         file.enter(Phase.FREE, "forward", "2026-11-21T16:40:03Z", 2.5)
-    assert read_journal(paths) == read, "the former journal is whole"
+    assert read(paths) == former, "the former journal is whole"
     assert sorted(entry.name for entry in paths.state.iterdir()) == ["switch.json"], "no half of a file stays behind"
     with pytest.raises(JournalLost, match="1024 KiB for the journal"):
         file.take_ballast()
@@ -353,7 +304,7 @@ def other(paths: HostPaths) -> Iterator[subprocess.Popen[str]]:
         [sys.executable, "-c", HOLD, str(paths.state)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "plugins" / "module_utils")},
+        env=ENVIRONMENT,
     )
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     yield process
@@ -367,17 +318,17 @@ def test_the_second_is_refused_with_the_holders_name_and_phase(paths: HostPaths,
     file.enter(Phase.HEALTHY, "back", "2026-11-21T16:40:01Z", 1.0)
     with pytest.raises(Busy) as caught, Lock(paths):
         pass
-    busy = caught.value
-    assert (busy.name, busy.phase, busy.generation) == ("site.yml by alice", Phase.HEALTHY, 4)
-    assert "generation 4 (bf16-tp4), asked by site.yml by alice, phase healthy, going back, process 4711" in str(busy)
-    assert holder(paths) == file.journal
+    assert "generation 4 (bf16-tp4), asked by site.yml by alice, phase healthy, going back, process 4711" in str(
+        caught.value
+    )
+    assert holder(paths) == caught.value.journal == file.journal
 
 
 def test_a_holder_that_has_written_nothing_yet_is_a_holder(paths: HostPaths, other: subprocess.Popen[str]) -> None:
     JournalFile(paths, ENDED).write()
     running = holder(paths)
     assert running is not None and running.asked_by == "another vllm-edge" and running.phase is None
-    with pytest.raises(Busy, match="has not said yet what it does"), Lock(paths):
+    with pytest.raises(Busy, match="has not written its journal yet"), Lock(paths):
         pass
 
 
@@ -448,12 +399,7 @@ def test_another_user_cannot_hold_the_lock_and_still_sees_who_does() -> None:
 
         def another() -> list[str]:
             words = [sys.executable, "-c", AS_ANOTHER, str(paths.state)]
-            environment = {
-                **os.environ,
-                "PYTHONPATH": str(ROOT / "plugins" / "module_utils"),
-                "PYTHONDONTWRITEBYTECODE": "1",
-            }
-            return subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout.split("\n")
+            return subprocess.run(words, capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout.split("\n")
 
         with Lock(paths):
             assert another()[:2] == ["nobody", "may not"]

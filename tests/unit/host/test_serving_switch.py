@@ -8,13 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import generations
 import pytest
 from ansible.module_utils.vllm_edge.generation import committed as generation_committed
-from ansible.module_utils.vllm_edge.generation import live, model, store
+from ansible.module_utils.vllm_edge.generation import live, store
+from ansible.module_utils.vllm_edge.generation.model import Choice
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch.journal import Lock
 
-UUID = "GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710003"
+UUID = generations.UUIDS[0]
 Result = dict[str, Any]
 
 PROGRAM = """#!/bin/sh
@@ -27,33 +29,15 @@ esac
 
 
 def engine(name: str = "e2b", port: int = 8070, chat: str | None = None, **config: Any) -> dict[str, Any]:
+    """An engine as the role passes it to the module."""
+    files = generations.engine(name, port, chat, **config)
     return {
         "name": name,
-        "docker_create": f"--name=vllm-{name}\n--label=vllm-edge.engine={name}\nimage:1\n/models/{name}\n",
-        "unit": f"# {model.MARK}\n[Service]\nExecStart=/bin/vllm-edge run-engine {name}\n",
-        "config": {
-            "engine": name,
-            "unit": f"vllm-{name}.service",
-            "container": f"vllm-{name}",
-            "url": f"http://127.0.0.1:{port}",
-            "served_names": [name],
-            "model": name,
-            "repo": f"google/{name}",
-            "revision": "main",
-            "precision": "bf16",
-            "tensor_parallel_size": 1,
-            "gpus": [UUID],
-            "port": port,
-            "image": "image:1",
-            "image_id": "sha256:11",
-            "vram_budget_mib": 20900,
-            "stop_timeout_s": 30,
-            "stall_timeout_s": 300,
-            "health_timeout_s": 5,
-            **config,
-        },
+        "docker_create": files.docker_create,
+        "unit": files.unit,
+        "config": dict(files.config),
         "chat_template": chat,
-        "manifest_sha256": "m1",
+        "manifest_sha256": generations.MANIFEST,
     }
 
 
@@ -123,7 +107,7 @@ class Host:
         assert result["result"] == "committed", result
         generation = store.load(self.paths, result["generation"])
         live.install(generation, self.paths, generation.engines, target=True)
-        choice = model.Choice(more.get("origin", "inventory"), more.get("inventory_profile"))
+        choice = Choice(more.get("origin", "inventory"), more.get("inventory_profile"))
         generation_committed.commit(generation, self.paths, choice, "then")
         self.status(list(generation.engines))
         self.answer("", 9, "the program was asked for a switch that nobody needs")

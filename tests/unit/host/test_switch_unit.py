@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from ansible.module_utils.vllm_edge.switch import command as switch_unit
 from ansible.module_utils.vllm_edge.switch.command import moves_lines, run_check, run_rollback, run_switch_to
 from ansible.module_utils.vllm_edge.switch.journal import from_json, to_json
 from ansible.module_utils.vllm_edge.switch.model import Exit, Journal, Moves, PhaseFailed, Result
+from ansible.module_utils.vllm_edge.system.systemd import Ran
 from ansible.module_utils.vllm_edge.text import WIDTH
 from journals import RUNNING, ended
 
@@ -31,10 +32,10 @@ FORMER = ended(id="20261120T100000Z-3", generation=3, profile="nvfp4-tp2", resul
 class FakeUnit:
     """Systemd's side of the unit: each question of whether it runs takes the journal one step on."""
 
-    def __init__(self, paths: HostPaths, steps: Sequence[Journal | None]) -> None:
+    def __init__(self, paths: HostPaths) -> None:
         self.paths = paths
-        self.steps = list(steps)
-        self.started: list[str] | None = None
+        self.steps: list[Journal | None] = []
+        self.started: list[str] = []
         self.refuses: str | None = None
         self.elsewhere = False
         """Somebody else's unit of the same name runs."""
@@ -47,7 +48,7 @@ class FakeUnit:
         return self.refuses
 
     def running(self) -> bool:
-        if self.started is None:
+        if not self.started:
             return self.elsewhere
         if not self.steps:
             return False
@@ -86,15 +87,45 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostPaths:
 COMMITTED = Committed("bf16-tp4", 4, "d", {}, "-e", "nvfp4-tp2", "t", previous_generation=3)
 
 
+class Command:
+    """`vllm-edge switch` and `rollback` on this host; what they print is in `out` and `err`."""
+
+    def __init__(self, paths: HostPaths, capsys: pytest.CaptureFixture[str]) -> None:
+        self.paths, self.capsys, self.unit = paths, capsys, FakeUnit(paths)
+        self.out = self.err = ""
+
+    def switch(self, wanted: str, *steps: Journal | None, choice: Choice | None = None, output: str = "text") -> int:
+        """The journal takes these steps while the unit runs."""
+        self.unit.steps = list(steps)
+        return self.end(run_switch_to(wanted, self.paths, choice or Choice(), output=output, unit=self.unit))
+
+    def rollback(self, *steps: Journal | None) -> int:
+        self.unit.steps = list(steps)
+        return self.end(run_rollback(self.paths, output="text", unit=self.unit))
+
+    def end(self, status: int) -> int:
+        self.out, self.err = self.capsys.readouterr()
+        return status
+
+    def refused(self, status: int, expected: Exit = Exit.REFUSED) -> str:
+        """What it says when it has not started anything."""
+        assert (status, self.out, self.unit.started) == (expected, "", [])
+        assert self.err.count("\n") == 1, "one paragraph"
+        return self.err
+
+
+@pytest.fixture
+def command(paths: HostPaths, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(paths, capsys)
+
+
 # ---- what is started --------------------------------------------------------------------------------------------
 
 
-def test_the_unit_outlives_its_asker_and_is_ended_once(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unit_outlives_its_asker_and_is_ended_once(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "alice")
-    unit = FakeUnit(paths, [ended()])
-    assert run_switch_to("4", paths, Choice(), output="text", unit=unit) == Exit.OK
-    assert unit.started is not None
-    options, _, program = " ".join(unit.started).partition(" -- ")
+    assert command.switch("4", ended()) == Exit.OK
+    options, _, program = " ".join(command.unit.started).partition(" -- ")
     for told in (
         "systemd-run --unit=vllm-edge-switch.service",
         "--description=Switch to generation 4, profile bf16-tp4, asked by vllm-edge switch by alice",
@@ -105,7 +136,7 @@ def test_the_unit_outlives_its_asker_and_is_ended_once(paths: HostPaths, monkeyp
         "--property=Restart=no",
         "--property=OOMScoreAdjust=-900",
         "--property=After=docker.service",
-        f"--setenv=VLLM_EDGE_STATE={paths.state}",
+        f"--setenv=VLLM_EDGE_STATE={command.paths.state}",
     ):
         assert told in options
     assert "--scope" not in options and "--wait" not in options, "it would end with whoever asked"
@@ -116,41 +147,36 @@ def test_the_unit_outlives_its_asker_and_is_ended_once(paths: HostPaths, monkeyp
     )
 
 
-def test_what_the_unit_runs_is_a_command_of_the_program(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_unit_runs_is_a_command_of_the_program(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setitem(
         sys.modules,
         f"{PACKAGE}.switch.run",
         SimpleNamespace(run_switch=lambda paths, number, choice: asked.append((paths.state, number, choice)) or 3),
     )
-    unit = FakeUnit(paths, [ended()])
-    run_switch_to("4", paths, Choice("-e", None, "site.yml by alice"), output="json", unit=unit)
-    assert unit.started is not None
-    words = unit.started[unit.started.index("--") + 2 :]
-    assert main([f"--state={paths.state}", *words]) == 3
-    assert asked == [(paths.state, 4, Choice("-e", None, "site.yml by alice"))]
+    command.switch("4", ended(), choice=Choice("-e", None, "site.yml by alice"), output="json")
+    words = command.unit.started[command.unit.started.index("--") + 2 :]
+    assert main([f"--state={command.paths.state}", *words]) == 3
+    assert asked == [(command.paths.state, 4, Choice("-e", None, "site.yml by alice"))]
 
 
-def test_a_profile_is_its_newest_generation(paths: HostPaths) -> None:
-    unit = FakeUnit(paths, [ended(generation=5)])
-    assert run_switch_to("nvfp4-tp2", paths, Choice(), output="text", unit=unit) == Exit.OK
-    assert unit.started is not None
-    assert unit.started[unit.started.index("run-switch") + 1] == "5"
+def test_a_profile_is_its_newest_generation(command: Command) -> None:
+    assert command.switch("nvfp4-tp2", ended(generation=5)) == Exit.OK
+    assert command.unit.started[command.unit.started.index("run-switch") + 1] == "5"
 
 
-def test_rollback_goes_to_the_previous_one_and_says_so(paths: HostPaths) -> None:
-    unit = FakeUnit(paths, [ended(generation=3)])
-    assert run_rollback(paths, output="text", unit=unit) == Exit.OK
-    assert unit.started is not None
-    assert unit.started[unit.started.index("run-switch") + 1] == "3"
-    assert "--origin=host" in unit.started and "--inventory-profile=nvfp4-tp2" in unit.started
-    assert any(word.startswith("--asked-by=vllm-edge rollback by ") for word in unit.started)
+def test_rollback_goes_to_the_previous_one_and_says_so(command: Command) -> None:
+    assert command.rollback(ended(generation=3)) == Exit.OK
+    started = command.unit.started
+    assert started[started.index("run-switch") + 1] == "3"
+    assert "--origin=host" in started and "--inventory-profile=nvfp4-tp2" in started
+    assert any(word.startswith("--asked-by=vllm-edge rollback by ") for word in started)
 
 
 # ---- how it is followed -----------------------------------------------------------------------------------------
 
 
-def test_a_line_for_each_phase_once_and_the_end(paths: HostPaths, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_for_each_phase_once_and_the_end(command: Command) -> None:
     preflight, stop, _ = RUNNING.phases
     steps = [
         None,
@@ -161,14 +187,11 @@ def test_a_line_for_each_phase_once_and_the_end(paths: HostPaths, capsys: pytest
         ended(warnings=("The hook gateway failed.",)),
         None,
     ]
-    assert run_switch_to("4", paths, Choice(), output="text", unit=FakeUnit(paths, steps)) == Exit.OK
-    lines = capsys.readouterr().out.splitlines()
+    assert command.switch("4", *steps) == Exit.OK
+    lines = command.out.splitlines()
     assert lines[0] == ("switch to generation 4 (bf16-tp4) from generation 3 (nvfp4-tp2), asked by site.yml by alice")
-    assert [line.split()[2] for line in lines if " s  " in line and line.startswith("   ")] == [
-        "preflight",
-        "stop",
-        "healthy",
-    ]
+    phases = [line.split()[2] for line in lines if " s  " in line and line.startswith("   ")]
+    assert phases == ["preflight", "stop", "healthy"]
     assert "    0.8 s  stop                4.1 s  31b-nvfp4-tp2 stopped" in lines
     assert "committed after 70.4 s: Generation 4 (bf16-tp4) serves." in lines
     assert "kept e4b; stopped 31b-nvfp4-tp2; started 31b-bf16-tp4" in lines
@@ -177,21 +200,18 @@ def test_a_line_for_each_phase_once_and_the_end(paths: HostPaths, capsys: pytest
     assert max(map(len, lines)) <= WIDTH
 
 
-def test_a_long_phase_is_not_silent(
-    paths: HostPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_long_phase_is_not_silent(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch_unit, "list_loading_engines", lambda journal: ["31b-bf16-tp4: loading weights 40 %"])
     monkeypatch.setattr(switch_unit, "QUIET_S", 0.0)
-    run_switch_to("4", paths, Choice(), output="text", unit=FakeUnit(paths, [RUNNING, ended()]))
-    out = capsys.readouterr().out
-    assert re.search(r"^ +4\.9 s  healthy +\.\.\.  31b-bf16-tp4: loading weights 40 %$", out, re.MULTILINE)
+    command.switch("4", RUNNING, ended())
+    line = r"^ +4\.9 s  healthy +\.\.\.  31b-bf16-tp4: loading weights 40 %$"
+    assert re.search(line, command.out, re.MULTILINE)
 
 
-def test_json_is_the_final_journal_alone(paths: HostPaths, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_the_final_journal_alone(command: Command) -> None:
     final = ended(Result.ROLLED_BACK)
-    unit = FakeUnit(paths, [RUNNING, final])
-    assert run_switch_to("4", paths, Choice(), output="json", unit=unit) == Exit.ROLLED_BACK
-    assert from_json(json.loads(capsys.readouterr().out)) == final
+    assert command.switch("4", RUNNING, final, output="json") == Exit.ROLLED_BACK
+    assert from_json(json.loads(command.out)) == final
 
 
 @pytest.mark.parametrize(
@@ -204,40 +224,29 @@ def test_json_is_the_final_journal_alone(paths: HostPaths, capsys: pytest.Captur
         (Result.FAILED, 3),
     ],
 )
-def test_the_exit_status_is_the_result(paths: HostPaths, result: Result, status: int) -> None:
-    assert run_switch_to("4", paths, Choice(), output="text", unit=FakeUnit(paths, [ended(result)])) == status
+def test_the_exit_status_is_the_result(command: Command, result: Result, status: int) -> None:
+    assert command.switch("4", ended(result)) == status
 
 
 @pytest.mark.parametrize(
-    ("steps", "told"), [([None], "ended before it had begun"), ([RUNNING], "ended in phase healthy")]
+    ("step", "told"),
+    [(None, "ended before it had begun"), (RUNNING, "ended in phase healthy")],
+    ids=["none", "running"],
 )
-def test_a_unit_that_ends_without_a_result(
-    paths: HostPaths, steps: list[Journal | None], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_switch_to("4", paths, Choice(), output="json", unit=FakeUnit(paths, steps)) == Exit.FAILED
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert told in said.err and "'journalctl -u vllm-edge-switch.service'" in said.err
-    assert "vllm-edge recover" in said.err
+def test_a_unit_that_ends_without_a_result(command: Command, step: Journal | None, told: str) -> None:
+    assert command.switch("4", step, output="json") == Exit.FAILED
+    assert command.out == ""
+    assert told in command.err and "'journalctl -u vllm-edge-switch.service'" in command.err
+    assert "vllm-edge recover" in command.err
 
 
 @pytest.mark.parametrize("status", [Exit.REFUSED, Exit.BUSY])
-def test_a_refusal_that_no_journal_tells_is_one(
-    paths: HostPaths, status: Exit, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refusal_that_no_journal_tells_is_one(command: Command, status: Exit) -> None:
     """As on a full disk."""
-    unit = FakeUnit(paths, [None])
-    unit.status = status
-    assert run_switch_to("4", paths, Choice(), output="json", unit=unit) == status
-    said = capsys.readouterr()
-    assert said.out == "" and "refused to begin: nothing was touched" in said.err and "recover" not in said.err
-
-
-SYSTEMCTL = """#!/bin/sh
-echo "$*" >> {log}
-[ "$1" = show ] && printf '%s\\n' Id=vllm-edge-switch.service {shown}
-exit 0
-"""
+    command.unit.status = status
+    assert command.switch("4", None, output="json") == status
+    assert command.out == ""
+    assert "refused to begin: nothing was touched" in command.err and "recover" not in command.err
 
 
 @pytest.mark.parametrize(
@@ -246,87 +255,59 @@ exit 0
         ("ExecMainCode=1 ExecMainStatus=2", 2),
         ("ExecMainCode=2 ExecMainStatus=9", None),
         ("ExecMainCode=0 ExecMainStatus=0", None),
-        ("''", None),
+        ("", None),
     ],
     ids=["exited", "killed", "unknown", "silent"],
 )
-def test_the_exit_status_is_asked_before_systemd_forgets_the_unit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str, status: int | None
-) -> None:
-    log = tmp_path / "log"
-    (tmp_path / "systemctl").write_text(SYSTEMCTL.format(log=log, shown=shown))
-    (tmp_path / "systemctl").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert switch_unit.SystemdUnit().collect() == status
+def test_the_exit_status_is_asked_before_systemd_forgets_the_unit(shown: str, status: int | None) -> None:
+    calls: list[str] = []
+
+    def systemctl(command: Sequence[str], timeout_s: float) -> Ran:
+        calls.append(" ".join(command[1:]))
+        return Ran(0, f"Id=vllm-edge-switch.service\n{shown}".replace(" ", "\n"))
+
+    assert switch_unit.Unit(systemctl).collect() == status
     unit = "vllm-edge-switch.service"
-    assert log.read_text().splitlines() == [
-        f"show --property=Id,ExecMainCode,ExecMainStatus -- {unit}",
-        f"reset-failed -- {unit}",
-    ]
+    assert calls == [f"show --property=Id,ExecMainCode,ExecMainStatus -- {unit}", f"reset-failed -- {unit}"]
 
 
-def test_the_end_waits_for_what_the_unit_runs_after_it(paths: HostPaths) -> None:
+def test_the_end_waits_for_what_the_unit_runs_after_it(command: Command) -> None:
     """Until ExecStopPost has ended nobody else could start the unit."""
-    unit = FakeUnit(paths, [RUNNING, ended(), None, None, None])
-    assert run_switch_to("4", paths, Choice(), output="text", unit=unit) == Exit.OK
-    assert unit.steps == []
+    assert command.switch("4", RUNNING, ended(), None, None, None) == Exit.OK
+    assert command.unit.steps == []
 
 
 @pytest.mark.parametrize("signal", [KeyboardInterrupt, BrokenPipeError])
 def test_who_stops_following_is_told_how_to_go_on(
-    paths: HostPaths,
-    signal: type[BaseException],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: Command, signal: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
         raise signal
 
     monkeypatch.setattr(switch_unit, "follow", interrupted)
-    unit = FakeUnit(paths, [])
-    assert run_switch_to("4", paths, Choice(), output="text", unit=unit) == 130
-    told = capsys.readouterr().err
-    assert "The switch goes on in vllm-edge-switch.service" in told
-    assert "vllm-edge progress" in told and "journalctl -fu" in told and "systemctl stop" in told
+    assert command.switch("4") == 130
+    assert "The switch goes on in vllm-edge-switch.service" in command.err
+    assert all(words in command.err for words in ("vllm-edge progress", "journalctl -fu", "systemctl stop"))
 
 
 # ---- what is refused --------------------------------------------------------------------------------------------
 
 
-def refused(call: Callable[[], int], status: Exit, capsys: pytest.CaptureFixture[str]) -> str:
-    assert call() == status
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1, "one paragraph"
-    return said.err
-
-
-def test_a_second_switch_is_told_who_holds_the_first(
-    paths: HostPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_switch_is_told_who_holds_the_first(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch_unit, "holder", lambda paths: RUNNING)
-    unit = FakeUnit(paths, [])
-    told = refused(lambda: run_switch_to("5", paths, Choice(), output="json", unit=unit), Exit.BUSY, capsys)
+    told = command.refused(command.switch("5", output="json"), Exit.BUSY)
     for word in ("generation 4 (bf16-tp4)", "site.yml by alice", "phase healthy", "process 4711", "Nothing was done"):
         assert word in told
-    assert unit.started is None
 
 
-def test_a_second_switch_that_comes_before_the_first_has_said_anything(
-    paths: HostPaths, capsys: pytest.CaptureFixture[str]
-) -> None:
-    unit = FakeUnit(paths, [])
-    unit.elsewhere = True
-    assert "runs already" in refused(
-        lambda: run_switch_to("5", paths, Choice(), output="text", unit=unit), Exit.BUSY, capsys
-    )
+def test_a_second_switch_that_comes_before_the_first_has_said_anything(command: Command) -> None:
+    command.unit.elsewhere = True
+    assert "runs already" in command.refused(command.switch("5"), Exit.BUSY)
 
 
-def test_systemd_s_own_words_where_it_starts_nothing(paths: HostPaths, capsys: pytest.CaptureFixture[str]) -> None:
-    unit = FakeUnit(paths, [])
-    unit.refuses = "Failed to connect to bus"
-    told = refused(lambda: run_switch_to("5", paths, Choice(), output="text", unit=unit), Exit.REFUSED, capsys)
-    assert "nothing was touched: Failed to connect to bus" in told
+def test_systemd_s_own_words_where_it_starts_nothing(command: Command) -> None:
+    command.unit.refuses = "Failed to connect to bus"
+    assert "nothing was touched: Failed to connect to bus" in command.refused(command.switch("5"))
 
 
 @pytest.mark.parametrize(
@@ -337,22 +318,15 @@ def test_systemd_s_own_words_where_it_starts_nothing(paths: HostPaths, capsys: p
         ("6", "Generation 6 cannot be used: generation 6 is damaged"),
     ],
 )
-def test_a_generation_that_is_not_there(
-    paths: HostPaths, wanted: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_generation_that_is_not_there(command: Command, wanted: str, told: str) -> None:
     if wanted == "6":
-        paths.generation_dir(6).mkdir()
-    unit = FakeUnit(paths, [])
-    assert told in refused(
-        lambda: run_switch_to(wanted, paths, Choice(), output="text", unit=unit), Exit.REFUSED, capsys
-    )
-    assert unit.started is None
+        command.paths.generation_dir(6).mkdir()
+    assert told in command.refused(command.switch(wanted))
 
 
-def test_one_damaged_generation_hides_no_other(paths: HostPaths) -> None:
-    paths.generation_dir(6).mkdir()
-    unit = FakeUnit(paths, [ended(generation=5)])
-    assert run_switch_to("nvfp4-tp2", paths, Choice(), output="text", unit=unit) == Exit.OK
+def test_one_damaged_generation_hides_no_other(command: Command) -> None:
+    command.paths.generation_dir(6).mkdir()
+    assert command.switch("nvfp4-tp2", ended(generation=5)) == Exit.OK
 
 
 @pytest.mark.parametrize(
@@ -364,27 +338,19 @@ def test_one_damaged_generation_hides_no_other(paths: HostPaths) -> None:
     ],
 )
 def test_a_rollback_to_nothing(
-    paths: HostPaths,
-    now: Committed | None,
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: Command, now: Committed | None, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(switch_unit, "committed", lambda paths: now)
-    unit = FakeUnit(paths, [])
-    assert told in refused(lambda: run_rollback(paths, output="text", unit=unit), Exit.REFUSED, capsys)
-    assert unit.started is None
+    assert told in command.refused(command.rollback())
 
 
 @pytest.mark.parametrize(
     "arguments", [["switch", "4"], ["switch", "4", "--check"], ["rollback"], ["recover"], ["recover", "--boot"]]
 )
-def test_only_root(
-    paths: HostPaths, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_root(command: Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    told = refused(lambda: main([f"--state={paths.state}", *arguments]), Exit.REFUSED, capsys)
+    told = command.refused(command.end(main([f"--state={command.paths.state}", *arguments])))
     assert f"'sudo vllm-edge {' '.join(arguments)}'" in told
 
 
@@ -413,7 +379,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Moves | Exception]]:
             raise answers[0]
         return answers[0]
 
-    world = SimpleNamespace(open_world=lambda paths: SimpleNamespace(moves=asked))
+    world = SimpleNamespace(HostWorld=lambda paths: SimpleNamespace(moves=asked))
     monkeypatch.setitem(sys.modules, f"{PACKAGE}.switch.host", world)
     yield answers
 
@@ -441,8 +407,6 @@ def test_check_where_nothing_differs(paths: HostPaths) -> None:
     assert "nothing would be touched" in moves_lines(generation, Moves(keep=("e2b",)))[0]
 
 
-def test_check_where_the_host_cannot_be_asked(
-    paths: HostPaths, moves: list[Moves | Exception], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_where_the_host_cannot_be_asked(command: Command, moves: list[Moves | Exception]) -> None:
     moves[0] = PhaseFailed("The Docker Engine does not answer.")
-    assert "Docker" in refused(lambda: run_check("5", paths, output="text"), Exit.REFUSED, capsys)
+    assert "Docker" in command.refused(command.end(run_check("5", command.paths, output="text")))

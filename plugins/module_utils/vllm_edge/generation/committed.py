@@ -13,12 +13,7 @@ from .model import ORIGINS, Choice, Committed, CommittedEngine, Generation, Gene
 def parse_committed(text: str, source: str) -> Committed:
     """Parse active-profile.json. A file of the older format has no digest and origin, which become "" and `inventory`.
 
-    Args:
-        text: its content
-        source: its path, for messages
-
-    Raises:
-        GenerationError: the text does not say which generation is committed
+    `source` is its path, for messages. Raises GenerationError.
     """
     try:
         data = json.loads(text)
@@ -44,7 +39,8 @@ def parse_committed(text: str, source: str) -> Committed:
         why = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
         raise GenerationError(
             f"{source} does not say which generation is committed: {why}. Engines that run were not touched. "
-            f"`vllm-edge history` knows which one it was; with the file moved away, site.yml chooses anew."
+            f"`vllm-edge history` shows which one it was. If you move it away, site.yml commits what the inventory "
+            "names."
         ) from error
 
 
@@ -66,8 +62,6 @@ def commit(generation: Generation, paths: HostPaths, choice: Choice, chosen_at: 
     Committing the committed generation again keeps the recorded previous one.
 
     Args:
-        generation: generation to commit
-        paths: where the host keeps its files
         choice: who chose the profile
         chosen_at: time of the choice, as `engine.state.stamp` formats it
 
@@ -83,10 +77,7 @@ def commit(generation: Generation, paths: HostPaths, choice: Choice, chosen_at: 
         "profile": generation.profile,
         "generation": generation.number,
         "digest": generation.digest,
-        "engines": {
-            name: {"input_hash": engine.config.input_hash, "generation": engine.config.generation}
-            for name, engine in generation.engines.items()
-        },
+        "engines": generation.marks,
         "origin": choice.origin,
         "inventory_profile": choice.inventory_profile,
         "chosen_at": chosen_at,

@@ -85,8 +85,6 @@ def live_places(
     """Return the relevant live files with their wanted content; None means that the file must not exist.
 
     Args:
-        generation: the generation that should be live
-        paths: where the host keeps its files
         engines: engines to consider; None considers all of the generation and all with live files
         target: whether to include the systemd target
     """
@@ -139,14 +137,8 @@ def seen(status: Mapping[str, Any]) -> tuple[list[SeenEngine], list[str]]:
 def install(generation: Generation, paths: HostPaths, engines: Iterable[str], *, target: bool) -> list[str]:
     """Write the live files of these engines where they differ, each by one rename. Raises GenerationError.
 
-    Args:
-        generation: the generation to make live
-        paths: where the host keeps its files
-        engines: engines whose files are written
-        target: whether to write the systemd target too
-
-    Returns:
-        The paths that were changed.
+    `engines` are those whose files are written; with `target` the systemd target is written too. Returns the changed
+    paths.
     """
     changes = live_changes(generation, paths, engines, target)
     for change in changes:
@@ -208,8 +200,6 @@ def build_file_rows(
     `--diff`.
 
     Args:
-        generation: the generation that should be live
-        paths: where the host keeps its files
         changes: differences of the live files
         record: difference of the record, from `record_difference`; None leaves it out
 
@@ -233,7 +223,6 @@ def record_difference(
         now: what is committed
         generation: what will be
         origin: who chose its profile
-        paths: where the host keeps its files
         defect: what is wrong with the stored committed generation, if anything
     """
 
@@ -252,12 +241,7 @@ def record_difference(
 
 
 def would(generation: Generation, moves: Mapping[str, Iterable[str]]) -> str:
-    """Return a sentence on what a switch would do.
-
-    Args:
-        generation: the generation to switch to
-        moves: engines to `stop`, `start`, `wait` for and `keep`
-    """
+    """Return a sentence on what a switch would do, given the engines to `stop`, `start`, `wait` for and `keep`."""
     words = {"stop": "stop", "start": "start", "wait": "wait for", "keep": "keep"}
     parts = [f"{verb} {', '.join(moves[key])}" for key, verb in words.items() if moves[key]]
     head = f"would go to generation {generation.number} ({generation.profile})"

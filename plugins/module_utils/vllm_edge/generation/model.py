@@ -61,6 +61,14 @@ class Generation:
         return {name: engine.config.input_hash for name, engine in self.engines.items()}
 
     @property
+    def marks(self) -> dict[str, dict[str, object]]:
+        """By engine the labels of its container: `input_hash`, and the `generation` in which that first appeared."""
+        return {
+            name: {"input_hash": engine.config.input_hash, "generation": engine.config.generation}
+            for name, engine in self.engines.items()
+        }
+
+    @property
     def roles(self) -> dict[str, str]:
         """Engine by served name."""
         return {served: name for name, engine in self.engines.items() for served in engine.config.served_names}

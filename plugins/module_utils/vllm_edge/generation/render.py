@@ -89,51 +89,54 @@ def rendered(options: Mapping[str, Any], installed: Mapping[str, InstalledHash] 
     problems: list[str] = []
     for row in options["engines"]:
         name = str(row["name"])
-        config = {key: value for key, value in row["config"].items() if key not in OF_NO_ENGINE}
-        create, unit, chat = bare(row["docker_create"]), row["unit"], row["chat_template"]
-        hashed = content = input_hash(create, unit, config, chat, row["manifest_sha256"])
-        former = (installed or {}).get(name)
-        if former is not None:
-            like_before = with_unit_section(unit, former.unit)
-            if former.content_hash in (
-                content,
-                input_hash(create, like_before, config, chat, row["manifest_sha256"]),
-            ):
-                hashed = former.input_hash
-        found = engine_problems({**config, "input_hash": hashed, "generation": 1})
-        expected = {"engine": name, "unit": unit_name(name)}
-        found += [
-            f"{key} is {config.get(key)!r}, {want!r} is expected"
-            for key, want in expected.items()
-            if config.get(key) != want
-        ]
-        if name in engines:
-            found.append("it is there twice")
-        try:
-            parse_docker_create(labelled(create, 1, hashed), CREATE_FILE)
-        except (EngineConfigError, GenerationError) as error:
-            found.append(str(error))
+        found = ["it is there twice"] if name in engines else []
+        engines[name] = _read_engine(name, row, (installed or {}).get(name), found)
         problems += [f"engine {name}: {text}" for text in found]
-        engines[name] = EngineFiles(create, unit, config, chat, hashed, "" if content == hashed else content)
-    budgets = {}
-    for uuid, mib in options["budgets_mib"].items():
-        if not str(mib).isdigit():
-            problems.append(f"budgets_mib of {uuid} is {mib!r}: MiB, a whole number from 0")
-        else:
-            budgets[str(uuid)] = int(mib)
-    known = {item.name: item for item in fields(Limits)}
-    limits: dict[str, Any] = {}
-    for key, value in options["limits"].items():
-        whole = key == "keep_generations"
-        try:
-            limits[key] = int(value) if whole else float(value)
-        except (ValueError, TypeError):
-            problems.append(f"limits: {key} is {value!r}, a number is expected")
-        if key not in known:
-            problems.append(f"limits: {key} is none of {', '.join(known)}")
+    budgets = {str(uuid): _read_number(str(mib), int) for uuid, mib in options["budgets_mib"].items()}
+    problems += [
+        f"budgets_mib of {uuid} is {options['budgets_mib'][uuid]!r}: MiB, a whole number from 0"
+        for uuid, mib in budgets.items()
+        if mib is None or mib < 0
+    ]
+    kinds = {item.name: type(item.default) for item in fields(Limits)}
+    limits = {key: _read_number(value, kinds.get(key, float)) for key, value in options["limits"].items()}
+    for key, number in limits.items():
+        if number is None:
+            problems.append(f"limits: {key} is {options['limits'][key]!r}, a number is expected")
+        if key not in kinds:
+            problems.append(f"limits: {key} is none of {', '.join(kinds)}")
     if problems:
-        raise GenerationError(f"What was rendered cannot be used: {'; '.join(problems)}.")
+        raise GenerationError(f"The rendered generation cannot be used: {'; '.join(problems)}.")
     return Rendered(options["profile"], engines, options["target"], budgets, options["foreign"], Limits(**limits))
+
+
+def _read_engine(name: str, row: Mapping[str, Any], former: InstalledHash | None, problems: list[str]) -> EngineFiles:
+    """Return the files of one engine of the options, and append what is wrong with it."""
+    config = {key: value for key, value in row["config"].items() if key not in OF_NO_ENGINE}
+    create, unit, chat = bare(row["docker_create"]), row["unit"], row["chat_template"]
+    hashed = content = input_hash(create, unit, config, chat, row["manifest_sha256"])
+    if former is not None:
+        like_before = with_unit_section(unit, former.unit)
+        if former.content_hash in (content, input_hash(create, like_before, config, chat, row["manifest_sha256"])):
+            hashed = former.input_hash
+    problems += engine_problems({**config, "input_hash": hashed, "generation": 1})
+    problems += [
+        f"{key} is {config.get(key)!r}, {expected!r} is expected"
+        for key, expected in (("engine", name), ("unit", unit_name(name)))
+        if config.get(key) != expected
+    ]
+    try:
+        parse_docker_create(labelled(create, 1, hashed), CREATE_FILE)
+    except (EngineConfigError, GenerationError) as error:
+        problems.append(str(error))
+    return EngineFiles(create, unit, config, chat, hashed, "" if content == hashed else content)
+
+
+def _read_number(value: object, kind: type[Any]) -> Any:
+    try:
+        return kind(value)
+    except (ValueError, TypeError):
+        return None
 
 
 @dataclass(frozen=True)

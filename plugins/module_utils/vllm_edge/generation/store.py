@@ -204,11 +204,7 @@ def documents(rendered: Rendered, number: int, now: Committed | None, created_at
 
     An engine that is in the committed generation unchanged keeps the generation number in its container's label.
 
-    Args:
-        rendered: the generation
-        number: its number
-        now: the committed generation, if any
-        created_at: time for generation.json
+    `now` is the committed generation; `created_at` is a time for generation.json.
     """
     files = {f"units/{TARGET}": rendered.target}
     marks: dict[str, dict[str, object]] = {}
@@ -256,16 +252,9 @@ def write_directory(directory: Path, files: Mapping[str, str]) -> None:
 
 
 def is_written(rendered: Rendered, number: int, now: Committed | None, paths: HostPaths) -> str | None:
-    """Check the directory of a generation.
+    """Return what is wrong with the directory of a generation, or None if it is intact and has the rendered content.
 
-    Args:
-        rendered: what it should contain
-        number: its number
-        now: the committed generation, if any
-        paths: where the host keeps its files
-
-    Returns:
-        None if the directory is intact and has this content, else what is wrong with it.
+    `now` is the committed generation.
     """
     if not paths.generation_dir(number).exists():
         return "it is not there"
@@ -276,9 +265,8 @@ def is_written(rendered: Rendered, number: int, now: Committed | None, paths: Ho
     if there.digest != rendered.digest:
         return f"it is another one: its digest is {there.digest[:12]}, rendered is {rendered.digest[:12]}"
     wanted = json.loads(documents(rendered, number, now, "")["generation.json"])["engines"]
-    marks = {name: (engine.config.input_hash, engine.config.generation) for name, engine in there.engines.items()}
-    same = marks == {name: (row["input_hash"], row["generation"]) for name, row in wanted.items()}
-    return None if same else "its engines carry numbers of another time"
+    marks = {name: {key: row[key] for key in ("input_hash", "generation")} for name, row in wanted.items()}
+    return None if there.marks == marks else "its engines carry numbers of another time"
 
 
 def put(staged: Path, number: int, paths: HostPaths) -> None:

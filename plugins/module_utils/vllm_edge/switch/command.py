@@ -10,19 +10,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pwd
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Protocol
 
 from ..generation.committed import committed
 from ..generation.model import Choice, Committed, Generation, GenerationError
 from ..generation.store import load, numbers
 from ..names import SWITCH_UNIT
 from ..paths import ETC, STATE, UNITS, HostPaths
-from ..system.systemd import Systemd, SystemdError, run_command
+from ..system.process import get_user_name
+from ..system.systemd import Run, Systemd, SystemdError, run_command
 from ..text import wrapped
 from .history import describe_names, list_loading_engines
 from .journal import Busy, holder, read_journal, to_json
@@ -34,27 +33,9 @@ INTERRUPTED = 130
 """The exit status that shells use after Ctrl-C: this process was interrupted, the switch was not."""
 POLL_S = 0.3
 ASK_SYSTEMD_S = 1.0
+START_S = 60.0
 QUIET_S = 10.0
 """If no phase ends for this long, a line says what is going on."""
-
-
-class Unit(Protocol):
-    """The transient unit of a switch, as far as following it needs."""
-
-    def start(self, command: Sequence[str]) -> str | None:
-        """Start the unit. Returns None, or why it was not started."""
-        ...
-
-    def running(self) -> bool:
-        """Return whether the unit still runs, including its ExecStopPost."""
-        ...
-
-    def collect(self) -> int | None:
-        """Make systemd forget the unit that has ended.
-
-        Returns the exit status of its program, or None if a signal ended it or systemd does not say.
-        """
-        ...
 
 
 # ---- the unit ---------------------------------------------------------------------------------------------------
@@ -63,12 +44,8 @@ class Unit(Protocol):
 def build_start_command(paths: HostPaths, generation: Generation, choice: Choice, asked_by: str) -> list[str]:
     """Return the systemd-run command that starts the switch.
 
-    The unit is never restarted: if the switch dies, ExecStopPost runs `vllm-edge recover` once.
-
-    Args:
-        generation: where to switch.
-        choice: who chose it; passed to `run-switch`.
-        asked_by: who asked, for the unit's description and the journal.
+    The unit is never restarted: if the switch dies, ExecStopPost runs `vllm-edge recover` once. `choice` is passed to
+    `run-switch`; `asked_by` says who asked, for the unit's description and the journal.
     """
     properties = [
         # However the switch ended, even by SIGKILL, the host returns to the committed generation before anybody else
@@ -110,30 +87,34 @@ def build_start_command(paths: HostPaths, generation: Generation, choice: Choice
     ]
 
 
-class SystemdUnit:
-    """The real unit, through systemd-run and systemctl."""
+class Unit:
+    """The transient unit of a switch, through systemd-run and systemctl."""
 
-    def __init__(self) -> None:
-        self._systemd = Systemd()
+    def __init__(self, run: Run = run_command) -> None:
+        self._run = run
+        self._systemd = Systemd(run)
 
     def start(self, command: Sequence[str]) -> str | None:
-        """Run the command; see `Unit.start`."""
+        """Start the unit. Returns None, or why it was not started."""
         self._forget()  # a unit that failed while nobody followed it
         try:
-            ran = run_command(command, 60)
+            ran = self._run(command, START_S)
         except SystemdError as error:
             return str(error)
         return None if ran.status == 0 else ran.err or f"exit status {ran.status}"
 
     def running(self) -> bool:
-        """Return whether systemd shows the unit as neither inactive nor failed."""
+        """Return whether systemd shows the unit as neither inactive nor failed, including its ExecStopPost."""
         try:
             return self._systemd.show([SWITCH_UNIT])[SWITCH_UNIT].active_state not in ("inactive", "failed")
         except SystemdError:
             return True  # no answer says nothing about the unit: ask again
 
     def collect(self) -> int | None:
-        """Read the exit status of the unit and reset it; see `Unit.collect`."""
+        """Make systemd forget the unit that has ended.
+
+        Returns the exit status of its program, or None if a signal ended it or systemd does not say.
+        """
         try:
             properties = ("Id", "ExecMainCode", "ExecMainStatus")
             shown = self._systemd.show_properties([SWITCH_UNIT], properties).get(SWITCH_UNIT, {})
@@ -162,14 +143,8 @@ class Refused(Exception):
 
 
 def find_generation(wanted: str, paths: HostPaths) -> Generation:
-    """Find a generation by its number, or the newest one of a profile.
-
-    Args:
-        wanted: a number or the name of a profile.
-
-    Raises:
-        Refused: if there is none, or the one with that number cannot be read.
-    """
+    """Find a generation by its number, or the newest one of a profile. Raises Refused if there is none, or the one with
+    that number cannot be read."""
     there: list[Generation] = []
     broken: list[str] = []
     for number in sorted(numbers(paths), reverse=True):
@@ -272,31 +247,25 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Journal | None:
-    """Wait until systemd has ended the unit and its ExecStopPost.
+    """Wait until systemd has ended the unit and its ExecStopPost, and call `tell` with each journal that was read.
 
-    Args:
-        before: the journal that `start` returned.
-        tell: called with each journal that was read.
-
-    Returns:
-        The journal of the switch, or None if it wrote none.
+    `before` is the journal that `start` returned. Returns the journal of the switch, or None if it wrote none.
     """
+
+    def tell_news() -> Journal | None:
+        journal = read_journal(paths)
+        if journal is None or (before is not None and journal.id == before.id):
+            return None
+        tell(journal)
+        return journal
+
     asked_at = clock()
     while True:
-        journal = read_journal(paths)
-        if journal is not None and before is not None and journal.id == before.id:
-            journal = None
-        if journal is not None:
-            tell(journal)
+        journal = tell_news()
         if (journal is not None and journal.result is not None) or clock() - asked_at >= ASK_SYSTEMD_S:
             asked_at = clock()
             if not unit.running():
-                # It may have written once more between reading the journal and asking systemd.
-                last = read_journal(paths)
-                ours = last is not None and (before is None or last.id != before.id)
-                if last is not None and ours:
-                    tell(last)
-                return last if ours else None
+                return tell_news()  # it may have written once more between reading the journal and asking systemd
         sleep(POLL_S)
 
 
@@ -330,13 +299,7 @@ def _describe_asker(choice: Choice, command: str) -> str:
     """Return who asked: what the caller named, otherwise the command and the user."""
     if choice.asked_by:
         return choice.asked_by
-    user = os.environ.get("SUDO_USER")
-    if not user:
-        try:
-            user = pwd.getpwuid(os.getuid()).pw_name
-        except KeyError:
-            user = str(os.getuid())
-    return f"vllm-edge {command} by {user}"
+    return f"vllm-edge {command} by {os.environ.get('SUDO_USER') or get_user_name(os.getuid())}"
 
 
 def _refuse_without_root(command: str) -> None:
@@ -350,7 +313,7 @@ def refuse_without_write_access(paths: HostPaths, command: str) -> int:
     This is for commands that work on files; they need no root if the state directory belongs to a test.
     """
     if paths.state.is_dir() and not os.access(paths.state, os.W_OK):
-        print(f"{paths.state} is not for this user: 'sudo vllm-edge {command}'.", file=sys.stderr)
+        print(f"{paths.state} is not writable for this user: 'sudo vllm-edge {command}'.", file=sys.stderr)
         return Exit.REFUSED
     return 0
 
@@ -398,16 +361,8 @@ def _refused(error: Refused) -> int:
 
 
 def run_switch_to(wanted: str, paths: HostPaths, choice: Choice, *, output: str, unit: Unit | None = None) -> int:
-    """Run `vllm-edge switch <generation|profile>`.
-
-    Args:
-        wanted: a number or the name of a profile.
-        output: `text` or `json`.
-        unit: a stand-in for tests.
-
-    Returns:
-        The exit status.
-    """
+    """Run `vllm-edge switch <generation|profile>` and return the exit status. `output` is `text` or `json`; `unit` is a
+    stand-in for tests."""
     try:
         _refuse_without_root(f"switch {wanted}")
         generation = find_generation(wanted, paths)
@@ -415,9 +370,7 @@ def run_switch_to(wanted: str, paths: HostPaths, choice: Choice, *, output: str,
             # A switch by hand does not change what the inventory says: keep the record of it.
             now = _read_committed(paths)
             choice = Choice(choice.origin, now.inventory_profile if now else None, choice.asked_by)
-        return _start_and_follow(
-            paths, unit or SystemdUnit(), generation, choice, _describe_asker(choice, "switch"), output
-        )
+        return _start_and_follow(paths, unit or Unit(), generation, choice, _describe_asker(choice, "switch"), output)
     except Refused as error:
         return _refused(error)
 
@@ -429,9 +382,7 @@ def run_rollback(paths: HostPaths, *, output: str, unit: Unit | None = None) -> 
         generation = previous_generation(paths)
         now = _read_committed(paths)
         choice = Choice("host", now.inventory_profile if now else None)
-        return _start_and_follow(
-            paths, unit or SystemdUnit(), generation, choice, _describe_asker(choice, "rollback"), output
-        )
+        return _start_and_follow(paths, unit or Unit(), generation, choice, _describe_asker(choice, "rollback"), output)
     except Refused as error:
         return _refused(error)
 
@@ -462,12 +413,12 @@ def moves_lines(generation: Generation, moves: Moves) -> list[str]:
 
 def run_check(wanted: str, paths: HostPaths, *, output: str) -> int:
     """Run `vllm-edge switch --check` and return the exit status. Nothing is changed."""
-    from .host import open_world
+    from .host import HostWorld
 
     try:
         _refuse_without_root(f"switch {wanted} --check")
         generation = find_generation(wanted, paths)
-        moves = open_world(paths).moves(generation)
+        moves = HostWorld(paths).moves(generation)
     except Refused as error:
         return _refused(error)
     except PhaseFailed as failure:

@@ -11,7 +11,7 @@ from its beginning.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..canary.checks import Ask
@@ -153,10 +153,9 @@ class RoleWatch:
         records = list(phases)
         end_s = self._clock()
         back = any(record.direction == "back" for record in records)
-        roles: Mapping[str, Role] = self._roles
         with self._lock:
             return {
-                role: roles[role].result(end_s, records)
+                role: self._roles[role].result(end_s, records)
                 for role in sorted(self._former if back else self._wanted)
-                if role in roles
+                if role in self._roles
             }

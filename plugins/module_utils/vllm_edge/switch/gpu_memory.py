@@ -10,17 +10,21 @@ from __future__ import annotations
 import pwd
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..generation.model import Generation
 from ..gpu import slots as gpu_slots
 from ..gpu.budget import UNKNOWN_RESERVE_SHARE, Evaluation, Limits, evaluate, settle
-from ..gpu.owners import ENDED, Owner, find_owners
+from ..gpu.owners import ENDED, Owner
 from ..names import ENGINE_USER
 from ..paths import HostPaths
 from ..system.nvml import GpuReading, HostReading, NvmlFailure, NvmlSession
 from ..system.process import command_of, get_user_name, kill, uid_of
 from .model import Done, PhaseFailed
+
+if TYPE_CHECKING:
+    from .host import HostWorld
 
 FREE_MIB = 64
 """Less than a CUDA context, and more than what drivers keep or round for each process."""
@@ -61,10 +65,7 @@ def load_slots(paths: HostPaths) -> tuple[gpu_slots.Slot, ...]:
 def read_boards(session: NvmlSession, slots: Sequence[gpu_slots.Slot]) -> Boards:
     """Read every GPU, and collect those that do not answer instead of raising.
 
-    `NvmlSession.read` raises at the first GPU that does not answer.
-
-    Args:
-        slots: the recorded GPU slots, which name GPUs that do not answer.
+    `NvmlSession.read` raises at the first GPU that does not answer. The recorded slots name GPUs that do not answer.
     """
     lost = gpu_slots.list_lost(session, slots)
     gpus: list[GpuReading] = []
@@ -77,14 +78,9 @@ def read_boards(session: NvmlSession, slots: Sequence[gpu_slots.Slot]) -> Boards
 
 
 def require(boards: Boards, needed: Collection[str]) -> None:
-    """Check that the needed GPUs answer; others do not matter.
+    """Check that the GPUs with the UUIDs `needed` answer; others do not matter.
 
-    Args:
-        needed: UUIDs.
-
-    Raises:
-        NvmlFailure: if a needed GPU does not answer.
-        PhaseFailed: if a needed GPU is not there.
+    Raises NvmlFailure if a needed GPU does not answer, and PhaseFailed if it is not there.
     """
     missing = [uuid for uuid in needed if uuid not in boards.uuids]
     if not missing:
@@ -115,13 +111,8 @@ def engine_uid() -> int | None:
 
 
 def is_orphan(owner: Owner, uid: int | None, ours: int | None) -> bool:
-    """Return whether a process runs as the user of our engines outside of any container: its container is gone and it
-    stayed.
-
-    Args:
-        uid: the user of the process.
-        ours: the user of our engines.
-    """
+    """Return whether a process of the user `uid` runs as the user of our engines (`ours`) outside of any container: its
+    container is gone and it stayed."""
     return owner.kind == "foreign" and owner.container is None and ours is not None and uid == ours
 
 
@@ -194,8 +185,7 @@ def look(
         owners: owner by pid, as `find_owners` returns it.
         keep: units of engines that stay; their memory does not count.
         ours: the user of our engines.
-        uid: user of a process, a stand-in for tests.
-        command: command line of a process, a stand-in for tests.
+        uid, command: user and command line of a process, stand-ins for tests.
     """
     holders: list[Holder] = []
     unknown: list[str] = []
@@ -205,27 +195,20 @@ def look(
     for process in gpu.processes or ():
         owner = owners.get(process.pid, Owner("unknown", reason="not looked up"))
         runs_as = uid(process.pid)
+        holder = Holder(process.pid, process.used_mib, owner.container, command(process.pid), get_user_name(runs_as))
         exact = exact and process.used_mib is not None
         if owner.kind == "ours" and owner.unit in keep:
             kept += process.used_mib or 0
         elif owner.kind == "ours" or is_orphan(owner, runs_as, ours):
-            holders.append(
-                Holder(process.pid, process.used_mib, owner.container, command(process.pid), get_user_name(runs_as))
-            )
+            holders.append(holder)
         elif owner.reason != ENDED:
             # A process that is not known to be ours is never killed. If only Docker's answer is missing, the switch
             # waits for it.
             foreign += process.used_mib or 0
             if owner.kind == "unknown":
-                unknown.append(f"pid {process.pid} ({command(process.pid)}): {owner.reason}")
+                unknown.append(f"pid {process.pid} ({holder.command}): {owner.reason}")
             else:
-                others.append(
-                    str(
-                        Holder(
-                            process.pid, process.used_mib, owner.container, command(process.pid), get_user_name(runs_as)
-                        )
-                    )
-                )
+                others.append(str(holder))
     engine_mib = max(0, gpu.used_mib - foreign - kept)
     return Occupied(gpu, tuple(holders), engine_mib, foreign, exact, tuple(unknown), tuple(others))
 
@@ -233,70 +216,54 @@ def look(
 # -- free
 
 
+@dataclass
 class Release:
     """Waits until the GPUs of engines that start are free of our processes."""
 
-    def __init__(
-        self,
-        needed: Mapping[str, int],
-        keep: Collection[str],
-        slots: Sequence[gpu_slots.Slot],
-        *,
-        open_nvml: OpenNvml,
-        owners: Owners = find_owners,
-        clock: Callable[[], float],
-        sleep: Callable[[float], None],
-        killer: Callable[[int, Callable[[int], bool]], bool] = kill,
-        uid: Callable[[int], int | None] = uid_of,
-        ours: int | None = None,
-    ) -> None:
-        self.needed = needed
-        """Budget in MiB by UUID, for the GPUs that should be free."""
-        self.keep = keep
-        self.slots = slots
-        self._open = open_nvml
-        self._owners = owners
-        self._clock = clock
-        self._sleep = sleep
-        self._kill = killer
-        self._uid = uid
-        self._ours = engine_uid() if ours is None else ours
+    host: HostWorld
+    needed: Mapping[str, int]
+    """Budget in MiB by UUID, for the GPUs that should be free."""
+    keep: Collection[str]
+    """Units of engines that stay."""
+    killer: Callable[[int, Callable[[int], bool]], bool] = kill
+    uid: Callable[[int], int | None] = uid_of
+    ours: int | None = field(default_factory=engine_uid)
 
     def look(self) -> list[Occupied]:
         """Take one sample of the needed GPUs. NVML is opened anew each time, because the driver may be unloaded in
         between."""
-        with self._open() as session:
-            boards = read_boards(session, self.slots)
+        with self.host.nvml() as session:
+            boards = read_boards(session, load_slots(self.host.paths))
         require(boards, self.needed)
         gpus = [gpu for gpu in boards.gpus if gpu.uuid in self.needed]
-        owners = self._owners({process.pid for gpu in gpus for process in gpu.processes or ()})
-        return [look(gpu, owners, self.keep, ours=self._ours, uid=self._uid) for gpu in gpus]
+        owners = self.host.owners({process.pid for gpu in gpus for process in gpu.processes or ()})
+        return [look(gpu, owners, self.keep, ours=self.ours, uid=self.uid) for gpu in gpus]
 
     def _until_free(self, timeout_s: float) -> tuple[list[Occupied], float]:
         """Return the last sample and how long the wait took. Errors of NVML that may pass are waited for as well."""
-        began = self._clock()
+        began = self.host.clock()
         while True:
             try:
                 seen = self.look()
                 if all(gpu.free for gpu in seen):
-                    return seen, self._clock() - began
+                    return seen, self.host.clock() - began
                 problem = None
             except NvmlFailure as failure:
                 if failure.code in FINAL:
-                    raise PhaseFailed(f"Whether the GPUs are free cannot be told: {failure}") from failure
+                    raise PhaseFailed(f"It is not known whether the GPUs are free: {failure}") from failure
                 problem = failure
-            if self._clock() - began >= timeout_s:
+            if self.host.clock() - began >= timeout_s:
                 if problem is not None:
-                    raise PhaseFailed(f"Whether the GPUs are free cannot be told: {problem}") from problem
-                return seen, self._clock() - began
-            self._sleep(POLL_S)
+                    raise PhaseFailed(f"It is not known whether the GPUs are free: {problem}") from problem
+                return seen, self.host.clock() - began
+            self.host.sleep(POLL_S)
 
     def _still_ours(self, pid: int) -> bool:
         """Return whether a pid is still a process of ours; asked again just before it is killed."""
-        owner = self._owners({pid}).get(pid)
+        owner = self.host.owners({pid}).get(pid)
         if owner is None:
             return False
-        return (owner.kind == "ours" and owner.unit not in self.keep) or is_orphan(owner, self._uid(pid), self._ours)
+        return (owner.kind == "ours" and owner.unit not in self.keep) or is_orphan(owner, self.uid(pid), self.ours)
 
     def run(self, timeout_s: float) -> Done:
         """Wait until the GPUs are free; after the limit, kill the processes of ours that are left.
@@ -310,7 +277,7 @@ class Release:
         if not all(gpu.free for gpu in seen):
             ended = list({holder.pid: holder for gpu in seen for holder in gpu.holders}.values())
             for holder in ended:
-                gone = self._kill(holder.pid, self._still_ours)
+                gone = self.killer(holder.pid, self._still_ours)
                 warnings.append(
                     f"{holder} {timeout_s:.0f} s after its engine was stopped; it "
                     + ("was ended." if gone else "could not be ended.")
@@ -352,7 +319,7 @@ class Release:
                 else:
                     failures.append(
                         f"{text}. They were left alone; the {max(0, gpu.left_mib())} MiB beside them are less than the "
-                        f"budget of {budget} MiB. 'systemctl status docker.service' tells why Docker does not answer."
+                        f"budget of {budget} MiB. 'systemctl status docker.service' shows why Docker does not answer."
                     )
                 continue
             text = (
@@ -375,22 +342,11 @@ class Release:
 # -- measured against budgets
 
 
-def measure(
-    wanted: Generation,
-    slots: Sequence[gpu_slots.Slot],
-    *,
-    open_nvml: OpenNvml,
-    owners: Owners = find_owners,
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
-    timeout_s: float = SETTLE_S,
-) -> Done:
+def measure(host: HostWorld, wanted: Generation, timeout_s: float = SETTLE_S) -> Done:
     """Compare the VRAM of every GPU with its budget, once the values no longer change.
 
     Args:
         wanted: the generation, with the budgets and what foreign processes may do.
-        slots: the recorded GPU slots.
-        open_nvml, owners, clock, sleep: access to the host, stand-ins for tests.
         timeout_s: how long to wait until the values settle.
 
     Returns:
@@ -399,6 +355,7 @@ def measure(
     Raises:
         PhaseFailed: if a GPU is over its budget or cannot be read.
     """
+    slots = load_slots(host.paths)
     limits = Limits(budgets=wanted.budgets_mib, expected={}, foreign=wanted.foreign)
     needed = sorted({uuid for engine in wanted.engines.values() for uuid in engine.config.gpus})
     numbers = [slot.uuid for slot in slots]
@@ -406,27 +363,27 @@ def measure(
 
     def judge(reading: HostReading) -> Evaluation:
         pids = {process.pid for gpu in reading.gpus for process in gpu.processes or ()}
-        return evaluate(reading.gpus, owners(pids), limits, numbers)
+        return evaluate(reading.gpus, host.owners(pids), limits, numbers)
 
     try:
-        with open_nvml() as session:
+        with host.nvml() as session:
 
             def read() -> HostReading:
                 nonlocal lost
-                deadline = clock() + PASSING_S
+                deadline = host.clock() + PASSING_S
                 while True:
                     boards = read_boards(session, slots)
                     lost = boards.lost
                     try:
                         require(boards, needed)
                     except NvmlFailure as failure:
-                        if failure.code in FINAL or clock() >= deadline:
+                        if failure.code in FINAL or host.clock() >= deadline:
                             raise
-                        sleep(POLL_S)
+                        host.sleep(POLL_S)
                     else:
                         return HostReading(boards.driver_version, boards.gpus)
 
-            result = settle(read, judge, timeout_s, clock=clock, sleep=sleep)
+            result = settle(read, judge, timeout_s, clock=host.clock, sleep=host.sleep)
     except NvmlFailure as failure:
         raise PhaseFailed(f"VRAM cannot be measured: {failure}") from failure
     rows = [gpu.as_dict() for gpu in result.evaluation.gpus]

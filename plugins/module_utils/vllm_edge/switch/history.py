@@ -18,6 +18,10 @@ from .render import render_switches
 
 Json = dict[str, Any]
 
+SHORT = (
+    *("id", "started_at", "from_generation", "from_profile", "generation", "profile"),
+    *("origin", "asked_by", "result", "seconds"),
+)
 TROUBLE = frozenset({Result.REFUSED, Result.ROLLED_BACK, Result.FAILED})
 
 
@@ -28,28 +32,15 @@ def describe_names(names: Iterable[str]) -> str:
 
 def short(journal: Journal) -> Json:
     """Return one switch as `status` and the report of a run show it."""
-    return {
-        "id": journal.id,
-        "started_at": journal.started_at,
-        "from_generation": journal.from_generation,
-        "from_profile": journal.from_profile,
-        "generation": journal.generation,
-        "profile": journal.profile,
-        "origin": journal.origin,
-        "asked_by": journal.asked_by,
-        "result": journal.result,
-        "seconds": journal.seconds,
-        "downtime": {role: downtime.seconds for role, downtime in journal.downtime.items()},
-        "message": journal.message,
-    }
+    whole = to_json(journal)
+    downtime = {role: downtime.seconds for role, downtime in journal.downtime.items()}
+    return {key: whole[key] for key in SHORT} | {"downtime": downtime, "message": journal.message}
 
 
 def count_seconds_since(stamp: str, now: datetime | None = None) -> float:
-    """Return the seconds since a time as the journal writes it; never less than 0, even if the clock was changed.
+    """Return the seconds since a time such as `2026-11-21T16:40:00Z`; 0 if it cannot be read.
 
-    Args:
-        stamp: for example `2026-11-21T16:40:00Z`; the result is 0 if it cannot be read.
-        now: the present, a stand-in for tests.
+    The result is never less than 0, even if the clock was changed. `now` is the present, a stand-in for tests.
     """
     try:
         then = datetime.fromisoformat(stamp)
@@ -60,15 +51,9 @@ def count_seconds_since(stamp: str, now: datetime | None = None) -> float:
 
 def describe_running(journal: Journal) -> Json:
     """Return the running switch as `status` shows it."""
-    return {
-        "generation": journal.generation,
-        "profile": journal.profile,
-        "phase": journal.phase,
-        "direction": journal.direction,
-        "seconds": round(count_seconds_since(journal.started_at), 1),
-        "asked_by": journal.asked_by,
-        "started_at": journal.started_at,
-    }
+    whole = to_json(journal)
+    keys = ("generation", "profile", "phase", "direction", "asked_by", "started_at")
+    return {key: whole[key] for key in keys} | {"seconds": round(count_seconds_since(journal.started_at), 1)}
 
 
 def render_history(journals: Sequence[Journal]) -> list[str]:

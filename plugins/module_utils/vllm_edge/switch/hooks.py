@@ -138,13 +138,9 @@ def run_one(path: Path, environment: Mapping[str, str], timeout_s: float) -> flo
 
 
 def run_hooks(hook: Hook, wanted: Generation, former: Generation | None, paths: HostPaths) -> Done:
-    """Run all hooks of one hook point.
+    """Run all hooks of one hook point; the generations are for their environment variables.
 
-    Args:
-        wanted, former: the generations of the switch, for the environment variables; `former` is None if there is none.
-
-    Raises:
-        PhaseFailed: if a hook of `before_drain` fails. In `after_commit` that is a warning in the result.
+    Raises PhaseFailed if a hook of `before_drain` fails. In `after_commit` that is a warning in the result.
     """
     directory = paths.hook_dir(hook)
     found, warnings = executables(directory)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real host behind the protocol `World`: systemd, Docker, NVML and the HTTP servers of the engines.
+"""The host as the transaction needs it: systemd, Docker, NVML and the HTTP servers of the engines.
 
-This module knows what each phase does and in which order. How each step works is in the modules beside it: preflight,
-page_cache, hooks, requests, gpu_memory and downtime.
+This module knows what each phase does and in which order. How each step works is in the modules beside it.
 """
 
 from __future__ import annotations
@@ -10,16 +9,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from ..canary.checks import Ask
 from ..engine.config import EngineConfig, EngineConfigError, load_config
 from ..engine.startup import Phase as EnginePhase
 from ..engine.state import EngineState, Failure, read_state, stamp
-from ..generation import live, model, store
+from ..generation import live, model
 from ..generation.model import Generation, GenerationError, Limits, SeenEngine
 from ..gpu.owners import find_owners
 from ..names import TARGET, EngineIdentity, unit_name
@@ -35,13 +33,12 @@ from ..system.docker import (
     explain_unreachable_docker,
 )
 from ..system.http import request
-from ..system.nvml import NvmlFailure, open_nvml
+from ..system.nvml import open_nvml
 from ..system.systemd import Systemd, SystemdError, Unit
-from . import gpu_memory, hooks, page_cache, preflight, requests
+from . import cleanup, gpu_memory, hooks, loading, page_cache, preflight, requests
 from .downtime import RoleWatch
-from .model import Done, Moves, PhaseFailed, Watch, World
+from .model import Done, Moves, PhaseFailed
 from .moves import decide_moves
-from .preflight import Found
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 DOCKER_PATIENCE_S = 60.0
@@ -54,10 +51,6 @@ STOP_MARGIN_S = 60.0
 container."""
 STOP_AT_MOST_S = 900.0
 REMOVE_S = 60.0
-TARGET_S = 10.0
-RESTARTS_ON_THE_WAY_BACK = 2
-"""A rollback has no other generation to fall back to, so an engine that failed and may recover gets this many more
-tries."""
 
 
 def several(names: Iterable[str]) -> str:
@@ -66,26 +59,8 @@ def several(names: Iterable[str]) -> str:
 
 
 @dataclass
-class _Loading:
-    """An engine that the phase `healthy` waits for, and what systemd has shown of it so far."""
-
-    name: str
-    last_failure: Failure | None
-    """The failure that was recorded before the start: any other one is new. Records are compared as a whole, because
-    wall clocks may jump."""
-    invocation: str = ""
-    restarts: int = 0
-    seen: bool = False
-    serves: bool = False
-    problem: str = ""
-    final: bool = False
-    """True if systemd does not restart the unit any more."""
-    seconds: float = 0.0
-
-
-@dataclass
 class HostWorld:
-    """The host that this program runs on; the contract of each method is in `World`.
+    """The host that this program runs on.
 
         Transaction calls             the work is in
             moves                         _seen (what runs), then moves.decide_moves
@@ -94,12 +69,13 @@ class HostWorld:
             drain, warm_up, canary        requests
             free, measure                 gpu_memory
             install                       generation.live
-            stop, start, healthy,         this class, through `systemd` and `docker`
-            clean_up, what_runs
+            healthy, clean_up             loading, cleanup
+            stop, start, what_runs        this class, through `systemd` and `docker`
 
-    Every phase returns a Done or raises PhaseFailed. The object keeps one piece of state: between `start` and `healthy`
-    it remembers the failures that were known before (`_failures`). Everything outside of this program is a field, so
-    that tests can replace it.
+    Every phase returns a Done or raises PhaseFailed, and should raise nothing else. Every action is idempotent, because
+    a recovery repeats it without knowing how far the killed switch came. The object keeps one piece of state: between
+    `start` and `healthy` it remembers the failures that were known before (`_failures`). Everything outside of this
+    program is a field, so that tests can replace it.
     """
 
     paths: HostPaths
@@ -117,18 +93,22 @@ class HostWorld:
     # -- time and the host's life
 
     def monotonic(self) -> float:
+        """Return seconds of a clock that never jumps; all durations and deadlines use it."""
         return self.clock()
 
     def stamp(self) -> str:
+        """Return the wall clock, for people only: `2026-11-21T16:40:00Z`."""
         return stamp()
 
     def boot_id(self) -> str:
+        """Return the kernel's id of this boot."""
         try:
             return BOOT_ID.read_text(encoding="ascii").strip()
         except OSError as error:
             raise PhaseFailed(f"{BOOT_ID} cannot be read: {error}. Is /proc mounted?") from error
 
     def going_down(self) -> bool:
+        """Return whether systemd is shutting the host down. If so, nothing is rolled back now: the boot does it."""
         try:
             return self.systemd.going_down()
         except SystemdError:
@@ -136,7 +116,7 @@ class HostWorld:
 
     # -- asking
 
-    def _units(self, names: Iterable[str]) -> dict[str, Unit]:
+    def show_units(self, names: Iterable[str]) -> dict[str, Unit]:
         """Show units, retrying for SYSTEMD_PATIENCE_S while systemd reloads."""
         wanted = list(names)
         deadline = self.clock() + SYSTEMD_PATIENCE_S
@@ -150,15 +130,11 @@ class HostWorld:
                     ) from error
             self.sleep(POLL_S)
 
-    def _docker_problem(self) -> str | None:
-        """Return why the Docker Engine cannot be asked, or None."""
-        return explain_unreachable_docker(self.docker.ping, self.docker_unit(), PING_S)
-
-    def _containers(self, patience_s: float = DOCKER_PATIENCE_S) -> list[Container]:
+    def list_containers(self, patience_s: float = DOCKER_PATIENCE_S) -> list[Container]:
         """List all containers, waiting for a Docker Engine that is being restarted."""
         deadline = self.clock() + patience_s
         while True:
-            problem = self._docker_problem()
+            problem = explain_unreachable_docker(self.docker.ping, self.docker_unit(), PING_S)
             if problem is None:
                 try:
                     return self.docker.listed()
@@ -166,22 +142,22 @@ class HostWorld:
                     problem = str(error)
             if self.clock() >= deadline:
                 raise PhaseFailed(
-                    f"The Docker Engine did not answer for {patience_s:.0f} s ({problem}): which engines run cannot be "
-                    "told, and none can start. 'systemctl status docker.service docker.socket' tells why; "
+                    f"The Docker Engine did not answer for {patience_s:.0f} s ({problem}): it is not known "
+                    "which engines run, and none can start. 'systemctl status docker.service docker.socket' shows why; "
                     "'systemctl start docker.service' starts it, then switch again."
                 )
             self.sleep(POLL_S)
 
     # -- what is there
 
-    def _our_units(self) -> set[str]:
+    def find_engine_units(self) -> set[str]:
         """Return the engines whose unit is loaded and whose unit file says that this project wrote it."""
         found: set[str] = set()
         try:
             loaded = self.systemd.loaded("vllm-*.service")
         except SystemdError as error:
             raise PhaseFailed(f"{error}. Nothing can be started or stopped without it.") from error
-        units = self._units(loaded)
+        units = self.show_units(loaded)
         for name, unit in units.items():
             engine = EngineIdentity.from_unit(name).engine
             try:
@@ -195,10 +171,10 @@ class HostWorld:
 
     def _seen(self, wanted: Collection[str]) -> tuple[list[SeenEngine], dict[str, Unit]]:
         """Return every engine that this host shows, with the state of its unit and container, and the units."""
-        containers = [container for container in self._containers() if container.engine]
-        names = self._our_units() | set(live.list_live_engines(self.paths))
+        containers = [container for container in self.list_containers() if container.engine]
+        names = self.find_engine_units() | set(live.list_live_engines(self.paths))
         names |= {container.engine for container in containers if container.engine}
-        units = self._units([unit_name(name) for name in names | set(wanted)] + [TARGET])
+        units = self.show_units([unit_name(name) for name in names | set(wanted)] + [TARGET])
         running = {container.engine: container.input_hash or "" for container in containers if container.running}
         seen = [
             SeenEngine(
@@ -212,7 +188,7 @@ class HostWorld:
         return seen, units
 
     def moves(self, wanted: Generation) -> Moves:
-        """Read what runs, the live files and the target, and let `decide_moves` decide."""
+        """Compare what runs, the live files and the target with a generation, and return what has to change."""
         seen, units = self._seen(wanted.engines)
         try:
             files = live.live_changes(wanted, self.paths)
@@ -246,7 +222,7 @@ class HostWorld:
             return Done("no engine has to stop")
         began = self.clock()
         names = [unit_name(engine) for engine in moves.stop]
-        units = self._units(names)
+        units = self.show_units(names)
         patience = min(
             STOP_AT_MOST_S, max(unit.stop_timeout_s or STOP_AT_MOST_S for unit in units.values()) + STOP_MARGIN_S
         )
@@ -256,10 +232,10 @@ class HostWorld:
             with self._ending_idle(moves.stop):
                 said = self.systemd.stop(loaded, patience)
         outlived = self._remove_containers(moves.stop)
-        left = [f"{name} is {unit.active_state}" for name, unit in self._units(names).items() if not unit.down]
+        left = [f"{name} is {unit.active_state}" for name, unit in self.show_units(names).items() if not unit.down]
         if left:
             raise PhaseFailed(
-                f"{several(left)} {self.clock() - began:.0f} s after it was told to stop"
+                f"{several(left)} {self.clock() - began:.0f} s after it was ordered to stop"
                 + (f" ({said})" if said else "")
                 + f". 'systemctl status {' '.join(names)}' shows what it waits for; a process in state D of "
                 "'ps -eo pid,stat,wchan,cmd' hangs in the driver, and only a reboot ends it.",
@@ -301,7 +277,7 @@ class HostWorld:
         outlived: list[str] = []
         problem = ""
         while True:
-            left = [container for container in self._containers() if container.engine in engines]
+            left = [container for container in self.list_containers() if container.engine in engines]
             if not left:
                 return outlived
             if self.clock() >= deadline:
@@ -324,13 +300,14 @@ class HostWorld:
     # -- files
 
     def install(self, wanted: Generation, moves: Moves) -> Done:
-        """Write the files and units, and run daemon-reload if a file was written or systemd does not know a unit."""
+        """Write the files and units of `start`, `keep` and `wait` that differ, and run daemon-reload if a file was
+        written or systemd does not know a unit. The target is not written."""
         engines = [*moves.start, *moves.keep, *moves.wait]
         try:
             written = live.install(wanted, self.paths, engines, target=False)
         except GenerationError as error:
             raise PhaseFailed(f"Files of generation {wanted.number} could not be installed: {error}.") from error
-        units = self._units([unit_name(engine) for engine in engines])
+        units = self.show_units([unit_name(engine) for engine in engines])
         if written or any(unit.need_daemon_reload or not unit.loaded for unit in units.values()):
             self._order(self.systemd.daemon_reload, "The new units could not be read")
         return Done(f"{len(written)} files written" if written else "every file is as it should be")
@@ -341,137 +318,59 @@ class HostWorld:
             order()
         except SystemdError as error:
             raise PhaseFailed(
-                f"{what}: {error}. 'systemctl status' and 'journalctl -b -p warning' tell more."
+                f"{what}: {error}. 'systemctl status' and 'journalctl -b -p warning' show more."
             ) from error
 
     # -- start and healthy
 
-    def _state(self, engine: str) -> EngineState | None:
+    def read_state(self, engine: str) -> EngineState | None:
         return read_state(self.paths.engine_state(engine))
 
-    def _last_failure(self, engine: str) -> Failure | None:
-        state = self._state(engine)
+    def read_last_failure(self, engine: str) -> Failure | None:
+        state = self.read_state(engine)
         return state.last_failure if state else None
 
     def start(self, moves: Moves) -> Done:
-        """Remember the last failures, reset the failed state, and start the units."""
+        """Remember the last failures, reset the failed state of the units, and start them without waiting."""
         if not moves.start:
             return Done("no engine has to start")
         names = [unit_name(engine) for engine in moves.start]
         for engine in moves.start:
-            self._failures[engine] = self._last_failure(engine)
+            self._failures[engine] = self.read_last_failure(engine)
         # Earlier failures must not count against the limit of starts, nor be taken for a failure of this start.
         self._order(lambda: self.systemd.reset_failed(names), "Former failures could not be forgotten")
         self._order(lambda: self.systemd.start(names), f"{several(moves.start)} could not be started")
-        return Done(f"{several(moves.start)} told to start")
+        return Done(f"{several(moves.start)} were ordered to start")
 
     def healthy(self, wanted: Generation, moves: Moves, *, all_of_them: bool) -> Done:
-        """Poll the units until all serve, the first one fails, or `limits.healthy_timeout_s` has passed."""
-        names = [*moves.start, *moves.wait]
-        if not names:
-            return Done("no engine has to load")
-        engines = {name: _Loading(name, self._failures.get(name, self._last_failure(name))) for name in names}
-        limit = wanted.limits.healthy_timeout_s
-        began = self.clock()
-        while True:
-            units = self._units([unit_name(name) for name in names])
-            now = self.clock() - began
-            for engine in engines.values():
-                self._judge(engine, units[unit_name(engine.name)], now, all_of_them)
-            failed = [engine for engine in engines.values() if engine.problem]
-            loading = [engine for engine in engines.values() if not engine.serves and not engine.problem]
-            over = now >= limit
-            if failed and not all_of_them:
-                raise self._unhealthy(failed, units, now, wanted)
-            if over or not loading:
-                break
-            self.sleep(POLL_S)
-        if failed or loading:
-            raise self._unhealthy([*failed, *loading], units, now, wanted)
-        slowest = max(engines.values(), key=lambda engine: engine.seconds)
-        return Done(
-            f"{several(names)} {'serve' if len(names) > 1 else 'serves'} after {now:.1f} s"
-            + (f", {slowest.name} last" if len(names) > 1 else ""),
-            data={"load_seconds": {engine.name: round(engine.seconds, 1) for engine in engines.values()}},
-        )
+        """Wait until all engines of `start` and `wait` are active.
 
-    def _judge(self, engine: _Loading, unit: Unit, now: float, patient: bool) -> None:
-        """Update one engine from what systemd shows of its unit.
-
-        `now` is seconds since `healthy` began. With `patient` (a rollback) an engine that ended may be restarted by
-        systemd.
+        Fails at the first engine that ends, with its explanation. With `all_of_them` (a rollback) it waits for every
+        engine and then fails with those that do not serve.
         """
-        engine.problem = ""
-        if unit.job and unit.active_state in ("inactive", "failed", "deactivating"):
-            engine.serves = False
-            return  # the start job waits for another unit
-        if not engine.seen and not unit.down and not unit.auto_restart:
-            engine.seen, engine.invocation, engine.restarts = True, unit.invocation, unit.restarts
-        again = engine.seen and (unit.invocation != engine.invocation or unit.restarts != engine.restarts)
-        ended = unit.down or unit.auto_restart
-        tries = unit.restarts - engine.restarts + (1 if unit.auto_restart else 0)
-        may_heal = patient and not unit.down and tries <= RESTARTS_ON_THE_WAY_BACK
-        was_up = engine.serves
-        engine.serves = unit.active_state == "active" and (patient or not again)
-        if engine.serves and not was_up:
-            engine.seconds = now
-        if (ended or again) and not engine.serves and not may_heal:
-            engine.problem = f"{unit.active_state}, {unit.result}"
-
-    def _unhealthy(
-        self, engines: Sequence[_Loading], units: Mapping[str, Unit], now: float, wanted: Generation
-    ) -> PhaseFailed:
-        """Return the failure that explains why each of these engines does not serve."""
-        texts = []
-        limit = wanted.limits.healthy_timeout_s
-        for engine in engines:
-            unit = units[unit_name(engine.name)]
-            state = self._state(engine.name)
-            if not engine.problem:
-                doing = unit.status_text or unit.sub_state
-                texts.append(
-                    f"Engine {engine.name} does not serve after {now:.0f} s ({doing}). 'journalctl -u "
-                    f"vllm-{engine.name}' shows how far it came; vllm_engine_healthy_timeout_s is {limit:g}."
-                )
-                continue
-            failure = state.last_failure if state else None
-            # The phase is `failed` only for the run that ended last. Otherwise a failure is new if it differs from the
-            # one known before the start, whatever the clock says.
-            fresh = state is not None and (state.phase == EnginePhase.FAILED or failure != engine.last_failure)
-            if failure is not None and fresh:
-                why = f"{failure.reason[:1].upper()}{failure.reason[1:]}. {failure.remedy}"
-            else:
-                why = f"{unit.status_text or f'systemd says {engine.problem}'}. 'vllm-edge explain {engine.name}'"
-            when = "ended again after it had loaded" if engine.seconds else "ended while it was loading"
-            texts.append(f"Engine {engine.name} {when}. {why.rstrip('.')}.")
-        return PhaseFailed(" ".join(texts), engines=[engine.name for engine in engines])
+        return loading.wait_until_healthy(self, wanted, moves, self._failures, all_of_them=all_of_them)
 
     # -- what the new engines do
 
     def warm_up(self, wanted: Generation, moves: Moves) -> Done:
+        """Send the first requests to the engines that were started."""
         configs = [wanted.engines[name].config for name in (*moves.start, *moves.wait)]
         return requests.warm_up(configs, wanted.limits, ask=self.ask, clock=self.clock)
 
     def canary(self, wanted: Generation) -> Done:
+        """Run the canary for every served name of every engine; its rows are `data["canary"]`."""
         return requests.run_canary(wanted, self.paths, self.docker, ask=self.ask, clock=self.clock)
 
     def measure(self, wanted: Generation) -> Done:
-        """Measure the GPUs and compare them with the budgets and the plan."""
-        measured = gpu_memory.measure(
-            wanted,
-            gpu_memory.load_slots(self.paths),
-            open_nvml=self.nvml,
-            owners=self.owners,
-            clock=self.clock,
-            sleep=self.sleep,
-        )
+        """Compare the VRAM of every GPU with its budget and the plan: rows are `data["gpus"]` and `data["drift"]`."""
+        measured = gpu_memory.measure(self, wanted)
         return self._against_the_plan(wanted, measured)
 
     def _against_the_plan(self, wanted: Generation, measured: Done) -> Done:
         """Compare the measurement with the plan: a deviation is a warning, or a failure if the operator asked for
         that."""
         configs = [engine.config for engine in wanted.engines.values()]
-        states = {config.engine: self._state(config.engine) for config in configs}
+        states = {config.engine: self.read_state(config.engine) for config in configs}
         rows = [row.as_dict() for row in drift.compare_engines(configs, states, measured.data["gpus"])]
         said = drift.sentences(rows)
         data = {**measured.data, "drift": rows}
@@ -483,183 +382,74 @@ class HostWorld:
     # -- drain and free
 
     def drain(self, moves: Moves, limits: Limits) -> Done:
+        """Wait until the engines in `moves.stop` have no request, or `limits.drain_timeout_s` has passed."""
         return requests.drain(self._configs(moves.stop), limits, ask=self.ask, clock=self.clock, sleep=self.sleep)
 
     def free(self, wanted: Generation, moves: Moves) -> Done:
-        """Wait until the GPUs of the engines that start are free; engines that stay keep their memory."""
+        """Wait until no process of ours uses the GPUs of `moves.start`, except engines that stay.
+
+        After `wanted.limits.free_timeout_s` the processes that still do are named, and those of ours are killed.
+        """
         needed = {
             uuid: wanted.budgets_mib.get(uuid, 0) for name in moves.start for uuid in wanted.engines[name].config.gpus
         }
         if not needed:
             return Done("no engine has to start")
-        return gpu_memory.Release(
-            needed,
-            {unit_name(name) for name in (*moves.keep, *moves.wait)},
-            gpu_memory.load_slots(self.paths),
-            open_nvml=self.nvml,
-            owners=self.owners,
-            clock=self.clock,
-            sleep=self.sleep,
-        ).run(wanted.limits.free_timeout_s)
+        kept = {unit_name(name) for name in (*moves.keep, *moves.wait)}
+        return gpu_memory.Release(self, needed, kept).run(wanted.limits.free_timeout_s)
 
     # -- the end
 
     def clean_up(self, wanted: Generation, former: Generation | None) -> Done:
-        """Do as much of the clean-up as possible, and report everything that failed together.
-
-        No engine of `wanted` is stopped: its target is written and started, never restarted, because the engines would
-        be restarted with it.
-        """
-        problems: list[str] = []
-        warnings: list[str] = []
-        done: list[str] = []
-        try:
-            if live.install(wanted, self.paths, (), target=True):
-                done.append("target written")
-        except GenerationError as error:
-            problems.append(f"The target could not be written: {error}.")
-        gone = [
-            name
-            for name in sorted(self._our_units() | set(live.list_live_engines(self.paths)))
-            if name not in wanted.engines
-        ]
-        units = self._units([unit_name(name) for name in gone])
-        removed = []
-        for name in gone:
-            if not units[unit_name(name)].down:
-                problems.append(
-                    f"{unit_name(name)} is {units[unit_name(name)].active_state} and no engine of generation "
-                    f"{wanted.number}: 'systemctl stop {unit_name(name)}', then run site.yml."
-                )
-                continue
-            try:
-                removed += [name] if live.remove_engine(name, self.paths) else []
-            except GenerationError as error:
-                problems.append(f"Files of engine {name}, which is no more, stay: {error}.")
-        if removed:
-            done.append(f"files of {several(removed)} removed")
-        for order, what in (
-            (self.systemd.daemon_reload, "systemd could not read the units again"),
-            (lambda: self.systemd.enable(TARGET), f"{TARGET} could not be enabled"),
-            (lambda: self.systemd.start([TARGET]), f"{TARGET} could not be started"),
-        ):
-            try:
-                order()
-            except SystemdError as error:
-                problems.append(f"{what}: {error}.")
-        problems += self._target_problems()
-        try:
-            pruned = store.prune(self.paths, wanted.limits.keep_generations)
-            if pruned:
-                done.append(f"generations {several(map(str, pruned))} removed")
-        except GenerationError as error:
-            warnings.append(f"Old generations were not removed: {error}.")
-        try:
-            self.systemd.reset_failed([unit_name(name) for name in removed])
-        except SystemdError as error:
-            warnings.append(f"systemd still lists engines that are no more: {error}.")
-        if problems:
-            raise PhaseFailed(" ".join(problems))
-        return Done("; ".join(done) or "nothing was left to do", warnings=tuple(warnings))
-
-    def _target_problems(self) -> list[str]:
-        """Return why the target is not active and enabled, after waiting TARGET_S for it.
-
-        The wait is not left to systemctl, which would also wait for an engine that systemd restarts again and again.
-        """
-        deadline = self.clock() + TARGET_S
-        while True:
-            target = self._units([TARGET])[TARGET]
-            if target.active_state == "active" and target.file_state == "enabled":
-                return []
-            if self.clock() >= deadline:
-                state = f"{target.active_state} and {target.file_state or 'not installed'}"
-                return [f"{TARGET} is {state}: its engines do not all start at boot. 'systemctl status {TARGET}'."]
-            self.sleep(POLL_S)
+        """Write, enable and start the target of `wanted`, remove files of other engines, and prune old generations."""
+        return cleanup.clean_up(self, wanted)
 
     def what_runs(self, wanted: Generation) -> str:
-        """Return each engine, the names that it serves, and whether it serves, as one sentence."""
-        names = sorted(set(wanted.engines) | self._our_units() | set(live.list_live_engines(self.paths)))
-        units = self._units([unit_name(name) for name in names])
-        roles = {name: several(engine.config.served_names) for name, engine in wanted.engines.items()}
+        """Return one sentence, for the message of a failure: each engine, the names that it serves, and whether it
+        does."""
+        names = sorted(set(wanted.engines) | self.find_engine_units() | set(live.list_live_engines(self.paths)))
+        units = self.show_units([unit_name(name) for name in names])
         try:
-            hashes = {one.engine: one.input_hash for one in self._containers(0) if one.engine and one.running}
+            hashes = {one.engine: one.input_hash for one in self.list_containers(0) if one.engine and one.running}
         except PhaseFailed:
             hashes = {}  # without Docker, nothing is said about which generation an engine belongs to
-        words = []
+        sentences = []
         for name in names:
-            unit = units[unit_name(name)]
-            if name not in wanted.engines and unit.down:
+            unit, engine = units[unit_name(name)], wanted.engines.get(name)
+            if engine is not None and hashes.get(name, wanted.hashes[name]) == wanted.hashes[name]:
+                who = f"{name} ({several(engine.config.served_names)})"
+            elif engine is None and unit.down:
                 continue
-            other = name not in roles or hashes.get(name, wanted.hashes[name]) != wanted.hashes[name]
-            who = f"{name} ({'of another generation' if other else roles[name]})"
-            state = self._state(name)
-            if unit.active_state != "active":
-                words.append(f"{who} does not serve ({unit.active_state}, {unit.sub_state})")
-            elif state is not None and state.phase == EnginePhase.UNHEALTHY:
-                words.append(f"{who} is active and does not answer")
             else:
-                words.append(f"{who} serves")
-        return several(words) or "no engine runs"
+                who = f"{name} (of another generation)"
+            sentences.append(f"{who} {self._describe_service(name, unit)}")
+        return several(sentences) or "no engine runs"
+
+    def _describe_service(self, engine: str, unit: Unit) -> str:
+        """Return whether an engine serves, as the end of a sentence."""
+        if unit.active_state != "active":
+            return f"does not serve ({unit.active_state}, {unit.sub_state})"
+        state = self.read_state(engine)
+        return "is active and does not answer" if state and state.phase == EnginePhase.UNHEALTHY else "serves"
 
     # -- before anything is touched, hooks, and the client's view
 
     def preflight(self, wanted: Generation, moves: Moves) -> Done:
-        """Run all checks and report every problem at once, so that an operator can repair them together."""
-        began = self.clock()
-        start = [wanted.engines[name].config for name in moves.start]
-        problems: list[str] = []
-        warnings: list[str] = []
-        try:
-            containers = self._containers()
-        except PhaseFailed as failed:
-            problems.append(failed.text)
-        else:
-            problems += preflight.check_images(start, self.docker)
-            ports = preflight.check_ports(start, moves.stop, containers)
-            if ports:
-                # While systemd restarts a container, Docker may listen on its port before the container is listed.
-                self.sleep(POLL_S)
-                ports = preflight.check_ports(start, moves.stop, self._containers())
-            problems += ports
-        weights = preflight.check_weights(start)
-        problems += weights.problems
-        warnings += weights.warnings
-        problems += preflight.check_disk(self.paths.state)
-        try:
-            found = self._check_gpus(wanted, moves)
-            problems += found.problems
-            warnings += found.warnings
-        except NvmlFailure as failure:
-            problems.append(f"The GPUs cannot be read: {failure}")
-        if problems:
-            raise PhaseFailed(" ".join(problems), engines=moves.start)
-        return Done(
-            f"image, weights, ports, GPUs and disk as they should be; {self.clock() - began:.1f} s",
-            warnings=tuple(warnings),
-        )
-
-    def _check_gpus(self, wanted: Generation, moves: Moves) -> Found:
-        """Read the GPUs and compare them with what the generation needs."""
-        with self.nvml() as session:
-            boards = gpu_memory.read_boards(session, gpu_memory.load_slots(self.paths))
-        owners = self.owners({process.pid for gpu in boards.gpus for process in gpu.processes or ()})
-        ours = gpu_memory.engine_uid()
-        looks = {gpu.uuid: gpu_memory.look(gpu, owners, (), ours=ours) for gpu in boards.gpus}
-        return preflight.check_gpus(wanted, moves.start, boards, looks)
+        """Check everything that can be known to fail, without changing anything."""
+        return preflight.check_host(self, wanted, moves)
 
     def prepare(self, wanted: Generation, moves: Moves) -> Done:
+        """Read the weights of the engines in `moves.start` into the page cache."""
         return page_cache.prepare([wanted.engines[name].config for name in moves.start], clock=self.clock)
 
-    def hook(
-        self, name: Literal["before_drain", "after_commit"], wanted: Generation, former: Generation | None
-    ) -> Done:
+    def hook(self, name: hooks.Hook, wanted: Generation, former: Generation | None) -> Done:
+        """Run the operator's executables of one hook."""
         return hooks.run_hooks(name, wanted, former, self.paths)
 
-    def watch(self, wanted: Generation, former: Generation | None) -> Watch:
+    def watch(self, wanted: Generation, former: Generation | None) -> RoleWatch:
+        """Start to ask for every served name, as a client would.
+
+        The gaps it finds and the phases passed to `end` are in the time of `monotonic`; the transaction converts them
+        to seconds since the switch began.
+        """
         return RoleWatch(wanted, former, clock=self.clock, ask=self.ask)
-
-
-def open_world(paths: HostPaths) -> World:
-    """Return the host that this program runs on."""
-    return HostWorld(paths)

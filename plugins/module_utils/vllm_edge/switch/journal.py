@@ -11,18 +11,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, fields, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import MISSING, asdict, fields, is_dataclass, replace
+from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal
+from types import TracebackType, UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from ..paths import HostPaths
 from ..system.files import is_locked, write_durably
-from .model import Direction, Downtime, Gap, Journal, Phase, PhaseRecord, Result
+from .model import Direction, Journal, Phase, PhaseRecord
 
 BALLAST_BYTES = 1024 * 1024
 HISTORY_KEPT = 200
@@ -31,6 +33,10 @@ DAMAGED = "damaged"
 LOCK_PATIENCE_S = 0.5
 """`holder` takes a shared lock for a moment. A switch that begins at that moment waits this long and does not report
 another switch."""
+
+
+Value = TypeVar("Value")
+_get_types = functools.cache(get_type_hints)
 
 
 class JournalLost(Exception):
@@ -49,34 +55,39 @@ def to_json(journal: Journal) -> dict[str, Any]:
     return asdict(journal)
 
 
-def _select_known(kind: type[Any], data: object, what: str) -> dict[str, Any]:
-    """Return the values of a dataclass from JSON.
+def _read_object(kind: type[Value], data: object, what: str) -> Value:
+    """Read a dataclass from JSON by the types of its fields.
 
     Unknown keys, which a newer program wrote, are dropped. A missing key gets its default; if it has none,
     JournalDamaged is raised.
     """
     if not isinstance(data, Mapping):
         raise JournalDamaged(f"{what} is {type(data).__name__}, an object is expected")
-    missing = [
-        item.name
-        for item in fields(kind)
-        if item.name not in data and item.default is MISSING and item.default_factory is MISSING
-    ]
+    items = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
+    without = [name for name, item in items.items() if item.default is item.default_factory is MISSING]
+    missing = [name for name in without if name not in data]
     if missing:
         raise JournalDamaged(f"{what} has no {', '.join(missing)}")
-    return {item.name: data[item.name] for item in fields(kind) if item.name in data}
+    types = _get_types(kind)  # type: ignore[arg-type]
+    return kind(**{name: _read_value(types[name], data[name], name) for name in items if name in data})
 
 
-def _parse_downtime(data: object, role: str) -> Downtime:
-    values = _select_known(Downtime, data, f"downtime of {role}")
-    values["gaps"] = tuple(Gap(**_select_known(Gap, gap, f"a gap of {role}")) for gap in values.get("gaps", ()))
-    return Downtime(**values)
-
-
-def _record(data: object) -> PhaseRecord:
-    values = _select_known(PhaseRecord, data, "a phase")
-    values["phase"] = Phase(values["phase"])
-    return PhaseRecord(**values)
+def _read_value(kind: Any, value: Any, what: str) -> Any:
+    """Read one value, which belongs to the field or list `what`."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is tuple:
+        return tuple(_read_value(arguments[0], item, f"an item of {what}") for item in value)
+    if origin is Mapping and is_dataclass(arguments[1]):
+        return {key: _read_value(arguments[1], item, f"{what} of {key}") for key, item in value.items()}
+    if origin is UnionType:
+        return None if value is None else _read_value(arguments[0], value, what)
+    if is_dataclass(kind):
+        return _read_object(kind, value, what)  # type: ignore[arg-type]
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return kind(value)
+    if kind in (str, int) and not isinstance(value, kind):
+        raise JournalDamaged(f"{what} is {value!r}")
+    return value
 
 
 def from_json(data: Mapping[str, Any]) -> Journal:
@@ -85,21 +96,10 @@ def from_json(data: Mapping[str, Any]) -> Journal:
     Raises:
         JournalDamaged: if the data is not a journal.
     """
-    values = _select_known(Journal, data, "the journal")
     try:
-        for key, kind in (("phase", Phase), ("result", Result)):
-            if values.get(key) is not None:
-                values[key] = kind(values[key])
-        for key in ("keep", "stop", "start", "warnings", "canary", "gpus", "drift"):
-            values[key] = tuple(values.get(key, ()))
-        values["phases"] = tuple(_record(item) for item in values.get("phases", ()))
-        values["downtime"] = {role: _parse_downtime(item, role) for role, item in values.get("downtime", {}).items()}
-        for key, kinds in (("id", str), ("generation", int), ("from_generation", int | None)):
-            if not isinstance(values[key], kinds):
-                raise JournalDamaged(f"{key} is {values[key]!r}")
-    except (TypeError, AttributeError, KeyError, ValueError) as error:
+        return _read_object(Journal, data, "the journal")
+    except (TypeError, AttributeError, ValueError) as error:
         raise error if isinstance(error, JournalDamaged) else JournalDamaged(str(error)) from error
-    return Journal(**values)
 
 
 def _parse(text: str) -> Journal:
@@ -187,7 +187,7 @@ class JournalFile:
         except OSError as error:
             self.give_up_ballast()
             raise JournalLost(
-                f"{BALLAST_BYTES // 1024} KiB for the journal of the switch cannot be had in {self.paths.state}: "
+                f"{BALLAST_BYTES // 1024} KiB for the journal of the switch cannot be reserved in {self.paths.state}: "
                 f"{error.strerror}. Make room on that disk; 'df -h {self.paths.state}' shows it"
             ) from error
 
@@ -198,6 +198,12 @@ class JournalFile:
         except OSError:
             return False
         return True
+
+    def with_all_room(self, attempt: Callable[[], Value | None]) -> Value | None:
+        """Run something that writes files and returns its failure or None; if it fails, release the ballast and run it
+        once more."""
+        failure = attempt()
+        return attempt() if failure is not None and self.give_up_ballast() else failure
 
     def write(self, **changes: Any) -> None:
         """Change fields of the journal and write it durably.
@@ -211,22 +217,15 @@ class JournalFile:
     def enter(self, phase: Phase, direction: Direction, began_at: str, began_s: float) -> None:
         """Write that a phase is about to begin. How the phase before it ended is written with it.
 
-        Args:
-            began_at: wall clock, for people.
-            began_s: seconds since the switch began.
-
-        Raises:
-            JournalLost: if the journal cannot be written.
+        `began_at` is wall clock, for people, and `began_s` seconds since the switch began. Raises JournalLost.
         """
         record = PhaseRecord(phase, direction, began_at, began_s)
         self.write(phase=phase, direction=direction, phases=(*self.journal.phases, record))
 
     def leave(self, outcome: Literal["done", "failed"], seconds: float, detail: str = "") -> None:
-        """Record that the phase has ended. It reaches the disk with the next `enter`, `write` or `finish`.
+        """Record that the phase has ended after `seconds`, with one sentence of detail, or why it failed.
 
-        Args:
-            seconds: how long it took.
-            detail: one sentence, or why it failed.
+        It reaches the disk with the next `enter`, `write` or `finish`.
         """
         *former, last = self.journal.phases
         ended = replace(last, outcome=outcome, seconds=seconds, detail=detail)
@@ -270,30 +269,32 @@ class JournalFile:
             ) from error
 
 
+def _choose_free(name: str, taken: Collection[str]) -> str:
+    """Return the name, with a number appended if it is taken."""
+    candidates = (name if count == 1 else f"{name}-{count}" for count in range(1, len(taken) + 2))
+    return next(candidate for candidate in candidates if candidate not in taken)
+
+
+def _strip_stamp(stamp: str) -> str:
+    return stamp.translate(str.maketrans("", "", "-:"))
+
+
 def make_id(paths: HostPaths, stamp: str, generation: int) -> str:
     """Return an id such as `20261121T164000Z-4`.
 
-    A number is appended if the id is taken already, which happens if the clock went back.
-
-    Args:
-        stamp: wall clock, as `World.stamp` returns it.
-        generation: where the switch goes.
+    A number is appended if the id is taken already, which happens if the clock went back. `stamp` is wall clock, as
+    `HostWorld.stamp` returns it.
     """
-    plain = f"{stamp.translate(str.maketrans('', '', '-:'))}-{generation}"
-    taken = {path.stem for path in _list_journals(paths)}
-    taken.add(getattr(read_journal(paths), "id", ""))
-    candidates = (plain if count == 1 else f"{plain}-{count}" for count in range(1, len(taken) + 2))
-    return next(name for name in candidates if name not in taken)
+    taken = {path.stem for path in _list_journals(paths)} | {getattr(read_journal(paths), "id", "")}
+    return _choose_free(f"{_strip_stamp(stamp)}-{generation}", taken)
 
 
 def set_aside_damaged(paths: HostPaths, stamp: str) -> Path | None:
     """Move a journal that cannot be read to `history/`; return its new path, or None if that is not possible."""
-    name = f"switch.json.{DAMAGED}-{stamp.translate(str.maketrans('', '', '-:'))}"
     try:
         paths.history.mkdir(parents=True, exist_ok=True)
         taken = {path.name for path in paths.history.iterdir()}
-        candidates = (name if count == 1 else f"{name}-{count}" for count in range(1, len(taken) + 2))
-        kept = paths.history / next(candidate for candidate in candidates if candidate not in taken)
+        kept = paths.history / _choose_free(f"switch.json.{DAMAGED}-{_strip_stamp(stamp)}", taken)
         os.rename(paths.switch_journal, kept)
     except OSError:
         return None
@@ -317,21 +318,9 @@ class Busy(Exception):
             f"to generation {journal.generation} ({journal.profile}), asked by {journal.asked_by}, "
             f"phase {journal.phase or 'none yet'}{back}, process {journal.pid}"
             if journal.pid
-            else "which has not said yet what it does"
+            else "which has not written its journal yet"
         )
         super().__init__(f"Another switch runs, {where}. Nothing was done; run again when it has ended.")
-
-    @property
-    def name(self) -> str:
-        return self.journal.asked_by
-
-    @property
-    def phase(self) -> Phase | None:
-        return self.journal.phase
-
-    @property
-    def generation(self) -> int:
-        return self.journal.generation
 
 
 class Lock:

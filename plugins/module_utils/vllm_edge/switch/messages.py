@@ -5,21 +5,21 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from typing import TextIO
 
 from ..generation.model import Generation
 from .model import Journal
 
 
-def say(text: str) -> None:
+def say(text: str, stream: TextIO | None = None) -> None:
     """Print a line of progress. Errors are ignored: a closed pipe must not end a switch."""
     with contextlib.suppress(OSError, ValueError):
-        print(text, flush=True)
+        print(text, file=stream, flush=True)
 
 
 def complain(text: str) -> None:
     """Print a line on standard error, ignoring errors like `say`."""
-    with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+    say(text, sys.stderr)
 
 
 def to_sentence(text: str) -> str:

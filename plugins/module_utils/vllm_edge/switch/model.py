@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The types that the modules of a switch share: phases, results, moves, the journal and the protocol `World`.
+"""The types that the modules of a switch share: phases, results, moves and the journal.
 
 A switch takes the host from the committed generation to another one, and back if that fails. transaction.py has the
-order of the phases, host.py the work of each phase on the real host, journal.py the files of the journal, and the
+order of the phases, host.py the work of each phase on the host, journal.py the files of the journal, and the
 package `generation` the directories of generations.
 """
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from ..generation.model import FileChange, Generation, Limits
+from ..generation.model import FileChange
 
 
 class Phase(StrEnum):
@@ -140,117 +140,6 @@ class Interrupted(BaseException):
     It may be raised at any point of a phase. It is not an Exception, so that code that catches every error of a library
     lets it pass.
     """
-
-
-class World(Protocol):
-    """The host, as the transaction needs it.
-
-    Every method may raise PhaseFailed and should raise nothing else. Every action is idempotent, because a recovery
-    repeats it without knowing how far the killed switch came. A phase that succeeds returns a Done.
-    """
-
-    def monotonic(self) -> float:
-        """Return seconds of a clock that never jumps; all durations and deadlines use it."""
-        ...
-
-    def stamp(self) -> str:
-        """Return the wall clock, for people only: `2026-11-21T16:40:00Z`."""
-        ...
-
-    def boot_id(self) -> str:
-        """Return the kernel's id of this boot."""
-        ...
-
-    def going_down(self) -> bool:
-        """Return whether systemd is shutting the host down. If so, nothing is rolled back now: the boot does it."""
-        ...
-
-    def moves(self, wanted: Generation) -> Moves:
-        """Compare what runs and the live files with a generation, and return what has to change."""
-        ...
-
-    def preflight(self, wanted: Generation, moves: Moves) -> Done:
-        """Check everything that can be known to fail, without changing anything."""
-        ...
-
-    def prepare(self, wanted: Generation, moves: Moves) -> Done:
-        """Read the weights of the engines in `moves.start` into the page cache."""
-        ...
-
-    def hook(
-        self, name: Literal["before_drain", "after_commit"], wanted: Generation, former: Generation | None
-    ) -> Done:
-        """Run the operator's executables of one hook."""
-        ...
-
-    def drain(self, moves: Moves, limits: Limits) -> Done:
-        """Wait until the engines in `moves.stop` have finished their requests, or `limits.drain_timeout_s` has
-        passed."""
-        ...
-
-    def stop(self, moves: Moves) -> Done:
-        """Stop the units of `moves.stop` in parallel, and remove containers that outlive their unit."""
-        ...
-
-    def free(self, wanted: Generation, moves: Moves) -> Done:
-        """Wait until no process of ours uses the GPUs of `moves.start`.
-
-        After `wanted.limits.free_timeout_s` the processes that still do are named, and those of ours are killed.
-        """
-        ...
-
-    def install(self, wanted: Generation, moves: Moves) -> Done:
-        """Write the files and units of `start`, `keep` and `wait` that differ, and run daemon-reload. The target is not
-        written."""
-        ...
-
-    def start(self, moves: Moves) -> Done:
-        """Reset the failed state of the units and start them in parallel, without waiting."""
-        ...
-
-    def healthy(self, wanted: Generation, moves: Moves, *, all_of_them: bool) -> Done:
-        """Wait until all engines of `start` and `wait` are active.
-
-        Fails at the first engine that ends, with its explanation. With `all_of_them` (a rollback) it waits for every
-        engine and then fails with those that do not serve.
-        """
-        ...
-
-    def warm_up(self, wanted: Generation, moves: Moves) -> Done:
-        """Send the first requests to the engines that were started."""
-        ...
-
-    def canary(self, wanted: Generation) -> Done:
-        """Run the canary for every served name of every engine; its rows are `data["canary"]`."""
-        ...
-
-    def measure(self, wanted: Generation) -> Done:
-        """Compare the VRAM of every GPU with its budget; the rows are `data["gpus"]` and `data["drift"]`."""
-        ...
-
-    def clean_up(self, wanted: Generation, former: Generation | None) -> Done:
-        """Write, enable and start the target of `wanted`, remove files of other engines, and prune old generations."""
-        ...
-
-    def what_runs(self, wanted: Generation) -> str:
-        """Return one sentence, for the message of a failure: each engine and whether it serves."""
-        ...
-
-    def watch(self, wanted: Generation, former: Generation | None) -> Watch:
-        """Start to ask for every served name, as a client would.
-
-        The gaps it finds and the phases passed to `end` are in the time of `monotonic`; the transaction converts them
-        to seconds since the switch began.
-        """
-        ...
-
-
-class Watch(Protocol):
-    """Asks for every served name twice a second, from its creation to `end`."""
-
-    def end(self, phases: Iterable[PhaseRecord]) -> dict[str, Downtime]:
-        """Stop asking and return the downtime by served name."""
-        ...
 
 
 # -- the journal

@@ -7,6 +7,7 @@ Nothing here reads or changes the host.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from ..generation.model import FileChange, SeenEngine
 from .model import Moves
@@ -25,6 +26,16 @@ def _occupies(engine: SeenEngine) -> bool:
     return engine.active_state not in _RESTING or engine.running_input_hash is not None
 
 
+def _decide(engine: SeenEngine, wanted: str | None) -> Literal["keep", "wait", "stop"] | None:
+    """Return what happens to an engine of which this input hash (or nothing) is wanted; None if it does not run."""
+    if engine.running_input_hash is not None and engine.running_input_hash == wanted:
+        if engine.active_state in _UP:
+            return "keep"
+        if engine.active_state == "activating" and not _waits_for_restart(engine):
+            return "wait"
+    return "stop" if _occupies(engine) else None
+
+
 def decide_moves(
     wanted: Mapping[str, str],
     seen: Iterable[SeenEngine],
@@ -38,25 +49,13 @@ def decide_moves(
     Args:
         wanted: input hash by name of engine.
         seen: the engines that the host shows.
-        files: live files that differ; copied to the result.
-        target: what is wrong with the target in systemd; copied to the result.
+        files, target: live files that differ, and what is wrong with the target in systemd; copied to the result.
     """
-    keep: set[str] = set()
-    wait: set[str] = set()
-    stop: list[str] = []
-    for engine in seen:
-        as_wanted = engine.running_input_hash is not None and engine.running_input_hash == wanted.get(engine.name)
-        if as_wanted and engine.active_state in _UP:
-            keep.add(engine.name)
-        elif as_wanted and engine.active_state == "activating" and not _waits_for_restart(engine):
-            wait.add(engine.name)
-        elif _occupies(engine):
-            stop.append(engine.name)
-    return Moves(
-        keep=tuple(name for name in wanted if name in keep),
-        stop=tuple(stop),
-        start=tuple(name for name in wanted if name not in keep and name not in wait),
-        wait=tuple(name for name in wanted if name in wait),
-        files=tuple(files),
-        target=tuple(target),
-    )
+    found = {engine.name: _decide(engine, wanted.get(engine.name)) for engine in seen}
+
+    def select(kind: str) -> tuple[str, ...]:
+        return tuple(name for name in wanted if found.get(name) == kind)
+
+    stop = tuple(name for name, kind in found.items() if kind == "stop")
+    start = tuple(name for name in wanted if found.get(name) in (None, "stop"))
+    return Moves(select("keep"), stop, start, select("wait"), tuple(files), tuple(target))

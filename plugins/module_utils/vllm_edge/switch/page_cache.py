@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..engine.config import EngineConfig
@@ -22,16 +21,6 @@ RESERVE_BYTES = 8 * 1024**3
 CHUNK_BYTES = 8 * 1024**2
 LIMIT_S = 180.0
 """An old disk reads 30 GB in this time; the switch does not wait longer for an optimisation."""
-
-
-@dataclass
-class _Model:
-    name: str
-    files: list[tuple[Path, int]] = field(default_factory=list)
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(size for _, size in self.files)
 
 
 def available_bytes(path: Path = MEMINFO) -> int:
@@ -85,36 +74,34 @@ def prepare(
         available: free memory in bytes.
         limit_s: seconds for all models together.
     """
-    models: dict[str, _Model] = {}
-    for config in configs:
-        models.setdefault(config.weights_path or config.model, _Model(config.model, list_weight_files(config)))
+    models = {config.weights_path or config.model: config for config in configs}
     began = clock()
     room = available() - RESERVE_BYTES
     said: list[str] = []
     warnings: list[str] = []
-    for model in models.values():
-        if not model.files:
-            said.append(f"{model.name} has no record of its weights and was not read")
-            continue
-        if model.size_bytes > room:
+    for config in models.values():
+        files = list_weight_files(config)
+        size_bytes = sum(size for _, size in files)
+        if not files:
+            said.append(f"{config.model} has no record of its weights and was not read")
+        elif size_bytes > room:
             said.append(
-                f"{model.name} ({_gib(model.size_bytes)}) does not fit into the {_gib(max(0, room))} of memory that "
-                f"are free beside a reserve of {_gib(RESERVE_BYTES)} and was not read"
+                f"{config.model} ({_gib(size_bytes)}) does not fit into the {_gib(max(0, room))} of memory that are "
+                f"free beside a reserve of {_gib(RESERVE_BYTES)} and was not read"
             )
-            continue
-        room -= model.size_bytes
-        since = clock()
-        done, whole = 0, True
-        try:
-            for path, _ in model.files:
-                size, whole = read_through(path, began + limit_s, clock)
-                done += size
-                if not whole:
-                    break
-        except OSError as error:
-            warnings.append(f"Weights of {model.name} could not be read ahead: {error}.")
-            continue
-        seconds = clock() - since
-        text = f"{model.name} {_gib(done)} read in {seconds:.1f} s"
-        said.append(text if whole else f"{text}, of {_gib(model.size_bytes)}: the limit of {limit_s:.0f} s was reached")
+        else:
+            room -= size_bytes
+            since = clock()
+            done, whole = 0, True
+            try:
+                for path, _ in files:
+                    size, whole = read_through(path, began + limit_s, clock)
+                    done += size
+                    if not whole:
+                        break
+            except OSError as error:
+                warnings.append(f"Weights of {config.model} could not be read ahead: {error}.")
+                continue
+            text = f"{config.model} {_gib(done)} read in {clock() - since:.1f} s"
+            said.append(text if whole else f"{text}, of {_gib(size_bytes)}: the limit of {limit_s:.0f} s was reached")
     return Done("; ".join(said) or "no engine has to start", warnings=tuple(warnings))

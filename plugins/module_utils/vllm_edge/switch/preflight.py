@@ -7,9 +7,10 @@ Memory and ports of engines that will be stopped count as free.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ..engine.config import EngineConfig
@@ -20,10 +21,14 @@ from ..system.process import command_of
 from ..system.sockets import Listener, listeners, process_of
 from ..weights.record import load_record
 from ..weights.survey import survey_recorded
-from .gpu_memory import Boards, Occupied, require
-from .model import PhaseFailed
+from .gpu_memory import Boards, Occupied, engine_uid, load_slots, look, read_boards, require
+from .model import Done, Moves, PhaseFailed
+
+if TYPE_CHECKING:
+    from .host import HostWorld
 
 STATE_MIB = 64
+POLL_S = 0.5
 WILDCARDS = ("0.0.0.0", "::", "")
 ALL_ADDRESSES = "all addresses"
 
@@ -34,6 +39,45 @@ class Found:
 
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+    def add(self, other: Found) -> None:
+        self.problems += other.problems
+        self.warnings += other.warnings
+
+
+def check_host(host: HostWorld, wanted: Generation, moves: Moves) -> Done:
+    """Run all checks and report every problem at once, so that an operator can repair them together.
+
+    Raises:
+        PhaseFailed: if anything would make the switch fail.
+    """
+    began = host.clock()
+    start = [wanted.engines[name].config for name in moves.start]
+    found = Found()
+    try:
+        containers = host.list_containers()
+    except PhaseFailed as failed:
+        found.problems.append(failed.text)
+    else:
+        found.problems += check_images(start, host.docker)
+        ports = check_ports(start, moves.stop, containers)
+        if ports:
+            # While systemd restarts a container, Docker may listen on its port before the container is listed.
+            host.sleep(POLL_S)
+            ports = check_ports(start, moves.stop, host.list_containers())
+        found.problems += ports
+    found.add(check_weights(start))
+    found.problems += check_disk(host.paths.state)
+    try:
+        found.add(_read_and_check_gpus(host, wanted, moves))
+    except NvmlFailure as failure:
+        found.problems.append(f"The GPUs cannot be read: {failure}")
+    if found.problems:
+        raise PhaseFailed(" ".join(found.problems), engines=moves.start)
+    return Done(
+        f"image, weights, ports, GPUs and disk as they should be; {host.clock() - began:.1f} s",
+        warnings=tuple(found.warnings),
+    )
 
 
 # -- image
@@ -125,36 +169,31 @@ def check_ports(
     Args:
         stop: engines that will be stopped; their ports count as free.
         containers: all containers with the ports that they publish.
-        listening: sockets that listen on a port.
-        process: pid that holds the inode of a socket.
-        command: command line of a pid.
+        listening, process, command: sockets of a port, pid of a socket's inode, command of a pid; stand-ins for tests.
     """
-    problems = []
-    for config in configs:
+
+    def find_users(config: EngineConfig) -> Iterator[str]:
         host = urlsplit(config.url).hostname or ""
-        published = [
-            (container, address)
-            for container in containers
-            for address, port in container.ports
-            if port == config.port and _conflicts(host, address)
-        ]
-        who = f"Port {config.port} of engine {config.engine} is taken"
-        remedy = f"stop it, or give the engine another port; 'ss -ltnp sport = :{config.port}' shows who listens"
-        leaving = {address for container, address in published if container.engine in stop}
-        others = [(container, address) for container, address in published if container.engine not in stop]
-        problems += [
-            f"{who}: container {container.name} publishes it on {address or ALL_ADDRESSES}: {remedy}."
-            for container, address in others
-        ]
-        known = leaving | {address for _, address in others}
+        known = set()
+        for container in containers:
+            for address, port in container.ports:
+                if port == config.port and _conflicts(host, address):
+                    known.add(address)
+                    if container.engine not in stop:
+                        yield f"container {container.name} publishes it on {address or ALL_ADDRESSES}"
         for listener in listening(config.port):
             # Docker listens for its containers, which were checked above.
-            if listener.address in known or not _conflicts(host, listener.address):
-                continue
-            pid = process(listener.inode)
-            holder = "a process that is not visible from here" if pid is None else f"pid {pid} ({command(pid)})"
-            problems.append(f"{who}: {holder} listens on {listener.address}: {remedy}.")
-    return problems
+            if listener.address not in known and _conflicts(host, listener.address):
+                pid = process(listener.inode)
+                holder = "a process that is not visible from here" if pid is None else f"pid {pid} ({command(pid)})"
+                yield f"{holder} listens on {listener.address}"
+
+    return [
+        f"Port {config.port} of engine {config.engine} is taken: {user}: stop it, or give the engine another port; "
+        f"'ss -ltnp sport = :{config.port}' shows who listens."
+        for config in configs
+        for user in find_users(config)
+    ]
 
 
 # -- disk
@@ -181,13 +220,20 @@ def check_disk(state: Path) -> list[str]:
 # -- GPUs
 
 
+def _read_and_check_gpus(host: HostWorld, wanted: Generation, moves: Moves) -> Found:
+    """Read the GPUs and compare them with what the generation needs."""
+    with host.nvml() as session:
+        boards = read_boards(session, load_slots(host.paths))
+    owners = host.owners({process.pid for gpu in boards.gpus for process in gpu.processes or ()})
+    ours = engine_uid()
+    looks = {gpu.uuid: look(gpu, owners, (), ours=ours) for gpu in boards.gpus}
+    return check_gpus(wanted, moves.start, boards, looks)
+
+
 def check_gpus(wanted: Generation, start: Iterable[str], boards: Boards, looks: Mapping[str, Occupied]) -> Found:
     """Check that every GPU of the generation is there, and has room beside processes of other people.
 
-    Args:
-        start: engines that start.
-        boards: the reading of all GPUs.
-        looks: who uses each GPU, by UUID.
+    `start` are the engines that start, and `looks` says who uses each GPU, by UUID.
     """
     found = Found()
     needed = dict.fromkeys(uuid for engine in wanted.engines.values() for uuid in engine.config.gpus)
@@ -197,32 +243,31 @@ def check_gpus(wanted: Generation, start: Iterable[str], boards: Boards, looks: 
         found.problems.append(str(failed))
     for name in start:
         for uuid in wanted.engines[name].config.gpus:
-            look = looks.get(uuid)
-            if look is None or not (look.others or look.unknown):
-                continue
-            problem, warning = judge_foreign(look, name, wanted)
-            found.problems += problem
-            found.warnings += warning
+            occupied = looks.get(uuid)
+            if occupied is not None and (occupied.others or occupied.unknown):
+                found.add(judge_foreign(occupied, name, wanted))
     return found
 
 
-def judge_foreign(look: Occupied, engine: str, wanted: Generation) -> tuple[list[str], list[str]]:
-    """Return problems and warnings about other people's processes on one GPU of `engine`.
+def judge_foreign(occupied: Occupied, engine: str, wanted: Generation) -> Found:
+    """Judge other people's processes on one GPU of `engine`.
 
     `wanted.foreign` decides: `fail` makes any such process a problem; otherwise it is a problem only if the budget does
     not fit beside it, and `ignore` suppresses the warning.
     """
-    who = "; ".join([*look.others, *look.unknown])
-    text = f"{look.card}, which engine {engine} is to use, is used by others: {who}."
+    who = "; ".join([*occupied.others, *occupied.unknown])
+    text = f"{occupied.card}, which engine {engine} is to use, is used by others: {who}."
     if wanted.foreign == "fail":
-        return [f"{text} foreign is fail: stop them, or let the profile use other GPUs."], []
-    budget = wanted.budgets_mib.get(look.gpu.uuid, 0)
-    room = look.gpu.total_mib - (look.gpu.reserved_mib or 0) - look.foreign_mib
+        return Found([f"{text} foreign is fail: stop them, or let the profile use other GPUs."])
+    budget = wanted.budgets_mib.get(occupied.gpu.uuid, 0)
+    room = occupied.gpu.total_mib - (occupied.gpu.reserved_mib or 0) - occupied.foreign_mib
     if room < budget:
-        return [
-            f"{text} The {room} MiB beside them are less than the budget of {budget} MiB: stop them, or choose a "
-            "profile that leaves this GPU alone. They were not touched."
-        ], []
+        return Found(
+            [
+                f"{text} The {room} MiB beside them are less than the budget of {budget} MiB: stop them, or choose a "
+                "profile that leaves this GPU alone. They were not touched."
+            ]
+        )
     if wanted.foreign == "ignore":
-        return [], []
-    return [], [text if look.exact else f"{text} NVML does not say how much they hold."]
+        return Found()
+    return Found(warnings=[text if occupied.exact else f"{text} NVML does not say how much they hold."])

@@ -5,24 +5,31 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..generation import committed as generation_committed
 from ..generation import live, store
 from ..generation.model import Choice, GenerationError
 from ..names import TARGET, unit_name
 from ..paths import HostPaths
-from ..system.systemd import Systemd, SystemdError
+from ..system.systemd import Systemd
 from .journal import DAMAGED, JournalFile, JournalLost, set_aside_damaged
 from .messages import describe_route, name_generation, to_sentence
-from .model import HARMLESS, Direction, Done, Journal, Phase, PhaseFailed, Result, World
+from .model import HARMLESS, Direction, Done, Journal, Phase, Result
+from .phases import LeftForBoot, PhaseRunner
+from .rollback import end_killed
 from .signals import Signals
-from .transaction import LeftForBoot, Transaction, begin_journal, leave_for_boot
+from .transaction import begin_journal, leave_for_boot
+
+if TYPE_CHECKING:
+    from .host import HostWorld
+
+DROP_JOBS_S = 60.0
 
 
-def _take_over(world: World, paths: HostPaths, left: Journal) -> tuple[JournalFile, float]:
-    """Return the journal of a switch that did not end, ready to be continued, and time zero of its seconds."""
+def _take_over(world: HostWorld, paths: HostPaths, left: Journal) -> JournalFile:
+    """Return the journal of a switch that did not end, ready to be continued."""
     stamp = world.stamp()
     if left.id == DAMAGED:
         kept = set_aside_damaged(paths, stamp)
@@ -35,7 +42,7 @@ def _take_over(world: World, paths: HostPaths, left: Journal) -> tuple[JournalFi
         fresh = begin_journal(world, paths, number=number, profile=profile, now=now, choice=choice)
         where = f"It is kept as {kept}." if kept else "It could not be kept."
         fresh = replace(fresh, phase=Phase.STOP, direction="back", warnings=(f"{to_sentence(left.message)} {where}",))
-        return JournalFile(paths, fresh), fresh.began_monotonic_s or 0.0
+        return JournalFile(paths, fresh)
     boot_id = world.boot_id()
     zero = left.began_monotonic_s
     if zero is None or left.boot_id != boot_id:
@@ -46,7 +53,7 @@ def _take_over(world: World, paths: HostPaths, left: Journal) -> tuple[JournalFi
     if left.phases and left.phases[-1].outcome is None:
         lasted = max(0.0, round(world.monotonic() - zero - left.phases[-1].began_s, 3))
         file.leave("failed", lasted, "the program that ran the switch was ended here")
-    return file, zero
+    return file
 
 
 def _describe_killed(left: Journal) -> str:
@@ -58,55 +65,38 @@ def _describe_killed(left: Journal) -> str:
     return f"{describe_route(left)} did not end: its program was killed, or the host went down, {where}{back}."
 
 
-def recover(
-    world: World,
-    paths: HostPaths,
-    left: Journal,
-    signals: Signals,
-) -> Result | None:
-    """End a killed switch by going to the committed generation, whichever that is.
-
-    The caller holds the lock.
-
-    Args:
-        left: the unfinished journal.
-        signals: switched to the way back: signals are ignored from now on, unless the host shuts down.
-
-    Returns:
-        The result, or None if the host shuts down and the boot has to recover.
-    """
-    signals.go_back()
-    file, began = _take_over(world, paths, left)
-    change = Transaction(world, file, signals, began=began)
+def _continue(world: HostWorld, paths: HostPaths, left: Journal, signals: Signals) -> tuple[PhaseRunner, str]:
+    """Take over the journal. Returns what runs the next phases, and the beginning of the message."""
+    file = _take_over(world, paths, left)
     with contextlib.suppress(JournalLost):
         file.take_ballast()
-    head = _describe_killed(left)
+    return PhaseRunner(world, file, signals), _describe_killed(left)
+
+
+def recover(world: HostWorld, paths: HostPaths, left: Journal, signals: Signals) -> Result | None:
+    """End a killed switch by going to the committed generation, whichever that is.
+
+    The caller holds the lock. `left` is the unfinished journal. Signals are ignored from now on, unless the host shuts
+    down. Returns the result, or None if the host shuts down and the boot has to recover.
+    """
+    signals.go_back()
+    change, head = _continue(world, paths, left, signals)
     if left.id != DAMAGED and left.direction == "forward" and (left.phase is None or left.phase in HARMLESS):
         return change.finish(Result.REFUSED, f"{head} Nothing had been touched.")
     try:
-        return change.finish(*change.recovered(left, head))
+        return change.finish(*end_killed(change, left, head))
     except LeftForBoot:
         leave_for_boot(change)
         return None
 
 
-def recover_at_boot(world: World, paths: HostPaths, left: Journal, systemd: Systemd) -> Result:
+def recover_at_boot(world: HostWorld, paths: HostPaths, left: Journal, systemd: Systemd) -> Result:
     """End a killed switch before the engines start.
 
     This puts back the files and the target of the committed generation. systemd then starts the engines, as at every
-    boot. The caller holds the lock.
-
-    Args:
-        left: the unfinished journal.
-
-    Returns:
-        The result; the engines are not verified.
+    boot; they are not verified. The caller holds the lock. `left` is the unfinished journal.
     """
-    file, began = _take_over(world, paths, left)
-    change = Transaction(world, file, Signals(), began=began)
-    with contextlib.suppress(JournalLost):
-        file.take_ballast()
-    head = _describe_killed(left)
+    change, head = _continue(world, paths, left, Signals())
     try:
         committed = store.load_committed(paths)
     except GenerationError as error:
@@ -117,7 +107,7 @@ def recover_at_boot(world: World, paths: HostPaths, left: Journal, systemd: Syst
         return change.finish(
             Result.ROLLED_BACK, f"{head} Nothing was committed on this host before: no engine is started at boot."
         )
-    onward = committed.number == left.generation and left.id != DAMAGED
+    onward = committed.number == left.generation
     direction: Direction = "forward" if onward else "back"
 
     def install() -> Done:
@@ -138,7 +128,7 @@ def recover_at_boot(world: World, paths: HostPaths, left: Journal, systemd: Syst
     failures = [
         failure
         for phase, act in ((Phase.INSTALL, install), (Phase.CLEAN_UP, clean_up))
-        if (failure := change.phase(phase, direction, _convert_errors(act), shielded=True)) is not None
+        if (failure := change.phase(phase, direction, act, shielded=True)) is not None
     ]
     if failures:
         return change.finish(
@@ -152,18 +142,3 @@ def recover_at_boot(world: World, paths: HostPaths, left: Journal, systemd: Syst
         f"{head} At boot the files of {name_generation(committed)}, which is committed, were put back; systemd starts "
         "its engines. They were not verified: 'vllm-edge status' says how they are.",
     )
-
-
-def _convert_errors(act: Callable[[], Done]) -> Callable[[], Done]:
-    """Wrap `act` so that a SystemdError becomes a PhaseFailed."""
-
-    def run() -> Done:
-        try:
-            return act()
-        except SystemdError as error:
-            raise PhaseFailed(str(error)) from error
-
-    return run
-
-
-DROP_JOBS_S = 60.0

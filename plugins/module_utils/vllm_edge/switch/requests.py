@@ -30,16 +30,41 @@ WARM_UP_TOKENS = 8
 # -- drain
 
 
+def _count_requests(config: EngineConfig, timeout_s: float, ask: Ask) -> tuple[int | None, str]:
+    """Return how many requests an engine has, or None and why it does not say."""
+    answer = ask(config.url, "/metrics", timeout_s)
+    if not answer.ok:
+        return None, answer.words()
+    return requests_in_work(answer.body.decode("utf-8", "replace")), "no such metric"
+
+
 @dataclass
 class _Draining:
     config: EngineConfig
     zeros: int = 0
     left: int | None = None
     note: str = ""
+    """Why it is not waited for."""
+
+    def __post_init__(self) -> None:
+        if self.config.shutdown_timeout_s is not None:
+            self.note = f"finishes its requests itself when it is stopped ({self.config.shutdown_timeout_s:g} s)"
 
     @property
     def over(self) -> bool:
         return self.zeros >= 2 or bool(self.note)
+
+    def look(self, ask: Ask) -> None:
+        left, why = _count_requests(self.config, METRICS_S, ask)
+        if left is None:
+            self.note = f"does not report its requests ({why}): not waited for"
+            return
+        self.left = left
+        self.zeros = self.zeros + 1 if left == 0 else 0
+
+    def __str__(self) -> str:
+        how = self.note or ("has no request" if not self.left else f"still has {self.left} requests")
+        return f"{self.config.engine} {how}"
 
 
 def drain(
@@ -59,45 +84,23 @@ def drain(
         The number of requests left of each engine in `data["left"]`.
     """
     engines = [_Draining(config) for config in configs]
-    for engine in engines:
-        if engine.config.shutdown_timeout_s is not None:
-            engine.note = f"finishes its requests itself when it is stopped ({engine.config.shutdown_timeout_s:g} s)"
     began = clock()
-
-    def look(engine: _Draining) -> None:
-        answer = ask(engine.config.url, "/metrics", METRICS_S)
-        left = requests_in_work(answer.body.decode("utf-8", "replace")) if answer.ok else None
-        if left is None:
-            engine.note = f"does not tell ({answer.words() if not answer.ok else 'no such metric'}): not waited for"
-            return
-        engine.left = left
-        engine.zeros = engine.zeros + 1 if left == 0 else 0
-
     while True:
-        call_in_parallel(look, [engine for engine in engines if not engine.over])
+        call_in_parallel(lambda engine: engine.look(ask), [engine for engine in engines if not engine.over])
         waiting = [engine for engine in engines if not engine.over]
         if not waiting or clock() - began >= limits.drain_timeout_s:
             break
         sleep(DRAIN_POLL_S)
     seconds = clock() - began
-    said = [f"{engine.config.engine} {_describe_drained(engine)}" for engine in engines]
     warnings = tuple(
         f"{engine.config.engine} still had {engine.left} requests after {seconds:.0f} s: they end with it. A larger "
         "vllm_engine_drain_timeout_s waits longer."
         for engine in waiting
         if engine.left
     )
-    detail = "; ".join(said) or "no engine has to stop"
-    return Done(
-        f"{detail}; {seconds:.1f} s", data={"left": {e.config.engine: e.left for e in engines}}, warnings=warnings
-    )
-
-
-def _describe_drained(engine: _Draining) -> str:
-    """Return how the wait for one engine ended."""
-    if engine.note:
-        return engine.note
-    return "has no request" if not engine.left else f"still has {engine.left} requests"
+    detail = "; ".join(map(str, engines)) or "no engine has to stop"
+    left = {engine.config.engine: engine.left for engine in engines}
+    return Done(f"{detail}; {seconds:.1f} s", data={"left": left}, warnings=warnings)
 
 
 def wait_until_idle(config: EngineConfig, wait: Callable[[float], bool], *, ask: Ask = request) -> bool:
@@ -107,20 +110,15 @@ def wait_until_idle(config: EngineConfig, wait: Callable[[float], bool], *, ask:
     time on its own shutdown. Its /metrics show when there is nothing left to wait for. Until SIGTERM arrives, which may
     take systemd some seconds, an idle engine still takes requests.
 
-    Args:
-        wait: waits for some seconds and returns True if the engine has ended.
-
-    Returns:
-        True if the engine is idle, False if it has ended.
+    `wait` waits for some seconds and returns True if the engine has ended. Returns whether it is idle; False if it has
+    ended.
     """
     zeros, told = 0, False
     while not wait(IDLE_POLL_S):
         told = told or not takes_work(config.url, config.served_names[0], IDLE_ASK_S, ask)
         if not told:
             continue
-        answer = ask(config.url, "/metrics", IDLE_ASK_S)
-        left = requests_in_work(answer.body.decode("utf-8", "replace")) if answer.ok else None
-        zeros = zeros + 1 if left == 0 else 0
+        zeros = zeros + 1 if _count_requests(config, IDLE_ASK_S, ask)[0] == 0 else 0
         if zeros >= IDLE_TIMES:
             return True
     return False
@@ -163,12 +161,7 @@ def warm_up(
 ) -> Done:
     """Send the first requests to new engines, in parallel, so that what they allocate is there when memory is measured.
 
-    Args:
-        configs: the new engines.
-        limits: `canary_timeout_s` is the patience with one request.
-
-    Raises:
-        PhaseFailed: if an engine does not answer.
+    `limits.canary_timeout_s` is the patience with one request. Raises PhaseFailed if an engine does not answer.
     """
     began = clock()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..generation import committed as generation_committed
 from ..generation import store
@@ -14,10 +15,14 @@ from ..paths import HostPaths
 from ..system.systemd import Systemd
 from .journal import Busy, JournalFile, JournalLost, Lock, read_journal
 from .messages import capitalize, complain, describe_route, say, to_sentence
-from .model import EXITS, Exit, PhaseFailed, Result, World
+from .model import EXITS, Exit, PhaseFailed, Result
+from .phases import LeftForBoot
 from .recovery import recover, recover_at_boot
 from .signals import Signals
-from .transaction import LeftForBoot, Transaction, archive, begin_journal, leave_for_boot
+from .transaction import Transaction, archive, begin_journal, leave_for_boot
+
+if TYPE_CHECKING:
+    from .host import HostWorld
 
 
 def run_recover(paths: HostPaths, *, boot: bool) -> int:
@@ -77,7 +82,7 @@ def _load_former(now: Committed | None, wanted: Generation, paths: HostPaths) ->
 
 
 def switch(
-    world: World,
+    world: HostWorld,
     paths: HostPaths,
     number: int,
     signals: Signals,
@@ -114,7 +119,7 @@ def switch(
         problem = to_sentence(str(error))
     journal = begin_journal(world, paths, number=number, profile=profile, now=now, choice=choice)
     file = JournalFile(paths, journal)
-    change = Transaction(world, file, signals, began=journal.began_monotonic_s or 0.0)
+    change = Transaction(world, file, signals)
     refused = f"{describe_route(journal)} was refused."
     if wanted is None or problem:
         return change.finish(Result.REFUSED, f"{refused} {capitalize(problem)} Nothing was touched.")
@@ -153,10 +158,10 @@ def _exit(run: Callable[[], Exit], *, quiet: bool = False) -> int:
         return Exit.FAILED
 
 
-def _open_world(paths: HostPaths) -> World:
-    from .host import open_world
+def _open_world(paths: HostPaths) -> HostWorld:
+    from .host import HostWorld
 
-    return open_world(paths)
+    return HostWorld(paths)
 
 
 def run_switch(paths: HostPaths, number: int, choice: Choice) -> int:

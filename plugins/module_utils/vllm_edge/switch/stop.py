@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from ..generation import store
 from ..generation.model import Generation, GenerationError
@@ -19,7 +20,10 @@ from ..paths import HostPaths
 from ..system.systemd import Systemd
 from .command import INTERRUPTED, refuse_without_write_access
 from .journal import Busy, Lock, read_journal
-from .model import Done, Exit, PhaseFailed, World
+from .model import Done, Exit, PhaseFailed
+
+if TYPE_CHECKING:
+    from .host import HostWorld
 
 TARGET_S = 30.0
 
@@ -42,7 +46,7 @@ def _back(generation: Generation) -> str:
     return f"'vllm-edge switch {generation.number}' brings back what is missing and verifies it."
 
 
-def stop_engines(world: World, systemd: Systemd, paths: HostPaths) -> Stopped:
+def stop_engines(world: HostWorld, systemd: Systemd, paths: HostPaths) -> Stopped:
     """Stop all engines and the target. The caller holds the lock.
 
     Nothing is stopped if a switch was left unfinished or the hook `before_drain` fails.
@@ -97,15 +101,10 @@ def _print_end(stopped: Stopped, output: str) -> int:
 
 
 def run_stop(
-    paths: HostPaths, *, output: str, open_world: Callable[[HostPaths], World], systemd: Systemd | None = None
+    paths: HostPaths, *, output: str, open_world: Callable[[HostPaths], HostWorld], systemd: Systemd | None = None
 ) -> int:
-    """Run `vllm-edge stop` and return the exit status.
-
-    Args:
-        output: `text` or `json`.
-        open_world: opens the host once the lock is held.
-        systemd: a stand-in for tests.
-    """
+    """Run `vllm-edge stop` and return the exit status. `output` is `text` or `json`; `open_world` is called under the
+    lock; `systemd` is a stand-in for tests."""
     refused = refuse_without_write_access(paths, "stop")
     if refused:
         return refused

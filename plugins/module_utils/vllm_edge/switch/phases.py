@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One phase of a switch: journalled, run and recorded; and what begins and ends around all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..generation.model import Generation, GenerationError
+from ..names import SWITCH_UNIT
+from ..system.systemd import SystemdError
+from .journal import JournalFile, JournalLost
+from .messages import complain, say, to_sentence
+from .model import (
+    HARMLESS,
+    Direction,
+    Done,
+    Downtime,
+    Gap,
+    Interrupted,
+    Journal,
+    Moves,
+    Phase,
+    PhaseFailed,
+    Result,
+)
+from .signals import Signals
+
+if TYPE_CHECKING:
+    from .downtime import RoleWatch
+    from .host import HostWorld
+
+Value = TypeVar("Value")
+ROWS = ("canary", "gpus", "drift")
+"""Keys of the data of a phase that are copied to the journal."""
+
+
+class LeftForBoot(Exception):
+    """Raised when the host is shutting down. The journal stays unfinished, and recovery at the next boot ends the
+    switch."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A phase that failed.
+
+    `phase` is None if something failed outside of any phase. `text` is one paragraph that ends with a full stop.
+    `engines` are the engines that the failure concerns.
+    """
+
+    phase: Phase | None
+    text: str
+    engines: tuple[str, ...] = ()
+
+
+class PhaseRunner:
+    """Runs the phases of one switch, or of the recovery of one, on `world` and writes them to the journal (`file`).
+
+    Signals interrupt every phase except those that are shielded. The runner takes no lock: its caller must hold
+    `journal.Lock`.
+    """
+
+    def __init__(self, world: HostWorld, file: JournalFile, signals: Signals) -> None:
+        self.world = world
+        self.file = file
+        self.paths = file.paths
+        self.signals = signals
+        self.began = file.journal.began_monotonic_s or 0.0
+        """Time zero of the switch, as `world.monotonic()` counts."""
+        self._watch: RoleWatch | None = None
+
+    @property
+    def journal(self) -> Journal:
+        return self.file.journal
+
+    def now(self) -> float:
+        """Return the seconds since the switch began."""
+        return round(self.world.monotonic() - self.began, 3)
+
+    def warn(self, text: str) -> None:
+        """Print a warning and add it to the journal, unless it is there already."""
+        if text not in self.journal.warnings:
+            complain(f"warning: {text}")
+            self.file.journal = replace(self.journal, warnings=(*self.journal.warnings, text))
+
+    # -- one phase
+
+    def attempt(self, what: str, act: Callable[[], Value], *, shielded: bool) -> Value | PhaseFailed:
+        """Call `act` and turn every exception into a PhaseFailed, which is returned and not raised.
+
+        An exception that nobody expected also prints its traceback, which ends up in systemd's journal. `what` names
+        the action in that message. A signal can interrupt it unless it is `shielded`.
+        """
+        try:
+            with contextlib.nullcontext() if shielded else self.signals.interruptible():
+                return act()
+        except PhaseFailed as failure:
+            return failure
+        except Interrupted as asked:
+            return PhaseFailed(f"{asked} asked the switch to end")
+        except (GenerationError, SystemdError) as error:
+            return PhaseFailed(str(error))
+        except Exception as error:
+            complain(traceback.format_exc())
+            return PhaseFailed(
+                f"{what} met an unexpected error: {type(error).__name__}: {error}. That is a mistake of this "
+                f"program; 'journalctl -u {SWITCH_UNIT}' has the traceback"
+            )
+
+    def phase(
+        self, phase: Phase, direction: Direction, act: Callable[[], Done], *, shielded: bool = False
+    ) -> Failed | None:
+        """Write a phase to the journal, run it, and record how it ended.
+
+        A phase that cannot be written to the journal is not run and counts as failed. There are two exceptions, which
+        run without the journal: every phase on the way back, and the clean-up after the commit, because a switch is
+        never rolled back after its commit.
+
+        Args:
+            direction: `back` if the phase belongs to a rollback.
+            act: the work of the phase.
+            shielded: True if no signal may interrupt it.
+
+        Returns None if the phase succeeded, otherwise what failed. Raises LeftForBoot if a phase that is not harmless
+        failed while the host is shutting down.
+        """
+        began = self.now()
+        outcome: Done | PhaseFailed
+        try:
+            self.file.enter(phase, direction, self.world.stamp(), began)
+            journalled = True
+        except JournalLost as lost:
+            journalled = direction == "back" or phase is Phase.CLEAN_UP
+            outcome = PhaseFailed(f"{lost}; a phase that cannot be journalled is not begun")
+            if journalled:
+                self.warn(f"{to_sentence(str(lost))} The switch goes on without its journal.")
+        if journalled:
+            say(f"{'going back, ' if direction == 'back' else ''}{phase}: begins")
+            outcome = self.attempt(f"Phase {phase}", act, shielded=shielded)
+        seconds = round(self.now() - began, 3)
+        data = outcome.data
+        rows: dict[str, Any] = {key: tuple(data[key]) for key in ROWS if data.get(key) is not None}
+        self.file.journal = replace(self.journal, **rows)
+        if isinstance(outcome, Done):
+            self.file.leave("done", seconds, outcome.detail)
+            say(f"{phase}: done in {seconds:.1f} s{': ' if outcome.detail else ''}{outcome.detail}")
+            for text in outcome.warnings:
+                self.warn(text)
+            return None
+        self.file.leave("failed", seconds, outcome.text)
+        say(f"{phase}: failed after {seconds:.1f} s: {outcome.text}")
+        if phase not in HARMLESS and self.goes_down():
+            raise LeftForBoot(phase)
+        return Failed(phase, to_sentence(outcome.text), outcome.engines)
+
+    def goes_down(self) -> bool:
+        """Return whether systemd is shutting the host down; False if it does not answer."""
+        try:
+            return self.world.going_down()
+        except Exception:
+            return False  # if it does shut down, the rollback fails, and the boot ends it
+
+    def decide(self, generation: Generation) -> Moves | Failed:
+        """Return what has to change for `generation`, or the failure if that cannot be read."""
+        outcome = self.attempt("Looking at what runs", lambda: self.world.moves(generation), shielded=False)
+        return outcome if isinstance(outcome, Moves) else Failed(None, to_sentence(outcome.text))
+
+    def clean_up(self, wanted: Generation, former: Generation | None, *, hook: bool) -> Done:
+        """Remove what the committed generation no longer needs and, if `hook` is set, run the hook `after_commit`."""
+        done = self.world.clean_up(wanted, former)
+        if not hook:
+            return done
+        told = self.attempt("Hook after_commit", lambda: self.world.hook("after_commit", wanted, former), shielded=True)
+        if isinstance(told, Done):
+            return combine(done, told)
+        # The generation serves already, so a hook that fails is only a warning.
+        return replace(done, warnings=(*done.warnings, told.text))
+
+    # -- what clients see
+
+    def begin_watch(self, wanted: Generation, former: Generation | None) -> None:
+        """Start to measure the downtime that clients see. A watch that cannot start is a warning."""
+        if former is None:
+            return  # nothing served before, so there is no downtime
+        try:
+            self._watch = self.world.watch(wanted, former)
+        except Exception as error:
+            self.warn(f"Downtime is not watched: {error}")
+
+    def end_watch(self) -> None:
+        """Stop measuring and write the downtime of each served name to the journal, in seconds since the switch
+        began."""
+        if self._watch is None:
+            return
+        watch, self._watch = self._watch, None
+        phases = [replace(record, began_s=record.began_s + self.began) for record in self.journal.phases]
+        try:
+            seen = {role: _shift(downtime, -self.began) for role, downtime in watch.end(phases).items()}
+            self.file.journal = replace(self.journal, downtime=seen)
+        except Exception as error:
+            self.warn(f"Downtime is not known: {error}")
+
+    # -- the end
+
+    def finish(self, result: Result, message: str) -> Result:
+        """Write the end of the journal and return the result.
+
+        The message is also printed, so that it is not lost if the disk is full.
+        """
+        self.end_watch()
+        message = " ".join(message.split())  # the output of programs may contain line breaks
+        say(f"{result}: {message}")
+        try:
+            self.file.finish(result=result, message=message, ended_at=self.world.stamp(), seconds=self.now())
+        except JournalLost as lost:
+            complain(f"{to_sentence(str(lost))} The end of this switch is only here, and in its exit status.")
+        return result
+
+
+def combine(first: Done, second: Done) -> Done:
+    """Return two results of one phase as one."""
+    details = [done.detail for done in (first, second) if done.detail]
+    return Done("; ".join(details), {**first.data, **second.data}, (*first.warnings, *second.warnings))
+
+
+def _shift(downtime: Downtime, by_s: float) -> Downtime:
+    """Shift the gaps by a number of seconds; no gap begins before 0."""
+    gaps = (
+        Gap(max(0.0, round(gap.from_s + by_s, 3)), None if gap.to_s is None else round(gap.to_s + by_s, 3))
+        for gap in downtime.gaps
+    )
+    return replace(downtime, gaps=tuple(gaps))

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way back: brings the host to the committed generation after a failed phase, or after a switch that was killed."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from ..generation import live, store
+from ..generation.model import Generation, GenerationError
+from ..names import SWITCH_UNIT, TARGET
+from ..paths import HostPaths
+from .messages import capitalize, complain, describe_route, name_generation, say, to_sentence
+from .model import BACK_PHASES, Direction, Done, Journal, Moves, Phase, Result
+from .phases import Failed, LeftForBoot, PhaseRunner
+
+DECIDE_PATIENCE_S = 120.0
+"""How long a rollback retries to read what runs before it goes by the journal instead: Docker or systemd may be
+restarting."""
+DECIDE_POLL_S = 2.0
+UNVERIFIED = frozenset({Phase.STOP, Phase.FREE, Phase.START, Phase.WARM_UP})
+"""If one of these phases fails on the way back, and the engines are then healthy, pass the canary and are within their
+budgets, the failure is only a warning."""
+EVERY_STEP = f"'journalctl -u {SWITCH_UNIT}' has every step."
+
+
+def go_back(
+    change: PhaseRunner, failure: Failed, wanted: Generation, former: Generation | None, moves: Moves
+) -> tuple[Result, str]:
+    """Roll back to the committed generation after a phase failed that may have changed the host.
+
+    A failed repair is not rolled back, because there is no other generation to return to. If nothing was committed
+    before, the engines that were started are stopped again.
+
+    Args:
+        failure: what failed.
+        wanted, former: as in `Transaction.forward`.
+        moves: what the switch was to change.
+
+    Returns:
+        The result (`rolled_back` or `failed`) and its message.
+    """
+    change.signals.go_back()
+    head = f"{describe_route(change.journal)} failed in phase {failure.phase}. {failure.text}"
+    if former is not None and former.number == wanted.number:
+        return Result.FAILED, f"{head} What serves was not touched. {_describe_what_runs(change, wanted)}"
+    if former is None:
+        return _stop_what_started(change, head, moves.start)
+    say(f"going back to {name_generation(former)}")
+    failures = converge_to(change, former, wanted, "back")
+    if not _serves_again(failures):
+        return (
+            Result.FAILED,
+            f"{head} Going back to {name_generation(former)} failed as well: "
+            f"{_describe_failures(change, failures, former)}",
+        )
+    _warn_of(change, failures, "On the way back, in phase")
+    return (
+        Result.ROLLED_BACK,
+        f"{head} It was undone: {name_generation(former)} serves again and is verified, {change.now():.1f} s after the "
+        f"switch began. Correct the cause and switch again; {EVERY_STEP}",
+    )
+
+
+def end_killed(change: PhaseRunner, left: Journal, head: str) -> tuple[Result, str]:
+    """End a switch that was killed.
+
+    The host goes to the committed generation, whatever the journal says. If the killed switch had already committed,
+    that is its new generation.
+
+    `left` is its journal, and `head` the beginning of the message, which says how it ended. Returns the result and its
+    message. Raises LeftForBoot if the host shuts down.
+    """
+    try:
+        committed = store.load_committed(change.paths)
+    except GenerationError as error:
+        why = to_sentence(str(error))
+        return Result.FAILED, f"{head} Going back failed: {why} 'vllm-edge status' says what runs."
+    if committed is None:
+        return _stop_what_started(change, head, left.start)
+    other = _load_other(left, committed, change.paths)
+    onward = committed.number == left.generation
+    change.begin_watch(committed, other)
+    failures = converge_to(change, committed, other, "forward" if onward else "back")
+    if not _serves_again(failures):
+        return Result.FAILED, f"{head} Recovery failed: {_describe_failures(change, failures, committed)}"
+    _warn_of(change, failures, "In the recovery, phase")
+    if onward:
+        return (
+            Result.COMMITTED,
+            f"{head} {capitalize(name_generation(committed))} is committed, serves and is verified.",
+        )
+    return (
+        Result.ROLLED_BACK,
+        f"{head} It was undone: {name_generation(committed)}, which is committed, serves again and is verified. Switch "
+        f"again when the cause is known; {EVERY_STEP}",
+    )
+
+
+def _load_other(left: Journal, committed: Generation, paths: HostPaths) -> Generation | None:
+    """Return the generation at the other end of the switch, or None if it is not known."""
+    number = left.from_generation if left.generation == committed.number else left.generation
+    if number is None or number == committed.number:
+        return committed if number is not None else None
+    try:
+        return store.load(paths, number)
+    except GenerationError:
+        return None
+
+
+def _stop_what_started(change: PhaseRunner, head: str, start: Sequence[str]) -> tuple[Result, str]:
+    """End a switch that has no generation to return to: stop what it started."""
+
+    def has(phase: Phase) -> bool:
+        return any(record.phase is phase for record in change.journal.phases)
+
+    stopped = change.journal.stop
+    if stopped and not has(Phase.STOP):
+        return (
+            Result.ROLLED_BACK,
+            f"{head} Nothing had been stopped or started yet: {', '.join(stopped)} were not touched.",
+        )
+    started = tuple(start) if has(Phase.START) else ()
+    failure = change.phase(Phase.STOP, "back", lambda: change.world.stop(Moves(stop=started)))
+    done = f"{', '.join(started)} stopped again" if started else "no engine had been started"
+    if failure is not None:
+        return (
+            Result.FAILED,
+            f"{head} There is no generation to go back to, and what had been started could not be stopped: "
+            f"{failure.text} Nothing is committed.",
+        )
+    if stopped:
+        return (
+            Result.FAILED,
+            f"{head} {capitalize(done)}. {', '.join(stopped)}, which ran before, cannot be brought back: there is no "
+            "directory of their generation. Correct the cause and run site.yml again.",
+        )
+    return (
+        Result.ROLLED_BACK,
+        f"{head} {capitalize(done)}. Nothing served before, and nothing serves now; nothing is committed. Correct the "
+        f"cause and switch again; {EVERY_STEP}",
+    )
+
+
+# ---- to the committed generation ----------------------------------------------------------------------------------
+
+
+def converge_to(
+    change: PhaseRunner, generation: Generation, other: Generation | None, direction: Direction
+) -> list[Failed]:
+    """Bring the host to the committed generation, as far as possible.
+
+    A phase that fails does not end this: the engines that are not concerned continue.
+
+    Args:
+        generation: the committed generation.
+        other: the generation at the other end of the switch, if it is known.
+        direction: `forward` if the killed switch had already committed `generation`.
+
+    Returns:
+        What failed, and at the end what still differs from the generation; empty if everything succeeded.
+
+    Raises:
+        LeftForBoot: if the host shuts down.
+    """
+    world = change.world
+    moves = _decide_patiently(change, generation)
+    serving = generation  # then the part of it whose engines became healthy
+    acts: Mapping[Phase, Callable[[], Done]] = {
+        Phase.STOP: lambda: world.stop(moves),
+        Phase.FREE: lambda: world.free(generation, moves),
+        Phase.INSTALL: lambda: world.install(generation, moves),
+        Phase.START: lambda: world.start(moves),
+        Phase.HEALTHY: lambda: world.healthy(generation, moves, all_of_them=True),
+        Phase.WARM_UP: lambda: world.warm_up(serving, moves),
+        Phase.CANARY: lambda: world.canary(serving),
+        Phase.MEASURE: lambda: world.measure(generation),
+        Phase.CLEAN_UP: lambda: change.clean_up(generation, other, hook=direction == "forward"),
+    }
+    failures: list[Failed] = []
+    for phase in BACK_PHASES:
+        attempt = functools.partial(change.phase, phase, direction, acts[phase])
+        failure = change.file.with_all_room(attempt) if phase in (Phase.INSTALL, Phase.CLEAN_UP) else attempt()
+        if failure is None:
+            continue
+        failures.append(failure)
+        if phase is Phase.INSTALL:
+            # An engine whose files could not be written would start as the engine of the other generation: do not
+            # start it.
+            moves = replace(moves, start=_only(moves.start, lambda name: _has_its_files(change, generation, name)))
+        elif phase is Phase.HEALTHY:
+            healthy = {name: value for name, value in generation.engines.items() if name not in failure.engines}
+            serving = replace(generation, engines=healthy)
+            start, wait = (_only(names, healthy.__contains__) for names in (moves.start, moves.wait))
+            moves = replace(moves, start=start, wait=wait)
+    left = _find_difference(change, generation) if _serves_again(failures) else None
+    return [*failures, left] if left is not None else failures
+
+
+def _only(names: Iterable[str], condition: Callable[[str], bool]) -> tuple[str, ...]:
+    return tuple(name for name in names if condition(name))
+
+
+def _decide_patiently(change: PhaseRunner, generation: Generation) -> Moves:
+    """Return what has to change, retrying for DECIDE_PATIENCE_S; after that return what the journal suggests."""
+    deadline = change.world.monotonic() + DECIDE_PATIENCE_S
+    while isinstance(moves := change.decide(generation), Failed):
+        if change.goes_down():
+            raise LeftForBoot
+        if change.world.monotonic() >= deadline:
+            break
+        complain(f"what runs cannot be seen, asking again: {moves.text}")
+        time.sleep(DECIDE_POLL_S)
+    else:
+        return moves
+    change.warn(f"What runs could not be seen, going by the journal: {moves.text}")
+    keep = _only(generation.engines, change.journal.keep.__contains__)
+    start = _only(generation.engines, lambda name: name not in keep)
+    return Moves(keep=keep, stop=change.journal.start, start=start)
+
+
+def _has_its_files(change: PhaseRunner, generation: Generation, engine: str) -> bool:
+    """Return whether the live files of an engine are those of the generation."""
+    try:
+        return not live.live_changes(generation, change.paths, [engine], target=False)
+    except (GenerationError, OSError):
+        return False
+
+
+def _find_difference(change: PhaseRunner, generation: Generation) -> Failed | None:
+    """Return what still differs from the generation, or None.
+
+    This finds an engine that could not be stopped: it may answer, but belongs to the other generation.
+    """
+    moves = change.decide(generation)
+    if isinstance(moves, Failed):
+        change.warn(f"What runs could not be seen at the end: {moves.text}")
+        return None
+    wrong = [
+        f"{words}: {', '.join(names)}"
+        for words, names in (
+            ("engines that run and should not, or otherwise", moves.stop),
+            ("engines that should run and do not, or otherwise", moves.start),
+            ("files", tuple(change.path for change in moves.files)),
+            (TARGET, moves.target),
+        )
+        if names
+    ]
+    if not wrong:
+        return None
+    return Failed(None, to_sentence(f"These differ from {name_generation(generation)}: {'; '.join(wrong)}"))
+
+
+# ---- what is said of failures -------------------------------------------------------------------------------------
+
+
+def _serves_again(failures: Sequence[Failed]) -> bool:
+    """Return whether the generation serves and is verified in spite of these failures."""
+    return all(failure.phase in UNVERIFIED for failure in failures)
+
+
+def _warn_of(change: PhaseRunner, failures: Iterable[Failed], where: str) -> None:
+    for failure in failures:
+        change.warn(f"{where} {failure.phase}: {failure.text}")
+
+
+def _describe_failures(change: PhaseRunner, failures: Iterable[Failed], committed: Generation) -> str:
+    """Return the failures and what runs now, as one text."""
+    texts = [f"In phase {failure.phase}: {failure.text}" if failure.phase else failure.text for failure in failures]
+    return " ".join([*texts, _describe_what_runs(change, committed)])
+
+
+def _describe_what_runs(change: PhaseRunner, generation: Generation) -> str:
+    """Return what runs now and the command that repairs it."""
+    try:
+        runs = to_sentence(change.world.what_runs(generation))
+    except Exception as error:
+        runs = f"unknown ({error}); 'vllm-edge status' shows it."
+    return (
+        f"What runs now: {runs} When the cause is gone, 'vllm-edge switch {generation.number}' brings back what is "
+        "missing and touches nothing that serves."
+    )

@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transaction on a full disk, under signals, beside a second switch, at a shutdown, and its recovery."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.generation import committed, live
+from ansible.module_utils.vllm_edge.names import TARGET
+from ansible.module_utils.vllm_edge.switch import journal as journal_module
+from ansible.module_utils.vllm_edge.switch import run as switch_run
+from ansible.module_utils.vllm_edge.switch.journal import Lock, history, read_journal
+from ansible.module_utils.vllm_edge.switch.model import (
+    BACK_PHASES,
+    HARMLESS,
+    PHASES,
+    Exit,
+    Interrupted,
+    Moves,
+    Phase,
+    Result,
+)
+from ansible.module_utils.vllm_edge.system.systemd import Systemd
+from fake_host import Clock, FakeSystemctl, SmallDisk
+from switch_host import SwitchHost
+
+ROLLS_BACK = [phase for phase in PHASES[: PHASES.index(Phase.COMMIT) + 1] if phase not in HARMLESS]
+ACTIONS = [phase for phase in Phase if phase is not Phase.COMMIT]
+"""The world's actions; the commit is none of the world's."""
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+# ---- the disk ---------------------------------------------------------------------------------------------------
+
+
+def at_write(monkeypatch: pytest.MonkeyPatch, act: Callable[[dict[str, Any]], None]) -> None:
+    """Call `act` with the journal before each time that it is written."""
+    write = journal_module.write_durably
+
+    def act_and_write(path: Path, text: str) -> None:
+        act(json.loads(text))
+        write(path, text)
+
+    monkeypatch.setattr(journal_module, "write_durably", act_and_write)
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, bench: SwitchHost, phase: Phase, *, ballast_helps: bool) -> None:
+    """From the journal write of this phase on the disk is full."""
+    full: list[bool] = []
+
+    def refuse(journal: dict[str, Any]) -> None:
+        if (journal["phase"], journal["direction"]) == (phase, "forward"):
+            full.append(True)
+        if full and (not ballast_helps or bench.ballast.exists()):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    at_write(monkeypatch, refuse)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_full_disk_takes_the_ballast_and_the_switch_goes_on(
+    bench: SwitchHost, monkeypatch: pytest.MonkeyPatch, phase: Phase
+) -> None:
+    fill_disk(monkeypatch, bench, phase, ballast_helps=True)
+    bench.ends(Result.COMMITTED)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_phase_that_cannot_be_journalled_does_not_act(
+    bench: SwitchHost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], phase: Phase
+) -> None:
+    with monkeypatch.context() as patch:
+        fill_disk(patch, bench, phase, ballast_helps=False)
+        status = bench.switch()
+    said = capsys.readouterr()
+    assert "No space left on device" in said.err, "the journal cannot say it"
+    serving = bench.new if phase is Phase.CLEAN_UP else bench.old
+    assert serving is not None and bench.unlike(serving) == []
+    if phase in HARMLESS:
+        assert status == Exit.REFUSED
+    elif phase is Phase.CLEAN_UP:
+        assert status == Exit.OK, "after the commit there is only onward"
+    else:
+        assert status == Exit.ROLLED_BACK
+        assert "going back, canary: begins" in said.out, "verified, though without a journal"
+    if phase not in (Phase.COMMIT, Phase.CLEAN_UP):
+        assert f"{phase}@2" not in bench.log
+    # The journal on the disk did not see the end: recovery looks, and finds nothing wrong.
+    before = bench.pids(*serving.engines)
+    assert bench.recover() == Exit.OK
+    assert bench.journal.result is not Result.FAILED
+    assert bench.unlike(serving) == []
+    assert bench.pids(*serving.engines) == before
+
+
+def test_without_room_for_the_ballast_nothing_begins(bench: SwitchHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocate(handle: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    assert "df -h" in bench.ends(Result.REFUSED).message and bench.log == []
+
+
+@pytest.mark.parametrize("phase", ACTIONS)
+@pytest.mark.parametrize("again", [False, True], ids=["once", "again and again"])
+def test_a_disk_that_really_fills_up(
+    tmp_path: Path, small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch, phase: Phase, again: bool
+) -> None:
+    """Journal, generations and live files on one disk. Filled once, before this phase acts, the ballast is enough for
+    all that has to be written. Filled before every action from then on, the ballast is eaten, too."""
+    bench = SwitchHost(small_disk.path / "host", monkeypatch)
+    world = bench.world
+    elsewhere = tmp_path / "host.json"  # units and containers are not on that disk
+    elsewhere.write_bytes(world.file.read_bytes())
+    world.file = elsewhere
+    actions: list[str] = []
+
+    def before(name: str, number: int | None) -> None:
+        if name != "commit" and (actions or name == phase):
+            if again or not actions:
+                small_disk.fill()
+            actions.append(name)
+
+    world.before = before
+    status = bench.switch()
+    now = committed.committed(bench.paths)
+    assert now is not None and bench.old is not None
+    serving = {1: bench.old, 2: bench.new}[now.generation]
+    if not again:
+        assert status == (Exit.OK if serving is bench.new else Exit.ROLLED_BACK)
+    if status in (Exit.OK, Exit.ROLLED_BACK, Exit.REFUSED):
+        assert bench.unlike(serving) == []
+    else:
+        # Where live files were overwritten already the old ones cannot come back on a full disk: e2b's alone.
+        others = [name for name in serving.engines if name != "e2b"]
+        assert [name for name in others if bench.units[name]["active"] != "active"] == []
+    small_disk.filler.unlink()
+    world.before = lambda name, number: None
+    assert bench.recover() == Exit.OK
+    if bench.unlike(serving):
+        assert bench.switch(serving) == Exit.OK
+    assert bench.unlike(serving) == []
+
+
+# ---- two at once, and who is asked to end -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", ACTIONS)
+def test_a_second_switch_is_refused_with_the_first_ones_name_and_phase(
+    bench: SwitchHost, capsys: pytest.CaptureFixture[str], phase: Phase
+) -> None:
+    seen: list[tuple[int, str]] = []
+
+    def second() -> None:
+        log = bench.log
+        status = bench.switch(1, origin="host", by="bob")
+        seen.append((status, capsys.readouterr().err))
+        assert bench.log == log, "it did nothing"
+        assert bench.recover() == Exit.BUSY
+
+    bench.at(phase, second)
+    bench.ends(Result.COMMITTED)
+    ((status, said),) = seen
+    assert status == Exit.BUSY and f"asked by site.yml by alice, phase {phase}" in said
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_sigterm_goes_back(bench: SwitchHost, phase: Phase) -> None:
+    bench.at(phase, terminate)
+    if phase in (Phase.COMMIT, Phase.CLEAN_UP):
+        bench.ends(Result.COMMITTED)  # too late to go back: it goes on to its end
+        return
+    journal = bench.ends(Result.REFUSED if phase in HARMLESS else Result.ROLLED_BACK)
+    assert "SIGTERM asked the switch to end" in journal.message
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "handlers are given back"
+
+
+def test_sigterm_between_two_phases_is_obeyed_before_the_commit(
+    bench: SwitchHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_write(monkeypatch, lambda journal: terminate() if journal["phase"] == Phase.COMMIT else None)
+    assert "in phase commit" in bench.ends(Result.ROLLED_BACK).message
+
+
+@pytest.mark.parametrize("phase", BACK_PHASES)
+def test_a_second_sigterm_is_ignored_on_the_way_back(
+    bench: SwitchHost, phase: Phase, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.at("healthy", terminate)
+    bench.at(phase, terminate, bench.old)
+    bench.ends(Result.ROLLED_BACK)
+    assert "goes back already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("phase", [phase for phase in ROLLS_BACK if phase is not Phase.COMMIT])
+@pytest.mark.parametrize("how", ["signal", "engines end first"])
+def test_a_host_that_goes_down_leaves_it_to_the_boot(bench: SwitchHost, phase: Phase, how: str) -> None:
+    bench.at(phase, lambda: bench.world.change(going_down=True))
+    if how == "signal":
+        bench.at(phase, terminate)
+    bench.fail(phase, "engines end, the host goes down")
+    assert bench.switch() == Exit.FAILED
+    journal = read_journal(bench.paths)
+    assert journal is not None and journal.result is None and journal.phase is phase
+    assert not any(record.direction == "back" for record in journal.phases)
+    log = bench.log
+    assert bench.recover() == Exit.OK, "ExecStopPost at a shutdown"
+    assert bench.log == log, "touches nothing"
+    bench.world.change(going_down=False)
+    bench.calm()
+    assert bench.recover() == Exit.OK
+    assert bench.unlike(bench.old) == []
+
+
+@pytest.mark.parametrize("phase", BACK_PHASES)
+def test_a_host_that_goes_down_on_the_way_back_leaves_it_to_the_boot(bench: SwitchHost, phase: Phase) -> None:
+    bench.fail("canary", "wrong answer")
+    bench.at(phase, lambda: bench.world.change(going_down=True), bench.old)
+    bench.at(phase, terminate, bench.old)
+    assert bench.switch() == Exit.FAILED
+    journal = read_journal(bench.paths)
+    assert journal is not None and journal.result is None and journal.direction == "back"
+    bench.world.change(going_down=False)
+    bench.calm()
+    assert bench.recover() == Exit.OK
+    assert bench.unlike(bench.old) == []
+
+
+def test_interrupted_raised_by_the_world_itself_goes_back(bench: SwitchHost) -> None:
+    bench.fail("healthy", Interrupted("SIGTERM"))
+    bench.ends(Result.ROLLED_BACK)
+
+
+def test_threads_of_a_watch_do_not_take_the_signal(bench: SwitchHost) -> None:
+    """Python hands signals to the main thread, also where another one runs."""
+    done = threading.Event()
+
+    def send() -> None:
+        thread = threading.Thread(target=lambda: (terminate(), done.set()))
+        thread.start()
+        done.wait(5)
+        thread.join()
+
+    bench.at("healthy", send)
+    bench.ends(Result.ROLLED_BACK)
+
+
+# ---- recovery ---------------------------------------------------------------------------------------------------
+
+
+def test_nothing_to_recover(bench: SwitchHost, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.recover() == Exit.OK
+    assert "there was no switch" in capsys.readouterr().out
+    assert bench.log == [] and bench.unlike(bench.old) == []
+
+
+def test_a_copy_that_is_missing_in_the_history_is_made(bench: SwitchHost) -> None:
+    bench.switch()
+    for path in bench.paths.history.iterdir():
+        path.unlink()
+    assert bench.recover() == Exit.OK
+    assert history(bench.paths) == [read_journal(bench.paths)]
+
+
+def test_a_busy_lock_keeps_recovery_away(bench: SwitchHost, capsys: pytest.CaptureFixture[str]) -> None:
+    with Lock(bench.paths):
+        assert bench.recover() == Exit.BUSY
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"id": "x"}', "\x00\x00"])
+def test_a_damaged_journal_is_recovered_from_and_kept(stopped: SwitchHost, damage: str) -> None:
+    stopped.world.stop(Moves(stop=("31b-nvfp4",)))
+    stopped.paths.switch_journal.write_text(damage)
+    assert stopped.recover() == Exit.OK
+    assert stopped.unlike(stopped.old) == []
+    journal = stopped.journal
+    assert journal.result is Result.ROLLED_BACK and "is kept as" in journal.warnings[0]
+    kept = [path for path in stopped.paths.history.iterdir() if "damaged" in path.name]
+    assert len(kept) == 1 and kept[0].read_text() == damage
+
+
+def test_a_switch_goes_back_first_where_the_former_one_did_not_end(
+    bench: SwitchHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.kill("healthy")
+    bench.ends(Result.COMMITTED, by="bob")
+    assert sorted(str(journal.result) for journal in history(bench.paths)) == ["committed", "rolled_back"]
+    assert "going back first" in capsys.readouterr().out
+
+
+def test_a_recovery_of_the_same_boot_counts_on(bench: SwitchHost) -> None:
+    bench.kill("healthy")
+    bench.world.change(now=bench.world.monotonic() + 50)
+    assert bench.recover() == Exit.OK
+    journal = bench.journal
+    assert bench.unlike(bench.old) == []
+    assert journal.seconds is not None and journal.seconds > 50
+    starts = [record.began_s for record in journal.phases]
+    assert starts == sorted(starts)
+    healthy = [record for record in journal.phases if record.phase is Phase.HEALTHY]
+    assert (healthy[0].outcome, healthy[0].detail) == ("failed", "the program that ran the switch was ended here")
+    first_back = next(record for record in journal.phases if record.direction == "back")
+    gap = journal.downtime["architect"].gaps[0]
+    assert gap.from_s == pytest.approx(first_back.began_s, abs=2), "in the switch's own time"
+
+
+def test_a_recovery_after_a_reboot_goes_on_where_the_journal_was(bench: SwitchHost) -> None:
+    bench.kill("canary")
+    bench.world.change(now=3.0, boot_id="boot-2")
+    assert bench.recover() == Exit.OK
+    assert bench.unlike(bench.old) == []
+    phases = bench.journal.phases
+    assert all((record.seconds or 0) >= 0 for record in phases)
+    starts = [record.began_s for record in phases]
+    assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize("away", [20, 10_000])
+def test_a_recovery_waits_for_docker(bench: SwitchHost, away: int) -> None:
+    bench.kill("healthy")
+    bench.world.change(docker_away=away)
+    assert bench.recover() == Exit.OK
+    assert bench.unlike(bench.old) == []
+
+
+def test_a_recovery_that_fails_says_what_runs(bench: SwitchHost) -> None:
+    bench.kill("healthy")
+    bench.world.change(quirks={"31b-nvfp4": "crashes while loading"})
+    assert bench.recover() == Exit.FAILED
+    journal = bench.journal
+    assert journal.result is Result.FAILED and "31b-nvfp4 failed, e4b active, e2b active" in journal.message
+
+
+# ---- recovery at boot -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def systemctl(monkeypatch: pytest.MonkeyPatch) -> FakeSystemctl:
+    """What a boot is asked for."""
+    fake = FakeSystemctl(Clock())
+    monkeypatch.setattr(switch_run, "Systemd", lambda: Systemd(fake))
+    return fake
+
+
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase not in HARMLESS and phase is not Phase.COMMIT])
+def test_at_boot_files_and_target_are_put_back_and_nothing_is_waited_for(
+    bench: SwitchHost, systemctl: FakeSystemctl, phase: Phase
+) -> None:
+    bench.kill(phase)
+    log = bench.log
+    bench.world.change(boot_id="boot-2", now=5.0, docker_away=10_000)
+    assert bench.recover(boot=True) == Exit.OK
+    assert bench.log == log, "no engine, no container and no GPU is asked"
+    committed_now = phase is Phase.CLEAN_UP
+    serving = bench.new if committed_now else bench.old
+    assert serving is not None and live.live_changes(serving, bench.paths) == []
+    assert bench.journal.result is (Result.COMMITTED if committed_now else Result.ROLLED_BACK)
+    assert "not verified" in bench.journal.message
+    gone = {"31b-w4a16"} if phase.value in ("start", "healthy", "warm_up", "canary", "measure") else set()
+    gone |= {"31b-nvfp4"} if committed_now else set()
+    assert systemctl.calls == [
+        *(["stop", f"vllm-{name}.service"] for name in sorted(gone)),
+        ["daemon-reload"],
+        ["enable", TARGET],
+        ["start", "--no-block", TARGET],  # the target waits for this unit: to wait for it would never end
+    ]
+
+
+def test_at_boot_without_an_unfinished_switch_nothing_is_done(bench: SwitchHost, systemctl: FakeSystemctl) -> None:
+    assert bench.recover(boot=True) == Exit.OK
+    assert systemctl.calls == []
+
+
+def test_at_boot_a_damaged_generation_is_said(bench: SwitchHost, systemctl: FakeSystemctl) -> None:
+    bench.kill("healthy")
+    (bench.paths.generation_dir(1) / "generation.json").unlink()
+    assert bench.recover(boot=True) == Exit.FAILED
+    assert "generation 1 is damaged" in bench.journal.message.lower()
+
+
+def test_a_first_switch_that_was_killed_leaves_nothing_at_boot(first: SwitchHost, systemctl: FakeSystemctl) -> None:
+    first.kill("healthy")
+    assert first.recover(boot=True) == Exit.OK
+    assert first.journal.result is Result.ROLLED_BACK
