@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeVar
 
 from ..system.host import Unread
@@ -34,16 +35,7 @@ class Verdict:
     remedy: str = ""
 
 
-def good(evidence: str, advice: str = "") -> Verdict:
-    """Return the verdict `ok`. `advice` is optional."""
-    return Verdict("ok", evidence, advice)
-
-
-def warn(evidence: str, remedy: str) -> Verdict:
-    """Return the verdict `warn`."""
-    return Verdict("warn", evidence, remedy)
-
-
-def fail(evidence: str, remedy: str) -> Verdict:
-    """Return the verdict `fail`."""
-    return Verdict("fail", evidence, remedy)
+# Called with the evidence and the remedy, which may be empty for `good` and where the evidence names it.
+good = partial(Verdict, "ok")
+warn = partial(Verdict, "warn")
+fail = partial(Verdict, "fail")

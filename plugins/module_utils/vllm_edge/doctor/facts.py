@@ -65,16 +65,6 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Holder:
-    """A process on a GPU. `who` is a description, `ours` whether it is an engine."""
-
-    uuid: str
-    pid: int
-    who: str
-    ours: bool
-
-
-@dataclass(frozen=True)
 class Gpus:
     """The GPUs on the bus, those that answer, and those that are expected."""
 
@@ -87,15 +77,8 @@ class Gpus:
     """UUIDs that something relies on, and what that is."""
     needed: int
     """How many GPUs the profile needs; 0 if nobody said."""
-    holders: tuple[Holder, ...] | Unread
-
-
-@dataclass(frozen=True)
-class Specification:
-    """A CDI specification of NVIDIA's GPUs."""
-
-    path: str
-    devices: tuple[str, ...]
+    others: tuple[str, ...] | Unread
+    """Processes on the GPUs that are not of engines, described."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +93,8 @@ class Runtime:
     """Why daemon.json is not valid; empty if it is."""
     refresh: Unit | Unread
     """The unit nvidia-cdi-refresh.path."""
-    specifications: tuple[Specification, ...] | Unread
+    specifications: Mapping[str, Sequence[str]] | Unread
+    """The devices of each CDI specification of NVIDIA's GPUs, by path."""
     access: Access | Unread
     """Which of their GPUs the running containers may use."""
 

@@ -39,12 +39,10 @@ from .facts import (
     Gpu,
     Gpus,
     HeldLock,
-    Holder,
     Image,
     Runtime,
     Serving,
     Space,
-    Specification,
     System,
 )
 from .parsers import amount, find_shm_bytes, number, read_free_space, read_object
@@ -229,7 +227,7 @@ class Reader(DriverReader):
             problem=problem,
             expected=counted,
             needed=expected.gpus,
-            holders=self.holders() if rows else (),
+            others=self.others() if rows else (),
         )
 
     def on_bus(self) -> dict[str, str]:
@@ -246,17 +244,15 @@ class Reader(DriverReader):
             and self.plain(f"sys/bus/pci/devices/{name}/class").startswith(GPU_CLASS)
         }
 
-    def holders(self) -> tuple[Holder, ...] | Unread:
-        """Return the processes that use GPUs."""
+    def others(self) -> tuple[str, ...] | Unread:
+        """Return the processes on the GPUs that are not of engines."""
         ran = self.ask("nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits")
         if isinstance(ran, Unread):
             return ran
-        pairs = re.findall(r"^(GPU-\S+), *(\d+)$", ran.out, re.MULTILINE)
-        found = self.owners({int(pid) for _, pid in pairs})
+        pairs = [(uuid, int(pid)) for uuid, pid in re.findall(r"^(GPU-\S+), *(\d+)$", ran.out, re.MULTILINE)]
+        owners = self.owners({pid for _, pid in pairs})
         return tuple(
-            Holder(uuid, int(pid), self.who(int(pid), owner), self.is_ours(int(pid), owner))
-            for uuid, pid in pairs
-            if (owner := found[int(pid)])
+            f"{self.who(pid, owners[pid])} on {uuid}" for uuid, pid in pairs if not self.is_ours(pid, owners[pid])
         )
 
     def is_ours(self, pid: int, owner: Owner) -> bool:
@@ -377,9 +373,9 @@ class Reader(DriverReader):
         except ValueError as error:
             return {}, str(error)
 
-    def specifications(self) -> tuple[Specification, ...] | Unread:
-        """Return the CDI specifications of NVIDIA's GPUs."""
-        found = []
+    def specifications(self) -> dict[str, list[str]] | Unread:
+        """Return the devices of each CDI specification of NVIDIA's GPUs, by path."""
+        found = {}
         for directory in (STATIC, GENERATED):
             place = resolve(self.root, directory)
             if place is None:
@@ -389,8 +385,8 @@ class Reader(DriverReader):
             except OSError as error:
                 return Unread(f"{error.filename}: {error.strerror}")
             for path, text in texts.items():
-                found.append(Specification(f"/{directory}/{Path(path).name}", tuple(cdi.parse_device_names(text))))
-        return tuple(found)
+                found[f"/{directory}/{Path(path).name}"] = cdi.parse_device_names(text)
+        return found
 
     # -- the image
 

@@ -15,7 +15,7 @@ from ..facts import Deep
 
 
 def _judge(problems: Sequence[str], evidence: str) -> Verdict:
-    return fail(" ".join(problems), "") if problems else good(evidence)
+    return fail(" ".join(problems)) if problems else good(evidence)
 
 
 def check_status(deep: Deep) -> Verdict:

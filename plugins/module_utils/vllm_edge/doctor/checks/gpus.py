@@ -94,10 +94,10 @@ def check_gpus_holders(facts: Facts) -> Verdict:
     """Report other processes on the GPUs; always `ok`."""
     if not facts.gpus.answering:
         decline_to_judge("no GPU answers")
-    others = [f"{holder.who} on {holder.uuid}" for holder in known(facts.gpus.holders) if not holder.ours]
+    others = known(facts.gpus.others)
     if not others:
         return good("nobody but our engines uses a GPU")
     return good(
-        f"used by others too: {listed(others)}",
+        f"used by others too: {listed(list(others))}",
         "They are left alone; what they hold is missing to an engine on the same GPU.",
     )

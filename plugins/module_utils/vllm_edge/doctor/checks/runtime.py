@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from ...gpu import toolkit
 from ...gpu.access import REMEDY
 from ...system.cdi import compare
 from ...system.dpkg import parse_upstream_version
 from ..contract import Verdict, fail, good, known, warn
-from ..facts import TOOLKIT, Facts, Specification
+from ..facts import TOOLKIT, Facts
 from .driver import ENABLED
 from .helpers import HOST_STAGE, decline_to_judge, listed, numbers
 
@@ -143,7 +145,7 @@ def check_runtime_cdi_refresh(facts: Facts) -> Verdict:
     )
 
 
-def specifications(facts: Facts) -> tuple[Specification, ...]:
+def specifications(facts: Facts) -> Mapping[str, Sequence[str]]:
     """Return the CDI specifications. Raises NotKnown if there is none."""
     found = known(facts.runtime.specifications)
     if not found:
@@ -155,9 +157,9 @@ def specifications(facts: Facts) -> tuple[Specification, ...]:
 def check_runtime_cdi_conflict(facts: Facts) -> Verdict:
     """Fail if two CDI specifications define the same device."""
     seen: dict[str, list[str]] = {}
-    for specification in specifications(facts):
-        for device in specification.devices:
-            seen.setdefault(device, []).append(specification.path)
+    for path, devices in specifications(facts).items():
+        for device in devices:
+            seen.setdefault(device, []).append(path)
     twice = {device: paths for device, paths in seen.items() if len(paths) > 1}
     if not twice:
         return good("every device is defined once")
@@ -198,7 +200,7 @@ def check_runtime_cdi_devices(facts: Facts) -> Verdict:
             "'systemctl restart nvidia-cdi-refresh.service' makes one; 'journalctl -u nvidia-cdi-refresh' says why "
             "there is none.",
         )
-    devices = [f"nvidia.com/gpu={device}" for specification in found for device in specification.devices]
+    devices = [f"nvidia.com/gpu={device}" for names in found.values() for device in names]
     missing, gone = compare(devices, gpus)
     if missing:
         return fail(
