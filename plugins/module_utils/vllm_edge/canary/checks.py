@@ -111,7 +111,7 @@ def error_text(answer: Answer) -> str:
     return str(text or answer.body[:300].decode("utf-8", "replace")).strip()
 
 
-def shown(text: str, limit: int = 100) -> str:
+def quote(text: str, limit: int = 100) -> str:
     """Return a model's text on one line of a terminal, quoted and cut to `limit` characters."""
     line = " ".join(text.split())
     return repr(line if len(line) <= limit else line[: limit - 1] + "…")
@@ -239,7 +239,7 @@ def build_messages(user: str, system: str | None = None) -> list[dict[str, str]]
     return [*first, {"role": "user", "content": user}]
 
 
-def completion(client: Client) -> Reply:
+def check_completion(client: Client) -> Reply:
     """Check that the engine answers with text. Raises CheckFailedError, EngineSilentError.
 
     The first completion compiles kernels and can crash an engine whose /health is 200.
@@ -253,7 +253,7 @@ def completion(client: Client) -> Reply:
     return reply
 
 
-def system_prompt(client: Client) -> Verdict:
+def check_system_prompt(client: Client) -> Verdict:
     """Check that the chat template renders the system prompt, and that a completion gets the rendered prompt.
 
     A template may silently drop the system role. /tokenize renders messages as /v1/chat/completions does; equal numbers
@@ -265,7 +265,7 @@ def system_prompt(client: Client) -> Verdict:
     prompt = client.post_for("/detokenize", "the rendered prompt", "prompt", str, tokens=tokens)
     if " ".join(sentence.split()) not in " ".join(prompt.split()):
         raise CheckFailedError(
-            f"the system prompt does not reach {client.name!r}: the chat template renders {shown(prompt, 200)} without "
+            f"the system prompt does not reach {client.name!r}: the chat template renders {quote(prompt, 200)} without "
             f"{sentence!r}; another chat template is needed"
         )
     reply = client.chat("the completion with a system prompt", QUESTION, 1, system=sentence)
@@ -299,7 +299,7 @@ def find_lamp_problem(text: str) -> str | None:
     return next((f"{key} is {lamp[key]!r}, {wanted}" for key, (good, wanted) in rules.items() if not good), None)
 
 
-def json_schema(client: Client) -> Verdict:
+def check_json_schema(client: Client) -> Verdict:
     """Check that the engine enforces `response_format` with a JSON schema: the answer parses and validates.
 
     JSON and vLLM's grammar allow any amount of whitespace between tokens. A random model, and sometimes Gemma 4
@@ -314,7 +314,7 @@ def json_schema(client: Client) -> Verdict:
     reply = ask(LAMP_SCHEMA)
     problem = find_lamp_problem(reply.text)
     if problem is None:
-        return Outcome.PASSED, f"{shown(reply.text)} validates"
+        return Outcome.PASSED, f"{quote(reply.text)} validates"
     # The tokens ran out within whitespace, or within a word after much whitespace.
     blank = sum(character.isspace() for character in reply.text)
     padded = reply.text != reply.text.rstrip() or 2 * blank > len(reply.text)
@@ -324,11 +324,11 @@ def json_schema(client: Client) -> Verdict:
         problem = find_lamp_problem(reply.text)
         if problem is None:
             return Outcome.PASSED, (
-                f"{shown(reply.text)} validates, by a schema of literals: by one of types this model filled its tokens "
+                f"{quote(reply.text)} validates, by a schema of literals: by one of types this model filled its tokens "
                 "with whitespace, which disable_any_whitespace in --structured-outputs-config forbids"
             )
     raise CheckFailedError(
-        f"the answer of {client.name!r} by a JSON schema is {problem}: {shown(reply.text)}; structured output does not "
+        f"the answer of {client.name!r} by a JSON schema is {problem}: {quote(reply.text)}; structured output does not "
         "hold"
     )
 
@@ -342,7 +342,7 @@ def _measure_spread(third: Reply, answers: Sequence[Sequence[int]], position: in
     return max(known) - min(known) if len(known) == len(answers) else None
 
 
-def deterministic(client: Client) -> Verdict:
+def check_deterministic(client: Client) -> Verdict:
     """Check that the same question, asked twice at temperature 0 with the same seed, gets the same tokens.
 
     vLLM does not promise that by default (docs.vllm.ai/en/latest/usage/reproducibility): other requests in the batch,
@@ -355,8 +355,8 @@ def deterministic(client: Client) -> Verdict:
     first, second = replies
     if first.token_ids == second.token_ids and first.text == second.text:
         count = len(first.token_ids) or first.tokens
-        return Outcome.PASSED, f"asked twice, the same {count} tokens: {shown(first.text)}"
-    difference = f"asked twice at temperature 0, {client.name!r} answers {shown(first.text)} and {shown(second.text)}"
+        return Outcome.PASSED, f"asked twice, the same {count} tokens: {quote(first.text)}"
+    difference = f"asked twice at temperature 0, {client.name!r} answers {quote(first.text)} and {quote(second.text)}"
     if not first.token_ids or not second.token_ids:
         raise CheckFailedError(f"{difference}, and tells no token ids by which that could be judged")
     listed: dict[str, Any] = {"logprobs": True, "top_logprobs": TOP_LOGPROBS, "return_tokens_as_token_ids": True}
@@ -382,15 +382,15 @@ def deterministic(client: Client) -> Verdict:
 def _find_call_problem(reply: Reply) -> str | None:
     """Return why a reply is no call of the tool with valid arguments; None if it is."""
     if not reply.calls:
-        return f"no tool call but {shown(reply.text)}"
+        return f"no tool call but {quote(reply.text)}"
     name, arguments = reply.calls[0]
     if name != TOOL_NAME:
         return f"a call of {name!r}, which is not the tool"
     problem = find_lamp_problem(arguments)
-    return None if problem is None else f"a call with arguments {shown(arguments)}: {problem}"
+    return None if problem is None else f"a call with arguments {quote(arguments)}: {problem}"
 
 
-def tool_call(client: Client) -> Verdict:
+def check_tool_call(client: Client) -> Verdict:
     """Check that the tool call parser converts the model's output to calls with valid JSON.
 
     First the engine enforces the call, which works with any model: by a named tool_choice or, for parsers that do not
@@ -423,10 +423,10 @@ def tool_call(client: Client) -> Verdict:
 
 
 CHECKS: Mapping[str, Callable[[Client], Verdict]] = {
-    "system_prompt": system_prompt,
-    "json_schema": json_schema,
-    "deterministic": deterministic,
-    "tool_call": tool_call,
+    "system_prompt": check_system_prompt,
+    "json_schema": check_json_schema,
+    "deterministic": check_deterministic,
+    "tool_call": check_tool_call,
 }
 """The checks after `completion`, by name."""
 NAMES = ("completion", *CHECKS)
@@ -457,9 +457,9 @@ def run_checks(clients: Sequence[Client]) -> list[Checked]:
         begin = time.monotonic()
         try:
             if check == NAMES[0]:
-                reply = name.completion = completion(name.client)
+                reply = name.completion = check_completion(name.client)
                 outcome = Outcome.PASSED
-                detail = shown(reply.text) + ("" if reply.tokens is None else f", {reply.tokens} tokens")
+                detail = quote(reply.text) + ("" if reply.tokens is None else f", {reply.tokens} tokens")
             else:
                 outcome, detail = CHECKS[check](name.client)
         except StillThinkingError as error:

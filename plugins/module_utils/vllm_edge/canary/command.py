@@ -77,7 +77,7 @@ def parse_models(answer: Answer) -> list[str]:
     return [str(item["id"]) for item in data["data"] if isinstance(item, Mapping) and "id" in item]
 
 
-def next_step(config: EngineConfig) -> str:
+def name_next_step(config: EngineConfig) -> str:
     """Return the commands with which an operator finds out more."""
     return f"`systemctl status {config.unit}` and `vllm-edge explain {config.engine}` show the state of the engine"
 
@@ -86,7 +86,7 @@ def ask_models(config: EngineConfig, timeout_s: float, ask: Ask = request) -> tu
     """Return the names that the engine serves, and None or why they are not known."""
     answer = ask(config.url, "/v1/models", timeout_s)
     if answer.status is None:
-        return [], f"no answer to GET /v1/models at {config.url}: {answer.error}. {next_step(config)}"
+        return [], f"no answer to GET /v1/models at {config.url}: {answer.error}. {name_next_step(config)}"
     if not answer.ok:
         return [], f"GET /v1/models answered HTTP {answer.status}: {error_text(answer)}"
     try:
@@ -99,9 +99,9 @@ def explain_silence(config: EngineConfig, timeout_s: float, ask: Ask) -> str:
     """Return what it means that an engine stopped answering, according to /health."""
     health = ask(config.url, "/health", min(timeout_s, config.health_timeout_s))
     if health.ok:
-        return f"/health still answers: the engine lives, and the request hangs. {next_step(config)}"
+        return f"/health still answers: the engine lives, and the request hangs. {name_next_step(config)}"
     how = "does not answer either" if health.status is None else f"answers {health.words()}"
-    return f"/health {how}: the engine died in the middle of the canary. {next_step(config)}"
+    return f"/health {how}: the engine died in the middle of the canary. {name_next_step(config)}"
 
 
 def build_result(config: EngineConfig, name: str, checks: Sequence[Check], reply: Reply | None = None) -> Result:
@@ -242,9 +242,9 @@ def request_one_token(config: EngineConfig, ask: Ask = request) -> tuple[float, 
     try:
         reply = client.chat("the request for one token", QUESTION, 1)
         if not reply.tokens:
-            problem = f"the request for one token of {client.name!r} was answered with none. {next_step(config)}"
+            problem = f"the request for one token of {client.name!r} was answered with none. {name_next_step(config)}"
     except CheckFailedError as error:
-        problem = f"{error}. {next_step(config)}"
+        problem = f"{error}. {name_next_step(config)}"
     except EngineSilentError as error:
         problem = f"{error}. {explain_silence(config, TOKEN_DEADLINE_S, ask)}"
     return round(time.monotonic() - begin, 3), problem

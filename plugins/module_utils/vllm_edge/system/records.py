@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
@@ -10,6 +11,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+_get_hints = functools.cache(get_type_hints)
 
 
 class RecordError(ValueError):
@@ -27,19 +29,18 @@ def read_record(kind: type[T], data: object, where: str = "") -> T:
         where: where the data are within the record, for messages, such as `files.config.json`
 
     Raises:
-        RecordError: a key without a default is missing, or a value has another type
+        RecordError: keys without a default are missing, or a value has another type
     """
     if not isinstance(data, Mapping):
         raise RecordError(f"{where or 'the record'} is {data!r}, an object is expected")
-    values = {}
-    hints = get_type_hints(kind)
-    for item in fields(kind):  # type: ignore[arg-type]
-        place = f"{where}.{item.name}" if where else item.name
-        if item.name in data:
-            values[item.name] = _read(hints[item.name], data[item.name], place)
-        elif item.default is MISSING and item.default_factory is MISSING:
-            raise RecordError(f"{place} is missing")
-    return kind(**values)
+    items = fields(kind)  # type: ignore[arg-type]
+    required = [item.name for item in items if item.default is item.default_factory is MISSING]
+    missing = [name for name in required if name not in data]
+    if missing:
+        raise RecordError(f"{where or 'the record'} has no {', '.join(missing)}")
+    hints = _get_hints(kind)  # type: ignore[arg-type]
+    present = [item.name for item in items if item.name in data]
+    return kind(**{name: _read(hints[name], data[name], f"{where}.{name}".lstrip(".")) for name in present})
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:
