@@ -25,7 +25,7 @@ cp --preserve {HOOK} /run/hook
 trap 'mv /run/hook {HOOK}' EXIT
 printf '#!/bin/sh\\nexit 0\\n' > {HOOK}
 start() {{ docker run --detach --name={LEGACY} --gpus=all --entrypoint=sleep "$image" infinity; }}
-start || {{ docker rm --force {LEGACY}; systemctl restart docker.service; start; }}
+start || {{ docker rm --force {LEGACY} || true; systemctl restart docker.service; start; }}
 cat > /usr/local/bin/docker <<'WRAPPER'
 #!/bin/sh
 case "$*" in *CgroupDriver*) echo systemd ;; *) exec /usr/bin/docker "$@" ;; esac
