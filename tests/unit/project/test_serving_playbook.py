@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import run_playbook
+from helpers import run_playbook
 
 NOBODY = "192.0.2.1"
 """Of the addresses that RFC 5737 keeps for documentation: no host has it."""

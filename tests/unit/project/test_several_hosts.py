@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support import ROOT, get_words, run_playbook
+from helpers import ROOT, get_words, run_playbook
 
 DOWN = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
 """A host on whose port nobody listens."""
