@@ -10,29 +10,9 @@ import pytest
 from ansible.module_utils.vllm_edge.cli import build_parser, main
 from ansible.module_utils.vllm_edge.engine.state import EngineState, read_state, write_state
 from ansible.module_utils.vllm_edge.status.command import render_explanation, run_explain
-from ansible.module_utils.vllm_edge.system.sockets import is_loopback, parse_listeners
 from ansible.module_utils.vllm_edge.system.systemd import parse_units
 from test_host_engine_config import CONFIG, written
 from test_host_status import FAILURE
-
-
-def test_listeners_as_the_kernel_writes_them() -> None:
-    """Lines of /proc/net/tcp and tcp6: listening on both loopbacks and everywhere, and a connection, which is none."""
-    four = (
-        "  sl  local_address rem_address   st\n"
-        "   0: 0100007F:1F86 00000000:0000 0A 00000000:00000000\n"
-        "   1: 00000000:1F72 00000000:0000 0A 00000000:00000000\n"
-        "   2: 0100007F:1F86 0100007F:9C40 01 00000000:00000000\n"
-    )
-    six = (
-        "  sl  local_address rem_address   st\n"
-        "   0: 00000000000000000000000001000000:1F86 00000000000000000000000000000000:0000 0A\n"
-        "   1: 0000000000000000FFFF00000100007F:1F7C 00000000000000000000000000000000:0000 0A\n"
-    )
-    assert parse_listeners(four) == {8070: ["127.0.0.1"], 8050: ["0.0.0.0"]}
-    assert parse_listeners(six) == {8070: ["::1"], 8060: ["127.0.0.1"]}
-    assert [is_loopback(text) for text in ("127.0.0.1", "::1", "[::1]", "127.9.9.9")] == [True] * 4
-    assert [is_loopback(text) for text in ("0.0.0.0", "::", "10.0.0.1", "")] == [False] * 4
 
 
 def test_units_of_systemctl() -> None:

@@ -40,7 +40,7 @@ def recorded(root: Path, model: str = "e2b") -> tuple[Path, Path]:
     directory = root / "weights" / model
     files = {name: write(directory / name, text) for name, text in ((SHARD, "w" * 4000), ("config.json", "{}"))}
     sums = {name: hashlib.sha256(place.read_bytes()).hexdigest() for name, place in files.items()}
-    known = {name: observe(place, sums[name], None) for name, place in files.items()}
+    known = {name: observe(place, sums[name]) for name, place in files.items()}
     record = Record(model, f"google/{model}", "main", "c" * 40, str(directory), "hub", known)
     return directory, write(root / "records" / f"{model}.json", record.to_json())
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support import ROOT, get_words, run_playbook
+from helpers import ROOT, get_words, run_playbook
 
 BASE = "registry.example/vllm/vllm-openai:v0.32.0"
 BASE_ID = "sha256:" + "a" * 64

@@ -6,11 +6,11 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 
+import helpers
 import pytest
-import support
 
 
 @pytest.fixture(scope="session")
 def run_playbook() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`support.run_playbook`, without the check of the exit status."""
-    return support.run_playbook
+    """`helpers.run_playbook`, without the check of the exit status."""
+    return helpers.run_playbook

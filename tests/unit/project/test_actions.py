@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import get_words, run_playbook
+from helpers import get_words, run_playbook
 
 
 def play(

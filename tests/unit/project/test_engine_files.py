@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import ROOT, run_playbook
+from helpers import ROOT, run_playbook
 
 ENGINES: list[dict[str, Any]] = [
     {

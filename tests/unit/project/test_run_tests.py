@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from support import ROOT, load_file
+from helpers import ROOT, load_file
 
 A, B = "a" * 64, "b" * 64
 

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `vllm-edge run-engine`: runs one engine's container under systemd (Type=notify), from start to end.
-
-One thread makes all decisions (with `Supervision`). Other threads only report what they observe: the container's log,
-`docker wait`, the main process (through a pidfd, which works even while Docker is away) and /health. A signal is an
-event like the others.
-"""
+"""The command `vllm-edge run-engine`: runs one engine's container under systemd (Type=notify), from start to end."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from helpers import load_file
 from lab_engine_boards import ENGINE
-from support import load_file
 
 build = load_file(ENGINE / "build.py", "lab_engine_build")
 rename = load_file(ENGINE / "rename_distribution.py")

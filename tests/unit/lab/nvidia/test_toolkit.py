@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support import load_file
+from helpers import load_file
 
 from lab.nvidia import testing
 from lab.nvidia.versions import DRIVER_VERSION as VERSION
