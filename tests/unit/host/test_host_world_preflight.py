@@ -121,7 +121,7 @@ def test_weights_by_file(bench: ReadyHost) -> None:
     place.write_text("w" * 3999)
     text = bench.refused()
     assert f"In {bench.directory}, the weights of e2b (google/e2b): {SHARD} is damaged" in text
-    assert "it has 3999 bytes, 4000 were recorded" in text and "-e verify_weights=full' brings" in text
+    assert "it has 3999 bytes, 4000 are expected" in text and "-e verify_weights=full' brings" in text
     place.write_text("x" * 4000)
     assert f"{SHARD} is damaged (its sha256 is" in bench.refused()
     place.write_text("w" * 4000)

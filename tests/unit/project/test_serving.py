@@ -21,7 +21,7 @@ from ansible.module_utils.vllm_edge.inventory.profiles import (
 from ansible.module_utils.vllm_edge.inventory.variables import Project, load
 
 ROOT = Path(__file__).resolve().parents[3]
-ABSENT = object()
+ABSENT = "<absent>"
 UUIDS = [f"GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d000{number}" for number in range(4)]
 
 SOUND: dict[str, Any] = {
