@@ -129,9 +129,9 @@ def test_commit_remembers_who_chose_and_what_was_before(paths: HostPaths) -> Non
     [
         ("", "Expecting value"),
         ("[]", "active-profile.json"),
-        ('{"generation": 1, "engines": {}}', "profile is missing"),
+        ('{"generation": 1, "engines": {}}', "the record has no profile"),
         ('{"profile": "p", "generation": 1, "engines": {}, "origin": "moon"}', "origin is 'moon'"),
-        ('{"profile": "p", "generation": 1, "engines": {"e2b": {}}}', "input_hash is missing"),
+        ('{"profile": "p", "generation": 1, "engines": {"e2b": {}}}', "engines.e2b has no input_hash"),
     ],
 )
 def test_a_damaged_record_is_an_error_and_not_a_host_without_one(paths: HostPaths, text: str, told: str) -> None:

@@ -99,10 +99,10 @@ def test_keys_of_a_newer_program_are_no_damage() -> None:
         ({"generation": "4"}, "generation is '4'"),
         ({"id": None}, "id is None"),
         ({"phases": [{"phase": "drain"}]}, "has no direction, began_at, began_s"),
-        ({"phases": [7]}, "an item of phases is int"),
-        ({"phases": 7}, "int"),
-        ({"downtime": [1]}, "list"),
-        ({"downtime": {"architect": {}}}, "downtime of architect has no seconds"),
+        ({"phases": [7]}, "phases[0] is 7, an object is expected"),
+        ({"phases": 7}, "phases is 7, tuple"),
+        ({"downtime": [1]}, "downtime is [1], "),
+        ({"downtime": {"architect": {}}}, "downtime.architect has no seconds"),
     ],
 )
 def test_what_is_no_journal_says_why(change: dict[str, Any], words: str) -> None:

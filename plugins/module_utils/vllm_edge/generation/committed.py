@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 
 from ..paths import HostPaths
+from ..system.records import read_record
 from .live import write_file
-from .model import ORIGINS, Choice, Committed, CommittedEngine, Generation, GenerationError
+from .model import Choice, Committed, Generation, GenerationError
 
 
 def parse_committed(text: str, source: str) -> Committed:
@@ -16,29 +17,10 @@ def parse_committed(text: str, source: str) -> Committed:
     `source` is its path, for messages. Raises GenerationError.
     """
     try:
-        data = json.loads(text)
-        engines = {
-            str(name): CommittedEngine(str(row["input_hash"]), int(row["generation"]))
-            for name, row in data["engines"].items()
-        }
-        previous, inventory = data.get("previous_generation"), data.get("inventory_profile")
-        origin = data.get("origin", "inventory")
-        if origin not in ORIGINS:
-            raise ValueError(f"origin is {origin!r}, one of {', '.join(ORIGINS)} is expected")
-        return Committed(
-            profile=str(data["profile"]),
-            generation=int(data["generation"]),
-            digest=str(data.get("digest", "")),
-            engines=engines,
-            origin=origin,
-            inventory_profile=None if inventory is None else str(inventory),
-            chosen_at=str(data.get("chosen_at", "")),
-            previous_generation=None if previous is None else int(previous),
-        )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        why = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        return read_record(Committed, {"digest": "", **json.loads(text)})
+    except (ValueError, TypeError) as error:
         raise GenerationError(
-            f"{source} does not say which generation is committed: {why}. Engines that run were not touched. "
+            f"{source} does not say which generation is committed: {error}. Engines that run were not touched. "
             f"`vllm-edge history` shows which one it was. If you move it away, site.yml commits what the inventory "
             "names."
         ) from error

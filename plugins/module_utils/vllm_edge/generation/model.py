@@ -93,7 +93,6 @@ FORMAT = 1
 
 Foreign = Literal["ignore", "warn", "fail"]
 Origin = Literal["inventory", "-e", "host"]
-ORIGINS: tuple[Origin, ...] = ("inventory", "-e", "host")
 """Who can have chosen a profile: the inventory, `-e` on the command line of Ansible, or an operator on the host."""
 
 

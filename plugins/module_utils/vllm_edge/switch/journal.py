@@ -11,19 +11,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import MISSING, asdict, fields, is_dataclass, replace
-from enum import StrEnum
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType, UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import TracebackType
+from typing import Any, Literal, TypeVar
 
 from ..paths import HostPaths
 from ..system.files import is_locked, write_durably
+from ..system.records import RecordError, read_record
 from .model import Direction, Journal, Phase, PhaseRecord
 
 BALLAST_BYTES = 1024 * 1024
@@ -36,7 +35,6 @@ another switch."""
 
 
 Value = TypeVar("Value")
-_get_types = functools.cache(get_type_hints)
 
 
 class JournalLost(Exception):
@@ -55,41 +53,6 @@ def to_json(journal: Journal) -> dict[str, Any]:
     return asdict(journal)
 
 
-def _read_object(kind: type[Value], data: object, what: str) -> Value:
-    """Read a dataclass from JSON by the types of its fields.
-
-    Unknown keys, which a newer program wrote, are dropped. A missing key gets its default; if it has none,
-    JournalDamaged is raised.
-    """
-    if not isinstance(data, Mapping):
-        raise JournalDamaged(f"{what} is {type(data).__name__}, an object is expected")
-    items = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
-    without = [name for name, item in items.items() if item.default is item.default_factory is MISSING]
-    missing = [name for name in without if name not in data]
-    if missing:
-        raise JournalDamaged(f"{what} has no {', '.join(missing)}")
-    types = _get_types(kind)  # type: ignore[arg-type]
-    return kind(**{name: _read_value(types[name], data[name], name) for name in items if name in data})
-
-
-def _read_value(kind: Any, value: Any, what: str) -> Any:
-    """Read one value, which belongs to the field or list `what`."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is tuple:
-        return tuple(_read_value(arguments[0], item, f"an item of {what}") for item in value)
-    if origin is Mapping and is_dataclass(arguments[1]):
-        return {key: _read_value(arguments[1], item, f"{what} of {key}") for key, item in value.items()}
-    if origin is UnionType:
-        return None if value is None else _read_value(arguments[0], value, what)
-    if is_dataclass(kind):
-        return _read_object(kind, value, what)  # type: ignore[arg-type]
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return kind(value)
-    if kind in (str, int) and not isinstance(value, kind):
-        raise JournalDamaged(f"{what} is {value!r}")
-    return value
-
-
 def from_json(data: Mapping[str, Any]) -> Journal:
     """Read a journal that this or another version of the program wrote.
 
@@ -97,9 +60,9 @@ def from_json(data: Mapping[str, Any]) -> Journal:
         JournalDamaged: if the data is not a journal.
     """
     try:
-        return _read_object(Journal, data, "the journal")
-    except (TypeError, AttributeError, ValueError) as error:
-        raise error if isinstance(error, JournalDamaged) else JournalDamaged(str(error)) from error
+        return read_record(Journal, data)
+    except RecordError as error:
+        raise JournalDamaged(str(error)) from error
 
 
 def _parse(text: str) -> Journal:
