@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "variables.md"
 TEMPLATE = ROOT / "tools" / "templates" / "variables.md.j2"
 MODULES = ROOT / "plugins" / "modules"
-ACTIONS = ROOT / "plugins" / "action"
 COLLECTION = ("edge", "vllm_edge")
 """Namespace and name. The modules name their doc fragments by it."""
 VARIABLES = ROOT / "tools" / "variables.yml"
@@ -92,13 +91,9 @@ def role_docs() -> Doc:
     }
 
 
-def plugin_docs(*directories: Path) -> Doc:
-    """Return `doc`, `examples`, `return` and `source` of every plugin in the directories, by name."""
-    files = {path.stem: path for directory in directories for path in directory.glob("*.py")}
-    return {
-        name: {**doc, "source": files[name].relative_to(ROOT).as_posix()}
-        for name, doc in sorted(ansible_doc("module", sorted(files), directories).items())
-    }
+def module_docs() -> Doc:
+    """Return `doc`, `examples` and `return` of every module and action plugin, by name."""
+    return ansible_doc("module", sorted(path.stem for path in MODULES.glob("*.py")), [MODULES])
 
 
 def group_vars() -> dict[str, Doc]:

@@ -17,53 +17,6 @@ from ansible.template import trust_as_template
 from ansible.utils.display import Display
 from ansible.utils.vars import load_extra_vars
 
-DOCUMENTATION = r"""
-name: serving_choice
-short_description: Check who chose the profile of this run
-version_added: "0.1.0"
-description:
-  - Determines whether C(serving_profile) comes from the inventory or from C(-e), and which profile the inventory names.
-  - A profile that is given with C(-e) and is the same as in the inventory counts as the inventory's.
-  - Fails if a run without C(-e) would replace a profile that was chosen with C(-e) or on the host itself. The message
-    names both ways to continue. A host on which no profile was committed yet passes.
-  - Reads one file on the host, without Python. With C(-e serving_profile), also runs C(ansible-inventory --host) on the
-    controller, which does not know C(-e).
-author:
-  - vllm-edge contributors
-extends_documentation_fragment:
-  - edge.vllm_edge.attributes.read_only
-options:
-  profile:
-    description: Name of the profile of this run, C(serving_profile).
-    type: str
-    required: true
-  state_directory:
-    description: Directory on the host that contains the record of the active profile, C(active-profile.json).
-    type: path
-    default: /var/lib/vllm-edge
-seealso:
-  - module: edge.vllm_edge.serving_switch
-    description: Switch the host to the profile, and record where it was chosen.
-"""
-
-EXAMPLES = r"""
-- name: Refuse to replace a profile that was chosen for this host
-  edge.vllm_edge.serving_choice:
-    profile: "{{ serving_profile }}"
-  register: serving_choice
-"""
-
-RETURN = r"""
-origin:
-  description: V(inventory) or V(-e).
-  type: str
-  returned: always
-inventory_profile:
-  description: Name of the profile in the inventory. V(null) if the inventory does not set it as plain text.
-  type: str
-  returned: always
-"""
-
 VARIABLE = "serving_profile"
 LIMIT_S = 60
 """Reading the inventory takes about a second, and longer if it asks a cloud."""

@@ -8,40 +8,6 @@ from typing import Any
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
-DOCUMENTATION = r"""
-name: show
-short_description: Print lines on the terminal
-version_added: "0.1.0"
-description:
-  - Prints lines without quoting or indentation, which M(ansible.builtin.debug) cannot do.
-  - Also prints if C(display_ok_hosts) is disabled, as in this project's C(ansible.cfg).
-  - Runs on the controller.
-author:
-  - vllm-edge contributors
-extends_documentation_fragment:
-  - edge.vllm_edge.attributes.read_only
-options:
-  lines:
-    description: Lines to print. Exactly one of O(lines) and O(text) is required.
-    type: list
-    elements: str
-  text:
-    description: Sentences to print on one line, after the name of the host.
-    type: str
-seealso:
-  - module: ansible.builtin.debug
-"""
-
-EXAMPLES = r"""
-- name: Print a plan
-  edge.vllm_edge.show:
-    lines: "{{ plan.lines }}"
-
-- name: Print a sentence about the host
-  edge.vllm_edge.show:
-    text: The host was not changed.
-"""
-
 
 class ActionModule(ActionBase):  # type: ignore[misc]
     """Action plugin for C(show)."""

@@ -19,7 +19,7 @@ options:
     type: list
     elements: dict
     required: true
-    options:
+    suboptions:
       name:
         description: Name of the GPU as NVML reports it. Restrictions and speed are only predicted for GPUs whose
           name the planner knows.

@@ -18,7 +18,7 @@ description:
   - apt downloads and checks all packages before dpkg installs the first one. If the module fails before that, nothing
     was changed, and the message says so.
 author:
-  - vllm-edge contributors
+  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
   - edge.vllm_edge.apt

@@ -15,7 +15,7 @@ description:
   - Reads C(docker inspect) only. Nothing runs inside the containers, and they are not changed.
   - Does not fail if the containers cannot be read; see RV(problem). Returns no containers if Docker is not installed.
 author:
-  - vllm-edge contributors
+  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 seealso:

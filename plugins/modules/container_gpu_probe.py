@@ -15,7 +15,7 @@ description:
   - Fails if the container cannot be started, if NVML cannot be opened in it, or if it sees other GPUs than those in
     O(gpus). The message contains the reason and a remedy.
 author:
-  - vllm-edge contributors
+  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 attributes:

@@ -18,7 +18,7 @@ description:
     O(allow_restart) is set.
   - If the daemon does not come up with the new file, the old file is restored and the module fails.
 author:
-  - vllm-edge contributors
+  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:

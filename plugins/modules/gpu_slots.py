@@ -16,7 +16,7 @@ description:
   - A recorded or declared GPU that is missing is an error that names it. Slots are never reassigned automatically,
     because engines would then run on the wrong GPUs.
 author:
-  - vllm-edge contributors
+  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
   - edge.vllm_edge.nvml

@@ -16,7 +16,7 @@ description:
   - Settings that only affect speed are not included; M(edge.vllm_edge.host_doctor) reports them.
   - Facts that cannot be read do not lead to a setting.
 author:
-  - vllm-edge contributors
+  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:

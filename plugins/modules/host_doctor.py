@@ -16,7 +16,7 @@ description:
     not a failure.
   - The module does not fail if checks fail, so that the play can print RV(lines).
 author:
-  - vllm-edge contributors
+  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:

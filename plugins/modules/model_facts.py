@@ -15,7 +15,7 @@ description:
     the host.
   - A model whose architecture the planner does not know is an error, because its facts could not be used.
 author:
-  - vllm-edge contributors
+  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 requirements:

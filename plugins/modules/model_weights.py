@@ -24,7 +24,7 @@ description:
   - The module runs under the system's Python, and restarts itself with O(interpreter) when it needs
     C(huggingface_hub). Only one run per model is possible at a time. A second one fails.
 author:
-  - vllm-edge contributors
+  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:

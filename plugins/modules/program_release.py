@@ -15,7 +15,7 @@ description:
   - Processes that were started from a release keep using it after another one became current. A release whose build
     was interrupted never becomes current.
 author:
-  - vllm-edge contributors
+  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:

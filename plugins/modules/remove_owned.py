@@ -13,7 +13,7 @@ description:
     alone, and lists what it removed and what somebody else put into the directories.
   - Links are removed but never followed.
 author:
-  - vllm-edge contributors
+  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:

@@ -16,7 +16,7 @@ description:
     all, for example because nothing is known about a model. With O(profiles) such a profile is returned with the
     reason.
 author:
-  - vllm-edge contributors
+  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
   - edge.vllm_edge.planning
@@ -24,7 +24,7 @@ options:
   profile:
     description: The profile. Exactly one of O(profile) and O(profiles) is required.
     type: dict
-    options:
+    suboptions:
       name:
         description: Name of the profile.
         type: str

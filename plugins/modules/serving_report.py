@@ -10,7 +10,7 @@ version_added: "0.1.0"
 description:
   - Renders the collected results of a run as lines of at most 100 columns. Delegate the task to the controller.
 author:
-  - vllm-edge contributors
+  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:

@@ -23,7 +23,7 @@ description:
   - If nothing differs, no unit is started. If the inventory now contains the profile that was chosen with
     O(origin=-e) or O(origin=host) before, the inventory is recorded as the origin.
 author:
-  - vllm-edge contributors
+  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
   - edge.vllm_edge.foreign
@@ -48,7 +48,7 @@ options:
     type: list
     elements: dict
     required: true
-    options:
+    suboptions:
       name:
         description: Name of the engine.
         type: str

@@ -19,7 +19,7 @@ description:
   - apt reads the repository with its key before any file is written. If that fails, nothing was changed.
   - Fails if another source already contains the repository, because apt refuses one repository with two keyrings.
 author:
-  - vllm-edge contributors
+  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
   - edge.vllm_edge.apt

@@ -17,7 +17,8 @@ import yaml
 from tools import reference
 
 MODULES = sorted(reference.MODULES.glob("*.py"))
-ACTIONS = sorted(reference.ACTIONS.glob("*.py"))
+PROGRAMS = [path for path in MODULES if "def main(" in path.read_text()]
+"""The others document an action plugin."""
 FRAGMENTS = sorted((reference.ROOT / "plugins" / "doc_fragments").glob("*.py"))
 COLLECTION = ".".join(reference.COLLECTION)
 
@@ -34,7 +35,7 @@ def nested(name: str, options: Mapping[str, Any]) -> Iterator[Named]:
     """Yield options and their suboptions, each with its full name."""
     for key, option in options.items():
         yield f"{name}.{key}", option
-        yield from nested(f"{name}.{key}", option.get("options") or {})
+        yield from nested(f"{name}.{key}", option.get("options") or option.get("suboptions") or {})
 
 
 def described() -> list[Named]:
@@ -44,7 +45,7 @@ def described() -> list[Named]:
     for role, entry_points in roles.items():
         for entry_point in entry_points.values():
             found += nested(role, entry_point.get("options", {}))
-    for name, doc in reference.plugin_docs(reference.MODULES, reference.ACTIONS).items():
+    for name, doc in reference.module_docs().items():
         found += nested(name, doc["doc"].get("options", {}))
     for section in reference.variable_docs(roles)["sections"]:
         found += nested(section["title"], section["variables"])
@@ -110,7 +111,7 @@ def comparable(options: Mapping[str, Any]) -> dict[str, Any]:
             "required": bool(option.get("required", False)),
             "default": option.get("default"),
             "choices": sorted(option.get("choices") or []),
-            "options": comparable(option.get("options") or {}),
+            "options": comparable(option.get("options") or option.get("suboptions") or {}),
         }
         for name, option in options.items()
     }
@@ -118,10 +119,10 @@ def comparable(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def documented() -> dict[str, Any]:
-    return reference.plugin_docs(*sorted({path.parent for path in MODULES}))
+    return reference.module_docs()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 def test_documentation_of_a_module_says_what_it_takes(
     path: Path, documented: dict[str, Any], load_module: Callable[[str], ModuleType]
 ) -> None:
@@ -129,33 +130,27 @@ def test_documentation_of_a_module_says_what_it_takes(
     assert comparable(options) == comparable(arguments(load_module(path.stem)))
 
 
-@pytest.fixture(scope="module")
-def plugins(documented: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The modules and the action plugins. A module and an action plugin may have the same name."""
-    return [*documented.items(), *reference.plugin_docs(reference.ACTIONS).items()]
-
-
-def test_every_plugin_has_an_author_and_attributes(plugins: list[tuple[str, dict[str, Any]]]) -> None:
-    for name, plugin in plugins:
+def test_every_plugin_has_an_author_and_attributes(documented: dict[str, Any]) -> None:
+    for name, plugin in documented.items():
         assert plugin["doc"].get("author"), name
         attributes = plugin["doc"].get("attributes", {})
         assert {"check_mode", "diff_mode", "idempotent"} <= attributes.keys(), name
         assert all("support" in attribute and attribute.get("description") for attribute in attributes.values()), name
 
 
-def test_short_descriptions_begin_with_a_verb_and_have_no_full_stop(plugins: list[tuple[str, dict[str, Any]]]) -> None:
-    short = {plugin["source"]: plugin["doc"]["short_description"] for _, plugin in plugins}
+def test_short_descriptions_begin_with_a_verb_and_have_no_full_stop(documented: dict[str, Any]) -> None:
+    short = {name: plugin["doc"]["short_description"] for name, plugin in documented.items()}
     for role, entry_points in reference.role_docs().items():
         short |= {f"{role}.{name}": entry_point["short_description"] for name, entry_point in entry_points.items()}
     # An Ansible user reads "Manage ...", not "Manages ..." or the name of a thing.
     assert {where: text for where, text in short.items() if not re.fullmatch(r"[A-Z][a-z]*[a-rt-z] .*[^.]", text)} == {}
 
 
-def test_modules_that_the_documentation_names_exist(plugins: list[tuple[str, dict[str, Any]]]) -> None:
+def test_modules_that_the_documentation_names_exist(documented: dict[str, Any]) -> None:
     ours = {f"{COLLECTION}.{path.stem}" for path in MODULES}
-    files = [*MODULES, *ACTIONS, *FRAGMENTS, *reference.ROOT.glob("roles/*/meta/argument_specs.yml")]
+    files = [*MODULES, *FRAGMENTS, *reference.ROOT.glob("roles/*/meta/argument_specs.yml")]
     named = {name for path in files for name in re.findall(r"\bM\(([^)]+)\)", path.read_text())}
-    named |= {entry["module"] for _, plugin in plugins for entry in plugin["doc"].get("seealso", [])}
+    named |= {entry["module"] for plugin in documented.values() for entry in plugin["doc"].get("seealso", [])}
     assert len(named & ours) > 5
     assert {name for name in named if not name.startswith("ansible.builtin.")} <= ours
 
@@ -165,7 +160,7 @@ def names_below(prefix: str, values: Mapping[str, Any], below: str) -> Iterator[
     for key, value in values.items():
         yield f"{prefix}{key}"
         ending = "[]." if value.get("type") == "list" else "."
-        yield from names_below(f"{prefix}{key}{ending}", value.get(below) or {}, below)
+        yield from names_below(f"{prefix}{key}{ending}", value.get(below) or value.get("suboptions") or {}, below)
 
 
 def texts(value: Any) -> Iterator[str]:
@@ -178,9 +173,11 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def test_options_and_return_values_that_the_documentation_names_exist(
-    plugins: list[tuple[str, dict[str, Any]]],
+    documented: dict[str, Any],
 ) -> None:
-    docs = [(name, plugin, plugin["doc"].get("options", {}), plugin["return"] or {}) for name, plugin in plugins]
+    docs = [
+        (name, plugin, plugin["doc"].get("options", {}), plugin["return"] or {}) for name, plugin in documented.items()
+    ]
     for role, entry_points in reference.role_docs().items():
         options = {key: option for each in entry_points.values() for key, option in each.get("options", {}).items()}
         docs.append((role, entry_points, options, {}))
@@ -194,9 +191,9 @@ def test_options_and_return_values_that_the_documentation_names_exist(
     assert wrong == []
 
 
-def test_modules_in_examples_exist(plugins: list[tuple[str, dict[str, Any]]]) -> None:
-    ours = {f"{COLLECTION}.{path.stem}" for path in (*MODULES, *ACTIONS)}
-    for name, plugin in plugins:
+def test_modules_in_examples_exist(documented: dict[str, Any]) -> None:
+    ours = {f"{COLLECTION}.{path.stem}" for path in MODULES}
+    for name, plugin in documented.items():
         tasks = yaml.safe_load(plugin["examples"] or "[]") or []
         used = {key for task in tasks for key in task if "." in key}
         assert {key for key in used if not key.startswith("ansible.builtin.")} <= ours, name
@@ -206,7 +203,7 @@ def test_modules_in_examples_exist(plugins: list[tuple[str, dict[str, Any]]]) ->
 @pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.stem)
 def test_every_doc_fragment_is_used(path: Path) -> None:
     name = re.compile(rf"^  - {re.escape(COLLECTION)}\.{path.stem}(\.\w+)?$", re.MULTILINE)
-    users = [plugin.stem for plugin in (*MODULES, *ACTIONS) if name.search(plugin.read_text())]
+    users = [plugin.stem for plugin in MODULES if name.search(plugin.read_text())]
     assert len(users) > 1, f"only {users} use {path.name}: an option of one module belongs into that module"
 
 

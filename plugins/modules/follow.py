@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documentation of the action plugin of the same name. It runs on the controller alone, so there is no module."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: follow
+short_description: Run a long module and print its progress
+version_added: "0.1.0"
+description:
+  - Starts a module in the background of the host, waits for it, and returns its result.
+  - Meanwhile runs the progress command every O(interval_s) seconds, and prints one line for each line of its output.
+  - Each printed line contains the label, the seconds since the start, and a line of the progress command.
+  - The module does not depend on the connection. If the connection is lost, the plugin prints that once and keeps
+    trying to reach the host.
+author:
+  - vllm-edge contributors (!UNKNOWN)
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes
+attributes:
+  check_mode:
+    support: full
+    description: In check mode the module runs in the foreground, as it would without this plugin.
+  diff_mode:
+    support: full
+    description: Returns the difference that the module returns.
+  idempotent:
+    support: N/A
+    description: This depends on the module.
+options:
+  module:
+    description: Fully qualified name of the module.
+    type: str
+    required: true
+  args:
+    description: Arguments of the module.
+    type: dict
+    default: {}
+  label:
+    description: What is in progress, in one or two words.
+    type: str
+    required: true
+  progress:
+    description: Command, as a list, that prints one line of progress for each operation that is under way.
+    type: list
+    elements: str
+    default: []
+  interval_s:
+    description: Number of seconds between two lines.
+    type: int
+    default: 10
+  timeout_s:
+    description: Number of seconds after which the module is stopped and the task fails.
+    type: int
+    default: 3600
+seealso:
+  - module: edge.vllm_edge.model_weights
+    description: A module that takes long and writes its progress to a file.
+"""
+
+EXAMPLES = r"""
+- name: Download a model and print the progress
+  edge.vllm_edge.follow:
+    module: edge.vllm_edge.model_weights
+    args:
+      name: e2b
+      repo: google/gemma-4-E2B-it
+      path: /data/vllm/weights/gemma-4-E2B-it
+      progress_path: /var/lib/vllm-edge/progress/e2b
+    label: weights e2b
+    progress: [cat, /var/lib/vllm-edge/progress/e2b]
+"""
+
+RETURN = r"""
+seconds:
+  description: Duration in seconds. All other values are those that the module returns.
+  type: float
+  returned: outside of check mode, when the module has ended
+"""

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documentation of the action plugin of the same name. It runs on the controller alone, so there is no module."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: serving_check
+short_description: Check variables for mistakes and contradictions
+version_added: "0.1.0"
+description:
+  - Checks the profiles, engines and models of an inventory, what it declares about the host, and the names of all
+    variables. Every name must be known to a role or to C(group_vars/all).
+  - Reads only the variables of the host and files of the project, and runs on the controller before any host is
+    changed.
+  - Fails with all mistakes at once. Each names the variable, its value, the reason and a correction.
+  - What is wrong in any case is reported for all entries. What depends on the host is only checked for the chosen
+    profile.
+  - Arguments of vLLM are compared with those that were recorded for one release. If C(vllm_image_base) contains another
+    release, an argument that is not recorded is a warning.
+  - Values that depend on facts or results that do not exist yet are left out; the roles validate them.
+author:
+  - vllm-edge contributors (!UNKNOWN)
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
+seealso:
+  - module: edge.vllm_edge.serving_plan
+    description: Check whether the engines of the profile fit on the GPUs.
+"""
+
+EXAMPLES = r"""
+- name: Check the variables
+  edge.vllm_edge.serving_check:
+"""
+
+RETURN = r"""
+mistakes:
+  description: The mistakes as numbered lines, one sentence each.
+  type: str
+  returned: on failure
+  sample: "1. serving_profile: 'e2b-onyl' is not a key of serving_profiles; did you mean e2b-only?\n"
+"""
