@@ -21,7 +21,7 @@ import ansible.module_utils
 
 ROOT = Path(__file__).resolve().parents[2]
 ansible.module_utils.__path__.append(str(ROOT / "plugins" / "module_utils"))
-sys.path.insert(0, str(ROOT / "tests" / "unit" / "host"))
+sys.path.insert(0, str(ROOT / "tests"))
 
 from ansible.module_utils.vllm_edge.generation import committed as generation_committed
 from ansible.module_utils.vllm_edge.generation.model import Choice

@@ -23,7 +23,6 @@ from ansible.module_utils.vllm_edge.switch.journal import history, holder, read_
 from ansible.module_utils.vllm_edge.switch.model import BACK_PHASES, HARMLESS, PHASES, Phase, Result
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "unit" / "host"))
 
 from fake_world import OLD, FakeWorld, host, new_host, put, unlike
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 from ansible.module_utils.common import warnings as module_warnings
 from ansible.module_utils.testing import patch_module_args
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from fake_host import SmallDisk
 
 from lab.nvidia import testing
 
@@ -117,3 +120,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for what, said in rows:
         terminalreporter.write_line(what)
         terminalreporter.write_line(f"    {said}")
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> HostPaths:
+    return HostPaths(tmp_path / "etc", tmp_path / "state", tmp_path / "units")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
+    yield SmallDisk(disk)
+    subprocess.run(["umount", str(disk)], timeout=20, check=True)

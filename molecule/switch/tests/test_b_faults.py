@@ -382,7 +382,7 @@ def test_clock_jumps_are_tested_elsewhere(seen: Seen) -> None:
     """The lab's host has the kernel, and so the clock, of the machine that runs it."""
     found = [
         f"{path.relative_to(ROOT)}::{name}"
-        for path in sorted((ROOT / "tests" / "unit" / "host").glob("test_*.py"))
+        for path in sorted((ROOT / "tests" / "unit" / "switch").glob("test_*.py"))
         for name in re.findall(r"^def (test_\w*clock\w*)\(", path.read_text(), re.MULTILINE)
         if "switch" in path.name
     ]

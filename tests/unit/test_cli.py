@@ -11,8 +11,8 @@ from ansible.module_utils.vllm_edge.cli import build_parser, main
 from ansible.module_utils.vllm_edge.engine.state import EngineState, read_state, write_state
 from ansible.module_utils.vllm_edge.status.command import render_explanation, run_explain
 from ansible.module_utils.vllm_edge.system.systemd import parse_units
-from test_host_engine_config import CONFIG, written
-from test_host_status import FAILURE
+from engine_files import CONFIG, written
+from test_status import FAILURE
 
 
 def test_units_of_systemctl() -> None:

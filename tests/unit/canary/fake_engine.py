@@ -12,7 +12,7 @@ from typing import Any
 from ansible.module_utils.vllm_edge.canary.checks import NAMES, Check, Outcome
 from ansible.module_utils.vllm_edge.canary.command import Result, canary
 from ansible.module_utils.vllm_edge.engine.config import EngineConfig, parse_engine
-from test_host_engine_config import CONFIG
+from engine_files import CONFIG
 
 FAILED, NOT_SHOWN, PASSED = Outcome.FAILED, Outcome.NOT_SHOWN, Outcome.PASSED
 LAMP = '{"on": true, "colour": "green", "level": 3}'

@@ -17,8 +17,8 @@ from ansible.module_utils.vllm_edge.canary.command import canary, run_canary
 from ansible.module_utils.vllm_edge.cli import main
 from ansible.module_utils.vllm_edge.engine.config import EngineConfigError, parse_engine
 from ansible.module_utils.vllm_edge.system.http import Answer, get_health, request
+from engine_files import CONFIG, written
 from fake_engine import FAILED, LAMP, NOT_SHOWN, PASSED, Server, called, chat, kind, models, rated, refuse, serve
-from test_host_engine_config import CONFIG, written
 
 server = pytest.fixture(serve)
 

@@ -14,8 +14,8 @@ from ansible.module_utils.vllm_edge.canary.command import TOKEN_DEADLINE_S, Resu
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway
 from ansible.module_utils.vllm_edge.system.http import Answer
+from engine_files import CONFIG
 from fake_engine import Server, chat, refuse, serve
-from test_host_engine_config import CONFIG
 
 server = pytest.fixture(serve)
 

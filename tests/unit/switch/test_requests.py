@@ -20,7 +20,7 @@ from ansible.module_utils.vllm_edge.switch.requests import count_words
 from ansible.module_utils.vllm_edge.system.http import Answer, call_in_parallel
 from fake_host import Bench, failure, models, ok
 from generations import engine
-from test_host_world_preflight import recorded
+from test_preflight import recorded
 
 METRICS = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
