@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A host that an earlier commit installed: this program reads what is recorded there and restarts no engine.
 
-tests/fixtures/installed_by_0464f07.json was recorded on the simulated host after `make lab` of that commit: the files, what
-`docker inspect` said of the containers, and what `systemctl show` said of the units.
+tests/fixtures/installed_by_0464f07.json was recorded on the simulated host after `make lab` of that commit: the
+files, what `docker inspect` said of the containers, and what `systemctl show` said of the units.
 """
 
 from __future__ import annotations
