@@ -6,10 +6,6 @@ DIR/<owner>/<name>/ is a model repository, its files the content of the branch `
 from that content: the same files are the same commit anywhere, and a changed file is a new one. Large files answer as
 the hub's LFS files do (sha256 as ETag), the others with their git blob id.
 
-Of a file that ends in a hole of 1 GiB or more, as `lab/models/real_shapes.py` writes them, the stated sha256 is that of
-what stands before the hole and of the file's length, and not of its content: tens of GB of zeros would take minutes.
-Such a file is there for those who read headers; whoever downloads it whole and checks it finds another digest.
-
 What is set while it runs is read on every request from the directory of --state, which need not exist:
 
 <owner>/<name>/  further repositories
@@ -30,10 +26,8 @@ Standard library only; one JSON line per request on standard output.
 from __future__ import annotations
 
 import argparse
-import errno
 import hashlib
 import json
-import os
 import re
 import sys
 import threading
@@ -53,8 +47,6 @@ LFS_NAMES = ("tokenizer.json",)
 # What the hub tells of a model's config.json beside its files.
 CONFIG_KEYS = ("architectures", "model_type", "quantization_config")
 LFS_BYTES = 10 * 2**20
-# Below it a file with a hole is hashed whole all the same: that takes seconds, and the digest is what it says.
-HOLE_BYTES = 2**30
 CHUNK = 2**20
 REPOSITORY = r"(?P<repo>[\w.-]+/[\w.-]+)"
 API = re.compile(rf"^/api/models/{REPOSITORY}(?:/(?P<verb>revision|tree|paths-info|refs)(?:/(?P<rest>.+))?)?$")
@@ -109,36 +101,12 @@ def git_blob_id(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def digest(path: Path, size: int) -> str:
-    """The sha256 of a file's content; of one that ends in a large hole, of the rest and its length."""
-    with path.open("rb", buffering=0) as handle:
-        data = data_before_hole(handle.fileno(), size)
-        if size - data < HOLE_BYTES:
-            handle.seek(0)
-            return hashlib.file_digest(handle, "sha256").hexdigest()
-        handle.seek(0)
-        # How far zeros reach before the hole is the file system's affair and must not change the digest.
-        before = handle.read(data).rstrip(b"\0")
-        return hashlib.sha256(b"%d\0" % size + before).hexdigest()
-
-
-def data_before_hole(descriptor: int, size: int) -> int:
-    """Bytes before the hole in which a file ends; all of them where it has none, or where data follows."""
-    hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
-    try:
-        os.lseek(descriptor, hole, os.SEEK_DATA)
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            return hole
-        raise
-    return size
-
-
 @lru_cache(maxsize=4096)
 def read_file(name: str, path: Path, size: int, mtime_ns: int) -> File:
     """Hashes once per content: size and mtime are the key, as they are for everybody who trusts a file system."""
     lfs = path.suffix in LFS_SUFFIXES or path.name in LFS_NAMES or size >= LFS_BYTES
-    sha256 = digest(path, size)
+    with path.open("rb", buffering=0) as handle:
+        sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
     blob_id = git_blob_id(lfs_pointer(sha256, size) if lfs else path.read_bytes())
     return File(name, path, size, blob_id, sha256, lfs)
 

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make the lab's tiny random checkpoints with the libraries of the engine image.
 
-DIR becomes the root directory of the lab's model hub: DIR/<owner>/<name>/<files>. With --headers-only it gets
-checkpoints of the released sizes whose files hold headers and no weights (real_shapes.py), for those who only plan.
+DIR becomes the root directory of the lab's model hub: DIR/<owner>/<name>/<files>.
 """
 
 from __future__ import annotations
@@ -22,11 +21,8 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from lab.docker import docker_command
 
-TINY = ("make.py", "/models/chat_template.jinja")
-HEADERS_ONLY = ("real_shapes.py", "/out")
 
-
-def build(image: str, out: Path, script: Sequence[str] = TINY) -> None:
+def build(image: str, out: Path) -> None:
     if out.exists() and any(out.iterdir()):
         raise SystemExit(f"{out} is not empty: checkpoints are made into an empty directory, remove it first")
     out.mkdir(parents=True, exist_ok=True)
@@ -34,7 +30,7 @@ def build(image: str, out: Path, script: Sequence[str] = TINY) -> None:
     command = [*docker_command(), "run", "--rm", "--network=none", f"--user={os.getuid()}:{os.getgid()}"]
     command += ["--env=HOME=/tmp", "--tmpfs=/tmp:exec,mode=1777", "--workdir=/tmp"]
     command += [f"--volume={HERE}:/models:ro", f"--volume={out.resolve()}:/out", "--entrypoint=python3", image]
-    if subprocess.run([*command, f"/models/{script[0]}", *script[1:]], check=False).returncode != 0:
+    if subprocess.run([*command, "/models/make.py", "/models/chat_template.jinja"], check=False).returncode != 0:
         raise SystemExit(f"the checkpoints could not be made in the image {image}; its output is above")
     size = sum(path.stat().st_blocks * 512 for path in out.rglob("*") if path.is_file())
     print(f"[models] {size / 2**20:.1f} MiB of disk under {out} in {time.monotonic() - started:.0f} s", flush=True)
@@ -44,9 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Make the lab's tiny checkpoints.")
     parser.add_argument("--image", required=True, help="engine image whose transformers makes them")
     parser.add_argument("--out", type=Path, required=True, help="empty or missing directory, becomes the hub's root")
-    parser.add_argument("--headers-only", action="store_true", help="released sizes, headers without weights")
     arguments = parser.parse_args(argv)
-    build(arguments.image, arguments.out, HEADERS_ONLY if arguments.headers_only else TINY)
+    build(arguments.image, arguments.out)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ MODELS = {
     "google/gemma-4-31B-it": Model("31B", "bf16", {1: 58.83, 2: 30.14, 4: 15.80}),
     "RedHatAI/gemma-4-31B-it-FP8-dynamic": Model("31B", "fp8", {1: 31.45, 2: 16.45, 4: 8.95}),
     "nvidia/Gemma-4-31B-IT-NVFP4": Model("31B", "nvfp4", {1: 30.97, 2: 16.21, 4: 8.83}, auto_kv_dtype="fp8"),
-    # With a head of its own beside the table of embeddings, 2.625 GiB over the ranks; see lab/models/real_shapes.py.
+    # With a head of its own beside the table of embeddings, 2.625 GiB over the ranks.
     "google/gemma-4-31B-it-qat-w4a16-ct": Model("31B", "w4a16", {1: 22.10, 2: 11.77, 4: 6.62}),
     "google/gemma-4-26B-A4B-it": Model("26B-A4B", "bf16", {1: 48.47, 2: 24.97, 4: 13.23}),
     "RedHatAI/gemma-4-26B-A4B-it-FP8-dynamic": Model("26B-A4B", "fp8", {1: 25.65, 2: 13.56, 4: 7.52}),

@@ -163,61 +163,6 @@ def test_resolve_says_what_the_client_verifies_by(world: World) -> None:
     assert headers["Accept-Ranges"] == "bytes"
 
 
-# --- files that end in a hole ---------------------------------------------------------------------------------------
-
-TENSOR = {"dtype": "BF16", "shape": [2**16, 2**18], "data_offsets": [0, 2**35]}
-HEADER = json.dumps({"model.embed_tokens.weight": TENSOR}).encode()
-
-
-def with_hole(path: Path, header: bytes, data_bytes: int) -> int:
-    """A safetensors file whose data is a hole; its length."""
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + data_bytes)
-    return path.stat().st_size
-
-
-def test_the_headers_of_a_file_of_32_gib_are_read_without_its_weights(world: World) -> None:
-    """The file takes a few KiB of the disk, and none of its zeros is read, hashed or sent."""
-    size = with_hole(world.root / REPOSITORY / "model.safetensors", HEADER, 2**35)
-    begin = time.process_time()
-    metadata = world.api.get_safetensors_metadata(REPOSITORY).files_metadata["model.safetensors"]
-    assert metadata.tensors["model.embed_tokens.weight"].shape == [2**16, 2**18]
-    assert world.files()["model.safetensors"].size == size > 2**35
-    assert time.process_time() - begin < 5
-    assert sum(line["bytes"] for line in world.resolved(1)) < 2**20
-    assert world.get(f"/{REPOSITORY}/resolve/main/model.safetensors", Range=f"bytes={size - 2}-")[2] == b"\0\0"
-
-
-def test_digests_of_files_with_holes_tell_lengths_and_headers_apart(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-
-    def digest(header: bytes, data_bytes: int) -> str:
-        return str(server.digest(path, with_hole(path, header, data_bytes)))
-
-    first = digest(HEADER, 2**35)
-    assert digest(HEADER, 2**35) == first
-    assert digest(HEADER, 2**35 + 1) != first
-    assert digest(HEADER.replace(b"BF16", b"F16 "), 2**35) != first
-    # Zeros that a file system has written out before the hole are no other file.
-    with path.open("r+b") as file:
-        file.truncate(0)
-        file.write(len(HEADER).to_bytes(8, "little") + HEADER + bytes(3 * 2**16))
-        file.truncate(8 + len(HEADER) + 2**35)
-    assert server.digest(path, path.stat().st_size) == first
-
-
-@pytest.mark.parametrize(("hole_bytes", "tail"), [(2**20, b""), (2**30 + 2**20, b"end")])
-def test_a_small_hole_and_data_after_one_are_hashed_as_they_are(tmp_path: Path, hole_bytes: int, tail: bytes) -> None:
-    path = tmp_path / "model.safetensors"
-    with_hole(path, HEADER, hole_bytes)
-    with path.open("ab") as file:
-        file.write(tail)
-    with path.open("rb") as file:
-        whole = hashlib.file_digest(file, "sha256").hexdigest()
-    assert server.digest(path, path.stat().st_size) == whole
-
-
 def test_errors_are_told_apart(world: World, tmp_path: Path) -> None:
     with pytest.raises(RepositoryNotFoundError):
         world.api.model_info("google/gemma-5")
