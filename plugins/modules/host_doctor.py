@@ -97,9 +97,9 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.vllm_edge.doctor.command import examine
 from ..module_utils.vllm_edge.doctor.facts import DATA, Expectation
 from ..module_utils.vllm_edge.doctor.reading import Reader
+from ..module_utils.vllm_edge.doctor.registry import examine
 from ..module_utils.vllm_edge.doctor.render import problems, render
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.vllm_edge.doctor import command
+from ansible.module_utils.vllm_edge.doctor import registry
 from ansible.module_utils.vllm_edge.doctor.facts import Expectation, Space
 from ansible.module_utils.vllm_edge.doctor.reading import Reader
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
@@ -255,7 +255,7 @@ class FakeHost:
         )
 
     def examine(self, expected: Expectation = NOTHING) -> dict[str, Any]:
-        return command.examine(self.reader.read(expected))
+        return registry.examine(self.reader.read(expected))
 
     def checks(self, expected: Expectation = NOTHING) -> dict[str, dict[str, str]]:
         return {check["check"]: check for check in self.examine(expected)["checks"]}

@@ -1,45 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-edge doctor`: runs every check and prints the findings. The module host_doctor returns the same document."""
+"""`vllm-edge doctor`: runs every check and prints the findings."""
 
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ..engine.state import stamp
-from ..gpu.topology import correctness
 from ..paths import HostPaths
 from ..switch.command import refuse_without_write_access
-from .contract import STATES
 from .deep import read_deep
-from .facts import Expectation, Facts
+from .facts import Expectation
 from .reading import Reader
-from .registry import judge
-from .render import Document, render
-
-
-def examine(facts: Facts, host: str = "") -> Document:
-    """Run every check, and return the findings and what engines over several GPUs need on this host.
-
-    Args:
-        facts: what was read of the host.
-        host: name of the host; empty means this one.
-    """
-    findings = judge(facts)
-    summary = {state: sum(finding["state"] == state for finding in findings) for state in STATES}
-    return {
-        "host": host or socket.gethostname(),
-        "time": stamp(),
-        "as_root": facts.as_root,
-        # What could not be read is no fault of the host.
-        "exit_status": 2 if summary["fail"] else 1 if summary["warn"] else 0,
-        "summary": summary,
-        "checks": findings,
-        "recommendation": correctness(facts.topology).as_dict(),
-    }
+from .registry import examine
+from .render import render
 
 
 def run_doctor(

@@ -25,11 +25,11 @@ from ..gpu.owners import Owner, find_owners
 from ..gpu.topology import Topology, Xid
 from ..names import TARGET
 from ..paths import HostPaths
-from ..status.collect import read_switches
-from ..switch.gpu_memory import engine_uid
+from ..switch.history import read_switches
 from ..system import cdi, dpkg
 from ..system.dpkg import Packages
 from ..system.host import Unread
+from ..system.process import engine_uid
 from ..system.sockets import listeners
 from .facts import (
     NOTHING_EXPECTED,

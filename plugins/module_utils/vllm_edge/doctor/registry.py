@@ -7,12 +7,16 @@ without a driver, one check fails, and those of its module are unknown.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from ..engine.state import stamp
+from ..gpu.topology import correctness
 from .checks import deep, driver, gpus, runtime, serving, storage, system, topology
-from .contract import NotKnown, Verdict
+from .contract import STATES, NotKnown, Verdict
 from .facts import Deep, Facts
+from .render import Document
 
 # Names are stable; the part before the dot is the group. A check raises NotKnown if it cannot judge.
 CHECKS: Mapping[str, Callable[[Facts], Verdict]] = {
@@ -98,3 +102,24 @@ def judge(facts: Facts) -> list[dict[str, str]]:
             {"check": name, "group": group, "state": verdict.state, "evidence": evidence, "remedy": verdict.remedy}
         )
     return found
+
+
+def examine(facts: Facts, host: str = "") -> Document:
+    """Run every check, and return the findings and what engines over several GPUs need on this host.
+
+    Args:
+        facts: what was read of the host.
+        host: name of the host; empty means this one.
+    """
+    findings = judge(facts)
+    summary = {state: sum(finding["state"] == state for finding in findings) for state in STATES}
+    return {
+        "host": host or socket.gethostname(),
+        "time": stamp(),
+        "as_root": facts.as_root,
+        # What could not be read is no fault of the host.
+        "exit_status": 2 if summary["fail"] else 1 if summary["warn"] else 0,
+        "summary": summary,
+        "checks": findings,
+        "recommendation": correctness(facts.topology).as_dict(),
+    }

@@ -23,16 +23,12 @@ from ..names import LABEL_GENERATION, LABEL_INPUT_HASH, TARGET, EngineIdentity
 from ..paths import HostPaths
 from ..planning import drift
 from ..switch.gpu_memory import load_slots, read_boards
-from ..switch.history import describe_running, short
-from ..switch.journal import history, holder, read_journal
+from ..switch.history import read_switches
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, docker_unit
 from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
 from ..system.sockets import listeners
 from ..system.systemd import ask_units
 from .problems import judge
-
-HISTORY = 10
-"""How many former switches the document has; the tables show the newest SHOWN of them."""
 
 Json = dict[str, Any]
 Asked = tuple[list[Json], str | None]
@@ -132,23 +128,6 @@ def read_active_profile(paths: HostPaths) -> tuple[Json | None, str | None]:
         "origin": "inventory",
         **data,
     }, None
-
-
-def read_switches(paths: HostPaths) -> tuple[Json, list[str]]:
-    """Return the running switch, an unfinished one that was killed, and former ones, and what could not be read."""
-    found: Json = {"switch": None, "unfinished_switch": None, "history": []}
-    try:
-        running, last = holder(paths), read_journal(paths)
-        if running is None and last is not None and last.result is None:
-            running = holder(paths)  # a switch may have begun between the two reads
-        found["history"] = [short(journal) for journal in history(paths, HISTORY)]
-    except OSError as error:
-        return found, [f"What is known of switches cannot be read: {error}"]
-    if running is not None:
-        found["switch"] = describe_running(running)
-    elif last is not None and last.result is None:
-        found["unfinished_switch"] = {**describe_running(last), "id": last.id, "message": last.message}
-    return found, []
 
 
 def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tuple[list[Json] | None, list[str]]:

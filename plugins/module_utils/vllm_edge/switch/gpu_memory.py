@@ -7,7 +7,6 @@ and only processes of ours are ever killed.
 
 from __future__ import annotations
 
-import pwd
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -17,10 +16,9 @@ from ..generation.model import Generation
 from ..gpu import slots as gpu_slots
 from ..gpu.budget import UNKNOWN_RESERVE_SHARE, Evaluation, Limits, evaluate, settle
 from ..gpu.owners import ENDED, Owner
-from ..names import ENGINE_USER
 from ..paths import HostPaths
 from ..system.nvml import GpuReading, HostReading, NvmlFailure, NvmlSession
-from ..system.process import command_of, get_user_name, kill, uid_of
+from ..system.process import command_of, engine_uid, get_user_name, kill, uid_of
 from .model import Done, PhaseFailed
 
 if TYPE_CHECKING:
@@ -100,14 +98,6 @@ def require(boards: Boards, needed: Collection[str]) -> None:
 
 
 # -- whose memory it is
-
-
-def engine_uid() -> int | None:
-    """Return the uid of the user that engines run as, or None if the host has no such user."""
-    try:
-        return pwd.getpwnam(ENGINE_USER).pw_uid
-    except KeyError:
-        return None
 
 
 def is_orphan(owner: Owner, uid: int | None, ours: int | None) -> bool:

@@ -12,9 +12,12 @@ from ..names import unit_name
 from ..paths import HostPaths
 from ..system.systemd import ask_units
 from ..text import wrapped
-from .journal import history, holder, to_json
+from .journal import history, holder, read_journal, to_json
 from .model import Journal, Result
 from .render import render_switches
+
+HISTORY = 10
+"""How many former switches the document has; the tables show the newest SHOWN of them."""
 
 Json = dict[str, Any]
 
@@ -101,3 +104,20 @@ def run_progress(paths: HostPaths) -> int:
     for line in list_loading_engines(journal):
         print(line)
     return 0
+
+
+def read_switches(paths: HostPaths) -> tuple[dict[str, Any], list[str]]:
+    """Return the running switch, an unfinished one that was killed, and former ones, and what could not be read."""
+    found: dict[str, Any] = {"switch": None, "unfinished_switch": None, "history": []}
+    try:
+        running, last = holder(paths), read_journal(paths)
+        if running is None and last is not None and last.result is None:
+            running = holder(paths)  # a switch may have begun between the two reads
+        found["history"] = [short(journal) for journal in history(paths, HISTORY)]
+    except OSError as error:
+        return found, [f"What is known of switches cannot be read: {error}"]
+    if running is not None:
+        found["switch"] = describe_running(running)
+    elif last is not None and last.result is None:
+        found["unfinished_switch"] = {**describe_running(last), "id": last.id, "message": last.message}
+    return found, []

@@ -17,11 +17,11 @@ from ..engine.config import EngineConfig
 from ..generation.model import Generation
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused
 from ..system.nvml import NvmlFailure
-from ..system.process import command_of
+from ..system.process import command_of, engine_uid
 from ..system.sockets import Listener, listeners, process_of
 from ..weights.record import load_record
 from ..weights.survey import survey_recorded
-from .gpu_memory import Boards, Occupied, engine_uid, load_slots, look, read_boards, require
+from .gpu_memory import Boards, Occupied, load_slots, look, read_boards, require
 from .model import Done, Moves, PhaseFailed
 
 if TYPE_CHECKING:

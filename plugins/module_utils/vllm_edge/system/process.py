@@ -10,6 +10,8 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..names import ENGINE_USER
+
 PROC = Path("/proc")
 KILLED_S = 10.0
 """Seconds that the kernel gets to end a process after SIGKILL."""
@@ -48,6 +50,14 @@ def get_user_name(uid: int | None) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def engine_uid() -> int | None:
+    """Return the uid of the user that engines run as, or None if the host has no such user."""
+    try:
+        return pwd.getpwnam(ENGINE_USER).pw_uid
+    except KeyError:
+        return None
 
 
 def end_process(
