@@ -117,3 +117,22 @@ def test_operators_switches_are_normalised(value: object) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+LOWEST = {"names", "paths", "text", "version", "system", "gpu", "weights"}
+ABOVE = {
+    "host_doctor": "it runs on a bare host with every check of the doctor",
+    "program_release": "it takes the lock of the switch and names the switch that has it",
+    "model_facts": "it interprets checkpoints as the planner does",
+    **dict.fromkeys(("serving_advise", "serving_plan", "serving_report", "serving_switch"), "the program is installed"),
+}
+"""Modules that import more than the lowest layers of the package, and why they may."""
+
+
+def test_modules_for_a_bare_host_import_the_lowest_layers_only() -> None:
+    """All that a module imports travels to the host with it. `make lint` keeps these layers from importing others."""
+    found = {
+        path.stem: set(re.findall(r"^from \.\.module_utils\.vllm_edge\.(\w+)", path.read_text(), re.MULTILINE))
+        for path in (ROOT / "plugins" / "modules").glob("*.py")
+    }
+    assert {name for name, parts in found.items() if parts - LOWEST} == ABOVE.keys()
