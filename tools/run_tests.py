@@ -2,7 +2,7 @@
 """`make test`: every part of the tests in lanes, with minutes and CPU seconds of each.
 
 A lane that is free takes the next part. Two lanes have the hosts whose engines often wait for each other or for a
-deadline. A third one has what needs no engine; the linters and the unit tests in it compute with what the others leave.
+deadline. A third one has what needs no host with engines; linters and unit tests compute with what the others leave.
 Each part's output is printed when it ends; the last lines say how long each took, which failed and what was left out
 for want of time.
 """
@@ -49,10 +49,10 @@ PARTS = (
     ),
     Part("switch", [*MAKE, "switch"], "vllm-edge-switch"),
     Part("airgap", [*MAKE, "airgap"], "vllm-edge-airgap"),
-    Part("integration", [*MAKE, "integration"], "vllm-edge.engine"),
     Part("lint", [*BESIDE, "lint"], lane="beside"),
     Part("unit", [*BESIDE, "unit"], lane="beside"),
     Part("platforms", [*MAKE, "platforms"], "vllm-edge-platforms", lane="beside"),
+    Part("integration", [*MAKE, "integration"], "vllm-edge.engine", lane="beside"),
 )
 
 
