@@ -29,6 +29,11 @@ def main() -> None:
         default=os.environ.get("VLLM_EDGE_LAB_CPU", ""),
         help=f"`{LESSER}`: the engines of a new host compute as on a CPU without AVX-512 and AMX",
     )
+    bring.add_argument(
+        "--seed",
+        default=os.environ.get("VLLM_EDGE_LAB_SEED", ""),
+        help="a new host whose engines take another overhead, within what is published; any word",
+    )
     remove = commands.add_parser("down", help="remove the lab")
     remove.add_argument("--keep-images", action="store_true", help="keep images and cache for the next time")
     again = commands.add_parser("reboot", help="reboot the host; returns when it can be logged in")
@@ -43,7 +48,8 @@ def main() -> None:
     options = parser.parse_args()
     if (cpu := getattr(options, "cpu", "")) not in ("", LESSER):
         parser.error(f"VLLM_EDGE_LAB_CPU is {cpu!r}; it is {LESSER}, or empty for the CPU of this machine")
-    world = World(options.name, options.ssh_port, getattr(options, "medium", ""), cpu)
+    seed = getattr(options, "seed", "")
+    world = World(options.name, options.ssh_port, getattr(options, "medium", ""), cpu, seed)
     if options.command == "images":
         prepare()
     elif options.command == "up":

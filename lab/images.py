@@ -162,7 +162,8 @@ def apt_repositories() -> Path:
 
 def engine_image() -> str:
     """The simulated `vllm/vllm-openai`: vLLM's CPU build behind a wrapper that keeps the physics."""
-    tag = f"{LABEL}/vllm-openai:{digest(LAB / 'engine', extra=debian_mirror())}"
+    library = [LAB / "nvidia" / "nvml" / name for name in ("boards.h", "cuda.c")]
+    tag = f"{LABEL}/vllm-openai:{digest(LAB / 'engine', *library, extra=debian_mirror())}"
     if not image_exists(tag):
         with stage("engine base image with vLLM's CPU build"):
             built_by(

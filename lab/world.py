@@ -64,6 +64,8 @@ class World:
     """Directory of this machine that is in the host as a carried disk would be, read-only."""
     cpu: str = ""
     """The CPU that a new host's engines compute as on; empty for that of this machine."""
+    seed: str = ""
+    """What a new host's engines take besides their weights; empty for the default host."""
 
     @property
     def host(self) -> str:
@@ -209,6 +211,7 @@ def create_host(world: World, image: str, *options: str) -> None:
         "--shm-size=1g",
         *cgroup_arguments(),
         *([f"--env=VLLM_EDGE_LAB_CPU={world.cpu}"] if world.cpu else []),
+        *([f"--env=VLLM_EDGE_LAB_SEED={world.seed}"] if world.seed else []),
         f"--volume={world.name}-docker:/var/lib/docker",
         f"--volume={world.name}-data:/data",
         *([f"--mount=type=bind,readonly,source={world.medium},target={MEDIUM}"] if world.medium else []),

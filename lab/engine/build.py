@@ -31,6 +31,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from lab.docker import LABEL, docker_command
+from lab.nvidia import compiler
 from lab.shell import as_root
 
 REQUIREMENTS = HERE / "requirements.txt"
@@ -40,6 +41,9 @@ DEBIAN_PACKAGES = ("python3", "python3-dev", "libnuma1", "util-linux", "g++", "c
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 REPOSITORY = HERE.parent.parent
 VERSION = "0.32.0"
+COMPAT_VERSION = "580.95.05"
+"""Of the forward-compatibility library in CUDA 13.0's base image: no newer branch than the lab's driver, so that the
+toolkit leaves it alone as on a real host."""
 LABEL_INPUTS = f"{LABEL}.inputs"
 # Newest first, so that pip prefers the newest build; 2.36 is the glibc of Debian 12.
 GLIBC_NEWEST = 36
@@ -179,7 +183,8 @@ def runtime_inputs(mirror: str) -> str:
 
 def image_inputs(mirror: str) -> str:
     package = (HERE / "vllm_edge_lab").glob("*.py")
-    return hash_of([HERE / "vllm", HERE / "build.py", *package], runtime_inputs(mirror))
+    library = [(compiler.SOURCES / name).read_text() for name in ("boards.h", "cuda.c")]
+    return hash_of([HERE / "vllm", HERE / "build.py", *package], runtime_inputs(mirror), *library)
 
 
 def docker(*arguments: str) -> str:
@@ -241,8 +246,6 @@ def image_changes(inputs: str, base: str) -> list[str]:
         "OMP_NUM_THREADS": "1",
         # As the real image says which CUDA it is made with; nothing here is.
         "CUDA_VERSION": "13.0.2",
-        # The reference's totals were measured with CUDA graphs outside the fraction; see vllm_edge_lab/physics.py.
-        "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "0",
     }
     labels = {
         LABEL_INPUTS: inputs,
@@ -276,7 +279,10 @@ def build(tag: str, cache: Path, mirror: str, force: bool) -> None:
         base = docker("import", "--change", f"LABEL {LABEL}=image", str(rootfs), f"{runtime.partition(':')[0]}:debian")
         label = f'LABEL {LABEL_INPUTS}="{runtime_inputs(mirror)}"'
         committed(base, "runtime", ["--volume", f"{wheels}:/wheels:ro", *source], [label], runtime)
-    committed(runtime, "lab", source, image_changes(inputs, f"debian:{SUITE}"), tag)
+    with tempfile.TemporaryDirectory() as compat:
+        compiler.cuda_library(Path(compat, f"libcuda.so.{COMPAT_VERSION}"), COMPAT_VERSION, compat=True)
+        mounts = [*source, "--volume", f"{compat}:/compat:ro"]
+        committed(runtime, "lab", mounts, image_changes(inputs, f"debian:{SUITE}"), tag)
     size = int(docker("image", "inspect", "--format", "{{.Size}}", tag))
     say(f"{tag}: {size / 2**20:.0f} MiB in {time.monotonic() - started:.0f} s")
 

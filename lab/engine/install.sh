@@ -23,6 +23,9 @@ runtime() {
 
 lab() {
   install -m 0755 /lab-engine/vllm /usr/local/bin/vllm
+  # As the base image of the official one has it. The loader takes it where a hook of the toolkit says so.
+  mkdir -p /usr/local/cuda/compat
+  install -m 0644 /compat/libcuda.so.* /usr/local/cuda/compat/
   mkdir -p "$site/vllm_edge_lab" "$site/vllm_edge_lab-1.0.dist-info"
   install -m 0644 /lab-engine/vllm_edge_lab/*.py "$site/vllm_edge_lab/"
   printf 'Metadata-Version: 2.1\nName: vllm-edge-lab\nVersion: 1.0\n' > "$site/vllm_edge_lab-1.0.dist-info/METADATA"

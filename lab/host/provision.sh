@@ -13,8 +13,9 @@ rm -f /etc/ssh/ssh_host_*
 printf 'PasswordAuthentication no\nPermitRootLogin no\nUseDNS no\n' > /etc/ssh/sshd_config.d/lab.conf
 systemctl enable ssh.service
 systemctl disable apt-daily.timer apt-daily-upgrade.timer
-# These act on the kernel, which the lab host shares with the machine that runs it.
-systemctl mask systemd-modules-load.service systemd-udevd.service systemd-udev-trigger.service \
+# These act on the kernel, which the lab host shares with the machine that runs it. systemd-modules-load goes on: the
+# modules of the simulated driver are loaded by commands, and the host has no other.
+systemctl mask systemd-udevd.service systemd-udev-trigger.service \
     systemd-sysctl.service systemd-binfmt.service dev-hugepages.mount sys-kernel-debug.mount sys-kernel-tracing.mount \
     systemd-remount-fs.service getty.target console-getty.service systemd-logind.service
 mkdir -p /var/log/journal

@@ -3,8 +3,13 @@
 """A stand-in for the model hub that the unmodified huggingface_hub client downloads from.
 
 DIR/<owner>/<name>/ is a model repository, its files the content of the branch `main`. The commit of `main` is computed
-from that content: the same files are the same commit anywhere, and a changed file is a new one. Large files answer as
-the hub's LFS files do (sha256 as ETag), the others with their git blob id.
+from that content: the same files are the same commit anywhere, and a changed file is a new one.
+
+Small files are answered with their content, and with their git blob id as ETag. Large files are redirected, as the
+hub's LFS files are: to another port, with an address that is signed and expires. That port answers 403 to an address
+that is neither, 400 to a request with an Authorization header, as object storage does, and 400 to one for more than
+50 GB at once (https://github.com/huggingface/xet-core/issues/238). With xet=True the redirect also offers Xet, of which
+there is no more here than the offer: a client that accepts it fails.
 
 What is set while it runs is read on every request from the directory of --state, which need not exist:
 
@@ -13,10 +18,12 @@ gated.json    gated repositories and the token that opens each: {"owner/name": "
               repository is an account without access (403); one that opens none is no token (401), as at the hub.
 faults.json   a list; of those whose "path" (a shell pattern) is the request's, the first that has "times" left acts:
               {"path": "*/a.safetensors", "method": "GET", "times": 1, "break_after_bytes": 100000}
-              status             answers with this HTTP status in place of the content
+              status             answers with this HTTP status in place of the content, in "retry_after_s" as said
               break_after_bytes  closes the connection after that many bytes of the body; 0 before the answer
               bytes_per_second   is slow
               corrupt            flips the first byte that goes out
+              expires_in_s       an address that is given away holds so long (3600)
+              Those of the body act where the body goes out, of large files at /cdn/<owner>/<name>/<sha256>/<path>.
               "method" is GET where it is not given, "*" any; without "times" a fault stays. A file that is
               written again starts its counts anew.
 
@@ -27,6 +34,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import hmac
 import json
 import re
 import sys
@@ -40,7 +48,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 LFS_SUFFIXES = (".safetensors", ".bin", ".gguf", ".model", ".pt", ".pth")
 LFS_NAMES = ("tokenizer.json",)
@@ -51,6 +59,8 @@ CHUNK = 2**20
 REPOSITORY = r"(?P<repo>[\w.-]+/[\w.-]+)"
 API = re.compile(rf"^/api/models/{REPOSITORY}(?:/(?P<verb>revision|tree|paths-info|refs)(?:/(?P<rest>.+))?)?$")
 RESOLVE = re.compile(rf"^/{REPOSITORY}/resolve/(?P<revision>[^/]+)/(?P<path>.+)$")
+CDN = re.compile(rf"^/cdn/{REPOSITORY}/(?P<sha256>[0-9a-f]{{64}})/(?P<path>.+)$")
+SIGNING_KEY = b"known to the hub and to its storage"
 RANGE = re.compile(r"^bytes=(?P<first>\d*)-(?P<last>\d*)$")
 
 
@@ -70,10 +80,6 @@ class File:
     blob_id: str
     sha256: str
     lfs: bool
-
-    @property
-    def etag(self) -> str:
-        return self.sha256 if self.lfs else self.blob_id
 
     @property
     def sibling(self) -> dict[str, Any]:
@@ -175,6 +181,13 @@ class Fault:
     break_after_bytes: int | None = None
     bytes_per_second: int = 0
     corrupt: bool = False
+    retry_after_s: int | None = None
+    expires_in_s: int = 3600
+
+    @property
+    def of_body(self) -> bool:
+        """Whether it acts on the content instead of on the answer as a whole."""
+        return bool(self.break_after_bytes or self.bytes_per_second or self.corrupt)
 
 
 class Settings:
@@ -193,8 +206,8 @@ class Settings:
             return {}
         return found
 
-    def fault(self, method: str, path: str) -> Fault | None:
-        """What is to happen to this request; it counts as having happened."""
+    def fault(self, method: str, path: str, of_body: bool) -> Fault | None:
+        """What is to happen to this request, or to the content that it gets; it counts as having happened."""
         file = self.directory / "faults.json"
         try:
             text, written = file.read_text(), file.stat().st_mtime_ns
@@ -206,6 +219,8 @@ class Settings:
                 used = self._used.get(fault.key, 0)
                 matches = fault.method in ("*", method) and fnmatchcase(path, fault.path)
                 if matches and (fault.times is None or used < fault.times):
+                    if fault.of_body != of_body:
+                        return None
                     self._used[fault.key] = used + 1
                     return fault
         return None
@@ -241,6 +256,10 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
     return first, last
 
 
+def sign(path: str, expires: int) -> str:
+    return hmac.new(SIGNING_KEY, f"{path}\n{expires}".encode(), "sha256").hexdigest()
+
+
 def config_of(repository: Repository) -> dict[str, Any]:
     """config.json of a repository that has one."""
     found = next((file for file in repository.files if file.name == "config.json"), None)
@@ -271,21 +290,53 @@ def describe(repository: Repository, gated: bool, blobs: bool) -> dict[str, Any]
     }
 
 
-class Hub(ThreadingHTTPServer):
+class Listener(ThreadingHTTPServer):
+    """One of the hub's two ports."""
+
     daemon_threads = True
 
-    def __init__(self, root: Path, port: int, address: str = "0.0.0.0", state: Path | None = None) -> None:
-        super().__init__((address, port), Handler)
+    def __init__(self, address: tuple[str, int], hub: Hub) -> None:
+        super().__init__(address, Handler)
+        self.hub = hub
+
+
+class Hub(Listener):
+    """The hub's own port. The port of the large files is served from the beginning, by a thread."""
+
+    def __init__(
+        self,
+        root: Path,
+        port: int,
+        address: str = "0.0.0.0",
+        state: Path | None = None,
+        cdn_port: int = 0,
+        xet: bool = False,
+    ) -> None:
+        super().__init__((address, port), self)
         self.roots = [root, state or root]
         self.settings = Settings(self.roots[-1])
         self.log_lock = threading.Lock()
         self.log = sys.stdout
+        self.xet = xet
+        self.ranges = True
+        self.largest_answer_bytes = 50 * 10**9
+        self.cdn = Listener((address, cdn_port), self)
+        threading.Thread(target=self.cdn.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def server_close(self) -> None:
+        self.cdn.shutdown()
+        self.cdn.server_close()
+        super().server_close()
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Hub
+    server: Listener
     sent = 0
+
+    def setup(self) -> None:
+        super().setup()
+        self.hub = self.server.hub
 
     def do_HEAD(self) -> None:
         self.answer()
@@ -304,7 +355,7 @@ class Handler(BaseHTTPRequestHandler):
         # A body that is not read would be taken for the next request.
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode(errors="replace")
         try:
-            self.fault = self.server.settings.fault(self.command, path)
+            self.fault = self.hub.settings.fault(self.command, path, of_body=False)
             if self.fault is not None and self.fault.break_after_bytes == 0:
                 self.close_connection = True
                 self.write_log(fault="closed")
@@ -312,7 +363,10 @@ class Handler(BaseHTTPRequestHandler):
             if self.fault is not None and self.fault.status:
                 status = HTTPStatus(self.fault.status)
                 raise Refused(status, "", status.phrase)
-            check_token(self.server.settings.gates(), self.headers.get("Authorization"))
+            if self.server is self.hub.cdn:
+                self.cdn(path, url.query)
+                return
+            check_token(self.hub.settings.gates(), self.headers.get("Authorization"))
             if match := API.match(path):
                 query = parse_qs(url.query, keep_blank_values=True)
                 self.send_json(self.api(match["repo"], match["verb"], match["rest"] or "", query, body))
@@ -324,13 +378,15 @@ class Handler(BaseHTTPRequestHandler):
                 raise Refused(HTTPStatus.NOT_FOUND, "RepoNotFound", "Repository not found")
         except Refused as refused:
             error = {"error": refused.message}
-            code = {"X_Error_Code": refused.code} if refused.code else {}
-            self.send_json(error, refused.status, X_Error_Message=refused.message, **code)
+            more = {"X_Error_Code": refused.code} if refused.code else {}
+            if self.fault is not None and self.fault.retry_after_s is not None:
+                more["Retry_After"] = str(self.fault.retry_after_s)
+            self.send_json(error, refused.status, X_Error_Message=refused.message, **more)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
     def api(self, name: str, verb: str | None, rest: str, query: dict[str, list[str]], body: str) -> Any:
-        repository = load(self.server.roots, name)
+        repository = load(self.hub.roots, name)
         if verb == "tree":
             revision, _, folder = rest.partition("/")
             recursive = query.get("recursive", ["false"])[0].lower() in ("true", "1")
@@ -341,31 +397,63 @@ class Handler(BaseHTTPRequestHandler):
         if verb == "refs":
             branch = {"name": "main", "ref": "refs/heads/main", "targetCommit": repository.commit}
             return {"branches": [branch], "tags": [], "converts": []}
-        gated = name in self.server.settings.gates()
+        gated = name in self.hub.settings.gates()
         return describe(repository.at(rest or "main"), gated, blobs="blobs" in query)
 
     def resolve(self, name: str, revision: str, path: str) -> None:
-        repository = load(self.server.roots, name).at(revision)
-        check_gate(self.server.settings.gates(), name, self.headers.get("Authorization"))
+        repository = load(self.hub.roots, name).at(revision)
+        check_gate(self.hub.settings.gates(), name, self.headers.get("Authorization"))
         file = repository.file(path)
-        headers = {"X-Repo-Commit": repository.commit, "ETag": f'"{file.etag}"', "Accept-Ranges": "bytes"}
-        if file.lfs:
-            headers |= {"X-Linked-ETag": f'"{file.sha256}"', "X-Linked-Size": str(file.size)}
-        part = parse_range(self.headers.get("Range"), file.size)
+        headers = {"X-Repo-Commit": repository.commit}
+        if not file.lfs:
+            self.send_file(file, headers | {"ETag": f'"{file.blob_id}"'})
+            return
+        headers |= {"X-Linked-ETag": f'"{file.sha256}"', "X-Linked-Size": str(file.size)}
+        if self.hub.xet:
+            route = f"http://{self.headers['Host']}/api/models/{name}/xet-read-token/{repository.commit}"
+            headers |= {"X-Xet-Hash": file.sha256, "Link": f'<{route}>; rel="xet-auth"'}
+        place = f"/cdn/{name}/{file.sha256}/{quote(file.name)}"
+        expires = int(time.time()) + (self.fault or Fault((0, 0), "")).expires_in_s
+        host = self.headers["Host"].rpartition(":")[0] or self.headers["Host"]
+        query = f"Expires={expires}&Signature={sign(unquote(place), expires)}"
+        headers["Location"] = f"http://{host}:{self.hub.cdn.server_address[1]}{place}?{query}"
+        self.send_head(HTTPStatus.FOUND, 0, "text/plain", headers)
+
+    def cdn(self, path: str, query: str) -> None:
+        """Answers for a large file to whom the hub has sent here."""
+        match, given = CDN.match(path), parse_qs(query)
+        expires, signature = (given.get(name, ["0"])[0] for name in ("Expires", "Signature"))
+        if self.headers.get("Authorization"):
+            raise Refused(HTTPStatus.BAD_REQUEST, "", "Only one auth mechanism allowed")
+        if match is None or not hmac.compare_digest(signature, sign(path, int(expires))):
+            raise Refused(HTTPStatus.FORBIDDEN, "", "The request signature does not match")
+        if int(expires) < time.time():
+            raise Refused(HTTPStatus.FORBIDDEN, "", "Request has expired")
+        file = load(self.hub.roots, match["repo"]).file(match["path"])
+        # Object storage has an ETag of its own, which is no hash of the content.
+        self.send_file(file, {"ETag": f'"{file.blob_id[:32]}-7"'}, self.hub.largest_answer_bytes)
+
+    def send_file(self, file: File, headers: dict[str, str], limit_bytes: int | None = None) -> None:
+        part = parse_range(self.headers.get("Range"), file.size) if self.hub.ranges else None
         first, last = part or (0, file.size - 1)
+        length = last - first + 1
+        if limit_bytes is not None and length > limit_bytes:
+            raise Refused(HTTPStatus.BAD_REQUEST, "", f"An answer has at most {limit_bytes} bytes")
+        headers = {**headers, "Accept-Ranges": "bytes"}
         if part:
             headers["Content-Range"] = f"bytes {first}-{last}/{file.size}"
         status = HTTPStatus.PARTIAL_CONTENT if part else HTTPStatus.OK
-        self.send_head(status, last - first + 1, "application/octet-stream", headers)
+        self.send_head(status, length, "application/octet-stream", headers)
         if self.command == "HEAD":
             return
         with file.path.open("rb") as handle:
             handle.seek(first)
-            self.send_part(handle, last - first + 1)
+            self.send_part(handle, length)
 
     def send_part(self, handle: BinaryIO, length: int) -> None:
         """Sends that much of the file, or what a fault leaves of it."""
-        fault = self.fault or Fault((0, 0), "")
+        path = unquote(urlsplit(self.path).path)
+        fault = self.hub.settings.fault(self.command, path, of_body=True) or Fault((0, 0), "")
         end = length if fault.break_after_bytes is None else min(fault.break_after_bytes, length)
         # Slow means small steps, so that a client that waits for bytes sees some of them.
         step = max(1, fault.bytes_per_second // 10) if fault.bytes_per_second else CHUNK
@@ -419,18 +507,19 @@ class Handler(BaseHTTPRequestHandler):
             "range": self.headers.get("Range") if hasattr(self, "headers") else None,
             **more,
         }
-        with self.server.log_lock:
-            print(json.dumps(record), file=self.server.log, flush=True)
+        with self.hub.log_lock:
+            print(json.dumps(record), file=self.hub.log, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Serve model repositories to huggingface_hub.")
     parser.add_argument("--root", type=Path, required=True, help="directory of <owner>/<name> repositories")
     parser.add_argument("--port", type=int, default=8081)
+    parser.add_argument("--cdn-port", type=int, default=8082, help="port to which large files are redirected")
     parser.add_argument("--address", default="0.0.0.0", help="address to listen on")
     parser.add_argument("--state", type=Path, default=Path("/var/lib/hub"), help="directory of what is set meanwhile")
     arguments = parser.parse_args(argv)
-    with Hub(arguments.root, arguments.port, arguments.address, arguments.state) as hub:
+    with Hub(arguments.root, arguments.port, arguments.address, arguments.state, arguments.cdn_port) as hub:
         hub.serve_forever()
 
 

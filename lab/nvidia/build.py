@@ -6,6 +6,7 @@
 
 DIR then holds what the vendors' site serves at its root:
     cuda/repos/debian13/x86_64/            driver packages, <short id>.pub
+    cuda/repos/debian13-from-590/x86_64/   the same without the branches before 590
     libnvidia-container/stable/deb/amd64/  container toolkit packages
     libnvidia-container/gpgkey
     ubuntu/                                Ubuntu's archive as far as a driver goes, and its key archive-keyring.asc
@@ -35,6 +36,8 @@ BUILD_PACKAGES = ("gcc", "libc6-dev", "binutils", "dpkg", "gnupg")
 """The Debian (or Ubuntu) packages that this needs."""
 
 CUDA = "cuda/repos/debian13/x86_64"
+CUDA_LATER = "cuda/repos/debian13-from-590/x86_64"
+"""A repository that was begun late, as NVIDIA's for Debian 13 was (NVIDIA/cuda-repo-management#38)."""
 TOOLKIT = "libnvidia-container"
 UBUNTU = "ubuntu"
 STAMP = ".inputs"
@@ -52,9 +55,12 @@ def inputs_digest(*keys: repository.Key) -> str:
 
 def build(scratch: Path, cuda_key: repository.Key, toolkit_key: repository.Key, archive_key: repository.Key) -> None:
     with tempfile.TemporaryDirectory() as binaries:
-        repository.write(scratch / CUDA, list(cuda_repository(Path(binaries))), cuda_key, "NVIDIA")
-        archive = ubuntu.archive(Path(binaries))
-        repository.write_archive(scratch / UBUNTU, ubuntu.SUITE, archive, archive_key, "Ubuntu")
+        cuda = list(cuda_repository(Path(binaries)))
+        later = [package for package in cuda if package.version.startswith("590")]
+        for path, packages in ((CUDA, cuda), (CUDA_LATER, later)):
+            repository.write(scratch / path, packages, cuda_key, "NVIDIA")
+        for suite, components in ubuntu.archive(Path(binaries)).items():
+            repository.write_archive(scratch / UBUNTU, suite, components, archive_key, "Ubuntu")
     (scratch / UBUNTU / "archive-keyring.asc").write_bytes(archive_key.public())
     toolkit_packages = list(toolkit_repository())
     repository.write(scratch / TOOLKIT / "stable/deb/amd64", toolkit_packages, toolkit_key, "https://nvidia.github.io")

@@ -17,7 +17,7 @@ DRIVER = Path(__file__).parent / "driver"
 OLDEST_GLIBC = (2, 36)
 """Debian 12's. Ubuntu 24.04 has 2.39, whose headers bind strtol and scanf to 2.38 under _GNU_SOURCE: hence -std=c11."""
 
-FLAGS = ["-std=c11", "-O2", "-fPIC", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=0", "-fno-stack-protector"]
+FLAGS = ["-std=c11", "-O2", "-fPIC", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=0", "-fno-stack-protector", f"-I{SOURCES}"]
 
 
 def run(*argv: str | Path) -> str:
@@ -59,12 +59,17 @@ def nvml_library(output: Path, version: str, cuda_version: int = 13000) -> Path:
     return output
 
 
-def cuda_library(output: Path, version: str, cuda_version: int = 13000) -> Path:
-    """libcuda.so.<version>: the loader finds it, it computes nothing."""
-    return _compile(
+def cuda_library(output: Path, version: str, cuda_version: int = 13000, *, compat: bool = False) -> Path:
+    """libcuda.so.<version>: devices, contexts and memory of the boards, and nothing that computes.
+
+    With compat it is an image's forward-compatibility library, which goes with older kernel modules, too.
+    """
+    _compile(
         output, SOURCES / "cuda.c", "-fvisibility=hidden", "-shared", "-Wl,-soname,libcuda.so.1",
-        f'-DDRIVER_VERSION="{version}"', f"-DCUDA_VERSION={cuda_version}",
+        f'-DDRIVER_VERSION="{version}"', f"-DCUDA_VERSION={cuda_version}", *(["-DCOMPAT"] if compat else []),
     )  # fmt: skip
+    check_glibc(output)
+    return output
 
 
 def nvidia_smi(output: Path) -> Path:
@@ -76,6 +81,12 @@ def nvidia_smi(output: Path) -> Path:
 
 def persistence_daemon(output: Path) -> Path:
     _compile(output, DRIVER / "nvidia-persistenced.c")
+    check_glibc(output)
+    return output
+
+
+def modprobe_program(output: Path) -> Path:
+    _compile(output, DRIVER / "nvidia-modprobe.c")
     check_glibc(output)
     return output
 

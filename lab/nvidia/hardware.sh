@@ -5,6 +5,7 @@
 #   hardware.sh [ROOTDIR]      writes ROOTDIR/var/lib/lab-gpu; LAB_GPU_ROOT names another directory instead
 #
 # With VLLM_EDGE_LAB_CPU in the environment the engines compute as on that CPU; lab/engine/vllm_edge_lab/cpu.py says how.
+# VLLM_EDGE_LAB_SEED chooses another host: what engines take besides the published weights; see physics.py there.
 # Nothing else is needed: the lab host runs this before systemd at every boot, as hardware is there before any driver.
 set -eu
 root=${LAB_GPU_ROOT:-${1:-/}/var/lib/lab-gpu}
@@ -21,6 +22,7 @@ umask 022
 mkdir -p "$root/gpus"
 chmod 0755 "$root" "$root/gpus"
 [ -z "${VLLM_EDGE_LAB_CPU:-}" ] || echo "$VLLM_EDGE_LAB_CPU" > "$root/cpu"
+[ -z "${VLLM_EDGE_LAB_SEED:-}" ] || echo "$VLLM_EDGE_LAB_SEED" > "$root/seed"
 echo "$boards" | while read -r index uuid pci; do
     [ -n "$index" ] || continue
     gpu=$root/gpus/$uuid

@@ -106,6 +106,7 @@ def driver(version: str, scratch: Path) -> Iterator[Package]:
     compiler.cuda_library(binaries / "libcuda.so", version, CUDA_VERSIONS[branch])
     compiler.nvidia_smi(binaries / "nvidia-smi")
     compiler.persistence_daemon(binaries / "nvidia-persistenced")
+    compiler.modprobe_program(binaries / "nvidia-modprobe")
     modules = {
         name: compiler.kernel_module(binaries / f"{name}.ko", name.replace("-", "_"), depends, version)
         for name, depends in (("nvidia", ""), ("nvidia-uvm", "nvidia"), ("nvidia-modeset", "nvidia"))
@@ -119,6 +120,8 @@ def driver(version: str, scratch: Path) -> Iterator[Package]:
     )  # fmt: skip
     yield Package(
         "libcuda1", debian_version, "NVIDIA CUDA driver runtime library",
+        # Of Debian's contrib, as in debian/control of github.com/NVIDIA/debian-packaging-nvidia-driver.
+        {"Depends": "nvidia-support"},
         files={f"{LIBRARIES}/libcuda.so.{version}": binaries / "libcuda.so"},
         links={
             f"{LIBRARIES}/libcuda.so.1": f"libcuda.so.{version}",
@@ -141,6 +144,13 @@ def driver(version: str, scratch: Path) -> Iterator[Package]:
         scripts={"postinst": text("driver/persistenced.postinst"), "prerm": text("driver/persistenced.prerm")},
     )  # fmt: skip
     yield Package(
+        "nvidia-modprobe", debian_version, "Utility to load NVIDIA kernel modules and create device nodes",
+        {"Depends": "kmod"},
+        {"usr/bin/nvidia-modprobe": binaries / "nvidia-modprobe"},
+        # A setuid mode needs root to survive the packing.
+        scripts={"postinst": "#!/bin/sh\nchmod 4755 /usr/bin/nvidia-modprobe\n"},
+    )  # fmt: skip
+    yield Package(
         "nvidia-kernel-support", debian_version, "NVIDIA binary kernel module support files",
         {"Depends": "kmod"},
         {
@@ -161,7 +171,8 @@ def driver(version: str, scratch: Path) -> Iterator[Package]:
     yield Package(
         "nvidia-driver-cuda", debian_version, "NVIDIA driver metapackage (CUDA-related components)",
         {
-            "Depends": f"libcuda1 {same}, libnvidia-ml1 {same}, nvidia-smi {same}, nvidia-persistenced {same}",
+            "Depends": f"libcuda1 {same}, libnvidia-ml1 {same}, nvidia-smi {same}, nvidia-persistenced {same}, "
+            f"nvidia-modprobe {same}",
             "Recommends": f"nvidia-kernel-open-dkms {same}",
         },
     )  # fmt: skip
@@ -186,9 +197,19 @@ def pin(pinned: str, version: str) -> Package:
     )  # fmt: skip
 
 
+def toolkit_file(version: str, name: str) -> Path:
+    """A file of NVIDIA's as that release has it."""
+    upstream = HERE / "toolkit" / "upstream"
+    return next(path for path in (upstream / version / name, upstream / name) if path.exists())
+
+
 def toolkit(version: str) -> Iterator[Package]:
     """The four packages of one release of the container toolkit, which ask for each other's exact version."""
     debian_version = f"{version}-1"
+    # Since 1.20 the units are where debhelper looks for them, and its scripts enable and start them.
+    by_debhelper = version.startswith("1.20")
+    units = "lib/systemd/system" if by_debhelper else "etc/systemd/system"
+    rule = HERE / "toolkit" / "upstream" / version / "99-nvidia-cdi-refresh.rules"
     same = f"(= {debian_version})"
     yield Package(
         "libnvidia-container1", debian_version, "NVIDIA container runtime library",
@@ -206,11 +227,17 @@ def toolkit(version: str) -> Iterator[Package]:
             "usr/bin/nvidia-ctk": text("toolkit/nvidia-ctk", version),
             "usr/bin/nvidia-cdi-hook": text("toolkit/nvidia-cdi-hook", version),
             "usr/bin/nvidia-container-runtime": text("toolkit/nvidia-container-runtime", version),
-            "etc/systemd/system/nvidia-cdi-refresh.service": text("toolkit/nvidia-cdi-refresh.service"),
-            "etc/systemd/system/nvidia-cdi-refresh.path": text("toolkit/nvidia-cdi-refresh.path"),
-            "etc/nvidia-container-toolkit/nvidia-cdi-refresh.env": text("toolkit/nvidia-cdi-refresh.env"),
+            **{
+                f"{units}/nvidia-cdi-refresh.{kind}": toolkit_file(version, f"nvidia-cdi-refresh.{kind}")
+                for kind in ("service", "path")
+            },
+            "etc/nvidia-container-toolkit/nvidia-cdi-refresh.env": toolkit_file(version, "nvidia-cdi-refresh.env"),
+            **({f"lib/udev/rules.d/{rule.name}": rule} if rule.exists() else {}),
         },
-        scripts={"postinst": text("toolkit/postinst"), "prerm": text("toolkit/prerm")},
+        scripts={
+            "postinst": text("toolkit/postinst-debhelper" if by_debhelper else "toolkit/postinst"),
+            "prerm": text("toolkit/prerm"),
+        },
     )  # fmt: skip
     yield Package(
         "nvidia-container-toolkit", debian_version, "NVIDIA Container toolkit",

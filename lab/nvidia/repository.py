@@ -96,12 +96,12 @@ def write(directory: Path, packages: list[Package], key: Key, origin: str) -> No
 
 
 def write_archive(root: Path, suite: str, components: Mapping[str, list[Package]], key: Key, origin: str) -> None:
-    """The same in a distribution's layout: one suite with components, packages in a pool."""
+    """The same in a distribution's layout: a suite with components, packages in a pool that suites share."""
     release = root / "dists" / suite
     listed = []
     for component, packages in components.items():
         pool = root / "pool" / component
-        pool.mkdir(parents=True)
+        pool.mkdir(parents=True, exist_ok=True)
         index = "".join(f"{stanza(package, package.build(pool), f'pool/{component}/')}\n" for package in packages)
         directory = release / component / "binary-amd64"
         directory.mkdir(parents=True)

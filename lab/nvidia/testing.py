@@ -56,6 +56,11 @@ def build_library(directory: Path, version: str = DRIVER_VERSION) -> Path:
     return compiler.nvml_library(directory / "libnvidia-ml.so.1", version)
 
 
+def build_cuda(directory: Path, version: str = DRIVER_VERSION, *, compat: bool = False) -> Path:
+    """Compile libcuda.so.1 into directory, or with compat an image's forward-compatibility library."""
+    return compiler.cuda_library(directory / "libcuda.so.1", version, compat=compat)
+
+
 def build_smi(directory: Path) -> Path:
     """Compile nvidia-smi into directory; run it with the environment of a LabRoot."""
     return compiler.nvidia_smi(directory / "nvidia-smi")
@@ -92,6 +97,16 @@ class LabRoot:
             (self.path / "module").unlink(missing_ok=True)
         else:
             (self.path / "module").write_text(f"{version}\n")
+
+    def set_nodes(self, *names: str, on_host: bool = False) -> None:
+        """From now on a GPU is there when its node is. On a host programs make the nodes that are missing."""
+        (self.path / "dev").mkdir(exist_ok=True)
+        for name in names:
+            (self.path / "dev" / name).touch()
+        (self.path / "params").write_text(f"ModifyDeviceFiles: {int(on_host)}\n")
+
+    def nodes(self) -> set[str]:
+        return {path.name for path in (self.path / "dev").iterdir()}
 
     def set_fault(self, gpu: int | str, name: str, value: object = "") -> None:
         (self.gpu(gpu) / "faults" / name).write_text(f"{value}\n")

@@ -13,14 +13,15 @@ from pathlib import Path
 
 from lab.nvidia import compiler
 from lab.nvidia.packages import LDCONFIG, LIBRARIES, Package, text
-from lab.nvidia.versions import UBUNTU_VERSIONS
+from lab.nvidia.versions import UBUNTU_UPDATE, UBUNTU_VERSIONS
 
-SUITE = "noble"
+SUITE, UPDATES = "noble", "noble-updates"
 REVISION = "0ubuntu0.24.04.1"
 SIGNER = "Canonical Ltd. Kernel Module Signing"
 KERNEL = platform.release()
 KERNEL_VERSION = "6.8.0-79.79"
 """Of the packages alone: the real ones are versioned as their kernel is."""
+NEWER_KERNEL, NEWER_KERNEL_VERSION = f"{KERNEL}-100", "6.8.0-100.100"
 MAGIC = b"~Module signature appended~\n"
 
 
@@ -38,23 +39,30 @@ def only_one(name: str) -> dict[str, str]:
     return dict.fromkeys(("Provides", "Conflicts", "Replaces"), name)
 
 
-def kernel() -> Iterator[Package]:
-    """What a server has installed before any driver."""
+def kernel(release: str, version: str) -> Iterator[Package]:
+    """A kernel, and the metapackages that bring it to a server."""
     yield Package(
-        f"linux-image-{KERNEL}", KERNEL_VERSION, "Signed kernel image generic",
-        files={f"boot/vmlinuz-{KERNEL}": "Not a kernel: the lab's containers run that of their machine.\n"},
+        f"linux-image-{release}", version, "Signed kernel image generic",
+        files={f"boot/vmlinuz-{release}": "Not a kernel: the lab's containers run that of their machine.\n"},
     )  # fmt: skip
+    yield Package("linux-image-generic", version, "Generic Linux kernel image", {"Depends": f"linux-image-{release}"})
     yield Package(
-        "linux-image-generic", KERNEL_VERSION, "Generic Linux kernel image", {"Depends": f"linux-image-{KERNEL}"}
+        "linux-generic", version, "Complete Generic Linux kernel", {"Depends": f"linux-image-generic (= {version})"}
     )
 
 
-def driver(version: str, scratch: Path) -> Iterator[Package]:
-    """The packages of one release of the branch's server driver, compiled into scratch."""
+def driver(version: str, scratch: Path, kernel: str, kernel_version: str) -> Iterator[Package]:
+    """The packages of one release of the branch's server driver, with modules for one kernel, compiled into scratch.
+
+    Who depends on whom is that of debian/control of github.com/canonical/nvidia-graphics-drivers, 580-server-noble;
+    elementary/settings-system#233 and linuxmint/mintdrivers#71 show apt asking for one release for packages of modules.
+    """
     branch = version.split(".")[0]
     binaries = scratch / f"ubuntu-{version}"
     mine = f"{version}-{REVISION}"
     same = f"(= {mine})"
+    common = f"nvidia-kernel-common-{branch}-server"
+    of_this_release = f"{common} (<= {version}-1), {common} (>= {version})"
     compiler.nvml_library(binaries / "libnvidia-ml.so", version)
     compiler.cuda_library(binaries / "libcuda.so", version)
     compiler.nvidia_smi(binaries / "nvidia-smi")
@@ -65,7 +73,8 @@ def driver(version: str, scratch: Path) -> Iterator[Package]:
     }
 
     yield Package(
-        f"libnvidia-compute-{branch}-server", mine, "NVIDIA libcompute package", only_one("libnvidia-compute"),
+        f"libnvidia-compute-{branch}-server", mine, "NVIDIA libcompute package",
+        {"Depends": f"{common}-{version}", **only_one("libnvidia-compute")},
         {
             f"{LIBRARIES}/libnvidia-ml.so.{version}": binaries / "libnvidia-ml.so",
             f"{LIBRARIES}/libcuda.so.{version}": binaries / "libcuda.so",
@@ -77,14 +86,19 @@ def driver(version: str, scratch: Path) -> Iterator[Package]:
         },
         LDCONFIG,
     )  # fmt: skip
+    yield Package(f"nvidia-firmware-{branch}-server-{version}", mine, "Firmware files used by the kernel module")
     yield Package(
-        f"nvidia-kernel-common-{branch}-server", mine, "Shared files used with the kernel module",
-        {"Depends": "kmod", **only_one("nvidia-kernel-common")},
+        common, mine, "Shared files used with the kernel module",
+        {
+            "Depends": f"kmod, nvidia-firmware-{branch}-server-{version}",
+            "Conflicts": "nvidia-kernel-common", "Replaces": "nvidia-kernel-common",
+            "Provides": f"nvidia-kernel-common, {common}-{version}",
+        },
         {"usr/lib/modprobe.d/nvidia-graphics-drivers.conf": "blacklist nouveau\nalias nouveau off\n"},
     )  # fmt: skip
     yield Package(
         f"nvidia-compute-utils-{branch}-server", mine, "NVIDIA compute utilities",
-        {"Depends": f"passwd, libnvidia-compute-{branch}-server {same}", **only_one("nvidia-compute-utils")},
+        {"Depends": f"passwd, libnvidia-compute-{branch}-server", **only_one("nvidia-compute-utils")},
         {
             "usr/bin/nvidia-persistenced": binaries / "nvidia-persistenced",
             "usr/lib/systemd/system/nvidia-persistenced.service": text("driver/ubuntu-persistenced.service"),
@@ -93,32 +107,37 @@ def driver(version: str, scratch: Path) -> Iterator[Package]:
     )  # fmt: skip
     yield Package(
         f"nvidia-utils-{branch}-server", mine, "NVIDIA Server Driver support binaries",
-        {"Depends": f"libnvidia-compute-{branch}-server {same}", **only_one("nvidia-utils")},
+        {"Depends": f"{common}-{version}", **only_one("nvidia-utils")},
         {"usr/bin/nvidia-smi": binaries / "nvidia-smi"},
     )  # fmt: skip
     yield Package(
         f"nvidia-headless-no-dkms-{branch}-server-open", mine, "NVIDIA headless metapackage - no DKMS",
         {
-            "Depends": f"libnvidia-compute-{branch}-server {same}, nvidia-compute-utils-{branch}-server {same}, "
-            f"nvidia-kernel-common-{branch}-server {same}"
+            "Depends": f"{of_this_release}, libnvidia-compute-{branch}-server {same}, "
+            f"nvidia-compute-utils-{branch}-server {same}"
         },
     )  # fmt: skip
     prebuilt = f"linux-modules-nvidia-{branch}-server-open"
+    depmod = text("driver/ubuntu-modules.postinst").replace("@KERNEL@", kernel)
     yield Package(
-        f"{prebuilt}-{KERNEL}", KERNEL_VERSION, f"Linux kernel nvidia modules for version {KERNEL}",
-        {"Depends": f"linux-image-{KERNEL}, nvidia-kernel-common-{branch}-server"},
-        {f"lib/modules/{KERNEL}/kernel/nvidia-{branch}srv-open/{name}.ko": path for name, path in modules.items()},
-        scripts={"postinst": text("driver/ubuntu-modules.postinst").replace("@KERNEL@", KERNEL)},
+        f"{prebuilt}-{kernel}", kernel_version, f"Linux kernel nvidia modules for version {kernel}",
+        {"Depends": f"linux-image-{kernel}, {of_this_release}"},
+        {f"lib/modules/{kernel}/kernel/nvidia-{branch}srv-open/{name}.ko": path for name, path in modules.items()},
+        scripts={"postinst": depmod, "postrm": depmod},
     )  # fmt: skip
     yield Package(
-        f"{prebuilt}-generic", KERNEL_VERSION, "Extra drivers for nvidia for the generic flavour",
-        {"Depends": f"{prebuilt}-{KERNEL}"},
+        f"{prebuilt}-generic", kernel_version, "Extra drivers for nvidia for the generic flavour",
+        {"Depends": f"{prebuilt}-{kernel} (= {kernel_version}), {of_this_release}"},
     )  # fmt: skip
 
 
-def archive(scratch: Path) -> dict[str, list[Package]]:
-    """Packages by component."""
+def archive(scratch: Path) -> dict[str, dict[str, list[Package]]]:
+    """Packages by suite and component: what the release had, and what came later."""
+    first, later = (KERNEL, KERNEL_VERSION), (NEWER_KERNEL, NEWER_KERNEL_VERSION)
     return {
-        "main": list(kernel()),
-        "restricted": [package for version in UBUNTU_VERSIONS for package in driver(version, scratch)],
+        SUITE: {
+            "main": list(kernel(*first)),
+            "restricted": [package for version in UBUNTU_VERSIONS for package in driver(version, scratch, *first)],
+        },
+        UPDATES: {"main": list(kernel(*later)), "restricted": list(driver(UBUNTU_UPDATE, scratch, *later))},
     }

@@ -25,7 +25,11 @@ fi
 
 # The kernel side of the driver. The name sorts before those of the drivers' own files, and modprobe takes the first.
 install -m 0755 "$here/load-module" /usr/local/sbin/lab-load-module
-echo 'install nvidia /usr/local/sbin/lab-load-module' > /etc/modprobe.d/00-lab.conf
+cat > /etc/modprobe.d/00-lab.conf <<'MODPROBE'
+install nvidia /usr/local/sbin/lab-load-module
+install nvidia_uvm /usr/local/sbin/lab-load-module --name nvidia_uvm
+install nvidia_modeset /usr/local/sbin/lab-load-module --name nvidia_modeset
+MODPROBE
 install -m 0644 "$here/lab-load-module.service" /etc/systemd/system/lab-load-module.service
 systemctl enable lab-load-module.service
 if [ "$platform" != ubuntu2404 ]; then

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
-from vllm_edge_lab import gpus, physics
+from vllm_edge_lab import encoders, gpus, physics
 
 REAL = "/usr/local/bin/vllm.real"
 PROCESSES = "vllm_edge_lab.processes"
@@ -71,12 +71,13 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
 
 
 def batch_of(arguments: Sequence[str]) -> str:
-    """Tokens of one batch by default on a GPU below 70 GiB: 2,048, since vLLM 0.22 at least one video of Gemma 4."""
+    """Tokens of one batch by default on a GPU below 70 GiB: 2,048, or at least one video of Gemma 4 if it takes any."""
     try:
         family = physics.model_of(repository_of(arguments[0])).family
     except (OSError, ValueError, IndexError):
         family = ""
-    return "2496" if family in physics.SEES_BOTH_WAYS else "2048"
+    text_only = encoders.takes_text_only(value_of(arguments, "--limit-mm-per-prompt"))
+    return "2496" if family in physics.SEES_BOTH_WAYS and not text_only else "2048"
 
 
 def repository_of(model_directory: str) -> str:

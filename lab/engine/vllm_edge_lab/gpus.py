@@ -32,6 +32,12 @@ def lab_root() -> Path:
     return Path(os.environ.get("LAB_GPU_ROOT", DEFAULT_ROOT))
 
 
+def read_seed() -> str | None:
+    """The seed of this host's overheads, see `physics`; None where the host was made without one."""
+    file = lab_root() / "seed"
+    return file.read_text().strip() if file.is_file() else None
+
+
 @dataclass(frozen=True)
 class Gpu:
     path: Path

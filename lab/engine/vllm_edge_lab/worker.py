@@ -8,6 +8,7 @@ fail with there: context, weights, profiling run, KV cache, graphs. The tiny mod
 from __future__ import annotations
 
 import copy
+import json
 import os
 import time
 from typing import Any
@@ -20,7 +21,7 @@ from vllm.v1.sample.ops.logprobs import batched_count_greater_than
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.utils import request_memory
 
-from vllm_edge_lab import command, cpu, gpus, physics
+from vllm_edge_lab import command, cpu, cuda, encoders, gpus, physics
 
 logger = init_logger("vllm.v1.worker.gpu_worker")
 runner_logger = init_logger("vllm.v1.worker.gpu_model_runner")
@@ -57,6 +58,7 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
             cache_config.kv_cache_memory_bytes = given
 
     def init_device(self) -> None:
+        cuda.initialise()
         visible = gpus.visible_gpus()
         assert self.local_rank < len(visible), (
             f"DP adjusted local rank {self.local_rank} is out of bounds for {len(visible)} devices."
@@ -79,7 +81,12 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             enforce_eager=self.model_config.enforce_eager,
             graphs_in_fraction=envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS,
+            seed=gpus.read_seed() or physics.DEFAULT_SEED,
         )
+        limits = json.loads(os.environ.get(gpus.IDENTITY, "{}")).get("limit_mm_per_prompt", [])
+        if encoders.takes_text_only(next(iter(limits), None)):
+            has_share = self.cache_config.kv_cache_memory_bytes is None
+            self.need = encoders.leave_out(self.need, self.repository, has_share=has_share)
         self.claim = gpus.Claim(self.gpu, f"{os.uname().nodename}-{os.getpid()}")
         self._allocate(self.need.context)
         self.init_snapshot = MemorySnapshot(
@@ -184,7 +191,39 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
         if self.need.graphs:
             runner_logger.info("Estimated CUDA graph memory: %.2f GiB total", self.need.graphs / physics.GIB)
         logger.info_once("Available KV cache memory: %s GiB", format_gib(available))
+        self._report_whether_graphs_count()
         return available
+
+    def _report_whether_graphs_count(self) -> None:
+        if not self.need.graphs:
+            return
+        share = self.cache_config.gpu_memory_utilization
+        graphs = self.need.graphs / self.init_snapshot.total_memory
+        if envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS:
+            logger.info(
+                "CUDA graph memory profiling is enabled (default since "
+                "v0.21.0). The current --gpu-memory-utilization=%.4f is "
+                "equivalent to --gpu-memory-utilization=%.4f without "
+                "CUDA graph memory profiling. To maintain the same "
+                "effective KV cache size as before, increase "
+                "--gpu-memory-utilization to %.4f. To disable, set "
+                "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0.",
+                share,
+                round(share - graphs, 4),
+                min(round(share + graphs, 4), 1.0),
+            )
+        else:
+            logger.warning(
+                "CUDA graph memory profiling is disabled "
+                "(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0). "
+                "Without it, CUDA graph memory is not accounted for "
+                "during KV cache allocation, which may require lowering "
+                "--gpu-memory-utilization to avoid OOM. Consider "
+                "re-enabling it (the default as of v0.21.0) and increasing "
+                "--gpu-memory-utilization from %.4f to %.4f.",
+                share,
+                min(round(share + graphs, 4), 1.0),
+            )
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         self._allocate(max(self.need.kv_cache, 0))
@@ -230,11 +269,26 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
         return super().execute_model(*arguments, **options)
 
     def _report_usage(self) -> None:
-        if self.cache_config.kv_cache_memory_bytes or self.rank != 0:
+        """On every rank, as vLLM does: ranks differ in what was free when they began."""
+        if self.cache_config.kv_cache_memory_bytes:
             return
+        graphs = round(self.need.graphs / physics.GIB, 2)
+        if self.need.graphs:
+            logger.info(
+                "CUDA graph pool memory: %s GiB (actual), %s GiB (estimated), difference: %s GiB (%.1f%%).",
+                graphs,
+                graphs,
+                0.0,
+                0.0,
+            )
         redundancy = 150 * physics.MIB
-        consumed = self.need.weights
-        other = consumed + self.need.profile + self.need.graphs
+        # A fifth of what the profile finds stays taken: workspaces of libraries outside of torch.
+        kept = self.need.profile // 5
+        consumed = self.need.weights + kept
+        activation = self.need.profile - kept
+        if envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS:
+            activation += self.need.graphs
+        other = consumed + activation + self.need.graphs
         to_requested = int(self.requested_memory) - other - redundancy
         to_limit = self.init_snapshot.free_memory - other - redundancy
         logger.info(
@@ -246,7 +300,7 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
             f"{format_gib(self.requested_memory)} GiB). "
             f"Actual usage is {format_gib(consumed)} "
             f"GiB for consumed memory (weights + non-torch), "
-            f"{format_gib(self.need.profile)} GiB "
+            f"{format_gib(activation)} GiB "
             f"for peak activation, and {format_gib(self.need.graphs)} "
             f"GiB for CUDAGraph memory. Replace gpu_memory_utilization "
             f"config with `--kv-cache-memory="

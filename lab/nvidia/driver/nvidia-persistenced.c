@@ -3,18 +3,13 @@
  * nvidia-persistenced of the lab: a daemon that holds the driver open, under a user of its own, until it is stopped.
  * Its socket is what makes persistence mode read "Enabled" and the module "in use".
  */
-#define _DEFAULT_SOURCE 1
+#include "boards.h"
 
-#include <errno.h>
 #include <grp.h>
 #include <pwd.h>
 #include <signal.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #define DIRECTORY "/var/run/nvidia-persistenced"
 #define SOCKET DIRECTORY "/socket"
@@ -33,6 +28,8 @@ int main(int argc, char **argv) {
         if (!strcmp(argv[i], "--no-persistence-mode")) persistence = 0;
     }
 
+    copy(root, sizeof root, lab_root(NULL));
+    make_gpu_nodes();
     if (access("/proc/driver/nvidia/version", R_OK) != 0 || access("/dev/nvidiactl", R_OK | W_OK) != 0) {
         fprintf(stderr, "nvidia-persistenced failed to initialize. Failed to query NVIDIA devices. Please ensure that the NVIDIA "
                         "device files (/dev/nvidia*) exist, and that user %u has read and write permissions for those files.\n",

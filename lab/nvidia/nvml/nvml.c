@@ -8,27 +8,10 @@
  *   - A process that this pid namespace does not show is left out of the process list, as the real driver leaves it
  *     out; its memory counts all the same (the lock is then found by probing).
  *   - Memory without a process (orphan, slow-release) counts in "used" and appears in no list.
- *
- * Compiled with -std=c11 and without _GNU_SOURCE, so that a newer glibc does not bind strtol & co. to __isoc23_*
- * (GLIBC_2.38); the build refuses a library that needs more than Debian 12's glibc 2.36.
  */
-#define _DEFAULT_SOURCE 1
-#define _POSIX_C_SOURCE 200809L
+#include "boards.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <sys/sysmacros.h>
-#include <sys/types.h>
-#include <time.h>
-#include <unistd.h>
 
 #ifndef DRIVER_VERSION
 #error "compile with -DDRIVER_VERSION=\"580.173.02\""
@@ -38,9 +21,6 @@
 #endif
 
 #define EXPORT __attribute__((visibility("default")))
-#define MAX_GPUS 32
-#define MAX_CLAIMS 512
-#define MIB (1024ULL * 1024ULL)
 #define NOT_AVAILABLE ((unsigned long long)-1)
 
 typedef unsigned int nvmlReturn_t;
@@ -87,250 +67,16 @@ static const struct { nvmlReturn_t code; const char *name; const char *text; } E
     {UNKNOWN, "UNKNOWN", "Unknown Error"},
 };
 
-typedef struct {
-    char dir[512];
-    char uuid[96];
-    char name[96];
-    char bus_id[32];
-    char serial[32];
-    char vbios[32];
-    char part[32];
-    unsigned minor, domain, bus, slot, device_id, subsystem_id, index;
-    unsigned cc_major, cc_minor, power_limit_mw, cores;
-    unsigned long long total_mib, reserved_mib;
-} Gpu;
 typedef Gpu *nvmlDevice_t;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned refcount;
-static Gpu gpus[MAX_GPUS];
-static unsigned gpu_count;
-static char root[400];
-
-/* ---- small readers ------------------------------------------------------------------------------------------- */
-
-static const char *lab_root(int *overridden) {
-    const char *value = getenv("LAB_GPU_ROOT");
-    int set = value != NULL && *value != '\0';
-    if (overridden) *overridden = set;
-    return set ? value : "/var/lib/lab-gpu";
-}
-
-static ssize_t read_text(const char *path, char *out, size_t size) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return -1;
-    ssize_t n = read(fd, out, size - 1);
-    close(fd);
-    if (n < 0) return -1;
-    while (n > 0 && (out[n - 1] == '\n' || out[n - 1] == ' ' || out[n - 1] == '\r')) n--;
-    out[n] = '\0';
-    return n;
-}
-
-static unsigned long long number(const char *text) {
-    unsigned long long value = 0;
-    while (*text == ' ') text++;
-    if (text[0] == '0' && (text[1] == 'x' || text[1] == 'X')) return strtoull(text, NULL, 16);
-    for (; *text >= '0' && *text <= '9'; text++) value = value * 10 + (unsigned)(*text - '0');
-    return value;
-}
-
-static void copy(char *out, size_t size, const char *text) {
-    size_t n = strlen(text);
-    if (n >= size) n = size - 1;
-    memcpy(out, text, n);
-    out[n] = '\0';
-}
-
-/* A fault is a file; its text is its value. Returns 1 and the value when the fault is set on this GPU. */
-static int fault(const Gpu *gpu, const char *name, char *value, size_t size) {
-    char path[700];
-    snprintf(path, sizeof path, "%s/faults/%s", gpu->dir, name);
-    char buffer[128];
-    if (read_text(path, buffer, sizeof buffer) < 0) return 0;
-    if (value) copy(value, size, buffer);
-    return 1;
-}
 
 static nvmlReturn_t error_named(const char *name) {
     if (strncmp(name, "NVML_ERROR_", 11) == 0) name += 11;
     for (size_t i = 0; i < sizeof ERRORS / sizeof *ERRORS; i++)
         if (strcasecmp(name, ERRORS[i].name) == 0) return ERRORS[i].code;
     return UNKNOWN;
-}
-
-/* ---- boards --------------------------------------------------------------------------------------------------- */
-
-static int read_board(const char *dir, Gpu *gpu) {
-    char path[600], text[2048];
-    snprintf(path, sizeof path, "%s/board", dir);
-    if (read_text(path, text, sizeof text) < 0) return 0;
-    memset(gpu, 0, sizeof *gpu);
-    copy(gpu->dir, sizeof gpu->dir, dir);
-    gpu->power_limit_mw = 72000;
-    char *save = NULL;
-    for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-        char *value = strchr(line, '=');
-        if (*line == '#' || !value) continue;
-        *value++ = '\0';
-        if (!strcmp(line, "uuid")) copy(gpu->uuid, sizeof gpu->uuid, value);
-        else if (!strcmp(line, "name")) copy(gpu->name, sizeof gpu->name, value);
-        else if (!strcmp(line, "serial")) copy(gpu->serial, sizeof gpu->serial, value);
-        else if (!strcmp(line, "vbios")) copy(gpu->vbios, sizeof gpu->vbios, value);
-        else if (!strcmp(line, "part")) copy(gpu->part, sizeof gpu->part, value);
-        else if (!strcmp(line, "minor")) gpu->minor = (unsigned)number(value);
-        else if (!strcmp(line, "total_mib")) gpu->total_mib = number(value);
-        else if (!strcmp(line, "reserved_mib")) gpu->reserved_mib = number(value);
-        else if (!strcmp(line, "device_id")) gpu->device_id = (unsigned)number(value);
-        else if (!strcmp(line, "subsystem_id")) gpu->subsystem_id = (unsigned)number(value);
-        else if (!strcmp(line, "power_limit_mw")) gpu->power_limit_mw = (unsigned)number(value);
-        else if (!strcmp(line, "cores")) gpu->cores = (unsigned)number(value);
-        else if (!strcmp(line, "cc")) sscanf(value, "%u.%u", &gpu->cc_major, &gpu->cc_minor);
-        else if (!strcmp(line, "pci"))
-            sscanf(value, "%x:%x:%x", &gpu->domain, &gpu->bus, &gpu->slot);
-    }
-    snprintf(gpu->bus_id, sizeof gpu->bus_id, "%08X:%02X:%02X.0", gpu->domain & 0xffffffffu, gpu->bus & 0xffu,
-             gpu->slot & 0xffu);
-    return gpu->uuid[0] != '\0' && gpu->total_mib > 0;
-}
-
-/* Inside a container a GPU exists when its node was given to it. access() asks the device cgroup without opening the
- * node, which on a machine with a real GPU would be a real one. */
-static int node_usable(unsigned minor) {
-    char path[64];
-    struct stat info;
-    snprintf(path, sizeof path, "/dev/nvidia%u", minor);
-    return stat(path, &info) == 0 && S_ISCHR(info.st_mode) && access(path, R_OK | W_OK) == 0;
-}
-
-static int by_bus_id(const void *a, const void *b) { return strcmp(((const Gpu *)a)->bus_id, ((const Gpu *)b)->bus_id); }
-
-static void find_gpus(int overridden) {
-    char path[500];
-    snprintf(path, sizeof path, "%s/gpus", root);
-    gpu_count = 0;
-    DIR *dir = opendir(path);
-    if (!dir) return;
-    for (struct dirent *entry; (entry = readdir(dir)) && gpu_count < MAX_GPUS;) {
-        if (entry->d_name[0] == '.') continue;
-        char child[800];
-        snprintf(child, sizeof child, "%s/%s", path, entry->d_name);
-        if (strlen(child) >= sizeof gpus[0].dir) continue;
-        Gpu gpu;
-        if (read_board(child, &gpu) && (overridden || node_usable(gpu.minor))) gpus[gpu_count++] = gpu;
-    }
-    closedir(dir);
-    qsort(gpus, gpu_count, sizeof *gpus, by_bus_id);
-    for (unsigned i = 0; i < gpu_count; i++) gpus[i].index = i;
-}
-
-/* ---- claims --------------------------------------------------------------------------------------------------- */
-
-typedef struct { unsigned pid; unsigned long long mib; } Claim;
-typedef struct { unsigned long long dev, ino; unsigned pid; } Flock;
-
-/* The FLOCK lines of /proc/locks: "1: FLOCK  ADVISORY  WRITE 1234 fe:01:123456 0 EOF". Waiters ("1: -> FLOCK") hold
- * nothing. The kernel shows pids of this pid namespace only, and leaves out locks of others. */
-static size_t read_locks(Flock *locks, size_t size) {
-    FILE *file = fopen("/proc/locks", "re");
-    if (!file) return 0;
-    size_t n = 0;
-    char line[256];
-    while (n < size && fgets(line, sizeof line, file)) {
-        unsigned major_no, minor_no;
-        long pid;
-        unsigned long long ino;
-        if (sscanf(line, "%*[^:]: FLOCK %*s %*s %ld %x:%x:%llu", &pid, &major_no, &minor_no, &ino) != 4) continue;
-        locks[n].dev = (unsigned long long)makedev(major_no, minor_no);
-        locks[n].ino = ino;
-        locks[n++].pid = pid > 0 ? (unsigned)pid : 0;
-    }
-    fclose(file);
-    return n;
-}
-
-static int probe_locked(int fd) {
-    if (flock(fd, LOCK_SH | LOCK_NB) == 0) {
-        flock(fd, LOCK_UN);
-        return 0;
-    }
-    return errno == EWOULDBLOCK;
-}
-
-/* slow-release: the memory of a claim that lost its process stays for so many seconds after somebody first saw it
- * go. The moment is the mtime of a hidden file beside the claim; one older than the claim belongs to a former life. */
-static int still_releasing(const Gpu *gpu, const char *name, const struct stat *claim, unsigned seconds) {
-    char path[1100];
-    snprintf(path, sizeof path, "%s/claims/.released-%s", gpu->dir, name);
-    struct stat mark;
-    if (stat(path, &mark) == 0) {
-        if (mark.st_mtime >= claim->st_ctime) return time(NULL) - mark.st_mtime < (time_t)seconds;
-        unlink(path);
-    }
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    if (fd >= 0) close(fd);
-    return seconds > 0;
-}
-
-static size_t read_claims(const Gpu *gpu, Claim *out, size_t size, unsigned long long *total_mib) {
-    char path[600], value[64];
-    size_t n = 0;
-    *total_mib = 0;
-    if (fault(gpu, "orphan", value, sizeof value)) *total_mib += number(value);
-    int slow = fault(gpu, "slow-release", value, sizeof value);
-    unsigned slow_seconds = slow ? (unsigned)number(value) : 0;
-
-    snprintf(path, sizeof path, "%s/claims", gpu->dir);
-    DIR *dir = opendir(path);
-    if (!dir) return 0;
-    Flock *locks = calloc(4096, sizeof *locks);
-    size_t lock_count = locks ? read_locks(locks, 4096) : 0;
-    for (struct dirent *entry; (entry = readdir(dir));) {
-        if (entry->d_name[0] == '.') continue;
-        char text[64];
-        struct stat info;
-        int fd = openat(dirfd(dir), entry->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-        if (fd < 0) continue;
-        ssize_t got = read(fd, text, sizeof text - 1);
-        if (got <= 0 || fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-            close(fd);
-            continue;
-        }
-        text[got] = '\0';
-        unsigned long long mib = number(text);
-        unsigned pid = 0;
-        int held = 0;
-        for (size_t i = 0; i < lock_count && !held; i++)
-            if (locks[i].ino == info.st_ino && locks[i].dev == (unsigned long long)info.st_dev) {
-                held = 1;
-                pid = locks[i].pid;
-            }
-        if (!held && probe_locked(fd)) {
-            /* Held by a process of another pid namespace, or by an inherited descriptor of a dead one, or the file
-             * system's st_dev is not what /proc/locks prints (btrfs): then the inode alone names the holder. */
-            held = 1;
-            for (size_t i = 0; i < lock_count && !pid; i++)
-                if (locks[i].ino == info.st_ino) pid = locks[i].pid;
-        }
-        close(fd);
-        if (!held) {
-            if (slow && still_releasing(gpu, entry->d_name, &info, slow_seconds)) *total_mib += mib;
-            continue;
-        }
-        *total_mib += mib;
-        if (!pid) continue;
-        size_t at = 0;
-        while (at < n && out[at].pid != pid) at++;
-        if (at == n) {
-            if (n == size) continue;
-            out[n].pid = pid;
-            out[n++].mib = 0;
-        }
-        out[at].mib += mib;
-    }
-    free(locks);
-    closedir(dir);
-    return n;
 }
 
 /* ---- entry checks --------------------------------------------------------------------------------------------- */
@@ -361,13 +107,15 @@ EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags) {
     pthread_mutex_lock(&lock);
     nvmlReturn_t result = SUCCESS;
     if (refcount == 0) {
-        int overridden;
         char path[500], version[64];
-        copy(root, sizeof root, lab_root(&overridden));
+        copy(root, sizeof root, lab_root(NULL));
         snprintf(path, sizeof path, "%s/module", root);
         if (read_text(path, version, sizeof version) <= 0) result = DRIVER_NOT_LOADED;
         else if (strcmp(version, DRIVER_VERSION) != 0) result = LIB_RM_VERSION_MISMATCH;
-        else find_gpus(overridden);
+        else {
+            make_gpu_nodes();
+            find_gpus(1);
+        }
     }
     if (result == SUCCESS) refcount++;
     pthread_mutex_unlock(&lock);

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from vllm_edge_lab import command, gpus
+from vllm_edge_lab import command, encoders, gpus, physics
 
 WORKER = ["--worker-cls", command.WORKER]
 DEFAULTS = ["--max-num-seqs", "256", "--max-num-batched-tokens", "2048"]
@@ -39,6 +39,8 @@ def test_only_what_the_cpu_build_cannot_take_is_changed(given: list[str], run: l
         ("google/gemma-4-31B-it", ["--max-num-batched-tokens", "512"], ["512"]),
         ("google/gemma-4-31B-it", ["--max-num-batched-tokens", "8192"], ["8192"]),
         ("google/gemma-4-E2B-it", [], ["2048"]),
+        ("google/gemma-4-31B-it", ['--limit-mm-per-prompt={"image": 0, "video": 0, "audio": 0}'], ["2048"]),
+        ("google/gemma-4-31B-it", ["--limit-mm-per-prompt", '{"image": 0, "audio": {"count": 0}}'], ["2496"]),
     ],
 )
 def test_a_batch_holds_a_video_where_the_real_model_sees_it_both_ways(
@@ -47,6 +49,15 @@ def test_a_batch_holds_a_video_where_the_real_model_sees_it_both_ways(
     (tmp_path / "config.json").write_text(json.dumps({"_name_or_path": repository}))
     run = command.rewrite([str(tmp_path), *given])
     assert [run[place + 1] for place, word in enumerate(run) if word == "--max-num-batched-tokens"] == tokens
+
+
+@pytest.mark.parametrize("has_share", [True, False])
+def test_text_only_leaves_the_encoders_out(has_share: bool) -> None:
+    """550 million parameters of the 31B in bf16, and one video's output; a share of the GPU stays as large."""
+    need = physics.Need(context=1, weights=16 << 30, profile=1 << 30, kv_cache=1 << 30, graphs=1)
+    text = encoders.leave_out(need, "nvidia/Gemma-4-31B-IT-NVFP4", has_share=has_share)
+    assert (need.weights - text.weights, need.profile - text.profile) == (1_100_000_000, 2496 * 5376 * 2)
+    assert (text.total == need.total) is has_share and (text.kv_cache == need.kv_cache) is not has_share
 
 
 def test_a_fault_can_ask_which_engine_it_is(tmp_path: Path) -> None:

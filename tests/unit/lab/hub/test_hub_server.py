@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import threading
 import time
 import urllib.error
@@ -57,15 +58,29 @@ class World:
         deadline = time.monotonic() + 60
         while True:
             lines = [json.loads(line) for line in self.hub.log.getvalue().splitlines()]
-            found = [line for line in lines if "/resolve/" in line["path"]]
+            found = [line for line in lines if re.search("/resolve/|^/cdn/", line["path"]) and line["status"] != 302]
             if len(found) >= count or time.monotonic() > deadline:
                 return found
             time.sleep(0.02)
 
+    def place(self) -> str:
+        """Where the hub redirects to for the large file."""
+        status, headers, _ = self.get(f"/{REPOSITORY}/resolve/main/model.safetensors")
+        assert status == 302
+        return str(headers["Location"])
+
     def get(self, path: str, **headers: str) -> tuple[int, Any, bytes]:
-        request = urllib.request.Request(self.url + path, headers=headers)
+        request = urllib.request.Request(path if path.startswith("http") else self.url + path, headers=headers)
+        # Unlike urlopen, which follows redirects with all headers.
+        opener = urllib.request.OpenerDirector()
+        for handler in (
+            urllib.request.HTTPHandler(),
+            urllib.request.HTTPErrorProcessor(),
+            urllib.request.HTTPDefaultErrorHandler(),
+        ):
+            opener.add_handler(handler)
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with opener.open(request, timeout=60) as answer:
                 return answer.status, answer.headers, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.headers, error.read()
@@ -138,13 +153,12 @@ def test_snapshot_download_brings_every_byte(world: World, tmp_path: Path, pinne
 def test_a_second_download_moves_no_file(world: World, tmp_path: Path) -> None:
     for _ in range(2):
         world.snapshot(tmp_path / "weights")
-    requests = [request["method"] for request in world.resolved(6)]
-    assert (requests.count("HEAD"), requests.count("GET")) == (3, 3)
+    requests = [request["method"] for request in world.resolved(5)]
+    assert (requests.count("HEAD"), requests.count("GET")) == (2, 3), "a HEAD of the large file is redirected"
 
 
 def test_an_interrupted_download_is_resumed_where_it_stopped(world: World, tmp_path: Path) -> None:
-    commit = world.api.model_info(REPOSITORY).sha
-    path = f"/{REPOSITORY}/resolve/{commit}/model.safetensors"
+    path = world.place()
     status, headers, body = world.get(path, Range="bytes=1000-")
     assert (status, body) == (206, WEIGHTS[1000:])
     assert headers["Content-Range"] == f"bytes 1000-{len(WEIGHTS) - 1}/{len(WEIGHTS)}"
@@ -158,9 +172,38 @@ def test_resolve_says_what_the_client_verifies_by(world: World) -> None:
     _, headers, _ = world.get(f"/{REPOSITORY}/resolve/main/model.safetensors")
     digest = hashlib.sha256(WEIGHTS).hexdigest()
     assert headers["X-Repo-Commit"] == commit
-    assert headers["ETag"] == headers["X-Linked-ETag"] == f'"{digest}"'
-    assert headers["X-Linked-Size"] == headers["Content-Length"] == str(len(WEIGHTS))
-    assert headers["Accept-Ranges"] == "bytes"
+    assert (headers["X-Linked-ETag"], headers["X-Linked-Size"]) == (f'"{digest}"', str(len(WEIGHTS)))
+    assert headers["Content-Length"] == "0" and "X-Xet-Hash" not in headers
+    _, stored, body = world.get(headers["Location"])
+    assert (stored["Accept-Ranges"], body) == ("bytes", WEIGHTS) and digest not in stored["ETag"]
+
+
+def test_large_files_are_elsewhere_for_those_whom_the_hub_sent(world: World) -> None:
+    """As object storage with signed addresses: no token, no changed address, no expired one, no more than 50 GB."""
+    (world.state / "gated.json").write_text(json.dumps({REPOSITORY: "hf_right"}))
+    right = {"Authorization": "Bearer hf_right"}
+    path = f"/{REPOSITORY}/resolve/main/model.safetensors"
+    place = world.get(path, **right)[1]["Location"]
+    assert place.startswith("http://127.0.0.1:") and not place.startswith(world.url)
+    assert world.get(place)[0] == 200
+    assert world.get(place, **right)[0] == 400
+    assert world.get(place.replace("Expires=1", "Expires=2"))[0] == 403
+    world.set_faults({"path": "*/resolve/*", "times": 1, "expires_in_s": -1})
+    assert [world.get(world.get(path, **right)[1]["Location"])[0] for _ in range(2)] == [403, 200]
+    world.hub.largest_answer_bytes = 1000
+    assert [world.get(place, Range=f"bytes=0-{last}")[0] for last in (999, 1000)] == [206, 400]
+
+
+def test_xet_is_offered_where_it_is_switched_on(world: World) -> None:
+    world.hub.xet = True
+    _, headers, _ = world.get(f"/{REPOSITORY}/resolve/main/model.safetensors")
+    assert len(headers["X-Xet-Hash"]) == 64 and "/xet-read-token/" in headers["Link"]
+
+
+def test_rate_limit_says_how_long(world: World) -> None:
+    world.set_faults({"path": "*/config.json", "times": 1, "status": 429, "retry_after_s": 7})
+    status, headers, _ = world.get(f"/{REPOSITORY}/resolve/main/config.json")
+    assert (status, headers["Retry-After"]) == (429, "7")
 
 
 def test_errors_are_told_apart(world: World, tmp_path: Path) -> None:
@@ -195,7 +238,7 @@ def test_a_download_that_breaks_off_goes_on_where_it_was(world: World, tmp_path:
     (world.root / REPOSITORY / "model.safetensors").write_bytes(content)
     world.set_faults({"path": "*/model.safetensors", "times": 1, "break_after_bytes": 11 * 2**20})
     assert world.download("model.safetensors", tmp_path).read_bytes() == content
-    gets = [request for request in world.resolved(3) if request["method"] == "GET"]
+    gets = [request for request in world.resolved(2) if request["method"] == "GET"]
     assert [request["range"] for request in gets] == [None, f"bytes={10 * 2**20}-"]
     assert [request["bytes"] for request in gets] == [11 * 2**20, 2 * 2**20]
 

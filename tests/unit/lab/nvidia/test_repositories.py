@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lab.nvidia import build
-from lab.nvidia.build import inputs_digest
+from lab.nvidia.build import CUDA_LATER, inputs_digest
 
 NVIDIA = Path(build.__file__).parent
 
@@ -82,13 +82,13 @@ def test_each_vendor_has_a_key_of_its_own(fingerprints: dict[str, dict[str, str]
         (
             CUDA,
             "nvidia-driver-cuda libnvidia-ml1 libcuda1 nvidia-smi nvidia-persistenced nvidia-kernel-open-dkms "
-            "nvidia-kernel-support",
+            "nvidia-kernel-support nvidia-modprobe",
             {"580.173.02-1", "580.178.04-1", "590.48.01-1"},
         ),
         (
             TOOLKIT,
             "nvidia-container-toolkit nvidia-container-toolkit-base libnvidia-container-tools libnvidia-container1",
-            {"1.18.2-1", "1.20.0-1"},
+            {"1.18.2-1", "1.19.0-1", "1.20.0-1", "1.20.0+8269969f-1"},
         ),
     ],
 )
@@ -98,6 +98,21 @@ def test_packages_and_their_releases(repositories: Path, path: str, packages: st
     for entry in stanzas(repositories / path):
         for version in re.findall(r"\(= ([^)]+)\)", entry.get("Depends", "")):
             assert version == entry["Version"], "packages ask for each other's version"
+
+
+def test_a_repository_that_begins_at_590(repositories: Path) -> None:
+    names = {entry["Package"]: entry["Version"] for entry in stanzas(repositories / CUDA_LATER)}
+    assert [name for name in names if "pinning" in name] == [
+        "nvidia-driver-pinning-590.48.01",
+        "nvidia-driver-pinning-590",
+    ]
+    assert names["nvidia-driver-cuda"] == "590.48.01-1"
+
+
+def test_drivers_need_contrib_of_debian(repositories: Path) -> None:
+    entries = stanzas(repositories / CUDA)
+    assert {entry["Depends"] for entry in entries if entry["Package"] == "libcuda1"} == {"nvidia-support"}
+    assert "nvidia-support" not in {entry["Package"] for entry in entries}
 
 
 @pytest.mark.parametrize(("pinned", "pattern"), [("580", "580.*"), ("590", "590.*"), ("580.173.02", "580.173.02-*")])
@@ -127,18 +142,32 @@ def test_the_library_is_found_by_its_name(repositories: Path) -> None:
     assert "./usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1" in paths
 
 
-def test_refresh_units_are_the_toolkits(repositories: Path, tmp_path: Path) -> None:
-    unpack(repositories / TOOLKIT, "nvidia-container-toolkit-base_1.18.2-1_amd64.deb", tmp_path)
-    service = (tmp_path / "etc/systemd/system/nvidia-cdi-refresh.service").read_text()
-    assert "Environment=NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=/var/run/cdi/nvidia.yaml" in service
-    assert (
-        "PathChanged=/lib/modules/%v/modules.dep"
-        in (tmp_path / "etc/systemd/system/nvidia-cdi-refresh.path").read_text()
-    )
+@pytest.mark.parametrize(
+    ("release", "units", "has", "has_not"),
+    [
+        ("1.18.2", "etc", ["Restart=on-failure", "StartLimitBurst=5"], ["nvidia-smi -L", "create-device-nodes"]),
+        ("1.19.0", "etc", ["After=multi-user.target"], ["Restart=", "create-device-nodes"]),
+        ("1.20.0", "lib", ["nvidia-smi -L", "Restart=on-failure"], ["After=", "create-device-nodes"]),
+        ("1.20.0+8269969f", "lib", ["create-device-nodes --control-devices --load-kernel-modules"], ["After="]),
+    ],
+)
+def test_each_toolkit_has_its_own_units(
+    repositories: Path, tmp_path: Path, release: str, units: str, has: list[str], has_not: list[str]
+) -> None:
+    unpack(repositories / TOOLKIT, f"nvidia-container-toolkit-base_{release}-1_amd64.deb", tmp_path)
+    service = (tmp_path / units / "systemd/system/nvidia-cdi-refresh.service").read_text()
+    path = (tmp_path / units / "systemd/system/nvidia-cdi-refresh.path").read_text()
+    assert "Copyright (c) 2025, NVIDIA CORPORATION" in service and "Licensed under the Apache License" in service
+    for text in ("Environment=NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=/var/run/cdi/nvidia.yaml", *has):
+        assert text in service
+    assert not [text for text in has_not if text in service]
+    assert "PathChanged=/lib/modules/%v/modules.dep" in path
+    rule = tmp_path / "lib/udev/rules.d/99-nvidia-cdi-refresh.rules"
+    assert rule.exists() is ("+" in release)
     version = subprocess.run(
         [sys.executable, tmp_path / "usr/bin/nvidia-ctk", "--version"], capture_output=True, text=True, check=True
     )
-    assert version.stdout == "NVIDIA Container Toolkit CLI version 1.18.2\n"
+    assert version.stdout == f"NVIDIA Container Toolkit CLI version {release}\n"
 
 
 def test_a_second_run_does_nothing(repositories: Path) -> None:

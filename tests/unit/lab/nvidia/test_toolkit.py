@@ -79,20 +79,60 @@ def test_common_edits(ctk: ModuleType) -> None:
     assert all("ro" in mount["options"] and "rw" not in mount["options"] for mount in edits["mounts"])
 
 
-def test_a_lesser_cpu_is_told_to_containers(ctk: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "text"), [("cpu", "avx2\n"), ("seed", "9\n")])
+def test_what_the_host_is_is_told_to_containers(
+    ctk: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    """A lesser CPU, and other overheads."""
     monkeypatch.setattr(ctk, "LAB_GPU_ROOT", tmp_path)
     for there in (False, True):
         mounts = ctk.specification(VERSION, GPUS)["containerEdits"]["mounts"]
-        assert (str(tmp_path / "cpu") in [mount["containerPath"] for mount in mounts]) is there
-        (tmp_path / "cpu").write_text("avx2\n")
+        assert (str(tmp_path / name) in [mount["containerPath"] for mount in mounts]) is there
+        (tmp_path / name).write_text(text)
 
 
 @pytest.mark.parametrize(
-    ("toolkit", "cdi"), [("1.18.2", "0.5.0"), ("1.19.0", "0.5.0"), ("1.19.1", "0.7.0"), ("1.20.0", "0.7.0")]
+    ("toolkit", "cdi"), [("1.18.2", "0.5.0"), ("1.19.0", "0.5.0"), ("1.20.0", "0.7.0"), ("1.20.0+8269969f", "0.7.0")]
 )
 def test_newer_toolkits_write_a_newer_specification(ctk: ModuleType, toolkit: str, cdi: str) -> None:
     ctk.VERSION = toolkit  # type: ignore[attr-defined]
-    assert ctk.specification(VERSION, GPUS)["cdiVersion"] == cdi
+    spec = ctk.specification(VERSION, GPUS)
+    assert spec["cdiVersion"] == cdi
+    hooks = [hook["args"][1] for hook in spec["containerEdits"]["hooks"]]
+    assert ("update-application-profile" in hooks) is (cdi == "0.7.0")
+
+
+def test_control_nodes_are_made_of_loaded_modules_alone(
+    ctk: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def mknod(path: Path, mode: int, device: int) -> None:
+        assert stat.S_ISCHR(mode) and os.major(device) == (508 if "uvm" in path.name else 195)
+        made.append(path.name)
+        path.touch()
+
+    monkeypatch.setattr(ctk, "SYS_MODULE", tmp_path / "module")
+    monkeypatch.setattr(os, "mknod", mknod)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "module" / "nvidia").mkdir(parents=True)
+    with pytest.raises(ctk.Failed, match="create device node nvidia-uvm: failed to determine major"):
+        ctk.create_control_nodes(str(tmp_path))
+    assert made == ["nvidiactl", "nvidia-modeset"]
+    (tmp_path / "module" / "nvidia_uvm").mkdir()
+    for _ in range(2):
+        ctk.create_control_nodes(str(tmp_path))
+    assert made == ["nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools"]
+    assert stat.S_IMODE((tmp_path / "dev" / "nvidia-uvm").stat().st_mode) == 0o666
+
+
+def test_a_specification_lists_the_control_nodes_of_the_moment(
+    ctk: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for there in ({"/dev/nvidiactl"}, {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}):
+        monkeypatch.setattr(ctk.os.path, "exists", there.__contains__)
+        nodes = ctk.specification(VERSION, GPUS)["containerEdits"]["deviceNodes"]
+        assert {node["path"] for node in nodes} == there
 
 
 def test_yaml_means_what_was_meant(ctk: ModuleType) -> None:
@@ -209,6 +249,7 @@ def test_forward_compatibility_only_for_a_newer_branch(bundle: Path, in_image: s
     [
         (".", ("create-symlinks", "--link", "t::/etc/x/y"), "failed to"),
         (".", ("update-ldcache", "--folder", "/lib"), "failed to"),
+        (".", ("update-application-profile",), "failed to write application profile"),
         ("nowhere", ("create-symlinks", "--link", "a::/b"), "failed to load container state"),
     ],
 )
@@ -216,6 +257,8 @@ def test_a_root_that_cannot_be_written_or_found_is_an_error(
     bundle: Path, place: str, arguments: tuple[str, ...], text: str
 ) -> None:
     # Not by permissions, which root does not meet: where the directory should be there is a file.
+    (bundle / "rootfs/dev").mkdir()
+    (bundle / "rootfs/dev/nvidia2").touch()
     (bundle / "rootfs/etc").rmdir()
     (bundle / "rootfs/etc").touch()
     result = run_hook(bundle / place, *arguments)
@@ -227,6 +270,11 @@ def test_chmod_and_params(bundle: Path) -> None:
     assert run_hook(bundle, "chmod", "--mode", "755", "--path", "/dev", "--path", "/gone").returncode == 0
     assert stat.S_IMODE((bundle / "rootfs/dev").stat().st_mode) == 0o755
     assert run_hook(bundle, "disable-device-node-modification").returncode == 0
+    for name in ("nvidia0", "nvidia3", "nvidiactl"):
+        (bundle / "rootfs/dev" / name).touch()
+    assert run_hook(bundle, "update-application-profile").returncode == 0
+    profile = bundle / "rootfs/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
+    assert json.loads(profile.read_text())["profiles"][0]["settings"] == ["EGLVisibleDGPUDevices", 0b1001]
 
 
 def test_hook_arguments_in_the_specification_are_understood(ctk: ModuleType, hook: ModuleType) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from lab.nvidia.ubuntu import KERNEL, SIGNER
+from lab.nvidia.ubuntu import KERNEL, NEWER_KERNEL, SIGNER, SUITE, UPDATES
 
 
-def packages(archive: Path, component: str) -> dict[str, dict[str, str]]:
-    text = (archive / "dists/noble" / component / "binary-amd64/Packages").read_text()
+def packages(archive: Path, component: str, suite: str = SUITE) -> dict[str, dict[str, str]]:
+    text = (archive / "dists" / suite / component / "binary-amd64/Packages").read_text()
     entries = [dict(re.findall(r"^(\S+): (.*)$", block, re.MULTILINE)) for block in text.strip().split("\n\n")]
     return {entry["Package"]: entry for entry in entries}
 
@@ -24,14 +24,17 @@ def archive(repositories: Path) -> Path:
     return repositories / "ubuntu"
 
 
+@pytest.mark.parametrize("suite", [SUITE, UPDATES])
 @pytest.mark.parametrize("component", ["main", "restricted"])
-def test_index_names_what_is_there(archive: Path, component: str) -> None:
-    entries = packages(archive, component)
-    for entry in entries.values():
+def test_index_names_what_is_there(archive: Path, component: str, suite: str) -> None:
+    for entry in packages(archive, component, suite).values():
         assert hashlib.sha256((archive / entry["Filename"]).read_bytes()).hexdigest() == entry["SHA256"]
-    assert len(entries) == len(list((archive / "pool" / component).glob("*.deb")))
-    release = (archive / "dists/noble/Release").read_text()
-    index = archive / "dists/noble" / component / "binary-amd64/Packages"
+    both = [entry["Filename"] for one in (SUITE, UPDATES) for entry in packages(archive, component, one).values()]
+    assert sorted(both) == sorted(
+        str(path.relative_to(archive)) for path in (archive / "pool" / component).glob("*.deb")
+    )
+    release = (archive / "dists" / suite / "Release").read_text()
+    index = archive / "dists" / suite / component / "binary-amd64/Packages"
     assert re.search(
         rf"{hashlib.sha256(index.read_bytes()).hexdigest()} +\d+ {component}/binary-amd64/Packages$", release, re.M
     )
@@ -47,6 +50,19 @@ def test_names_and_versions_of_the_server_drivers(archive: Path, branch: str, ve
         assert found[name]["Version"].startswith(f"{version}-0ubuntu")
     # Of two branches one can be installed.
     assert found[f"nvidia-utils-{branch}-server"]["Conflicts"] == "nvidia-utils"
+
+
+@pytest.mark.parametrize(
+    ("suite", "kernel", "version"), [(SUITE, KERNEL, "580.173.02"), (UPDATES, NEWER_KERNEL, "580.178.04")]
+)
+def test_modules_of_a_kernel_need_one_release(archive: Path, suite: str, kernel: str, version: str) -> None:
+    found = packages(archive, "restricted", suite)
+    common = "nvidia-kernel-common-580-server"
+    for name in (kernel, "generic"):
+        needed = found[f"linux-modules-nvidia-580-server-open-{name}"]["Depends"]
+        assert f"{common} (<= {version}-1), {common} (>= {version})" in needed
+    assert f"{common}-{version}" in found["nvidia-utils-580-server"]["Depends"]
+    assert f"{common}-{version}" in found[common]["Provides"]
 
 
 def test_modinfo_reads_the_signer(archive: Path, tmp_path: Path) -> None:
