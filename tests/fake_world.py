@@ -325,18 +325,18 @@ class FakeWorld:
         return not as_wanted or self.quirk(state, name) in ("canary wrong", "hangs")
 
     @action
-    def measure(self, state: State, wanted: Generation) -> Done:
-        rows, wrong = [], []
+    def measure(self, state: State, wanted: Generation, *, accept: bool = False) -> Done:
+        rows, wrong, over = [], [], []
         for index, uuid in enumerate(GPUS):
             if uuid in state["lost_gpus"]:
                 wrong.append(f"GPU {index} is lost.")
             used = sum(mib for who, mib in self.used(state, uuid).items() if not who.startswith("foreign"))
             rows.append({"index": index, "used_mib": used})
             if used > wanted.budgets_mib[uuid]:
-                wrong.append(f"GPU {index}: {used} MiB, budget {wanted.budgets_mib[uuid]} MiB.")
-        if wrong:
-            raise PhaseFailed(" ".join(wrong), data={"gpus": rows})
-        return Done("within budget", data={"gpus": rows})
+                over.append(f"GPU {index}: {used} MiB, budget {wanted.budgets_mib[uuid]} MiB.")
+        if wrong or (over and not accept):
+            raise PhaseFailed(" ".join([*wrong, *over]), data={"gpus": rows})
+        return Done("over budget" if over else "within budget", data={"gpus": rows, "over_budget": over})
 
     @action
     def clean_up(self, state: State, wanted: Generation, former: Generation | None) -> Done:

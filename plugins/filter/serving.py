@@ -46,6 +46,34 @@ def add_settings(engines: Iterable[Entry], planned: Iterable[Entry]) -> list[dic
     return [{**dict(engine.items()), **dict(settings.get(engine["name"], {}).items())} for engine in engines]
 
 
+def calibrate(
+    engines: Iterable[Entry], names: Iterable[str], share: float, slots: Sequence[Entry]
+) -> list[dict[str, Any]]:
+    """Return the engines as they are measured: those in `names` get a share of the GPU, and all of it as budget.
+
+    Args:
+        share: gpu_memory_utilization of engines that state none.
+        slots: `slots` of the module gpu_slots.
+    """
+    every = [dict(engine.items()) for engine in engines]
+    users = [slot for engine in every for slot in engine["gpus"]]
+    measured = set(names)
+
+    def get_room(slot: int) -> int:
+        return int(slots[slot]["total_mib"] - (slots[slot]["reserved_mib"] or 0)) // users.count(slot)
+
+    return [
+        {
+            "gpu_memory_utilization": share,
+            **{key: value for key, value in engine.items() if key != "kv_cache_memory_bytes"},
+            "vram_budget_mib": min(map(get_room, engine["gpus"])),
+        }
+        if engine["name"] in measured
+        else engine
+        for engine in every
+    ]
+
+
 def sum_budgets(engines: Iterable[Entry], slots: Sequence[Entry]) -> dict[str, int]:
     """Return the sum of the budgets of the engines in MiB by slot.
 
@@ -82,6 +110,21 @@ def describe_weights(weights: Mapping[str, Entry], models: Mapping[str, Entry], 
     }
 
 
+def list_mount_units(paths: Iterable[str]) -> list[str]:
+    """Return the names of systemd's mount units for directories and all directories above them but the root.
+
+    They are escaped as `systemd-escape --path --suffix=mount` does.
+    """
+    units = {}
+    for path in paths:
+        parts = [part for part in path.split("/") if part]
+        for end in range(1, len(parts) + 1):
+            name = "/".join(parts[:end]).encode()
+            escaped = re.sub(rb"^\.|[^A-Za-z0-9:_./]", lambda found: b"\\x%02x" % ord(found[0]), name)
+            units[escaped.replace(b"/", b"-").decode() + ".mount"] = True
+    return list(units)
+
+
 def find_release(image: str, version: str = "") -> str:
     """Return the release of vLLM in the tag of an image, else the one in the version that was found in it.
 
@@ -114,6 +157,7 @@ def report_engines(
             "state": state["active_state"],
             "load_seconds": state["load_seconds"],
             "since": state["active_since"],
+            "peer_to_peer_off": state.get("peer_to_peer_off", []),
         }
         for engine, state in ((engine, found[engine["name"]]) for engine in engines)
     ]
@@ -130,9 +174,11 @@ class FilterModule:
             list_containers,
             describe_gpus,
             add_settings,
+            calibrate,
             sum_budgets,
             assign_budgets,
             describe_weights,
+            list_mount_units,
             find_release,
             report_engines,
         )

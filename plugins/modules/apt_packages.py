@@ -125,12 +125,19 @@ class Packages:
         return self.module.run_command(command, environ_update=environment)
 
     def offered(self) -> dict[str, list[str]]:
-        """Return the versions that the indexes contain, or similar package names for an unknown name with a version."""
+        """Return the versions that the indexes contain.
+
+        Where the branch or version is a part of an unknown package's name, it returns those that the indexes have.
+        """
         found = parse_madison(self.run(["apt-cache", "madison", *self.names])[1])
         for name in self.names:
-            family = re.match(r"(.*-)\d", name)
-            if name not in found and family:
-                found[name] = sorted(self.run(["apt-cache", "pkgnames", family[1]])[1].split())
+            parts = re.match(r"(.*?-)(\d{3}[\d.]*)(.*)", name)
+            if name not in found and parts:
+                kind = r"\d{3}\.[\d.]+" if "." in parts[2] else r"\d{3}"
+                like = re.compile(f"{re.escape(parts[1])}({kind}){re.escape(parts[3])}")
+                names = self.run(["apt-cache", "pkgnames", parts[1]])[1].split()
+                numbers = (match[1] for match in map(like.fullmatch, names) if match)
+                found[name] = sorted(numbers, key=lambda number: [*map(int, number.split("."))], reverse=True)
         return found
 
     def cramped(self, command: list[str]) -> str:

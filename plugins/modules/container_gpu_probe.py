@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Ansible module: open NVML in a temporary container with an engine's flags, or in a running container."""
+"""Ansible module: open NVML and CUDA in a temporary container with an engine's flags, or in a running container."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ short_description: Check that a container can use its GPUs
 version_added: "0.1.0"
 description:
   - With O(image), starts a temporary container with the given flags and GPUs, and runs O(program) with C(python3)
-    instead of the image's entry point. The container is removed afterwards.
-  - With O(container), runs O(program) with C(python3) inside a running container, beside its own processes.
-  - Fails if the container cannot be started, if NVML cannot be opened in it, or if it sees other GPUs than those in
-    O(gpus). The message contains the reason and a remedy.
+    instead of the image's entry point. The container is removed afterwards. The arguments of O(program) are those of
+    O(gpus) that no running container has and no process uses.
+  - With O(container), runs O(program) with C(python3) inside a running container, beside its own processes and without
+    arguments.
+  - Fails if the container cannot be started, if NVML or CUDA cannot be opened in it, if it sees other GPUs than those
+    in O(gpus), or if its CUDA is older than that of the image. The message contains the reason and a remedy.
 author:
   - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
@@ -41,7 +43,10 @@ options:
     elements: str
     default: []
   program:
-    description: Source of a Python program that prints one line of JSON with C(uuids) and C(driver), or with C(error).
+    description: >-
+      Source of a Python program that prints one line of JSON. It has C(driver), C(uuids), C(libcuda), C(cuda) (as a
+      number, 13000 for 13.0), C(devices) (how many CUDA counts) and C(wanted) (the CUDA of the image); or C(error), and
+      with it C(code) if CUDA failed.
     type: str
     required: true
   timeout:
@@ -77,6 +82,15 @@ driver:
   description: Driver version that the container sees.
   returned: success
   type: str
+libcuda:
+  description: >-
+    Path in the container of the CUDA library that was loaded: the host's, or a compatibility library of the image.
+  returned: success
+  type: str
+cuda:
+  description: CUDA version of that library.
+  returned: success
+  type: str
 seconds:
   description: Duration of the probe in seconds.
   returned: always
@@ -89,6 +103,8 @@ import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.vllm_edge.gpu.cuda import TOO_OLD, describe_error
 
 REFRESH = '"systemctl restart nvidia-cdi-refresh.service"'
 REFUSALS = {
@@ -113,8 +129,45 @@ def answer_of(out: str) -> dict[str, Any]:
     return {}
 
 
+def judge_cuda(answer: dict[str, Any], gpus: int) -> tuple[str, str]:
+    """Return why CUDA does not work in a container and what to do, or two empty texts.
+
+    Args:
+        answer: what the program printed
+        gpus: how many GPUs the container should have
+    """
+    call, code = answer.get("error"), answer.get("code")
+    counted, version = answer.get("devices"), answer.get("cuda", 0)
+    wanted = re.match(r"\d+", answer.get("wanted", ""))
+    if code is None and wanted and int(wanted[0]) > version // 1000:
+        call, code = f"CUDA {format_version(version)} is there, and the image was made with {answer['wanted']}", TOO_OLD
+    if code is None:
+        return ("", "") if counted == gpus else (f"CUDA counts {counted} GPUs of {gpus}", describe_error(100).remedy)
+    error = describe_error(code)
+    where = f" (loaded: {answer['libcuda']})" if answer.get("libcuda") else ""
+    return f"{call}: error {code}, {error.name}{where}: {error.cause}", error.remedy
+
+
+def format_version(number: int) -> str:
+    """Return a CUDA version as people write it: 13.0 for 13000."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def find_free(module: AnsibleModule, docker: str, gpus: list[str]) -> list[str]:
+    """Return the GPUs that no running container was given by its UUID and that no process uses.
+
+    An engine that starts measures the free memory of its GPUs, and a probe beside it would falsify that.
+    """
+    ids = module.run_command([docker, "ps", "--quiet"])[1].split()
+    held = str(module.run_command([docker, "inspect", "--format={{json .HostConfig}}", *ids])[1]) if ids else ""
+    if smi := module.get_bin_path("nvidia-smi"):
+        query = ["timeout", "60", smi, "--query-compute-apps=gpu_uuid", "--format=csv,noheader"]
+        held += module.run_command(query)[1]
+    return [gpu for gpu in gpus if gpu not in held]
+
+
 def judge(code: int, out: str, err: str, gpus: list[str], timeout: int, image: str = "", container: str = "") -> str:
-    """Return why a container does not see exactly its GPUs, with a remedy. Empty if it does.
+    """Return why a container cannot use exactly its GPUs, with a remedy. Empty if it can.
 
     Args:
         code: exit status of `docker run` or `docker exec`
@@ -127,18 +180,28 @@ def judge(code: int, out: str, err: str, gpus: list[str], timeout: int, image: s
     """
     answer = answer_of(out)
     said = " ".join(err.split())
-    if code == 0 and sorted(answer.get("uuids", [])) == sorted(gpus):
+    whole = code == 0 and sorted(answer.get("uuids", [])) == sorted(gpus)
+    failure, remedy = judge_cuda(answer, len(gpus)) if whole or "code" in answer else ("", "")
+    if whole and not failure:
         return ""
     if code == 124:
-        return f"no answer within {timeout} s. An NVML call that hangs is a lost GPU: dmesg | grep -i xid tells."
-    seen = f"it sees {', '.join(answer['uuids']) or 'none'} of {', '.join(sorted(gpus))}" if "uuids" in answer else ""
-    reason = seen or answer.get("error") or said or out.strip() or f"exit status {code} and no message"
+        return f"no answer within {timeout} s. A call that hangs is a lost GPU: dmesg | grep -i xid tells."
+    seen = (
+        ""
+        if failure
+        else f"it sees {', '.join(answer['uuids']) or 'none'} of {', '.join(sorted(gpus))}"
+        if "uuids" in answer
+        else ""
+    )
+    reason = failure or seen or answer.get("error") or said or out.strip() or f"exit status {code} and no message"
     if container:
         return (
             f"{reason}. If a new container sees them, this one lost them while it was running: systemctl "
             f'daemon-reload takes devices away that systemd did not grant. "systemctl restart {container}.service" '
             "starts it again."
         )
+    if failure:
+        return f"{failure}. {remedy}."
     if seen:
         return f"{seen}. Something else than CDI hands out GPUs: look for a default-runtime in /etc/docker/daemon.json."
     if answer.get("error"):
@@ -180,6 +243,7 @@ def main() -> None:
         name = f"vllm-edge-probe-{module.tmpdir.rsplit('/', 1)[-1].lstrip('.')}"
         command = ["timeout", str(params["timeout"]), docker, "run", "--rm", "--pull=never", f"--name={name}"]
         command += [*params["flags"], *devices, "--entrypoint=python3", params["image"], "-c", params["program"]]
+        command += find_free(module, docker, params["gpus"])
         code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
         if code == 124:
             module.run_command([docker, "rm", "--force", name])
@@ -188,7 +252,9 @@ def main() -> None:
     if problem and not module.check_mode:
         who = f"The container {running}" if running else f"A container of {params['image']} with the engine's flags"
         module.fail_json(msg=f"{who} cannot use its GPUs: {problem}", **result)
-    module.exit_json(driver=answer_of(out).get("driver", ""), **result)
+    answer = answer_of(out)
+    cuda = format_version(answer["cuda"]) if answer.get("cuda") else ""
+    module.exit_json(driver=answer.get("driver", ""), libcuda=answer.get("libcuda", ""), cuda=cuda, **result)
 
 
 if __name__ == "__main__":

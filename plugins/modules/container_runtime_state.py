@@ -110,7 +110,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.gpu.toolkit import KNOWN_BAD
-from ..module_utils.vllm_edge.system.cdi import compare, driver_versions, gpu_specs
+from ..module_utils.vllm_edge.system.cdi import UVM, compare, driver_versions, gpu_specs, lists_uvm
 from ..module_utils.vllm_edge.system.dpkg import FORMAT, parse_packages
 from ..module_utils.vllm_edge.system.host import run_in_english
 from ..module_utils.vllm_edge.system.systemd import Systemd, SystemdError
@@ -146,7 +146,9 @@ def parse_smi(code: int, out: str, err: str) -> tuple[list[str], str, str]:
     return [], "", said or f"nvidia-smi ended with {code} and said nothing"
 
 
-def explain(devices: list[str], missing: list[str], gone: list[str], versions: list[str], driver: str) -> str:
+def explain(
+    devices: list[str], missing: list[str], gone: list[str], versions: list[str], driver: str, cuda: str = ""
+) -> str:
     """Return why the CDI specification has to be generated again. Empty if it matches the host."""
     if not devices:
         return "no CDI specification names a GPU"
@@ -156,7 +158,7 @@ def explain(devices: list[str], missing: list[str], gone: list[str], versions: l
         return f"it names {', '.join(gone)}, which the host does not have"
     if driver and versions and driver not in versions:
         return f"it was made for driver {', '.join(versions)}, the host has {driver}"
-    return ""
+    return cuda and f"{cuda}, so that NVML works in containers and CUDA fails with error 999"
 
 
 def gather(module: AnsibleModule) -> dict[str, Any]:
@@ -188,6 +190,10 @@ def gather(module: AnsibleModule) -> dict[str, Any]:
     missing, gone = compare(devices, gpus)
     generated = gpu_specs(os.path.join(root, "var/run/cdi"))
     versions = sorted({version for text in generated.values() for version in driver_versions(text)})
+    blind = sorted(path for path, text in generated.items() if not lists_uvm(text))
+    cuda = f"{', '.join(blind)} does not list {UVM}" if blind else ""
+    if not os.path.exists(os.path.join(root, UVM.lstrip("/"))):
+        cuda = f"there is no {UVM}"
     return {
         "docker_version": version,
         "docker_major": int(version.split(".")[0]) if version else 0,
@@ -202,7 +208,7 @@ def gather(module: AnsibleModule) -> dict[str, Any]:
         "cdi_static": sorted(gpu_specs(os.path.join(root, "etc/cdi"))),
         "cdi_driver": versions,
         "toolkit_known_bad": dict(KNOWN_BAD),
-        "cdi_stale": explain(devices, missing, gone, versions, driver),
+        "cdi_stale": explain(devices, missing, gone, versions, driver, cuda),
     }
 
 

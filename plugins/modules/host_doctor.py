@@ -15,6 +15,7 @@ description:
   - Some facts can only be read as root. Checks that need facts which the user may not read report V(unknown), which is
     not a failure.
   - The module does not fail if checks fail, so that the play can print RV(lines).
+  - Nothing on the host is changed, except for the file O(support_report).
 author:
   - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
@@ -43,6 +44,12 @@ options:
       C(group) (of the weights), C(foreign) (see M(edge.vllm_edge.vram_budget)), and C(files) (C(path) of each rendered
       file and C(how) it differs; not set if they could not be compared). If it is set, the deep checks run too.
     type: dict
+  support_report:
+    description: >-
+      Path on the host of a support report (tar.gz) to write as well, which only its owner may read. A file that is
+      there is replaced. In check mode it is not written. To see whether CUDA works, the report asks it in the
+      containers of the engines, and in a new container on GPUs that nobody uses.
+    type: path
 seealso:
   - module: edge.vllm_edge.gpu_topology
     description: Gather the settings that engines on several GPUs need.
@@ -93,6 +100,7 @@ lines:
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -101,6 +109,7 @@ from ..module_utils.vllm_edge.doctor.facts import DATA, Expectation
 from ..module_utils.vllm_edge.doctor.reading import Reader
 from ..module_utils.vllm_edge.doctor.registry import examine
 from ..module_utils.vllm_edge.doctor.render import problems, render
+from ..module_utils.vllm_edge.doctor.support import write_report
 
 
 def ask_program(module: AnsibleModule, expected: dict[str, Any]) -> dict[str, Any]:
@@ -123,6 +132,7 @@ def main() -> None:
             "gpus": {"type": "int", "default": 0},
             "data_directory": {"type": "path", "default": DATA},
             "deep": {"type": "dict"},
+            "support_report": {"type": "path"},
         },
         supports_check_mode=True,
     )
@@ -133,6 +143,11 @@ def main() -> None:
     else:
         document = ask_program(module, expected | given["deep"])
         document["host"] = given["host"] or document["host"]
+    if given["support_report"] and not module.check_mode:
+        try:
+            write_report(Path(given["support_report"]), Reader(), document)
+        except OSError as error:
+            module.fail_json(msg=f"support_report {given['support_report']} cannot be written: {error}")
     module.exit_json(changed=False, doctor=document, problems=problems(document), lines=render(document))
 
 

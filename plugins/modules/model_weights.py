@@ -15,12 +15,13 @@ description:
   - Only files that vLLM reads are downloaded (C(.safetensors), C(.json), C(.txt), C(.model), C(.jinja), C(.md)), and
     never pickles. Files that are neither in the record nor in the repository are kept, and the module warns about them.
   - Only missing and damaged files are downloaded. They are stored in C(.incoming) on the same file system, and replace
-    the old ones when all of them are verified. A failed run replaces and deletes nothing. Complete files stay in
-    C(.incoming); the next run verifies them and downloads only the rest.
-  - A broken connection is resumed within a run by C(huggingface_hub), as long as pieces of 10 MiB still arrive, and
-    otherwise five times in a row. After that, and if the hub returns an error that may be temporary (HTTP 408, 429,
-    500, 502, 503, 504), the download of the file starts again after 2 seconds and after 5 seconds. Then the module
-    fails, and the next run downloads this file from the start.
+    the old ones when all of them are verified. A failed run replaces and deletes nothing. What has arrived stays in
+    C(.incoming), parts of files as well; the next run downloads only the rest, and verifies all of it. Only a part that
+    filled the file system is removed.
+  - After a broken connection or an error that may be temporary (HTTP 408, 500, 502, 503, 504) the download of a file
+    goes on where it stopped, after pauses of 1, 2, 5 and 10 seconds, which begin anew when at least 256 KiB have
+    arrived. If the rate is limited (HTTP 429), it waits as long as the hub says. Then the module fails.
+  - Large files are downloaded from the addresses that the hub redirects to. Xet is not used.
   - The module runs under the system's Python, and restarts itself with O(interpreter) when it needs
     C(huggingface_hub). Only one run per model is possible at a time. A second one fails.
 author:
@@ -322,6 +323,8 @@ class ModelWeights:
                 "leaves its download running). Wait for it; "
                 f"{self.params['progress_path'] or 'the directory .incoming'} shows how far it is."
             ) from error
+        # Closing is not enough: a process that was forked meanwhile holds the descriptor until its exec.
+        self.held.callback(fcntl.flock, stream, fcntl.LOCK_UN)
 
     def warn(self, plan: transfer.Plan) -> None:
         """Warn about unknown files, and about a directory that is no longer used."""

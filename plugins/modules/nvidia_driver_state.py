@@ -146,6 +146,10 @@ module_version:
   description: Version of the loaded kernel module. Empty if none is loaded.
   returned: success
   type: str
+uvm:
+  description: Whether the kernel module C(nvidia-uvm) is loaded, which CUDA needs and NVML does not.
+  returned: success
+  type: bool
 signer:
   description: Signer of the installed kernel module. Empty if it is not signed or not installed.
   returned: success
@@ -171,6 +175,16 @@ bare_kernels:
   returned: success
   type: list
   elements: str
+next_kernel:
+  description: Release of the newest bootable kernel, which the next boot starts.
+  returned: success
+  type: str
+modules_on_disk:
+  description: >-
+    Version of the module that is installed for each kernel from the running one to the newest. Kernels without a module
+    are left out.
+  returned: success
+  type: dict
 headers:
   description: Whether the headers of the running kernel are installed, so that modules can be built.
   returned: success
@@ -182,6 +196,42 @@ headers_to_install:
   elements: str
 modules_to_install:
   description: Packages with prebuilt modules that are needed and not installed, and that apt can install.
+  returned: success
+  type: list
+  elements: str
+candidate:
+  description: Version of O(lead_package) that apt would install. Empty if apt does not know the package.
+  returned: success
+  type: str
+module_releases:
+  description: >-
+    Driver release that each package with prebuilt modules is built for. These are the installed ones and those that the
+    kernels need, each in the version that apt would install.
+  returned: success
+  type: dict
+next_modules:
+  description: >-
+    Packages that bring the newest kernel its prebuilt module. These are those of the kernel's flavours, or the one of
+    RV(next_kernel) if no kernel metapackage is installed.
+  returned: success
+  type: list
+  elements: str
+offered_kernel:
+  description: Release of the newest kernel that apt has prebuilt modules for, by the packages of the flavours.
+  returned: success
+  type: str
+kernel_updates:
+  description: Installed kernel metapackages of which apt has another version, if modules are prebuilt.
+  returned: success
+  type: list
+  elements: str
+module_updates:
+  description: Installed packages with prebuilt modules of which apt has another version, built for RV(candidate).
+  returned: success
+  type: list
+  elements: str
+outdated_modules:
+  description: Installed packages with prebuilt modules of one kernel, which apt does not have for RV(candidate).
   returned: success
   type: list
   elements: str
@@ -383,8 +433,12 @@ class DriverFactsCollector:
         else:
             given, metapackages = self.params["headers"] or [], self.params["metapackages"]
             headers = wanted_headers(given, built, running, self.packages, metapackages)
+        on_disk = {name: self.reader.module_on_disk(name) for name in [running, *(k.release for k in self.kernels)]}
         return {
+            **self.reader.offers(self.params["lead_package"], prebuilt, self.packages, modules),
             "kernel": running,
+            "next_kernel": self.kernels[-1].release if self.kernels else running,
+            "modules_on_disk": {name: version for name, version in on_disk.items() if version},
             "bare_kernels": [kernel.release for kernel in self.kernels if not kernel.has_module],
             "headers": built,
             "headers_to_install": self.known_to_apt([name for name in headers if name not in self.packages]),
@@ -399,6 +453,7 @@ class DriverFactsCollector:
         return {
             "installer": f"/{driver.installer.lstrip('/')}" if driver.installer else "",
             "module_version": driver.versions.module,
+            "uvm": driver.uvm,
             "signer": driver.signer if isinstance(driver.signer, str) else "",
             "secure_boot": driver.secure_boot is True,
             "key_enrolled": key_enrolled(self.reader.root),

@@ -38,6 +38,14 @@ options:
   profiles:
     description: Several profiles by name, each a mapping with C(engines) as in O(profile). See RV(plans).
     type: dict
+  observed:
+    description: File with the observations of the host (M(edge.vllm_edge.serving_observations)). The valid ones replace
+      predictions; O(observations) takes precedence. Of an engine that has only invalid ones, a warning says why.
+    type: path
+  image_id:
+    description: Id of the image that the engines run, for which an observation must be valid.
+    type: str
+    default: ""
   drift_tolerances:
     description: >-
       Maximum difference between measurement and plan for each component. A mapping with any of C(weights_mib),
@@ -215,7 +223,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.vllm_edge.planning import drift, inputs, planner, render
+from ..module_utils.vllm_edge.planning import drift, inputs, observations, planner, render
 from ..module_utils.vllm_edge.planning.contract import Model, Plan
 
 
@@ -254,6 +262,8 @@ def main() -> None:
             },
             "profiles": {"type": "dict"},
             **inputs.SPEC,
+            "observed": {"type": "path"},
+            "image_id": {"type": "str", "default": ""},
             "drift_tolerances": {"type": "dict", "default": {}},
             "on_drift": {"type": "str", "choices": list(drift.ON_DRIFT), "default": "warn"},
         },
@@ -269,13 +279,17 @@ def main() -> None:
         for model in dict.fromkeys(str(engine.get("model")) for engine in engines):
             if model in options["models"] and model not in models:
                 models[model] = inputs.model_of(model, options["models"][model], root, options["facts"])
+        host = observations.Host(options["image_id"], options["models"], tuple(gpu.name for gpu in gpus))
+        observed, ignored = observations.merge(options["observations"], known, engines, host)
+        for sentence in ignored:
+            module.warn(sentence)
         plan = planner.plan(
             name,
             engines,
             models,
             gpus,
             version,
-            observations=options["observations"],
+            observations=observed,
             margin_mib=options["margin_mib"],
             tolerance_mib=options["tolerance_mib"],
         )
@@ -284,6 +298,7 @@ def main() -> None:
     # All errors are a ValueError whose message contains the problem and its remedy.
     try:
         tolerances = drift.tolerances(options["drift_tolerances"], options["tolerance_mib"])
+        known = observations.read(Path(options["observed"])) if options["observed"] else []
         gpus = [inputs.build_gpu(slot, given, module.warn) for slot, given in enumerate(options["gpus"])]
         if options["profile"]:
             answer = plan_profile(options["profile"]["name"], options["profile"]["engines"])

@@ -164,6 +164,7 @@ files:
 result:
   description: >-
     V(committed), or V(unchanged) if no switch was necessary. On failure V(refused), V(rolled_back) or V(failed), or
+    V(over_budget) if the first generation of the host is committed and serves with more memory than its budgets, or
     V(busy) while another switch is running. Absent in check mode if a switch would be necessary.
   type: str
   returned: when known
@@ -399,6 +400,7 @@ class Switch:
                 self.paths,
                 Choice(origin, inventory_profile),
                 now.chosen_at,
+                over_budget=now.over_budget,
             )
 
 

@@ -6,11 +6,17 @@ by a schema, a tool call where there are tools.
 
 Modes: good, slow (loads for --load seconds, a line each half second), silent (never prints nor answers),
 crash (dies while loading, with --say as its last words), hang (stops answering after --hang-after seconds),
-die-on-completion, ignore-term.
+freeze (the engine's process stops after --hang-after seconds, the API server does not), die-on-completion, ignore-term,
+read (reads --file for --load seconds without a line, then stands still).
+
+As in vLLM, an API server answers and an engine process works: step by step, each a tenth of a second, one request after
+the other. A step prefills 100 characters of a prompt or makes the answer's first token. The server sets the figures of
+/metrics only from what the engine reports after a step, and counts a prompt's tokens with the first token.
 """
 
 import argparse
 import json
+import mmap
 import os
 import signal
 import sys
@@ -25,11 +31,62 @@ parser.add_argument("--load", type=float, default=0.5)
 parser.add_argument("--say", default="")
 parser.add_argument("--exit", type=int, default=1)
 parser.add_argument("--hang-after", type=float, default=2.0)
+parser.add_argument("--file", default="")
 parser.add_argument("--name", default="sentry")
 options = parser.parse_args()
 
 hanging = threading.Event()
+CHUNK = 100
 
+
+class Core(threading.Thread):
+    """The engine's process."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.frozen = threading.Event()
+        self.queue: list[tuple[int, threading.Event]] = []
+        self.figures = {"running": 0, "blocks": 0, "prompt": 0, "generation": 0, "iterations": 0}
+
+    def answer(self, length: int) -> None:
+        done = threading.Event()
+        self.queue.append((length, done))
+        done.wait()
+
+    def run(self) -> None:
+        left = None
+        while True:
+            time.sleep(0.1)
+            if self.frozen.is_set() or not self.queue:
+                continue
+            length, done = self.queue[0]
+            left = length if left is None else left - CHUNK
+            reported = {**self.figures, "running": len(self.queue), "blocks": self.figures["blocks"] + 1}
+            if left <= 0:
+                reported |= {"running": len(self.queue) - 1, "blocks": 0, "prompt": self.figures["prompt"] + length}
+                reported |= {name: self.figures[name] + 1 for name in ("generation", "iterations")}
+                left = None
+                self.queue.pop(0)
+                done.set()
+            self.figures = reported
+
+    def metrics(self) -> str:
+        labels = '{engine="0",model_name="tiny"}'
+        return "".join(
+            f"{line}\n"
+            for line in (
+                'vllm:cache_config_info{block_size="16",num_gpu_blocks="4452"} 1.0',
+                f"vllm:num_requests_running{labels} {self.figures['running']}.0",
+                f"vllm:num_requests_waiting{labels} 0.0",
+                f"vllm:kv_cache_usage_perc{labels} {self.figures['blocks'] / 4452}",
+                f"vllm:prompt_tokens_total{labels} {self.figures['prompt']}.0",
+                f"vllm:generation_tokens_total{labels} {self.figures['generation']}.0",
+                f"vllm:iteration_tokens_total_count{labels} {self.figures['iterations']}.0",
+            )
+        )
+
+
+core = Core()
 
 LAMP = {"on": True, "colour": "green", "level": 3}
 Json = Mapping[str, object]
@@ -75,12 +132,13 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         while hanging.is_set():
             time.sleep(0.2)
-        if self.path == "/health":
+        path = self.path.partition("?")[0]
+        if path == "/health":
             self.answer(200, {})
-        elif self.path == "/v1/models":
+        elif path == "/v1/models":
             self.answer(200, {"object": "list", "data": [{"id": options.name, "object": "model"}]})
-        elif self.path == "/metrics":
-            self.answer(200, 'vllm:cache_config_info{block_size="16",num_gpu_blocks="4452"} 1.0\n')
+        elif path == "/metrics":
+            self.answer(200, core.metrics())
         else:
             self.answer(404, {"error": {"message": "Not Found"}})
 
@@ -91,11 +149,16 @@ class Handler(BaseHTTPRequestHandler):
             say("(EngineCore pid=77) ERROR 11-21 03:00:00 [core.py:1512] ZeroDivisionError: division by zero")
             say("(APIServer pid=1) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
             os._exit(1)
-        if self.path == "/tokenize":
+        path = self.path.partition("?")[0]
+        if path == "/tokenize":
             self.answer(200, {"tokens": [ord(letter) for letter in rendered(asked)]})
-        elif self.path == "/detokenize":
+        elif path == "/detokenize":
             self.answer(200, {"prompt": "".join(map(chr, asked["tokens"]))})
+        elif path == "/v1/completions":
+            core.answer(len(asked["prompt"]))
+            self.answer(200, {"choices": [{"text": "a"}]})
         else:
+            core.answer(len(rendered(asked)))
             self.answer(200, completion(asked))
 
 
@@ -104,6 +167,17 @@ if options.mode != "ignore-term":
 if options.mode == "silent":
     time.sleep(3600)
 say("INFO 11-21 03:00:00 [gpu_model_runner.py:4735] Starting to load model /models/tiny...")
+if options.mode == "read":
+    say("Loading safetensors checkpoint shards:  0% Completed | 0/1 [00:00<00:01]")
+    deadline = time.monotonic() + options.load
+    with open(options.file, "rb") as file:
+        while time.monotonic() < deadline:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+                read = [mapped[at] for at in range(0, len(mapped), 64 * 1024)]
+            time.sleep(0.3)
+    say("it reads no more")
+    time.sleep(3600)
 steps = max(1, int(options.load / 0.5))
 for step in range(steps):
     say(f"Loading safetensors checkpoint shards:  {100 * step // steps}% Completed | {step}/{steps} [00:00<00:01]")
@@ -119,6 +193,7 @@ say(
 )
 server = ThreadingHTTPServer(("0.0.0.0", 8000), Handler)
 say("INFO:     Application startup complete.")
-if options.mode == "hang":
-    threading.Timer(options.hang_after, hanging.set).start()
+core.start()
+if options.mode in ("hang", "freeze"):
+    threading.Timer(options.hang_after, hanging.set if options.mode == "hang" else core.frozen.set).start()
 server.serve_forever()

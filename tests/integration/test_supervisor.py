@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import threading
 import time
 from datetime import datetime
 
 import pytest
-from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.switch.journal import Lock
+from ansible.module_utils.vllm_edge.system.http import request
 from harness import IMAGE, Host, docker
 
 pytestmark = pytest.mark.docker
@@ -122,6 +123,52 @@ def test_a_hung_engine_starves_the_watchdog_and_is_replaced(host: Host) -> None:
     assert host.failure()["cause"] == "hung", "the corpse was explained a second time"
 
 
+def complete(host: Host, prompt: str) -> None:
+    """A client's request, in the background."""
+    asked = {"model": "sentry", "prompt": prompt, "max_tokens": 1}
+    threading.Thread(
+        target=request,
+        args=(f"http://127.0.0.1:{host.port}", "/v1/completions", 60),
+        kwargs={"method": "POST", "payload": asked},
+        daemon=True,
+    ).start()
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "with a request"])
+def test_a_stopped_engine_process_starves_the_watchdog(host: Host, busy: bool) -> None:
+    """/health stays 200; the counters stand still. An idle engine's cannot move, so it is asked for a token."""
+    run = host.serve(
+        "--mode=freeze",
+        "--hang-after=2",
+        watchdog_s=0.9,
+        progress_timeout_s=1.5,
+        idle_probe_s=0 if busy else 1,
+    )
+    if busy:
+        complete(host, "x" * 100_000)
+    run.until(lambda: run.has("STATUS", "requests make no progress"), 15)
+    still = time.monotonic()
+    assert host.state()["phase"] == "not-answering"
+    time.sleep(1.5)
+    assert not [m for m in run.messages if "WATCHDOG" in m.fields and m.at > still], "a standing engine is called alive"
+    run.process.send_signal(signal.SIGABRT)
+    assert run.ends(5) == 1
+    assert not host.running()
+    failure = host.failure()
+    assert failure["cause"] == "no_progress"
+    assert ("1 running or waiting" if busy else "the supervisor's own") in str(failure["reason"])
+    assert "by=vllm-edge" not in run.text, "our own requests fill the journal"
+
+
+def test_a_long_prefill_is_progress_and_an_idle_engine_is_left_alone(host: Host) -> None:
+    run = host.serve("--mode=good", watchdog_s=0.9, progress_timeout_s=1.5, idle_probe_s=1)
+    complete(host, "x" * 5_000)
+    run.until(lambda: "POST /v1/completions HTTP" in run.text, 15)
+    time.sleep(3)
+    assert not run.has("STATUS", "no progress")
+    assert run.process.poll() is None and host.state()["phase"] == "serving"
+
+
 def test_a_hung_container_is_replaced_when_the_supervisor_was_killed(host: Host) -> None:
     run = host.serve("--mode=hang", "--hang-after=1", watchdog_s=0.9)
     run.until(lambda: run.has("STATUS", "not answering"), 6)
@@ -222,18 +269,40 @@ def test_a_log_that_stands_still_is_given_up(host: Host) -> None:
     assert not host.running()
 
 
+def test_a_load_that_reads_without_a_line_goes_on(host: Host) -> None:
+    """Longer than the stall limit; what then neither reads nor computes is given up."""
+    weights = host.root / "weights"
+    with weights.open("wb") as file:
+        file.write(os.urandom(64 * 1024 * 1024))
+        os.fsync(file.fileno())
+    host.configure(
+        "--mode=read",
+        "--file=/weights",
+        "--load=6",
+        options=(f"--mount=type=bind,source={weights},target=/weights,readonly",),
+        stall_timeout_s=2,
+    )
+    run = host.start()
+    run.until(lambda: "it reads no more" in run.text or run.process.poll() is not None, 30)
+    assert run.process.poll() is None, run.text
+    assert run.ends(15) == 1
+    assert host.failure()["cause"] == "stalled"
+
+
 def test_refusals_of_docker(host: Host) -> None:
     host.configure(image="vllm-edge.invalid/none:1")
     run = host.start()
     assert run.ends(10) == 78
     assert host.failure()["cause"] == "image_missing"
 
-    host.configure("--mode=good", options=("--device=nvidia.com/gpu=GPU-00000000-0000-0000-0000-000000000000",))
-    with Lock(HostPaths(state=host.root / "state")):  # a switch wants to know at once
-        run = host.start()
-        assert run.ends(10) == 1
-    assert host.failure()["cause"] in ("cdi_disabled", "cdi_unresolvable")
-    assert host.container_id() == "", "a container that never ran was left behind"
+
+def test_gpus_that_are_not_there_are_waited_for(host: Host) -> None:
+    missing = "GPU-00000000-0000-0000-0000-000000000000"
+    host.configure("--mode=good", options=(f"--device=nvidia.com/gpu={missing}",))
+    run = host.start()
+    run.until(lambda: run.has("STATUS", "waiting for the GPUs"), 10)
+    assert run.has("EXTEND_TIMEOUT_USEC") and host.container_id() == ""
+    assert run.stop(5) == 0
 
 
 def test_the_port_is_taken_and_then_free(host: Host) -> None:

@@ -58,15 +58,20 @@ def policy(name: str, version: str, source: str = "http://vendor.example/cuda  P
     )
 
 
-def specification(*devices: str, driver: str = DRIVER) -> str:
+DROP_IN = "etc/systemd/system/nvidia-cdi-refresh.service.d/vllm-edge.conf"
+NODES = ("/dev/nvidia-uvm-tools", "/dev/nvidia-uvm", "/dev/nvidiactl")
+
+
+def specification(*devices: str, driver: str = DRIVER, nodes: Sequence[str] = NODES) -> str:
     """As nvidia-ctk writes it, which sorts the keys."""
+    listed = "".join(f"  - path: {node}\n" for node in nodes)
     items = "".join(
         "- containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia0\n      name: no-device\n"
         f"  name: {json.dumps(name)}\n"
         for name in devices
     )
     return (
-        "---\ncdiVersion: 0.5.0\ncontainerEdits:\n  mounts:\n"
+        f"---\ncdiVersion: 0.5.0\ncontainerEdits:\n  deviceNodes:\n{listed}  mounts:\n"
         f"  - hostPath: /{LIBRARIES}/libcuda.so.{driver}\n    containerPath: /{LIBRARIES}/libcuda.so.{driver}\n"
         f"devices:\n{items}kind: nvidia.com/gpu\n"
     )
@@ -221,6 +226,8 @@ class FakeHost:
             )
         if line == "apt-cache policy":
             return Ran(0, SOURCES)
+        if line.startswith("apt-cache search"):
+            return Ran(0)
         if name == "apt-cache":
             where = "http://vendor.example/cuda  Packages"
             return Ran(

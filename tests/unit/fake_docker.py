@@ -35,8 +35,8 @@ class FakeDocker:
     def log(self, line: str) -> None:
         self.records.append(LogRecord(f"2026-11-21T03:00:00.{len(self.records):09d}Z", line))
 
-    def run_container(self, labels: dict[str, str]) -> Container:
-        self.process = subprocess.Popen(["sleep", "120"])
+    def run_container(self, labels: dict[str, str], command: Sequence[str] = ("sleep", "120")) -> Container:
+        self.process = subprocess.Popen(command)
         self.container = Container(
             id="c" * 64,
             name="vllm-e2b",

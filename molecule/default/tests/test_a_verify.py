@@ -91,6 +91,7 @@ def test_directory(host: Host, path: str, owner: str, group: str, mode: int) -> 
         *[(f"/etc/systemd/system/{engine.unit}", 0o644) for engine in ENGINES],
         ("/etc/systemd/system/vllm-edge.target", 0o644),
         ("/etc/systemd/system/vllm-edge-recover.service", 0o644),
+        ("/etc/needrestart/conf.d/vllm-edge.conf", 0o644),
         (f"{STATE}/generations/1/generation.json", 0o644),
         ("/opt/vllm-edge/current/bin/vllm-edge", 0o755),
         (f"{STATE}/active-profile.json", 0o644),
@@ -206,6 +207,15 @@ def test_cdi_names_every_gpu(machine: Machine) -> None:
     assert [f"nvidia.com/gpu={uuid}" for uuid in GPUS] == [name for name in listed if "GPU-" in name]
 
 
+def test_cdi_gives_containers_the_nodes_of_cuda(machine: Machine) -> None:
+    """From now on at each boot: the module by systemd, the nodes by the unit before it makes the specification."""
+    assert machine.shell("cat /sys/module/nvidia_uvm/version") == machine.shell("cat /sys/module/nvidia/version")
+    assert "nvidia-uvm" in machine.run("cat", "/etc/modules-load.d/vllm-edge-nvidia.conf").splitlines()
+    assert re.search(r"path: /dev/nvidia-uvm$", machine.run("cat", "/var/run/cdi/nvidia.yaml"), re.MULTILINE)
+    unit = machine.unit("Restart", "StartLimitIntervalUSec", unit="nvidia-cdi-refresh.service")
+    assert (unit["Restart"], unit["StartLimitIntervalUSec"]) == ("on-failure", "0")
+
+
 def test_toolkit_is_of_one_version_and_held(machine: Machine) -> None:
     shown = machine.run("dpkg-query", "--show", "--showformat=${Package} ${Version} ${db:Status-Want}\n", *TOOLKIT)
     assert sorted(shown.splitlines()) == sorted(f"{package} 1.18.2-1 hold" for package in TOOLKIT)
@@ -303,11 +313,12 @@ def test_no_pickles(machine: Machine) -> None:
 def test_unit(machine: Machine, engine: Served) -> None:
     shown = machine.unit("ActiveState", "SubState", "Result", "StatusText", unit=engine.unit)
     assert (shown["ActiveState"], shown["SubState"], shown["Result"]) == ("active", "running", "success")
-    defined = machine.unit("Type", "NotifyAccess", "WatchdogUSec", "PartOf", "RequiresMountsFor", unit=engine.unit)
+    defined = machine.unit("Type", "NotifyAccess", "WatchdogUSec", "PartOf", "Wants", "After", unit=engine.unit)
     assert (defined["Type"], defined["NotifyAccess"]) == ("notify", "main")
     assert defined["WatchdogUSec"] == "30s"
     assert defined["PartOf"] == "vllm-edge.target"
-    assert {engine.weights, "/data/vllm/cache"} <= {*defined["RequiresMountsFor"].split()}
+    mounts = {"data.mount", "data-vllm.mount", "data-vllm-weights.mount", "data-vllm-cache.mount"}
+    assert mounts <= {*defined["Wants"].split()} & {*defined["After"].split()}
     assert engine.url in shown["StatusText"] and ", ".join(engine.served_names) in shown["StatusText"]
 
 
@@ -324,6 +335,8 @@ def test_engines_were_loaded_side_by_side(machine: Machine) -> None:
 def test_target_wants_the_engines(machine: Machine) -> None:
     wanted = machine.unit("Wants", unit="vllm-edge.target")["Wants"].split()
     assert {engine.unit for engine in ENGINES} == {unit for unit in wanted if unit.startswith("vllm-")}
+    assert "nvidia-cdi-refresh.service" not in wanted, "a start of the target would write a good specification again"
+    assert "nvidia-cdi-refresh.service" in machine.unit("Wants", unit="multi-user.target")["Wants"].split()
     assert "vllm-edge.target" in machine.unit("Wants", unit="multi-user.target")["Wants"].split()
 
 
@@ -432,6 +445,7 @@ def test_vllm_was_given_what_the_inventory_states(machine: Machine, engine: Serv
         f"--max-model-len={engine.max_model_len}",
         # What was measured has its share; what follows from the plan has bytes, and the share that they need.
         "--gpu-memory-utilization=0.965" if engine.model == "31b-nvfp4" else "--gpu-memory-utilization=0.9",
+        '--limit-mm-per-prompt={"audio": 0, "image": 0, "video": 0}',
         "--tool-call-parser=gemma4",
         "--enable-auto-tool-choice",
         "--reasoning-parser=gemma4",

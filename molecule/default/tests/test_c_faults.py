@@ -151,6 +151,34 @@ def test_engine_hangs(machine: Machine, undisturbed: None, seen: Seen) -> None:
     seen(why.group(), failed_after=ended - begin, serving_after=machine.now() - begin)
 
 
+@pytest.mark.thorough
+def test_engine_process_is_stopped(machine: Machine, undisturbed: None, seen: Seen) -> None:
+    """vLLM's API server goes on answering /health. The limits are lowered in the live file, for this start only."""
+    path = f"/etc/vllm-edge/engines/{ENGINE}/engine.json"
+    rendered = machine.host.file(path).content_string
+    quick = json.loads(rendered) | {"progress_timeout_s": 10, "idle_probe_s": 5}
+    machine.shell(f"printf %s {shlex.quote(json.dumps(quick))} > {path}")
+    restart(machine)
+    machine.wait_until_serving()
+    machine.shell(f"printf %s {shlex.quote(rendered)} > {path}")
+    before, cursor, begin = life(machine), machine.cursor(), machine.now()
+    processes = machine.run("docker", "top", CONTAINER, "-eo", "pid,args").splitlines()
+    cores = [line.split()[0] for line in processes if "VLLM::EngineCore" in line]
+    assert len(cores) == 1, processes
+    machine.run("kill", "-STOP", cores[0])
+    machine.wait("the status to tell it", lambda: "requests make no progress" in machine.run("vllm-edge", "status"), 60)
+    wait_for_the_end(machine, cursor, WATCHDOG_S + 30)
+    why = re.search(r"The engine answered /health, but none of its requests .*ended it", machine.journal(cursor))
+    assert why, machine.journal(cursor)
+    assert "by=vllm-edge" not in machine.journal(cursor), "the supervisor's own requests fill the journal"
+    machine.wait_until_serving()
+    after = life(machine)
+    assert before is not None and after is not None and after.id != before.id
+    assert machine.complete("sentry")[0] == 200
+    assert machine.host.file(path).content_string == rendered
+    seen(why.group(), serving_after=machine.now() - begin)
+
+
 def test_engine_crashes_while_loading(machine: Machine, undisturbed: None, seen: Seen) -> None:
     machine.fault("engine-crash-loading")
     cursor, begin = machine.cursor(), machine.now()

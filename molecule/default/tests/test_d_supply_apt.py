@@ -215,13 +215,13 @@ def test_release_is_not_signed(impostor: None, refused: Refused) -> None:
 
 def test_toolkit_that_is_known_not_to_work(refused: Refused) -> None:
     said = refused(RUNTIME, container_runtime_toolkit_version="1.19.1-1")
-    assert "container_runtime_toolkit_version is 1.19.1-1: cuInit fails in containers" in said
+    assert "container_runtime_toolkit_version is 1.19.1-1: cuInit was reported to fail in containers" in said
 
 
 def test_version_that_the_repository_does_not_have(refused: Refused) -> None:
     said = refused(RUNTIME, container_runtime_toolkit_version="9.9.9-1")
     assert "No repository of this host has nvidia-container-toolkit, " in said
-    assert ", libnvidia-container1 9.9.9-1 (there is 1.20.0-1, 1.18.2-1): " in said
+    assert ", libnvidia-container1 9.9.9-1 (there is 1.20.0+8269969f-1, 1.20.0-1, 1.19.0-1, 1.18.2-1): " in said
     assert "set container_runtime_toolkit_version to what there is" in said
 
 

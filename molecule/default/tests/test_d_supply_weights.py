@@ -28,7 +28,6 @@ AWAY = "http://hub.lab:9"
 LARGE, SMALL = "lab/large", "lab/small"
 MIB = 1024**2
 LARGE_MIB = 24
-"""More than the pieces of 10 MiB in which the hub's client keeps what has arrived."""
 
 Seen = Callable[..., None]
 
@@ -107,12 +106,16 @@ class Hub:
         self.shell('printf %s "$1" >/var/lib/hub/gated.json', json.dumps(gates))
 
     def gets(self) -> list[dict[str, Any]]:
-        """Requests for the content of files since the last question."""
+        """Requests for the content of files since the last question, without those that are redirected."""
         command = [*docker_command(), "logs", self.container]
         text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
         lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
         new, self.logged = lines[self.logged :], len(lines)
-        return [line for line in new if line["method"] == "GET" and "/resolve/" in line["path"]]
+        return [
+            {**line, "path": line["path"].partition("?")[0]}
+            for line in new
+            if line["method"] == "GET" and re.search("/resolve/|^/cdn/", line["path"]) and line["status"] != 302
+        ]
 
     def brought(self) -> list[str]:
         """Names of the files whose content went out since the last question."""
@@ -198,7 +201,8 @@ def test_hub_breaks_off_in_the_middle_of_a_file(supply: Supply, hub: Hub, seen: 
     play = supply.play(LARGE)
     assert play.rc == 0, play.output[-4000:]
     parts = [(line["range"], line["bytes"]) for line in hub.gets() if line["path"].endswith("model.safetensors")]
-    assert parts == [(None, 15 * MIB), (f"bytes={10 * MIB}-", (LARGE_MIB - 10) * MIB)]
+    rest = (f"bytes={15 * MIB}-{LARGE_MIB * MIB - 1}", (LARGE_MIB - 15) * MIB)
+    assert parts == [(None, 15 * MIB), rest]
     assert supply.sha256(LARGE) == hub.sha256(LARGE)
     seen(f"The play goes on: the rest is asked for by Range ({parts[1][0]}), and the file verifies.")
 
@@ -218,14 +222,16 @@ def test_hub_breaks_off_and_stays_away(supply: Supply, hub: Hub, seen: Seen) -> 
     assert "Run again when the hub is well" in message and "model_weights_source_directory" in message
     assert f"In {SCRATCH}/weights/large nothing was replaced and nothing deleted." in message
     waiting = f"{SCRATCH}/weights/.incoming/large-{commit[:12]}"
-    assert f"1 of 2 files (0.0 MiB) have arrived and wait in {waiting}" in message
+    assert f"1 of 2 files (0.0 MiB) and 12.0 MiB of 1 more have arrived and wait in {waiting}" in message
     assert supply.files() == before
 
     hub.faults()
     hub.gets()
     again = supply.play(LARGE, revision=commit)
     assert again.rc == 0, again.output[-4000:]
-    assert hub.brought() == ["model.safetensors"], "what was whole is not brought again"
+    (content,) = hub.gets()
+    assert content["path"].endswith("model.safetensors"), "what was whole is not brought again"
+    assert content["bytes"] == (LARGE_MIB - 12) * MIB, "and of the rest only what is missing"
     assert supply.sha256(LARGE) == hub.sha256(LARGE)
     assert not supply.machine.host.file(f"{SCRATCH}/weights/.incoming").exists
     seen(message)

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import json
+import stat
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import GPUS, Controller, Machine
+from conftest import ENGINES, GPUS, INVENTORY_HOST, Controller, Machine
 
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
+DROP_IN = "/etc/systemd/system/nvidia-cdi-refresh.service.d/vllm-edge.conf"
 DAEMON_JSON = "/etc/docker/daemon.json"
 IMAGE_RECORD = "/var/lib/vllm-edge/image.json"
 HOOK = "/usr/bin/nvidia-container-runtime-hook"
@@ -88,6 +92,7 @@ FAULTS = {
         "playbooks/driver_upgrade.yml",
         f"""sed --in-place=.kept 's/"driver_branch": "580"/"driver_branch": "600"/' {IMAGE_RECORD}""",
         f"mv {IMAGE_RECORD}.kept {IMAGE_RECORD}",
+        state="warn",
     ),
     "card gone": Fault(
         "gpus.expected",
@@ -186,8 +191,9 @@ def healthy(controller: Controller) -> Findings:
 
 def test_a_host_that_serves(healthy: Findings) -> None:
     wrong = {name: finding for name, finding in healthy.items() if finding["state"] in ("fail", "warn")}
-    # The clock of the lab is that of the machine it runs on, which nothing on the host synchronises.
-    assert set(wrong) <= {"system.time"}, wrong
+    # The clock of the lab is that of the machine it runs on, which nothing on the host synchronises. Debian 13 has
+    # Docker 26.
+    assert set(wrong) <= {"system.time", "runtime.published-ports"}, wrong
     unknown = {name: finding["evidence"] for name, finding in healthy.items() if finding["state"] == "unknown"}
     # No PCI bus, no EFI and no journal of a kernel are behind the simulated cards.
     assert not [name for name in unknown if name.partition(".")[0] in ("gpus", "runtime", "serving", "storage")], (
@@ -229,17 +235,55 @@ def test_a_fault_is_named_with_its_remedy(
     seen(f" What: {name}: {fault.check}, {found['evidence']}. {found['remedy']}")
 
 
+def test_a_support_report_is_fetched(
+    controller: Controller, machine: Machine, undisturbed: None, tmp_path: Path
+) -> None:
+    """Every GPU has an engine, so CUDA is asked in the containers of the engines only, and takes no memory."""
+    leftovers = "ls -d /tmp/vllm-edge-* /var/tmp/vllm-edge-* 2>/dev/null || true"
+    before = machine.gpu_memory(), machine.shell(leftovers)
+    played = controller.play("playbooks/doctor.yml", f"--extra-vars=support={tmp_path}")
+    assert played.rc == 0 and played.changed == [], played.output[-4000:]
+    path = tmp_path / f"{INVENTORY_HOST}.tar.gz"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with tarfile.open(path) as archive:
+        texts = {
+            member.name.removeprefix("vllm-edge-support/"): content.read().decode()
+            for member in archive.getmembers()
+            if (content := archive.extractfile(member))
+        }
+    said = {name.removeprefix("commands/").removesuffix(".txt"): text for name, text in texts.items()}
+    assert said["cuda-new-container"] == "not asked: every GPU that answers is in use\n"
+    for engine in ENGINES:
+        answer = json.loads(said[f"cuda-{engine.name}"].splitlines()[1])
+        assert answer.keys() >= {"libcuda", "cuda", "devices"}
+        assert answer["memory"] == {}, "it allocated on the GPUs of an engine"
+        assert "Starting to load model" in said[f"start-of-{engine.name}"]
+        assert f"Id={engine.unit}" in said["boot-times"] and f"Started {engine.unit}" in said["boot-units"]
+    assert said["gpu-device-nodes"].count("/dev/nvidia") >= len(GPUS) + 1
+    assert "FB Memory Usage" in said["nvidia-smi-memory"] and '"Size"' in said["image"]
+    assert "Finished nvidia-cdi-refresh.service" in said["boot-units"]
+    assert (machine.gpu_memory(), machine.shell(leftovers)) == before
+
+
 def test_the_next_run_makes_a_stale_specification_anew(
     controller: Controller, machine: Machine, undisturbed: None
 ) -> None:
-    fault = FAULTS["CDI specification of another driver"]
+    """As the toolkit leaves a headless host at boot: without the nodes of CUDA, which nobody asked for."""
     right = machine.run("cat", SPECIFICATION)
-    machine.shell(fault.come)
-    assert machine.run("cat", SPECIFICATION) != right
+    machine.shell(
+        f"rm {DROP_IN} /dev/nvidia-uvm /dev/nvidia-uvm-tools && systemctl daemon-reload && "
+        "systemctl restart nvidia-cdi-refresh.service"
+    )
+    stale = machine.run("cat", SPECIFICATION)
+    assert "/dev/nvidia-uvm" not in stale and all(f"name: {uuid}" in stale for uuid in GPUS), stale
     healed = controller.play("playbooks/host.yml", "--start-at-task=container_runtime : Gather the distribution")
     assert healed.rc == 0, healed.output[-4000:]
-    assert healed.changed == ["container_runtime : Restart nvidia-cdi-refresh.service"]
+    assert healed.changed == [
+        "container_runtime : Configure nvidia-cdi-refresh.service to create the device nodes of CUDA",
+        "container_runtime : Restart nvidia-cdi-refresh.service",
+    ]
     assert machine.run("cat", SPECIFICATION) == right
+    assert machine.shell("stat --format=%A /dev/nvidia-uvm").strip() == "crw-rw-rw-"
 
 
 def test_the_host_stage_warns_of_containers_that_may_lose_their_gpus(

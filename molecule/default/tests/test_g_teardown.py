@@ -29,8 +29,10 @@ OURS = [
     "/var/lib/vllm-edge/switch.json",
     "/var/lib/vllm-edge/switch.lock",
     "/etc/vllm-edge/hooks/before_drain.d",
+    "/etc/needrestart/conf.d/vllm-edge.conf",
     "/etc/systemd/system/vllm-edge-recover.service",
     "/etc/systemd/system/multi-user.target.wants/vllm-edge-recover.service",
+    "/etc/systemd/system/nvidia-cdi-refresh.service.d",
     "/etc/systemd/system/vllm-edge.target",
     "/etc/systemd/system/multi-user.target.wants/vllm-edge.target",
 ]
@@ -241,4 +243,5 @@ def test_nothing_is_left_and_a_second_run_changes_nothing(machine: Machine, watc
         "find /etc /opt /usr/local /var/lib /data -name '*vllm*' -not -path '/var/lib/docker/*' | sort"
     ).split()
     apt = [path for path in traces if path.startswith(("/etc/apt/", "/var/lib/apt/"))]
-    assert traces == apt, "apt repositories stay"
+    kept = {*apt, "/etc/modules-load.d/vllm-edge-nvidia.conf"}
+    assert {*traces} == kept, "apt repositories and the driver stay"

@@ -51,6 +51,7 @@ def test_held_and_left_alone_by_unattended_upgrades(machine: Machine) -> None:
 def test_loaded_and_serving(machine: Machine) -> None:
     branch = EXPECTED[machine.name][0]
     assert machine.run("cat /sys/module/nvidia/version").startswith(branch)
+    assert machine.run("cat /sys/module/nvidia_uvm/version").startswith(branch), "under this name whatever the file's"
     rows = machine.run("nvidia-smi --query-gpu=driver_version,persistence_mode --format=csv,noheader").splitlines()
     assert len(rows) == 4 and all(row.startswith(branch) and row.endswith("Enabled") for row in rows)
     assert machine.run("systemctl is-enabled nvidia-persistenced.service") == "enabled"

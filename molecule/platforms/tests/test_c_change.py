@@ -130,7 +130,7 @@ def test_upgrade(play: Run, seen: Seen) -> None:
     result = play(UPGRADE, UBUNTU.name, driver_upgrade="ubuntu2404", allow_reboot="true", **NEWER)
     assert result.rc == 0, result.output[-5000:]
     assert UBUNTU.run("cat /proc/sys/kernel/random/boot_id") != boot
-    assert UBUNTU.run("cat /sys/module/nvidia/version") == "615.71.09"
+    assert UBUNTU.run("cat /sys/module/nvidia/version /sys/module/nvidia_uvm/version").split() == ["615.71.09"] * 2
     assert [line for line in packages() if "-580-" in line and not line.endswith(("un ", "rc "))] == []
     held = UBUNTU.run("apt-mark showhold").split()
     assert {"nvidia-utils-615-server", "linux-image-generic"} <= set(held)
@@ -150,7 +150,8 @@ def test_removal_without_packages(play: Run, seen: Seen) -> None:
         name for name in held if "container" in name
     ]
     assert "busybox-static" in held
-    left = UBUNTU.run("find /etc/apt /etc/systemd/system/nvidia-persistenced.service.d -name '*vllm-edge*' -type f")
+    places = "/etc/apt /etc/modules-load.d /etc/systemd/system/nvidia-persistenced.service.d"
+    left = UBUNTU.run(f"find {places} -name '*vllm-edge*' -type f")
     assert [path for path in left.splitlines() if "container-toolkit" not in path] == []
     assert UBUNTU.run("dpkg-query -W -f '${db:Status-Abbrev}' nvidia-utils-615-server") == "ii"
     again = play("playbooks/driver_remove.yml", UBUNTU.name, driver_remove="ubuntu2404")

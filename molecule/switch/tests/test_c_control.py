@@ -144,6 +144,8 @@ def test_reboot(edge: Edge, bystanders: Bystanders, pair: Pair, phase: str, hard
     wanted = pair.there if phase == "clean_up" else pair.here
     edge.wait("the engines after the boot", lambda: edge.status()["problems"] == [], LOADED_S + 60, every=1)
     serving = edge.now() - booted
+    # /dev is new, and the worker's CUDA has found the nodes that nobody but the refresh of the specification makes.
+    assert "path: /dev/nvidia-uvm\n" in edge.run("cat", "/var/run/cdi/nvidia.yaml")
     journal = edge.last()
     assert journal is not None and journal["id"] != begun.before
     assert journal["result"] == ("committed" if phase == "clean_up" else "rolled_back"), json.dumps(journal, indent=1)

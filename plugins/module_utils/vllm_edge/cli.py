@@ -95,7 +95,9 @@ def _status(options: Options, paths: HostPaths) -> int:
 def _add_doctor_options(parser: argparse.ArgumentParser) -> None:
     _add_format(parser)
     parser.add_argument(
-        "--support-report", metavar="FILE", help="also write evidence, without secrets, into FILE (tar.gz)"
+        "--support-report",
+        metavar="FILE",
+        help="also write evidence, without secrets, into FILE (tar.gz); tries CUDA on unused GPUs",
     )
     parser.add_argument(
         "--deep", action="store_true", help="also hash the weights and send the canary to every engine (takes minutes)"

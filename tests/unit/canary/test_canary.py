@@ -113,9 +113,9 @@ BLANK = chat("{" + " \n" * 40, finish="length")
         ),
         ("deterministic", {"repeated": [ONE, ONE]}, PASSED, "the same 2 tokens: 'a b'"),
         *(
-            ("deterministic", {"repeated": [ONE, second], "logprobs": third}, outcome, message)
+            ("deterministic", {"repeated": [ONE, second] * 3, "logprobs": third}, outcome, message)
             for second, third, outcome, message in [
-                (TWO, rated([1, 2], FIRST, NEAR), NOT_SHOWN, "token 2, between tokens only 0.25 nats apart"),
+                (TWO, rated([1, 2], FIRST, NEAR), NOT_SHOWN, "token 2, between tokens 0.25 nats apart: rounding"),
                 (TWO, rated([1, 2], FIRST, FAR), FAILED, "token 2, between tokens 4.60 nats apart"),
                 # The third answer leaves earlier than the other two part: what counts is where it leaves.
                 (TWO, rated([4, 2], {4: -0.2, 1: -3.0}, NEAR), FAILED, "token 1, between tokens 2.80 nats"),
@@ -125,8 +125,29 @@ BLANK = chat("{" + " \n" * 40, finish="length")
                 (TWO, refuse(400, "no logprobs"), FAILED, "HTTP 400: no logprobs"),
             ]
         ),
+        *(
+            # A large difference counts only if the same tokens differ at the same position again.
+            ("deterministic", {"repeated": [ONE, TWO, *later], "logprobs": third}, outcome, message)
+            for later, third, outcome, message in [
+                ([ONE] * 4, rated([1, 2], FIRST, FAR), NOT_SHOWN, "4.60 nats apart; asked twice more, they did not"),
+                ([ONE, ONE, ONE, TWO], rated([1, 2], FIRST, FAR), FAILED, "and did so again"),
+                ([ONE, ONE, TWO, ONE], rated([1, 2], FIRST, FAR), FAILED, "and did so again"),
+                ([ONE, OTHER] * 2, rated([1, 2], FIRST, FAR), NOT_SHOWN, "asked twice more"),
+                (
+                    [TWO, ONE, ONE, ONE],
+                    [rated([1, 2], FIRST, rates) for rates in (FAR, NEAR)],
+                    NOT_SHOWN,
+                    "asked twice more",
+                ),
+            ]
+        ),
         ("deterministic", {"repeated": [chat("a"), chat("a")]}, PASSED, "the same 3 tokens"),
-        ("deterministic", {"repeated": [chat("a"), chat("b")]}, FAILED, "no token ids by which that could be judged"),
+        (
+            "deterministic",
+            {"repeated": [chat("a"), chat("b")] * 2},
+            FAILED,
+            "no token ids by which that could be judged",
+        ),
         ("tool_call", {}, PASSED, "called freely"),
         ("tool_call", {"free": chat("I cannot.")}, NOT_SHOWN, "no tool call but 'I cannot.'"),
         ("tool_call", {"free": called('{"on": true}')}, NOT_SHOWN, "keys on where"),

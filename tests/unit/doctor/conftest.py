@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils.vllm_edge.system.systemd import Ran
-from doctor_host import BUSES, DRIVER, GPUS, KERNEL, FakeHost, card, specification
+from doctor_host import BUSES, DRIVER, DROP_IN, GPUS, KERNEL, FakeHost, card, specification
 
 
 @pytest.fixture
@@ -27,19 +27,23 @@ def host(tmp_path: Path) -> FakeHost:
     found.kernel("6.2.1-amd64", module=False)
     found.kernel(KERNEL)
     found.module(DRIVER)
+    found.write("sys/module/nvidia_uvm/refcnt", "0\n")
     found.library(DRIVER)
     for uuid, bus in zip(GPUS, BUSES, strict=True):
         found.bus(bus)
         found.gpus.append(card(uuid, bus))
     found.write("etc/docker/daemon.json", '{"features": {"cdi": true}}')
     found.write("var/run/cdi/nvidia.yaml", specification("0", "1", *GPUS, "all"))
+    found.write("etc/systemd/system/nvidia-cdi-refresh.service", "ExecStart=/usr/bin/nvidia-ctk cdi generate\n")
+    found.write(DROP_IN, "ExecStartPre=-/usr/bin/nvidia-ctk system create-device-nodes --control-devices\n")
     for unit in ("docker.service", "nvidia-persistenced.service", "nvidia-cdi-refresh.path", "vllm-edge.target"):
         found.unit(unit)
     found.answers = {
         "timedatectl": Ran(0, "yes\n"),
         "systemctl show --property=LoadState,LimitNOFILE": Ran(0, "LoadState=loaded\nLimitNOFILE=infinity\n"),
         "modinfo": Ran(0, "Example key\n"),
-        "dockerd --version": Ran(0, "Docker version 26.1.5+dfsg1, build a72d7cd\n"),
+        "runc --version": Ran(0, "runc version 1.1.15+ds1\ncommit: 1.1.15+ds1-2\nspec: 1.2.0\ngo: go1.24.4\n"),
+        "dockerd --version": Ran(0, "Docker version 28.1.1, build 01f442b\n"),
         "nvidia-smi --query-compute-apps": Ran(0, ""),
         "nvidia-smi topo": Ran(0, " \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t\n\nLegend:\n  X    = Self\n"),
         "journalctl --dmesg": Ran(1, "-- No entries --\n"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from ansible.module_utils.vllm_edge.doctor.facts import TOOLKIT
 from ansible.module_utils.vllm_edge.system.systemd import Ran
-from doctor_host import BUSES, DRIVER, GPUS, KERNEL, NEW_GPU, FakeHost, card, specification
+from doctor_host import BUSES, DRIVER, DROP_IN, GPUS, KERNEL, NEW_GPU, FakeHost, card, specification
 
 Change = Callable[[FakeHost], Any]
 ENGINE, TARGET = "vllm-e2b.service", "vllm-edge.target"
@@ -53,8 +53,30 @@ def kernel(release: str) -> Change:
     return lambda host: host.kernel(release, module=False)
 
 
+def held_kernel(candidate: str) -> Change:
+    """A kernel metapackage that is held in version 6.8.0-79.79, and the version that apt offers."""
+    shown = f"Package: linux-image-generic\nVersion: {candidate}\nDepends: linux-image-6.8.0-100-generic\n"
+    return several(
+        package("hi 6.8.0-79.79", "linux-image-generic"),
+        answer("apt-cache show --no-all-versions linux-image-generic", shown),
+    )
+
+
 def docker_config(text: str) -> Change:
     return write("etc/docker/daemon.json", text)
+
+
+# What only looks like a library: a file of nobody, of /tmp and of the program's own environment.
+MAPS = """\
+55d0a0000000-55d0a0001000 r-xp 00000000 fe:00 100   /usr/bin/python3.13 (deleted)
+7f0000000000-7f0000001000 r-xp 00000000 fe:00 101   /usr/lib/x86_64-linux-gnu/libssl.so.3 (deleted)
+7f0000001000-7f0000002000 r--p 00001000 fe:00 101   /usr/lib/x86_64-linux-gnu/libssl.so.3 (deleted)
+7f0000002000-7f0000003000 r-xp 00000000 fe:00 102   /usr/lib/x86_64-linux-gnu/libc.so.6
+7f0000003000-7f0000004000 rw-s 00000000 00:01 103   /memfd:arena (deleted)
+7f0000004000-7f0000005000 rw-s 00000000 00:20 104   /tmp/scratch (deleted)
+7f0000005000-7f0000006000 r-xp 00000000 fe:00 105   /opt/vllm-edge/releases/1/venv/lib/x.so (deleted)
+7f0000006000-7f0000007000 rw-p 00000000 00:00 0     [stack]
+"""
 
 
 def dockerd(out: str, status: int = 0) -> Change:
@@ -73,8 +95,8 @@ def down(**state: str) -> Change:
     return several(unit(ENGINE, Result="exit-code", **state), lambda host: host.listen())
 
 
-def cdi(*devices: str, path: str = "var/run/cdi/nvidia.yaml", driver: str = DRIVER) -> Change:
-    return write(path, specification(*devices, driver=driver))
+def cdi(*devices: str, path: str = "var/run/cdi/nvidia.yaml", **more: Any) -> Change:
+    return write(path, specification(*devices, **more))
 
 
 def kernel_log(*xids: str) -> Change:
@@ -136,10 +158,13 @@ WITHOUT_MODULE = (
 )
 WITHOUT_DRIVER = (
     f"fail driver.installed{WITHOUT_MODULE} driver.one-source driver.held driver.module-loaded driver.cuda "
-    "driver.next-kernel driver.persistence runtime.cdi-current"
+    "driver.next-kernel driver.kernel-updates driver.persistence runtime.cdi-current"
 )
 UNLOADED = "fail driver.module-loaded"
-NO_DOCKER = "unknown runtime.docker-version runtime.docker-running runtime.cdi-enabled runtime.gpu-access"
+NO_DOCKER = (
+    "unknown runtime.docker-version runtime.published-ports runtime.docker-running runtime.cdi-enabled "
+    "runtime.gpu-access"
+)
 DEBIAN = "http://deb.example.org/debian trixie/non-free amd64 Packages"
 OLD, NEWER = "570.211.01", "6.12.63+deb13-amd64"
 DKMS = "nvidia-kernel-open-dkms"
@@ -169,14 +194,14 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (lambda host: host.module(OLD), "fail driver.versions", f"{OLD} and libcuda.so.1 is {DRIVER}", "allow_reboot=true"),
     (
         lambda host: host.image(cuda="14.0.1", driver_branch="615"),
-        "fail driver.cuda",
+        "warn driver.cuda",
         f"vllm-edge:1 is made with CUDA 14.0.1, which needs a driver of branch 615 or newer, and the host has {DRIVER}",
-        "Set nvidia_driver_branch to 615 or newer and run 'ansible-playbook playbooks/driver_upgrade.yml', or take an "
+        "set nvidia_driver_branch to 615 or newer and run 'ansible-playbook playbooks/driver_upgrade.yml', or take an "
         "image with an older CUDA",
     ),
     (
         lambda host: [host.module(OLD), host.library(OLD), cdi(*GPUS, driver=OLD)(host)],
-        "fail driver.cuda",
+        "warn driver.cuda",
         f"CUDA 13.0.2, which needs a driver of branch 580 or newer, and the host has {OLD}",
         "playbooks/driver_upgrade.yml",
     ),
@@ -195,6 +220,12 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
         "headers or the prebuilt modules",
     ),
     (kernel(NEWER), "warn driver.next-kernel", f"{NEWER}, has no module; {KERNEL} runs", "Before the next reboot"),
+    (
+        held_kernel("6.8.0-100.100"),
+        "warn driver.kernel-updates",
+        "linux-image-generic 6.8.0-79.79 is held, and apt has 6.8.0-100.100",
+        "security updates included. 'ansible-playbook playbooks/driver_upgrade.yml -e driver_upgrade=HOST",
+    ),
     (
         several(
             unit("nvidia-persistenced.service", ActiveState="inactive"),
@@ -217,10 +248,17 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (dockerd("", 127), f"fail runtime.docker-installed; {NO_DOCKER}", "no dockerd", "installs it"),
     (
         dockerd("Docker version 20.10.24, build 297e128"),
-        "fail runtime.docker-version; unknown runtime.cdi-enabled",
+        "fail runtime.docker-version; warn runtime.published-ports; unknown runtime.cdi-enabled",
         "20.10.24 does not know CDI",
         "Docker's repository",
     ),
+    (
+        dockerd("Docker version 26.1.5+dfsg1, build a72d7cd"),
+        "warn runtime.published-ports",
+        "with Docker Engine 26.1.5, hosts of the same network segment can reach ports",
+        "Install Docker 28 or newer",
+    ),
+    (dockerd("Docker version 27.5.1, build 9f9e405"), "warn runtime.published-ports", "27.5.1", "with two rules"),
     (docker(ActiveState="failed"), f"fail {RUNNING}; unknown runtime.gpu-access", "failed", "systemctl start docker"),
     (docker(UnitFileState="disabled"), f"warn {RUNNING}", "does not start at boot", "systemctl enable docker.service"),
     (docker_config("{,}"), "fail runtime.docker-config runtime.cdi-enabled", "is no JSON", "dockerd --validate"),
@@ -229,6 +267,18 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (package("hi 1.17.8-1", *TOOLKIT), "warn runtime.toolkit", "that came with 1.18", "newer release"),
     (package("hi 1.17.8-1", TOOLKIT[3]), "fail runtime.toolkit", "libnvidia-container1 1.17.8", "one version"),
     (package("ii 1.18.2-1", TOOLKIT[3]), "warn runtime.toolkit-held", "libnvidia-container1", "apt-mark hold"),
+    (package("hi 1.20.0-1", *TOOLKIT), "warn runtime.toolkit", "read-only /etc/nvidia", "another release"),
+    (package("hi 1.19.0-1", *TOOLKIT), "warn runtime.toolkit", "after multi-user.target", "another release"),
+    *(
+        (
+            answer("runc --version", f"runc version {version}\n"),
+            "warn runtime.runc",
+            f"runc {version}",
+            "1.1.7 or newer",
+        )
+        for version in ("1.1.3", "1.1.6")
+    ),
+    (lambda host: host.remove(DROP_IN), "warn runtime.cdi-refresh", "does not create /dev/nvidia-uvm", "a drop-in"),
     (unit(REFRESH, ActiveState="inactive"), "warn runtime.cdi-refresh", "inactive", "systemctl enable --now"),
     (
         cdi(*GPUS, driver=OLD),
@@ -243,6 +293,18 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
         "remove /etc/cdi/nvidia.yaml",
     ),
     (cdi("0", GPUS[0]), "fail runtime.cdi-devices", GPUS[1], "nvidia-ctk cdi list"),
+    (
+        cdi("0", *GPUS, nodes=("/dev/nvidia-uvm-tools", "/dev/nvidiactl")),
+        "fail runtime.cdi-devices",
+        "/var/run/cdi/nvidia.yaml does not list /dev/nvidia-uvm: NVML works in containers",
+        "create the node at each boot",
+    ),
+    (
+        lambda host: host.remove("sys/module/nvidia_uvm"),
+        "fail driver.module-loaded",
+        "nvidia-uvm is not: NVML answers, and CUDA fails with error 999",
+        "modprobe nvidia-uvm",
+    ),
     # What serves.
     (down(ActiveState="failed"), "fail serving.units", f"{ENGINE} failed (exit-code)", "vllm-edge explain e2b"),
     (
@@ -281,12 +343,20 @@ NAMED_FAULTS: tuple[tuple[str, Change, dict[str, str], str, str], ...] = (
         "'nvidia-ctk system create-dev-char-symlinks --create-all'",
     ),
     (
+        "libssl was upgraded",
+        several(unit(ENGINE, MainPID="4711"), write("proc/4711/maps", MAPS)),
+        {"serving.libraries": "warn"},
+        f"{ENGINE} runs with a former libssl.so.3, python3.13",
+        f"'systemctl restart {ENGINE}' at a good time",
+    ),
+    (
         "no engine's files are readable",
         lambda host: host.write("etc/vllm-edge/engines/e2b/docker-create", ""),
         {
             "serving.configuration": "fail",
             "serving.units": "unknown",
             "serving.ports": "unknown",
+            "serving.libraries": "unknown",
             "serving.boot": "unknown",
         },
         "docker-create",
@@ -327,4 +397,7 @@ FINE: tuple[tuple[Change, str, str], ...] = (
     # A module that is loaded and no longer on disk.
     (lambda host: host.kernel(KERNEL, module=False), "driver.next-kernel", "has no module of the driver on disk"),
     (answer("modinfo", "", 1), "driver.secure-boot", "not started by UEFI"),
+    (held_kernel("6.8.0-79.79"), "driver.kernel-updates", "every held kernel is the newest that apt has"),
+    # It comes with the updates of the distribution, or whenever its operator wants.
+    (package("ii 6.12.48-1", "linux-image-amd64"), "driver.kernel-updates", "no kernel is held"),
 )

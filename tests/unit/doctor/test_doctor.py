@@ -29,6 +29,19 @@ def test_the_module_reports_and_does_not_fail(run_module: Run, host: FakeHost, c
     assert found["lines"][-1].endswith("2 fail; failed: driver.versions, gpus.expected")
 
 
+def test_the_module_writes_a_support_report_except_in_check_mode(
+    run_module: Run, host: FakeHost, tmp_path: Path
+) -> None:
+    path = tmp_path / "report"
+    replace = {"Reader": lambda: host.reader}
+    args = {"support_report": str(path)}
+    assert run_module("host_doctor", args, check=True, replace=replace)["rc"] == 0 and not path.exists()
+    found = run_module("host_doctor", args, replace=replace)
+    assert (found["rc"], found["changed"]) == (0, False) and path.stat().st_mode & 0o777 == 0o600
+    failed = run_module("host_doctor", {"support_report": str(tmp_path / "absent/report")}, replace=replace)
+    assert failed["failed"] and "absent/report cannot be written" in failed["msg"]
+
+
 def test_the_module_runs_here(run_module: Run) -> None:
     """On whatever machine this is, as whatever user."""
     found = run_module("host_doctor", {})

@@ -189,7 +189,7 @@ def test_a_running_switch_moves_units_and_ports(host: FakeHost, monkeypatch: pyt
 
     monkeypatch.setattr(reading, "read_switches", lambda paths: ({"switch": {"generation": 2}}, []))
     host.unit("vllm-e2b.service", ActiveState="inactive")
-    assert host.not_ok() == {"serving.units": "unknown", "serving.ports": "unknown"}
+    assert host.not_ok() == dict.fromkeys(("serving.units", "serving.ports", "serving.libraries"), "unknown")
 
 
 @pytest.mark.parametrize("name", ["nvidia", "nvidia-current"])
@@ -231,6 +231,18 @@ def test_a_switch_that_was_killed(host: FakeHost, monkeypatch: pytest.MonkeyPatc
     check = host.checks()["serving.switch"]
     assert (check["state"], "ended in phase stop" in check["evidence"]) == ("fail", True)
     assert "vllm-edge recover" in check["remedy"]
+
+
+@pytest.mark.parametrize(("results", "state"), [("over_budget", "warn"), ("committed over_budget", "ok")])
+def test_a_generation_that_was_committed_over_its_budget(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch, results: str, state: str
+) -> None:
+    from ansible.module_utils.vllm_edge.doctor import reading
+
+    rows = [{"result": result, "message": "21400 MiB"} for result in ("refused", *results.split(), "unchanged")]
+    monkeypatch.setattr(reading, "read_switches", lambda paths: ({"history": rows}, []))
+    check = host.checks()["serving.switch"]
+    assert (check["state"], "21400 MiB" in check["evidence"]) == (state, state == "warn")
 
 
 def test_the_host_is_only_asked(host: FakeHost) -> None:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import stat
 import tarfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.vllm_edge.doctor import support
+from ansible.module_utils.vllm_edge.doctor import evidence, support
 from ansible.module_utils.vllm_edge.doctor.command import run_doctor
-from ansible.module_utils.vllm_edge.system.systemd import Ran
-from doctor_host import FakeHost
+from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
+from doctor_host import BUSES, GPUS, NEW_GPU, FakeHost, card
 
 API_KEY = "q7Zs-api-key-value-91"
 SECOND_KEY = "w2second93key"
@@ -125,3 +126,155 @@ def test_patterns(text: str, expected: str) -> None:
 
 def test_short_and_plain_values_do_not_take_evidence_with_them() -> None:
     assert support.find_secrets(["TOKEN=1234567 PASSWORD=no SECRET=true API_KEY=abcdef1"]) == {"abcdef1"}
+
+
+# ---- what only a host with real GPUs can show ----------------------------------------------------------------------
+
+PARTS = {
+    "kernel-command-line": "cat /proc/cmdline",
+    "kernel-modules": "cat /proc/modules",
+    "package-sources": "apt-cache policy",
+    "driver-branches": "apt-cache search --names-only ^nvidia-driver-pinning-",
+    "driver-modules": r"apt-cache search --full --names-only ^linux-modules-nvidia-.*-6\.12\.48\+deb13\-amd64$",
+    "docker-disk": "docker system df",
+    "runc": "runc --version",
+    "image": "docker image inspect vllm-edge:1",
+    "nvidia-smi-memory": "nvidia-smi -q -d MEMORY,ECC,PERFORMANCE",
+    "nvidia-smi-processes": "nvidia-smi --query-compute-apps=gpu_uuid,pid,used_memory",
+    "nvidia-smi-peers": "nvidia-smi topo -p2p r",
+    "gpu-device-nodes": "find /dev -maxdepth 2 -path /dev/nvidia*",
+    "boot-duration": "systemd-analyze --no-pager critical-chain vllm-edge.target",
+    "boot-times": f"systemctl show --property={evidence.UNIT_TIMES} -- vllm-e2b.service vllm-edge.target",
+    "boot-units": "journalctl --boot --no-pager --output=short-monotonic --identifier=systemd --unit=vllm-e2b.service",
+    "boot-nvidia": "journalctl --boot --no-pager --output=short-monotonic --unit=nvidia-persistenced.service",
+    "boot-kernel": "journalctl --boot --dmesg",
+    "unit-files": "systemctl --no-pager cat vllm-e2b.service",
+    "cuda-new-container": f"docker run --rm --pull=never --name={evidence.PROBE_CONTAINER}",
+    "cuda-e2b": "docker exec vllm-e2b python3 -c",
+    "start-of-e2b": "docker logs --timestamps vllm-e2b",
+}
+"""Part of the archive to the command whose output it has."""
+
+
+def collected(host: FakeHost) -> dict[str, str]:
+    return {
+        name.removeprefix("commands/").removesuffix(".txt"): text
+        for name, text in support.collect(host.reader, host.examine()).items()
+    }
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_is_there_without_secrets(host: FakeHost, part: str) -> None:
+    host.answers[PARTS[part]] = Ran(3, f"what it said; HF_TOKEN={HF_TOKEN} at http://ops:{PASSWORD}@proxy\n", "and why")
+    text = collected(host)[part]
+    assert "what it said; HF_TOKEN=REDACTED at http://REDACTED@proxy" in text and "and why" in text
+    assert text.startswith(f"$ {PARTS[part]}") and text.endswith("exit status 3\n")
+    assert "import ctypes" not in text
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_whose_program_hangs_says_so_and_the_others_are_there(
+    host: FakeHost, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = FakeHost.__call__
+
+    def hang(self: FakeHost, command: Sequence[str], timeout_s: float) -> Ran:
+        assert timeout_s <= 60
+        if " ".join(command).startswith(PARTS[part]):
+            raise SystemdError(f"'{' '.join(command)}' did not end within {timeout_s:g} s")
+        return answer(self, command, timeout_s)
+
+    monkeypatch.setattr(FakeHost, "__call__", hang)
+    found = collected(host)
+    assert "did not end within 30 s" in found[part] and "import ctypes" not in found[part]
+    assert PARTS.keys() <= found.keys()
+
+
+def test_a_bare_host_has_every_part(tmp_path: Path) -> None:
+    found = collected(FakeHost(tmp_path))
+    assert {part for part in PARTS if not part.endswith("e2b")} <= found.keys()
+    assert found["image"] == "no image is recorded\n"
+    assert found["runc"] == "'runc' cannot be run: No such file or directory\n"
+    assert found["iommu-groups"].endswith("sys/kernel/iommu_groups: No such file or directory\n")
+
+
+def test_iommu_groups_have_their_type_and_devices(host: FakeHost) -> None:
+    for group, kind, bus in (("2", "identity", BUSES[0]), ("11", "DMA-FQ", BUSES[1])):
+        host.write(f"sys/kernel/iommu_groups/{group}/type", f"{kind}\n")
+        host.write(f"sys/kernel/iommu_groups/{group}/devices/{bus}")
+    assert collected(host)["iommu-groups"] == f"2: identity: {BUSES[0]}\n11: DMA-FQ: {BUSES[1]}\n"
+    for group in ("2", "11"):
+        host.remove(f"sys/kernel/iommu_groups/{group}")
+    assert collected(host)["iommu-groups"] == "no groups: the IOMMU is off\n"
+
+
+def test_the_start_of_an_engine_is_in_the_order_of_its_times(host: FakeHost) -> None:
+    host.answers["docker logs"] = Ran(
+        0, "2026-11-23T07:00:01Z out\n2026-11-23T07:00:03Z API_KEY=abcdefgh\n", "2026-11-23T07:00:02Z shard 1/2"
+    )
+    lines = collected(host)["start-of-e2b"].split("\n")
+    assert [line.split("Z ")[-1] for line in lines if "Z " in line] == ["out", "shard 1/2", "API_KEY=REDACTED"]
+    host.answers["docker logs"] = Ran(0, "begin " + "x" * evidence.LONGEST)
+    text = collected(host)["start-of-e2b"]
+    assert "\nbegin xxx" in text and "6 more characters" in text and len(text) < evidence.LONGEST + 200
+
+
+def test_records_of_the_host_are_in_the_report(host: FakeHost) -> None:
+    host.write("var/lib/vllm-edge/observations.json", '{"e2b": {"weights_mib": 9800}}')
+    host.write("var/lib/vllm-edge/engines/e2b.json", '{"phase": "serving"}')
+    found = {name.rpartition("var/lib/vllm-edge/")[2]: text for name, text in collected(host).items()}
+    assert found["observations.json"] == '{"e2b": {"weights_mib": 9800}}'
+    assert found["engines/e2b.json"] == '{"phase": "serving"}' and "580" in found["image.json"]
+
+
+# ---- CUDA is asked where it disturbs nobody ------------------------------------------------------------------------
+
+
+def probed(host: FakeHost) -> tuple[set[str], str]:
+    """GPUs of the new container, and what the report says of it."""
+    host.answers["docker run"] = Ran(0, '{"cuInit": 0}\n')
+    host.answers["docker rm"] = Ran(0)
+    text = collected(host)["cuda-new-container"]
+    lines = [line for line in host.asked if line.startswith("docker run")]
+    return {word.partition("gpu=")[2] for line in lines for word in line.split() if word.startswith("--device=")}, text
+
+
+def test_a_new_container_gets_the_gpus_that_nobody_uses(host: FakeHost) -> None:
+    host.gpus.append(card(NEW_GPU, "0000:b1:00.0"))
+    host.answers["nvidia-smi --query-compute-apps"] = Ran(0, f"{NEW_GPU}\n")
+    gpus, text = probed(host)
+    assert host.asked and f" {GPUS[1]}" in next(line for line in host.asked if line.startswith("docker run"))
+    assert gpus == {GPUS[1]}, "the first is of the engine, the third of a process"
+    assert '{"cuInit": 0}' in text and "--cap-drop=ALL" in text and f"--user={host.reader.engine_uid()}:" in text
+    assert host.asked[-1].startswith("journalctl")
+    assert f"docker rm --force {evidence.PROBE_CONTAINER}" in host.asked
+
+
+@pytest.mark.parametrize("state", ["activating", "deactivating", "reloading"])
+def test_an_engine_that_starts_or_stops_keeps_its_gpu_to_itself(host: FakeHost, state: str) -> None:
+    host.unit("vllm-e2b.service", ActiveState=state)
+    assert probed(host)[0] == {GPUS[1]}
+
+
+def test_the_gpu_of_a_stopped_engine_is_asked(host: FakeHost) -> None:
+    host.unit("vllm-e2b.service", ActiveState="inactive")
+    assert probed(host)[0] == set(GPUS)
+
+
+NOT_SURE: dict[str, tuple[Callable[[FakeHost], object], str]] = {
+    "a damaged engine": (lambda host: host.write("etc/vllm-edge/engines/e2b/engine.json", "{"), "files of an engine"),
+    "a lost GPU": (
+        lambda host: host.answers.update({"nvidia-smi --query-compute-apps": Ran(9, "GPU is lost\n")}),
+        "nvidia-smi: GPU is lost",
+    ),
+    "no image": (lambda host: host.remove("var/lib/vllm-edge/image.json"), "no image is recorded"),
+    "all in use": (lambda host: host.engine(gpus=GPUS), "every GPU that answers is in use"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SURE)
+def test_no_container_is_started_where_it_is_not_certain(host: FakeHost, name: str) -> None:
+    change, said = NOT_SURE[name]
+    change(host)
+    gpus, text = probed(host)
+    assert gpus == set() and text.startswith("not asked: ") and said in text

@@ -44,6 +44,8 @@ def test_both_files_as_rendered(tmp_path: Path) -> None:
         ({"tensor_parallel_size": True}, "tensor_parallel_size is True: a whole number from 1"),
         ({"generation": -1}, "generation is -1: a whole number from 0"),
         ({"stall_timeout_s": 0}, "stall_timeout_s is 0: seconds, more than 0"),
+        ({"progress_timeout_s": 0}, "progress_timeout_s is 0: seconds, more than 0"),
+        ({"idle_probe_s": -1}, "idle_probe_s is -1: seconds, 0 for never"),
         ({"stop_timeout_s": "30"}, "stop_timeout_s is '30': seconds"),
         ({"vram_budget_mib": 20.5}, "vram_budget_mib is 20.5: MiB"),
         ({"weights_path": None}, "weights_path is None: a text"),

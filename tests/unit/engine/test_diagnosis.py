@@ -74,6 +74,12 @@ driver_mismatch | Reboot
     nvidia-container-cli: initialization error: nvml error: driver/library version mismatch: unknown
 driver_too_old | newer than the host's driver
     RuntimeError: CUDA driver version is insufficient for CUDA runtime version
+driver_too_old | Upgrade the driver branch
+    RuntimeError: The NVIDIA driver on your system is too old (found version 12040). Please update your GPU driver
+cuda_compat_mismatch | remove LD_LIBRARY_PATH
+    RuntimeError: Unexpected error. Error 803: system has unsupported display driver / cuda driver combination
+no_forward_compatibility | only data-center cards have
+    RuntimeError: Unexpected error. Error 804: forward compatibility was attempted on non supported HW
 too_few_gpus | asks for 4 GPUs, the container has 2
     ValueError: World size (4) is larger than the number of available GPUs (2) in this node.
 image_missing | vllm:1
@@ -121,6 +127,10 @@ nvml | LibraryNotFound
     pynvml.NVMLError_LibraryNotFound: NVML Shared Library Not Found
 gpu_lost | Xid
     pynvml.NVMLError_GpuIsLost: GPU is lost
+cuda_unknown | lacks /dev/nvidia-uvm
+    RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env variable
+cuda_unknown | create-device-nodes
+    torch.AcceleratorError: CUDA error: unknown error
 no_gpu | sees no GPU
     RuntimeError: No CUDA GPUs are available
 port_taken | 127.0.0.1:8070 | ss -ltnp

@@ -21,6 +21,7 @@ from ansible.module_utils.vllm_edge.engine.state import EngineState
 from ansible.module_utils.vllm_edge.engine.watchers import compute_health_interval
 from ansible.module_utils.vllm_edge.system.docker import Container
 from ansible.module_utils.vllm_edge.system.http import Answer
+from ansible.module_utils.vllm_edge.system.usage import Usage
 from engine_files import CONFIG
 
 ENGINE: EngineConfig = parse_engine(json.dumps(CONFIG), "engine.json")
@@ -54,6 +55,9 @@ LINE = "INFO Loading safetensors checkpoint shards:  50% Completed | 1/2"
         (OURS, Found(SILENT, False, 299.0), Existing.ATTACH_LOADING, "still loads"),
         (OURS, Found(SILENT, False, 300.0), Existing.STOP_AND_REMOVE, "log stands still"),
         (OURS, Found(SILENT, False, None), Existing.STOP_AND_REMOVE, "log stands still"),
+        (OURS, Found(SILENT, False, 900.0, "computes"), Existing.ATTACH_LOADING, "its log is silent, and it computes"),
+        (OURS, Found(SILENT, False, None, "reads 9 MiB/s"), Existing.ATTACH_LOADING, "it reads 9 MiB/s"),
+        (OURS, Found(SILENT, True, 900.0, "computes"), Existing.STOP_AND_REMOVE, "served before"),
     ],
 )
 def test_a_container_that_is_already_there(
@@ -141,6 +145,49 @@ def test_a_log_that_stands_still() -> None:
     assert "loading weights, 50 %" in given_up.reason
 
 
+def test_a_load_that_reads_in_silence_is_no_hang() -> None:
+    life = begun()
+    life.on_log(LINE, 110.0)
+    for second in range(110, 2000, 5):  # 100 MB/s
+        life.on_usage(Usage(second * 100_000_000, 0, second / 100), float(second))
+        assert life.on_tick(float(second)).give_up is None
+    assert life.status_text(1995.0) == "loading weights, 50 %, 31 min 35 s; no line for 31 min 25 s, reads 95 MiB/s"
+    life.on_usage(Usage(1995 * 100_000_000, 0, 20.0), 2005.0)
+    assert life.on_tick(2294.0).give_up is None
+    assert life.on_tick(2295.0).give_up is not None, "it stands still"
+
+
+def test_page_faults_are_reading() -> None:
+    life = begun()
+    life.on_log(LINE, 110.0)
+    for second in range(110, 2000, 5):
+        life.on_usage(Usage(0, second * 3, 0.0), float(second))
+    assert life.on_tick(2000.0).give_up is None and "reads mapped files" in life.status_text(2000.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "until"),
+    [(LINE, 1310 + 300), ("Dynamo bytecode transform time: 3.5 s", 1310 + 300), ("first line", 110 + 300)],
+    ids=["loading", "compiling", "a phase before"],
+)
+def test_computing_alone_is_progress_for_a_while(line: str, until: int) -> None:
+    life = begun()
+    life.on_log(line, 110.0)
+    for second in range(110, 3000, 5):
+        life.on_usage(Usage(0, 0, float(second)), float(second))
+        if life.on_tick(float(second)).give_up is not None:
+            break
+    assert until - 10 <= second <= until + 5
+
+
+def test_waiting_is_no_computing() -> None:
+    life = begun()
+    life.on_log(LINE, 110.0)
+    for second in range(110, 420, 5):
+        life.on_usage(Usage(second, second // 5, second / 50), float(second))
+    assert life.on_tick(420.0).give_up is not None
+
+
 def test_a_serving_engine_may_be_silent() -> None:
     life = begun()
     life.on_health(OK, 110.0, "")
@@ -187,6 +234,85 @@ def test_a_hung_engine() -> None:
     back = life.on_health(OK, 131.0, "03:00:31")
     assert back.watchdog and back.say == "/health answers again after 11 s" and not back.ready
     assert life.phase is Phase.SERVING and life.get_unanswered_s(131.0) == 0.0
+
+
+def metrics(running: int, tokens: int, usage: float = 0.25, waiting: int = 0) -> str:
+    return (
+        "# TYPE vllm:num_requests_running gauge\n"
+        f'vllm:num_requests_running{{engine="0"}} {running}.0\nvllm:num_requests_waiting{{engine="0"}} {waiting}.0\n'
+        f'vllm:kv_cache_usage_perc{{engine="0"}} {usage}\nvllm:generation_tokens_total{{engine="0"}} {tokens}.0\n'
+        f"process_cpu_seconds_total {usage}\n"
+    )
+
+
+def serving() -> Supervision:
+    life = begun()
+    life.on_health(OK, 110.0, "", metrics(0, 7))
+    return life
+
+
+@pytest.mark.parametrize("stuck", [metrics(2, 9), metrics(0, 9, waiting=2)], ids=["running", "waiting"])
+def test_requests_that_stand_still(stuck: str) -> None:
+    life = serving()
+    life.on_health(OK, 120.0, "", stuck)
+    assert life.on_health(OK, 419.0, "03:05:19", stuck).watchdog
+    found = life.on_health(OK, 420.0, "03:05:20", stuck)
+    assert not found.watchdog and found.phase_changed and life.phase is Phase.UNHEALTHY
+    assert found.say == "requests make no progress for 5 min 00 s (2 running or waiting)"
+    assert (found.status or "").startswith("requests make no progress, seen at 03:05:20 (2 running or waiting); the")
+    assert life.on_health(OK, 430.0, "", stuck).say is None
+    ended = life.explain_end_by_watchdog(450.0)
+    assert ended.cause == "no_progress" and ended.heals and "for 330 s" in ended.reason
+    back = life.on_health(OK, 460.0, "", metrics(2, 10))
+    assert back.watchdog and back.say == "requests make progress again after 40 s" and life.phase is Phase.SERVING
+    assert life.explain_end_by_watchdog(461.0).cause == "hung"
+
+
+def test_a_long_prefill_moves_the_share_of_the_kv_cache() -> None:
+    life = serving()
+    for chunk in range(1, 20):
+        assert life.on_health(OK, 110.0 + 290 * chunk, "", metrics(1, 7, usage=chunk / 100)).watchdog
+
+
+def test_what_metrics_do_not_tell_is_no_standstill() -> None:
+    life = serving()
+    life.on_health(OK, 120.0, "", metrics(1, 9))
+    assert life.on_health(OK, 5000.0, "").watchdog, "/metrics could not be read"
+    assert life.on_health(OK, 5010.0, "", "vllm:other 1").watchdog, "an engine without statistics"
+
+
+def test_an_idle_engine_is_asked_for_a_token() -> None:
+    life = serving()
+    assert not life.on_health(OK, 409.0, "", metrics(0, 7)).probe
+    assert life.on_health(OK, 410.0, "", metrics(0, 7)).probe
+    assert not life.on_health(OK, 420.0, "", metrics(0, 7)).probe, "one at a time"
+    life.advance.on_probe(OK, 421.0)
+    assert not life.on_health(OK, 720.0, "", metrics(0, 7)).probe
+    assert life.on_health(OK, 721.0, "", metrics(0, 7)).probe
+    assert life.on_health(OK, 1020.0, "", metrics(0, 7)).watchdog
+    stopped = life.on_health(OK, 1021.0, "", metrics(0, 7))
+    assert not stopped.watchdog and "the supervisor's own, for one token" in (stopped.say or "")
+    assert life.explain_end_by_watchdog(1021.0).reason.count("300 s") == 1
+
+
+def test_no_probe_while_somebodys_request_runs_or_where_it_is_turned_off() -> None:
+    life = serving()
+    assert not any(life.on_health(OK, 110.0 + n, "", metrics(1, n)).probe for n in range(0, 3000, 100))
+    off = Supervision(replace(ENGINE, idle_probe_s=0), started=100.0)
+    assert not any(off.on_health(OK, 110.0 + n, "", metrics(0, 7)).probe for n in range(0, 3000, 100))
+
+
+@pytest.mark.parametrize(
+    ("answer", "again_after"),
+    [(Answer(404), 300), (Answer(503), 300), (Answer(None, error="connection closed"), 0)],
+    ids=["refused", "overloaded", "no answer"],
+)
+def test_a_refused_probe_is_no_standstill(answer: Answer, again_after: float) -> None:
+    life = serving()
+    assert life.on_health(OK, 500.0, "", metrics(0, 7)).probe
+    life.advance.on_probe(answer, 510.0)
+    assert life.on_health(OK, 510.0 + again_after, "", metrics(0, 7)).probe
+    assert life.phase is Phase.SERVING
 
 
 def test_a_status_while_docker_is_away() -> None:

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from ansible.module_utils.vllm_edge.engine import container, launch
 from ansible.module_utils.vllm_edge.engine.config import load_engine
 from ansible.module_utils.vllm_edge.engine.journal import Journal
 from ansible.module_utils.vllm_edge.engine.supervisor import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Supervisor
-from ansible.module_utils.vllm_edge.gpu.driver import DriverVersions
+from ansible.module_utils.vllm_edge.gpu.driver import DriverVersions, find_missing_access
 from ansible.module_utils.vllm_edge.switch.journal import Lock
 from ansible.module_utils.vllm_edge.system.docker import DockerAway, DockerRefused, DockerUnit
 from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.sd_notify import Notifier
+from ansible.module_utils.vllm_edge.system.systemd import Ran, Systemd
 from engine_files import CONFIG, CREATE, written
 from fake_docker import FakeDocker
 
@@ -42,10 +43,13 @@ class Case:
         unit: DockerUnit | None = None,
         healthy: bool = False,
         driver: DriverVersions | None = None,
+        create: list[str] = CREATE,
         **changes: Any,
     ) -> None:
         config = {**CONFIG, "stop_timeout_s": 2, "stall_timeout_s": 20, **changes}
-        self.paths = written(root, config=config, create=CREATE)
+        self.root = root
+        self.ordered: list[str] = []
+        self.paths = written(root, config=config, create=create)
         self.docker = docker
         self.healthy = threading.Event()
         if healthy:
@@ -70,6 +74,8 @@ class Case:
             unit=lambda: self.unit,
             health=self.health,
             driver=lambda: driver or DriverVersions(),
+            gpus=lambda devices: find_missing_access(devices, root),
+            systemd=Systemd(self.order),
         )
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.listener = threading.Thread(target=self.listen, daemon=True)
@@ -82,6 +88,10 @@ class Case:
         if not self.healthy.is_set() or (published and self.docker.away.is_set()):
             return Answer(None, error="connection refused")
         return Answer(200)
+
+    def order(self, command: Sequence[str], timeout_s: float) -> Ran:
+        self.ordered.append(" ".join(command))
+        return Ran(0)
 
     def run(self) -> None:
         self.code = self.supervisor.run()
@@ -149,6 +159,7 @@ def docker() -> Iterator[FakeDocker]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container, "REFUSED_S", 0.6)
     monkeypatch.setattr(launch, "RETRY_FIRST_S", 0.2)
+    monkeypatch.setattr(launch, "GPU_POLL_S", 0.1)
 
 
 @pytest.fixture
@@ -327,6 +338,21 @@ def test_a_removal_in_progress_is_waited_for(begin: Begin, docker: FakeDocker) -
     assert "made from other inputs" in case.output.getvalue()
 
 
+@pytest.mark.parametrize("command", [("sh", "-c", "while :; do :; done"), ("sleep", "120")], ids=["works", "idle"])
+def test_a_silent_load_is_kept_by_the_next_supervisor(
+    begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """Its supervisor was killed, and the last line is older than the stall limit."""
+    monkeypatch.setattr(launch, "WORK_S", 1.5)
+    left = docker.run_container(LABELS, command)
+    docker.container = replace(left, started_at="2020-01-01T00:00:00.000000000Z")
+    case = begin().start()
+    case.until(lambda: "create" in docker.calls or "attaching" in case.output.getvalue())
+    works = command[0] == "sh"
+    assert ("create" not in docker.calls) is works
+    assert ("its log is silent, and it computes" if works else "neither reads nor computes") in case.output.getvalue()
+
+
 def test_a_container_that_died_unwatched_is_explained(begin: Begin, docker: FakeDocker) -> None:
     docker.run_container(LABELS)
     docker.log("ValueError: No available memory for the cache blocks. Try increasing")
@@ -473,13 +499,26 @@ def test_an_engine_that_serves_is_kept_though_its_log_cannot_be_read(
 FULL = "no space left on device"
 
 
-def test_a_refusal_that_heals_is_tried_again_without_systemd(begin: Begin, docker: FakeDocker) -> None:
-    docker.refuse_start = FULL
+UNMOUNTED = 'invalid mount config for type "bind": bind source path does not exist: /data/vllm/weights/e2b'
+
+
+@pytest.mark.parametrize(
+    ("refusal", "words", "cause"),
+    [
+        (FULL, "Docker's disk is full", "docker_out_of_space"),
+        (UNMOUNTED, "directory /data/vllm/weights/e2b, which the engine mounts, does not exist", "mount_missing"),
+    ],
+    ids=["full disk", "mounted late"],
+)
+def test_a_refusal_that_heals_is_tried_again_without_systemd(
+    begin: Begin, docker: FakeDocker, refusal: str, words: str, cause: str
+) -> None:
+    docker.refuse_start = refusal
     case = begin().start()
     case.until(lambda: docker.calls.count("start") > 2)
     told = [text for text in case.told if "Trying again in" in text]
-    assert all("Docker's disk is full" in text and "EXTEND_TIMEOUT_USEC=" in text for text in told) and told
-    assert case.state()["last_failure"]["cause"] == "docker_out_of_space"
+    assert all(words in text and "EXTEND_TIMEOUT_USEC=" in text for text in told) and told
+    assert case.state()["last_failure"]["cause"] == cause
     docker.refuse_start = ""
     case.until_ready()
 
@@ -533,6 +572,106 @@ def test_one_error_of_dockers_api_does_not_end_a_switch(begin: Begin, docker: Fa
     with Lock(case.paths):
         case.start().until_ready()
     assert docker.calls.count("create") == 2
+
+
+# -- the GPUs after a boot
+
+UUID = CONFIG["gpus"][0]
+WITH_GPU = [*CREATE[:4], f"--device=nvidia.com/gpu={UUID}", *CREATE[4:]]
+UVM_LINE = "  - path: /dev/nvidia-uvm\n"
+SPECIFICATION = f"""---
+cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+containerEdits:
+  deviceNodes:
+  - path: /dev/nvidiactl
+{UVM_LINE}devices:
+- name: "0"
+  containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia0
+- containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia0
+  name: {UUID}
+"""
+
+
+def give_gpus(root: Path, text: str = SPECIFICATION, nodes: Sequence[str] = ("nvidiactl", "nvidia-uvm")) -> None:
+    for directory in ("var/run/cdi", "dev"):
+        (root / directory).mkdir(parents=True, exist_ok=True)
+    (root / "var/run/cdi/nvidia.yaml").write_text(text)
+    for name in nodes:
+        (root / "dev" / name).touch()
+
+
+LATE: list[tuple[str, Callable[[Path], None]]] = [
+    ("there is no CDI specification", lambda root: None),
+    (f"does not define {UUID}", lambda root: give_gpus(root, SPECIFICATION.replace(UUID, "GPU-other"))),
+    ("nvidia.yaml does not list /dev/nvidia-uvm", lambda root: give_gpus(root, SPECIFICATION.replace(UVM_LINE, ""))),
+    ("/dev/nvidia-uvm of /var/run/cdi/nvidia.yaml does not exist", lambda root: give_gpus(root, nodes=["nvidiactl"])),
+]
+
+
+@pytest.mark.parametrize(("told", "state"), LATE, ids=["nothing", "another GPU", "without UVM", "without the node"])
+def test_the_start_waits_for_the_gpus(
+    begin: Begin, docker: FakeDocker, told: str, state: Callable[[Path], None]
+) -> None:
+    case = begin(create=WITH_GPU, patience_s=900)
+    state(case.root)
+    case.start()
+    case.until(lambda: any("STATUS=waiting for the GPUs" in text and told in text for text in case.told), 10)
+    assert "create" not in docker.calls, "a container without CUDA was started"
+    case.until(lambda: case.state()["phase"] == "waiting-for-gpus")
+    assert case.state()["last_failure"] is None
+    assert case.ordered == ["systemctl start --no-block -- nvidia-cdi-refresh.service"], "it is not asked too often"
+    give_gpus(case.root)
+    case.until_ready()
+
+
+def test_a_module_that_loads_late_uses_up_no_start(
+    begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, now = begin(create=WITH_GPU, patience_s=900), [0.0]
+
+    def pause(seconds: float) -> None:
+        case.supervisor.events.check_stop()
+        now[0] += launch.GPU_POLL_S
+        if now[0] >= 40:
+            give_gpus(case.root)
+
+    monkeypatch.setattr(launch, "GPU_POLL_S", 3.0)
+    monkeypatch.setattr(case.supervisor.events, "pause", pause)
+    monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
+    case.start().until_ready()
+    assert case.ordered == ["systemctl start --no-block -- nvidia-cdi-refresh.service"] * 2
+
+
+def test_the_wait_for_the_gpus_has_an_end(begin: Begin, docker: FakeDocker) -> None:
+    failure = begin(create=WITH_GPU, patience_s=0.5).start().fails_with("gpus_not_ready")
+    assert "no CDI specification" in failure["reason"] and "create-device-nodes" in failure["remedy"]
+
+
+def test_a_switch_learns_soon_that_the_gpus_are_missing(
+    begin: Begin, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "GPU_WAIT_IN_SWITCH_S", 0.3)
+    case = begin(create=WITH_GPU, patience_s=900)
+    with Lock(case.paths):
+        case.start().fails_with("gpus_not_ready")
+
+
+def test_a_stop_ends_the_wait_for_the_gpus(begin: Begin, docker: FakeDocker) -> None:
+    case = begin(create=WITH_GPU, patience_s=900).start()
+    case.until(lambda: any("waiting for the GPUs" in text for text in case.told))
+    case.stop()
+    assert case.ends(5) == EXIT_OK
+
+
+def test_an_engine_that_serves_needs_no_specification(begin: Begin, docker: FakeDocker) -> None:
+    pid = docker.run_container(LABELS).pid
+    begin(create=WITH_GPU, healthy=True).start().until_ready()
+    assert docker.container is not None and docker.container.pid == pid
 
 
 # -- versions of the driver

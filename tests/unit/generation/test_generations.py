@@ -28,6 +28,7 @@ from generations import UUIDS, activate, engine, put, rendered
         ({"image_id": "sha256:22"}, True),
         ({"stop_timeout_s": 31}, True),
         ({"stall_timeout_s": 31}, True),
+        ({"idle_probe_s": 0}, True),
         ({"shutdown_timeout_s": 20}, True),
         ({"chat": "{{ messages }}"}, True),
     ],

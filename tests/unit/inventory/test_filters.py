@@ -15,8 +15,10 @@ ENGINES = {"a": {"model": "x", "gpus": [0, 1], "vram_budget_mib": 100}, "b": {"m
 NAMED = [{"name": name, **engine} for name, engine in ENGINES.items()]
 PROFILES = {"both": {"engines": ["a", "b"], "when": "Always."}, "one": {"engines": ["b"]}}
 SLOTS = [{"name": "L4", "total_mib": 23, "reserved_mib": 0}, {"name": "", "total_mib": 24, "reserved_mib": None}]
+CARDS = [{"total_mib": 23, "reserved_mib": 1}] * 2
 SERVED = {"tensor_parallel_size": 1, "port": 8050, "served_names": ["r"]}
 STATUS = {"unit": "vllm-a.service", "load_seconds": 1.5, "active_since": "then", "active_state": "active"}
+STATUS |= {"peer_to_peer_off": ["why"]}
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,22 @@ STATUS = {"unit": "vllm-a.service", "load_seconds": 1.5, "active_since": "then",
             (NAMED, [{"engine": "a", "settings": {"vram_budget_mib": 7, "kv_cache_memory_bytes": 5}}]),
             [{**NAMED[0], "vram_budget_mib": 7, "kv_cache_memory_bytes": 5}, NAMED[1]],
         ),
+        (
+            "calibrate",
+            ([NAMED[0] | {"kv_cache_memory_bytes": 5}, NAMED[1] | {"name": "c"}], ["a", "c"], 0.9, CARDS),
+            [
+                NAMED[0] | {"gpu_memory_utilization": 0.9, "vram_budget_mib": 11},
+                NAMED[1] | {"name": "c", "gpu_memory_utilization": 0.9, "vram_budget_mib": 11},
+            ],
+        ),
+        (
+            "calibrate",
+            ([NAMED[1] | {"gpu_memory_utilization": 0.4, "extra_args": ["-x"]}, NAMED[0]], ["b"], 0.9, CARDS),
+            [NAMED[1] | {"gpu_memory_utilization": 0.4, "extra_args": ["-x"], "vram_budget_mib": 11}, NAMED[0]],
+        ),
+        # As `systemd-escape --path --suffix=mount` writes them.
+        ("list_mount_units", (["/.a/b-1/", "/.a"],), [r"\x2ea.mount", r"\x2ea-b\x2d1.mount"]),
+        ("list_mount_units", (["/ü %/_:.", "/"],), [r"\xc3\xbc\x20\x25.mount", r"\xc3\xbc\x20\x25-_:..mount"]),
         ("find_release", ("registry:5000/vllm:v0.32.0-x86_64", "0.33.1"), "0.32.0"),
         ("find_release", ("vllm:nightly", "0.33.1+cpu"), "0.33.1"),
         ("find_release", ("vllm:nightly", ""), ""),
@@ -57,6 +75,7 @@ STATUS = {"unit": "vllm-a.service", "load_seconds": 1.5, "active_since": "then",
             [
                 {"engine": "a", "unit": "vllm-a.service", "model": "x", "precision": "fp8", "slots": [0, 1]}
                 | {"state": "active", "load_seconds": 1.5, "since": "then"}
+                | {"peer_to_peer_off": ["why"]}
                 | SERVED
             ],
         ),
@@ -68,7 +87,7 @@ def test_result(filters: dict[str, Callable[..., Any]], name: str, arguments: tu
 
 def test_every_filter_is_used_by_its_full_name(filters: dict[str, Callable[..., Any]]) -> None:
     """Filters that import the package are found in the collection only."""
-    files = [path for place in ("group_vars", "roles", "playbooks") for path in (ROOT / place).rglob("*.yml")]
-    text = "".join(path.read_text() for path in files)
+    files = [path for place in ("group_vars", "roles", "playbooks") for path in (ROOT / place).rglob("*.*")]
+    text = "".join(path.read_text() for path in files if path.suffix in {".yml", ".j2"})
     assert [name for name in filters if f"| edge.vllm_edge.{name}" not in text] == []
     assert [name for name in filters if re.search(rf"\|\s*{name}\b", text)] == []

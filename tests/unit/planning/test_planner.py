@@ -390,6 +390,30 @@ def test_observations_that_cannot_be_used(given: dict[str, Any], said: str) -> N
         plan_of(NVFP4_TP2, observations=given)
 
 
+TEXT_ONLY = {"image": 0, "video": {"count": 0}, "audio": 0}
+
+
+def test_an_engine_for_text_only_has_the_memory_of_the_encoders_for_its_kv_cache() -> None:
+    """With the tokens of a batch stated, since text only also makes the default smaller."""
+    wanted = {**NVFP4_TP2, "max_num_batched_tokens": 2048, "gpu_memory_utilization": 0.95}
+    limits: tuple[dict[str, Any], ...] = ({}, {"limit_mm_per_prompt": TEXT_ONLY})
+    all_of_it, text = (plan_of({**wanted, **more}, DEFAULT).gpus[0] for more in limits)
+    assert (all_of_it.weights_bytes - text.weights_bytes) / MIB == pytest.approx(1098, abs=1)
+    assert all_of_it.overhead_bytes - text.overhead_bytes == 2496 * 5376 * 2
+    assert (text.context_bytes, text.graphs_bytes) == (all_of_it.context_bytes, all_of_it.graphs_bytes)
+    assert text.total_bytes == all_of_it.total_bytes, "the share decides the total"
+    assert plan_of({**NVFP4_TP2, "max_model_len": 8192}, DEFAULT).verdict is Verdict.KV_BELOW_MAX_MODEL_LEN
+    assert (
+        plan_of({**NVFP4_TP2, "max_model_len": 8192, "limit_mm_per_prompt": TEXT_ONLY}, DEFAULT).verdict is Verdict.FITS
+    )
+
+
+@pytest.mark.parametrize("limits", [None, {}, {"image": 0, "video": 0}, {**TEXT_ONLY, "video": 1}, "image=0"])
+def test_a_modality_that_is_left_keeps_the_encoders(limits: Any) -> None:
+    assert not planner.arguments_of({"limit_mm_per_prompt": limits}).language_model_only
+    assert planner.arguments_of({"limit_mm_per_prompt": TEXT_ONLY}).language_model_only
+
+
 @pytest.mark.parametrize("version", [REFERENCE, DEFAULT])
 @pytest.mark.parametrize("wanted", [NVFP4_TP2, BF16_TP4, engine("e4b")], ids=["nvfp4-tp2", "bf16-tp4", "e4b"])
 def test_a_derived_kv_cache_leaves_the_margin_free(wanted: Mapping[str, Any], version: str) -> None:

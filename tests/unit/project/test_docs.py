@@ -97,8 +97,8 @@ def variables() -> set[str]:
         for entry_point in yaml.safe_load((ROOT / path).read_text())["argument_specs"].values():
             found |= entry_point.get("options", {}).keys()
     for path in tracked("playbooks/*.yml"):
-        # What a play asks for with a default needs no entry anywhere else.
-        found |= set(re.findall(r"\b([a-z_]+) \| default\(", (ROOT / path).read_text()))
+        # What a play asks for with a default, or only if it is set, needs no entry anywhere else.
+        found |= set(re.findall(r"\b([a-z_]+) (?:\| default\(|is defined\b)", (ROOT / path).read_text()))
     for path in tracked("roles/*/templates/*.yml.j2"):
         # Files of variables that a play writes for an operator.
         found |= set(re.findall(r"^([a-z_]+):", (ROOT / path).read_text(), re.MULTILINE))

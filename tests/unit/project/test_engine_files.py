@@ -25,7 +25,7 @@ ENGINES: list[dict[str, Any]] = [
     for name, gpus, more in (
         ("two", [0, 1], {}),
         ("own", [0, 1], {"extra_env": {"NCCL_P2P_DISABLE": "0"}, "extra_args": ["--disable-custom-all-reduce"]}),
-        ("one", [2], {}),
+        ("one", [2], {"limit_mm_per_prompt": {"image": 0, "audio": 0, "video": {"count": 0}}}),
     )
 ]
 BUS = {"environment": {"NCCL_P2P_DISABLE": "1"}, "arguments": ["--disable-custom-all-reduce"], "reasons": ["the IOMMU"]}
@@ -107,14 +107,24 @@ def test_what_the_bus_wants_goes_to_engines_over_several_gpus(rendered: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("model", "paths"),
-    [({}, "/data/m /data/vllm/cache"), ({"real_path": "/mnt/nvme/m"}, "/data/m /mnt/nvme/m /data/vllm/cache")],
+    ("model", "disk"),
+    [({}, ""), ({"real_path": "/mnt/nvme-1/m"}, r" mnt.mount mnt-nvme\x2d1.mount mnt-nvme\x2d1-m.mount")],
     ids=["plain", "behind a link"],
 )
-def test_an_engine_waits_for_the_disk_of_its_weights(rendered: Any, model: dict[str, str], paths: str) -> None:
+def test_an_engine_starts_after_the_mounts_of_its_disks_whether_they_succeed_or_not(
+    rendered: Any, model: dict[str, str], disk: str
+) -> None:
     given = {"path": "/data/m", "manifest_sha256": "0", "precision": "bf16", "record": "/r", **model}
     unit = rendered(vllm_engine_models={"m": given})["one"]["vllm-engine.service"]
-    assert f"RequiresMountsFor={paths}" in unit[unit.index("[Unit]") : unit.index("[Service]")]
+    head = unit[unit.index("[Unit]") : unit.index("[Service]")]
+    mounts = f"data.mount data-m.mount{disk} data-vllm.mount data-vllm-cache.mount"
+    assert f"After={mounts}" in head and f"Wants={mounts}" in head
+    assert not [line for line in head if line.startswith(("Requires", "BindsTo"))], "one failed mount is the end"
+
+
+def test_an_argument_that_is_a_mapping_is_one_line_of_json(rendered: Any) -> None:
+    (line,) = [line for line in rendered()["one"]["docker-create"] if "limit-mm" in line]
+    assert line == '--limit-mm-per-prompt={"audio": 0, "image": 0, "video": {"count": 0}}'
 
 
 @pytest.mark.parametrize("forbidden", [False, True])

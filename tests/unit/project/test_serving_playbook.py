@@ -9,7 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import helpers
 import pytest
+import yaml
+from helpers import ROOT
 
 NOBODY = "192.0.2.1"
 """Of the addresses that RFC 5737 keeps for documentation: no host has it."""
@@ -27,10 +30,12 @@ def play(tmp_path: Path, run_playbook: Any) -> Any:
     ssh.write_text(f'#!/bin/sh\necho "$@" >>{called}\nexit 255\n')
     ssh.chmod(0o755)
 
-    def run(name: str, variables: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        name: str, variables: dict[str, Any], *options: str, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         (inventory / "group_vars" / "gpu_hosts.yml").write_text(json.dumps(variables))
         done: subprocess.CompletedProcess[str]
-        done = run_playbook("-i", inventory, name, *options, PATH=f"{ssh.parent}:{os.environ['PATH']}")
+        done = run_playbook("-i", inventory, name, *options, PATH=f"{ssh.parent}:{os.environ['PATH']}", **environment)
         assert not called.exists(), f"ssh was called: {called.read_text()}"
         assert "UNREACHABLE" not in done.stdout
         return done
@@ -75,3 +80,68 @@ def test_site_stops_there(play: Any) -> None:
     assert "allow_reboot: 'maybe' is neither true nor false; write true or false." in done.stdout
     assert "slot 2 does not exist, gpu_count is 2" in done.stdout
     assert done.stdout.count("PLAY [") == 1
+
+
+MEASURED = """#!/usr/bin/python
+from ansible.module_utils.basic import AnsibleModule
+module = AnsibleModule({"budgets": {"type": "dict"}, "gpu_slots": {"type": "list"}, "foreign": {}})
+module.exit_json(gpus=[], **%r)
+"""
+NVML = {"failed": True, "msg": "VRAM cannot be measured"}
+OVER = {"failed": True, "msg": "500 MiB too many", "failures": ["500 MiB too many"]}
+WITHIN = {"msg": "within", "failures": []}
+
+
+@pytest.mark.parametrize(
+    ("result", "measured", "words", "report"),
+    [
+        ("over_budget", NVML, "500 MiB too many by the switch", True),
+        ("unchanged", OVER, "500 MiB too many", True),
+        ("unchanged", NVML, "VRAM cannot be measured", False),
+        ("unchanged", WITHIN, "", False),
+        ("committed", NVML, "", False),
+    ],
+)
+def test_a_gpu_over_its_budget_fails_the_play_after_its_report(
+    tmp_path: Path, result: str, measured: dict[str, Any], words: str, report: bool
+) -> None:
+    """The end of playbooks/engines.yml with the wiring, where the module answers what this test says."""
+    (whole,) = yaml.safe_load((ROOT / "playbooks" / "engines.yml").read_text())
+    first = next(at for at, task in enumerate(whole["tasks"]) if "vram_budget" in task)
+    wiring = yaml.safe_load((ROOT / "group_vars" / "all" / "wiring.yml").read_text())
+    switched = {"result": result, "msg": "500 MiB too many by the switch", "journal": {"gpus": []}}
+    variables = {name: wiring[name] for name in ("serving_over_budget", "serving_unmoved", "vram_foreign")}
+    variables |= {"serving_budgets": {}, "gpu_slots_result": {"uuids": []}, "vllm_engine_result": switched}
+    play = {"hosts": "all", "gather_facts": False, "connection": "local", "vars": variables}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([{**play, "tasks": whole["tasks"][first:]}]))
+    for path, text in (
+        ("tasks/report.yml", "- debug: {msg: hidden}\n"),
+        ("library/vram_budget.py", MEASURED % measured),
+    ):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_text(text)
+    done = helpers.run_playbook("-i", "host,", "play.yml", cwd=tmp_path, ANSIBLE_LIBRARY=str(tmp_path / "library"))
+    said = helpers.get_words(done)
+    assert (done.returncode != 0, "included:" in said) == (bool(words), report), said
+    assert words in said.rpartition("included:")[2]
+
+
+@pytest.mark.parametrize(
+    ("support", "said"),
+    [
+        ("", "support is '', which is no absolute path"),
+        ("true", "support is 'true', which is no absolute path"),
+        ("reports/today", "-e support={cwd}/reports"),
+        ("/proc/reports", "this machine cannot write /proc/reports/nobody.tar.gz"),
+        ("{file}/reports", "Name a directory that you may write to, for example -e support="),
+    ],
+)
+def test_a_directory_for_support_reports_that_cannot_be_used_is_refused(
+    play: Any, tmp_path: Path, support: str, said: str
+) -> None:
+    (tmp_path / "file").touch()
+    done = play(
+        "playbooks/doctor.yml", GOOD, "-e", f"support={support.format(file=tmp_path / 'file')}", PWD="/srv/here"
+    )
+    assert done.returncode == 2
+    assert said.format(cwd="/srv/here") in " ".join((done.stdout + done.stderr).split()), done.stdout

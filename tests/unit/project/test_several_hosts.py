@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import json
+import re
+import stat
 import subprocess
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ DOWN = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port"
 """A host on whose port nobody listens."""
 LATER = "Later"
 """Name of a task of a play that comes after the one that a test looks at."""
-STOP_EVERYWHERE = {"validate.yml", "choice.yml"}
+STOP_EVERYWHERE = {"validate.yml", "choice.yml", "calibrate.yml"}
 """Plays that look before any host is changed."""
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -105,3 +108,26 @@ def test_only_plays_that_look_before_all_changes_stop_everywhere() -> None:
         if play.get("any_errors_fatal")
     }
     assert stop == STOP_EVERYWHERE
+
+
+def test_each_host_has_a_support_report_of_its_own(run: Run, tmp_path: Path) -> None:
+    """Nothing of vllm-edge is on this machine, and its checks may fail; the report is fetched nevertheless."""
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    old = reports / "one.tar.gz"
+    old.write_text("old")
+    old.chmod(0o644)
+    done = run({"one": {}, "two": {}}, "playbooks/doctor.yml", "-e", f"support={reports}")
+    assert sorted(path.name for path in reports.iterdir()) == ["one.tar.gz", "two.tar.gz"]
+    for name in ("one", "two"):
+        path = reports / f"{name}.tar.gz"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert f"{name}: the support report is {path}. Read it" in done.stdout
+        assert re.search(rf"^{name} .*changed=0 .*unreachable=0", done.stdout, re.MULTILINE), done.stdout
+        with tarfile.open(path) as archive:
+            document = archive.extractfile("vllm-edge-support/doctor.json")
+            assert document and json.load(document)["host"] == name
+    before = old.read_bytes()
+    checked = run({"one": {}}, "playbooks/doctor.yml", "-e", f"support={reports}", "--check")
+    assert f"one: would write the support report to {old}" in checked.stdout
+    assert old.read_bytes() == before and "changed=0" in checked.stdout

@@ -60,6 +60,10 @@ def main(arguments: list[str]) -> None:
                 fail(f"Error response from daemon: manifest for {reference} not found: manifest unknown")
             # As Docker does: a pull by digest gives no tag.
             state["images"].append({**offered, "tags": [] if "@" in reference else [reference]})
+        case ["manifest", "inspect", "--verbose", reference]:
+            if reference not in state.get("manifests", {}):
+                fail(f"no such manifest: {reference}")
+            print(json.dumps(state["manifests"][reference]))
         case ["image", "load", "--input", archive]:
             with tarfile.open(archive) as tar:
                 state["images"].append(json.loads(tar.extractfile("image.json").read()))  # type: ignore[union-attr]

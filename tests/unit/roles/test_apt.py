@@ -352,7 +352,7 @@ done
 @pytest.fixture
 def args(tmp_path: Path, program: Callable[[str, str], None]) -> dict[str, Any]:
     program("apt-get", APT_GET)
-    program("apt-cache", 'case $1 in madison) cat "$STATE/madison";; pkgnames) echo "$2"580; echo "$2"590;; esac')
+    program("apt-cache", 'case $1 in madison) cat "$STATE/madison";; pkgnames) cat "$STATE/names";; esac')
     (tmp_path / "madison").write_text(
         f"toolkit | 1.20.0-1 | {VENDOR}  Packages\ntoolkit | 1.18.2-1 | {VENDOR} Packages\n"
     )
@@ -446,7 +446,6 @@ def test_failures_name_what_there_is(run: RunModule, tmp_path: Path) -> None:
     assert result["rc"] == 1
     assert "toolkit 9-1 (there is 1.20.0-1, 1.18.2-1): set toolkit_version" in result["msg"]
     (tmp_path / "install").write_text("E: Unable to locate package pin-600\n")
-    assert "pin-600 (there is pin-580, pin-590)" in run(packages=["pin-600"])["msg"]
 
 
 def test_a_lock_on_the_indexes_is_not_waited_for_twice(
@@ -457,3 +456,22 @@ def test_a_lock_on_the_indexes_is_not_waited_for_twice(
     result = run(lock_timeout=0)
     assert result["rc"] == 1 and "packagekitd (process 2672)" in result["msg"]
     assert (tmp_path / "calls").read_text().split() == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has"),
+    [
+        # The branches of NVIDIA's repository and of Ubuntu's archive, and the releases of one that is pinned.
+        ("nvidia-driver-pinning-580", "600, 595, 590"),
+        ("nvidia-headless-no-dkms-999-server-open=999.*", "615, 580"),
+        ("nvidia-driver-pinning-590.1.2", "600.9.1, 590.126.9, 590.48.01"),
+    ],
+)
+def test_a_branch_that_is_not_there(run: RunModule, tmp_path: Path, wanted: str, has: str) -> None:
+    pins = [f"nvidia-driver-pinning-{name}" for name in ("590", "590.48.01", "600", "590.126.9", "600.9.1", "595")]
+    leads = [f"nvidia-headless-no-dkms-{name}" for name in ("580", "580-server-open", "590-open", "615-server-open")]
+    (tmp_path / "names").write_text("\n".join([*pins, *leads]))
+    name = wanted.partition("=")[0]
+    (tmp_path / "install").write_text(f"E: Unable to locate package {name}\n")
+    message = run(packages=[wanted], version_variable="nvidia_driver_branch")["msg"]
+    assert f"No repository of this host has {name} (there is {has}): set nvidia_driver_branch to what there" in message

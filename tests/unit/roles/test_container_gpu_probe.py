@@ -27,7 +27,17 @@ def module(load_module: Callable[[str], ModuleType]) -> ModuleType:
 
 
 IMAGE, CONTAINER = {"image": "image"}, {"container": "vllm-e2b"}
-BOTH = '{"driver": "580", "uuids": ["GPU-b", "GPU-a"]}'
+LIBRARY = "/usr/lib/x86_64-linux-gnu/libcuda.so.580.173.02"
+COMPAT = "/usr/local/cuda-13.0/compat/libcuda.so.580.82.07"
+SEEN = {"driver": "580.173.02", "uuids": GPUS, "libcuda": LIBRARY, "cuda": 13000, "devices": 2, "wanted": "13.0.2"}
+
+
+def printed(**changes: Any) -> str:
+    """What the program prints where all is well, but for some values."""
+    return json.dumps(SEEN | changes)
+
+
+BOTH = printed()
 
 
 @pytest.mark.parametrize(
@@ -37,6 +47,30 @@ BOTH = '{"driver": "580", "uuids": ["GPU-b", "GPU-a"]}'
         (IMAGE, 0, '{"driver": "580", "uuids": ["GPU-a"]}', "", "sees GPU-a"),
         (IMAGE, 0, '{"driver": "580", "uuids": ["GPU-a", "GPU-b", "GPU-c"]}', "", "Something else than CDI"),
         (IMAGE, 0, "", "", "ended with 0"),
+        (IMAGE, 0, printed(cuda=13010, wanted="13.1.0"), "", ""),
+        (IMAGE, 0, printed(cuda=13000, wanted="9.2"), "", ""),
+        (IMAGE, 0, printed(wanted=""), "", ""),
+        (IMAGE, 0, printed(devices=1), "", "CUDA counts 1 GPUs of 2. 'nvidia-smi -L' on the host"),
+        (
+            IMAGE,
+            3,
+            printed(error="cuInit", code=999),
+            "",
+            f"cuInit: error 999, CUDA_ERROR_UNKNOWN (loaded: {LIBRARY}): most often /dev/nvidia-uvm is missing",
+        ),
+        (IMAGE, 3, printed(error="cuInit", code=100), "", "error 100, CUDA_ERROR_NO_DEVICE"),
+        (IMAGE, 3, printed(error="cuInit", code=802), "", "nvidia-fabricmanager"),
+        (IMAGE, 3, printed(error="cuInit", code=803, libcuda=COMPAT), "", f"(loaded: {COMPAT}): the libcuda that was"),
+        (
+            IMAGE,
+            3,
+            printed(error="cuInit", code=804, libcuda=COMPAT),
+            "",
+            "work with data-center cards only. Install a",
+        ),
+        (IMAGE, 3, printed(error="cuMemAlloc_v2 for GPU-b", code=2), "", "cuMemAlloc_v2 for GPU-b: error 2,"),
+        (IMAGE, 3, printed(error="cuInit", code=777), "", "cuInit: error 777, a CUDA error"),
+        (IMAGE, 0, printed(cuda=12040), "", "CUDA 12.4 is there, and the image was made with 13.0.2: error 35,"),
         (IMAGE, 3, '{"error": "nvmlInit_v2: Driver/library version mismatch (18)"}', "", "version mismatch"),
         (IMAGE, 125, "", "docker: CDI device injection failed: unresolvable CDI devices x", "by its UUID"),
         (IMAGE, 125, "", 'docker: could not select device driver "cdi" with capabilities: []', "CDI is disabled"),
@@ -45,6 +79,13 @@ BOTH = '{"driver": "580", "uuids": ["GPU-b", "GPU-a"]}'
         (IMAGE, 127, "", "exec: python3: not found", "python3: not found"),
         (CONTAINER, 0, BOTH, "", ""),
         (CONTAINER, 0, '{"driver": "580", "uuids": ["GPU-b"]}', "", "it sees GPU-b of GPU-a, GPU-b"),
+        (
+            CONTAINER,
+            3,
+            printed(error="cuInit", code=999),
+            "",
+            "is missing: NVML works without that node, CUDA does not. If",
+        ),
         (CONTAINER, 3, '{"error": "nvmlInit_v2: Unknown Error (999)"}', "", "Unknown Error (999). If a new container"),
         (CONTAINER, 1, "", "Error response from daemon: No such container: vllm-e2b", "No such container"),
         (CONTAINER, 124, "", "", "within 60 s"),
@@ -59,7 +100,13 @@ def test_sentences(module: ModuleType, probed: dict[str, str], code: int, out: s
 
 @pytest.fixture
 def args(program: Callable[[str, str], None]) -> dict[str, Any]:
-    program("docker", 'printf "%s\\n" "$@" > "$STATE/command"; cat "$STATE/answer"; exit "$(cat "$STATE/code")"')
+    # Another container has the first GPU, and a process of somebody uses the last.
+    program(
+        "docker",
+        'case $1 in ps) echo c0ffee;; inspect) [ "$3" = c0ffee ] && echo \'{"DeviceIDs":["nvidia.com/gpu=GPU-a"]}\';; '
+        '*) printf "%s\\n" "$@" > "$STATE/command"; cat "$STATE/answer"; exit "$(cat "$STATE/code")";; esac',
+    )
+    program("nvidia-smi", "echo GPU-c")
     return {"image": "engine", "gpus": GPUS, "flags": ["--read-only", "--user=8050:8050"], "program": "pass"}
 
 
@@ -67,10 +114,12 @@ def args(program: Callable[[str, str], None]) -> dict[str, Any]:
 def test_command_and_failure(
     run_module: Callable[..., dict[str, Any]], args: dict[str, Any], tmp_path: Path, check: bool
 ) -> None:
-    (tmp_path / "answer").write_text(json.dumps({"driver": "580.173.02", "uuids": GPUS}) + "\n")
+    args["gpus"] = [*GPUS, "GPU-c"]
+    (tmp_path / "answer").write_text(printed(uuids=args["gpus"], devices=3) + "\n")
     (tmp_path / "code").write_text("0")
     result = run_module("container_gpu_probe", args, check=check)
     assert (result["changed"], result["problem"], result["driver"]) == (False, "", "580.173.02")
+    assert (result["libcuda"], result["cuda"]) == (LIBRARY, "13.0")
     command = (tmp_path / "command").read_text().splitlines()
     assert command[:3] == ["run", "--rm", "--pull=never"]
     assert command[4:] == [
@@ -78,10 +127,12 @@ def test_command_and_failure(
         "--user=8050:8050",
         "--device=nvidia.com/gpu=GPU-a",
         "--device=nvidia.com/gpu=GPU-b",
+        "--device=nvidia.com/gpu=GPU-c",
         "--entrypoint=python3",
         "engine",
         "-c",
         "pass",
+        "GPU-b",
     ]
     (tmp_path / "code").write_text("125")
     (tmp_path / "answer").write_text("")
@@ -95,7 +146,7 @@ def test_one_that_runs(
     run_module: Callable[..., dict[str, Any]], args: dict[str, Any], tmp_path: Path, check: bool
 ) -> None:
     running = {"container": "vllm-e2b", "gpus": GPUS, "program": "pass"}
-    (tmp_path / "answer").write_text(json.dumps({"driver": "580.173.02", "uuids": GPUS}) + "\n")
+    (tmp_path / "answer").write_text(f"{BOTH}\n")
     (tmp_path / "code").write_text("0")
     result = run_module("container_gpu_probe", running, check=check)
     assert (result["changed"], result["problem"], result["driver"]) == (False, "", "580.173.02")
@@ -108,21 +159,60 @@ def test_one_that_runs(
     assert "mutually exclusive" in refused["msg"]
 
 
-def run_probe(lab: testing.LabRoot, library: Path) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-c", PROBE.read_text()]
-    done = subprocess.run(command, env=lab.environment(library), capture_output=True, text=True)
+def run_probe(lab: testing.LabRoot, library: Path, *free: str, **more: str) -> tuple[int, dict[str, Any]]:
+    command = [sys.executable, "-c", PROBE.read_text(), *free]
+    done = subprocess.run(command, env=lab.environment(library) | more, capture_output=True, text=True)
     assert done.stderr == "", shlex.join(command[:1])
     return done.returncode, json.loads(done.stdout)
 
 
-def test_program_over_nvml(tmp_path: Path) -> None:
+@pytest.fixture
+def gpus(tmp_path: Path) -> tuple[testing.LabRoot, Path]:
+    """Two GPUs as a container has them, with its libraries."""
     library = testing.build_library(tmp_path)
+    testing.build_cuda(tmp_path)
     lab = testing.create_root(tmp_path / "gpus", gpus=2)
-    code, answer = run_probe(lab, library)
-    assert (code, answer["uuids"]) == (0, sorted(testing.UUIDS[:2]))
+    lab.set_nodes("nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm")
+    return lab, library
+
+
+def test_program_over_nvml_and_cuda(gpus: tuple[testing.LabRoot, Path], module: ModuleType) -> None:
+    lab, library = gpus
+    code, answer = run_probe(lab, library, *testing.UUIDS[:2], CUDA_VERSION="13.0.2")
+    assert (code, answer["uuids"], answer["devices"]) == (0, sorted(testing.UUIDS[:2]), 2)
+    assert answer["memory"].keys() == set(testing.UUIDS[:2])
+    assert all(0 < gpu["free_bytes"] < gpu["total_bytes"] for gpu in answer["memory"].values())
+    assert run_probe(lab, library)[1]["memory"] == {}, "without arguments no context is created"
+    assert (answer["libcuda"], answer["cuda"], answer["wanted"]) == (
+        str(library.parent / "libcuda.so.1"),
+        13000,
+        "13.0.2",
+    )
+    assert module.judge(code, json.dumps(answer), "", list(testing.UUIDS[:2]), 60, "image") == ""
     lab.set_module("570.1")
     code, answer = run_probe(lab, library)
     assert code == 3 and "mismatch" in answer["error"]
     lab.set_module(None)
     code, answer = run_probe(lab, library)
     assert code == 3 and "nvmlInit_v2" in answer["error"]
+
+
+def test_program_where_nvml_answers_and_cuda_does_not(gpus: tuple[testing.LabRoot, Path]) -> None:
+    lab, library = gpus
+    (lab.path / "dev/nvidia-uvm").unlink()
+    code, answer = run_probe(lab, library)
+    assert (code, answer["error"], answer["code"]) == (3, "cuInit", 999) and len(answer["uuids"]) == 2
+    lab.set_nodes("nvidia-uvm")
+    for error in (802, 803, 804):
+        lab.set_fault(0, "cuda-init-fails", error)
+        assert run_probe(lab, library)[1]["code"] == error
+    lab.clear_fault(0, "cuda-init-fails")
+    # A card without a context is of interest where no engine holds it.
+    lab.set_fault(1, "cuda-context-fails")
+    assert run_probe(lab, library, testing.UUIDS[0])[0] == 0
+    code, answer = run_probe(lab, library, *testing.UUIDS[:2])
+    assert (code, answer["error"], answer["code"]) == (3, f"cuDevicePrimaryCtxRetain for {testing.UUIDS[1]}", 46)
+    lab.clear_fault(1, "cuda-context-fails")
+    with lab.claim(0, 22400):
+        code, answer = run_probe(lab, library, testing.UUIDS[0])
+        assert (code, answer["code"]) == (3, 2)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from role_cases import Case, Role, platform, read_empty_result
@@ -13,6 +14,8 @@ KERNEL = "6.8.0-79-generic"
 NEWER = "6.8.0-100-generic"
 PREBUILT = "linux-modules-nvidia-580-server-open-"
 NVIDIA_URL = "https://developer.download.nvidia.com/compute/cuda/repos/debian13/x86_64/"
+OFFERED = "6.8.0-111-generic"
+COMMAND = "playbooks/driver_upgrade.yml -e driver_upgrade=localhost -e driver_newest=true -e allow_reboot=true"
 LIBRARIES = {"libnvidia-ml1": {"version": "550.163.01-2", "held": False}}
 
 UBUNTU = platform("Ubuntu", "24.04")
@@ -22,6 +25,8 @@ ROCKY = platform("Rocky", "9.4")
 
 BARE = read_empty_result("nvidia_driver_state") | {
     "kernel": KERNEL,
+    "next_kernel": KERNEL,
+    "candidate": "580.173.02",
     "headers": True,
     "boot_id": "1",
     "nvml_error": "nvidia-smi is not installed",
@@ -36,6 +41,8 @@ SERVING = BARE | {
     "driver_packages": ["nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server"],
     "recorded": "distribution",
     "module_version": "580.173.02",
+    "uvm": True,
+    "modules_on_disk": {KERNEL: "580.173.02"},
     "signer": "Canonical Ltd. Kernel Module Signing",
     "persistence": True,
     "gpus": GPUS,
@@ -50,6 +57,28 @@ DEBIAN_SERVING = SERVING | {
     "recorded": "nvidia",
     "signer": "",
 }
+
+
+# The archive has a newer kernel, and a driver release that has modules for it alone.
+MOVED = {
+    "candidate": "580.178.04",
+    "module_releases": {f"{PREBUILT}{KERNEL}": "580.173.02", f"{PREBUILT}generic": "580.178.04"},
+    "next_modules": [f"{PREBUILT}generic"],
+    "offered_kernel": OFFERED,
+    "kernel_updates": ["linux-image-generic"],
+}
+BY_HAND = (
+    SERVING
+    | MOVED
+    | {
+        "next_kernel": OFFERED,
+        "bare_kernels": [OFFERED],
+        "modules_to_install": [f"{PREBUILT}{OFFERED}"],
+        "module_releases": {**MOVED["module_releases"], f"{PREBUILT}{OFFERED}": "580.178.04"},
+        "kernel_updates": [],
+    }
+)
+NEWEST = {"nvidia_driver_newest": True}
 
 
 CASES = [
@@ -150,6 +179,103 @@ CASES = [
         {"nvidia_driver_branch": "590", "nvidia_driver_allow_change": True},
     ),
     Case(
+        "first install on a kernel that is not the newest",
+        "fit",
+        (
+            f"{PREBUILT}{KERNEL} of the archive of Ubuntu-24.04 is built for driver 580.173.02, and the driver to "
+            "install is 580.178.04. Nothing was changed.",
+            f'Kernel {KERNEL} runs here: boot the newest kernel first ("apt-get install linux-image-generic" brings '
+            f"{OFFERED}, then reboot), and run again.",
+        ),
+        BARE | MOVED | {"modules_to_install": [f"{PREBUILT}generic", f"{PREBUILT}{KERNEL}"]},
+    ),
+    Case(
+        "first install on an older kernel, of the release that its module needs",
+        "fit",
+        state=BARE | MOVED | {"modules_to_install": [f"{PREBUILT}generic", f"{PREBUILT}{KERNEL}"]},
+        given={"nvidia_driver_version": "580.173.02"},
+    ),
+    Case("held driver, and the archive has moved on: goes on", "fit", state=SERVING | MOVED),
+    Case(
+        "kernel installed by hand, whose module needs a newer release than the held one",
+        "fit",
+        (
+            f"{PREBUILT}{OFFERED} of the archive of Ubuntu-24.04 is built for driver 580.178.04, and the driver of "
+            "this host is 580.173.02. Nothing was changed.",
+            f"{COMMAND} moves kernel, modules and driver to one release.",
+        ),
+        BY_HAND,
+    ),
+    Case("the same, by the play that moves kernel and driver", "fit", state=BY_HAND, given=NEWEST),
+    Case(
+        "newest release, and the archive has no modules for it yet",
+        "fit",
+        (f"{PREBUILT}generic of", "580.173.02, and the driver to install is 580.178.04", "try again when it has both"),
+        SERVING | MOVED | {"module_releases": {f"{PREBUILT}generic": "580.173.02"}},
+        given=NEWEST,
+    ),
+    Case(
+        "newest release by a run that may not replace the driver",
+        "install",
+        (f"has driver 580.173.02, and 580.178.04 with kernel {OFFERED} is requested",),
+        SERVING | MOVED,
+        given=NEWEST,
+    ),
+    Case(
+        "newest release and an exact version",
+        "validate",
+        ("driver_newest", "nvidia_driver_version is 580.173.02", "Empty nvidia_driver_version"),
+        given={**NEWEST, "nvidia_driver_version": "580.173.02"},
+    ),
+    Case(
+        "old module, and the running kernel's is gone: the next boot has one",
+        "fit",
+        state=SERVING
+        | {
+            "version": "580.178.04",
+            "installed": "580.178.04",
+            "next_kernel": OFFERED,
+            "bare_kernels": [KERNEL],
+            "modules_on_disk": {OFFERED: "580.178.04"},
+            "modules_to_install": [f"{PREBUILT}{KERNEL}"],
+            "module_releases": {f"{PREBUILT}{KERNEL}": "580.173.02"},
+        },
+    ),
+    Case(
+        "module of the running kernel built for another release, by the archive",
+        "load",
+        (
+            "The libraries are 580.178.04, the loaded kernel module is 580.173.02, and the installed module of the "
+            f"running kernel {KERNEL} is 580.173.02",
+            f"the archive built the module of this kernel for another release of the driver. {COMMAND}",
+        ),
+        SERVING | {"version": "580.178.04"},
+        given={"nvidia_driver_allow_reboot": True},
+    ),
+    Case(
+        "module of the running kernel that DKMS did not build",
+        "load",
+        ("DKMS did not build the module of this release for this kernel", f'"dkms autoinstall -k {KERNEL}"'),
+        DEBIAN_SERVING | {"version": "580.178.04"},
+        DEBIAN_13,
+    ),
+    Case(
+        "module that DKMS built for the newest kernel alone",
+        "verify",
+        (
+            f"installed module of the running kernel {KERNEL} is none",
+            f"the module was built for kernel {NEWER} alone, and a reboot starts that kernel",
+        ),
+        DEBIAN_SERVING | {"module_version": "", "next_kernel": NEWER, "modules_on_disk": {NEWER: "580.173.02"}},
+        DEBIAN_13,
+    ),
+    Case(
+        "old module still loaded",
+        "verify",
+        ("the loaded kernel module is 580.100.01", "an old module is still loaded, and a reboot loads the new one"),
+        SERVING | {"module_version": "580.100.01"},
+    ),
+    Case(
         "library newer than the loaded module",
         "load",
         (
@@ -168,7 +294,7 @@ CASES = [
         "a reboot that would lose the GPUs",
         "load",
         (f"Kernel {NEWER} is installed without a module", "after the next reboot this host would have no GPU"),
-        SERVING | {"module_version": "580.100.01", "bare_kernels": [NEWER]},
+        SERVING | {"module_version": "580.100.01", "next_kernel": NEWER, "bare_kernels": [NEWER]},
         given={"nvidia_driver_allow_reboot": True},
     ),
     Case(
@@ -227,7 +353,7 @@ CASES = [
     Case(
         "archive moved to another branch behind the name",
         "verify",
-        ("Driver 580.* is requested; 615.71.09 is installed", "transitional package"),
+        ("Driver 580.* is requested, and 615.71.09 is installed", "transitional package"),
         SERVING | {"version": "615.71.09", "installed": "615.71.09", "module_version": "615.71.09"},
     ),
     Case(
@@ -289,6 +415,7 @@ VARIABLES = {
     "nvidia_driver_version": "",
     "nvidia_driver_gpus": 0,
     "nvidia_driver_allow_change": False,
+    "nvidia_driver_newest": False,
     "nvidia_driver_allow_reboot": False,
 }
 
@@ -299,3 +426,11 @@ ROLE = Role("nvidia_driver", "__nvidia_driver_state", SERVING, UBUNTU, VARIABLES
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_case(said: dict[str, str], case: Case, seen: Callable[[str, str], None]) -> None:
     case.check(said, seen)
+
+
+def test_module_of_cuda_is_loaded_where_only_nvidia_is(tmp_path: Path, program: Callable[[str, str], None]) -> None:
+    program("modprobe", 'echo "$@" > "$STATE/asked"; echo "modprobe: FATAL: Module nvidia-uvm not found" >&2; exit 1')
+    case = Case("without nvidia-uvm", "load", state=SERVING | {"uvm": False})
+    said = ROLE.said(tmp_path, [case])[case.name]
+    assert (tmp_path / "asked").read_text() == "--all nvidia nvidia-uvm\n"
+    assert "A kernel module of driver 580.173.02 does not load" in said and "Module nvidia-uvm not found" in said

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.system import dpkg as packaging
+from ansible.module_utils.vllm_edge.system.cdi import lists_uvm
 from ansible.module_utils.vllm_edge.system.dpkg import parse_origins
 
 Load = Callable[[str, str], ModuleType]
@@ -154,11 +155,14 @@ def bare_host(program: Callable[[str, str], None], tmp_path: Path) -> dict[str, 
     program("dpkg-query", 'cat "$STATE/packages"; exit 1')
     program(
         "apt-cache",
-        'case $1$2 in madison*) cat "$STATE/madison";; policy) cat "$STATE/sources";; *) cat "$STATE/policy";; esac',
+        'case $1$2 in madison*) cat "$STATE/madison";; policy) cat "$STATE/sources";; show*) cat "$STATE/show";; '
+        '*) cat "$STATE/policy";; esac',
     )
     (tmp_path / "madison").write_text("linux-headers-amd64 | 6.12.48-1 | http://x\n")
     (tmp_path / "sources").write_text(SOURCES)
-    program("modinfo", 'cat "$STATE/signer"')
+    (tmp_path / "show").write_text("")
+    # A version only where the kernel of a file is asked for.
+    program("modinfo", 'case $1 in -k) cat "$STATE/on-disk-$2";; *) cat "$STATE/signer";; esac')
     (tmp_path / "signer").write_text("")
     program("systemctl", 'cat "$STATE/unit"')
     (tmp_path / "unit").write_text(UNIT.format("inactive"))
@@ -287,6 +291,47 @@ def test_look_at_prebuilt_modules(run_module: Run, ubuntu: dict[str, Any], tmp_p
     assert found["modules_to_install"] == [f"{prebuilt}generic", f"{prebuilt}{UBUNTU}"]
 
 
+def show(name: str, version: str, depends: str) -> str:
+    return f"Package: {name}\nVersion: {version}\nDepends: {depends}\nDescription: x\n y\n\n"
+
+
+def need(release: str) -> str:
+    common = "nvidia-kernel-common-580-server"
+    return f"{common} (<= {release}-1), {common} (>= {release})"
+
+
+def test_what_the_archive_offers(run_module: Run, ubuntu: dict[str, Any], tmp_path: Path) -> None:
+    """A newer kernel, and a driver release with modules for that kernel alone. apt knows the old module no more."""
+    (tmp_path / f"on-disk-{UBUNTU}").write_text("580.173.02\n")
+    newer = "6.8.0-111-generic"
+    offers = {
+        "nvidia-headless-no-dkms-580-server-open": ("580.178.04-0ubuntu0.24.04.1", need("580.178.04")),
+        "linux-image-generic": ("6.8.0-111.111", f"linux-image-{newer}"),
+        f"{PREBUILT}generic": ("6.8.0-111.111", f"{PREBUILT}{newer} (= 6.8.0-111.111), {need('580.178.04')}"),
+        f"{PREBUILT}{UBUNTU}": ("6.8.0-79.79", f"linux-image-{UBUNTU}, {need('580.173.02')}"),
+    }
+    (tmp_path / "show").write_text("".join(show(name, *offer) for name, offer in offers.items()))
+    found = run_module("nvidia_driver_state", ubuntu)
+    assert (found["candidate"], found["offered_kernel"]) == ("580.178.04", newer)
+    assert found["module_releases"] == {f"{PREBUILT}generic": "580.178.04", f"{PREBUILT}{UBUNTU}": "580.173.02"}
+    assert (found["next_kernel"], found["next_modules"]) == ("6.8.0-100-generic", [f"{PREBUILT}generic"])
+    assert found["modules_on_disk"] == {UBUNTU: "580.173.02"}
+    assert (found["kernel_updates"], found["module_updates"]) == (["linux-image-generic"], [f"{PREBUILT}generic"])
+    assert found["outdated_modules"] == [f"{PREBUILT}{UBUNTU}"]
+
+    # Modules of the same kernel, built anew for the new release, with objects that are held like them.
+    (tmp_path / "packages").write_text(
+        f"{UBUNTU_PACKAGES}linux-objects-nvidia-580-server-open-{UBUNTU}\thi \t6.8.0-79.79\n"
+    )
+    offers[f"linux-objects-nvidia-580-server-open-{UBUNTU}"] = ("6.8.0-79.79+1", "libc6")
+    offers[f"{PREBUILT}{UBUNTU}"] = ("6.8.0-79.79+1", f"linux-image-{UBUNTU}, {need('580.178.04')}")
+    (tmp_path / "show").write_text("".join(show(name, *offer) for name, offer in offers.items()))
+    found = run_module("nvidia_driver_state", ubuntu)
+    objects = f"linux-objects-nvidia-580-server-open-{UBUNTU}"
+    assert sorted(found["module_updates"]) == [f"{PREBUILT}{UBUNTU}", f"{PREBUILT}generic", objects]
+    assert found["outdated_modules"] == []
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "expected"),
     [("SecureBoot", b"\x06\0\0\0\x01", True), ("SecureBoot", b"\x06\0\0\0\0", False), ("Boot0000", b"\1\1", False)],
@@ -327,6 +372,10 @@ containerEdits:
     mounts:
         - hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.580.173.02
         - hostPath: /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1
+    deviceNodes:
+        - path: /dev/nvidia-uvm
+          gid: 44
+        - path: /dev/nvidia-uvm-tools
 """
 UNITS = """Id=nvidia-cdi-refresh.path
 LoadState=loaded
@@ -392,6 +441,20 @@ def test_specifications_of_nvidias_gpus(
     assert bool(runtime.gpu_specs(str(tmp_path))) is counts
 
 
+@pytest.mark.parametrize(
+    ("text", "listed"),
+    [
+        (SPEC, True),
+        (SPEC.replace("/dev/nvidia-uvm\n", '"/dev/nvidia-uvm"\n'), True),
+        ('{"containerEdits": {"deviceNodes": [{"path": "/dev/nvidia-uvm"}, {"path": "/dev/nvidiactl"}]}}', True),
+        (SPEC.replace("path: /dev/nvidia-uvm\n", "path: /dev/nvidiactl\n"), False),
+        ('{"containerEdits": {"deviceNodes": [{"path": "/dev/nvidia-uvm-tools"}]}}', False),
+    ],
+)
+def test_node_of_cuda_in_a_specification(text: str, listed: bool) -> None:
+    assert lists_uvm(text) is listed
+
+
 def test_look_at_a_container_runtime(run_module: Run, program: Callable[[str, str], None], tmp_path: Path) -> None:
     program("dockerd", 'echo "Docker version 26.1.5+dfsg1, build a72d7cd"')
     program("dpkg-query", 'printf "nvidia-container-toolkit\\thi \\t1.18.2-1\\n"; exit 1')
@@ -415,6 +478,14 @@ def test_look_at_a_container_runtime(run_module: Run, program: Callable[[str, st
         "nvidia-cdi-refresh.service": {"enabled": False, "active": False},
     }
     assert GPUS[1] in found["cdi_stale"] and found["cdi_static"] == []
+    program("nvidia-smi", f'printf "{GPUS[0]}, 580.173.02\\n"')
+    said = run_module("container_runtime_state", args)["cdi_stale"]
+    assert said == "there is no /dev/nvidia-uvm, so that NVML works in containers and CUDA fails with error 999"
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia-uvm").touch()
+    assert run_module("container_runtime_state", args)["cdi_stale"] == ""
+    (tmp_path / "var/run/cdi/nvidia.yaml").write_text(SPEC.replace("path: /dev/nvidia-uvm\n", "path: /dev/nvidiactl\n"))
+    assert "nvidia.yaml does not list /dev/nvidia-uvm" in run_module("container_runtime_state", args)["cdi_stale"]
     (tmp_path / "etc/cdi/nvidia.yaml").write_text(SPEC)
     found = run_module("container_runtime_state", args)
     assert found["cdi_static"] == [str(tmp_path / "etc/cdi/nvidia.yaml")]

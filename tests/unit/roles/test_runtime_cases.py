@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import yaml
 from ansible.module_utils.vllm_edge.gpu.toolkit import KNOWN_BAD
-from role_cases import Case, Role, platform, read_empty_result
+from role_cases import ROOT, Case, Role, platform, read_empty_result
 
+TASKS = ROOT / "roles/container_runtime/tasks"
 DEBIAN_12 = platform("Debian", "12.11")
 ROCKY = platform("Rocky", "9.4")
 BARE = read_empty_result("container_runtime_state") | {"toolkit_known_bad": dict(KNOWN_BAD)}
@@ -37,10 +44,20 @@ CASES = [
         "toolkit that is known not to work",
         "assert",
         (
-            "container_runtime_toolkit_version is 1.20.0-1: cuInit fails in containers",
+            "container_runtime_toolkit_version is 1.20.0-1: its hook update-application-profile stops a container",
             "Nothing was changed: take another release",
         ),
         given={"container_runtime_toolkit_version": "1.20.0-1"},
+    ),
+    Case(
+        "toolkit whose unit waits for the whole boot",
+        "assert",
+        ("1.19.0-1: its nvidia-cdi-refresh.service is ordered after multi-user.target",),
+        given={"container_runtime_toolkit_version": "1.19.0-1"},
+    ),
+    *(
+        Case(f"toolkit after the correction: {version}", "assert", given={"container_runtime_toolkit_version": version})
+        for version in ("1.20.1-1", "1.20.0+8269969f-1")
     ),
     Case("Debian 12: its repository is known", "validate"),
     Case(
@@ -59,3 +76,48 @@ ROLE = Role("container_runtime", "__container_runtime_state", SERVING, DEBIAN_12
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_case(said: dict[str, str], case: Case, seen: Callable[[str, str], None]) -> None:
     case.check(said, seen)
+
+
+def test_drop_in_of_the_refresh_service() -> None:
+    """Each setting is in the section where systemd reads it, and the nodes are created before the specification."""
+    drop_in = (ROOT / "roles/container_runtime/templates/cdi-refresh.conf.j2").read_text()
+    sections = {text.partition("]")[0]: text.partition("]")[2] for text in drop_in.split("\n[")[1:]}
+    assert "StartLimitIntervalSec=0\n" in sections["Unit"]
+    assert "Restart=on-failure\nRestartSec=3\n" in sections["Service"]
+    create = "ExecStartPre=-/usr/bin/nvidia-ctk system create-device-nodes --control-devices --load-kernel-modules\n"
+    assert create in sections["Service"]
+    files = [task["ansible.builtin.import_tasks"] for task in yaml.safe_load((TASKS / "main.yml").read_text())]
+    assert files.index("device_nodes.yml") < files.index("install.yml") < files.index("cdi.yml")
+
+
+def test_drop_in_comes_once_and_goes_with_teardown(tmp_path: Path, program: Callable[[str, str], None]) -> None:
+    program("systemctl", 'echo "$@" >> "$STATE/asked"')
+    drop_in = tmp_path / "nvidia-cdi-refresh.service.d/vllm-edge.conf"
+    steps = ["device_nodes", "device_nodes", "uninstall", "uninstall"]
+    tasks = [
+        {"ansible.builtin.include_role": {"name": "container_runtime", "tasks_from": step, "rolespec_validate": False}}
+        for step in steps
+    ]
+    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": tasks}
+    (tmp_path / "play.yml").write_text(json.dumps([play]))
+    command = ["ansible-playbook", "--inventory=localhost,", f"--extra-vars=__container_runtime_drop_in={drop_in}"]
+
+    def run(*more: str) -> str:
+        environment = {
+            **os.environ,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
+        }
+        done = subprocess.run(
+            [*command, *more, str(tmp_path / "play.yml")], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    foreseen = run("--check", "--diff")
+    assert "+ExecStartPre=-/usr/bin/nvidia-ctk system create-device-nodes" in foreseen
+    assert not drop_in.parent.exists() and not (tmp_path / "asked").exists()
+    # The directory and the file come, and both go with one task.
+    assert re.search(r"changed=3 ", run())
+    assert (tmp_path / "asked").read_text().splitlines().count("daemon-reload") == 2
+    assert not drop_in.parent.exists()

@@ -94,7 +94,7 @@ class Host:
         return [
             item
             for item in asked
-            if item not in ("version", "info", "buildx", "image inspect", "image ls", "container")
+            if item not in ("version", "info", "buildx", "image inspect", "image ls", "container", "manifest")
         ]
 
     def play(self, check: bool = False, **variables: Any) -> Played:
@@ -212,7 +212,7 @@ def test_absent_base_is_pulled_by_the_pinned_digest(host: Host) -> None:
     (image,) = host.docker_state()["images"]
     host.docker({"images": [], "registry": {f"{BASE.rsplit(':', 1)[0]}@{DIGEST}": image}, "containers": {}})
     host.refuse(
-        "1000000000 MiB (vllm_image_free_mib, which may be lower",
+        f"1000000000 MiB are needed to install {BASE}: vllm_image_free_mib, which may be lower",
         vllm_image_base_digest=DIGEST,
         vllm_image_free_mib=10**9,
     )
@@ -222,6 +222,27 @@ def test_absent_base_is_pulled_by_the_pinned_digest(host: Host) -> None:
     assert host.commands() == []
     host.converge(vllm_image_base_digest=DIGEST)
     assert BASE in host.tags()
+
+
+def manifest(kind: str, *sizes_mib: int) -> dict[str, Any]:
+    """A manifest as `docker manifest inspect --verbose` prints it."""
+    return {"Ref": BASE, kind: {"layers": [{"size": size * 1024**2} for size in sizes_mib]}}
+
+
+@pytest.mark.parametrize(
+    "manifests",
+    [
+        manifest("SchemaV2Manifest", 250_000, 750_000),
+        # Two platforms, and the attestation of one of them.
+        [manifest("OCIManifest", 1_000_000), manifest("OCIManifest", 900_000), manifest("OCIManifest", 1)],
+    ],
+    ids=["one platform", "several"],
+)
+def test_room_for_the_layers_that_the_registry_lists(host: Host, manifests: Any) -> None:
+    host.docker({"images": [], "registry": {}, "manifests": {BASE: manifests}, "containers": {}})
+    said = "4000000 MiB are needed to install " + BASE + ": 4 times the 1000000 MiB of compressed layers"
+    host.refuse(said, vllm_image_free_mib=1)
+    assert host.commands() == []
 
 
 def test_failed_pull_says_what_docker_said(host: Host) -> None:
@@ -382,12 +403,22 @@ def test_image_whose_driver_nobody_knows(host: Host, environment: list[str] | No
     assert (record["cuda"], record["driver_branch"]) == (cuda, "")
 
 
+def test_driver_that_needs_the_compatibility_library(host: Host) -> None:
+    """Whether that works only CUDA can tell."""
+    host.meet_the_requirement()
+    said = host.converge(vllm_image_driver_version="570.195.03").text
+    assert (
+        "made with CUDA 13.0.2, which needs a driver of branch 580" in said
+        and "570.195.03. Engines can run only" in said
+    )
+    assert "Engines can run only" not in host.converge(vllm_image_driver_version="580.65.06").text
+
+
 @pytest.mark.parametrize(
     ("variables", "text"),
     [
         ({"vllm_image_requirement": "transformers<5"}, "is impossible with vLLM 0.32.0"),
         ({"vllm_image_base": "vllm/vllm-openai:latest"}, "'latest' is refused"),
-        ({"vllm_image_driver_version": "570.195.03"}, "made with CUDA 13.0.2, which needs a driver of branch 580"),
         ({"vllm_image_matrix": []}, "vllm_image_matrix is empty"),
         ({"vllm_image_wheels_directory": ""}, "The directory is needed"),
         ({"vllm_image_docker": "/nonexistent/docker"}, "The role container_runtime installs it"),

@@ -14,6 +14,7 @@ import pytest
 from ansible.module_utils.vllm_edge.engine.config import parse_engine
 from ansible.module_utils.vllm_edge.engine.state import EngineState, Failure, stamp, write_state
 from ansible.module_utils.vllm_edge.generation.model import FileChange
+from ansible.module_utils.vllm_edge.gpu.topology import Card, find_obstacles
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
 from ansible.module_utils.vllm_edge.status import collect as status_module
@@ -155,6 +156,21 @@ def test_a_serving_engine(serving: Host) -> None:
     assert "last failure 2026-11-21T03:00:00Z: no memory is left. Lower max_num_seqs" in text
     assert max(map(len, text.splitlines())) <= WIDTH
     json.dumps(status)
+
+
+def test_what_keeps_the_gpus_of_an_engine_apart(serving: Host, tmp_path: Path) -> None:
+    """From the head of the unit, as the role renders it."""
+    template = Path(__file__).parents[3] / "roles/vllm_engine/templates/vllm-engine.service.j2"
+    (line,) = [line for line in template.read_text().splitlines() if "{{ reason }}" in line]
+    cards = [Card("GPU-1", "0000:17:00.0", iommu="DMA-FQ", redirecting=("0000:16:00.0",))]
+    rendered = [line.replace("{{ reason }}", reason) for reason in find_obstacles(cards)]
+    serving.paths = replace(serving.paths, units=tmp_path)
+    (tmp_path / "vllm-e2b.service").write_text("\n".join(["# Managed", *rendered, "[Unit]"]))
+    (engine,) = serving.ask()["engines"]
+    assert engine["peer_to_peer_off"] == find_obstacles(cards)
+    said = serving.tell()
+    assert "e2b: peer-to-peer is off: the IOMMU translates the addresses of 0000:17:00.0 (DMA-FQ)" in said
+    assert "iommu=pt and a reboot and turning these off in the firmware would allow it" in said
 
 
 def test_an_engine_that_is_not_as_planned(serving: Host) -> None:
@@ -377,6 +393,11 @@ def test_who_chose_the_profile(serving: Host, record: dict[str, Any], expected: 
 def test_a_record_of_before_there_were_switches(serving: Host) -> None:
     added = {"origin": "inventory", "inventory_profile": None, "previous_generation": None}
     assert serving.ask()["active_profile"].items() >= added.items()
+
+
+def test_a_generation_that_was_committed_over_its_budget(serving: Host) -> None:
+    serving.remember(over_budget=True)
+    assert render_status(serving.ask())[0].endswith(", committed over its budget")
 
 
 def test_a_profile_that_was_chosen_by_e_needs_e_to_go(serving: Host) -> None:

@@ -66,6 +66,24 @@ def tell(**more: Any) -> str:
 
 
 @pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (
+            "the IOMMU translates the addresses of x",
+            "off: the IOMMU translates the addresses of x; iommu=pt and a reboot ",
+        ),
+        (
+            "vllm_engine_peer_to_peer says so",
+            "31b-nvfp4-tp2: peer-to-peer is off: vllm_engine_peer_to_peer says so. s",
+        ),
+    ],
+)
+def test_the_report_says_that_peer_to_peer_is_off(reason: str, words: str) -> None:
+    large, *others = REPORT["engines"]
+    assert words in tell(engines=[large | {"peer_to_peer_off": [reason]}, *others])
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "profile nvfp4-tp2, generation 3",

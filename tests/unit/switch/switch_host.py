@@ -15,7 +15,7 @@ from ansible.module_utils.vllm_edge.generation.model import Choice, Generation, 
 from ansible.module_utils.vllm_edge.switch import journal as journal_module
 from ansible.module_utils.vllm_edge.switch import rollback, run
 from ansible.module_utils.vllm_edge.switch.journal import history, holder, read_journal
-from ansible.module_utils.vllm_edge.switch.model import EXITS, Journal, PhaseFailed, Result
+from ansible.module_utils.vllm_edge.switch.model import EXITS, Exit, Journal, PhaseFailed, Result
 from fake_world import OLD, host, new_host, unlike
 from generations import put
 
@@ -120,7 +120,7 @@ class SwitchHost:
         assert (status, journal.result) == (EXITS[result], result), journal.message
         there = to if isinstance(to, Generation) else self.new
         if whole and result is not Result.FAILED:
-            assert unlike(self.world, there if result in (Result.COMMITTED, Result.UNCHANGED) else self.old) == []
+            assert unlike(self.world, there if EXITS[result] in (Exit.OK, Exit.OVER_BUDGET) else self.old) == []
         return journal
 
     @property

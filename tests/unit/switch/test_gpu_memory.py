@@ -329,6 +329,22 @@ def test_memory_over_its_budget_fails_with_the_rows(bench: GpuBench) -> None:
     assert len(failed.data["gpus"]) == 4
 
 
+@pytest.mark.parametrize("orphan", ["", "on a GPU without an engine", "of a crashed engine"])
+def test_what_an_engine_uses_more_than_its_budget_can_be_accepted(bench: GpuBench, orphan: str) -> None:
+    wanted = generation_on(bench)
+    if orphan:
+        bench.boards.set_fault(2 if "without" in orphan else 1, "orphan", 2_000)
+    with bench.boards.claim(1, 20_800 if "crashed" in orphan else 21_000) as pid:
+        bench.ours(pid)
+        if orphan:
+            assert "by no process" in failure(lambda: bench.world.measure(wanted, accept=True)).text
+            return
+        done = bench.world.measure(wanted, accept=True)
+    assert done.detail == "over budget: GPU 1 21000 of 20900 MiB"
+    (text,) = done.data["over_budget"]
+    assert "100 MiB too many" in text and "'vram_budget_mib: 21300' of e2b in serving_engines" in text
+
+
 def test_other_people_and_a_lost_card_that_nobody_needs_are_warnings(bench: GpuBench) -> None:
     wanted = generation_on(bench)
     bench.boards.set_fault(3, "gpu-lost")

@@ -330,7 +330,8 @@ def test_an_inventory_that_says_the_same_becomes_the_origin(host: Host, was: str
 
 
 @pytest.mark.parametrize(
-    ("result", "status", "changed"), [("rolled_back", 1, True), ("refused", 2, False), ("failed", 3, True)]
+    ("result", "status", "changed"),
+    [("rolled_back", 1, True), ("refused", 2, False), ("failed", 3, True), ("over_budget", 5, True)],
 )
 def test_a_switch_that_did_not_commit_fails_with_its_words(host: Host, result: str, status: int, changed: bool) -> None:
     host.journal(result, status, "e2b does not fit: make max_model_len smaller")

@@ -18,13 +18,14 @@ from ansible.module_utils.vllm_edge.switch.model import (
     PHASES,
     Exit,
     Journal,
+    Moves,
     Phase,
     PhaseFailed,
     Result,
 )
-from fake_world import E2B, KEPT, NEW, OLD, SMALL, host, new_host, serve, unlike
-from generations import put, rendered
-from switch_host import SwitchHost
+from fake_world import BIG, E2B, GPUS, KEPT, NEW, OLD, SMALL, host, new_host, serve, unlike
+from generations import engine, put, rendered
+from switch_host import Killed, SwitchHost
 
 BEFORE_COMMIT = PHASES[: PHASES.index(Phase.COMMIT) + 1]
 ROLLS_BACK = [phase for phase in BEFORE_COMMIT if phase not in HARMLESS]
@@ -358,6 +359,75 @@ def test_a_first_switch_whose_engines_cannot_be_stopped_again_says_so(first: Swi
     first.world.change(quirks={"e4b": "cannot be stopped", "e2b": "canary wrong"})
     journal = first.ends(Result.FAILED)
     assert "e4b did not stop" in journal.message and "Nothing is committed" in journal.message
+
+
+# ---- a first switch over its budget ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def over(first: SwitchHost) -> SwitchHost:
+    """A host whose first generation serves and uses 500 MiB more than the budget of e2b."""
+    first.world.change(quirks={"e2b": "grows"})
+    first.ends(Result.OVER_BUDGET, origin="inventory")
+    return first
+
+
+def test_a_first_switch_over_its_budget_serves_and_says_so(first: SwitchHost) -> None:
+    first.world.change(quirks={"e2b": "grows"})
+    journal = first.ends(Result.OVER_BUDGET, origin="inventory")
+    assert [record.phase for record in journal.phases] == list(PHASES)
+    assert journal.over_budget == ("GPU 3: 21400 MiB, budget 20900 MiB.",)
+    assert journal.over_budget[0] in journal.message and "keep serving" in journal.message
+    now = committed.committed(first.paths)
+    assert now is not None and now.over_budget
+
+
+def test_a_lost_gpu_is_no_overrun_of_a_first_switch(first: SwitchHost) -> None:
+    first.world.change(quirks={"e2b": "grows"})
+    first.at("measure", lambda: first.world.change(lost_gpus=[first.new.engines["e4b"].config.gpus[0]]))
+    assert "GPU 2 is lost" in first.ends(Result.ROLLED_BACK).message
+    assert committed.committed(first.paths) is None
+
+
+def test_a_raised_budget_restarts_nothing_and_ends_the_overrun(over: SwitchHost) -> None:
+    before = over.pids(*OLD.engines)
+    config = {"served_names": ["sentry"], "gpus": GPUS[3:], "vram_budget_mib": 21_700}
+    raised = engine("e2b", note="--max-model-len=8192\n", **config)
+    number = put(over.paths, rendered(BIG, KEPT, raised, profile=OLD.profile))
+    over.ends(Result.COMMITTED, store.load(over.paths, number), origin="inventory")
+    now = committed.committed(over.paths)
+    assert over.pids(*OLD.engines) == before and now is not None and not now.over_budget
+
+
+@pytest.mark.parametrize("fault", ["", "canary"])
+def test_a_later_switch_goes_back_to_the_generation_over_its_budget(over: SwitchHost, fault: str) -> None:
+    """It is the one that was committed: that it still exceeds its budget is said and is no failure of the way back."""
+    new = store.load(over.paths, put(over.paths, NEW))
+    over.world.change(quirks={"e2b": "grows", "31b-w4a16": fault and "canary wrong"})
+    assert over.switch(new) == Exit.ROLLED_BACK
+    journal = over.journal
+    assert f"in phase {fault or 'measure'}" in journal.message and journal.over_budget
+    assert any("still over its budget" in text for text in journal.warnings)
+    assert over.unlike(over.new) == []
+
+
+def test_a_recovered_first_switch_over_its_budget_says_so(first: SwitchHost) -> None:
+    first.world.change(quirks={"e2b": "grows"})
+    first.fail("clean_up", Killed(), once=True)
+    with pytest.raises(Killed):
+        first.switch()
+    assert first.recover() == Exit.OK
+    assert (first.journal.result, len(first.journal.over_budget)) == (Result.OVER_BUDGET, 1)
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_a_repair_of_a_generation_over_its_budget_measures_it_again(over: SwitchHost, still: bool) -> None:
+    over.world.change(quirks={"e2b": "grows" if still else ""})
+    over.world.towards = 1
+    over.world.stop(Moves(stop=("e2b",)))
+    over.ends(Result.OVER_BUDGET if still else Result.COMMITTED)
+    now = committed.committed(over.paths)
+    assert now is not None and now.over_budget is still
 
 
 # ---- repair -----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ class TestHub:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.server = Hub(root, 0, "127.0.0.1")
+        self.server = Hub(root, 0, "127.0.0.1", xet=True)
         self.server.log = io.StringIO()  # type: ignore[assignment]
         self.endpoint = f"http://127.0.0.1:{self.server.server_address[1]}"
         self._thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
@@ -68,10 +68,16 @@ class TestHub:
 
     def downloads(self) -> list[str]:
         """Files whose content went out, in the order in which that ended."""
+        return [request["path"].split("/", 5)[-1].partition("?")[0] for request in self.contents()]
+
+    def contents(self) -> list[dict[str, Any]]:
+        """Requests that were answered with the content of a file, at the hub or where it redirects to."""
         return [
-            request["path"].split("/", 5)[-1]
+            request
             for request in self.requests()
-            if request["method"] == "GET" and "/resolve/" in request["path"] and request["status"] < 300
+            if request["method"] == "GET"
+            and ("/resolve/" in request["path"] or request["path"].startswith("/cdn/"))
+            and request["status"] < 300
         ]
 
     def forget_requests(self) -> None:

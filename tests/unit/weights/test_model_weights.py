@@ -8,10 +8,12 @@ import fcntl
 import hashlib
 import json
 import os
+import random
 import shutil
 import stat
 import subprocess
 import sys
+import time
 import venv
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +52,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def first(weights: Run, hub: TestHub) -> Result:
     """The result of a first run; the requests of that are forgotten."""
     result = weights()
+    assert result["rc"] == 0, result
     hub.forget_requests()
     return result
 
@@ -124,7 +127,8 @@ def test_second_run_asks_nobody(
     prepare, how, rehashed = NOTHING_TO_DO[case]
     prepare(hub, target)
     second = weights(**(how if "revision" not in how else {"revision": first["revision"]}))
-    assert second["rc"] == 0 and not second["changed"] and not second["resolved"] and second["actions"] == []
+    assert second["rc"] == 0, second
+    assert not second["changed"] and not second["resolved"] and second["actions"] == []
     assert second["diff"] == {"before": "", "after": ""} and second["rehashed"] == rehashed
     for key in ("revision", "manifest_sha256", "bytes", "files"):
         assert second[key] == first[key]
@@ -227,14 +231,136 @@ def test_files_that_arrived_before_a_failure_are_not_brought_again(weights: Run,
     assert not (target.parent / ".incoming").exists()
 
 
-def test_parts_of_a_killed_download_are_cleaned_up(weights: Run, hub: TestHub, target: Path) -> None:
-    weights(check=True)
-    hub.alter_in_transit("model.safetensors")
-    weights()
-    (find_staging(target) / ".cache/huggingface/download/model.abc.1234.incomplete").write_bytes(b"x" * 1000)
-    hub.alter_in_transit("model.safetensors")
+LARGE = random.Random(0).randbytes(3 * 1024**2)
+MOST = len(LARGE) * 9 // 10
+
+
+@pytest.fixture
+def broken(weights: Run, hub: TestHub, monkeypatch: pytest.MonkeyPatch) -> Result:
+    """The result of a run whose connections to a large file broke off at 90 %."""
+    hub.write("model.safetensors", LARGE)
+    hub.faults({"path": "*/model.safetensors", "break_after_bytes": MOST})
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "PAUSES_S", ())
+        result = weights()
+    assert result["rc"] == 1, result
+    hub.faults()
+    hub.forget_requests()
+    return result
+
+
+@pytest.fixture
+def part(broken: Result, target: Path) -> Path:
+    """What waits for the next run."""
+    (part,) = find_staging(target).glob("*.part")
+    assert part.read_bytes() == LARGE[:MOST]
+    return part
+
+
+def test_broken_download_goes_on_in_the_next_run(weights: Run, hub: TestHub, target: Path, broken: Result) -> None:
     assert weights()["rc"] == 0
+    assert [(request["range"], request["bytes"]) for request in hub.contents() if "model." in request["path"]] == [
+        (f"bytes={MOST}-{len(LARGE) - 1}", len(LARGE) - MOST)
+    ]
+    assert (target / "model.safetensors").read_bytes() == LARGE
     assert not (target.parent / ".incoming").exists()
+    waiting = f"2 of 3 files (0.0 MiB) and 2.7 MiB of 1 more have arrived and wait in {target.parent}/.incoming/tiny-"
+    check_refusal(broken, f"Nothing was put into {target}.", waiting)
+
+
+def test_download_that_breaks_off_again_and_again_goes_on(
+    weights: Run, hub: TestHub, target: Path, no_pauses: None
+) -> None:
+    """Each connection lives for less than a tenth of the file, and there are more of them than attempts."""
+    hub.write("model.safetensors", LARGE)
+    hub.faults({"path": "*/model.safetensors", "break_after_bytes": len(LARGE) // 11})
+    result = weights()
+    assert result["rc"] == 0, result
+    assert (target / "model.safetensors").read_bytes() == LARGE
+    assert sum(request["bytes"] for request in hub.contents() if "model." in request["path"]) == len(LARGE)
+
+
+@pytest.mark.parametrize("damage", ["other bytes", "too long", "of another content", "whole"])
+def test_part_is_verified_before_it_is_used(weights: Run, hub: TestHub, target: Path, part: Path, damage: str) -> None:
+    if damage == "other bytes":
+        part.write_bytes(bytes(MOST))
+    elif damage == "too long":
+        part.write_bytes(LARGE + b"more")
+    elif damage == "of another content":
+        part.rename(part.with_name(part.name.replace(part.name.split(".")[-2], "0" * 16)))
+    else:
+        part.write_bytes(LARGE)
+    assert weights()["rc"] == 0
+    assert (target / "model.safetensors").read_bytes() == LARGE
+    assert ([request["bytes"] for request in hub.contents()][-1:] == [len(LARGE)]) is (damage != "whole")
+    assert not (target.parent / ".incoming").exists()
+
+
+def test_mirror_without_ranges_begins_anew(weights: Run, hub: TestHub, target: Path, part: Path) -> None:
+    hub.server.ranges = False
+    assert weights()["rc"] == 0
+    assert (target / "model.safetensors").read_bytes() == LARGE
+    assert [request["bytes"] for request in hub.contents()][-1] == len(LARGE)
+
+
+def test_new_content_begins_anew(weights: Run, hub: TestHub, target: Path, part: Path) -> None:
+    hub.write("model.safetensors", LARGE[::-1])
+    assert weights()["rc"] == 0
+    assert (target / "model.safetensors").read_bytes() == LARGE[::-1]
+    assert {request["range"] for request in hub.contents()} == {None}
+    assert not (target.parent / ".incoming").exists()
+
+
+def test_room_counts_a_part(
+    weights: Run, hub: TestHub, target: Path, part: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(module_utils_weights, "check_space", lambda _path, needed, _reserve: asked.append(needed))
+    assert weights()["rc"] == 0
+    assert asked == [len(LARGE) - MOST]
+
+
+def test_parts_of_another_kind_are_cleaned_up(weights: Run, hub: TestHub, part: Path, no_pauses: None) -> None:
+    """An earlier release left the parts of huggingface_hub, which it does not resume."""
+    old = part.parent / ".cache/huggingface/download/model.abc.1234.incomplete"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"x" * 1000)
+    hub.faults({"path": "*/model.safetensors", "status": 503})
+    assert weights()["rc"] == 1 and not old.exists() and part.exists()
+
+
+def test_address_that_has_expired_is_asked_for_again(weights: Run, hub: TestHub, no_pauses: None) -> None:
+    hub.faults({"path": "*/resolve/*/model.safetensors", "times": 1, "expires_in_s": -1})
+    assert weights()["rc"] == 0
+
+
+def test_refusal_of_the_storage_is_not_called_a_gate(weights: Run, hub: TestHub, no_pauses: None) -> None:
+    hub.faults({"path": "/cdn/*", "status": 403})
+    host = f"127.0.0.1:{hub.server.cdn.server_address[1]}"
+    check_refusal(weights(), f"{hub.endpoint} redirected model.safetensors of example/tiny to {host}", "HTTP 403")
+    hub.faults({"path": "/cdn/*", "break_after_bytes": 0})
+    check_refusal(weights(), f"{hub.endpoint} redirected model.safetensors of example/tiny to {host}", "firewall")
+
+
+def test_token_stays_with_the_hub_and_xet_is_not_used(weights: Run, hub: TestHub, target: Path) -> None:
+    """The lab's storage refuses whoever brings a token, and its Xet is an empty promise."""
+    hub.gate("hf_right")
+    assert weights(token="hf_right")["rc"] == 0
+    assert {request["status"] for request in hub.requests()} <= {200, 302}
+
+
+def test_rate_limit_is_waited_for(weights: Run, hub: TestHub, no_pauses: None) -> None:
+    hub.faults({"path": "*/model.safetensors", "times": 1, "status": 429, "retry_after_s": 2})
+    begin = time.monotonic()
+    assert weights()["rc"] == 0
+    assert time.monotonic() - begin >= 2
+
+
+def test_no_answer_is_larger_than_storage_gives(weights: Run, hub: TestHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.server.largest_answer_bytes = 100_000
+    monkeypatch.setattr(sources, "ANSWER_BYTES", 100_000)
+    assert weights()["rc"] == 0
+    assert [request["bytes"] for request in hub.contents() if "/cdn/" in request["path"]] == [100_000, 100_000, 4800]
 
 
 def test_error_of_the_hub_that_passes_is_outlasted(weights: Run, hub: TestHub, no_pauses: None) -> None:
@@ -277,10 +403,11 @@ def test_disk_that_became_full_is_not_called_the_hubs_fault(
 
     damage(target / "model.safetensors")
     with monkeypatch.context() as patch:
-        patch.setattr("huggingface_hub.file_download.http_get", full)
+        patch.setattr("huggingface_hub.utils.http_stream_backoff", full)
         failed = weights()
     full_text = "became full while files arrived (No space left on device, part;"
     check_refusal(failed, full_text, "model_weights_root", "nothing deleted")
+    assert tree(target.parent) == sorted(f"{target.name}/{path}" for path in FILES), "a part would fill the disk"
     assert weights()["downloaded"] == ["model.safetensors"]
 
 
@@ -289,7 +416,7 @@ def test_room_counts_what_has_arrived_and_frees_what_is_of_no_use(
 ) -> None:
     hub.faults({"path": "*/nested/extra.json", "status": 503})
     weights()
-    part = find_staging(target) / ".cache/huggingface/download/model.abc.1234.incomplete"
+    part = find_staging(target) / "other.0000000000000000.part"
     part.write_bytes(b"x" * 1000)
     asked: list[int] = []
     monkeypatch.setattr(
@@ -401,6 +528,23 @@ def test_two_runs_at_once_are_refused(weights: Run, first: Result, arguments: Re
     assert other_user_may == 0, "whoever may open the lock could hold it"
 
 
+def test_the_lock_is_free_although_a_process_forked_meanwhile_has_it_open(
+    weights: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chmod, copies = os.fchmod, []
+
+    def keep(descriptor: int, mode: int) -> None:
+        chmod(descriptor, mode)
+        copies.append(os.dup(descriptor))
+
+    monkeypatch.setattr(os, "fchmod", keep)
+    assert weights()["rc"] == 0 and copies
+    second = weights()
+    for copy in copies:
+        os.close(copy)
+    assert second["rc"] == 0, second
+
+
 def test_check_mode_says_sizes_and_writes_nothing(weights: Run, hub: TestHub, tmp_path: Path) -> None:
     before = sorted(path for path in tmp_path.rglob("*"))
     foreseen = weights(check=True)
@@ -431,6 +575,7 @@ def prepared(hub: TestHub, tmp_path: Path) -> Path:
     import huggingface_hub
 
     directory = tmp_path / "prepared"
+    hub.server.xet = False
     huggingface_hub.snapshot_download("example/tiny", local_dir=directory, endpoint=hub.endpoint, token=False)
     hub.forget_requests()
     return directory

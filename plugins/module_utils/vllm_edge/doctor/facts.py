@@ -93,8 +93,14 @@ class Runtime:
     """Why daemon.json is not valid; empty if it is."""
     refresh: Unit | Unread
     """The unit nvidia-cdi-refresh.path."""
+    creates_nodes: bool
+    """Whether nvidia-cdi-refresh.service creates the device nodes of CUDA."""
+    runc_version: str
+    """Version of runc; empty if it is not known."""
     specifications: Mapping[str, Sequence[str]] | Unread
     """The devices of each CDI specification of NVIDIA's GPUs, by path."""
+    without_uvm: tuple[str, ...]
+    """Those of the specifications that do not list the device node of CUDA."""
     access: Access | Unread
     """Which of their GPUs the running containers may use."""
 
@@ -131,6 +137,8 @@ class Engine:
     gpus: tuple[str, ...]
     shm_bytes: int | None
     """Size of its /dev/shm; None if the container uses that of the host."""
+    replaced: tuple[str, ...] | Unread = ()
+    """Libraries of the distribution that its supervisor has loaded and that were replaced or removed since."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +153,8 @@ class Serving:
     """What is known of a switch that was killed; empty if there is none."""
     switching: bool = False
     """Whether a switch is running."""
+    over_budget: str = ""
+    """What the last switch that committed said, if that was over its budget."""
 
 
 @dataclass(frozen=True)

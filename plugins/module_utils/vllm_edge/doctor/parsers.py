@@ -44,6 +44,16 @@ def number(word: str) -> int | None:
     return int(word) if word.isdigit() else None
 
 
+def find_replaced_libraries(maps: str) -> tuple[str, ...]:
+    """Return the names of the distribution's files that a process has mapped and that are no longer on disk.
+
+    Args:
+        maps: text of /proc/<pid>/maps.
+    """
+    paths = re.findall(r"^(?:\S+\s+){5}(/(?:usr|lib\w*)/.*) \(deleted\)$", maps, re.MULTILINE)
+    return tuple(sorted({path.rpartition("/")[2] for path in paths}))
+
+
 def amount(word: str) -> float | None:
     """Parse a number with or without decimals; None for anything else."""
     return float(word) if re.fullmatch(r"\d+(\.\d+)?", word) else None

@@ -26,6 +26,7 @@ from ..gpu.topology import Topology, Xid
 from ..names import TARGET
 from ..paths import HostPaths
 from ..switch.history import read_switches
+from ..switch.model import Result
 from ..system import cdi, dpkg
 from ..system.dpkg import Packages
 from ..system.host import Unread
@@ -45,7 +46,7 @@ from .facts import (
     Space,
     System,
 )
-from .parsers import amount, find_shm_bytes, number, read_free_space, read_object
+from .parsers import amount, find_replaced_libraries, find_shm_bytes, number, read_free_space, read_object
 
 GPU_CLASS = "0x03"
 NVIDIA = "0x10de"
@@ -72,6 +73,8 @@ GPU_FIELDS = (
 ECC_FIELDS = ("ecc.errors.uncorrected.volatile.total", "remapped_rows.failure", "remapped_rows.pending")
 # The second is the name of drivers before R535.
 REASONS_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+REFRESH = "systemd/system/nvidia-cdi-refresh.service"
+REFRESH_FILES = (f"usr/lib/{REFRESH}", f"lib/{REFRESH}", f"etc/{REFRESH}", f"etc/{REFRESH}.d/*.conf")
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Reader(DriverReader):
           system()    os-release, dpkg-query, /proc/locks, timedatectl, docker.service
           driver()    versions of libraries and module, apt-cache, modinfo, kernels, Secure Boot
           gpus()      PCI bus, nvidia-smi, recorded slots, who uses the GPUs
-          runtime()   dockerd, daemon.json, CDI specifications, GPUs of running containers
+          runtime()   dockerd, runc, daemon.json, CDI specifications and their unit, GPUs of running containers
           topology()  PCIe, NUMA, IOMMU and ACS of each GPU, ECC, Xid messages, /dev/shm
           image()     the record of the engines' image
           serving()   engines, their units and ports, switches
@@ -343,18 +346,33 @@ class Reader(DriverReader):
 
     def runtime(self) -> Runtime:
         """Read Docker and CDI."""
-        ran = self.ask("dockerd", "--version")
-        version = re.search(r"version (\d+(?:\.\d+)+)", "" if isinstance(ran, Unread) else ran.out)
         config, error = self.docker_config()
+        texts = self.specifications()
+        read = {} if isinstance(texts, Unread) else texts
         return Runtime(
-            docker_version=version[1] if version else "",
+            docker_version=self.version("dockerd"),
             docker=self.unit("docker.service"),
             config=config,
             config_error=error,
             refresh=self.unit("nvidia-cdi-refresh.path"),
-            specifications=self.specifications(),
+            creates_nodes=any(
+                "create-device-nodes" in self.plain(str(path.relative_to(self.root)))
+                for pattern in REFRESH_FILES
+                for path in self.root.glob(pattern)
+            ),
+            runc_version=self.version("runc"),
+            specifications=texts
+            if isinstance(texts, Unread)
+            else {path: cdi.parse_device_names(text) for path, text in read.items()},
+            without_uvm=tuple(path for path, text in read.items() if not cdi.lists_uvm(text)),
             access=self.access(),
         )
+
+    def version(self, program: str) -> str:
+        """Return the version that a program prints; empty if there is none."""
+        ran = self.ask(program, "--version")
+        version = re.search(r"version (\d+(?:\.\d+)+)", "" if isinstance(ran, Unread) else ran.out)
+        return version[1] if version else ""
 
     def access(self) -> Access | Unread:
         """Return how the running containers got their GPUs."""
@@ -373,8 +391,8 @@ class Reader(DriverReader):
         except ValueError as error:
             return {}, str(error)
 
-    def specifications(self) -> dict[str, list[str]] | Unread:
-        """Return the devices of each CDI specification of NVIDIA's GPUs, by path."""
+    def specifications(self) -> dict[str, str] | Unread:
+        """Return the text of each CDI specification of NVIDIA's GPUs, by path."""
         found = {}
         for directory in (STATIC, GENERATED):
             place = resolve(self.root, directory)
@@ -385,7 +403,7 @@ class Reader(DriverReader):
             except OSError as error:
                 return Unread(f"{error.filename}: {error.strerror}")
             for path, text in texts.items():
-                found[f"/{directory}/{Path(path).name}"] = cdi.parse_device_names(text)
+                found[f"/{directory}/{Path(path).name}"] = text
         return found
 
     # -- the image
@@ -426,6 +444,7 @@ class Reader(DriverReader):
             if isinstance(unit, Unread):
                 unread = unit
                 continue
+            maps = self.text(f"proc/{unit.main_pid}/maps") if unit.main_pid else ""
             found = {item.address for item in listeners(engine.config.port, self.at("proc"))}
             engines.append(
                 Engine(
@@ -435,14 +454,17 @@ class Reader(DriverReader):
                     listeners=tuple(sorted(found)),
                     gpus=engine.config.gpus,
                     shm_bytes=find_shm_bytes(engine.create),
+                    replaced=maps if isinstance(maps, Unread) else find_replaced_libraries(maps),
                 )
             )
         switches, _ = read_switches(self.paths)
         killed = switches.get("unfinished_switch")
+        kept = [row for row in switches.get("history", ()) if row["result"] in (Result.COMMITTED, Result.OVER_BUDGET)]
         return Serving(
             engines=unread or tuple(engines),
             errors=tuple(errors),
             target=self.unit(TARGET),
             unfinished_switch=str(killed["message"] or killed["id"]) if killed else "",
             switching=switches.get("switch") is not None,
+            over_budget=kept[0]["message"] if kept and kept[0]["result"] == Result.OVER_BUDGET else "",
         )

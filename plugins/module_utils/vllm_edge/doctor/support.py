@@ -19,8 +19,7 @@ from typing import Any
 
 from ..gpu.driver import GENERATED, STATIC
 from ..names import unit_name
-from ..system import dpkg
-from ..system.host import Unread
+from .evidence import read_evidence, run
 from .reading import Reader
 from .render import render
 
@@ -28,6 +27,8 @@ GONE = "REDACTED"
 JOURNAL_LINES = 300
 LONGEST_FILE = 262_144
 SHORTEST_SECRET = 6
+RECORDS = ("*.json", "engines/*.json")
+"""Files of the state directory: the active profile, the image, the slots, observations, a switch, states of engines."""
 UNITS = (
     "vllm-edge.target",
     "vllm-edge-switch.service",
@@ -37,26 +38,6 @@ UNITS = (
     "nvidia-cdi-refresh.path",
     "nvidia-cdi-refresh.service",
 )
-COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "kernel": ("uname", "-a"),
-    "packages": (
-        "dpkg-query",
-        "-W",
-        "-f",
-        dpkg.FORMAT,
-        "nvidia-*",
-        "libnvidia-*",
-        "libcuda1",
-        "linux-modules-nvidia-*",
-        "docker*",
-        "containerd*",
-    ),
-    "docker": ("docker", "version"),
-    "nvidia-smi": ("nvidia-smi",),
-    "nvidia-smi-topology": ("nvidia-smi", "topo", "-m"),
-    "cdi-devices": ("nvidia-ctk", "cdi", "list"),
-    "block-devices": ("df", "-h"),
-}
 
 # A name of a secret. max_tokens and the tokenizer are none.
 _NAME = r"(?:api[-_]?key|(?:\b|[-_.])key(?![a-z])|token(?!s|i[sz])|secret|passw|passphrase|credential)"
@@ -72,7 +53,7 @@ PATTERNS: tuple[re.Pattern[str], ...] = (
     # On one line, with all values of an option that takes several.
     re.compile(rf"--[\w-]*{_NAME}[\w-]*[ \t]+(?P<secret>(?!-)\S+(?:[ \t]+(?!-)\S+)*)", re.IGNORECASE),
     # NAME=value, name: value and "name": "value".
-    re.compile(rf"[\w.-]*{_NAME}[\w.-]*[\"']?[ \t]*[=:][ \t]*(?P<secret>{_VALUE})", re.IGNORECASE | re.MULTILINE),
+    re.compile(rf"{_NAME}[\w.-]*[\"']?[ \t]*[=:][ \t]*(?P<secret>{_VALUE})", re.IGNORECASE | re.MULTILINE),
     # The form of known tokens, wherever they appear.
     re.compile(r"\b(?P<secret>hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{12,}|gh[pousr]_[A-Za-z0-9]{12,}|glpat-[\w-]{12,})"),
 )
@@ -114,14 +95,6 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     return text
 
 
-def _said(reader: Reader, command: tuple[str, ...]) -> str:
-    """Run a command and return it with its output and exit status."""
-    ran = reader.ask(*command)
-    if isinstance(ran, Unread):
-        return f"{ran.why}\n"
-    return f"$ {' '.join(command)}\n{ran.out}{ran.err}\n" + (f"exit status {ran.status}\n" if ran.status else "")
-
-
 def _collect_files(reader: Reader) -> tuple[dict[str, str], set[str]]:
     """Return the configuration files by name in the archive, and the secrets of files that are left out."""
     found: dict[str, str] = {}
@@ -130,7 +103,8 @@ def _collect_files(reader: Reader) -> tuple[dict[str, str], set[str]]:
     places = [reader.at(path) for path in single]
     for directory in (reader.paths.etc, reader.at(STATIC), reader.at(GENERATED)):
         places += sorted(path for path in directory.rglob("*") if path.is_file()) if directory.is_dir() else []
-    places += [path for path in (reader.paths.active_profile, reader.paths.switch_journal) if path.is_file()]
+    state = reader.paths.state
+    places += sorted(path for pattern in RECORDS for path in state.glob(pattern) if path.is_file())
     for path in places:
         name = f"files{path}"
         try:
@@ -159,11 +133,11 @@ def collect(reader: Reader, document: Mapping[str, Any]) -> dict[str, str]:
         sorted(path.name for path in (reader.paths.etc / "engines").glob("*")) if reader.paths.etc.is_dir() else []
     )
     units = [*(unit_name(engine) for engine in engines), *UNITS]
-    texts |= {f"commands/{name}.txt": _said(reader, command) for name, command in COMMANDS.items()}
-    texts["units.txt"] = _said(reader, ("systemctl", "--no-pager", "--full", "--lines=0", "status", *units))
+    texts |= read_evidence(reader, engines, units)
+    texts["units.txt"] = run(reader, "systemctl", "--no-pager", "--full", "--lines=0", "status", *units)
     for unit in units:
         command = ("journalctl", "--no-pager", "--output=short-iso", f"--lines={JOURNAL_LINES}", f"--unit={unit}")
-        texts[f"journal/{unit}.log"] = _said(reader, command)
+        texts[f"journal/{unit}.log"] = run(reader, *command)
     texts["doctor.json"] = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     texts["doctor.txt"] = "\n".join(render(document)) + "\n"
     secrets |= find_secrets(texts.values())

@@ -60,6 +60,13 @@ class EngineConfig:
     stall_timeout_s: float
     """Seconds without progress in the log after which a loading engine is ended."""
     health_timeout_s: float
+    progress_timeout_s: float = 300.0
+    """Seconds without progress of running requests after which a serving engine is ended by the watchdog.
+
+    vLLM gives one step of several ranks as long (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS), and each step moves a figure.
+    """
+    idle_probe_s: float = 300.0
+    """Seconds without a request after which an engine is asked for one token; 0 for never."""
     vram_budget_mib: int | None = None
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
@@ -88,6 +95,8 @@ class DockerCreate:
     """Value of --name."""
     labels: Mapping[str, str]
     """Values of --label by key."""
+    devices: tuple[str, ...] = ()
+    """Names of the GPUs that are given by CDI: `<name>` of --device=nvidia.com/gpu=<name>."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +155,11 @@ _NULLABLE: dict[str, _Rule] = {
     "plan": (_is_plan, "an object with gpus"),
 }
 """Keys that may also be null or missing."""
-_OPTIONAL: dict[str, _Rule] = dict.fromkeys(
-    ("image_id", "weights_path", "weights_record"), (lambda value: isinstance(value, str), "a text")
-)
+_OPTIONAL: dict[str, _Rule] = {
+    **dict.fromkeys(("image_id", "weights_path", "weights_record"), (lambda value: isinstance(value, str), "a text")),
+    "progress_timeout_s": _SECONDS,
+    "idle_probe_s": (lambda value: value == 0 or _is_seconds(value), "seconds, 0 for never"),
+}
 """Keys that are missing in files of older generations."""
 _FORMS: dict[str, _Rule] = {
     "engine": (lambda value: bool(ENGINE_NAME.fullmatch(str(value))), "small letters, digits and '-', at most 63"),
@@ -225,7 +236,9 @@ def parse_docker_create(text: str, source: str) -> DockerCreate:
     if len(names) != 1:
         raise EngineConfigError(f"{source}: {len(names)} lines `--name=...` before the image, exactly one is expected")
     labels = dict(item.split("=", 1) for item in _get_option_values(options, "--label") if "=" in item)
-    return DockerCreate(arguments=tuple(lines), name=names[0], labels=labels)
+    kind = "nvidia.com/gpu="
+    devices = [value.removeprefix(kind) for value in _get_option_values(options, "--device") if value.startswith(kind)]
+    return DockerCreate(arguments=tuple(lines), name=names[0], labels=labels, devices=tuple(devices))
 
 
 def check_together(config: EngineConfig, create: DockerCreate, source: str) -> None:

@@ -239,7 +239,7 @@ def _explain_exit(death: Death) -> Explanation:
 
 
 def explain_stall(seconds: float, phase_words: str) -> Explanation:
-    """Return the explanation for an engine whose log stopped advancing while it should be loading.
+    """Return the explanation for an engine that stopped advancing while it should be loading.
 
     Args:
         seconds: time since the last progress
@@ -247,8 +247,25 @@ def explain_stall(seconds: float, phase_words: str) -> Explanation:
     """
     return Explanation(
         "stalled",
-        f"the engine's log did not advance for {seconds:.0f} s ({phase_words}); it was ended",
+        f"the engine's log did not advance for {seconds:.0f} s ({phase_words}), and what its container read and "
+        "computed was no sign of progress; it was ended",
         "If a phase takes that long on this host, raise vllm_engine_stall_timeout_s; with several GPUs, NCCL may hang",
+    )
+
+
+def explain_standstill(seconds: float, work: str) -> Explanation:
+    """Return the explanation for an engine that answers /health and does not get on with its requests.
+
+    Args:
+        seconds: time since a figure of /metrics last moved
+        work: the requests, as text
+    """
+    return Explanation(
+        "no_progress",
+        f"the engine answered /health, but none of its requests ({work}) made progress for {seconds:.0f} s; systemd's "
+        "watchdog ended it",
+        "systemd starts it again; when it repeats, look at the last requests and at `journalctl -k` for Xid lines; if "
+        "one step of this engine really takes that long, raise vllm_engine_progress_timeout_s",
     )
 
 

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 
 from ..system.http import Answer
+from ..system.usage import Usage
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,21 @@ class HealthSeen:
 
     answer: Answer
     metrics: str = ""
-    """Text of /metrics, only with the first successful answer."""
+    """Text of /metrics with a successful answer; empty if it could not be read."""
+
+
+@dataclass(frozen=True)
+class ProbeSeen:
+    """The request for one token has ended."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class UsageSeen:
+    """What the processes of a loading container have used was read."""
+
+    usage: Usage
 
 
 @dataclass(frozen=True)
@@ -57,7 +72,7 @@ class Signalled:
     number: int
 
 
-Event = LogLine | LogLost | HealthSeen | DockerSeen | Died | Signalled
+Event = LogLine | LogLost | HealthSeen | ProbeSeen | UsageSeen | DockerSeen | Died | Signalled
 
 
 class Stopped(Exception):

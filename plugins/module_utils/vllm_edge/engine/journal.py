@@ -17,8 +17,10 @@ from .signatures import Explanation
 from .startup import WORDS, Phase
 from .state import EngineState, Failure, read_state, stamp, write_state
 
-# The supervisor's own /health requests, every few seconds, would fill the journal.
-OWN_PROBE = re.compile(r'"GET /health HTTP/1\.[01]" 200')
+# The supervisor's own requests, every few seconds, would fill the journal. vLLM's access log does not tell the client,
+# so requests that others send as well carry a mark in their query, which vLLM ignores.
+OWN_MARK = "?by=vllm-edge"
+OWN_PROBE = re.compile(rf'"(?:GET /health|[A-Z]+ /\S+{re.escape(OWN_MARK)}) HTTP/1\.[01]" 200')
 _LEVEL = re.compile(r"^(?:\x1b\[[\d;]*m)*(?:\([^)]*\)\s*)*(?:\x1b\[[\d;]*m)*(CRITICAL|ERROR|WARNING)\b")
 _PRIORITY = {"CRITICAL": 2, "ERROR": 3, "WARNING": 4}
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -13,12 +13,23 @@ from ..paths import HostPaths
 from ..system.docker import Container, DockerAway, DockerRefused, parse_stamp
 from ..system.files import is_locked
 from ..system.http import Answer
+from ..system.systemd import Systemd, SystemdError
+from ..system.usage import read_usage
 from .config import Engine
 from .container import ContainerControl, LaunchFailed
 from .diagnosis import Death, explain
 from .events import Events
 from .journal import Reporter
-from .lifecycle import EXTEND_BY_S, Decision, Existing, Found, decide_existing, had_been_ready, needs_look
+from .lifecycle import (
+    EXTEND_BY_S,
+    Decision,
+    Existing,
+    Found,
+    decide_existing,
+    describe_work,
+    had_been_ready,
+    needs_look,
+)
 from .signatures import Explanation
 from .startup import Phase
 from .state import TAIL_LINES, Failure, stamp
@@ -31,6 +42,15 @@ RETRY_MOST_S = 300.0
 """Longest time between two attempts, in seconds."""
 CREATE_S = 240.0
 """Seconds that `docker create` and `docker start` may take together."""
+GPU_POLL_S = 3.0
+"""Seconds between two looks at what a container needs for its GPUs."""
+GPU_WAIT_IN_SWITCH_S = 30.0
+"""Seconds that a launch waits for the GPUs within a switch, which can roll back: enough for one new specification."""
+CDI_REFRESH = "nvidia-cdi-refresh.service"
+REFRESH_EVERY_S = 30.0
+"""Seconds between two starts of CDI_REFRESH, whose release 1.18.2 allows 5 within 10 s."""
+WORK_S = 5.0
+"""Seconds in which a container whose log is silent has to read or compute to be kept."""
 STATUS_S = 1.0
 """Seconds between two status texts during a wait."""
 
@@ -50,6 +70,9 @@ class Launcher:
     docker_wait_s: float
     health: Callable[[str, float], Answer]
     driver: Callable[[], DriverVersions]
+    gpus: Callable[[Sequence[str]], str | None]
+    """Returns what the named CDI devices lack (`find_missing_access`)."""
+    systemd: Systemd
 
     def launch(self) -> tuple[Container, Existing]:
         """Return the running container and how it came about: created, or attached to.
@@ -126,6 +149,40 @@ class Launcher:
             self.reporter.enter(Phase.WAITING_FOR_DOCKER, f"waiting for the Docker Engine, {waited:.0f} s: {why}")
             self.events.pause(1.0)
 
+    def _wait_for_gpus(self) -> None:
+        """Wait until a container can be given the engine's GPUs, and have the CDI specification made meanwhile.
+
+        The wait is as long as that for Docker, and short within a switch. Raises LaunchFailed after it, Stopped.
+        """
+        begin, refreshed = time.monotonic(), float("-inf")
+        while (missing := self.gpus(self.engine.create.devices)) is not None:
+            now = time.monotonic()
+            waited = now - begin
+            limit = min(GPU_WAIT_IN_SWITCH_S, self.docker_wait_s) if self._is_switch_running() else self.docker_wait_s
+            if waited >= limit:
+                raise LaunchFailed(
+                    Explanation(
+                        "gpus_not_ready",
+                        f"the GPUs could not be given to a container for {waited:.0f} s: {missing}",
+                        f"`journalctl -b -u {CDI_REFRESH}` says why there is no complete specification, `ls -l "
+                        "/dev/nvidia*` what the driver has made; `nvidia-ctk system create-device-nodes "
+                        f"--control-devices --load-kernel-modules` and `systemctl restart {CDI_REFRESH}` make both",
+                    )
+                )
+            if now - refreshed >= REFRESH_EVERY_S:
+                refreshed = now
+                self._refresh_specification(missing)
+            self.reporter.enter(Phase.WAITING_FOR_GPUS, f"waiting for the GPUs, {waited:.0f} s: {missing}")
+            self.events.pause(GPU_POLL_S)
+
+    def _refresh_specification(self, why: str) -> None:
+        """Start the unit that writes the CDI specification. Its start at boot may have come before the driver."""
+        self.reporter.journal.write(f"{why}: starting {CDI_REFRESH}", 5)
+        try:
+            self.systemd.start([CDI_REFRESH])
+        except SystemdError as error:
+            self.reporter.journal.write(str(error), 4)
+
     def _prepare(self) -> tuple[Container, Existing]:
         """Attach to the container that exists, or create and start one."""
         config = self.engine.config
@@ -142,6 +199,7 @@ class Launcher:
                 self._report_corpse(present)
             self._clear(present, decision)
         self.events.check_stop()
+        self._wait_for_gpus()
         self._refuse_mismatch()
         self.reporter.enter(Phase.STARTING)
         self.reporter.notifier.send(extend_s=CREATE_S + EXTEND_BY_S)
@@ -163,7 +221,18 @@ class Launcher:
         seconds = parse_stamp((records[-1].at if records else None) or container.started_at)
         age = None if seconds is None else max(0.0, time.time() - seconds)
         was_ready = had_been_ready(container, self.reporter.previous, [record.line for record in records])
-        return Found(answer, was_ready, age)
+        loads = not (answer.ok or was_ready or (age is not None and age < self.engine.config.stall_timeout_s))
+        return Found(answer, was_ready, age, self._watch_work(container.pid) if loads else "")
+
+    def _watch_work(self, pid: int) -> str:
+        """Return what a container's processes do within WORK_S seconds; empty if nothing or if it cannot be read."""
+        begin, first = time.monotonic(), read_usage(pid)
+        doing = ""
+        while first is not None and not doing and (span := time.monotonic() - begin) < WORK_S:
+            self.events.pause(min(1.0, WORK_S - span))
+            usage = read_usage(pid)
+            doing = describe_work(first, usage, time.monotonic() - begin)[0] if usage is not None else ""
+        return doing
 
     def _report_corpse(self, container: Container) -> None:
         """Record why a container ended while no supervisor was watching (supervisor killed, host crashed)."""

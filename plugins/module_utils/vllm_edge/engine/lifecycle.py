@@ -15,10 +15,12 @@ from enum import Enum
 from ..names import LABEL_ENGINE, LABEL_INPUT_HASH, EngineIdentity
 from ..system.docker import Container
 from ..system.http import Answer
+from ..system.usage import Usage
+from .advance import Advance
 from .config import EngineConfig
-from .diagnosis import explain_stall
+from .diagnosis import explain_hang, explain_stall, explain_standstill
 from .signatures import Explanation
-from .startup import STARTING_PHASES, WORDS, Phase, Progress, is_progress
+from .startup import BUSY_PHASES, STARTING_PHASES, WORDS, Phase, Progress, is_progress
 from .state import TAIL_LINES, EngineState
 
 SCAN_LINES = 600
@@ -29,6 +31,16 @@ EXTEND_EVERY_S = 5.0
 """Seconds between two extensions of the start timeout while the engine loads."""
 EXTEND_BY_S = 60.0
 """Seconds of one extension."""
+READS_BYTES_PER_S = 1024 * 1024
+"""Bytes per second that a loading container must read from disks to make progress."""
+FAULTS_PER_S = 1.0
+"""Major page faults per second that are as much: each reads a page of a mapped file and what is read ahead of it."""
+COMPUTES_SHARE = 0.1
+"""Share of one core that a loading container must use to make progress. Waiting processes of vLLM use about 1 %."""
+COMPUTES_ALONE_S = 1200.0
+"""Seconds during which computing alone is progress: ranks that wait for each other in NCCL for ever compute, too."""
+SILENT_S = 30.0
+"""Seconds without a line in the log after which the status tells what the container does instead."""
 
 
 class Existing(Enum):
@@ -59,6 +71,8 @@ class Found:
     """Whether it has ever answered /health."""
     log_age_s: float | None
     """Seconds since its last log line (or its start); None if unknown."""
+    doing: str = ""
+    """What its processes do although its log is silent, as `describe_work` says; empty if nothing or not asked."""
 
 
 def needs_look(container: Container | None, config: EngineConfig) -> bool:
@@ -106,7 +120,27 @@ def decide_existing(container: Container | None, config: EngineConfig, found: Fo
         )
     if found.log_age_s is not None and found.log_age_s < config.stall_timeout_s:
         return Decision(Existing.ATTACH_LOADING, "the running container is the right one and still loads")
-    return Decision(Existing.STOP_AND_REMOVE, "the running container has never answered and its log stands still")
+    if found.doing:
+        return Decision(
+            Existing.ATTACH_LOADING, f"the running container is the right one, its log is silent, and it {found.doing}"
+        )
+    return Decision(
+        Existing.STOP_AND_REMOVE,
+        "the running container has never answered, its log stands still, and it neither reads nor computes",
+    )
+
+
+def describe_work(before: Usage, after: Usage, span_s: float) -> tuple[str, bool]:
+    """Return what the processes of a loading container have done in some seconds, and whether that was reading.
+
+    The text is empty if they did nothing that counts as progress.
+    """
+    reads = (after.read_bytes - before.read_bytes) / span_s
+    if reads >= READS_BYTES_PER_S:
+        return f"reads {reads / 2**20:.0f} MiB/s", True
+    if (after.faults - before.faults) / span_s >= FAULTS_PER_S:
+        return "reads mapped files", True
+    return ("computes" if (after.cpu_s - before.cpu_s) / span_s >= COMPUTES_SHARE else ""), False
 
 
 def had_been_ready(container: Container, state: EngineState | None, lines: Sequence[str]) -> bool:
@@ -137,6 +171,8 @@ class Reaction:
     """Message for the journal."""
     give_up: Explanation | None = None
     """End the engine for this reason."""
+    probe: bool = False
+    """Ask the engine for one token."""
 
 
 def _format_span(seconds: float) -> str:
@@ -152,11 +188,11 @@ class Supervision:
     return. All times are seconds of one monotonic clock.
 
         STARTING ... HEALTH   on_log advances the phase with vLLM's log (startup.Progress); on_tick gives up
-              |               after stall_timeout_s without progress
+              |               after stall_timeout_s without progress; on_usage knows progress without a line
               | first good on_health
            SERVING  <------>  UNHEALTHY
-                on_health: each good answer feeds systemd's watchdog; bad answers do not, so the watchdog
-                ends an engine that stays UNHEALTHY
+                on_health: each good answer feeds systemd's watchdog; bad answers do not, nor good ones of an
+                engine that makes no progress (Advance), so the watchdog ends an engine that stays UNHEALTHY
 
     While Docker is away or the log is unreadable, silence in the log does not count as a stall.
     """
@@ -176,21 +212,31 @@ class Supervision:
     """Log lines for the failure record."""
     last_log: float = 0.0
     """When the log last showed progress."""
+    last_read: float = 0.0
+    """When the container's reading last showed progress."""
+    last_moved: float = 0.0
+    """When the log, reading or computing last showed progress."""
+    doing: str = ""
+    """What the container does while its log is silent, as text."""
     last_ok: float | None = None
     """When /health last answered."""
     unhealthy_since: float | None = None
     unhealthy_clock: str = ""
     """The same time as wall clock, for the status text."""
     unhealthy_answer: str = ""
+    standstill: str = ""
+    """The requests of an engine that answers /health and makes no progress, as text; else empty."""
     docker_away_since: float | None = None
     log_lost: bool = False
     """Whether the log cannot be read."""
+    _usage: tuple[Usage, float] | None = None
     _status: str = ""
     _status_at: float = float("-inf")
     _extended_at: float = float("-inf")
 
     def __post_init__(self) -> None:
         self.last_log = self.last_log or self.started
+        self.advance = Advance(self.config.progress_timeout_s, self.config.idle_probe_s, self.started)
 
     # -- status text
 
@@ -203,13 +249,15 @@ class Supervision:
             away = "" if self.docker_away_since is None else "; the Docker Engine is away, clients cannot connect"
             return f"serving {names} at {config.url} ({config.model} {config.precision}){loaded}{away}"
         if self.phase is Phase.UNHEALTHY:
-            return (
-                f"not answering /health since {self.unhealthy_clock} ({self.unhealthy_answer}); "
-                "the watchdog restarts the engine if it stays so"
-            )
+            since = f"not answering /health since {self.unhealthy_clock} ({self.unhealthy_answer})"
+            if self.standstill:
+                since = f"requests make no progress, seen at {self.unhealthy_clock} ({self.standstill})"
+            return f"{since}; the watchdog restarts the engine if it stays so"
         if self.phase in STARTING_PHASES:
             unseen = "; its log cannot be read" if self.log_lost else ""
-            return f"{self.progress.words()}, {_format_span(now - self.started)}{unseen}"
+            silent = now - self.last_log
+            doing = f"; no line for {_format_span(silent)}, {self.doing}" if self.doing and silent >= SILENT_S else ""
+            return f"{self.progress.words()}, {_format_span(now - self.started)}{doing}{unseen}"
         return WORDS[self.phase]
 
     def _react(
@@ -221,6 +269,7 @@ class Supervision:
         say: str | None = None,
         before: Phase | None = None,
         give_up: Explanation | None = None,
+        probe: bool = False,
     ) -> Reaction:
         """Build a Reaction; add the status text if it changed (not too often), and more start timeout while loading."""
         changed = before is not None and before is not self.phase
@@ -233,7 +282,7 @@ class Supervision:
         # Without a log nobody sees whether the engine advances, so its unit's start timeout applies.
         if not self.ready and not self.log_lost and now - self._extended_at >= EXTEND_EVERY_S:
             extend, self._extended_at = EXTEND_BY_S, now
-        return Reaction(ready, watchdog, status, extend, changed, say, give_up)
+        return Reaction(ready, watchdog, status, extend, changed, say, give_up, probe)
 
     # -- events
 
@@ -249,16 +298,41 @@ class Supervision:
             self.phase = self.progress.phase
         return self._react(now, before=before)
 
-    def on_health(self, answer: Answer, now: float, clock: str) -> Reaction:
-        """Process an answer of /health. `clock` is the wall clock time as text, for messages."""
+    def on_usage(self, usage: Usage, now: float) -> None:
+        """Process what the processes of a loading container have used: the log may be silent while they work."""
+        before, at = self._usage or (usage, now)
+        self._usage, self.doing = (usage, now), ""
+        span = now - at
+        if span <= 0 or self.phase not in BUSY_PHASES:
+            return
+        self.doing, reads = describe_work(before, usage, span)
+        if reads:
+            self.last_read = now
+        if reads or (self.doing and now - max(self.last_log, self.last_read) < COMPUTES_ALONE_S):
+            self.last_moved = now
+
+    def on_health(self, answer: Answer, now: float, clock: str, metrics: str = "") -> Reaction:
+        """Process an answer of /health.
+
+        Args:
+            answer: the answer
+            now: time
+            clock: the wall clock time as text, for messages
+            metrics: text of /metrics at the same time; empty if it could not be read
+        """
         before = self.phase
-        if not answer.ok:
+        self.advance.on_metrics(metrics, now)
+        still = self.advance.find_standstill(now) if answer.ok and self.ready else None
+        if not answer.ok or still is not None:
             if not self.ready:
                 return self._react(now)
             say = None
+            self.standstill = "" if still is None else self.advance.describe_work()
             if self.unhealthy_since is None:
                 self.unhealthy_since, self.unhealthy_clock = now, clock
                 say = f"/health does not answer: {answer.words()}"
+                if still is not None:
+                    say = f"requests make no progress for {_format_span(still)} ({self.standstill})"
             self.unhealthy_answer = answer.words()
             self.phase = Phase.UNHEALTHY
             return self._react(now, before=before, say=say)
@@ -268,14 +342,17 @@ class Supervision:
             self.ready = True
             if self.load_seconds is None and not self.was_ready:
                 self.load_seconds = round(now - self.started, 1)
+            self.advance.moved_at = now
             # Lines from loading do not explain a later failure.
             self.scan.clear()
         elif self.unhealthy_since is not None:
-            say = f"/health answers again after {_format_span(now - self.unhealthy_since)}"
-        self.unhealthy_since = None
+            what = "requests make progress" if self.standstill else "/health answers"
+            say = f"{what} again after {_format_span(now - self.unhealthy_since)}"
+        self.unhealthy_since, self.standstill = None, ""
         self.last_ok = now
         self.phase = Phase.SERVING
-        return self._react(now, ready=first, watchdog=True, say=say, before=before)
+        probe = self.advance.take_probe(now)
+        return self._react(now, ready=first, watchdog=True, say=say, before=before, probe=probe)
 
     def on_docker(self, away: bool, now: float) -> Reaction:
         """Process that Docker went away or is back."""
@@ -304,12 +381,18 @@ class Supervision:
         return self._react(now, say=again if why is None else f"the engine's log cannot be read: {why}")
 
     def on_tick(self, now: float) -> Reaction:
-        """Process that time has passed; gives up on an engine whose log stands still while it loads."""
-        silent = now - self.last_log
+        """Process that time has passed; gives up on an engine that stands still while it loads."""
+        silent = now - max(self.last_log, self.last_moved)
         heard = self.docker_away_since is None and not self.log_lost
         if not self.ready and heard and silent >= self.config.stall_timeout_s:
             return self._react(now, give_up=explain_stall(silent, self.progress.words()))
         return self._react(now)
+
+    def explain_end_by_watchdog(self, now: float) -> Explanation:
+        """Return the explanation for the end by systemd's watchdog."""
+        if self.standstill:
+            return explain_standstill(self.advance.get_still_s(now), self.standstill)
+        return explain_hang(self.get_unanswered_s(now), self.unhealthy_answer or "no answer")
 
     def get_unanswered_s(self, now: float) -> float:
         """Return the seconds since the last good answer, or since the start if there was none."""

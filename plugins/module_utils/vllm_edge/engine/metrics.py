@@ -9,6 +9,23 @@ _IN_WORK = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})?\s+(
 _KV_BLOCKS = re.compile(r'^vllm:cache_config_info\{(?:[^}]*,)?num_gpu_blocks="(\d+)"', re.MULTILINE)
 
 
+_FIGURES = re.compile(
+    r"^vllm:(?:num_requests_(?:running|waiting)|kv_cache_usage_perc|prefix_cache_queries_total|num_preemptions_total|"
+    r"prompt_tokens_total|generation_tokens_total|request_success_total|iteration_tokens_total_count)[ {].*$",
+    re.MULTILINE,
+)
+"""Figures that vLLM's API server sets from what the engine's process reports after each step (v1/metrics/loggers.py).
+
+The prompt's tokens are counted with the first token of the answer. Between two chunks of a long prefill the share of
+the KV cache moves: the scheduler sends its statistics also for a step without output (v1/core/sched/scheduler.py).
+"""
+
+
+def read_figures(metrics: str) -> tuple[str, ...]:
+    """Return the lines of /metrics of which at least one changes with each step of the engine."""
+    return tuple(_FIGURES.findall(metrics))
+
+
 def requests_in_work(metrics: str) -> int | None:
     """Return the number of running and waiting requests, summed over all label sets."""
     found = _IN_WORK.findall(metrics)

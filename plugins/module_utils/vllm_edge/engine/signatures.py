@@ -144,12 +144,40 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
         "The container lost its devices (`systemctl daemon-reload` does this without CDI) or the driver is gone: "
         "compare `nvidia-smi` on the host; a new container restores lost devices",
     ),
+    # torch's texts are in c10/cuda/CUDAFunctions.cpp, the others in CUDA's cudaGetErrorString: 35, 803, 804 and 999.
     _final(
         "driver_too_old",
-        r"CUDA driver version is insufficient|Error 80[34]: |"
-        r"(?P<text>forward compatibility was attempted on non supported HW|system has unsupported display driver)",
-        "the image's CUDA is newer than the host's driver allows",
-        "Upgrade the driver branch, or choose an older engine version from the compatibility matrix",
+        r"CUDA driver version is insufficient|NVIDIA driver on your system is too old",
+        "the image's CUDA is newer than the host's driver, and its compat libraries were not used (error 35)",
+        "Upgrade the driver branch (`playbooks/driver_upgrade.yml`), or choose an older engine version from the "
+        "compatibility matrix",
+    ),
+    _final(
+        "cuda_compat_mismatch",
+        r"Error 803\b|system has unsupported display driver",
+        "the CUDA library in the container does not go together with the host's kernel module (error 803)",
+        "If `nvidia-smi` fails on the host, too, reboot it: the driver was changed under the loaded module. Otherwise "
+        "the image's compat library took the place of the host's: remove LD_LIBRARY_PATH and "
+        "VLLM_ENABLE_CUDA_COMPATIBILITY from extra_env of the engine, and run `systemctl restart "
+        "nvidia-cdi-refresh.service`. If neither is set, the library does not support the driver: upgrade its branch "
+        "(`playbooks/driver_upgrade.yml`)",
+    ),
+    _final(
+        "no_forward_compatibility",
+        r"Error 804\b|forward compatibility was attempted on non supported HW",
+        "the image's CUDA is newer than the host's driver, and this card has no forward compatibility, which only "
+        "data-center cards have (error 804)",
+        "Upgrade the driver branch: `nvidia-smi` shows the CUDA version that it has. VLLM_ENABLE_CUDA_COMPATIBILITY "
+        "does not help here",
+    ),
+    Signature(
+        "cuda_unknown",
+        r"CUDA unknown error|CUDA_ERROR_UNKNOWN|cudaErrorUnknown|CUDA error: unknown error",
+        "CUDA could not be initialized although the driver is loaded (error 999), most often because the container "
+        "lacks /dev/nvidia-uvm",
+        "Look at `ls -l /dev/nvidia-uvm` and `grep uvm /var/run/cdi/nvidia.yaml` on the host. `nvidia-ctk system "
+        "create-device-nodes --control-devices --load-kernel-modules` makes the node, and then `systemctl restart "
+        "nvidia-cdi-refresh.service` lists it. If both are there, look for Xid lines in `journalctl -k`",
     ),
     Signature(
         "no_gpu",
@@ -354,7 +382,7 @@ DOCKER_SIGNATURES: tuple[Signature, ...] = (
         "mount_missing",
         r"bind source path does not exist: (?P<path>\S+)",
         "the directory {path}, which the engine mounts, does not exist",
-        "Mount the file system that holds it, or run the weights stage; systemd tries again in case a disk is late",
+        "Mount the file system that holds it, or run the weights stage; it is tried again in case the disk is late",
     ),
     _final(
         "docker_argument",

@@ -12,6 +12,7 @@ class Phase(StrEnum):
     """Phases of an engine's life in order. The values are stored in state files and printed by `vllm-edge status`."""
 
     WAITING_FOR_DOCKER = "waiting-for-docker"
+    WAITING_FOR_GPUS = "waiting-for-gpus"
     RETRYING = "waiting-to-try-again"
     CLEARING = "clearing"
     STARTING = "starting-container"
@@ -30,6 +31,7 @@ class Phase(StrEnum):
 
 WORDS = {phase: phase.replace("-", " ") for phase in Phase} | {
     Phase.WAITING_FOR_DOCKER: "waiting for the Docker Engine",
+    Phase.WAITING_FOR_GPUS: "waiting for the GPUs",
     Phase.CLEARING: "removing the previous container",
     Phase.INITIALIZING: "starting vLLM",
     Phase.KV_CACHE: "KV cache",
@@ -42,6 +44,9 @@ ORDER = list(Phase)
 
 STARTING_PHASES = frozenset(ORDER[ORDER.index(Phase.STARTING) : ORDER.index(Phase.SERVING)])
 """Phases in which a container runs that has not answered /health yet."""
+
+BUSY_PHASES = frozenset({Phase.LOADING, Phase.COMPILING, Phase.KV_CACHE, Phase.CAPTURING})
+"""Phases that may be long without a line in the log: a shard of weights may have 50 GB, and a cold compiler is slow."""
 
 _PHASE_LINES: tuple[tuple[re.Pattern[str], Phase], ...] = (
     (re.compile(r"Capturing CUDA graphs?\b[^:]*(?:\([^)]*\))?:?\s*(?P<percent>\d+)%"), Phase.CAPTURING),
@@ -78,7 +83,17 @@ _FACTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("graphs_gib", re.compile(r"Graph capturing finished in .* secs, took (?P<value>[\d.]+) GiB")),
     ("kv_cache_tokens", re.compile(r"KV cache size: (?P<value>[\d,]+) tokens")),
     ("max_concurrency", re.compile(r"Maximum concurrency for [\d,]+ tokens per request: (?P<value>[\d.]+)x")),
+    # The lines of the profile, which vLLM prints only at a start with gpu_memory_utilization (v1/worker/gpu_worker.py).
+    ("graphs_estimate_gib", re.compile(r"CUDA graph pool memory: [\d.]+ GiB \(actual\), (?P<value>[\d.]+) GiB")),
+    ("consumed_gib", re.compile(r"Actual usage is (?P<value>[\d.]+) GiB for consumed memory")),
+    ("activation_gib", re.compile(r"(?P<value>[\d.]+) GiB for peak activation")),
 )
+# Until 0.26 the line gave the memory outside of torch by itself, which later releases measure with the weights.
+_CONSUMED = re.compile(r"Actual usage is ([\d.]+) GiB for weight, .* (-?[\d.]+) GiB for non-torch memory")
+_AT_FIRST = re.compile(r"Free memory on device \(([\d.]+)/([\d.]+) GiB\) on startup")
+_GRAPHS_OUTSIDE = "CUDA graph memory profiling is disabled"
+WORST = frozenset({"graphs_estimate_gib", "consumed_gib", "activation_gib", "outside_gib"})
+"""Figures that every rank of an engine logs, of which the largest counts."""
 
 
 def is_progress(line: str) -> bool:
@@ -101,7 +116,10 @@ def facts_of(line: str) -> dict[str, float | int]:
 
     Returns:
         `model_gib`, `kv_cache_gib`, `graphs_gib` (GiB), `kv_cache_tokens` and `max_concurrency`, as far as the line has
-        them.
+        them. Of a start with gpu_memory_utilization also, in GiB: `consumed_gib` (weights, and memory outside of
+        torch), `activation_gib` (transient peak of the activations, with the estimate for graphs if that counts),
+        `graphs_estimate_gib`, and `outside_gib` (what was taken before vLLM began to count); and `graphs_outside`, 1
+        if the estimate does not count.
     """
     found: dict[str, float | int] = {}
     for key, pattern in _FACTS:
@@ -109,6 +127,12 @@ def facts_of(line: str) -> dict[str, float | int]:
         if match:
             text = match["value"].replace(",", "")
             found[key] = int(text) if key == "kv_cache_tokens" else float(text)
+    if match := _CONSUMED.search(line):
+        found["consumed_gib"] = round(float(match[1]) + float(match[2]), 2)
+    if match := _AT_FIRST.search(line):
+        found["outside_gib"] = round(float(match[2]) - float(match[1]), 2)
+    if _GRAPHS_OUTSIDE in line:
+        found["graphs_outside"] = 1
     return found
 
 
@@ -122,7 +146,8 @@ class Progress:
 
     def feed(self, line: str) -> bool:
         """Process a log line; return whether it advanced the phase."""
-        self.facts.update(facts_of(line))
+        for key, value in facts_of(line).items():
+            self.facts[key] = max(value, self.facts.get(key, value)) if key in WORST else value
         told = parse_phase(line)
         if told is None and (self.phase is not Phase.STARTING or line.strip() == ""):
             return False

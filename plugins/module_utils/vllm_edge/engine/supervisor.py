@@ -9,20 +9,21 @@ import queue
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
-from ..gpu.driver import DriverVersions, read_versions
+from ..gpu.driver import DriverVersions, find_missing_access, read_versions
 from ..names import EngineIdentity
 from ..paths import HostPaths
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, DockerUnit, docker_unit, parse_stamp
 from ..system.http import Answer, get_health, request
 from ..system.sd_notify import Notifier, read_watchdog_seconds
+from ..system.systemd import Systemd
 from .config import Engine, EngineConfigError, load_engine
 from .container import ContainerControl, LaunchFailed
-from .diagnosis import Death, explain, explain_hang
-from .events import Died, DockerSeen, Events, HealthSeen, LogLine, LogLost, Signalled, Stopped
+from .diagnosis import Death, explain
+from .events import Died, DockerSeen, Events, HealthSeen, LogLine, LogLost, ProbeSeen, Signalled, Stopped, UsageSeen
 from .journal import Journal, Reporter
 from .launch import DOCKER_WAIT_S, Launcher
 from .lifecycle import EXTEND_BY_S, Existing, Reaction, Supervision
@@ -60,7 +61,9 @@ class Supervisor:
           _supervise  <--- queue `events` ----+--  Watchers._follow_log      LogLine, LogLost
               |                               +--  Watchers._wait_for_end    DockerSeen, Died (docker wait)
               |                               +--  Watchers._watch_process   Died (pidfd)
+              |                               +--  Watchers._watch_usage     UsageSeen
               |                               +--  Watchers._probe           HealthSeen
+              |                               +--  Watchers._ask_token       ProbeSeen
               |                               +--  signal handler            Signalled
               |    each event and each tick: Supervision.on_...() -> Reaction -> _apply (journal, state file, systemd)
               |
@@ -86,10 +89,13 @@ class Supervisor:
     """Returns the state of docker.service."""
     health: Callable[[str, float], Answer] = get_health
     """Requests /health."""
-    ask: Callable[[str, str, float], Answer] = request
+    ask: Callable[..., Answer] = request
     """Sends any other request to the engine."""
     driver: Callable[[], DriverVersions] = read_versions
     """Returns the versions of the NVIDIA driver."""
+    gpus: Callable[[Sequence[str]], str | None] = find_missing_access
+    """Returns what keeps CDI devices from being given to a container."""
+    systemd: Systemd = field(default_factory=Systemd)
 
     def __post_init__(self) -> None:
         self.config = config = self.engine.config
@@ -97,7 +103,16 @@ class Supervisor:
         self.reporter = reporter = Reporter(config, self.paths, self.notifier, self.journal)
         self.control = control = ContainerControl(self.docker, self.unit, reporter, events)
         self.launcher = Launcher(
-            self.engine, self.paths, control, reporter, events, self.docker_wait_s, self.health, self.driver
+            self.engine,
+            self.paths,
+            control,
+            reporter,
+            events,
+            self.docker_wait_s,
+            self.health,
+            self.driver,
+            self.gpus,
+            self.systemd,
         )
         self._watchers = Watchers(config, control, self.journal, events, self.watchdog_s, self.health, self.ask)
         self._container: Container | None = None
@@ -165,6 +180,8 @@ class Supervisor:
             self.journal.write(f"{self.config.unit}: {life.status_text(time.monotonic())}")
         elif reaction.phase_changed:
             self.reporter.record(life.phase, log_facts=life.progress.facts)
+        if reaction.probe:
+            self._watchers.send_probe()
         self.notifier.send(
             ready=reaction.ready, watchdog=reaction.watchdog, status=reaction.status, extend_s=reaction.extend_s
         )
@@ -188,8 +205,7 @@ class Supervisor:
             match event:
                 case Signalled(number):
                     if number == signal.SIGABRT:
-                        seconds = life.get_unanswered_s(now)
-                        return self._fail(life, explain_hang(seconds, life.unhealthy_answer or "no answer"), None)
+                        return self._fail(life, life.explain_end_by_watchdog(now), None)
                     return self._stop(life)
                 case Died():
                     return self._bury(life)
@@ -201,7 +217,11 @@ class Supervisor:
                     blocks = kv_blocks(metrics)
                     if blocks is not None:
                         life.progress.facts["kv_blocks"] = blocks
-                    self._apply(life, life.on_health(answer, now, datetime.now().strftime("%H:%M:%S")))
+                    self._apply(life, life.on_health(answer, now, datetime.now().strftime("%H:%M:%S"), metrics))
+                case UsageSeen(usage):
+                    life.on_usage(usage, now)
+                case ProbeSeen(answer):
+                    life.advance.on_probe(answer, now)
                 case DockerSeen(away):
                     self._apply(life, life.on_docker(away, now))
 

@@ -12,13 +12,18 @@ from dataclasses import dataclass, field
 
 from ..system.docker import Container, ContainerGone, DockerAway, DockerRefused
 from ..system.http import Answer
+from ..system.usage import read_usage
 from .config import EngineConfig
 from .container import ContainerControl
-from .events import Died, DockerSeen, Events, HealthSeen, LogLine, LogLost
-from .journal import OWN_PROBE, Journal
+from .events import Died, DockerSeen, Events, HealthSeen, LogLine, LogLost, ProbeSeen, UsageSeen
+from .journal import OWN_MARK, OWN_PROBE, Journal
 
 ASK_AGAIN_S = 1.0
 """Seconds before Docker is asked again after an error of its API."""
+USAGE_S = 5.0
+"""Most seconds between two looks at what a loading container reads and computes."""
+PROBE_S = 86_400.0
+"""Seconds to wait for the token of a probe: whether the engine stands still is judged without its end."""
 
 
 def compute_health_interval(watchdog_s: float | None) -> float:
@@ -39,8 +44,10 @@ class Watchers:
     events: Events
     watchdog_s: float | None
     health: Callable[[str, float], Answer]
-    ask: Callable[[str, str, float], Answer]
+    ask: Callable[..., Answer]
     closing: threading.Event = field(default_factory=threading.Event)
+    served: threading.Event = field(default_factory=threading.Event)
+    """Set once /health has answered."""
     last_stamp: str | None = None
     """Docker's time stamp of the newest log line."""
     _follower: threading.Thread | None = None
@@ -52,6 +59,7 @@ class Watchers:
         self._thread(self._wait_for_end, container.id)
         if container.pid > 0:
             self._thread(self._watch_process, container.pid)
+            self._thread(self._watch_usage, container.pid)
         self._thread(self._probe, container.direct)
 
     def wait_for_log(self, wait_s: float) -> None:
@@ -157,22 +165,38 @@ class Watchers:
             os.close(descriptor)
         self.events.put(Died("process"))
 
+    def _watch_usage(self, pid: int) -> None:
+        """Report what the container's processes read and compute, until the engine serves."""
+        while not self.closing.wait(min(USAGE_S, self.config.stall_timeout_s / 5)) and not self.served.is_set():
+            usage = read_usage(pid)
+            if usage is not None:
+                self.events.put(UsageSeen(usage))
+
     def _probe(self, direct: Iterable[str]) -> None:
         """Report the answers of /health."""
         interval = compute_health_interval(self.watchdog_s)
-        served = False
         while not self.closing.is_set():
             begin = time.monotonic()
             answer = self._ask_health(direct)
-            self.events.put(HealthSeen(answer, self._ask_metrics() if answer.ok and not served else ""))
-            served = served or answer.ok
+            self.events.put(HealthSeen(answer, self._ask_metrics() if answer.ok else ""))
+            if answer.ok:
+                self.served.set()
             # Ask often while loading, so that READY is not late, and after a bad answer, to make up for a lost one.
-            pause = interval if served and answer.ok else min(1.0, interval)
+            pause = interval if answer.ok else min(1.0, interval)
             self.closing.wait(max(0.05, pause - (time.monotonic() - begin)))
 
     def _ask_metrics(self) -> str:
-        answer = self.ask(self.config.url, "/metrics", self.config.health_timeout_s)
+        answer = self.ask(self.config.url, f"/metrics{OWN_MARK}", self.config.health_timeout_s)
         return answer.body.decode("utf-8", "replace") if answer.ok else ""
+
+    def send_probe(self) -> None:
+        """Ask the engine for one token, in a thread of its own, and report the end of the request."""
+        self._thread(self._ask_token)
+
+    def _ask_token(self) -> None:
+        asked = {"model": self.config.served_names[0], "prompt": ".", "max_tokens": 1, "temperature": 0}
+        path = f"/v1/completions{OWN_MARK}"
+        self.events.put(ProbeSeen(self.ask(self.config.url, path, PROBE_S, method="POST", payload=asked)))
 
     def _ask_health(self, direct: Iterable[str]) -> Answer:
         answer = self.health(self.config.url, self.config.health_timeout_s)

@@ -38,7 +38,9 @@ def committed(paths: HostPaths) -> Committed | None:
     return parse_committed(text, str(path))
 
 
-def commit(generation: Generation, paths: HostPaths, choice: Choice, chosen_at: str) -> None:
+def commit(
+    generation: Generation, paths: HostPaths, choice: Choice, chosen_at: str, *, over_budget: bool = False
+) -> None:
     """Make a generation the committed one, by one rename; the former one is recorded as the previous generation.
 
     Committing the committed generation again keeps the recorded previous one.
@@ -46,6 +48,7 @@ def commit(generation: Generation, paths: HostPaths, choice: Choice, chosen_at: 
     Args:
         choice: who chose the profile
         chosen_at: time of the choice, as `engine.state.stamp` formats it
+        over_budget: whether its engines were measured to use more than their budgets
 
     Raises:
         GenerationError: the file could not be written
@@ -64,6 +67,7 @@ def commit(generation: Generation, paths: HostPaths, choice: Choice, chosen_at: 
         "inventory_profile": choice.inventory_profile,
         "chosen_at": chosen_at,
         "previous_generation": previous,
+        "over_budget": over_budget,
     }
     write_file(paths.active_profile, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 

@@ -134,6 +134,8 @@ class Committed:
     """Profile of the inventory at that time; None if the inventory was not involved."""
     chosen_at: str = ""
     previous_generation: int | None = None
+    over_budget: bool = False
+    """Whether it was committed although its engines use more than their budgets."""
 
     @property
     def hashes(self) -> dict[str, str]:

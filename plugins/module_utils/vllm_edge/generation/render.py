@@ -17,6 +17,8 @@ OF_NO_ENGINE = ("input_hash", "generation")
 """Keys of engine.json that are added on the host: they follow from the other content and the generation's number."""
 REACH_THE_SUPERVISOR = ("image_id", "stop_timeout_s", "stall_timeout_s", "health_timeout_s", "shutdown_timeout_s")
 """Keys of engine.json whose change requires a restart. Others are part of `docker create`, or need no restart."""
+ADDED_LATER = ("progress_timeout_s", "idle_probe_s")
+"""More such keys, which count only where they are present: files of earlier commits keep their hash."""
 
 
 def bare(docker_create: str) -> str:
@@ -64,6 +66,7 @@ def input_hash(
         manifest_sha256: hash over the model's files (`weights.record.Record.manifest_sha256`)
     """
     reaches = {key: config.get(key) for key in REACH_THE_SUPERVISOR}
+    reaches |= {key: config[key] for key in ADDED_LATER if key in config}
     return _hash([bare(docker_create), unit, reaches, chat_template, manifest_sha256])
 
 

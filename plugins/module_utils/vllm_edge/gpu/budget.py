@@ -152,6 +152,12 @@ class Evaluation:
         return any(gpu.releasing or any(process.reason == ENDED for process in gpu.processes) for gpu in self.gpus)
 
     @property
+    def only_engines_over(self) -> bool:
+        """Whether the only failures are engines of ours that use more than their budgets."""
+        over = [gpu for gpu in self.gpus if not gpu.within_budget]
+        return len(over) == len(self.failures) and all(gpu.budget_mib and not gpu.releasing for gpu in over)
+
+    @property
     def message(self) -> str:
         """One paragraph: all failures, or that every GPU is within its budget."""
         if self.failures:
@@ -323,10 +329,22 @@ def _advise_over_budget(gpu: GpuVerdict) -> str:
     if ours:
         return (
             f"'journalctl -u {' -u '.join(ours)}' shows what vLLM took for weights, KV cache and CUDA graphs; lower "
-            "the engine's max_num_seqs, gpu_memory_utilization or kv_cache_memory_bytes, or raise its vram_budget_mib "
-            "if the plan was wrong."
+            "the engine's max_num_seqs, gpu_memory_utilization or kv_cache_memory_bytes. If the budget was wrong, "
+            f"accept what is measured, which restarts nothing: {_accept(gpu, ours)} in serving_engines."
         )
     return "Find out who runs these processes ('nvidia-smi', 'docker ps') before anything is stopped."
+
+
+def _accept(gpu: GpuVerdict, units: Sequence[str]) -> str:
+    """Return the lines of the inventory that set the budgets of these units to what is measured, plus a tolerance."""
+    total = gpu.reading.total_mib
+    held = {unit: _sum_mib(process for process in gpu.processes if process.unit == unit) for unit in units}
+    if len(units) == 1:
+        held[units[0]] = gpu.engine_mib
+    return " and ".join(
+        f"'vram_budget_mib: {min(total, mib + DEFAULT_TOLERANCE_MIB)}' of {unit[len('vllm-') : -len('.service')]}"
+        for unit, mib in held.items()
+    )
 
 
 def _describe_foreign(gpu: GpuVerdict) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,9 @@ GENERATED = "var/run/cdi"
 STATIC = "etc/cdi"
 MAX_LINKS = 40
 """Links to follow before a path counts as a loop."""
+
+CONTROL_NODE = re.compile(r"/dev/nvidia(?:ctl|-uvm|-uvm-tools|-modeset)(?![\w-])")
+"""Device nodes that belong to no single GPU."""
 
 _NUMBER = r"\d+\.\d+(?:\.\d+)?"
 _LIBRARY = re.compile(rf"\.so\.({_NUMBER})")
@@ -156,6 +159,35 @@ def read_specification_versions(root: Path) -> dict[str, tuple[str, ...]]:
         for path, text in texts.items():
             found[f"/{Path(path).relative_to(root)}"] = tuple(cdi.driver_versions(text))
     return found
+
+
+def find_missing_access(devices: Sequence[str], root: Path = Path("/")) -> str | None:
+    """Return what keeps CDI from giving a container the devices so that CUDA works; None if nothing does.
+
+    After a boot the specification may come late, may lack GPUs that are still being initialised, and lists only the
+    nodes that exist at that moment; /dev/nvidia-uvm is made later than the others, or by nobody. A container that is
+    created from such a specification has NVML and no CUDA.
+
+    Args:
+        devices: names of CDI devices, as `nvidia.com/gpu=<name>` has them
+        root: where the host's files are
+    """
+    texts: dict[str, str] = {}
+    for directory in (GENERATED, STATIC):
+        texts |= cdi.gpu_specs(str(root / directory))
+    if devices and not texts:
+        return f"there is no CDI specification for NVIDIA GPUs in /{GENERATED} or /{STATIC}"
+    for device in devices:
+        path = next((path for path, text in texts.items() if device in cdi.parse_device_names(text)), None)
+        if path is None:
+            return f"the CDI specification does not define {device}"
+        name = f"/{Path(path).relative_to(root)}"
+        if not cdi.lists_uvm(texts[path]):
+            return f"{name} does not list {cdi.UVM}, which CUDA needs"
+        absent = [node for node in sorted(set(CONTROL_NODE.findall(texts[path]))) if not (root / node[1:]).exists()]
+        if absent:
+            return f"{', '.join(absent)} of {name} does not exist"
+    return None
 
 
 def read_versions(root: Path = Path("/")) -> DriverVersions:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..system import dpkg
 from ..system.dpkg import Packages
@@ -23,6 +24,8 @@ from .topology import Card, Topology
 SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 MODULE = re.compile(r"^\S*/nvidia(?:-current(?:-open)?)?\.ko(?:\.\w+)?:", re.MULTILINE)
 REFUSAL = re.compile(r"\[(?!N/A|Not Supported|Requested functionality)[^\]]+\]")
+# Debian's own packages have the module under the other names.
+MODULES = ("nvidia", "nvidia-current", "nvidia-current-open")
 BUS_FIELDS = ("uuid", "pci.bus_id")
 
 
@@ -45,6 +48,8 @@ class Driver:
     installer: str
     """The uninstaller that NVIDIA's .run installer left; empty if there is none."""
     loaded: bool
+    uvm: bool
+    """Whether the module nvidia-uvm is loaded. It is called so in the kernel whatever its file is called."""
     nouveau: bool
     secure_boot: bool | Unread | None
     """None if the host was not started by UEFI."""
@@ -54,6 +59,8 @@ class Driver:
     kernels: tuple[Kernel, ...]
     """Installed kernels, oldest first."""
     persistence: Unit | Unread
+    held_kernels: Mapping[str, tuple[str, str]] | Unread
+    """Installed version and apt's candidate of each held kernel metapackage."""
 
 
 def switch(word: str) -> bool | None:
@@ -73,13 +80,32 @@ class DriverReader(HostReader):
             origins=packages if isinstance(packages, Unread) else self.origins(packages),
             installer=next((path for path in dpkg.INSTALLERS if self.at(path).exists()), ""),
             loaded=self.at("sys/module/nvidia").is_dir(),
+            uvm=self.at("sys/module/nvidia_uvm").is_dir(),
             nouveau=self.at("sys/module/nouveau").is_dir(),
             secure_boot=self.secure_boot(),
             signer=self.signer(),
             running_kernel=release,
             kernels=self.kernels(release),
             persistence=self.unit("nvidia-persistenced.service"),
+            held_kernels=packages if isinstance(packages, Unread) else self.held_kernels(packages),
         )
+
+    def candidates(self, names: Sequence[str]) -> dict[str, dict[str, str]] | Unread:
+        """Return the fields of the version that apt would install, for each package that apt knows."""
+        ran = self.ask("apt-cache", "show", "--no-all-versions", *names) if names else None
+        if isinstance(ran, Unread):
+            return ran
+        return dpkg.parse_show(ran.out) if ran else {}
+
+    def held_kernels(self, packages: Packages) -> dict[str, tuple[str, str]] | Unread:
+        """Return the installed version and the candidate of each held kernel metapackage that apt knows."""
+        held = {
+            name: packages[name]["version"] for name in dpkg.find_kernel_flavours(packages) if packages[name]["held"]
+        }
+        shown = self.candidates(list(held))
+        if isinstance(shown, Unread):
+            return shown
+        return {name: (version, shown[name]["Version"]) for name, version in held.items() if name in shown}
 
     def origins(self, packages: Packages) -> dict[str, tuple[str, ...]] | Unread:
         """Return which sources of apt offer the installed version of each package of the driver."""
@@ -97,6 +123,44 @@ class DriverReader(HostReader):
             for name, uris in dpkg.parse_policy(policy.out).items()
         }
 
+    def offers(self, lead: str, prebuilt: str, packages: Packages, wanted: Sequence[str]) -> dict[str, Any]:
+        """Return what apt would install now of a driver, of the kernels and of their prebuilt modules.
+
+        Args:
+            lead: package whose version is the version of the driver
+            prebuilt: prefix of the packages with prebuilt modules; empty if DKMS builds the modules
+            packages: installed packages
+            wanted: packages with prebuilt modules that the flavours and the kernels need, the newest kernel's last
+
+        Returns:
+            The results of these names of the module nvidia_driver_state.
+        """
+        flavours = dpkg.find_kernel_flavours(packages) if prebuilt else {}
+        installed = [name for name in packages if prebuilt and dpkg.PREBUILT.fullmatch(name)]
+        shown = self.candidates([lead, *flavours, *wanted, *installed])
+        known = {} if isinstance(shown, Unread) else shown
+        candidate = dpkg.parse_upstream_version(known.get(lead, {}).get("Version", ""))
+        depends = {name: known[name].get("Depends", "") for name in (*wanted, *installed) if name in known}
+        releases = {name: release for name in depends if (release := dpkg.find_module_release(depends[name]))}
+        # The package of a flavour depends on the one of its newest kernel.
+        following = [prebuilt + flavour for flavour in flavours.values()] or list(wanted[-1:])
+        newest = [re.search(rf"{re.escape(prebuilt)}(\d[^\s,]*)", depends.get(name, "")) for name in following]
+        fits = {name: release == candidate for name, release in releases.items() if name.startswith(prebuilt)}
+        newer = [name for name in known if name in packages and known[name]["Version"] != packages[name]["version"]]
+        return {
+            "candidate": candidate,
+            "module_releases": releases,
+            "next_modules": following,
+            "offered_kernel": next((found[1] for found in newest if found), ""),
+            "kernel_updates": [name for name in newer if name in flavours],
+            "module_updates": dpkg.add_companions(prebuilt, [name for name in newer if fits.get(name)], newer),
+            "outdated_modules": dpkg.add_companions(
+                prebuilt,
+                [name for name in fits if name in packages and name not in following and not fits[name]],
+                installed,
+            ),
+        }
+
     def secure_boot(self) -> bool | Unread | None:
         """Return whether Secure Boot is on; None if the host was not started by UEFI."""
         if not self.at("sys/firmware/efi").is_dir():
@@ -110,15 +174,22 @@ class DriverReader(HostReader):
             return Unread(f"the state of Secure Boot: {error.strerror}")
 
     def signer(self) -> str | Unread:
-        # Debian's own packages have the module under the other names.
         """Return who signed the module on disk; empty if nobody did."""
-        for name in ("nvidia", "nvidia-current", "nvidia-current-open"):
+        for name in MODULES:
             ran = self.ask("modinfo", "-F", "signer", name)
             if isinstance(ran, Unread):
                 return ran
             if ran.status == 0:
                 return ran.out.strip()
         return Unread("modinfo finds no module of the driver for the running kernel")
+
+    def module_on_disk(self, release: str) -> str:
+        """Return the version of the module that is installed for a kernel; empty if there is none."""
+        for name in MODULES:
+            ran = self.ask("modinfo", "-k", release, "-F", "version", name)
+            if not isinstance(ran, Unread) and ran.status == 0:
+                return ran.out.strip()
+        return ""
 
     def kernels(self, running: str) -> tuple[Kernel, ...]:
         """Return the kernels that can be started: the running one, and those with an image in /boot."""

@@ -51,7 +51,7 @@ KEY_OF_OPTION: dict[str, str] = {"--served-model-name": "served_names", "--model
 
 # Options that the role sets, or that the way engines run rules out, with what to use instead.
 OURS: dict[str, str] = {
-    "--host": "an engine answers on 127.0.0.1 of the host alone; remove it",
+    "--host": "the engine's port is published on 127.0.0.1 of the host alone; remove it",
     "--port": "the port on the host is the key port; remove it",
     "--uds": "engines are reached over a TCP port; remove it",
     "--grpc": "engines are reached over HTTP; remove it",
@@ -60,7 +60,10 @@ OURS: dict[str, str] = {
     "--root-path": "health and completions are requested at the root; remove it",
     "--ssl-keyfile": "health and completions are requested over HTTP on 127.0.0.1; remove it",
     "--ssl-certfile": "health and completions are requested over HTTP on 127.0.0.1; remove it",
-    "--api-key": "it would be readable in the unit's files, and the engine answers on 127.0.0.1 alone; remove it",
+    "--api-key": (
+        "it would be readable in the unit's files; the port is published on 127.0.0.1 alone, and docs/operator.md, "
+        "'Connect to an engine', says who reaches it; remove it"
+    ),
     "--enable-auto-tool-choice": "the key tool_call_parser turns it on; use that one",
     "--config": "a file would hide arguments from plan and validation; write them here",
     "--revision": "the key revision of the model says which commit is downloaded and served; use that one",
@@ -267,7 +270,7 @@ def _find_fault(item: str) -> str:
         try:
             json.loads(value)
         except ValueError as error:
-            return f"is not JSON ({error}); write it as in '--limit-mm-per-prompt={{\"image\": 0}}', in single quotes"
+            return f"is not JSON ({error}); write it as in '--compilation-config={{\"mode\": 3}}', in single quotes"
         return ""
     if re.search(r"\s", item):
         return "holds a space, and nothing splits it; write one item for each word"

@@ -87,6 +87,8 @@ MAY_BE_EMPTY = frozenset({"chat_template"})
 OUR_ENVIRONMENT: dict[str, str] = {
     "HOME": "the role sets it to the engine's cache",
     "VLLM_CACHE_ROOT": "the role sets it to the engine's cache",
+    "TORCHINDUCTOR_CACHE_DIR": "the role sets it to the engine's cache",
+    "TRITON_CACHE_DIR": "the role sets it to the engine's cache",
     "HF_HUB_OFFLINE": "the role sets it, as engines reach no network",
     "VLLM_NO_USAGE_STATS": "the role sets it, as engines reach no network",
     "DO_NOT_TRACK": "the role sets it, as engines reach no network",
@@ -156,7 +158,8 @@ def find_value_errors(where: str, key: str, value: Any, option: Mapping[str, Any
     elif kind == "list":
         yield from _find_list_errors(where, key, value, option)
     elif kind == "dict":
-        yield from _find_environment_errors(where, value) if key == "extra_env" else _find_dict_errors(where, value)
+        find = {"extra_env": _find_environment_errors, "limit_mm_per_prompt": _find_limit_errors}
+        yield from find.get(key, _find_dict_errors)(where, value)
     else:
         yield from _find_text_errors(where, key, value, option)
 
@@ -242,6 +245,19 @@ def find_repeated(where: str, items: list[Any], rule: str) -> Iterator[str]:
 def _find_dict_errors(where: str, value: Any) -> Iterator[str]:
     if not isinstance(value, dict):
         yield f"{where}: {shown(value)} is not a mapping; write keys with values."
+
+
+def _find_limit_errors(where: str, value: Any) -> Iterator[str]:
+    """Yield limits that vLLM does not take: a number of items for each modality, or a mapping with `count`."""
+    if not isinstance(value, dict):
+        yield f"{where}: {shown(value)} is not a mapping; write {{image: 0, video: 0, audio: 0}} for text only."
+        return
+    for name, limit in value.items():
+        count = limit.get("count", 999) if isinstance(limit, dict) else limit
+        if name not in ("image", "video", "audio"):
+            yield f"{where}: {describe_invalid_choice(name, ('image', 'video', 'audio'))}"
+        elif isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            yield f"{where}.{name}: {shown(limit)} is not a number of items; write a whole number from 0."
 
 
 def _find_environment_errors(where: str, value: Any) -> Iterator[str]:

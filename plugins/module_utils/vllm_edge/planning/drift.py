@@ -221,8 +221,8 @@ def sentences(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         what = f"{COMPONENTS[row['component']]} of {row['what']}"
         found.append(
             f"Plan and measurement differ: {what} {measured:,.0f}{unit}, planned {planned:,.0f} "
-            f"({measured - planned:+,.0f}, tolerated {row['tolerance']:,.0f}). If this repeats, put the measured "
-            "values into plan_observations; plan_drift and plan_drift_tolerances decide what happens."
+            f"({measured - planned:+,.0f}, tolerated {row['tolerance']:,.0f}). If this repeats, measure the "
+            "engines with playbooks/calibrate.yml; plan_drift and plan_drift_tolerances decide what happens."
         )
     return found
 

@@ -147,7 +147,7 @@ def _compute_ranks(engine: Engine) -> tuple[Rank, ...]:
     for rank in weights:
         samples = rank.pipeline_rank == len(weights) - 1
         loaded = overhead.plus(overhead.ALLOCATOR_BYTES, rank.bytes)
-        activations = overhead.activations(model, rows, samples=samples)
+        activations = overhead.activations(model, rows, samples=samples, text_only=arguments.language_model_only)
         ranks.append(
             Rank(
                 loaded=rank,

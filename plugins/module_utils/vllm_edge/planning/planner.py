@@ -96,7 +96,17 @@ def arguments_of(engine: Mapping[str, Any]) -> Arguments:
             name, value = FLAGS[option]
             following = glued or (words[position + 1] if position + 1 < len(words) else "")
             chosen[name] = int(following) if value is None and following.isdigit() else value
+    if takes_text_only(engine.get("limit_mm_per_prompt")):
+        chosen["language_model_only"] = True
     return Arguments(**chosen)
+
+
+def takes_text_only(limits: Any) -> bool:
+    """Return whether limit_mm_per_prompt allows no image, no video and no audio, which is the same as
+    language_model_only (0.32.0 config/multimodal.py:304). vLLM allows 999 of a modality that is not named.
+    """
+    counts = [limits.get(name, 999) if isinstance(limits, Mapping) else 999 for name in ("image", "video", "audio")]
+    return not any(count.get("count", 999) if isinstance(count, Mapping) else count for count in counts)
 
 
 def _parse_engine(
@@ -213,6 +223,6 @@ def _check_highest(engine: Engine, outcome: Outcome) -> list[str]:
     if short <= 0:
         return []
     return [
-        f"with the highest of the uncertain figures it would be {mib(short)} too much: observe the first start, and "
-        f"state it in plan_observations"
+        f"with the highest of the uncertain figures it would be {mib(short)} too much: measure the engine with "
+        f"playbooks/calibrate.yml"
     ]

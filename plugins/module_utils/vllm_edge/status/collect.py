@@ -221,6 +221,8 @@ CONFIGURED = (
     *("tensor_parallel_size", "gpus", "port", "url", "served_names", "vram_budget_mib", "image", "image_id"),
 )
 """Values of an engine's configuration that the status has."""
+NO_PEERS = "# Its GPUs are kept from reading each other's memory: "
+"""Beginning of a line of `vllm-engine.service.j2`, before a reason of `gpu.topology.correctness`."""
 RECORDED = ("phase", "since", "started_at", "ready_at")
 """Values of the supervisor's record."""
 
@@ -251,6 +253,15 @@ def describe_engine(
         "log_facts": state.log_facts if state else {},
         "last_failure": asdict(state.last_failure) if state and state.last_failure else None,
     }
+
+
+def read_peer_obstacles(config: EngineConfig, paths: HostPaths) -> list[str]:
+    """Return why the GPUs of an engine are kept from reading each other's memory, as the header of its unit says."""
+    try:
+        lines = paths.unit_file(config.unit).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    return [line.removeprefix(NO_PEERS).rstrip(".") for line in lines if line.startswith(NO_PEERS)]
 
 
 def sum_budgets(configs: Sequence[EngineConfig]) -> dict[str, int | None]:
@@ -301,6 +312,7 @@ def collect(
         if state is None and path.exists() and not os.access(path, os.R_OK):
             problems.append(f"{path} is not for this user: phases and failures of {config.engine} are shown to root")
         engine = describe_engine(config, shown.get(config.unit), containers.get(config.container), state, listening)
+        engine["peer_to_peer_off"] = read_peer_obstacles(config, paths)
         if docker_problem is not None and config.container not in containers:
             engine["container_state"] = "unknown"
         engines.append(engine)

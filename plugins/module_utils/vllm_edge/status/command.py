@@ -73,7 +73,8 @@ def render_status(status: Mapping[str, Any]) -> list[str]:
     if profile is None:
         lines = ["no profile is active on this host"]
     else:
-        lines = [f"profile {profile.get('profile', '?')}, generation {profile.get('generation', '?')}"]
+        over = ", committed over its budget" if profile.get("over_budget") else ""
+        lines = [f"profile {profile.get('profile', '?')}, generation {profile.get('generation', '?')}{over}"]
         lines += render_choice(status)
     running = status["switch"]
     if running is not None:

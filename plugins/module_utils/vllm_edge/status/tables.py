@@ -29,7 +29,10 @@ def mib(value: object) -> str:
 
 
 def render_engine_table(heading: str, engines: Sequence[Row]) -> list[str]:
-    """Return a table with one line for each engine. `heading` is the key whose value names it: `unit` or `engine`."""
+    """Return a table with one line for each engine, and notes below it.
+
+    `heading` is the key whose value names an engine: `unit` or `engine`.
+    """
     rows = [
         [
             str(engine[heading]).removesuffix(".service"),
@@ -43,7 +46,24 @@ def render_engine_table(heading: str, engines: Sequence[Row]) -> list[str]:
         ]
         for engine in engines
     ]
-    return table([heading, "model", "TP", "GPUs", "port", "state", "load", "since"], rows, frozenset({2, 4, 6}))
+    headings = [heading, "model", "TP", "GPUs", "port", "state", "load", "since"]
+    return [*table(headings, rows, frozenset({2, 4, 6})), *render_peer_notes(engines)]
+
+
+ALLOWS_PEERS = {"the IOMMU": "iommu=pt and a reboot", "Access Control Services": "turning these off in the firmware"}
+"""What would allow peer-to-peer, by the beginning of a reason of `gpu.topology`."""
+
+
+def render_peer_notes(engines: Sequence[Row]) -> list[str]:
+    """Return for engines over several GPUs that peer-to-peer is off, why, and what would allow it."""
+    lines = []
+    for engine in engines:
+        reasons = engine.get("peer_to_peer_off") or []
+        remedies = [words for start, words in ALLOWS_PEERS.items() if any(text.startswith(start) for text in reasons)]
+        allowed = f"; {' and '.join(remedies)} would allow it, which is faster" if remedies else ""
+        if reasons:
+            lines += wrapped(f"{engine['engine']}: peer-to-peer is off: {'; '.join(reasons)}{allowed}.")
+    return lines
 
 
 # ---- roles ------------------------------------------------------------------------------------------------------

@@ -332,15 +332,18 @@ class Release:
 # -- measured against budgets
 
 
-def measure(host: HostWorld, wanted: Generation, timeout_s: float = SETTLE_S) -> Done:
+def measure(host: HostWorld, wanted: Generation, timeout_s: float = SETTLE_S, *, accept: bool = False) -> Done:
     """Compare the VRAM of every GPU with its budget, once the values no longer change.
 
     Args:
         wanted: the generation, with the budgets and what foreign processes may do.
         timeout_s: how long to wait until the values settle.
+        accept: whether engines that use more than their budgets are no failure. Memory on a GPU without an engine, and
+            memory that no process holds, is always one.
 
     Returns:
-        Rows of each GPU in `data["gpus"]`. A lost GPU that no engine needs is a warning.
+        Rows of each GPU in `data["gpus"]`, and what was accepted in `data["over_budget"]`. A lost GPU that no engine
+        needs is a warning.
 
     Raises:
         PhaseFailed: if a GPU is over its budget or cannot be read.
@@ -377,11 +380,13 @@ def measure(host: HostWorld, wanted: Generation, timeout_s: float = SETTLE_S) ->
     except NvmlFailure as failure:
         raise PhaseFailed(f"VRAM cannot be measured: {failure}") from failure
     rows = [gpu.as_dict() for gpu in result.evaluation.gpus]
-    if result.evaluation.failures:
+    over = result.evaluation.failures
+    if over and not (accept and result.evaluation.only_engines_over):
         raise PhaseFailed(result.evaluation.message, data={"gpus": rows})
     warnings = [*result.evaluation.warnings, *(str(failure) for failure in lost)]
     if not result.settled:
         warnings.append(f"VRAM still moved after {result.waited_s:.0f} s; the last of {result.samples} samples counts.")
     used = [gpu for gpu in result.evaluation.gpus if gpu.budget_mib]
     shown = ", ".join(f"GPU {gpu.reading.index} {gpu.engine_mib} of {gpu.budget_mib} MiB" for gpu in used)
-    return Done(f"within budget: {shown}", data={"gpus": rows}, warnings=tuple(warnings))
+    detail = f"{'over' if over else 'within'} budget: {shown}"
+    return Done(detail, data={"gpus": rows, "over_budget": over}, warnings=tuple(warnings))

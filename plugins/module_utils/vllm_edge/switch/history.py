@@ -25,7 +25,7 @@ SHORT = (
     *("id", "started_at", "from_generation", "from_profile", "generation", "profile"),
     *("origin", "asked_by", "result", "seconds"),
 )
-TROUBLE = frozenset({Result.REFUSED, Result.ROLLED_BACK, Result.FAILED})
+TROUBLE = frozenset({Result.OVER_BUDGET, Result.REFUSED, Result.ROLLED_BACK, Result.FAILED})
 
 
 def describe_names(names: Iterable[str]) -> str:

@@ -361,9 +361,12 @@ class HostWorld:
         """Run the canary for every served name of every engine; its rows are `data["canary"]`."""
         return requests.run_canary(wanted, self.paths, self.docker, ask=self.ask, clock=self.clock)
 
-    def measure(self, wanted: Generation) -> Done:
-        """Compare the VRAM of every GPU with its budget and the plan: rows are `data["gpus"]` and `data["drift"]`."""
-        measured = gpu_memory.measure(self, wanted)
+    def measure(self, wanted: Generation, *, accept: bool = False) -> Done:
+        """Compare the VRAM of every GPU with its budget and the plan: rows are `data["gpus"]` and `data["drift"]`.
+
+        `accept` is as in `gpu_memory.measure`.
+        """
+        measured = gpu_memory.measure(self, wanted, accept=accept)
         return self._against_the_plan(wanted, measured)
 
     def _against_the_plan(self, wanted: Generation, measured: Done) -> Done:

@@ -33,6 +33,11 @@ def name_generation(generation: Generation | None) -> str:
     return "nothing" if generation is None else f"generation {generation.number} ({generation.profile})"
 
 
+def describe_over_budget(generation: Generation, journal: Journal, words: str) -> str:
+    """Return that a generation `is` (or `is still`) over its budget, and the paragraph of each GPU."""
+    return f"{capitalize(name_generation(generation))} {words} over its budget. {' '.join(journal.over_budget)}"
+
+
 def capitalize(text: str) -> str:
     """Return the text with its first letter in upper case; the rest is unchanged."""
     return text[:1].upper() + text[1:]

@@ -60,6 +60,8 @@ class Result(StrEnum):
     """How a switch ended."""
 
     COMMITTED = "committed"
+    OVER_BUDGET = "over_budget"
+    """The generation is committed and serves, and its engines use more memory than their budgets: decision 0099."""
     UNCHANGED = "unchanged"
     """The host already was as wanted: nothing was changed."""
     REFUSED = "refused"
@@ -79,10 +81,12 @@ class Exit(IntEnum):
     FAILED = 3
     BUSY = 4
     """Another switch holds the lock: nothing was done."""
+    OVER_BUDGET = 5
 
 
 EXITS: Mapping[Result, Exit] = {
     Result.COMMITTED: Exit.OK,
+    Result.OVER_BUDGET: Exit.OVER_BUDGET,
     Result.UNCHANGED: Exit.OK,
     Result.REFUSED: Exit.REFUSED,
     Result.ROLLED_BACK: Exit.ROLLED_BACK,
@@ -118,8 +122,8 @@ class Done:
 
     detail: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """The keys `canary` (rows of results), `gpus` (rows of the VRAM evaluation) and `drift` are copied to the
-    journal."""
+    """The keys `canary` (rows of results), `gpus` (rows of the VRAM evaluation), `drift` and `over_budget` are copied
+    to the journal."""
     warnings: tuple[str, ...] = ()
 
 
@@ -216,5 +220,7 @@ class Journal:
     gpus: tuple[Mapping[str, Any], ...] = ()
     drift: tuple[Mapping[str, Any], ...] = ()
     """Comparison of plan and measurement, one row for each component."""
+    over_budget: tuple[str, ...] = ()
+    """One paragraph for each GPU that was measured over its budget and accepted."""
     warnings: tuple[str, ...] = ()
     format: int = 1

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..generation import committed as generation_committed
 from ..generation.model import Generation, GenerationError
 from ..names import SWITCH_UNIT
 from ..system.systemd import SystemdError
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from .host import HostWorld
 
 Value = TypeVar("Value")
-ROWS = ("canary", "gpus", "drift")
+ROWS = ("canary", "gpus", "drift", "over_budget")
 """Keys of the data of a phase that are copied to the journal."""
 
 
@@ -167,6 +168,22 @@ class PhaseRunner:
         """Return what has to change for `generation`, or the failure if that cannot be read."""
         outcome = self.attempt("Looking at what runs", lambda: self.world.moves(generation), shielded=False)
         return outcome if isinstance(outcome, Moves) else Failed(None, to_sentence(outcome.text))
+
+    def measure(self, wanted: Generation) -> Done:
+        """Compare the VRAM with the budgets.
+
+        Memory above a budget is accepted in the first switch of a host, which would otherwise serve nothing, and in the
+        generation that was committed that way.
+        """
+        first = self.journal.from_generation is None
+        now = None if first else generation_committed.committed(self.paths)
+        kept = now is not None and now.generation == wanted.number and now.over_budget
+        return self.world.measure(wanted, accept=first or kept)
+
+    @property
+    def committed(self) -> Result:
+        """The result of a switch whose generation is committed and verified."""
+        return Result.OVER_BUDGET if self.journal.over_budget else Result.COMMITTED
 
     def clean_up(self, wanted: Generation, former: Generation | None, *, hook: bool) -> Done:
         """Remove what the committed generation no longer needs and, if `hook` is set, run the hook `after_commit`."""

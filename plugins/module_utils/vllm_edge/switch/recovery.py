@@ -138,7 +138,7 @@ def recover_at_boot(world: HostWorld, paths: HostPaths, left: Journal, systemd: 
             + f" When the cause is gone, 'vllm-edge switch {committed.number}' does it.",
         )
     return change.finish(
-        Result.COMMITTED if onward else Result.ROLLED_BACK,
+        change.committed if onward else Result.ROLLED_BACK,
         f"{head} At boot the files of {name_generation(committed)}, which is committed, were put back; systemd starts "
         "its engines. They were not verified: 'vllm-edge status' says how they are.",
     )

@@ -12,7 +12,7 @@ from ..generation import live, store
 from ..generation.model import Generation, GenerationError
 from ..names import SWITCH_UNIT, TARGET
 from ..paths import HostPaths
-from .messages import capitalize, complain, describe_route, name_generation, say, to_sentence
+from .messages import capitalize, complain, describe_over_budget, describe_route, name_generation, say, to_sentence
 from .model import BACK_PHASES, Direction, Done, Journal, Moves, Phase, Result
 from .phases import Failed, LeftForBoot, PhaseRunner
 
@@ -89,7 +89,7 @@ def end_killed(change: PhaseRunner, left: Journal, head: str) -> tuple[Result, s
     _warn_of(change, failures, "In the recovery, phase")
     if onward:
         return (
-            Result.COMMITTED,
+            change.committed,
             f"{head} {capitalize(name_generation(committed))} is committed, serves and is verified.",
         )
     return (
@@ -176,7 +176,7 @@ def converge_to(
         Phase.HEALTHY: lambda: world.healthy(generation, moves, all_of_them=True),
         Phase.WARM_UP: lambda: world.warm_up(serving, moves),
         Phase.CANARY: lambda: world.canary(serving),
-        Phase.MEASURE: lambda: world.measure(generation),
+        Phase.MEASURE: lambda: change.measure(generation),
         Phase.CLEAN_UP: lambda: change.clean_up(generation, other, hook=direction == "forward"),
     }
     failures: list[Failed] = []
@@ -195,6 +195,8 @@ def converge_to(
             serving = replace(generation, engines=healthy)
             start, wait = (_only(names, healthy.__contains__) for names in (moves.start, moves.wait))
             moves = replace(moves, start=start, wait=wait)
+    if change.journal.over_budget:
+        change.warn(describe_over_budget(generation, change.journal, "is still"))
     left = _find_difference(change, generation) if _serves_again(failures) else None
     return [*failures, left] if left is not None else failures
 

@@ -18,7 +18,7 @@ from ..generation.model import Choice, Committed, Generation, GenerationError
 from ..names import TARGET
 from ..paths import HostPaths
 from .journal import JournalFile, JournalLost, make_id
-from .messages import capitalize, describe_route, name_generation, say, to_sentence
+from .messages import capitalize, describe_over_budget, describe_route, name_generation, say, to_sentence
 from .model import HARMLESS, PHASES, Done, Journal, Moves, Phase, PhaseFailed, Result
 from .phases import Failed, PhaseRunner, combine
 from .rollback import go_back
@@ -78,7 +78,8 @@ class Transaction(PhaseRunner):
 
         def commit() -> Done:
             self.signals.check()  # the last point at which a signal can roll the switch back
-            generation_committed.commit(wanted, self.paths, choice, self.world.stamp())
+            over_budget = bool(self.journal.over_budget)
+            generation_committed.commit(wanted, self.paths, choice, self.world.stamp(), over_budget=over_budget)
             return Done(f"{name_generation(wanted)} is committed")
 
         acts: Mapping[Phase, Callable[[], Done]] = {
@@ -92,7 +93,7 @@ class Transaction(PhaseRunner):
             Phase.HEALTHY: lambda: self.world.healthy(wanted, moves, all_of_them=False),
             Phase.WARM_UP: lambda: self.world.warm_up(wanted, moves),
             Phase.CANARY: lambda: self.world.canary(wanted),
-            Phase.MEASURE: lambda: self.world.measure(wanted),
+            Phase.MEASURE: lambda: self.measure(wanted),
             Phase.COMMIT: commit,
             Phase.CLEAN_UP: lambda: self.clean_up(wanted, former, hook=True),
         }
@@ -114,7 +115,7 @@ class Transaction(PhaseRunner):
                 self.warn(failure.text)
                 continue
             return go_back(self, failure, wanted, former, moves)
-        return Result.COMMITTED, self._serves(wanted, moves)
+        return self.committed, self._serves(wanted, moves)
 
     def _is_committed(self, wanted: Generation) -> bool:
         """Return whether active-profile.json names `wanted`."""
@@ -133,7 +134,7 @@ class Transaction(PhaseRunner):
                 # The profile is the same and was chosen by somebody else: record who, and change nothing else on the
                 # host.
                 chosen_at = self.world.stamp()
-                generation_committed.commit(wanted, self.paths, choice, chosen_at)
+                generation_committed.commit(wanted, self.paths, choice, chosen_at, over_budget=now.over_budget)
             return Done()
 
         outcome = self.attempt("Remembering who chose the profile", remember, shielded=True)
@@ -171,9 +172,16 @@ class Transaction(PhaseRunner):
             )
             if names
         ]
-        return to_sentence(
+        text = to_sentence(
             f"{capitalize(name_generation(wanted))} serves and is verified, {self.now():.1f} s after the switch began: "
             f"{'; '.join(did) or 'no engine had to move'}"
+        )
+        if not self.journal.over_budget:
+            return text
+        return (
+            f"{text} {describe_over_budget(wanted, self.journal, 'is')} Its engines keep serving, because there was "
+            "nothing else to go back to; a later switch over a budget is rolled back. playbooks/calibrate.yml measures "
+            "them, and site.yml then starts those whose KV cache the plan sets with one that fits."
         )
 
     def _left_over(self, wanted: Generation, failure: Failed) -> tuple[Result, str]:

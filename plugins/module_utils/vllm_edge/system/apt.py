@@ -271,7 +271,7 @@ def describe_unknown(unknown: Sequence[tuple[str, str]], offered: Mapping[str, S
 
     Args:
         unknown: packages and versions, from `find_unknown_packages`
-        offered: available versions by package, newest first
+        offered: available versions, or branches if a package's name contains one, by package, newest first
         variable: variable that sets the version; empty if there is none
     """
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
@@ -279,7 +279,7 @@ def describe_unknown(unknown: Sequence[tuple[str, str]], offered: Mapping[str, S
         groups.setdefault((version, tuple(offered.get(name, []))), []).append(name)
     told = []
     for (version, have), names in groups.items():
-        there = f" (there is {', '.join(have[:5])}{', and more' if len(have) > 5 else ''})" if have else ""
+        there = f" (there is {', '.join(have[:8])}{', and more' if len(have) > 8 else ''})" if have else ""
         told.append(f"{', '.join(names)} {version}".strip() + there)
     way = f"set {variable} to what there is" if variable else "name a repository that has it"
     return f"No repository of this host has {', '.join(told)}: {way}, or bring what is missing to the mirror."

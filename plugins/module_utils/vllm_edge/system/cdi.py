@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CDI specifications for NVIDIA GPUs: the devices that they define and the driver version that they were made for."""
+"""CDI specifications for NVIDIA GPUs: their devices and nodes, and the driver version that they were made for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import os
 import re
 
 GPU_KIND = re.compile(r"""^\s*"?kind"?\s*:\s*["']?nvidia\.com/gpu["']?\s*,?\s*$""", re.MULTILINE)
+UVM = "/dev/nvidia-uvm"
+"""The device node that every CUDA program opens, and NVML does not. nvidia-ctk lists it only if it exists."""
+UVM_NODE = re.compile(rf"""\bpath"?\s*:\s*["']?{UVM}(?![\w-])""")
 DRIVER_LIBRARY = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)?)")
 
 
@@ -22,6 +25,11 @@ def gpu_specs(directory: str) -> dict[str, str]:
             if GPU_KIND.search(text):
                 found[path] = text
     return found
+
+
+def lists_uvm(text: str) -> bool:
+    """Whether a specification gives containers the device node that CUDA needs."""
+    return bool(UVM_NODE.search(text))
 
 
 def driver_versions(text: str) -> list[str]:

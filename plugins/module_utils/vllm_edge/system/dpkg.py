@@ -106,6 +106,25 @@ def parse_madison(text: str) -> dict[str, list[str]]:
     return found
 
 
+def parse_show(text: str) -> dict[str, dict[str, str]]:
+    """Parse `apt-cache show --no-all-versions`: the fields of each package's candidate, by its name."""
+    found: dict[str, dict[str, str]] = {}
+    for stanza in text.split("\n\n"):
+        fields = dict(re.findall(r"^([\w-]+): (.*)$", stanza, re.MULTILINE))
+        if "Package" in fields:
+            found.setdefault(fields["Package"], fields)
+    return found
+
+
+def find_module_release(depends: str) -> str:
+    """Return the driver release that a package with prebuilt modules needs; empty if it names none.
+
+    Ubuntu's packages depend on `nvidia-kernel-common-<branch>-server (>= X), (<= X-1)`, which only release X satisfies.
+    """
+    found = re.search(r"\bnvidia-kernel-common-[\w.-]+ \(>= ([^)]+)\)", depends)
+    return parse_upstream_version(found[1]) if found else ""
+
+
 def find_kernel_flavours(packages: Packages) -> dict[str, str]:
     """Return the installed kernel metapackages with their flavour, such as linux-image-generic: generic."""
     found = ((name, _KERNEL.fullmatch(name)) for name in sorted(packages))
@@ -122,6 +141,19 @@ def list_wanted_modules(prefix: str, packages: Packages, kernels: list[str]) -> 
     """
     names = [*find_kernel_flavours(packages).values(), *kernels]
     return [f"{prefix}{name}" for name in dict.fromkeys(names)]
+
+
+def add_companions(prefix: str, modules: list[str], names: list[str]) -> list[str]:
+    """Return packages with prebuilt modules, and those of `names` with objects and signatures for the same kernels.
+
+    Ubuntu's linux-modules-nvidia-* packages depend on linux-objects-nvidia-* and linux-signatures-nvidia-* of their
+    kernel in one version.
+    """
+    kernels = tuple(f"-{name.removeprefix(prefix)}" for name in modules if name.removeprefix(prefix)[:1].isdigit())
+    return [
+        *modules,
+        *(name for name in names if PREBUILT.fullmatch(name) and name.endswith(kernels) and name not in modules),
+    ]
 
 
 def find_other_branches(names: list[str], branch: str) -> list[str]:

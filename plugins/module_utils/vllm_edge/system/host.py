@@ -6,6 +6,7 @@ Needs Python alone, so that it works on a host that has no driver and nothing of
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from pathlib import Path
 from .systemd import Ran, Run, Systemd, SystemdError, Unit
 
 ASK_S = 30.0
+DYING_S = 1.0
+"""How long a process that was killed may take to be gone."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -33,14 +36,25 @@ def run_in_english(command: Sequence[str], timeout_s: float) -> Ran:
     """
     environment = {**os.environ, "LC_ALL": "C", "PATH": f"{os.environ.get('PATH', '')}:{PATH}"}
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False, env=environment
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=environment
         )
-    except subprocess.TimeoutExpired as error:
-        raise SystemdError(f"'{' '.join(command)}' did not end within {timeout_s:g} s") from error
     except OSError as error:
         raise SystemdError(f"'{command[0]}' cannot be run: {error.strerror or error}") from error
-    return Ran(done.returncode, done.stdout, done.stderr.strip())
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise SystemdError(f"'{' '.join(command)}' did not end within {timeout_s:g} s") from error
+    finally:
+        if process.poll() is None:
+            process.kill()
+            # A process that waits for a lost GPU inside the kernel does not die, and nobody may wait for it.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(DYING_S)
+            for pipe in (process.stdout, process.stderr):
+                if pipe:
+                    pipe.close()
+    return Ran(process.returncode, out, err.strip())
 
 
 @dataclass(frozen=True)

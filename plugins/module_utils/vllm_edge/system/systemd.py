@@ -24,6 +24,7 @@ PROPERTIES = (
     "Result",
     "NRestarts",
     "InvocationID",
+    "MainPID",
     "Job",
     "TimeoutStopUSec",
 )
@@ -100,6 +101,8 @@ class Unit:
     result: str = "success"
     restarts: int = 0
     invocation: str = ""
+    main_pid: int = 0
+    """Process id of its main process; 0 if none runs."""
     job: bool = False
     """Whether a job for the unit is queued or running. A unit about to start is `inactive` until its job runs."""
     stop_timeout_s: float | None = 90.0
@@ -142,6 +145,7 @@ def build_unit(shown: Mapping[str, str]) -> Unit:
         result=shown.get("Result", "success"),
         restarts=int(restarts) if restarts.isdigit() else 0,
         invocation=shown.get("InvocationID", ""),
+        main_pid=int(shown.get("MainPID") or 0),
         job=shown.get("Job", "0") not in ("", "0"),
         stop_timeout_s=parse_timespan(shown.get("TimeoutStopUSec", "1min 30s")),
     )

@@ -12,15 +12,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from .record import COMMIT, Listing, RemoteFile, WeightsError
 from .survey import list_unknown
 
-# Seconds between attempts to download one file. Before that, the client itself resumes a broken connection: up to five
-# times in a row without a new piece of 10 MiB, one second apart.
-PAUSES_S = (2.0, 5.0)
-PASSING_STATUS = (408, 429, 500, 502, 503, 504)
-"""HTTP statuses after which another attempt may succeed."""
+PAUSES_S = (1.0, 2.0, 5.0, 10.0)
+"""Seconds between attempts to download one file; they begin anew when at least PROGRESS_BYTES have arrived."""
+PROGRESS_BYTES = 2**18
+ANSWER_BYTES = 8 * 2**30
+"""Bytes asked for at once: the hub's storage refuses to send more than 50 GB in one response
+(https://github.com/huggingface/xet-core/issues/238), and each request gets a newly signed address."""
+PASSING_STATUS = (408, 500, 502, 503, 504)
+"""HTTP statuses after which another attempt may succeed. The client itself waits where the rate is limited (429)."""
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """Errors of the file system, which are reported as such."""
 
@@ -42,11 +46,16 @@ class Source(Protocol):
     def listing(self, repo: str, revision: str) -> Listing:
         """Resolve a branch, tag or commit of `<owner>/<name>` to a commit and list its files. Raises WeightsError."""
 
-    def fetch(self, repo: str, commit: str, path: str, staging: Path) -> Path:
+    def fetch(self, repo: str, commit: str, item: RemoteFile, staging: Path) -> Path:
         """Download one file below the staging directory and return its path there, replacing one that exists.
 
         Raises WeightsError, OSError.
         """
+
+
+def part_path(staging: Path, item: RemoteFile) -> Path:
+    """Return where a file is kept while it arrives. The name has its hash, so that other content is not continued."""
+    return staging / f"{item.path}.{(item.digest or '')[:16]}.part"
 
 
 class DirectorySource:
@@ -103,14 +112,14 @@ class DirectorySource:
             )
         return Listing(commits.pop(), tuple(files))
 
-    def fetch(self, repo: str, commit: str, path: str, staging: Path) -> Path:
+    def fetch(self, repo: str, commit: str, item: RemoteFile, staging: Path) -> Path:
         """Copy one file."""
-        target = staging / path
+        target = staging / item.path
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            shutil.copyfile(self._directory / path, target)
+            shutil.copyfile(self._directory / item.path, target)
         except FileNotFoundError as error:
-            raise WeightsError(f"{path} of {repo} is not in the source directory {self._directory}.") from error
+            raise WeightsError(f"{item.path} of {repo} is not in the source directory {self._directory}.") from error
         return target
 
 
@@ -149,6 +158,11 @@ HUB_ERRORS = {
         "{endpoint} limits the rate of requests (HTTP 429) for {what}. Wait some minutes and run again; with a token "
         "the limit is higher (model_weights_token_file)."
     ),
+    "storage": (
+        "{endpoint} redirected {what} to {host}, which failed ({text}). The hub keeps large files on hosts of other "
+        "names: open them in the firewall and the proxy, https://huggingface.co/.well-known/meta.json lists them. "
+        "A proxy that alters addresses or requests makes their signature invalid, and so does a wrong clock."
+    ),
     "other": (
         "{endpoint} answered HTTP {status} for {what} at {revision!r}: {text}. Run again when the hub is well, or "
         "bring the weights from a directory (model_weights_source_directory)."
@@ -176,8 +190,8 @@ def classify_hub_error(status: int | None, code: str | None, has_token: bool) ->
     return "gated, token" if case == "gated" and has_token else case
 
 
-def _describe_cause(error: Exception) -> tuple[int | None, str | None, str]:
-    """Return HTTP status, X-Error-Code and message of an exception of the hub's client and its causes.
+def _describe_cause(error: Exception) -> tuple[int | None, str | None, str, str]:
+    """Return HTTP status, X-Error-Code, message and asked host of an exception of the hub's client and its causes.
 
     Raises OSError if the cause is the file system, and the exception itself if it is a defect of the program.
     """
@@ -193,9 +207,13 @@ def _describe_cause(error: Exception) -> tuple[int | None, str | None, str]:
     if response is None and isinstance(chain[-1], (ValueError, TypeError, AttributeError, MemoryError)):
         raise error
     text = str(chain[-1]).splitlines()[0] if str(chain[-1]) else type(chain[-1]).__name__
-    if response is None:
-        return None, None, text
-    return int(response.status_code), response.headers.get("X-Error-Code"), text
+    if response is not None:
+        host = response.url.netloc.decode()
+        return int(response.status_code), response.headers.get("X-Error-Code"), text, host
+    for link in chain:
+        with contextlib.suppress(AttributeError, RuntimeError):  # RuntimeError: the client gave it no request
+            return None, None, text, link.request.url.netloc.decode()  # type: ignore[attr-defined]
+    return None, None, text, ""
 
 
 class HubSource:
@@ -212,10 +230,14 @@ class HubSource:
             HF_HUB_DISABLE_UPDATE_CHECK="1",
             HF_HUB_DISABLE_PROGRESS_BARS="1",
             HF_HUB_OFFLINE="0",
+            HF_HUB_DISABLE_XET="1",  # other hosts, another HTTP client, and nothing of it is tested
         )
         import huggingface_hub
+        from huggingface_hub import constants, utils
 
         self._hub: Any = huggingface_hub
+        self._utils: Any = utils
+        self._timeout_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
         self._model = model
         self._access = {"endpoint": endpoint.rstrip("/"), "token": token or False}
 
@@ -227,20 +249,27 @@ class HubSource:
         except WeightsError:
             raise
         except Exception as error:
-            status, code, text = _describe_cause(error)
+            status, code, text, host = _describe_cause(error)
             token = self._access["token"]
-            message = HUB_ERRORS[classify_hub_error(status, code, bool(token))].format(
+            endpoint = urlsplit(str(self._access["endpoint"])).netloc.rpartition("@")[2]
+            # The hub itself, and another that a mirror redirects to, send a code with what they refuse.
+            elsewhere = code is None and host not in ("", re.sub(r":(80|443)$", "", endpoint.lower()))
+            case = "storage" if elsewhere else classify_hub_error(status, code, bool(token))
+            if elsewhere and status is not None:
+                text = f"HTTP {status}"  # the client's text has the address, whose signature is a secret for a while
+            message = HUB_ERRORS[case].format(
                 repo=repo,
                 model=self._model,
                 variable=f"vllm_models.{self._model}",
                 revision=revision,
                 endpoint=self._access["endpoint"],
                 status=status,
+                host=host,
                 what=f"{path} of {repo}" if path else repo,
                 failed="did not deliver" if path else "cannot be reached for",
                 text=(text.replace(str(token), "***") if token else text).rstrip("."),
             )
-            raise HubError(message, passing=status is None or status in PASSING_STATUS) from error
+            raise HubError(message, passing=elsewhere or status is None or status in PASSING_STATUS) from error
 
     def listing(self, repo: str, revision: str) -> Listing:
         """Query the hub for the commit and its files, with sizes and hashes."""
@@ -260,19 +289,60 @@ class HubSource:
             raise HubError(f"{self._access['endpoint']} did not say which commit {revision!r} of {repo} is.")
         return Listing(str(info.sha), tuple(files))
 
-    def fetch(self, repo: str, commit: str, path: str, staging: Path) -> Path:
-        """Download one file. Errors that may pass are outlasted by PAUSES_S."""
-        for pause_s in (*PAUSES_S, None):
+    def fetch(self, repo: str, commit: str, item: RemoteFile, staging: Path) -> Path:
+        """Download one file, from where an earlier attempt or run has left it.
+
+        The part is kept if the download fails, except if the file system is full. Its content is not verified: the
+        caller verifies the whole file.
+        """
+        part = part_path(staging, item)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()
+        pauses = list(PAUSES_S)
+        while True:
+            had_bytes = part.stat().st_size
             try:
-                with self._explain_errors(repo, commit, path):
-                    # Without force_download the client would accept an existing file without checking it.
-                    return Path(
-                        self._hub.hf_hub_download(
-                            repo, path, revision=commit, local_dir=staging, force_download=True, **self._access
-                        )
-                    )
+                with self._explain_errors(repo, commit, item.path):
+                    self._receive(repo, commit, item, part)
+                return part.replace(staging / item.path)
             except HubError as error:
-                if pause_s is None or not error.passing:
+                if part.stat().st_size - had_bytes >= PROGRESS_BYTES:
+                    pauses = list(PAUSES_S)
+                if not pauses or not error.passing:
                     raise
-                time.sleep(pause_s)
-        raise AssertionError("the last attempt returns or raises")
+                time.sleep(pauses.pop(0))
+            except OSError:
+                part.unlink(missing_ok=True)
+                raise
+
+    def _receive(self, repo: str, commit: str, item: RemoteFile, part: Path) -> None:
+        """Append to the part until it has the size of the file.
+
+        Each request goes to the hub, which redirects it to a newly signed address of its storage. The client removes
+        the token from a request that is redirected to another host.
+        """
+        url = self._hub.hf_hub_url(repo, item.path, revision=commit, endpoint=self._access["endpoint"])
+        headers = self._utils.build_hf_headers(token=self._access["token"]) | {"Accept-Encoding": "identity"}
+        with part.open("ab") as stream:
+            while (had_bytes := stream.tell()) < item.size_bytes:
+                last = min(had_bytes + ANSWER_BYTES, item.size_bytes) - 1
+                # A whole file is asked for without a range, as not every mirror answers one.
+                asked = {} if (had_bytes, last + 1) == (0, item.size_bytes) else {"Range": f"bytes={had_bytes}-{last}"}
+                with self._utils.http_stream_backoff(
+                    "GET",
+                    url,
+                    headers=headers | asked,
+                    timeout=self._timeout_s,
+                    retry_on_exceptions=(),
+                    retry_on_status_codes=429,
+                ) as response:
+                    if had_bytes and response.status_code in (200, 416):  # ranges are not answered, or not this one
+                        stream.truncate(0)
+                        stream.seek(0)
+                    self._hub.hf_raise_for_status(response)
+                    for block in response.iter_bytes():
+                        stream.write(block)
+                        if stream.tell() > item.size_bytes:
+                            break
+                if stream.tell() == had_bytes:
+                    raise HubError(f"{self._access['endpoint']} sent nothing of {item.path} of {repo}.", passing=True)

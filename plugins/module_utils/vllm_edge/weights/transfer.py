@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from ..system.files import sync
 from .progress import Progress, mib
 from .record import Listing, Record, RecordedFile, RemoteFile, Wanted, WeightsError, is_safe_relative
-from .sources import Source
+from .sources import Source, part_path
 from .survey import Ownership, Survey, list_directories, mismatch, observe, stat_regular, survey_files, survey_recorded
 
 # The files that vLLM reads. Pickles run code when they are loaded, so they are never copied to the host.
@@ -175,11 +175,9 @@ def staging_directory(wanted: Wanted, commit: str) -> Path:
     return wanted.path.parent / ".incoming" / f"{wanted.path.name}-{commit[:12]}"
 
 
-def drop_stale_staging(wanted: Wanted, keep: Path | None) -> None:
-    """Remove staging directories of the model that interrupted downloads left, except `keep`, and partly downloaded
-    files in that.
-
-    The client never resumes a partly downloaded file: its temporary file has another name in each run.
+def drop_stale_staging(wanted: Wanted, keep: Path | None, files: Iterable[RemoteFile] = ()) -> None:
+    """Remove staging directories of the model that interrupted downloads left, except `keep`, and in that the parts
+    of other files than `files`.
     """
     parent = wanted.path.parent / ".incoming"
     pattern = re.compile(re.escape(wanted.path.name) + r"-[0-9a-f]{12}")
@@ -190,8 +188,12 @@ def drop_stale_staging(wanted: Wanted, keep: Path | None) -> None:
         with contextlib.suppress(OSError):
             parent.rmdir()
     if keep is not None:
-        for entry in keep.glob(".cache/huggingface/download/**/*.incomplete"):
-            entry.unlink()
+        parts = {part_path(keep, item) for item in files}
+        for entry in keep.rglob("*.part"):
+            if entry not in parts or stat_regular(entry) is None:
+                entry.unlink()
+        # Earlier releases downloaded with huggingface_hub, which kept its temporary files there.
+        shutil.rmtree(keep / ".cache", ignore_errors=True)
 
 
 def list_staged(wanted: Wanted, commit: str, files: Iterable[RemoteFile]) -> list[RemoteFile]:
@@ -202,6 +204,13 @@ def list_staged(wanted: Wanted, commit: str, files: Iterable[RemoteFile]) -> lis
     staging = staging_directory(wanted, commit)
     found = [(item, stat_regular(staging / item.path)) for item in files if item.digest is not None]
     return [item for item, status in found if status is not None and status.st_size == item.size_bytes]
+
+
+def sum_parts(staging: Path, files: Iterable[RemoteFile]) -> tuple[int, int]:
+    """Return how many of the files have arrived in part, and the size of these parts in bytes."""
+    parts = [(item, stat_regular(part_path(staging, item))) for item in files]
+    sizes = [min(status.st_size, item.size_bytes) for item, status in parts if status is not None and status.st_size]
+    return len(sizes), sum(sizes)
 
 
 def describe_aftermath(wanted: Wanted, plan: Plan) -> str:
@@ -217,11 +226,13 @@ def describe_aftermath(wanted: Wanted, plan: Plan) -> str:
                 f"It is not whole, however ({'; '.join(faults[:3])}{'; ...' if len(faults) > 3 else ''}): an engine "
                 "that runs goes on with what it has loaded, but none should be started from it."
             )
-    waiting = list_staged(wanted, plan.commit, plan.bring)
-    if waiting:
+    waiting, staging = list_staged(wanted, plan.commit, plan.bring), staging_directory(wanted, plan.commit)
+    parts, parts_bytes = sum_parts(staging, plan.bring)
+    if waiting or parts:
         lines.append(
-            f"{len(waiting)} of {len(plan.bring)} files ({mib(sum_bytes(waiting))}) have arrived "
-            f"and wait in {staging_directory(wanted, plan.commit)}; the next run verifies them and brings the rest."
+            f"{len(waiting)} of {len(plan.bring)} files ({mib(sum_bytes(waiting))})"
+            f"{f' and {mib(parts_bytes)} of {parts} more' if parts else ''} have arrived "
+            f"and wait in {staging}; the next run verifies them and brings the rest."
         )
     return " ".join(lines)
 
@@ -233,7 +244,7 @@ def _bring_one(source: Source, wanted: Wanted, commit: str, item: RemoteFile, st
         if wrong is None:
             return staging / item.path, sha256
     for _attempt in range(2):
-        arrived = source.fetch(wanted.repo, commit, item.path, staging)
+        arrived = source.fetch(wanted.repo, commit, item, staging)
         sha256, wrong = mismatch(arrived, item)
         if wrong is None:
             return arrived, sha256
@@ -276,10 +287,9 @@ def bring(
     """
     staging = staging_directory(wanted, plan.commit)
     files = plan.bring
-    drop_stale_staging(wanted, keep=staging)
-    waiting = list_staged(wanted, plan.commit, files)
-    needed_bytes = sum_bytes(files) - sum_bytes(waiting)
-    check_space(wanted.path, needed_bytes, reserve_bytes)
+    drop_stale_staging(wanted, staging, files)
+    needed_bytes = sum_bytes(files) - sum_bytes(list_staged(wanted, plan.commit, files))
+    check_space(wanted.path, needed_bytes - sum_parts(staging, files)[1], reserve_bytes)
     staging.mkdir(parents=True, exist_ok=True)
     staging.parent.chmod(0o700)
     arrived: dict[str, tuple[Path, str]] = {}

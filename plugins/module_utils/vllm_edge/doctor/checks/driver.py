@@ -113,8 +113,13 @@ def check_driver_held(facts: Facts) -> Verdict:
 
 
 def check_driver_module_loaded(facts: Facts) -> Verdict:
-    """Fail if the kernel module is not loaded."""
+    """Fail if a kernel module that CUDA needs is not loaded."""
     require_driver(facts)
+    if facts.driver.loaded and not facts.driver.uvm:
+        return fail(
+            "the module nvidia is loaded, and nvidia-uvm is not: NVML answers, and CUDA fails with error 999",
+            f"'modprobe nvidia-uvm' and 'systemctl restart nvidia-cdi-refresh.service'; {HOST_STAGE} loads it at boot.",
+        )
     if facts.driver.loaded:
         return good(f"the module nvidia {facts.driver.versions.module} is loaded".replace("  ", " "))
     here = [kernel for kernel in facts.driver.kernels if kernel.release == facts.driver.running_kernel]
@@ -154,7 +159,7 @@ def check_driver_versions(facts: Facts) -> Verdict:
 
 
 def check_driver_cuda(facts: Facts) -> Verdict:
-    """Fail if the driver is too old for the CUDA of the image."""
+    """Warn if the driver is too old for the CUDA of the image without a compatibility library."""
     require_driver(facts)
     library = facts.driver.versions.library
     if not library:
@@ -170,12 +175,13 @@ def check_driver_cuda(facts: Facts) -> Verdict:
             f"{image.name} is made with CUDA {image.cuda}, and vllm_image_cuda_floors names no driver branch for it"
         )
     if numbers(library) < branch:
-        return fail(
+        return warn(
             f"{image.name} is made with CUDA {image.cuda}, which needs a driver of branch {image.driver_branch} or "
-            f"newer, and the host has {library}",
-            f"Set nvidia_driver_branch to {image.driver_branch} or newer and run 'ansible-playbook "
-            "playbooks/driver_upgrade.yml', or take an image with an older CUDA (vllm_image_base): with this driver "
-            "engines end with CUDA's error 803 or 804.",
+            f"newer, and the host has {library}: only the image's compatibility libraries help, on data-center cards",
+            "The engine stage tries that in a container. If CUDA's error is 35 (no such library was loaded), 803 (it "
+            "does not support this driver) or 804 (the card has no forward compatibility), set nvidia_driver_branch to "
+            f"{image.driver_branch} or newer and run 'ansible-playbook playbooks/driver_upgrade.yml', or take an image "
+            "with an older CUDA (vllm_image_base).",
         )
     return good(f"{image.name} is made with CUDA {image.cuda}, and driver {library} is new enough for it")
 
@@ -225,6 +231,23 @@ def check_driver_next_kernel(facts: Facts) -> Verdict:
         f"Before the next reboot: {HOST_STAGE} installs this kernel's headers or modules, or remove that kernel. "
         "Otherwise the host comes back without GPUs.",
     )
+
+
+def check_driver_kernel_updates(facts: Facts) -> Verdict:
+    """Warn if a held kernel metapackage is older than the one that apt offers."""
+    require_driver(facts)
+    held = known(facts.driver.held_kernels)
+    older = [
+        f"{name} {installed} is held, and apt has {new}" for name, (installed, new) in held.items() if installed != new
+    ]
+    if older:
+        return warn(
+            "; ".join(older),
+            "This host gets no new kernel, security updates included. 'ansible-playbook playbooks/driver_upgrade.yml "
+            "-e driver_upgrade=HOST -e driver_newest=true -e allow_reboot=true' installs the newest kernel, its "
+            "modules and the driver release that they are built for.",
+        )
+    return good("every held kernel is the newest that apt has" if held else "no kernel is held")
 
 
 def check_driver_persistence(facts: Facts) -> Verdict:

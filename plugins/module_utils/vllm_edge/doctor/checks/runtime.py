@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ...gpu import toolkit
 from ...gpu.access import REMEDY
-from ...system.cdi import compare
+from ...system.cdi import UVM, compare
 from ...system.dpkg import parse_upstream_version
 from ..contract import Verdict, fail, good, known, warn
 from ..facts import TOOLKIT, Facts
@@ -17,6 +17,11 @@ from .helpers import HOST_STAGE, decline_to_judge, listed, numbers
 # Docker has CDI since 25, and from 28.2.0 on without features.cdi (moby/moby#49963).
 CDI_SINCE = (25,)
 CDI_DEFAULT_SINCE = (28, 2, 0)
+# opencontainers/runc#3671: a regression of 1.1.3, corrected in 1.1.7.
+RUNC_WITHOUT_NVIDIA = ((1, 1, 3), (1, 1, 6))
+# Before 28.0.0 a neighbour in the same network segment reaches ports that are published on 127.0.0.1, by sending their
+# packets to the host's MAC address, and the containers behind them (moby/moby#45610, fixed by moby/moby#49325).
+LOOPBACK_SINCE = (28,)
 
 
 def parse_docker_version(facts: Facts) -> tuple[int, ...]:
@@ -42,6 +47,23 @@ def check_runtime_docker_version(facts: Facts) -> Verdict:
         "Install a newer one from Docker's repository; the role container_runtime does so where the distribution's is "
         "too old. It restarts Docker, and the containers with it.",
     )
+
+
+def check_runtime_runc(facts: Facts) -> Verdict:
+    """Warn if runc does not tell systemd which of NVIDIA's devices a container may use."""
+    version = facts.runtime.runc_version
+    if not version:
+        decline_to_judge("runc does not say its version")
+    first, last = RUNC_WITHOUT_NVIDIA
+    if first <= numbers(version) <= last:
+        return warn(
+            f"runc {version} tells systemd nothing of devices without an entry in /dev/char, as NVIDIA's are "
+            "(opencontainers/runc#3671): where systemd manages the cgroups, 'systemctl daemon-reload' takes the GPUs "
+            "from all containers, those with CDI too",
+            "Install runc 1.1.7 or newer, for example with containerd.io of Docker's repository, and start the "
+            "containers again.",
+        )
+    return good(f"runc {version}")
 
 
 def check_runtime_docker_running(facts: Facts) -> Verdict:
@@ -84,6 +106,19 @@ def check_runtime_cdi_enabled(facts: Facts) -> Verdict:
     return fail(
         f"{why} in /etc/docker/daemon.json",
         f'Add {{"features": {{"cdi": true}}}} to it; it counts from Docker\'s next start on. {HOST_STAGE} does so.',
+    )
+
+
+def check_runtime_published_ports(facts: Facts) -> Verdict:
+    """Warn if ports that are published on 127.0.0.1 can be reached from the host's network segment."""
+    version = facts.runtime.docker_version
+    if parse_docker_version(facts) >= LOOPBACK_SINCE:
+        return good(f"Docker Engine {version} lets nobody but the host reach ports on 127.0.0.1")
+    return warn(
+        f"with Docker Engine {version}, hosts of the same network segment can reach ports that are published on "
+        "127.0.0.1 (moby/moby#45610), and engines ask nobody who they are",
+        "Install Docker 28 or newer from Docker's repository, or drop such packets with two rules: see 'Connect to an "
+        "engine' in docs/operator.md. Where everybody in the segment may use the engines, nothing has to be done.",
     )
 
 
@@ -137,6 +172,12 @@ def check_runtime_cdi_refresh(facts: Facts) -> Verdict:
     require_toolkit(facts)
     unit = known(facts.runtime.refresh)
     if unit.active_state == "active" and unit.file_state in ENABLED:
+        if not facts.runtime.creates_nodes:
+            return warn(
+                f"nvidia-cdi-refresh.service does not create {UVM}: if nothing else does before it runs at boot, CUDA "
+                "fails in containers with error 999",
+                f"{HOST_STAGE} installs a drop-in that does.",
+            )
         return good("nvidia-cdi-refresh.path watches the driver and starts at boot")
     return warn(
         f"nvidia-cdi-refresh.path is {unit.active_state if unit.loaded else 'not there'}",
@@ -190,7 +231,7 @@ def check_runtime_cdi_current(facts: Facts) -> Verdict:
 
 
 def check_runtime_cdi_devices(facts: Facts) -> Verdict:
-    """Fail if a GPU has no CDI device by its UUID; warn about devices of GPUs that are not there."""
+    """Fail if a GPU has no CDI device by its UUID or CUDA no node; warn about devices of GPUs that are not there."""
     gpus = [gpu.uuid for gpu in facts.gpus.answering]
     found = known(facts.runtime.specifications)
     if not found:
@@ -206,6 +247,12 @@ def check_runtime_cdi_devices(facts: Facts) -> Verdict:
         return fail(
             f"no CDI device for {', '.join(missing)}",
             "'systemctl restart nvidia-cdi-refresh.service'; 'nvidia-ctk cdi list' shows what it made.",
+        )
+    if facts.runtime.without_uvm:
+        return fail(
+            f"{', '.join(facts.runtime.without_uvm)} does not list {UVM}: NVML works in containers, and CUDA fails "
+            "with error 999",
+            f"{HOST_STAGE} makes nvidia-cdi-refresh.service create the node at each boot, and the specification anew.",
         )
     if not gpus:
         decline_to_judge("no GPU answers")

@@ -72,6 +72,20 @@ def up(engine: Engine) -> bool:
     return engine.unit.active_state == "active"
 
 
+def check_serving_libraries(facts: Facts) -> Verdict:
+    """Warn if the supervisor of an engine runs with libraries that an upgrade has replaced."""
+    replaced = {engine.unit.id: list(known(engine.replaced)) for engine in settled(facts)}
+    old = {unit: names for unit, names in replaced.items() if names}
+    if not old:
+        return good("no supervisor runs with a library that was replaced")
+    told = "; ".join(f"{unit} runs with a former {listed(names, 3)}" for unit, names in old.items())
+    return warn(
+        told,
+        f"'systemctl restart {' '.join(old)}' at a good time: each engine loads its model anew. needrestart leaves "
+        "engines alone.",
+    )
+
+
 def check_serving_boot(facts: Facts) -> Verdict:
     """Warn if the engines do not start at boot."""
     engines(facts)
@@ -82,11 +96,17 @@ def check_serving_boot(facts: Facts) -> Verdict:
 
 
 def check_serving_switch(facts: Facts) -> Verdict:
-    """Fail if a switch was killed and left unfinished."""
+    """Fail if a switch was killed and left unfinished; warn if the generation was committed over its budget."""
     known(facts.serving.engines)
     if facts.serving.unfinished_switch:
         return fail(
             f"a switch was killed and not ended: {facts.serving.unfinished_switch}",
             "'vllm-edge recover' goes back to the committed generation.",
+        )
+    if facts.serving.over_budget:
+        return warn(
+            facts.serving.over_budget,
+            "'vllm-edge status' shows what the engines use now; raise vram_budget_mib and run site.yml, which restarts "
+            "nothing.",
         )
     return good("no switch was left unfinished")

@@ -1,0 +1,102 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible module: fail if a directory would be created below a mount point whose file system is not mounted."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: mounted_paths
+short_description: Assert that the file systems of directories are mounted
+version_added: "0.1.0"
+description:
+  - Fails if a path is at or below a mount point that C(/etc/fstab) or an enabled mount unit in C(/etc/systemd/system)
+    names and that is not mounted now. What is created there would fill the disk below and be hidden by the mount.
+  - Entries of C(/etc/fstab) with the option C(noauto) are left out. A mount point of systemd's automount counts as
+    mounted.
+author:
+  - vllm-edge contributors (!UNKNOWN)
+extends_documentation_fragment:
+  - edge.vllm_edge.attributes.read_only
+options:
+  paths:
+    description: Absolute path of each directory, by the name of the variable that sets it.
+    type: dict
+    required: true
+  root:
+    description: Directory that holds C(etc) and C(proc).
+    type: path
+    default: /
+"""
+
+EXAMPLES = r"""
+- name: Assert that the disk of the weights is mounted
+  edge.vllm_edge.mounted_paths:
+    paths:
+      model_weights_root: /data/vllm/weights
+"""
+
+RETURN = r"""# """
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+
+def unescape(word: str) -> str:
+    """Return a field of fstab or mountinfo with its octal escapes replaced, as of a blank (\\040)."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), word)
+
+
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a file; none if it does not exist."""
+    return file.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if file.exists() else []
+
+
+def find_mount_points(root: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield mount point, device, and the file that names them, of what is mounted at boot."""
+    for line in read_lines(root / "etc/fstab"):
+        fields = line.split()
+        if len(fields) < 3 or fields[0].startswith("#") or not fields[1].startswith("/"):
+            continue  # swap has no mount point
+        if "noauto" not in (fields[3] if len(fields) > 3 else "").split(","):
+            yield unescape(fields[1]), unescape(fields[0]), "/etc/fstab"
+    for unit in sorted((root / "etc/systemd/system").glob("*.*/*.mount")):
+        given = dict(re.findall(r"^(Where|What)\s*=\s*(.*?)\s*$", "\n".join(read_lines(unit)), re.MULTILINE))
+        if "Where" in given:
+            yield given["Where"], given.get("What", "its device"), unit.name
+
+
+def explain_unmounted(variable: str, path: str, root: Path) -> str | None:
+    """Return why nothing may be created at a path; None if its file system is mounted."""
+    mounted = {unescape(line.split()[4]) for line in read_lines(root / "proc/self/mountinfo")}
+    inside = Path(os.path.realpath(path))
+    for point, device, source in find_mount_points(root):
+        real = os.path.realpath(point)
+        if real not in mounted and inside.is_relative_to(real):
+            remedy = "remove its line" if source == "/etc/fstab" else f"'systemctl disable {source}'"
+            return (
+                f"{variable} is {path}, and {source} mounts {device} at {point}, which is not mounted now: what is "
+                f"created there would be on another disk, and hidden once it is mounted. Run 'mount {point}' on the "
+                f"host (if {source} is out of date, {remedy}), then run again. Nothing was created."
+            )
+    return None
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={"paths": {"type": "dict", "required": True}, "root": {"type": "path", "default": "/"}},
+        supports_check_mode=True,
+    )
+    for variable, path in module.params["paths"].items():
+        why = explain_unmounted(variable, path, Path(module.params["root"]))
+        if why is not None:
+            module.fail_json(msg=why)
+    module.exit_json(changed=False)
+
+
+if __name__ == "__main__":
+    main()

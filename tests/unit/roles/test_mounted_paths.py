@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories below a mount point that is not mounted: the module, and each role before it creates anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+RunModule = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A host with /etc/fstab and an enabled mount unit; of its disks only / and /mnt/here are mounted."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mountinfo").write_text(
+        f"22 1 0:5 / / rw - ext4 /dev/sda1 rw\n30 22 0:9 / {tmp_path}/mnt/my\\040disk rw - ext4 /dev/sdb1 rw\n"
+    )
+    (tmp_path / "etc/systemd/system/multi-user.target.wants").mkdir(parents=True)
+    (tmp_path / "etc/systemd/system/multi-user.target.wants/iscsi.mount").write_text(
+        f"[Mount]\nWhat=/dev/disk/by-label/iscsi\nWhere={tmp_path}/mnt/iscsi\n"
+    )
+    (tmp_path / "etc/fstab").write_text(
+        "# <file system> <mount point>\n"
+        "/dev/sda1 / ext4 defaults 0 1\n"
+        "/dev/sda2 none swap sw 0 0\n"
+        f"LABEL=disk {tmp_path}/mnt/my\\040disk ext4 defaults\n"
+        f"UUID=0b1c {tmp_path}/data/vllm ext4 defaults,nofail 0 2\n"
+        f"/dev/sdz1 {tmp_path}/mnt/stick ext4 user,noauto\n"
+    )
+    (tmp_path / "data/vllm").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("data/vllm")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("data/vllm", ("/etc/fstab mounts UUID=0b1c at {root}/data/vllm", "'mount {root}/data/vllm'", "its line")),
+        ("data/vllm/weights/new", ("UUID=0b1c",)),
+        ("link/weights", ("model_weights_root is {root}/link/weights", "UUID=0b1c")),
+        ("mnt/iscsi/weights", ("iscsi.mount mounts /dev/disk/by-label/iscsi", "'systemctl disable iscsi.mount'")),
+        ("data", ()),
+        ("data/vllm2", ()),
+        ("mnt/my disk/weights", ()),
+        ("mnt/stick/weights", ()),
+    ],
+)
+@pytest.mark.parametrize("check", [False, True])
+def test_a_directory_below_a_mount_point(
+    root: Path, run_module: RunModule, path: str, told: tuple[str, ...], check: bool
+) -> None:
+    given = {"paths": {"model_weights_root": f"{root}/{path}"}, "root": str(root)}
+    result = run_module("mounted_paths", given, check=check)
+    assert bool(result.get("failed")) is bool(told), result
+    assert [words for words in told if words.format(root=root) not in result["msg"]] == []
+
+
+def test_a_host_without_fstab(tmp_path: Path, run_module: RunModule) -> None:
+    assert not run_module("mounted_paths", {"paths": {"x": "/data"}, "root": str(tmp_path)}).get("failed")
+
+
+@pytest.mark.parametrize("mode", [(), ("--check",)], ids=["run", "check mode"])
+@pytest.mark.parametrize(
+    ("role", "tasks", "variable", "more"),
+    [
+        ("vllm_edge_host", "validate", "vllm_edge_host_data_directory", {}),
+        ("model_weights", "preflight", "model_weights_root", {}),
+        ("vllm_engine", "validate", "vllm_engine_cache_directory", {"vllm_engine_engines": []}),
+    ],
+)
+def test_a_role_refuses_it_before_its_other_tasks(
+    root: Path, role: str, tasks: str, variable: str, more: dict[str, Any], mode: tuple[str, ...]
+) -> None:
+    # What comes before the check may read this machine, which need not be one that the role supports.
+    facts = {"os_family": "Debian", "service_mgr": "systemd", "distribution": "Debian", "distribution_version": "13"}
+    play = {
+        "hosts": "localhost",
+        "connection": "local",
+        "gather_facts": False,
+        "module_defaults": {"mounted_paths": {"root": str(root)}},
+        "vars": {
+            variable: f"{root}/data/vllm/new",
+            "ansible_facts": facts | {"python": {"version": {"major": 3, "minor": 13}}},
+            **more,
+        },
+        "tasks": [{"ansible.builtin.include_role": {"name": role, "tasks_from": tasks, "rolespec_validate": False}}],
+    }
+    (root / "play.yml").write_text(json.dumps([play]))
+    done = subprocess.run(
+        ["ansible-playbook", "--inventory=localhost,", *mode, str(root / "play.yml")],
+        cwd=root,
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_ROLES_PATH": str(ROOT / "roles")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    said = " ".join(done.stdout.split())
+    assert f"{variable} is {root}/data/vllm/new" in said and "UUID=0b1c" in said and "changed=0" in said
+    main = (ROOT / "roles" / role / "tasks/main.yml").read_text()
+    assert f"import_tasks: {tasks}.yml" in main.partition("directories")[0]
