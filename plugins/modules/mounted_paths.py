@@ -69,13 +69,17 @@ def find_mount_points(root: Path) -> Iterator[tuple[str, str, str]]:
             yield given["Where"], given.get("What", "its device"), unit.name
 
 
-def explain_unmounted(variable: str, path: str, root: Path) -> str | None:
-    """Return why nothing may be created at a path; None if its file system is mounted."""
+def find_unmounted(root: Path) -> list[tuple[str, str, str]]:
+    """Return what `find_mount_points` names and is not mounted now."""
     mounted = {unescape(line.split()[4]) for line in read_lines(root / "proc/self/mountinfo")}
+    return [found for found in find_mount_points(root) if os.path.realpath(found[0]) not in mounted]
+
+
+def explain_unmounted(variable: str, path: str, unmounted: list[tuple[str, str, str]]) -> str | None:
+    """Return why nothing may be created at a path; None if its file system is mounted."""
     inside = Path(os.path.realpath(path))
-    for point, device, source in find_mount_points(root):
-        real = os.path.realpath(point)
-        if real not in mounted and inside.is_relative_to(real):
+    for point, device, source in unmounted:
+        if inside.is_relative_to(os.path.realpath(point)):
             remedy = "remove its line" if source == "/etc/fstab" else f"'systemctl disable {source}'"
             return (
                 f"{variable} is {path}, and {source} mounts {device} at {point}, which is not mounted now: what is "
@@ -91,8 +95,9 @@ def main() -> None:
         argument_spec={"paths": {"type": "dict", "required": True}, "root": {"type": "path", "default": "/"}},
         supports_check_mode=True,
     )
+    unmounted = find_unmounted(Path(module.params["root"]))
     for variable, path in module.params["paths"].items():
-        why = explain_unmounted(variable, path, Path(module.params["root"]))
+        why = explain_unmounted(variable, path, unmounted)
         if why is not None:
             module.fail_json(msg=why)
     module.exit_json(changed=False)

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
+from helpers import ROOT, run_playbook
 
-ROOT = Path(__file__).resolve().parents[3]
 OLD, KEPT, LIVE = "0" * 12, "1" * 12, "2" * 12
 
 
@@ -41,14 +40,8 @@ def play(host: Path, *arguments: str) -> str:
     tasks = [{"ansible.builtin.include_role": include}]
     content = [{"hosts": "localhost", "connection": "local", "gather_facts": False, "vars": variables, "tasks": tasks}]
     (host / "play.yml").write_text(json.dumps(content))
-    done = subprocess.run(
-        ["ansible-playbook", "--inventory=localhost,", *arguments, str(host / "play.yml")],
-        cwd=host,
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_ROLES_PATH": str(ROOT / "roles")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    roles = str(ROOT / "roles")
+    done = run_playbook("--inventory=localhost,", *arguments, "play.yml", cwd=host, ANSIBLE_ROLES_PATH=roles)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     return done.stdout
 

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import ROOT, run_playbook
 
-ROOT = Path(__file__).resolve().parents[3]
 RunModule = Callable[..., dict[str, Any]]
 
 
@@ -94,14 +92,8 @@ def test_a_role_refuses_it_before_its_other_tasks(
         "tasks": [{"ansible.builtin.include_role": {"name": role, "tasks_from": tasks, "rolespec_validate": False}}],
     }
     (root / "play.yml").write_text(json.dumps([play]))
-    done = subprocess.run(
-        ["ansible-playbook", "--inventory=localhost,", *mode, str(root / "play.yml")],
-        cwd=root,
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_ROLES_PATH": str(ROOT / "roles")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    roles = str(ROOT / "roles")
+    done = run_playbook("--inventory=localhost,", *mode, "play.yml", cwd=root, ANSIBLE_ROLES_PATH=roles)
     assert done.returncode == 2, done.stdout + done.stderr
     said = " ".join(done.stdout.split())
     assert f"{variable} is {root}/data/vllm/new" in said and "UUID=0b1c" in said and "changed=0" in said
