@@ -41,12 +41,18 @@ test-all: test ## Every test and the cases that take longer: further cases on th
 	@$(MAKE) sanity
 
 .PHONY: lint
-lint: bootstrap-python $(VENV)/.stamp collections ## Linters and type checker
+lint: bootstrap-python $(VENV)/.stamp collections ## Linters, type checker, shellcheck, scan for secrets
 	@tools/timed "ruff" bash -c 'ruff check . && ruff format --check .'
 	@tools/timed "mypy" mypy
 	@tools/timed "layers of imports" env PYTHONPATH=plugins/module_utils lint-imports --no-cache
+	@tools/timed "shellcheck" tools/shell_scripts
+	@tools/timed "secrets" tools/secrets
 	@tools/timed "yamllint" yamllint --strict .
 	@tools/timed "ansible-lint" ansible-lint --offline
+
+.PHONY: audit
+audit: bootstrap-python $(VENV)/.stamp ## Known vulnerabilities of the locked Python packages; asks PyPI
+	@tools/timed "pip-audit" tools/audit
 
 .PHONY: unit
 unit: bootstrap-python $(VENV)/.stamp collections ## Unit tests; no Docker Engine needed

@@ -101,7 +101,7 @@ def missing() -> list[str]:
     root = said_by("docker", "info", "--format", "{{.DockerRootDir}}") or "/var/lib/docker"
     cache = Path(os.environ.get("VLLM_EDGE_LAB_CACHE") or Path.home() / ".cache" / "vllm-edge-lab")
     # The registry has the engine's image once everything else is built; a host with its weights then takes the rest.
-    built = (cache / "registry" / "pushed").exists()
+    built = (cache / "images" / "pushed").exists()
     lacking += missing_of_memory(MEMINFO.read_text())
     wanted = {Path(root): DOCKER_GIB // 2} if built else {Path(root): DOCKER_GIB, cache: CACHE_GIB}
     return lacking + missing_of_disk(wanted)

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put an image of the local Docker Engine into the lab's registry, its layers as they are.
+"""Put an image of the local Docker Engine into the directory that the lab's registry serves, its layers as they are.
 
-`docker push` compresses each layer with one core, which takes a minute for an image that never leaves this machine, and
-every host unpacks it again. Layers may be uncompressed (`rootfs.diff.tar` of the image manifest, version 2, schema 2).
+Nothing is pushed, so the registry takes nothing from anybody. `docker push` would also compress each layer with one
+core, which takes a minute for an image that never leaves this machine, and every host would unpack it again. Layers may
+be uncompressed (`rootfs.diff.tar` of the image manifest, version 2, schema 2). The directory is that of the registry's
+driver `filesystem` (distribution/distribution, registry/storage/paths.go).
 """
 
 from __future__ import annotations
 
 import hashlib
-import http.client
+import io
 import json
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlsplit
 
 from lab.docker import docker_command
 
@@ -26,54 +27,47 @@ LAYER = "application/vnd.docker.image.rootfs.diff.tar"
 NO_BLOBS = ("/VERSION", "/json", "repositories", "index.json", "oci-layout")
 
 
-class Registry:
-    """One repository of a registry on this machine."""
+class Repository:
+    """One repository below the root directory of a registry."""
 
-    def __init__(self, port: int, repository: str) -> None:
-        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-        self.path = f"/v2/{repository}"
+    def __init__(self, root: Path, name: str) -> None:
+        self.blobs = root / "docker/registry/v2/blobs/sha256"
+        self.place = root / "docker/registry/v2/repositories" / name
 
-    def call(self, method: str, path: str, body: Any = None, **headers: str) -> str:
-        """Send one request that has to succeed; returns the answer's Location."""
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        self.connection.request(method, path, body=body, headers=named)
-        answer = self.connection.getresponse()
-        text = answer.read()
-        if answer.status >= 300:
-            raise SystemExit(f"lab: the registry answered {method} {path} with {answer.status}: {text[:300]!r}")
-        return answer.headers.get("Location", "")
-
-    def put_blob(self, source: IO[bytes], size: int) -> dict[str, Any]:
-        """Upload `size` bytes of a stream; returns their digest and size."""
-        digest = hashlib.sha256()
-
-        def chunks() -> Iterator[bytes]:
+    def put(self, source: IO[bytes]) -> dict[str, Any]:
+        """Store a stream as a blob; returns its digest and size."""
+        self.blobs.mkdir(parents=True, exist_ok=True)
+        total = hashlib.sha256()
+        partial = self.blobs / "partial"
+        with partial.open("wb") as file:
             while chunk := source.read(CHUNK):
-                digest.update(chunk)
-                yield chunk
+                total.update(chunk)
+                file.write(chunk)
+        size = partial.stat().st_size
+        target = self.blobs / total.hexdigest()[:2] / total.hexdigest() / "data"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.replace(target)
+        return {"digest": f"sha256:{total.hexdigest()}", "size": size}
 
-        place = self.call("POST", f"{self.path}/blobs/uploads/")
-        kind = "application/octet-stream"
-        place = self.call("PATCH", relative(place), chunks(), Content_Type=kind, Content_Length=str(size))
-        name = f"sha256:{digest.hexdigest()}"
-        place = relative(place)
-        self.call("PUT", f"{place}{'&' if '?' in place else '?'}digest={name}", Content_Length="0")
-        return {"digest": name, "size": size}
+    def link(self, place: str, digest: str) -> None:
+        """Let a name of this repository stand for a blob."""
+        link = self.place / place / "link"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.write_text(digest)
 
     def put_manifest(self, tag: str, manifest: dict[str, Any]) -> None:
-        """Name an image whose blobs are there."""
-        self.call("PUT", f"{self.path}/manifests/{tag}", json.dumps(manifest), Content_Type=MANIFEST)
+        """Name an image whose blobs are there; the tag comes last, so that it never names half an image."""
+        for blob in (manifest["config"], *manifest["layers"]):
+            self.link(f"_layers/{blob['digest'].replace(':', '/')}", blob["digest"])
+        digest = self.put(io.BytesIO(json.dumps(manifest).encode()))["digest"]
+        for place in ("_manifests/revisions", f"_manifests/tags/{tag}/index"):
+            self.link(f"{place}/{digest.replace(':', '/')}", digest)
+        self.link(f"_manifests/tags/{tag}/current", digest)
 
 
-def relative(location: str) -> str:
-    """The registry answers with whole addresses."""
-    parts = urlsplit(location)
-    return f"{parts.path}?{parts.query}" if parts.query else parts.path
-
-
-def push(image: str, port: int, repository: str, tag: str) -> None:
-    """Copy an image of the local Engine to a repository of the registry on 127.0.0.1."""
-    registry = Registry(port, repository)
+def store(image: str, root: Path, repository: str, tag: str) -> None:
+    """Copy an image of the local Engine to a repository below the registry's root directory."""
+    target = Repository(root, repository)
     blobs: dict[str, dict[str, Any]] = {}
     links: dict[str, str] = {}
     contents: list[dict[str, Any]] = []
@@ -89,14 +83,14 @@ def push(image: str, port: int, repository: str, tag: str) -> None:
             elif entry.name == "manifest.json":
                 contents = json.load(file)
             elif not entry.name.endswith(NO_BLOBS):
-                blobs[entry.name] = registry.put_blob(file, entry.size)
+                blobs[entry.name] = target.put(file)
     if saving.returncode != 0 or not contents:
         raise SystemExit(f"lab: docker save {image} failed with exit status {saving.returncode}")
 
     def blob(name: str) -> dict[str, Any]:
         return blobs[name] if name in blobs else blobs[links[name].removeprefix("../")]
 
-    registry.put_manifest(
+    target.put_manifest(
         tag,
         {
             "schemaVersion": 2,

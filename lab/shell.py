@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import fnmatch
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -17,12 +19,66 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 LAB = REPOSITORY / "lab"
 
 
+MARKER = ".vllm-edge-lab"
+"""The file by which a cache is known to be the lab's; only a regular file counts."""
+CACHED = (
+    *("lock", "dockerd.pid", "dockerd.log", "apt", "keys", "images", "rootfs", "wheels", "controller", "airgap"),
+    # Of earlier releases; models, whole and half made; scratch directories.
+    *("registry", "hub-[0-9a-f]*", "tmp????????"),
+)
+"""Names of what the lab keeps in its cache."""
+
+
 def cache_directory() -> Path:
-    """Directory of what the lab downloads and builds; `make lab-down` removes it."""
-    base = os.environ.get("VLLM_EDGE_LAB_CACHE") or Path.home() / ".cache" / "vllm-edge-lab"
-    path = Path(base)
+    """Directory of what the lab downloads and builds; `make lab-down` removes it.
+
+    An existing directory is taken if it carries the marker, if it is empty, or if it has the lock of an earlier
+    release and nothing that the lab did not make.
+
+    Raises:
+        SystemExit: if it is somebody else's.
+    """
+    path = Path(os.environ.get("VLLM_EDGE_LAB_CACHE") or Path.home() / ".cache" / "vllm-edge-lab").resolve()
+    marker = path / MARKER
+    if path.exists() and not path.is_dir():
+        raise SystemExit(f"lab: VLLM_EDGE_LAB_CACHE names {str(path)!a}, which is no directory; name one")
     path.mkdir(parents=True, exist_ok=True)
+    if os.path.lexists(marker) and stat.S_ISREG(marker.lstat().st_mode):
+        return path
+    names = os.listdir(path)
+    if names and not ("lock" in names and all(map(is_cached, names))):
+        strange = sorted(name for name in names if not is_cached(name)) or names
+        raise SystemExit(
+            f"lab: VLLM_EDGE_LAB_CACHE names {str(path)!a}, and the lab did not make this directory: it has no file "
+            f"{MARKER}, and holds {', '.join(map(ascii, strange[:3]))}. Nothing was removed. Name a directory that "
+            "is empty or does not exist; if this is a cache of the lab, move away what is not."
+        )
+    marker.touch()
     return path
+
+
+def is_cached(name: str) -> bool:
+    """Whether the lab gives this name to something in its cache."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in CACHED)
+
+
+def remove_cache() -> None:
+    """Remove from the cache what the lab made, then the cache if nothing else is in it.
+
+    rm follows no links, leaves other file systems alone, and refuses a child that is a mount point.
+    """
+    path = cache_directory()
+    made = sorted(child for child in path.iterdir() if is_cached(child.name))
+    if made:
+        # Containers and mmdebstrap write as root.
+        rm = ["rm", "--recursive", "--force", "--one-file-system", "--preserve-root=all", "--"]
+        run([*as_root(), *rm, *made], quiet=True)
+    if left := sorted(child.name for child in path.iterdir() if child.name != MARKER):
+        print(f"lab: {str(path)!a} stays, because the lab did not make {', '.join(map(ascii, left[:3]))} in it")
+        return
+    with contextlib.suppress(OSError):
+        (path / MARKER).unlink()
+        path.rmdir()
 
 
 def run(command: Sequence[str | Path], *, check: bool = True, quiet: bool = False) -> subprocess.CompletedProcess[str]:

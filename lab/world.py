@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -34,8 +35,8 @@ from lab.images import (
     remove_images,
     vendors_image,
 )
-from lab.registry import push
-from lab.shell import LAB, alone, as_root, cache_directory, output, run, stage
+from lab.registry import store
+from lab.shell import LAB, alone, as_root, cache_directory, output, remove_cache, run, stage
 
 ENGINE_REPOSITORY = "vllm/vllm-openai"
 ENGINE_TAG = "v0.32.0"
@@ -53,6 +54,11 @@ CUT_RULES = (
     "POSTROUTING --table mangle --out-interface eth0 --match conntrack --ctstate NEW --jump DROP",
 )
 
+# What a command in the host's network gets of this machine's environment.
+PASSED = re.compile(
+    r"HOME|USER|LOGNAME|LANG|LC_[A-Z]+|TERM|COLUMNS|VIRTUAL_ENV|(ANSIBLE|MOLECULE|VLLM_EDGE|PYTHON)_?[A-Z_]+"
+)
+
 
 @dataclass(frozen=True)
 class World:
@@ -66,6 +72,14 @@ class World:
     """The CPU that a new host's engines compute as on; empty for that of this machine."""
     seed: str = ""
     """What a new host's engines take besides their weights; empty for the default host."""
+
+    def __post_init__(self) -> None:
+        """Refuse a name that Docker does not take; it is also the name of a directory that is removed."""
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", self.name):
+            raise SystemExit(
+                f"lab: VLLM_EDGE_LAB_NAME is {self.name[:80]!a}; a name has up to 63 letters, digits, '_', '.' and "
+                "'-', and begins with a letter or digit"
+            )
 
     @property
     def host(self) -> str:
@@ -114,6 +128,12 @@ def container_state(name: str) -> str:
 def up(world: World) -> None:
     """Bring the lab up, or leave it as it is where it already runs."""
     names = prepare()
+    for name in (world.host, world.vendors):
+        if container_state(name) != "absent" and not labelled(world, name):
+            raise SystemExit(
+                f"lab: there is a container {name} that the lab did not make; it stays as it is. Give the lab another "
+                "name: VLLM_EDGE_LAB_NAME=second VLLM_EDGE_LAB_SSH_PORT=22122 make lab"
+            )
     if container_state(world.host) != "absent" and not (world.generated / "ssh_config").exists():
         raise SystemExit(
             f"lab: there is a lab {world.name} already, and its keys are not in {world.generated}: another checkout "
@@ -124,7 +144,7 @@ def up(world: World) -> None:
         docker("network", "create", f"--label={LABEL}={world.name}", world.name)
     start_vendors(world, names)
     with alone():
-        publish_engine_image(world, names["engine"])
+        publish_engine_image(names["engine"])
     start_host(world, names["host"])
     write_variables(world, names)
 
@@ -141,10 +161,11 @@ def start_vendors(world: World, names: dict[str, str]) -> None:
     )
     if done.stdout.strip() == f"running {wanted}":
         return
-    registry = cache_directory() / "registry"
-    registry.mkdir(exist_ok=True)
+    images = cache_directory() / "images"
+    images.mkdir(exist_ok=True)
     with stage("vendors: apt repositories, model hub, image registry"):
-        docker("rm", "--force", "--volumes", world.vendors, check=False)
+        for container in labelled(world, world.vendors):
+            docker("rm", "--force", "--volumes", container, check=False)
         docker(
             "run",
             "--detach",
@@ -156,21 +177,21 @@ def start_vendors(world: World, names: dict[str, str]) -> None:
             "--publish=127.0.0.1::5000",
             f"--volume={names['apt']}:/srv/apt:ro",
             f"--volume={names['hub']}:/srv/hub:ro",
-            f"--volume={registry}:/srv/registry",
+            f"--volume={images}:/srv/registry:ro",
             names["vendors"],
         )
+        wait_for_registry(int(docker_output("port", world.vendors, "5000/tcp").rsplit(":", 1)[1]), 30)
 
 
-def publish_engine_image(world: World, image: str) -> None:
-    """Push the engine's base image to the lab's registry, unless this very image is there."""
-    pushed = cache_directory() / "registry" / "pushed"
+def publish_engine_image(image: str) -> None:
+    """Put the engine's base image into the directory that the lab's registry serves, unless it is there."""
+    images = cache_directory() / "images"
+    pushed = images / "pushed"
     identity = docker_output("image", "inspect", "--format", "{{.Id}}", image)
     if pushed.exists() and pushed.read_text() == identity:
         return
-    port = docker_output("port", world.vendors, "5000/tcp").rsplit(":", 1)[1]
-    wait_for_registry(int(port), 30)
     with stage(f"copy {ENGINE_REPOSITORY}:{ENGINE_TAG} to the lab's registry"):
-        push(image, int(port), ENGINE_REPOSITORY, ENGINE_TAG)
+        store(image, images, ENGINE_REPOSITORY, ENGINE_TAG)
     pushed.write_text(identity)
 
 
@@ -189,6 +210,8 @@ def start_host(world: World, image: str, *options: str) -> None:
 def create_host(world: World, image: str, *options: str) -> None:
     """Make the host's container, with fresh keys, and leave it switched off. Options are those of `docker create`."""
     keys(world)
+    for volume in volumes(world):
+        docker("volume", "create", f"--label={LABEL}={world.name}", volume)
     docker(
         "create",
         f"--name={world.host}",
@@ -353,16 +376,37 @@ def write_variables(world: World, names: dict[str, str]) -> None:
     (world.generated / "vars.json").write_text(json.dumps(variables, indent=2) + "\n")
 
 
+def volumes(world: World) -> tuple[str, str]:
+    """Names of the host's volumes."""
+    return f"{world.name}-docker", f"{world.name}-data"
+
+
+def labelled(world: World, name: str = "") -> list[str]:
+    """Ids of the containers that carry this lab's label: all of them, or the one of this name."""
+    named = [f"--filter=name=^/?{re.escape(name)}$"] if name else []
+    return docker_output("ps", "--all", "--quiet", "--no-trunc", f"--filter=label={LABEL}={world.name}", *named).split()
+
+
 def remove(world: World) -> None:
-    """Remove one lab's containers, volumes, network and keys."""
-    docker("rm", "--force", "--volumes", world.host, world.vendors, check=False)
-    docker("volume", "rm", f"{world.name}-docker", f"{world.name}-data", check=False)
-    docker("network", "rm", world.name, check=False)
+    """Remove what carries this lab's label: containers, volumes and network; and its keys."""
+    label = f"--filter=label={LABEL}={world.name}"
+    doomed = set(docker_output("volume", "ls", "--quiet", label).split())
+    if containers := labelled(world):
+        # An earlier release gave its volumes no label.
+        mounted = docker_output("inspect", "--format", "{{range .Mounts}}{{.Name}} {{end}}", *containers).split()
+        doomed |= {name for name in mounted if name in volumes(world)}
+        docker("rm", "--force", "--volumes", *containers, check=False)
+    if doomed:
+        docker("volume", "rm", *sorted(doomed), check=False)
+    if networks := docker_output("network", "ls", "--quiet", label).split():
+        docker("network", "rm", *networks, check=False)
     shutil.rmtree(world.generated, ignore_errors=True)
 
 
 def down(world: World, keep_images: bool) -> None:
     """Remove the lab; without `keep_images` every lab, their images, their cache and an Engine that they started."""
+    # Refuses a cache that is not the lab's before anything is removed.
+    cache_directory()
     if not answers():
         ensure_engine()
     remove(world)
@@ -373,8 +417,7 @@ def down(world: World, keep_images: bool) -> None:
         remove(World(name, world.ssh_port))
     remove_images()
     stop_engine_started_by_lab()
-    # The registry's files belong to root, as its container does.
-    run([*as_root(), "rm", "-rf", cache_directory()])
+    remove_cache()
 
 
 def host_iptables(world: World, action: str, rule: str, check: bool = True) -> bool:
@@ -409,11 +452,17 @@ def reconnect(world: World) -> None:
 
 
 def offline_command(world: World, words: list[str]) -> list[str]:
-    """`words` of this machine in the network of the host: as cut as the host is, which is then at 127.0.0.1."""
+    """`words` of this machine in the network of the host: as cut as the host is, which is then at 127.0.0.1.
+
+    A command line can be read by every user, so sudo gets the names of what Ansible and Python need, not the values;
+    only PATH, which sudo replaces, is given as a value.
+    """
     pid = docker_output("inspect", "--format", "{{.State.Pid}}", world.host)
-    environment = [f"{name}={value}" for name, value in os.environ.items()]
     enter = ["nsenter", f"--target={pid}", "--net", f"--setuid={os.getuid()}", f"--setgid={os.getgid()}"]
-    return [*as_root(), "env", *environment, *enter, *words]
+    if not (root := as_root()):
+        return [*enter, *words]
+    passed = ",".join(sorted(name for name in os.environ if PASSED.fullmatch(name)))
+    return [*root, f"--preserve-env={passed}", "env", f"PATH={os.environ['PATH']}", *enter, *words]
 
 
 def networks(container: str) -> list[str]:

@@ -307,7 +307,7 @@ class Hub(Listener):
         self,
         root: Path,
         port: int,
-        address: str = "0.0.0.0",
+        address: str = "127.0.0.1",
         state: Path | None = None,
         cdn_port: int = 0,
         xet: bool = False,
@@ -516,7 +516,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--root", type=Path, required=True, help="directory of <owner>/<name> repositories")
     parser.add_argument("--port", type=int, default=8081)
     parser.add_argument("--cdn-port", type=int, default=8082, help="port to which large files are redirected")
-    parser.add_argument("--address", default="0.0.0.0", help="address to listen on")
+    parser.add_argument("--address", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--state", type=Path, default=Path("/var/lib/hub"), help="directory of what is set meanwhile")
     arguments = parser.parse_args(argv)
     with Hub(arguments.root, arguments.port, arguments.address, arguments.state, arguments.cdn_port) as hub:

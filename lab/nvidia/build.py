@@ -36,7 +36,7 @@ BUILD_PACKAGES = ("gcc", "libc6-dev", "binutils", "dpkg", "gnupg")
 """The Debian (or Ubuntu) packages that this needs."""
 
 CUDA = "cuda/repos/debian13/x86_64"
-CUDA_LATER = "cuda/repos/debian13-from-590/x86_64"
+CUDA_LATER = "cuda/repos/debian13-from-590/x86_64"  # pragma: allowlist secret (a path)
 """A repository that was begun late, as NVIDIA's for Debian 13 was (NVIDIA/cuda-repo-management#38)."""
 TOOLKIT = "libnvidia-container"
 UBUNTU = "ubuntu"

@@ -13,6 +13,7 @@ case $platform in
     debian13) packages="docker.io docker-cli gcc libc6-dev" ;;
     ubuntu2404) packages="docker.io docker-cli" ;;
 esac
+# shellcheck disable=SC2086 # a list of names
 apt-get install -y -qq --no-install-recommends busybox-static iptables $packages
 rm -rf /var/lib/apt/lists/*
 

@@ -541,7 +541,7 @@ def test_a_system_prompt_reaches_the_model_in_a_turn_of_its_own(machine: Machine
 
 
 @each_engine
-def test_engine_reaches_nothing_outside(host: Host, machine: Machine, engine: Served) -> None:
+def test_engine_gets_no_answer_from_outside(host: Host, machine: Machine, engine: Served) -> None:
     """The hub's port is open to the host, and an engine that asks for it hears nothing."""
     address = machine.run("getent", "hosts", "hub.lab").split()[0]
     probe = f"import socket; socket.create_connection(('{address}', 8081), 3); print('reached')"

@@ -45,6 +45,7 @@ time.sleep(600)"""
 # What nobody can tell of cards that do not answer.
 SILENT = frozenset(
     {"gpus.present", "gpus.answer", "gpus.expected", "gpus.holders", "runtime.cdi-devices", "runtime.cdi-current"}
+    | {"gpus.device-nodes"}
     | {f"topology.{name}" for name in ("pcie", "numa", "iommu", "peer-to-peer", "ecc", "power")}
 )
 

@@ -27,6 +27,8 @@ def host(tmp_path: Path) -> FakeHost:
     found.kernel("6.2.1-amd64", module=False)
     found.kernel(KERNEL)
     found.module(DRIVER)
+    for node in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        found.write(f"dev/{node}").chmod(0o660)
     found.write("sys/module/nvidia_uvm/refcnt", "0\n")
     found.library(DRIVER)
     for uuid, bus in zip(GPUS, BUSES, strict=True):

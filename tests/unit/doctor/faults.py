@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from functools import partial
@@ -152,6 +153,25 @@ def no_driver(host: FakeHost) -> None:
     host.answers["nvidia-smi"] = Ran(127, "", "nvidia-smi: not found")
 
 
+def open_nodes(host: FakeHost) -> None:
+    for name in ("nvidia0", "nvidiactl"):
+        (host.root / "dev" / name).chmod(0o666)
+
+
+def people(**users: int) -> Change:
+    """Users with a shell, beside those of the system."""
+    rows = [f"{name}:x:{uid}:{uid}::/home/{name}:/bin/bash" for name, uid in users.items()]
+    return write(
+        "etc/passwd", "\n".join(["root:x:0:0::/root:/bin/bash", *rows, "svc:x:1500:1500::/:/usr/sbin/nologin"])
+    )
+
+
+def settings(**values: Any) -> Change:
+    """Docker's settings, beside those of the healthy host."""
+    return docker_config(json.dumps({"features": {"cdi": True}} | values))
+
+
+SETTINGS, PORTS = "runtime.docker-settings", "runtime.published-ports"
 WITHOUT_MODULE = (
     "; unknown driver.versions gpus.answer gpus.expected gpus.holders runtime.cdi-devices topology.pcie topology.numa "
     "topology.iommu topology.peer-to-peer topology.ecc topology.power"
@@ -163,7 +183,7 @@ WITHOUT_DRIVER = (
 UNLOADED = "fail driver.module-loaded"
 NO_DOCKER = (
     "unknown runtime.docker-version runtime.published-ports runtime.docker-running runtime.cdi-enabled "
-    "runtime.gpu-access"
+    "runtime.gpu-access runtime.docker-settings"
 )
 DEBIAN = "http://deb.example.org/debian trixie/non-free amd64 Packages"
 OLD, NEWER = "570.211.01", "6.12.63+deb13-amd64"
@@ -244,7 +264,40 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     ),
     (lose_gpu, "fail gpus.present gpus.answer; warn runtime.cdi-devices", "GPU is lost", "Xid 79"),
     (swap, "fail gpus.expected", f"{GPUS[0]} (engine e2b); there without being expected", "gpu_uuids"),
+    (
+        several(open_nodes, people(ops=1000, ada=1001, nobody=65534)),
+        "warn gpus.device-nodes",
+        "every local user may open /dev/nvidia0 (0666), /dev/nvidiactl (0666) and fill the memory of a GPU; ops, ada",
+        "NVreg_DeviceFileMode=0660",
+    ),
     # The runtime.
+    *(
+        (settings(**changes), f"warn {check}", evidence, remedy)
+        for changes, check, evidence, remedy in (
+            ({"hosts": ["fd://", "tcp://0.0.0.0:2375"]}, SETTINGS, "'tcp://0.0.0.0:2375' is root", "tlsverify"),
+            ({"hosts": "tcp://127.0.0.1:2375", "tlsverify": "yes"}, SETTINGS, "is root on this host", "ssh://"),
+            ({"hosts": ["tcp://\x1b[2J"]}, SETTINGS, "'tcp://\\x1b[2J' is root", "tlsverify"),
+            ({"userns-remap": "default"}, SETTINGS, "neither their weights nor their caches", "userns-remap"),
+            ({"seccomp-profile": "unconfined"}, SETTINGS, "every system call", "seccomp-profile"),
+            ({"iptables": False}, PORTS, '"iptables": false', "Remove iptables"),
+            ({"allow-direct-routing": True}, PORTS, '"allow-direct-routing": true', "Remove allow-direct-routing"),
+        )
+    ),
+    *(
+        (
+            several(unit("docker.service", MainPID="812"), write("proc/812/cmdline", "\0".join(["dockerd", *flags]))),
+            f"warn {check}",
+            evidence,
+            "docker.service",
+        )
+        for flags, check, evidence in (
+            (("-H", "fd://", "-H", "tcp://0.0.0.0:2375"), SETTINGS, "'tcp://0.0.0.0:2375' is root"),
+            (("-Htcp://:2375",), SETTINGS, "'tcp://:2375' is root"),
+            (("--host=tcp://[::]:2376", "--tls"), SETTINGS, "'tcp://[::]:2376' is root"),
+            (("--iptables=false",), PORTS, '"iptables": false'),
+        )
+    ),
+    (unit("firewalld.service"), f"warn {PORTS}", "28.1.1, ports on 127.0.0.1 can be reached", "28.3.3 or newer"),
     (dockerd("", 127), f"fail runtime.docker-installed; {NO_DOCKER}", "no dockerd", "installs it"),
     (
         dockerd("Docker version 20.10.24, build 297e128"),
@@ -256,7 +309,7 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
         dockerd("Docker version 26.1.5+dfsg1, build a72d7cd"),
         "warn runtime.published-ports",
         "with Docker Engine 26.1.5, hosts of the same network segment can reach ports",
-        "Install Docker 28 or newer",
+        "Install Docker 28.3.3 or newer",
     ),
     (dockerd("Docker version 27.5.1, build 9f9e405"), "warn runtime.published-ports", "27.5.1", "with two rules"),
     (docker(ActiveState="failed"), f"fail {RUNNING}; unknown runtime.gpu-access", "failed", "systemctl start docker"),
@@ -381,6 +434,21 @@ BROKEN = [
 FINE: tuple[tuple[Change, str, str], ...] = (
     # A helper of another branch.
     (package("ii 535.171.04-1", "nvidia-persistenced"), "driver.one-source", "one source: NVIDIA"),
+    # Advice, where only one person can log in.
+    (several(open_nodes, people(ops=1000)), "gpus.device-nodes", "every local user may open /dev/nvidia0 (0666)"),
+    (settings(hosts=["tcp://0.0.0.0:2376"], tlsverify=True), "runtime.docker-settings", "of Docker's default network"),
+    (settings(icc=False, hosts=7), "runtime.docker-settings", "each published port has a process of root"),
+    (
+        several(unit("docker.service", MainPID="812"), write("proc/812/cmdline", "dockerd\0--userland-proxy=false")),
+        "runtime.docker-settings",
+        "the containers of others: those of Docker's default network",
+    ),
+    # A release that is not affected by a reload of firewalld.
+    (
+        several(unit("firewalld.service"), answer("dockerd --version", "Docker version 28.3.3, build 980b856")),
+        "runtime.published-ports",
+        "28.3.3 lets nobody but the host",
+    ),
     # Docker's default.
     (
         several(

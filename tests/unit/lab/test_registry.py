@@ -8,11 +8,7 @@ import io
 import json
 import sys
 import tarfile
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,54 +21,25 @@ def digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-@pytest.fixture
-def registry() -> Iterator[Any]:
-    """As much of a registry as takes an image: it checks digests, and that a manifest's blobs are there."""
-    blobs: dict[str, bytes] = {}
-    manifests: dict[str, Any] = {}
-    uploads: dict[str, bytes] = {}
+class Served:
+    """What Debian's docker-registry 2.8.2 answers from the directory of its driver `filesystem`."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def __init__(self, root: Path, repository: str) -> None:
+        self.blobs = root / "docker/registry/v2/blobs"
+        self.repository = root / "docker/registry/v2/repositories" / repository
 
-        def answer(self, status: int, location: str = "") -> None:
-            self.send_response(status)
-            if location:
-                self.send_header("Location", location)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def read(self, name: str) -> bytes:
+        kind, _, value = name.partition(":")
+        return (self.blobs / kind / value[:2] / value / "data").read_bytes()
 
-        def body(self) -> bytes:
-            return self.rfile.read(int(self.headers["Content-Length"]))
+    def manifest(self, tag: str) -> bytes:
+        name = (self.repository / "_manifests/tags" / tag / "current/link").read_text()
+        assert (self.repository / "_manifests/revisions" / name.replace(":", "/") / "link").read_text() == name
+        return self.read(name)
 
-        def do_POST(self) -> None:
-            self.answer(202, f"http://127.0.0.1:{made.server_port}/upload/{len(uploads)}?state=a")
-
-        def do_PATCH(self) -> None:
-            uploads[self.path] = self.body()
-            self.answer(202, f"http://127.0.0.1:{made.server_port}{self.path}")
-
-        def do_PUT(self) -> None:
-            if "/manifests/" in self.path:
-                manifest = json.loads(self.body())
-                wanted = [manifest["config"], *manifest["layers"]]
-                known = all(len(blobs.get(item["digest"], b"")) == item["size"] for item in wanted)
-                manifests[self.path] = manifest
-                self.answer(201 if known else 400)
-                return
-            place, _, name = self.path.partition("&digest=")
-            blobs[name] = uploads[place]
-            self.answer(201 if digest(blobs[name]) == name else 400)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made.blobs, made.manifests = blobs, manifests  # type: ignore[attr-defined]
-    threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True).start()
-    yield made
-    made.shutdown()
-    made.server_close()
+    def blob(self, name: str) -> bytes:
+        assert (self.repository / "_layers" / name.replace(":", "/") / "link").read_text() == name
+        return self.read(name)
 
 
 def saved(path: Path, layout: str) -> Path:
@@ -103,24 +70,28 @@ def saved(path: Path, layout: str) -> Path:
 
 
 @pytest.mark.parametrize("layout", ["older", "newer"])
-def test_an_image_as_docker_saves_it(
-    registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
-) -> None:
+def test_an_image_as_docker_saves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     archive = saved(tmp_path / "image.tar", layout)
     program = "import shutil, sys; shutil.copyfileobj(open(sys.argv[1], 'rb'), sys.stdout.buffer)"
     monkeypatch.setattr(lab.registry, "docker_command", lambda: [sys.executable, "-c", program, str(archive)])
-    lab.registry.push("image", registry.server_port, "vllm/vllm-openai", "v1")
-    (manifest,) = registry.manifests.values()
-    assert list(registry.manifests) == ["/v2/vllm/vllm-openai/manifests/v1"]
+    lab.registry.store("image", tmp_path / "root", "vllm/vllm-openai", "v1")
+    served = Served(tmp_path / "root", "vllm/vllm-openai")
+    manifest = json.loads(served.manifest("v1"))
     assert manifest["config"]["digest"] == digest(CONFIG), "the image keeps its id"
     assert [layer["digest"] for layer in manifest["layers"]] == [digest(BASE), digest(TOP), digest(BASE)]
-    assert set(registry.blobs) == {digest(content) for content in (BASE, TOP, CONFIG)}
+    assert [served.blob(item["digest"]) for item in [manifest["config"], *manifest["layers"]]] == [
+        CONFIG,
+        BASE,
+        TOP,
+        BASE,
+    ]
+    assert all(item["size"] == len(served.blob(item["digest"])) for item in manifest["layers"])
 
 
-def test_an_image_that_is_not_there(registry: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_image_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     archive = saved(tmp_path / "image.tar", "newer")
     program = "import shutil, sys; shutil.copyfileobj(open(sys.argv[1], 'rb'), sys.stdout.buffer); sys.exit(1)"
     monkeypatch.setattr(lab.registry, "docker_command", lambda: [sys.executable, "-c", program, str(archive)])
     with pytest.raises(SystemExit, match="docker save image failed with exit status 1"):
-        lab.registry.push("image", registry.server_port, "vllm/vllm-openai", "v1")
-    assert registry.manifests == {}, "half an image has no name"
+        lab.registry.store("image", tmp_path / "root", "vllm/vllm-openai", "v1")
+    assert not list((tmp_path / "root").rglob("tags")), "half an image has no name"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..canary.command import Result
@@ -52,6 +52,8 @@ class System:
     synchronized: bool | Unread
     files_limit: int | Unread | None
     """Maximum of open files of a process in a container, from docker.service; None is no limit."""
+    accounts: tuple[str, ...] = ()
+    """People of /etc/passwd: users above 1000 with a shell. A directory service may know more."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Gpus:
     """How many GPUs the profile needs; 0 if nobody said."""
     others: tuple[str, ...] | Unread
     """Processes on the GPUs that are not of engines, described."""
+    nodes: Mapping[str, int] | Unread = field(default_factory=dict)
+    """Mode of each device node of the driver, by path."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,10 @@ class Runtime:
     """The content of daemon.json; empty if there is no such file."""
     config_error: str
     """Why daemon.json is not valid; empty if it is."""
+    flags: Mapping[str, Any]
+    """Settings on the command line of the dockerd that runs, under their names in daemon.json."""
+    firewalld: Unit | Unread
+    """The unit firewalld.service."""
     refresh: Unit | Unread
     """The unit nvidia-cdi-refresh.path."""
     creates_nodes: bool

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ def read_free_space(what: str, path: Path) -> Space | Unread:
     except OSError as error:
         return Unread(f"{path}: {error}")
     return Space(what, str(path), found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
+
+
+def parse_dockerd_flags(words: Sequence[str]) -> dict[str, Any]:
+    """Return the settings on the command line of dockerd: `hosts`, and every `--name=value`; a flag alone is True."""
+    found: dict[str, Any] = {"hosts": re.findall(r"(?<!\S)(?:-H|--host)[ =]?([a-z]+:\S*)", " ".join(words))}
+    for name, value in re.findall(r"(?m)^--([a-z-]+)(?:=(.*))?$", "\n".join(words)):
+        found[name] = {"": True, "true": True, "false": False}.get(value, value)
+    return found
 
 
 def read_object(path: Path) -> dict[str, Any]:

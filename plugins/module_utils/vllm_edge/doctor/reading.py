@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,7 +47,15 @@ from .facts import (
     Space,
     System,
 )
-from .parsers import amount, find_replaced_libraries, find_shm_bytes, number, read_free_space, read_object
+from .parsers import (
+    amount,
+    find_replaced_libraries,
+    find_shm_bytes,
+    number,
+    parse_dockerd_flags,
+    read_free_space,
+    read_object,
+)
 
 GPU_CLASS = "0x03"
 NVIDIA = "0x10de"
@@ -73,6 +82,8 @@ GPU_FIELDS = (
 ECC_FIELDS = ("ecc.errors.uncorrected.volatile.total", "remapped_rows.failure", "remapped_rows.pending")
 # The second is the name of drivers before R535.
 REASONS_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+NODE = re.compile(r"nvidia(ctl|-uvm|-uvm-tools|-modeset|\d{1,4})")
+NO_SHELL = re.compile(r"(^|/)(nologin|false|sync|shutdown|halt)?$")
 REFRESH = "systemd/system/nvidia-cdi-refresh.service"
 REFRESH_FILES = (f"usr/lib/{REFRESH}", f"lib/{REFRESH}", f"etc/{REFRESH}", f"etc/{REFRESH}.d/*.conf")
 
@@ -142,6 +153,16 @@ class Reader(DriverReader):
             locks=self.locks(),
             synchronized=self.synchronized(),
             files_limit=self.files_limit(),
+            accounts=self.accounts(),
+        )
+
+    def accounts(self) -> tuple[str, ...]:
+        """Return the users of /etc/passwd who can log in and are no part of the system."""
+        rows = [line.split(":") for line in self.plain("etc/passwd").splitlines()]
+        return tuple(
+            row[0]
+            for row in rows
+            if len(row) == 7 and row[2].isdigit() and 1000 <= int(row[2]) < 65534 and not NO_SHELL.search(row[6])
         )
 
     def packages(self) -> tuple[Packages | Unread, tuple[str, ...]]:
@@ -231,7 +252,22 @@ class Reader(DriverReader):
             expected=counted,
             needed=expected.gpus,
             others=self.others() if rows else (),
+            nodes=self.device_nodes(),
         )
+
+    def device_nodes(self) -> dict[str, int] | Unread:
+        """Return the mode of each device node of the driver, by path."""
+        try:
+            seen = {
+                entry.name: entry.lstat().st_mode for entry in self.at("dev").iterdir() if NODE.fullmatch(entry.name)
+            }
+        except OSError as error:
+            return Unread(f"/dev: {error.strerror}")
+        return {
+            f"/dev/{name}": stat.S_IMODE(mode)
+            for name, mode in sorted(seen.items())
+            if not stat.S_ISLNK(mode) and not stat.S_ISDIR(mode)
+        }
 
     def on_bus(self) -> dict[str, str]:
         """Return the kernel driver of each NVIDIA GPU on the PCI bus, by address; empty if no driver has it."""
@@ -349,11 +385,15 @@ class Reader(DriverReader):
         config, error = self.docker_config()
         texts = self.specifications()
         read = {} if isinstance(texts, Unread) else texts
+        docker = self.unit("docker.service")
+        pid = 0 if isinstance(docker, Unread) else docker.main_pid
         return Runtime(
             docker_version=self.version("dockerd"),
-            docker=self.unit("docker.service"),
+            docker=docker,
+            flags=parse_dockerd_flags(self.plain(f"proc/{pid}/cmdline").split("\0") if pid else ()),
             config=config,
             config_error=error,
+            firewalld=self.unit("firewalld.service"),
             refresh=self.unit("nvidia-cdi-refresh.path"),
             creates_nodes=any(
                 "create-device-nodes" in self.plain(str(path.relative_to(self.root)))

@@ -45,7 +45,7 @@ _FILE = re.compile(rf"{_NAME}|\.pem$|\.htpasswd", re.IGNORECASE)
 _VALUE = r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s,;}\]\"']+)"
 PATTERNS: tuple[re.Pattern[str], ...] = (
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<secret>.*?)-----END", re.DOTALL),
-    # https://user:password@host, and a token alone before the @.
+    # https://user:password@host, and a token alone before the @. # pragma: allowlist secret
     re.compile(r"\b[a-z][a-z0-9+.-]*://(?P<secret>[^\s/@\"']+)@", re.IGNORECASE),
     re.compile(r"\b(?:bearer|basic)\s+(?P<secret>[A-Za-z0-9._~+/=-]{6,})", re.IGNORECASE),
     # One argument per line, as in docker-create: the values are on lines of their own.

@@ -89,9 +89,9 @@ OUR_ENVIRONMENT: dict[str, str] = {
     "VLLM_CACHE_ROOT": "the role sets it to the engine's cache",
     "TORCHINDUCTOR_CACHE_DIR": "the role sets it to the engine's cache",
     "TRITON_CACHE_DIR": "the role sets it to the engine's cache",
-    "HF_HUB_OFFLINE": "the role sets it, as engines reach no network",
-    "VLLM_NO_USAGE_STATS": "the role sets it, as engines reach no network",
-    "DO_NOT_TRACK": "the role sets it, as engines reach no network",
+    "HF_HUB_OFFLINE": "the role sets it, as engines need nothing from a network",
+    "VLLM_NO_USAGE_STATS": "the role sets it, as engines need nothing from a network",
+    "DO_NOT_TRACK": "the role sets it, as engines need nothing from a network",
     "CUDA_VISIBLE_DEVICES": "gpus of the engine says which GPUs it gets",
     "NVIDIA_VISIBLE_DEVICES": "gpus of the engine says which GPUs it gets",
 }

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...system.nvml import ERRORS
-from ..contract import Verdict, fail, good, known
+from ..contract import Verdict, fail, good, known, warn
 from ..facts import Facts
 from .driver import require_driver
 from .helpers import decline_to_judge, listed
@@ -101,3 +101,23 @@ def check_gpus_holders(facts: Facts) -> Verdict:
         f"used by others too: {listed(list(others))}",
         "They are left alone; what they hold is missing to an engine on the same GPU.",
     )
+
+
+def check_gpus_device_nodes(facts: Facts) -> Verdict:
+    """Warn if every local user may open the GPUs and more than one person can log in; otherwise it is advice."""
+    nodes = known(facts.gpus.nodes)
+    if not nodes:
+        decline_to_judge("the driver has no device nodes yet")
+    everybody = [f"{path} ({mode:04o})" for path, mode in nodes.items() if mode & 0o006]
+    if not everybody:
+        return good(f"only root and a group may open the {len(nodes)} device nodes of the GPUs")
+    people = facts.system.accounts
+    told = f"every local user may open {listed(everybody)} and fill the memory of a GPU"
+    remedy = (
+        "Restrict them to a group with the line 'options nvidia NVreg_DeviceFileUID=0 NVreg_DeviceFileGID=<gid> "
+        "NVreg_DeviceFileMode=0660' in /etc/modprobe.d/nvidia-device-nodes.conf, where <gid> is the number of a group "
+        "of those who use GPUs; it counts from the next boot on. See docs/driver.md."
+    )
+    if len(people) > 1:
+        return warn(f"{told}; {listed(list(people))} can log in", remedy)
+    return good(told, remedy)

@@ -9,6 +9,7 @@ from ...gpu import toolkit
 from ...gpu.access import REMEDY
 from ...system.cdi import UVM, compare
 from ...system.dpkg import parse_upstream_version
+from ...system.host import Unread
 from ..contract import Verdict, fail, good, known, warn
 from ..facts import TOOLKIT, Facts
 from .driver import ENABLED
@@ -22,6 +23,8 @@ RUNC_WITHOUT_NVIDIA = ((1, 1, 3), (1, 1, 6))
 # Before 28.0.0 a neighbour in the same network segment reaches ports that are published on 127.0.0.1, by sending their
 # packets to the host's MAC address, and the containers behind them (moby/moby#45610, fixed by moby/moby#49325).
 LOOPBACK_SINCE = (28,)
+# CVE-2025-54388: before 28.3.3 a reload of firewalld takes Docker's rule against that away until Docker starts again.
+RELOAD_SINCE = (28, 3, 3)
 
 
 def parse_docker_version(facts: Facts) -> tuple[int, ...]:
@@ -111,15 +114,76 @@ def check_runtime_cdi_enabled(facts: Facts) -> Verdict:
 
 def check_runtime_published_ports(facts: Facts) -> Verdict:
     """Warn if ports that are published on 127.0.0.1 can be reached from the host's network segment."""
-    version = facts.runtime.docker_version
-    if parse_docker_version(facts) >= LOOPBACK_SINCE:
-        return good(f"Docker Engine {version} lets nobody but the host reach ports on 127.0.0.1")
-    return warn(
-        f"with Docker Engine {version}, hosts of the same network segment can reach ports that are published on "
-        "127.0.0.1 (moby/moby#45610), and engines ask nobody who they are",
-        "Install Docker 28 or newer from Docker's repository, or drop such packets with two rules: see 'Connect to an "
-        "engine' in docs/operator.md. Where everybody in the segment may use the engines, nothing has to be done.",
+    version, parsed = facts.runtime.docker_version, parse_docker_version(facts)
+    settings = {**facts.runtime.flags, **({} if isinstance(facts.runtime.config, Unread) else facts.runtime.config)}
+    unknown = "and engines ask nobody who they are"
+    if parsed < LOOPBACK_SINCE:
+        return warn(
+            f"with Docker Engine {version}, hosts of the same network segment can reach ports that are published on "
+            f"127.0.0.1 (moby/moby#45610), {unknown}",
+            "Install Docker 28.3.3 or newer from Docker's repository, or drop such packets with two rules: see "
+            "'Connect to an engine' in docs/operator.md. Where everybody in the segment may use the engines, nothing "
+            "has to be done.",
+        )
+    for name, value in (("iptables", False), ("allow-direct-routing", True)):
+        if settings.get(name) is value:
+            return warn(
+                f'with "{name}": {str(value).lower()} Docker keeps nobody in the network '
+                f"segment from the containers of engines, {unknown}",
+                f"Remove {name} from /etc/docker/daemon.json and docker.service and restart Docker, or drop such "
+                "packets with the rules in docs/operator.md, 'Connect to an engine'.",
+            )
+    firewalld = facts.runtime.firewalld
+    if parsed < RELOAD_SINCE and not isinstance(firewalld, Unread) and firewalld.active_state == "active":
+        return warn(
+            f"with Docker Engine {version}, ports on 127.0.0.1 can be reached from the network segment after firewalld "
+            f"was reloaded, until Docker starts again (CVE-2025-54388), {unknown}",
+            "Install Docker 28.3.3 or newer from Docker's repository; until then restart Docker after firewalld.",
+        )
+    return good(f"Docker Engine {version} lets nobody but the host reach ports on 127.0.0.1")
+
+
+def check_runtime_docker_settings(facts: Facts) -> Verdict:
+    """Warn about settings of daemon.json that give the host away or keep engines from running; the rest is advice."""
+    parse_docker_version(facts)
+    config = {**facts.runtime.flags, **known(facts.runtime.config)}
+    hosts = config.get("hosts")
+    addresses = [hosts] if isinstance(hosts, str) else hosts if isinstance(hosts, list) else []
+    open_to = [ascii(host) for host in addresses if str(host).startswith("tcp:")]
+    if open_to and config.get("tlsverify") is not True:
+        return warn(
+            f"whoever reaches {listed(open_to)} is root on this host, because Docker asks nobody there who they are",
+            "Remove the address (hosts in /etc/docker/daemon.json, -H in docker.service), or set tlsverify and "
+            "certificates; use 'DOCKER_HOST=ssh://...' from elsewhere.",
+        )
+    if config.get("userns-remap"):
+        return warn(
+            "userns-remap shifts the users of containers, so engines can read neither their weights nor their caches",
+            "Remove userns-remap from /etc/docker/daemon.json. Engines need no remapping: they run as a user of their "
+            "own without capabilities.",
+        )
+    if config.get("seccomp-profile") == "unconfined":
+        return warn(
+            "seccomp-profile is unconfined: containers, engines too, may use every system call",
+            "Remove seccomp-profile from /etc/docker/daemon.json and restart Docker.",
+        )
+    loose = [text for name, text in ADVICE.items() if config.get(name) is not False]
+    told = "engines, which userns-remap would keep from their files, run as a user of their own without capabilities"
+    if not loose:
+        return good(told)
+    return good(
+        f"{told}; for the containers of others: {'; '.join(loose)}",
+        "On a host that is shared, consider "
+        + " and ".join(f'"{name}": false' for name in ADVICE if config.get(name) is not False)
+        + " in /etc/docker/daemon.json; it is not set for you, because it changes other people's containers.",
     )
+
+
+# Settings of daemon.json whose default is true, and what they allow.
+ADVICE: Mapping[str, str] = {
+    "icc": "those of Docker's default network can reach each other",
+    "userland-proxy": "each published port has a process of root that forwards connections",
+}
 
 
 def toolkit_packages(facts: Facts) -> dict[str, str]:

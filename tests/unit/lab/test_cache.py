@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lab removes only what it made: its cache by a marker and names, everything of Docker's by its label."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lab.docker
+import lab.shell
+import lab.world
+from lab.shell import MARKER, cache_directory, remove_cache
+from lab.world import World
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "cache"
+    monkeypatch.setenv("VLLM_EDGE_LAB_CACHE", str(path))
+    monkeypatch.setattr(lab.shell, "as_root", list)
+    return path
+
+
+def home(path: Path) -> None:
+    (path / ".ssh").mkdir(parents=True)
+    (path / ".ssh/id_ed25519").write_text("key")
+
+
+def with_a_foreign_file(path: Path) -> None:
+    path.mkdir()
+    for name in ("lock", "thesis.odt"):
+        (path / name).write_text("")
+
+
+def with_a_name_of_the_lab(path: Path) -> None:
+    (path / "images").mkdir(parents=True)
+
+
+def with_a_link_as_marker(path: Path) -> None:
+    home(path)
+    (path / MARKER).symlink_to("/etc/hostname")
+
+
+def with_a_directory_as_marker(path: Path) -> None:
+    (path / MARKER).mkdir(parents=True)
+
+
+def link_to_a_home(path: Path) -> None:
+    home(path.with_name("home"))
+    path.symlink_to(path.with_name("home"))
+
+
+FOREIGN = (home, with_a_foreign_file, with_a_name_of_the_lab, with_a_link_as_marker, with_a_directory_as_marker)
+
+
+def listed(path: Path) -> list[str]:
+    return sorted(str(item.relative_to(path)) for item in path.rglob("*"))
+
+
+@pytest.mark.parametrize("made", [*FOREIGN, link_to_a_home], ids=lambda made: made.__name__)
+@pytest.mark.parametrize("command", ["down", "up", "images"])
+def test_somebody_elses_directory_is_refused_and_stays(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Callable[[Path], None], command: str
+) -> None:
+    made(cache)
+    before = listed(tmp_path)
+    for name in ("run", "Popen"):
+        monkeypatch.setattr(subprocess, name, lambda *words, **_: pytest.fail(f"a program was run first: {words}"))
+    monkeypatch.setattr("sys.argv", ["lab", command])
+    import lab.__main__ as program
+
+    with pytest.raises(SystemExit, match=r"(?s)VLLM_EDGE_LAB_CACHE names .*did not make.*Nothing was removed"):
+        program.main()
+    assert listed(tmp_path) == before
+
+
+def test_a_file_in_its_place_is_refused(cache: Path) -> None:
+    cache.write_text("mine")
+    with pytest.raises(SystemExit, match="no directory"):
+        cache_directory()
+    assert cache.read_text() == "mine"
+
+
+def test_a_cache_goes_whole_and_links_in_it_are_not_followed(cache: Path, tmp_path: Path) -> None:
+    home(tmp_path / "home")
+    assert cache_directory() == cache and (cache / MARKER).is_file()
+    for name in ("apt", "hub-0123456789ab", "hub-0123456789ab.part", "tmpab12_x34"):
+        (cache / name).mkdir()
+    (cache / "lock").write_text("")
+    (cache / "images").symlink_to(tmp_path / "home")
+    (cache / "apt/elsewhere").symlink_to(tmp_path / "home")
+    remove_cache()
+    assert listed(tmp_path) == ["home", "home/.ssh", "home/.ssh/id_ed25519"]
+
+
+def test_a_foreign_file_in_a_cache_stays(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache_directory()
+    (cache / "apt").mkdir()
+    (cache / "the\x1b[2Js").write_text("")
+    remove_cache()
+    assert listed(cache) == [MARKER, "the\x1b[2Js"]
+    assert "did not make 'the\\x1b[2Js'" in capsys.readouterr().out
+    assert cache_directory() == cache, "it is still the lab's"
+
+
+def test_a_cache_of_an_earlier_release_is_taken_over(cache: Path) -> None:
+    for name in ("registry", "wheels", "rootfs"):
+        (cache / name).mkdir(parents=True)
+    (cache / "lock").write_text("")
+    remove_cache()
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("name", ["..", "../../etc", "", ".", "a/b", "-f", "a b", "ä", "a\n", "x" * 64])
+def test_a_name_that_leads_elsewhere(name: str) -> None:
+    with pytest.raises(SystemExit, match="VLLM_EDGE_LAB_NAME is "):
+        World(name, 22022)
+
+
+class Docker:
+    """Answers of Docker by the beginning of the command, and what it was told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: str) -> None:
+        self.answers, self.told = answers, []
+        monkeypatch.setattr(lab.world, "docker_output", self.output)
+        monkeypatch.setattr(lab.world, "docker", self.run)
+
+    def output(self, *words: Any) -> str:
+        self.told.append(words)
+        return self.answers.get(str(words[0]), "")
+
+    def run(self, *words: Any, **_: Any) -> subprocess.CompletedProcess[str]:
+        self.told.append(words)
+        return subprocess.CompletedProcess(words, 0, self.answers.get(str(words[0]), ""), "")
+
+
+def test_only_what_carries_the_label_is_removed(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab.world, "LAB", tmp_path)
+    docker = Docker(monkeypatch, ps="id1 id2", inspect="mine-docker mine-data backups", network="net1")
+    lab.world.remove(World("mine", 22022))
+    removed = [words[1:] for words in docker.told if words[0] == "rm" or words[1] == "rm"]
+    assert removed == [
+        ("--force", "--volumes", "id1", "id2"),
+        ("rm", "mine-data", "mine-docker"),
+        ("rm", "net1"),
+    ]
+    asked = [words for words in docker.told if words[0] == "ps" or words[1] == "ls"]
+    assert asked and all("--filter=label=vllm-edge-lab=mine" in words for words in asked)
+
+
+def test_a_stranger_with_the_name_of_the_host_is_left_alone(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docker = Docker(monkeypatch, ps="", inspect="running")
+    monkeypatch.setattr(lab.world, "prepare", dict)
+    with pytest.raises(SystemExit, match="a container mine-host that the lab did not make"):
+        lab.world.up(World("mine", 22022))
+    lab.world.remove(World("mine", 22022))
+    assert {words[0] for words in docker.told} <= {"ps", "inspect", "volume", "network"}
+    assert not [words for words in docker.told if "rm" in words]
+
+
+@pytest.mark.parametrize("sudo", [True, False], ids=["by sudo", "as root"])
+def test_no_value_of_the_environment_stands_on_a_command_line(monkeypatch: pytest.MonkeyPatch, sudo: bool) -> None:
+    secret = {"HF_TOKEN": "hf_x", "ANSIBLE_BECOME_PASS": "s3cret", "AWS_SECRET": "s3cret", "X\nY": "s3cret"}
+    for name, value in secret.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(lab.world, "as_root", lambda: ["/usr/bin/sudo"] if sudo else [])
+    monkeypatch.setattr(lab.world, "docker_output", lambda *_: "4711")
+    words = lab.world.offline_command(World("mine", 22022), ["ansible-playbook", "site.yml"])
+    line = " ".join(words)
+    assert "hf_x" not in line and "s3cret" not in line and "HF_TOKEN" not in line
+    assert [word for word in words if "=" in word and not word.startswith("--")] == (
+        [f"PATH={os.environ['PATH']}"] if sudo else []
+    )
+    assert ("ANSIBLE_BECOME_PASS" in line) is sudo, "Ansible's settings are passed by name"
