@@ -86,7 +86,7 @@ def test_what_is_no_object(text: str, told: str) -> None:
     [
         ([*CREATE[:2], "", *CREATE[2:]], "line 3 is blank"),
         ([line for line in CREATE if line.startswith("-")], "names no image"),
-        (["--rm", *CREATE], "--rm must not stand here"),
+        (["--rm", *CREATE], "'--rm' must not stand here"),
         (["--restart=always", *CREATE], "systemd restarts the engine"),
         (["--gpus=all", *CREATE], "GPUs are given by CDI"),
         (CREATE[1:], "0 lines `--name=...`"),
