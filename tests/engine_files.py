@@ -30,12 +30,14 @@ CONFIG: dict[str, Any] = {
     "stall_timeout_s": 300,
     "health_timeout_s": 5,
 }
+CAGE = ["--user=8050:8050", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
+"""Options of `docker create` without which no engine is created."""
 CREATE = [
     "--name=vllm-e2b",
     "--label=vllm-edge.engine=e2b",
     "--label=vllm-edge.generation=1",
     "--label=vllm-edge.input-hash=ab12",
-    "--read-only",
+    *CAGE,
     "vllm-edge/vllm:1",
     "/models/e2b",
     "--served-model-name",

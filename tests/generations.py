@@ -9,7 +9,9 @@ from ansible.module_utils.vllm_edge.generation import committed, live, model, re
 from ansible.module_utils.vllm_edge.generation.model import Choice, Origin
 from ansible.module_utils.vllm_edge.generation.render import EngineFiles, Rendered
 from ansible.module_utils.vllm_edge.paths import HostPaths
+from engine_files import CAGE
 
+OPTIONS = "\n".join(CAGE)
 UUIDS = [f"GPU-f52a6b98-d1e7-5b3c-a05f-38c2d471000{slot}" for slot in range(4)]
 MANIFEST = "m1"
 
@@ -17,7 +19,7 @@ MANIFEST = "m1"
 def engine(name: str = "e2b", port: int = 8070, chat: str | None = None, note: str = "", **config: Any) -> EngineFiles:
     """Files of an engine; `note` is one more argument of vLLM, and so makes another input hash."""
     create = (
-        f"--name=vllm-{name}\n--label=vllm-edge.engine={name}\n--read-only\nvllm-edge/vllm:1\n/models/{name}\n"
+        f"--name=vllm-{name}\n--label=vllm-edge.engine={name}\n{OPTIONS}\nvllm-edge/vllm:1\n/models/{name}\n"
         f"--served-model-name\n{name}\n{note}"
     )
     unit = f"# Managed by Ansible, {model.MARK}\n[Service]\nExecStart=/usr/local/bin/vllm-edge run-engine {name}\n"

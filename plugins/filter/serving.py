@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..module_utils.vllm_edge.inventory import profiles
+from ..module_utils.vllm_edge.text import shown
 
 Entry = Mapping[str, Any]
 
@@ -158,9 +159,46 @@ def report_engines(
             "load_seconds": state["load_seconds"],
             "since": state["active_since"],
             "peer_to_peer_off": state.get("peer_to_peer_off", []),
+            "accept_risk": state.get("accept_risk", []),
         }
         for engine, state in ((engine, found[engine["name"]]) for engine in engines)
     ]
+
+
+def one_line(value: object, name: str) -> str:
+    """Return a value as text for one line of a file.
+
+    Args:
+        name: the variable, for the message.
+
+    Raises:
+        ValueError: it has a character that ends a line, or that cannot be printed.
+    """
+    text = str(value)
+    if not text.isprintable():
+        raise ValueError(
+            f"{name} is {shown(text)}: it holds a line break or another character that cannot be printed, and would "
+            "become lines of its own in a file of the host; write one line of printable characters"
+        )
+    return text
+
+
+def unit_word(value: object, name: str) -> str:
+    """Return a value as one word of a systemd unit, in which systemd expands nothing.
+
+    Args:
+        name: the variable, for the message.
+
+    Raises:
+        ValueError: systemd would split, unquote or expand it.
+    """
+    text = one_line(value, name)
+    if not re.fullmatch(r"[A-Za-z0-9/@:._+%-]+", text):
+        raise ValueError(
+            f"{name} is {shown(text)}: systemd splits at spaces, removes quotes and expands $; write a word of "
+            "letters, digits and / @ : . _ + -"
+        )
+    return text.replace("%", "%%")
 
 
 class FilterModule:
@@ -181,5 +219,7 @@ class FilterModule:
             list_mount_units,
             find_release,
             report_engines,
+            one_line,
+            unit_word,
         )
         return {function.__name__: function for function in filters}

@@ -17,8 +17,9 @@ options:
   report:
     description:
       - C(host), C(profile) and C(generation). C(engines), each with C(engine), C(unit), C(model), C(precision),
-        C(tensor_parallel_size), C(slots), C(port), C(served_names), C(state), C(load_seconds), C(since) and
-        C(peer_to_peer_off), why its GPUs do not read each other's memory.
+        C(tensor_parallel_size), C(slots), C(port), C(served_names), C(state), C(load_seconds), C(since),
+        C(peer_to_peer_off), why its GPUs do not read each other's memory, and C(accept_risk), the risks that the
+        inventory accepts.
       - C(completions), the results of C(vllm-edge canary). C(gpus), as M(edge.vllm_edge.vram_budget) returns them.
       - C(problems), C(drift) and C(last_switch), as C(vllm-edge status --format json) prints them, and C(switch), the
         journal of the switch that this run made, if any.

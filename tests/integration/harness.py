@@ -16,11 +16,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine_files import CONFIG
+from engine_files import CAGE, CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).with_name("fake_engine.py")
 IMAGE = os.environ.get("VLLM_EDGE_TEST_IMAGE", "vllm-edge-lab/host:latest")
+
+# The program, with two options more than an engine may have: the stand-in for vLLM is a file, and an image of its own
+# would have to be built.
+PROGRAM = """
+import sys
+from vllm_edge import cli
+from vllm_edge.engine.create_options import OPTIONS, Rule
+OPTIONS["--entrypoint"] = Rule("python3", "python3")
+OPTIONS["--mount"] = Rule("type=bind,.*,readonly", "")._replace(most=3)
+sys.exit(cli.main(sys.argv[1:]))
+"""
 
 
 def docker(*arguments: str, check: bool = True) -> str:
@@ -177,9 +188,7 @@ class Host:
             f"--label=vllm-edge.engine={self.engine}",
             "--label=vllm-edge.generation=1",
             f"--label=vllm-edge.input-hash={input_hash}",
-            "--read-only",
-            "--cap-drop=ALL",
-            "--security-opt=no-new-privileges",
+            *CAGE,
             f"--publish=127.0.0.1:{self.port}:8000",
             f"--mount=type=bind,source={FAKE},target=/fake_engine.py,readonly",
             "--entrypoint=python3",
@@ -206,7 +215,7 @@ class Host:
         if watchdog_s is not None:
             env["WATCHDOG_USEC"] = str(int(watchdog_s * 1_000_000))
         process = subprocess.Popen(
-            [sys.executable, "-m", "vllm_edge", "run-engine", self.engine],
+            [sys.executable, "-c", PROGRAM, "run-engine", self.engine],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -224,7 +233,7 @@ class Host:
         return self.start(watchdog_s=watchdog_s).until_ready()
 
     def program(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "vllm_edge", *arguments]
+        command = [sys.executable, "-c", PROGRAM, *arguments]
         return subprocess.run(command, capture_output=True, text=True, env=self.environment(), timeout=60, check=False)
 
     def container_id(self) -> str:

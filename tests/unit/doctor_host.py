@@ -15,6 +15,7 @@ from ansible.module_utils.vllm_edge.doctor.reading import Reader
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
+from engine_files import CAGE
 
 KERNEL = "6.12.48+deb13-amd64"
 DRIVER = "580.173.02"
@@ -165,6 +166,7 @@ class FakeHost:
             f"--label=vllm-edge.engine={name}",
             "--label=vllm-edge.generation=1",
             "--label=vllm-edge.input-hash=ab12",
+            *CAGE,
             *(f"--device=nvidia.com/gpu={gpu}" for gpu in gpus),
             *([f"--shm-size={shm}"] if shm else []),
             "vllm-edge:1",

@@ -431,8 +431,15 @@ def test_container_is_what_docker_create_says(host: Host, engine: Served) -> Non
     image = next(line for line in lines if not line.startswith("--"))
     assert config["Image"] == image
     assert config["Cmd"] == lines[lines.index(image) + 1 :]
-    writable = {mount["Destination"] for mount in found["Mounts"] if mount["RW"]}
-    assert writable == {"/cache"}
+    mounts = {mount["Destination"]: (mount["Type"], mount["RW"]) for mount in found["Mounts"]}
+    model = next(word for word in config["Cmd"] if word.startswith("/models/"))
+    assert mounts == {model: ("bind", False), "/cache": ("bind", True), "/chat-template.jinja": ("bind", False)}
+    assert machine_config["Tmpfs"] == {"/tmp": "exec,mode=1777,size=4g"}
+    assert machine_config["OomScoreAdj"] == 500
+    # Docker drops the limit, with a warning, where the kernel of the lab's machine has no pids controller.
+    assert machine_config["PidsLimit"] in (4096, 0, None) and "--pids-limit=4096" in flags
+    assert [machine_config[mode] for mode in ("PidMode", "UTSMode", "UsernsMode")] == ["", "", ""]
+    assert {"VLLM_MAX_N_SEQUENCES=16", "VLLM_MEDIA_URL_ALLOW_REDIRECTS=0"} <= set(config["Env"])
 
 
 @each_engine
@@ -451,6 +458,8 @@ def test_vllm_was_given_what_the_inventory_states(machine: Machine, engine: Serv
         "--reasoning-parser=gemma4",
         "--chat-template=/chat-template.jinja",
         "--shutdown-timeout=20",
+        "--max-logprobs=20",
+        "--allowed-media-domains=none.invalid",
     ]
     assert [word for word in expected if word not in words] == []
     assert ("--kv-cache-dtype=fp8" in words) == (engine.model == "31b-nvfp4")

@@ -403,6 +403,16 @@ NAMED_FAULTS: tuple[tuple[str, Change, dict[str, str], str, str], ...] = (
         f"'systemctl restart {ENGINE}' at a good time",
     ),
     (
+        "an engine has a risk that its operator accepts",
+        lambda host: host.write(
+            (path := "etc/vllm-edge/engines/e2b/engine.json"),
+            json.dumps({**json.loads((host.root / path).read_text()), "accept_risk": ["--trust-remote-code"]}),
+        ),
+        {"serving.risks": "warn"},
+        "e2b runs with --trust-remote-code",
+        "accept_risk",
+    ),
+    (
         "no engine's files are readable",
         lambda host: host.write("etc/vllm-edge/engines/e2b/docker-create", ""),
         {
@@ -411,6 +421,7 @@ NAMED_FAULTS: tuple[tuple[str, Change, dict[str, str], str, str], ...] = (
             "serving.ports": "unknown",
             "serving.libraries": "unknown",
             "serving.boot": "unknown",
+            "serving.risks": "unknown",
         },
         "docker-create",
         "site.yml",

@@ -86,7 +86,7 @@ def test_what_is_no_object(text: str, told: str) -> None:
     [
         ([*CREATE[:2], "", *CREATE[2:]], "line 3 is blank"),
         ([line for line in CREATE if line.startswith("-")], "names no image"),
-        (["--rm", *CREATE], "--rm must not stand here"),
+        (["--rm", *CREATE], "'--rm' must not stand here"),
         (["--restart=always", *CREATE], "systemd restarts the engine"),
         (["--gpus=all", *CREATE], "GPUs are given by CDI"),
         (CREATE[1:], "0 lines `--name=...`"),
@@ -111,7 +111,7 @@ def test_what_stands_after_the_image_is_vllms() -> None:
         (1, "--label=vllm-edge.engine=e4b", "vllm-edge.engine is 'e4b'"),
         (2, "--label=vllm-edge.generation=2", "vllm-edge.generation is '2', engine.json says '1'"),
         (3, "--label=vllm-edge.input-hash=cd34", "vllm-edge.input-hash is 'cd34'"),
-        (3, "--label=other=1", "vllm-edge.input-hash is None"),
+        (3, "--label=vllm-edge.other=1", "vllm-edge.input-hash is None"),
     ],
 )
 def test_files_that_contradict_each_other(tmp_path: Path, index: int, line: str, told: str) -> None:

@@ -18,7 +18,7 @@ SLOTS = [{"name": "L4", "total_mib": 23, "reserved_mib": 0}, {"name": "", "total
 CARDS = [{"total_mib": 23, "reserved_mib": 1}] * 2
 SERVED = {"tensor_parallel_size": 1, "port": 8050, "served_names": ["r"]}
 STATUS = {"unit": "vllm-a.service", "load_seconds": 1.5, "active_since": "then", "active_state": "active"}
-STATUS |= {"peer_to_peer_off": ["why"]}
+STATUS |= {"peer_to_peer_off": ["why"], "accept_risk": ["--lax"]}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ STATUS |= {"peer_to_peer_off": ["why"]}
             [
                 {"engine": "a", "unit": "vllm-a.service", "model": "x", "precision": "fp8", "slots": [0, 1]}
                 | {"state": "active", "load_seconds": 1.5, "since": "then"}
-                | {"peer_to_peer_off": ["why"]}
+                | {"peer_to_peer_off": ["why"], "accept_risk": ["--lax"]}
                 | SERVED
             ],
         ),

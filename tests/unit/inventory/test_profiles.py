@@ -292,6 +292,34 @@ CASES: list[Case] = [
     one("role's variable", "settings", {"vllm_engine_watchdog_s": "soon"}, "'soon' is text", "write a whole number"),
     one("role's variable", "settings", {"vllm_image_pip_source": "contoller"}, "did you mean controller?"),
     one("role's variable", "settings", {"vllm_image_base_archive_on_host": "yes"}, "write true without quotes"),
+    *(
+        one("role's variable", "settings", {f"vllm_engine_{name}": value}, f"vllm_engine_{name}", words)
+        for name, value, words in [
+            ("shm_size", "4 GiB", "holds a space; write a size"),
+            ("tmp_size", "0", "write a size"),
+            ("memory", "-1", "write a size"),
+            ("memory", "1\n--rm", "holds a line break"),
+            ("network", "host", "write the name of a Docker network"),
+            ("network", "a,b", "holds ,"),
+            ("cache_directory", "/data/../etc", "leads out of its directory"),
+            ("cache_directory", "/data/a,target=/x", "write an absolute path"),
+            ("program", "/bin/sh -c", "write an absolute path"),
+            ("ulimits", ["nofile=1\r--rm"], "holds a line break"),
+            ("ulimits", ["rtprio=99"], "write core, memlock"),
+            ("ulimits", "nofile=1", "is not a list"),
+            ("request_limits", {"VLLM_MAX_N_SEQUENCES": True}, "true is not a limit"),
+            ("request_limits", {"LD_PRELOAD": 1}, "'LD_PRELOAD' is no limit of vLLM"),
+            ("request_limits", ["VLLM_MAX_A=1"], "is not a mapping"),
+            ("uid", 0, "too small, the least is 100"),
+            ("pids_limit", -1, "too small, the least is 64"),
+            ("pids_limit", True, "true is not a number"),
+            ("oom_score_adj", 1001, "above 1000"),
+            ("max_logprobs", -1, "too small"),
+        ]
+    ),
+    extra("risk", ["--trust_remote_code"], "'--trust-remote-code' is a risk: it runs Python code", "accept_risk"),
+    small("risk", "extra_env", {"LD_PRELOAD": "/x.so"}, "extra_env: 'LD_PRELOAD' is a risk", "accept_risk"),
+    small("risk", "accept_risk", ["--middleware"], "a risk that the engine does not have; remove it."),
     one("switch", "settings", {"vram_foreign": "fial"}, "vram_foreign: 'fial'", "did you mean fail?"),
     one(
         "path traversal",
@@ -333,8 +361,8 @@ CASES: list[Case] = [
     extra("two sources", ['--limit-mm-per-prompt={"image":0}'], "and the key limit_mm_per_prompt"),
     extra("odd characters", [""], "is empty; remove it"),
     small("odd characters", "extra_env", {"A B": "1"}, "'A B' cannot be the name of an environment variable"),
-    small("odd characters", "extra_env", {"A": "1\n2"}, "extra_env.A", "line break"),
-    small("odd characters", "extra_env", {"A": True}, "would reach the engine as 'True'"),
+    small("odd characters", "extra_env", {"VLLM_A": "1\n2"}, "extra_env.VLLM_A", "line break"),
+    small("odd characters", "extra_env", {"VLLM_A": True}, "would reach the engine as 'True'"),
     one("odd characters", "small.served_names", ["sentry", "a b"], "served_names[1]: 'a b' holds a space"),
     one("odd characters", "small.served_names", ["sentry", "a\n--api-key"], "holds a line break"),
     one("model", "models.tiny.repo", "gemma", "vllm_models.tiny.repo: 'gemma'", "owner/name"),
@@ -485,7 +513,7 @@ def test_no_secret_is_printed(project: Project) -> None:
     variables = changed({"engines.small.extra_args": ["--api-key", "hunter2", "--hf-token=hunter2 x"]})
     variables["engines"]["small"]["extra_env"] = {"HF_TOKEN": "hunter2\n", "MY_PASSWORD": ["hunter2"]}
     found = find_mistakes(inventory(variables), project)
-    assert len(found) == 4
+    assert len(found) == 6, "both variables are risks, too"
     assert not [sentence for sentence in found if "hunter2" in sentence]
 
 
@@ -544,7 +572,9 @@ def test_extra_args_are_read_as_vllm_does(project: Project, items: list[str], va
     assert [argument.values for argument in found] == values
     assert all(argument.option for argument in found)
     assert stray == []
-    assert find_mistakes(inventory(changed({"engines.small.extra_args": items})), project) == []
+    risks = ["--middleware"] if "--middleware=a" in items else []
+    engine = {"engines.small.extra_args": items, **({"engines.small.accept_risk": risks} if risks else {})}
+    assert find_mistakes(inventory(changed(engine)), project) == []
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8", "nvfp4", "w4a16"])

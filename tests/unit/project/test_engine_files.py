@@ -3,14 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.vllm_edge.engine.config import EngineConfigError, parse_docker_create
+from ansible.module_utils.vllm_edge.generation.render import labelled
 from helpers import ROOT, run_playbook
 
+OWN = {
+    "extra_env": {"NCCL_P2P_DISABLE": "0", "VLLM_MAX_N_SEQUENCES": 2},
+    "extra_args": ["--disable-custom-all-reduce", "--max-logprobs=5", "--allowed-media-d=pictures.example"],
+}
 ENGINES: list[dict[str, Any]] = [
     {
         "name": name,
@@ -24,10 +31,11 @@ ENGINES: list[dict[str, Any]] = [
     }
     for name, gpus, more in (
         ("two", [0, 1], {}),
-        ("own", [0, 1], {"extra_env": {"NCCL_P2P_DISABLE": "0"}, "extra_args": ["--disable-custom-all-reduce"]}),
+        ("own", [0, 1], OWN),
         ("one", [2], {"limit_mm_per_prompt": {"image": 0, "audio": 0, "video": {"count": 0}}}),
     )
 ]
+UUIDS = [f"GPU-f52a6b98-d1e7-5b3c-a05f-38c2d471000{slot}" for slot in range(3)]
 BUS = {"environment": {"NCCL_P2P_DISABLE": "1"}, "arguments": ["--disable-custom-all-reduce"], "reasons": ["the IOMMU"]}
 
 
@@ -40,9 +48,9 @@ def rendered(tmp_path: Path) -> Any:
             "vllm_engine_models": {
                 "m": {"path": "/data/m", "manifest_sha256": "0", "precision": "bf16", "record": "/r"}
             },
-            "vllm_engine_gpu_uuids": ["GPU-a", "GPU-b", "GPU-c"],
+            "vllm_engine_gpu_uuids": UUIDS,
             "vllm_engine_image": "image",
-            "vllm_engine_image_id": "sha256:0123456789abcdef",
+            "vllm_engine_image_id": f"sha256:{'0a' * 32}",
             "vllm_engine_chat_templates_directory": "/nowhere",
             "ansible_python_interpreter": sys.executable,
             **variables,
@@ -137,3 +145,121 @@ def test_without_a_look_at_the_bus(rendered: Any, forbidden: bool) -> None:
     note = "# Its GPUs are kept from reading each other's memory: vllm_engine_peer_to_peer says so."
     assert (note in unit) is forbidden
     assert found["one"]["docker-create"].count("--env=NCCL_P2P_DISABLE=1") == 0
+
+
+def test_the_limits_of_an_engine_and_what_it_may_fetch(rendered: Any) -> None:
+    found = rendered(vllm_engine_memory="96g")
+    create = found["one"]["docker-create"]
+    for line in (
+        *("--pids-limit=4096", "--oom-score-adj=500", "--memory=96g", "--memory-swap=96g"),
+        *("--tmpfs=/tmp:exec,mode=1777,size=4g", "--ulimit=memlock=1073741824:1073741824"),
+        *("--env=VLLM_MAX_N_SEQUENCES=16", "--env=VLLM_MEDIA_URL_ALLOW_REDIRECTS=0", "--env=PYTHONNOUSERSITE=1"),
+        *("--max-logprobs=20", "--allowed-media-domains=none.invalid"),
+    ):
+        assert create.count(line) == 1, line
+    for engine in ENGINES:
+        text = labelled("\n".join(found[engine["name"]]["docker-create"]) + "\n", 1, "ab")
+        assert parse_docker_create(text, "docker-create").name == f"vllm-{engine['name']}"
+    # The engine "own" states the two options and the limit itself, one of them abbreviated.
+    own = found["own"]["docker-create"]
+    assert [line for line in own if "media-d" in line or "logprobs" in line] == [
+        "--max-logprobs=5",
+        "--allowed-media-d=pictures.example",
+    ]
+    assert [line for line in own if "N_SEQUENCES" in line] == ["--env=VLLM_MAX_N_SEQUENCES=2"]
+
+
+ODD = ["a\n--rm", "50%n${X}", "x --rm"]
+MORE = ["a\r--x", "a\x00b", "a\u2028b", "a\x1b[2K", "${X}", "a\"b'c", "--x", "a\\", "a,target=/etc", "1\n", ""]
+IN_ENGINE = {
+    "name": lambda odd: odd,
+    "served_names": lambda odd: [odd],
+    "dtype": lambda odd: odd,
+    "port": lambda odd: odd,
+    "extra_args": lambda odd: [f"--seed={odd}"],
+    "extra_env": lambda odd: {"VLLM_A": odd},
+}
+OF_ROLE = {
+    **{
+        f"vllm_engine_{name}": lambda odd: odd
+        for name in (
+            *("network", "shm_size", "tmp_size", "memory", "image", "cache_directory", "program", "state_directory"),
+            *("uid", "pids_limit", "oom_score_adj", "max_logprobs", "start_timeout_s", "watchdog_s"),
+        )
+    },
+    "__vllm_engine_directory": lambda odd: odd,
+    "vllm_engine_ulimits": lambda odd: [odd],
+    "vllm_engine_gpu_uuids": lambda odd: [odd] * 3,
+    "vllm_engine_request_limits": lambda odd: {"VLLM_MAX_A": odd},
+    "vllm_engine_models": lambda odd: {"m": {"path": f"/data/{odd}"}},
+}
+
+
+@pytest.mark.parametrize(
+    "odds", [ODD, *(pytest.param(MORE[at : at + 3], marks=pytest.mark.thorough) for at in (0, 3, 6, 9))]
+)
+def test_no_value_becomes_another_line_or_is_expanded(tmp_path: Path, odds: list[str]) -> None:
+    """Each variable with each odd value: refused with a sentence, or written literally into its own line."""
+    base = {"__vllm_engine_item": ENGINES[2], "__vllm_engine_chat_template": "x"}
+    cases = [("nothing", "", base)]
+    for odd in odds:
+        for name, make in IN_ENGINE.items():
+            cases.append((name, odd, {**base, "__vllm_engine_item": {**ENGINES[2], name: make(odd)}}))
+        cases += [(name, odd, {**base, name: make(odd)}) for name, make in OF_ROLE.items()]
+    files = ["docker-create", "vllm-engine.service"]
+    if odds is not ODD:
+        files += ["vllm-edge-recover.service", "vllm-edge.target"]
+    given = {
+        "vllm_engine_engines": ENGINES[2:],
+        "vllm_engine_models": {"m": {"path": "/data/m"}},
+        "vllm_engine_gpu_uuids": UUIDS,
+        "vllm_engine_image": "image",
+        "vllm_engine_image_id": f"sha256:{'0a' * 32}",
+        "vllm_engine_chat_templates_directory": "/nowhere",
+    }
+    (tmp_path / "templates").symlink_to(ROOT / "roles/vllm_engine/templates")
+    (tmp_path / "cases.json").write_text(json.dumps([variables for _, _, variables in cases]))
+    role = [str(ROOT / "roles/vllm_engine" / part) for part in ("defaults/main.yml", "vars/main.yml")]
+    read = f"(lookup('ansible.builtin.file', '{tmp_path}/cases.json') | from_json)[item.0 | int]"
+    render = f"{{{{ lookup('ansible.builtin.template', item.1 ~ '.j2', template_vars={read}) }}}}"
+    tasks = [
+        {
+            "ansible.builtin.set_fact": {"made": render},
+            "loop": f"{{{{ range({len(cases)}) | product({files}) }}}}",
+            "ignore_errors": True,
+            "register": "all",
+        },
+        {
+            "ansible.builtin.copy": {
+                "content": "{{ all.results | to_json }}",
+                "dest": f"{tmp_path}/made.json",
+                "mode": "0600",
+            }
+        },
+    ]
+    play = [{"hosts": "localhost", "gather_facts": False, "connection": "local", "vars_files": role, "tasks": tasks}]
+    (tmp_path / "play.json").write_text(json.dumps(play))
+    (tmp_path / "given.json").write_text(json.dumps({**given, "ansible_python_interpreter": sys.executable}))
+    done = run_playbook("-i", "localhost,", "-e", f"@{tmp_path}/given.json", str(tmp_path / "play.json"))
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    results = json.loads((tmp_path / "made.json").read_text())
+    sound = [result["ansible_facts"]["made"].splitlines() for result in results[: len(files)]]
+    refused = 0
+    for number, (name, odd, _) in enumerate(cases):
+        for file, result, lines in zip(files, results[number * len(files) :], sound, strict=False):
+            where = (name, odd, file)
+            if result.get("failed"):
+                refused += 1
+                assert "cannot be printed" in result["msg"] or "systemd splits" in result["msg"], (where, result["msg"])
+                continue
+            text = result["ansible_facts"]["made"]
+            # A value that is empty or 0 may take a line away, none adds one.
+            extra = {"vllm_engine_memory": 2, "extra_args": 1, "extra_env": 1, "dtype": 1}.get(name, 0)
+            assert len(text.split("\n")) <= len(lines) + 1 + extra, (where, text)
+            if file == "docker-create":
+                with contextlib.suppress(EngineConfigError):
+                    made = parse_docker_create(labelled(text, 1, "ab"), file)
+                    assert made.name == "vllm-one" and "--rm" not in made.arguments, where
+            else:
+                assert "$" not in text and "%" not in text.replace("%%", ""), (where, text)
+    assert odds[0] in MORE[5:] or refused > 25, "line breaks and the like are refused in each variable"

@@ -53,6 +53,45 @@ def test_good_variables_pass_without_a_connection(play: Any) -> None:
     assert "failed=0" in done.stdout
 
 
+STAGES = ("host", "image", "weights", "engines")
+
+
+@pytest.mark.parametrize("stage", [STAGES[0], *(pytest.param(name, marks=pytest.mark.thorough) for name in STAGES[1:])])
+def test_a_stage_by_itself_validates_before_it_connects(play: Any, stage: str) -> None:
+    engine = {"model": "e2b", "tensor_parallel_size": 1, "gpus": [0], "port": 8050, "served_names": ["architect"]}
+    odd = {
+        "serving_engines": {
+            "x": {**engine, "extra_env": {"VLLM_NOTE": "one\n--pid=host"}, "extra_args": ["--middlew=a"]}
+        },
+        "serving_profiles": {"p": {"engines": ["x"]}},
+        "serving_profile": "p",
+        "serving_roles": ["architect"],
+        "vllm_engine_network": "host",
+        "vllm_engine_ulimits": ["nofile=1\n--rm", "rtprio=99"],
+        "vllm_engine_shm_size": "4 GiB",
+        "vllm_engine_request_limits": {"VLLM_MAX_N_SEQUENCES": "-1"},
+        "vllm_engine_cache_directory": "/data/../etc",
+    }
+    for check in ("--diff", "--check"):
+        done = play(f"playbooks/{stage}.yml", odd, check)
+        assert done.returncode == 2
+        assert "8 mistakes in the variables" in done.stdout + done.stderr, done.stdout
+        assert "is a risk: it imports Python code by name" in done.stdout
+        if stage != STAGES[0]:
+            return
+
+
+def test_each_stage_validates_first_and_once() -> None:
+    """In site.yml the fact of the first play keeps the stages from repeating it."""
+    for stage in STAGES:
+        (play,) = yaml.safe_load((ROOT / "playbooks" / f"{stage}.yml").read_text())
+        first = play["pre_tasks"][0]
+        assert first["ansible.builtin.include_tasks"]["file"] == "tasks/validate.yml"
+        assert first["when"] == "serving_validated is not defined"
+    (*_, last) = yaml.safe_load((ROOT / "playbooks/tasks/validate.yml").read_text())
+    assert last["ansible.builtin.set_fact"] == {"serving_validated": True}
+
+
 def test_every_mistake_is_said_on_a_line_of_its_own(play: Any) -> None:
     bad = {"serving_profile": "e2b-olny", "gpu_count": "four", "vllm_engine_watchdog": 30, "vllm_image_keep": "many"}
     done = play("playbooks/validate.yml", bad, "-e", "verify_weights=ful", "-e", "alow_docker_restart=true")

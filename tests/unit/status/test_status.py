@@ -158,6 +158,15 @@ def test_a_serving_engine(serving: Host) -> None:
     json.dumps(status)
 
 
+def test_accepted_risks_are_shown(serving: Host) -> None:
+    assert "accepted risks" not in serving.tell()
+    file = serving.paths.engine_dir("e2b") / "engine.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "accept_risk": ["--trust-remote-code"]}))
+    (engine,) = serving.ask()["engines"]
+    assert engine["accept_risk"] == ["--trust-remote-code"]
+    assert "e2b: accepted risks: --trust-remote-code." in serving.tell()
+
+
 def test_what_keeps_the_gpus_of_an_engine_apart(serving: Host, tmp_path: Path) -> None:
     """From the head of the unit, as the role renders it."""
     template = Path(__file__).parents[3] / "roles/vllm_engine/templates/vllm-engine.service.j2"

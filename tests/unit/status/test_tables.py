@@ -83,6 +83,13 @@ def test_the_report_says_that_peer_to_peer_is_off(reason: str, words: str) -> No
     assert words in tell(engines=[large | {"peer_to_peer_off": [reason]}, *others])
 
 
+def test_the_report_names_accepted_risks() -> None:
+    large, *others = REPORT["engines"]
+    told = tell(engines=[large | {"accept_risk": ["--trust-remote-code", "VLLM_SERVER_DEV_MODE"]}, *others])
+    assert "31b-nvfp4-tp2: accepted risks: --trust-remote-code, VLLM_SERVER_DEV_MODE." in told
+    assert "accepted risks" not in tell(engines=[large, *others])
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -147,6 +147,8 @@ class Engine:
     """Size of its /dev/shm; None if the container uses that of the host."""
     replaced: tuple[str, ...] | Unread = ()
     """Libraries of the distribution that its supervisor has loaded and that were replaced or removed since."""
+    accept_risk: tuple[str, ...] = ()
+    """Options and environment variables that undo a limit of the engine and that the inventory accepts."""
 
 
 @dataclass(frozen=True)

@@ -494,6 +494,7 @@ class Reader(DriverReader):
                     listeners=tuple(sorted(found)),
                     gpus=engine.config.gpus,
                     shm_bytes=find_shm_bytes(engine.create),
+                    accept_risk=engine.config.accept_risk,
                     replaced=maps if isinstance(maps, Unread) else find_replaced_libraries(maps),
                 )
             )

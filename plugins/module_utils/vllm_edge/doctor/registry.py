@@ -76,6 +76,7 @@ CHECKS: Mapping[str, Callable[[Facts], Verdict]] = {
     "serving.libraries": serving.check_serving_libraries,
     "serving.boot": serving.check_serving_boot,
     "serving.switch": serving.check_serving_switch,
+    "serving.risks": serving.check_serving_risks,
 }
 DEEP: Mapping[str, Callable[[Deep], Verdict]] = {
     "deep.status": deep.check_status,

@@ -18,14 +18,7 @@ from urllib.parse import urlsplit
 from ..names import ENGINE_NAME, LABEL_ENGINE, LABEL_GENERATION, LABEL_INPUT_HASH
 from ..paths import HostPaths
 from ..system.records import read_record
-
-# systemd controls the engine, and Docker's own lifecycle options would interfere with it.
-_FORBIDDEN = {
-    "--rm": "the supervisor removes the container itself, after it has read why it ended",
-    "--restart": "systemd restarts the engine; a second judge would hide crashes from it",
-    "--gpus": "GPUs are given by CDI: --device=nvidia.com/gpu=<UUID>",
-    "--privileged": "an engine needs no privileges on the host",
-}
+from .create_options import find_line_error, find_option_errors
 
 
 class EngineConfigError(ValueError):
@@ -77,6 +70,8 @@ class EngineConfig:
     max_model_len: int | None = None
     shutdown_timeout_s: float | None = None
     """vLLM's own --shutdown-timeout if it was set: time to finish requests after SIGTERM."""
+    accept_risk: tuple[str, ...] = ()
+    """Options and environment variables with which the engine runs although they undo a limit of it."""
     plan: Mapping[str, Any] | None = None
     """What the planner predicted for the engine (`expectation` in planning/drift.py); None if nothing was planned."""
 
@@ -113,6 +108,10 @@ def _is_text(value: object) -> bool:
 
 def _is_names(value: object) -> bool:
     return isinstance(value, list) and len(value) > 0 and all(map(_is_text, value))
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
 
 
 def _is_count(value: object, least: int = 1) -> bool:
@@ -157,6 +156,7 @@ _NULLABLE: dict[str, _Rule] = {
 """Keys that may also be null or missing."""
 _OPTIONAL: dict[str, _Rule] = {
     **dict.fromkeys(("image_id", "weights_path", "weights_record"), (lambda value: isinstance(value, str), "a text")),
+    "accept_risk": (_is_texts, "a list of names"),
     "progress_timeout_s": _SECONDS,
     "idle_probe_s": (lambda value: value == 0 or _is_seconds(value), "seconds, 0 for never"),
 }
@@ -216,25 +216,19 @@ def parse_docker_create(text: str, source: str) -> DockerCreate:
         source: its path, for messages
 
     Raises:
-        EngineConfigError: a line is blank, an option is not allowed, or name or image are missing
+        EngineConfigError: a line is blank, an option is none that the role writes, or name or image are missing; the
+            text names every line
     """
     lines = text.removesuffix("\n").split("\n")
-    blank = [number for number, line in enumerate(lines, 1) if line.strip() == ""]
-    if blank:
-        raise EngineConfigError(
-            f"{source}: line {blank[0]} is blank: every line is one argument of `docker create`, blank ones are not"
-        )
+    if fault := find_line_error(lines):
+        raise EngineConfigError(f"{source}: {fault}")
     image = next((number for number, line in enumerate(lines) if not line.startswith("-")), None)
     if image is None:
         raise EngineConfigError(f"{source}: names no image: one line that does not begin with '-' is expected")
     options = lines[:image]
-    for line in options:
-        reason = _FORBIDDEN.get(line.split("=", 1)[0])
-        if reason is not None:
-            raise EngineConfigError(f"{source}: {line} must not stand here: {reason}")
+    if faults := list(find_option_errors(options, lines[image])):
+        raise EngineConfigError(f"{source}: {'; '.join(faults)}")
     names = _get_option_values(options, "--name")
-    if len(names) != 1:
-        raise EngineConfigError(f"{source}: {len(names)} lines `--name=...` before the image, exactly one is expected")
     labels = dict(item.split("=", 1) for item in _get_option_values(options, "--label") if "=" in item)
     kind = "nvidia.com/gpu="
     devices = [value.removeprefix(kind) for value in _get_option_values(options, "--device") if value.startswith(kind)]
@@ -246,12 +240,19 @@ def check_together(config: EngineConfig, create: DockerCreate, source: str) -> N
 
     Otherwise the supervisor would start one thing and supervise another.
     """
-    expected = {
+    expected: dict[str, tuple[str | None, str]] = {
         "--name": (create.name, config.container),
         f"--label={LABEL_ENGINE}": (create.labels.get(LABEL_ENGINE), config.engine),
         f"--label={LABEL_INPUT_HASH}": (create.labels.get(LABEL_INPUT_HASH), config.input_hash),
         f"--label={LABEL_GENERATION}": (create.labels.get(LABEL_GENERATION), str(config.generation)),
     }
+    if config.weights_path:
+        mounted = [item for item in _get_option_values(create.arguments, "--mount") if ",target=/models/" in item]
+        sources = [item.partition("source=")[2].partition(",")[0] for item in mounted]
+        expected["--mount of /models"] = (", ".join(sources), config.weights_path)
+    secrets = _get_option_values(create.arguments, "--env-file")
+    if secrets:
+        expected["--env-file"] = (secrets[0], f"/etc/vllm-edge/secrets/{config.engine}.env")
     wrong = [f"{key} is {have!r}, engine.json says {want!r}" for key, (have, want) in expected.items() if have != want]
     if wrong:
         raise EngineConfigError(f"{source}: {'; '.join(wrong)}")

@@ -46,6 +46,10 @@ QUANTITIES: dict[str, Quantity] = {
     "vram_budget_mib": Quantity("MiB", "22200"),
     "gpu_count": Quantity("GPUs", "4"),
     "gpu_memory_mib": Quantity("MiB", "23034", 1024, None, "write what nvidia-smi prints as the total of one GPU"),
+    "vllm_engine_uid": Quantity("", "8050", 100, 999_999_999, "write the id of a user that owns nothing else: 8050"),
+    "vllm_engine_pids_limit": Quantity("processes", "4096", 64, 4_194_304),
+    "vllm_engine_oom_score_adj": Quantity("", "500", 0, 1000, "write 0 to 1000; the highest is killed first"),
+    "vllm_engine_max_logprobs": Quantity("tokens", "20", 0, 1_000_000),
 }
 OTHER = Quantity("", "1", low=0)
 
@@ -68,6 +72,34 @@ FORMS: dict[str, Form] = {
         r"[A-Za-z0-9][A-Za-z0-9._:/-]*", "write letters, digits and . _ : / -, without spaces, such as architect"
     ),
 }
+_SIZE = Form(r"[1-9]\d{0,12}[bkmgBKMG]?", "write a size in Docker's syntax, such as 4g for 4 GiB")
+_PATH = Form(r"(/(?!\.\.?(/|$))[A-Za-z0-9._@+-]+)+", "write an absolute path of letters, digits and . _ @ + -")
+# Variables of the role vllm_engine that end in `docker create` or in a unit, as they are.
+ROLE_FORMS: dict[str, Form] = {
+    **dict.fromkeys(("vllm_engine_shm_size", "vllm_engine_tmp_size", "vllm_engine_memory"), _SIZE),
+    "vllm_engine_network": Form(
+        r"(?!(host|none|bridge|default)$)[A-Za-z0-9][A-Za-z0-9._-]*",
+        "write the name of a Docker network that only engines use, such as vllm-edge",
+    ),
+    "vllm_engine_ulimits": Form(
+        r"(core|memlock|nofile|nproc|stack)=(-1|\d{1,18})(:(-1|\d{1,18}))?",
+        "write core, memlock, nofile, nproc or stack with a number, such as nofile=65536:65536",
+    ),
+    "vllm_engine_request_limits": Form("", ""),
+    **dict.fromkeys(
+        (
+            *("vllm_engine_configuration_directory", "vllm_engine_state_directory", "vllm_engine_cache_directory"),
+            *("vllm_engine_program", "vllm_engine_python"),
+        ),
+        _PATH,
+    ),
+}
+FORMS |= ROLE_FORMS
+FORMS["accept_risk"] = Form(
+    r"--?[A-Za-z][A-Za-z0-9_.-]*|[A-Za-z_][A-Za-z0-9_]*",
+    "write the name of an option or an environment variable, such as --trust-remote-code",
+)
+
 WORD = Form(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", "it is one word of a command line: letters, digits and . _ : / -")
 
 EXAMPLES: dict[str, str] = {
@@ -81,7 +113,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "facts": ("files", "recorded"),
 }
 FREE_TEXT = frozenset({"when", "source"})
-MAY_BE_EMPTY = frozenset({"chat_template"})
+MAY_BE_EMPTY = frozenset({"chat_template", "vllm_engine_memory", "vllm_engine_ulimits"})
 
 # Environment variables that the role sets for every engine, or that `gpus` decides.
 OUR_ENVIRONMENT: dict[str, str] = {
@@ -158,7 +190,11 @@ def find_value_errors(where: str, key: str, value: Any, option: Mapping[str, Any
     elif kind == "list":
         yield from _find_list_errors(where, key, value, option)
     elif kind == "dict":
-        find = {"extra_env": _find_environment_errors, "limit_mm_per_prompt": _find_limit_errors}
+        find = {
+            "extra_env": _find_environment_errors,
+            "limit_mm_per_prompt": _find_limit_errors,
+            "vllm_engine_request_limits": _find_request_limit_errors,
+        }
         yield from find.get(key, _find_dict_errors)(where, value)
     else:
         yield from _find_text_errors(where, key, value, option)
@@ -227,7 +263,7 @@ def _find_list_errors(where: str, key: str, value: Any, option: Mapping[str, Any
         remedy = f"write [{', '.join(words)}]" if plain else "write one item per line, each after a dash"
         yield f"{where}: {shown(value)} is not a list; {remedy}."
         return
-    if not value and not arguments:
+    if not value and not arguments and key not in MAY_BE_EMPTY:
         yield f"{where}: is an empty list; {_describe_expected(key, option)}."
     for position, item in enumerate(value):
         if not (arguments and isinstance(item, str)):
@@ -258,6 +294,18 @@ def _find_limit_errors(where: str, value: Any) -> Iterator[str]:
             yield f"{where}: {describe_invalid_choice(name, ('image', 'video', 'audio'))}"
         elif isinstance(count, bool) or not isinstance(count, int) or count < 0:
             yield f"{where}.{name}: {shown(limit)} is not a number of items; write a whole number from 0."
+
+
+def _find_request_limit_errors(where: str, value: Any) -> Iterator[str]:
+    """Yield limits of requests that are no environment variable of vLLM with a number."""
+    if not isinstance(value, dict):
+        yield f"{where}: {shown(value)} is not a mapping; write {{VLLM_MAX_N_SEQUENCES: 16}}."
+        return
+    for name, limit in value.items():
+        if not isinstance(name, str) or not re.fullmatch(r"VLLM_MAX_[A-Z0-9_]+", name):
+            yield f"{where}: {shown(name)} is no limit of vLLM; their names begin with VLLM_MAX_."
+        elif isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit <= 10**12:
+            yield f"{where}.{name}: {shown(limit)} is not a limit; write a whole number from 1."
 
 
 def _find_environment_errors(where: str, value: Any) -> Iterator[str]:

@@ -29,6 +29,7 @@ from .engine_inputs import (
     find_switch_errors,
     find_value_errors,
 )
+from .risks import find_risk_errors
 from .variables import Project, find_unknown_variables
 from .vllm_arguments import DEFAULT_GPU_MEMORY_UTILIZATION, VERSION
 
@@ -237,6 +238,7 @@ def _find_engine_errors(name: str, engine: Mapping[str, Any], inventory: Invento
             yield describe_unknown_engine_key(where, key, keys)
     yield from find_key_errors(where, engine, keys)
     yield from find_argument_errors(where, engine, keys)
+    yield from find_risk_errors(where, engine)
 
     models = _select_mappings(inventory.models)
     model = engine.get("model")
@@ -423,7 +425,8 @@ def _find_settings_errors(inventory: Inventory, project: Project) -> Iterator[st
             if value not in choices:
                 yield f"{name}: {describe_invalid_choice(value, choices)}"
         elif option:
-            yield from find_value_errors(name, name, _parse_option(value), option)
+            number = option.get("type") in ("int", "float")
+            yield from find_value_errors(name, name, _parse_option(value) if number else value, option)
     given = {name for name, has_value in inventory.given.items() if has_value}
     if given >= {"model_weights_token", "model_weights_token_file"}:
         yield "model_weights_token and model_weights_token_file: both are set, two sources for one thing; keep one."

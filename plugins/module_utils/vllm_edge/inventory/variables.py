@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from ..text import nearest
-from .engine_inputs import Spec
+from .engine_inputs import ROLE_FORMS, Spec
 
 # Variables of a host that no role's argument spec describes.
 OF_A_HOST: dict[str, str] = {
@@ -45,7 +45,8 @@ class Project:
     switches: frozenset[str]
     """Variables of group_vars/all/switches.yml that are true or false."""
     settings: frozenset[str]
-    """Variables that are a number, true or false, or one of a few words. The values of others may be secret."""
+    """Variables that are a number, true or false, one of a few words, or have a form. The values of others may be
+    secret."""
     options: Spec
     """Argument specs of the roles' variables."""
     engine_keys: Spec
@@ -90,7 +91,7 @@ def _find_settings(options: Spec, switches: Mapping[str, Any]) -> Iterator[str]:
     derived = {name for name, value in switches.items() if "{{" in str(value)}
     yield from switches.keys() - derived
     for name, option in options.items():
-        simple = option.get("type") in SIMPLE or option.get("choices")
+        simple = option.get("type") in SIMPLE or option.get("choices") or name in ROLE_FORMS
         if simple and not option.get("no_log") and name not in derived:
             yield name
 
@@ -98,7 +99,8 @@ def _find_settings(options: Spec, switches: Mapping[str, Any]) -> Iterator[str]:
 def find_unknown_variables(names: Collection[str], project: Project) -> Iterator[str]:
     """Yield one sentence for each variable that is meant for the project and that nothing reads."""
     ours = (*PREFIXES, *(f"{role}_" for role in project.roles))
-    for name in sorted(set(names) - project.known - project.results):
+    # A play with roles has their internal variables, whose names begin with two underscores.
+    for name in sorted(name for name in set(names) - project.known - project.results if not name.startswith("__")):
         alike = difflib.get_close_matches(name, project.known, n=1, cutoff=LIKE_ANOTHER)
         if name.startswith(ours) or alike:
             yield (

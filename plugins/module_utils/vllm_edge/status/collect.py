@@ -219,6 +219,7 @@ def _describe_container(container: Container | None, identity: EngineIdentity) -
 CONFIGURED = (
     *("engine", "unit", "container", "input_hash", "generation", "model", "repo", "revision", "precision"),
     *("tensor_parallel_size", "gpus", "port", "url", "served_names", "vram_budget_mib", "image", "image_id"),
+    "accept_risk",
 )
 """Values of an engine's configuration that the status has."""
 NO_PEERS = "# Its GPUs are kept from reading each other's memory: "

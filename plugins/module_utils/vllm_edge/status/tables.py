@@ -47,7 +47,7 @@ def render_engine_table(heading: str, engines: Sequence[Row]) -> list[str]:
         for engine in engines
     ]
     headings = [heading, "model", "TP", "GPUs", "port", "state", "load", "since"]
-    return [*table(headings, rows, frozenset({2, 4, 6})), *render_peer_notes(engines)]
+    return [*table(headings, rows, frozenset({2, 4, 6})), *render_peer_notes(engines), *render_risk_notes(engines)]
 
 
 ALLOWS_PEERS = {"the IOMMU": "iommu=pt and a reboot", "Access Control Services": "turning these off in the firmware"}
@@ -64,6 +64,16 @@ def render_peer_notes(engines: Sequence[Row]) -> list[str]:
         if reasons:
             lines += wrapped(f"{engine['engine']}: peer-to-peer is off: {'; '.join(reasons)}{allowed}.")
     return lines
+
+
+def render_risk_notes(engines: Sequence[Row]) -> list[str]:
+    """Return for each engine the risks that its key `accept_risk` names."""
+    return [
+        line
+        for engine in engines
+        if engine.get("accept_risk")
+        for line in wrapped(f"{engine['engine']}: accepted risks: {', '.join(map(str, engine['accept_risk']))}.")
+    ]
 
 
 # ---- roles ------------------------------------------------------------------------------------------------------

@@ -110,3 +110,14 @@ def check_serving_switch(facts: Facts) -> Verdict:
             "nothing.",
         )
     return good("no switch was left unfinished")
+
+
+def check_serving_risks(facts: Facts) -> Verdict:
+    """Warn if the inventory accepts a risk of an engine."""
+    risky = {engine.name: engine.accept_risk for engine in engines(facts) if engine.accept_risk}
+    if not risky:
+        return good("no engine has an option or a variable that undoes a limit of it")
+    told = "; ".join(f"{name} runs with {', '.join(names)}" for name, names in risky.items())
+    return warn(
+        told, "docs/operator.md says what each opens. Remove it, and its name in accept_risk, where it is not needed."
+    )
