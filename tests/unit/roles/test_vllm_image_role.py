@@ -298,6 +298,7 @@ def write_archive(file: Path, image: dict[str, Any]) -> str:
     return f"sha256:{config}"
 
 
+@pytest.mark.thorough
 def test_archive_that_moves_names_of_others_is_undone(host: Host) -> None:
     """Whatever the check of the archive did not see."""
     host.meet_the_requirement()
@@ -334,6 +335,7 @@ def test_image_that_lies_about_its_packages_reaches_neither_pip_nor_a_file(host:
     assert list((host.root / "state").iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_wheels_from_the_index_are_taken_by_their_hashes_and_held_to_them(host: Host) -> None:
     def report(digest: str) -> dict[str, Any]:
         names = ["transformers-5.19.0-py3-none-any.whl", "tokenizers-0.23.4-cp39-abi3-linux_x86_64.whl"]
@@ -351,6 +353,7 @@ def test_wheels_from_the_index_are_taken_by_their_hashes_and_held_to_them(host: 
     wheels = host.record()["wheels"]
     assert sorted(wheels.values()) == ["a" * 64] * 2 and "vllm_image_wheel_hashes: {" in built.text
     host.converge(changed=0, **given, vllm_image_wheel_hashes=wheels)
+    host.commands()
     host.docker({**base, "index_report": report("b")})
     host.refuse("are not those of", "has the SHA-256 bbbb", **given)
     assert host.record()["wheels"] == wheels and "build" not in host.commands()
