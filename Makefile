@@ -96,16 +96,17 @@ $(VENV)/.stamp: requirements-dev.txt
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements-dev.txt
 	@touch $@
 
-ANSIBLE_WHEEL := ansible==12.3.0
+# One line of pip's requirements, with the hash of the wheel.
+ANSIBLE_WHEEL := requirements-collections.txt
 .PHONY: collections
 collections: collections/.stamp ## Collections of requirements.yml, out of the ansible wheel, and a link to this one
 	@mkdir -p collections/ansible_collections/edge
 	@ln -sfnT ../../.. collections/ansible_collections/edge/vllm_edge
-collections/.stamp: requirements.yml $(VENV)/.stamp
+collections/.stamp: requirements.yml $(ANSIBLE_WHEEL) $(VENV)/.stamp
 	@echo "==> collections of requirements.yml, out of $(ANSIBLE_WHEEL)"
 	@rm -rf collections .cache/ansible
 	@mkdir -p collections .cache/ansible
-	@python -m pip download --quiet --disable-pip-version-check --no-deps --dest .cache/ansible $(ANSIBLE_WHEEL)
+	@python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --require-hashes --dest .cache/ansible --requirement $(ANSIBLE_WHEEL)
 	@python tools/collections_from_wheel.py .cache/ansible/ansible-*.whl requirements.yml collections
 	@rm -rf .cache/ansible
 	@touch $@

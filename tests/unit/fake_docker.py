@@ -24,6 +24,8 @@ class FakeDocker:
         self.process: subprocess.Popen[bytes] | None = None
         self.records: list[LogRecord] = []
         self.calls: list[str] = []
+        self.tags: dict[str, str] = {}
+        """The id of an image by its name."""
         self.refuse_start = ""
         self.refuse_remove = 0
         self.outside: str | None = None
@@ -42,6 +44,7 @@ class FakeDocker:
             name="vllm-e2b",
             status="running",
             labels=labels,
+            image_id=self.container.image_id if self.container else "",
             pid=self.process.pid,
             started_at=time.strftime("%Y-%m-%dT%H:%M:%S.000000000Z", time.gmtime()),
             direct=("172.30.0.2:8000",),
@@ -97,7 +100,9 @@ class FakeDocker:
     def create(self, arguments: Sequence[str]) -> str:
         self._answer("create")
         labels = dict(item.removeprefix("--label=").split("=", 1) for item in arguments if item.startswith("--label="))
-        self.container = Container(id="c" * 64, name="vllm-e2b", status="created", labels=labels)
+        image = next(item for item in arguments if not item.startswith("-"))
+        image_id = self.tags.get(image, image if image.startswith("sha256:") else "")
+        self.container = Container(id="c" * 64, name="vllm-e2b", status="created", labels=labels, image_id=image_id)
         return self.container.id
 
     def start(self, container_id: str) -> None:

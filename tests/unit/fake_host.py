@@ -154,7 +154,7 @@ class FakeDocker:
 
     def image_id(self, name: str) -> str | None:
         self._answer()
-        return self.images.get(name)
+        return name if name in self.images.values() else self.images.get(name)
 
     def kill(self, container_id: str) -> None:
         self._answer()

@@ -254,6 +254,19 @@ def test_image_holds_a_transformers_that_fits(machine: Machine, image: dict[str,
     assert (transformers, vllm) == (labels["vllm-edge.transformers"], labels["vllm-edge.vllm"])
 
 
+def test_engines_are_created_from_the_id_of_the_image(machine: Machine, image: dict[str, Any]) -> None:
+    assert {machine.container(engine.container)["Config"]["Image"] for engine in ENGINES} == {image["Id"]}
+    assert not machine.run("docker", "image", "ls", "--quiet", "vllm-edge/vllm-openai-base")
+
+
+def test_sbom_lists_what_is_in_the_image(host: Host, image: dict[str, Any]) -> None:
+    found = read_json(host, f"{STATE}/sbom/{image['Id'][7:19]}.cdx.json")
+    assert found["metadata"]["component"]["bom-ref"] == image["Id"]
+    version = image["Config"]["Labels"]["vllm-edge.transformers"]
+    (layer,) = [item for item in found["components"] if item.get("purl") == f"pkg:pypi/transformers@{version}"]
+    assert len(layer["hashes"][0]["content"]) == 64
+
+
 def test_image_was_tested_before_it_served(host: Host, image: dict[str, Any]) -> None:
     record = read_json(host, f"{STATE}/image.json")
     assert record["id"] == image["Id"]

@@ -106,7 +106,7 @@ def archive(path: Path, *names: str) -> Path:
 @pytest.mark.thorough
 def test_archive_that_is_not_there(supply: Supply, seen: Seen) -> None:
     message = supply.refusal(vllm_image_base=ABSENT, vllm_image_base_archive="/nowhere/base.tar")
-    assert "/nowhere/base.tar (vllm_image_base_archive) on the controller is no archive of" in message
+    assert "vllm_image_base_archive on the controller: /nowhere/base.tar is no archive of" in message
     assert f"docker save --output FILE {ABSENT}" in message
     assert "set vllm_image_base_archive_on_host: true if it lies on the host" in message
     seen(message)
@@ -116,7 +116,10 @@ def test_archive_that_is_not_there(supply: Supply, seen: Seen) -> None:
 def test_archive_of_another_image(supply: Supply, seen: Seen, tmp_path: Path) -> None:
     file = archive(tmp_path / "base.tar", "somebody/else:1")
     message = supply.refusal(vllm_image_base=ABSENT, vllm_image_base_archive=str(file))
-    assert f"{file} (vllm_image_base_archive) holds somebody/else:1, and vllm_image_base is {ABSENT}." in message
+    assert (
+        f"vllm_image_base_archive on the controller: {file} holds somebody/else:1, and vllm_image_base is {ABSENT}:"
+        in message
+    )
     seen(message)
 
 

@@ -23,6 +23,7 @@ OURS = [
     "/data/vllm/cache",
     "/var/lib/vllm-edge/engines",
     "/var/lib/vllm-edge/image.json",
+    "/var/lib/vllm-edge/sbom",
     "/var/lib/vllm-edge/active-profile.json",
     "/var/lib/vllm-edge/generations",
     "/var/lib/vllm-edge/history",

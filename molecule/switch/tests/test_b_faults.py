@@ -80,17 +80,6 @@ class Faults:
         self.edge = edge
         self.pair = pair
 
-    def image_missing(self) -> Iterator[int]:
-        """Only its name goes: what runs goes on with the image that it has."""
-        name = self.edge.engines(self.pair.here)[ENGINE]["image"]
-        self.edge.run("docker", "tag", name, "kept-by-the-test:1")
-        self.edge.run("docker", "image", "rm", name)
-        try:
-            yield self.pair.there
-        finally:
-            self.edge.run("docker", "tag", "kept-by-the-test:1", name)
-            self.edge.run("docker", "image", "rm", "kept-by-the-test:1")
-
     def weights_damaged(self) -> Iterator[int]:
         path = self.edge.shell(f"ls {WEIGHTS}/*.safetensors").split()[0]
         self.edge.run("cp", "--archive", path, "/data/kept-by-the-test")
@@ -156,7 +145,6 @@ def with_large_disk(edge: Edge) -> None:
 
 
 REFUSALS = {
-    "image_missing": r"Image \S+ of e2b-all is not on this host: .*playbooks/image\.yml",
     "weights_damaged": r"weights of e2b .*is damaged .*playbooks/weights\.yml -e verify_weights=full",
     "port_taken": r"Port 8077 of engine e2b-all is taken: pid \d+ \(\S*python3 .*stop it",
     "foreign_on_the_gpu": r"GPU 3 .* is used by others: pid \d+ \(foreign-cuda-job .*less than the budget of 20900 MiB",

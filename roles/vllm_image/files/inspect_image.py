@@ -17,7 +17,7 @@ packages = {}
 for distribution in importlib.metadata.distributions():
     name = distribution.metadata["Name"]
     # The first on the path is the one that is imported.
-    if name and canonical(name) not in packages:
+    if name and distribution.version and canonical(name) not in packages:
         packages[canonical(name)] = distribution.version
 
 libc, libc_version = platform.libc_ver()

@@ -99,6 +99,29 @@ def test_bad_docker_create(lines: list[str], told: str) -> None:
     assert told in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("line", "image_id", "told"),
+    [
+        ("sha256:11", "sha256:11", ""),
+        ("sha256:22", "sha256:11", "the image is 'sha256:22', engine.json says 'sha256:11'"),
+        ("sha256:22", "", "the image is 'sha256:22', engine.json says ''"),
+        ("somebody/else:1", "sha256:11", "the image is 'somebody/else:1', engine.json says 'vllm-edge/vllm:1'"),
+        # Generations of earlier releases name the image; the engine is made of the id where it is known.
+        ("vllm-edge/vllm:1", "sha256:11", ""),
+        ("vllm-edge/vllm:1", "", ""),
+    ],
+)
+def test_engines_are_made_of_the_configured_image(tmp_path: Path, line: str, image_id: str, told: str) -> None:
+    create = [line if word == CONFIG["image"] else word for word in CREATE]
+    paths = written(tmp_path, config=CONFIG | {"image_id": image_id}, create=create)
+    if told:
+        with pytest.raises(EngineConfigError, match=told):
+            load_engine("e2b", paths)
+    else:
+        arguments = load_engine("e2b", paths).list_arguments()
+        assert arguments == [image_id or line if word == line else word for word in create]
+
+
 def test_what_stands_after_the_image_is_vllms() -> None:
     made = parse_docker_create("\n".join([*CREATE, "--name=its-own", "--rm"]) + "\n", "docker-create")
     assert made.name == "vllm-e2b"

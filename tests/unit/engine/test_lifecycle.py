@@ -24,7 +24,7 @@ from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.usage import Usage
 from engine_files import CONFIG
 
-ENGINE: EngineConfig = parse_engine(json.dumps(CONFIG), "engine.json")
+ENGINE: EngineConfig = parse_engine(json.dumps(CONFIG | {"image_id": "sha256:11"}), "engine.json")
 OURS = Container(
     id="c" * 64,
     name="vllm-e2b",
@@ -50,6 +50,13 @@ LINE = "INFO Loading safetensors checkpoint shards:  50% Completed | 1/2"
         (OURS, None, Existing.STOP_AND_REMOVE, "not looked at"),
         (OURS, Found(OK, True, 900.0), Existing.ATTACH_SERVING, "answers /health"),
         (OURS, Found(OK, False, None), Existing.ATTACH_SERVING, "answers /health"),
+        (
+            replace(OURS, image_id="sha256:22"),
+            Found(OK, True, 1.0),
+            Existing.STOP_AND_REMOVE,
+            "from the image sha256:22",
+        ),
+        (replace(OURS, image_id="sha256:11"), Found(OK, True, 1.0), Existing.ATTACH_SERVING, "answers /health"),
         (OURS, Found(SILENT, True, 1.0), Existing.STOP_AND_REMOVE, "served before and does not answer"),
         (OURS, Found(Answer(503), True, 1.0), Existing.STOP_AND_REMOVE, "HTTP 503"),
         (OURS, Found(SILENT, False, 299.0), Existing.ATTACH_LOADING, "still loads"),

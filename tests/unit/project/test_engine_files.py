@@ -103,7 +103,9 @@ def test_what_the_bus_wants_goes_to_engines_over_several_gpus(rendered: Any) -> 
     found = rendered(__vllm_engine_bus=BUS)
     create = found["two"]["docker-create"]
     assert (
-        create.index("--env=NCCL_P2P_DISABLE=1") < create.index("image") < create.index("--disable-custom-all-reduce")
+        create.index("--env=NCCL_P2P_DISABLE=1")
+        < create.index("sha256:0123456789abcdef")
+        < create.index("--disable-custom-all-reduce")
     )
     assert NOTE in found["two"]["vllm-engine.service"]
     # What the operator says of an engine stands, and stands once.

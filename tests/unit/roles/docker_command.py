@@ -37,6 +37,11 @@ def find(state: dict[str, Any], reference: str) -> dict[str, Any]:
     raise AssertionError
 
 
+def untag(state: dict[str, Any], name: str) -> None:
+    for image in state["images"]:
+        image["tags"] = [tag for tag in image["tags"] if tag != name]
+
+
 def main(arguments: list[str]) -> None:
     with (DIRECTORY / "log").open("a") as log:
         print(json.dumps(arguments), file=log)
@@ -66,19 +71,36 @@ def main(arguments: list[str]) -> None:
             print(json.dumps(state["manifests"][reference]))
         case ["image", "load", "--input", archive]:
             with tarfile.open(archive) as tar:
-                state["images"].append(json.loads(tar.extractfile("image.json").read()))  # type: ignore[union-attr]
+                for member in tar:
+                    content = tar.extractfile(member)
+                    image = json.loads(content.read()) if content and member.name.startswith("blobs/") else {}
+                    if "contents" in image:
+                        state["images"].append({**image, "id": f"sha256:{member.name.rpartition('/')[2]}"})
+            for name, image_id in state.get("load_moves", {}).items():
+                untag(state, name)
+                find(state, image_id)["tags"].append(name)
         case ["image", "tag", source, target]:
-            find(state, source)["tags"].append(target)
+            moved = find(state, source)
+            untag(state, target)
+            moved["tags"].append(target)
+        case ["image", "ls", "--no-trunc", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}"]:
+            for image in state["images"]:
+                print("".join(f"{tag} {image['id']}\n" for tag in image["tags"]), end="")
         case ["image", "ls", *_]:
             for image in reversed(state["images"]):
                 if "vllm-edge.inputs" in image["labels"]:
                     print(f"{image['id']} {image['tags'][0]}")
+        case ["image", "rm", "--no-prune", name]:
+            image = find(state, name)
+            untag(state, name)
+            if not image["tags"]:
+                state["images"].remove(image)
         case ["image", "rm", reference]:
             state["images"].remove(find(state, reference))
         case ["build", *rest]:
             context = Path(rest[-1])
             files = {path.name: path.read_text() for path in context.iterdir() if path.is_file()}
-            files["wheels"] = " ".join(sorted(path.name for path in (context / "wheels").iterdir()))
+            files["wheels"] = " ".join(sorted(path.name for path in context.glob("wheels/*")))
             (DIRECTORY / "context.json").write_text(json.dumps(files))
             print("#6 installing transformers")
             if state.get("build_fails"):
@@ -87,19 +109,24 @@ def main(arguments: list[str]) -> None:
             labels = dict(item.removeprefix("--label=").split("=", 1) for item in rest if item.startswith("--label="))
             digest = hashlib.sha256(json.dumps([labels, len(state["images"])]).encode()).hexdigest()
             tag = option(rest, "--tag")
-            contents = json.loads(json.dumps(find(state, labels["vllm-edge.base-id"])["contents"]))
+            base = files["Dockerfile"].partition("FROM ")[2].partition("\n")[0]
+            contents = json.loads(json.dumps(find(state, base)["contents"]))
             contents["packages"]["transformers"] = labels["vllm-edge.transformers"]
             image = {"id": f"sha256:{digest}", "tags": [tag], "digests": [], "labels": labels, "contents": contents}
             state["images"].append(image)
         case ["run", *rest] if "pip" in rest:
-            fail(state["index_says"])
+            if "index_report" not in state:
+                fail(state["index_says"])
+            print(json.dumps(state["index_report"]))
         case ["run", *rest]:
             script = sys.stdin.read()
             position = rest.index("-")
             image = find(state, rest[position - 1])
-            if position == len(rest) - 1:
+            if "dpkg-query" in script:
+                print(json.dumps({"packages": image["contents"]["packages"], "debian": [["libc6", "2.41", "amd64"]]}))
+            elif position == len(rest) - 1:
                 assert "platforms" in script
-                print(json.dumps(image["contents"]))
+                print(state.get("answer") or json.dumps(image["contents"]))
             else:
                 packages = image["contents"]["packages"]
                 versions = {name: packages[name] for name in ("torch", "transformers", "vllm")}

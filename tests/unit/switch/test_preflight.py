@@ -104,11 +104,14 @@ def test_docker_that_does_not_answer(bench: ReadyHost) -> None:
 def test_an_image_that_is_absent_or_another_one(bench: ReadyHost) -> None:
     bench.docker.images = {}
     assert (
-        "Image vllm-edge/vllm:1 of e2b is not on this host: 'ansible-playbook playbooks/image.yml' brings it."
-        in bench.refused()
+        "Image vllm-edge/vllm:1 (sha256:11) of e2b is not on this host: "
+        "'ansible-playbook playbooks/image.yml' brings it." in bench.refused()
     )
+    # The name leads elsewhere, and the engine's image is gone: its id is asked for.
     bench.docker.images = {"vllm-edge/vllm:1": "sha256:22"}
-    assert "is sha256:22 on this host, the generation wants sha256:11: somebody moved the tag" in bench.refused()
+    assert "(sha256:11) of e2b is not on this host" in bench.refused()
+    bench.docker.images["somebody/else:1"] = "sha256:11"
+    assert bench.check(bench.generation())
     # An older generation does not say which image it means.
     assert bench.check(bench.generation(image_id=""))
 

@@ -93,6 +93,11 @@ class DockerCreate:
     devices: tuple[str, ...] = ()
     """Names of the GPUs that are given by CDI: `<name>` of --device=nvidia.com/gpu=<name>."""
 
+    @property
+    def image(self) -> str:
+        """The image: its id, or its name in a generation of an earlier release."""
+        return next(line for line in self.arguments if not line.startswith("-"))
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -100,6 +105,15 @@ class Engine:
 
     config: EngineConfig
     create: DockerCreate
+
+    def list_arguments(self) -> list[str]:
+        """Return the arguments of `docker create`, with the id of the image wherever one is known.
+
+        Generations of earlier releases name the image, and anybody who may use Docker can move a name.
+        """
+        arguments = list(self.create.arguments)
+        arguments[arguments.index(self.create.image)] = self.config.image_id or self.create.image
+        return arguments
 
 
 def _is_text(value: object) -> bool:
@@ -240,7 +254,9 @@ def check_together(config: EngineConfig, create: DockerCreate, source: str) -> N
 
     Otherwise the supervisor would start one thing and supervise another.
     """
+    image = config.image_id if create.image.startswith("sha256:") else config.image
     expected: dict[str, tuple[str | None, str]] = {
+        "the image": (create.image, image),
         "--name": (create.name, config.container),
         f"--label={LABEL_ENGINE}": (create.labels.get(LABEL_ENGINE), config.engine),
         f"--label={LABEL_INPUT_HASH}": (create.labels.get(LABEL_INPUT_HASH), config.input_hash),

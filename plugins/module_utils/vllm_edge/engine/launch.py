@@ -28,6 +28,7 @@ from .lifecycle import (
     decide_existing,
     describe_work,
     had_been_ready,
+    is_other_image,
     needs_look,
 )
 from .signatures import Explanation
@@ -203,16 +204,31 @@ class Launcher:
         self._refuse_mismatch()
         self.reporter.enter(Phase.STARTING)
         self.reporter.notifier.send(extend_s=CREATE_S + EXTEND_BY_S)
-        container_id = self.control.docker.create(self.engine.create.arguments)
+        container_id = self.control.docker.create(self.engine.list_arguments())
         try:
+            self._refuse_other_image(container_id)
             self.control.docker.start(container_id)
-        except DockerRefused:
+        except (DockerRefused, LaunchFailed):
             self.control.remove(container_id, stopping=True)
             raise
         started = self.control.find(container_id)
         if started is None:
             raise LaunchFailed(explain(Death(removed=True)))
         return started, Existing.CREATE
+
+    def _refuse_other_image(self, container_id: str) -> None:
+        """Raise LaunchFailed if a new container was made from another image than the engine's."""
+        config, created = self.engine.config, self.control.find(container_id)
+        if created is not None and is_other_image(created, config):
+            raise LaunchFailed(
+                Explanation(
+                    "image_other",
+                    f"Docker made the container from the image {created.image_id}, and the engine's is "
+                    f"{config.image_id} ({config.image})",
+                    "Run the image stage (`ansible-playbook site.yml`), which checks the image and writes its id",
+                    heals=False,
+                )
+            )
 
     def _examine_container(self, container: Container) -> Found:
         """Determine the condition of a running container of ours, to decide whether it is kept."""

@@ -85,6 +85,11 @@ def needs_look(container: Container | None, config: EngineConfig) -> bool:
     )
 
 
+def is_other_image(container: Container, config: EngineConfig) -> bool:
+    """Return whether a container was made from another image than the engine's; False if either is not known."""
+    return bool(container.image_id and config.image_id) and container.image_id != config.image_id
+
+
 def decide_existing(container: Container | None, config: EngineConfig, found: Found | None) -> Decision:
     """Decide what to do with an existing container.
 
@@ -109,6 +114,11 @@ def decide_existing(container: Container | None, config: EngineConfig, found: Fo
         return Decision(Existing.REMOVE, f"the previous container is {container.status}")
     if container.labels.get(LABEL_INPUT_HASH) != config.input_hash:
         return Decision(Existing.STOP_AND_REMOVE, "the running container was made from other inputs")
+    if is_other_image(container, config):
+        return Decision(
+            Existing.STOP_AND_REMOVE,
+            f"the running container was made from the image {container.image_id}, the engine's is {config.image_id}",
+        )
     if found is None:
         return Decision(Existing.STOP_AND_REMOVE, "the running container was not looked at")
     if found.health.ok:

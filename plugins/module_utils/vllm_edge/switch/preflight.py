@@ -84,16 +84,16 @@ def check_host(host: HostWorld, wanted: Generation, moves: Moves) -> Done:
 
 
 def check_images(configs: Iterable[EngineConfig], docker: DockerEngine) -> list[str]:
-    """Check that every image is on the host with the image ID of the generation; one sentence for each image, not
-    engine."""
+    """Check that every image of the generation is on the host; one sentence for each image, not engine."""
     problems: list[str] = []
     wanted: dict[tuple[str, str], list[str]] = {}
     for config in configs:
         wanted.setdefault((config.image, config.image_id), []).append(config.engine)
     for (image, image_id), engines in wanted.items():
-        who = f"Image {image} of {', '.join(engines)}"
+        who = f"Image {image} ({image_id or 'of any id'}) of {', '.join(engines)}"
         try:
-            there = docker.image_id(image)
+            # Engines are created by the id, so it does not matter where the name leads.
+            there = docker.image_id(image_id or image)
         except (DockerAway, DockerRefused) as error:
             problems.append(
                 f"{who} could not be looked for: {error}. 'systemctl status docker.service' tells how Docker does."
@@ -103,8 +103,7 @@ def check_images(configs: Iterable[EngineConfig], docker: DockerEngine) -> list[
             problems.append(f"{who} is not on this host: 'ansible-playbook playbooks/image.yml' brings it.")
         elif image_id and there != image_id:
             problems.append(
-                f"{who} is {there} on this host, the generation wants {image_id}: somebody moved the tag. Run "
-                "site.yml, or tag the wanted image again."
+                f"{who} is {there} for Docker, which is another one. Run 'ansible-playbook playbooks/image.yml'."
             )
     return problems
 
