@@ -41,9 +41,14 @@ def only_one(name: str) -> dict[str, str]:
 
 def kernel(release: str, version: str) -> Iterator[Package]:
     """A kernel, and the metapackages that bring it to a server."""
+    nothing = "Not a kernel: the lab's containers run that of their machine.\n"
     yield Package(
-        f"linux-image-{release}", version, "Signed kernel image generic",
-        files={f"boot/vmlinuz-{release}": "Not a kernel: the lab's containers run that of their machine.\n"},
+        f"linux-modules-{release}", version, "Linux kernel extra modules",
+        files={f"lib/modules/{release}/modules.order": nothing},
+    )  # fmt: skip
+    yield Package(
+        f"linux-image-{release}", version, "Signed kernel image generic", {"Depends": f"linux-modules-{release}"},
+        {f"boot/vmlinuz-{release}": nothing},
     )  # fmt: skip
     yield Package("linux-image-generic", version, "Generic Linux kernel image", {"Depends": f"linux-image-{release}"})
     yield Package(

@@ -98,7 +98,8 @@ def test_kernel_installed_by_hand_needs_another_release(driver_play: Run, seen: 
     )
     assert f"{UPGRADE} -e driver_upgrade=ubuntu2404 -e driver_newest=true -e allow_reboot=true moves kernel" in said
     UBUNTU.run(
-        f"apt-get purge --yes linux-image-{running}-100 && rm -rf /lib/modules/{running}-100 "
+        f"apt-get purge --yes linux-image-{running}-100 linux-modules-{running}-100 "
+        f"&& rm -rf /lib/modules/{running}-100 "
         "&& apt-get install --yes --allow-downgrades linux-image-generic=6.8.0-79.79 linux-generic=6.8.0-79.79"
     )
     seen(said)
