@@ -114,7 +114,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def _print(self, options: dict[str, Any], seconds: float, variables: dict[str, Any], lines: list[str]) -> None:
         head = f"  {variables.get('inventory_hostname', '')}  {options['label']}  {seconds:4.0f} s"
         for line in lines:
-            Display().display(f"{head}  {line[:WIDTH]}".rstrip())
+            plain = "".join(one if one.isprintable() else " " for one in line[:WIDTH])
+            Display().display(f"{head}  {plain}".rstrip())
 
 
 def resolve(module: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]]:

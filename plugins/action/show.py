@@ -28,5 +28,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if lines is None:
             lines = [f"{(task_vars or {}).get('inventory_hostname', '')}: {options['text']}"]
         for line in lines:
-            Display().display(line)
+            # Lines may quote a log, a registry or a client: no character of theirs may drive the terminal.
+            Display().display(
+                "".join(one if one.isprintable() or one in "\t\n\u00a0\u3000" else f"\\u{ord(one):04x}" for one in line)
+            )
         return {"changed": False}

@@ -105,8 +105,11 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.gpu.cuda import TOO_OLD, describe_error
+from ..module_utils.vllm_edge.text import printable
 
 REFRESH = '"systemctl restart nvidia-cdi-refresh.service"'
+LONGEST = 10_000
+"""Characters of an answer that are read."""
 REFUSALS = {
     "unresolvable CDI devices": "Docker does not know a GPU by its UUID ({said}). Compare nvidia-ctk cdi list with "
     f"nvidia-smi -L and run {REFRESH}.",
@@ -117,15 +120,32 @@ REFUSALS = {
 """Problem and remedy, by a pattern of Docker's message."""
 
 
+TYPES = {
+    "code": int,
+    "cuda": int,
+    "devices": int,
+    "driver": str,
+    "error": str,
+    "libcuda": str,
+    "uuids": list,
+    "wanted": str,
+}
+
+
 def answer_of(out: str) -> dict[str, Any]:
-    """Return the last line of JSON that the program printed. Empty if it printed none."""
+    """Return the last line of JSON that the program printed, without what has another type than it should have.
+
+    It comes out of an image. Empty if there is none.
+    """
     for line in reversed(out.splitlines()):
         if line.startswith("{"):
             try:
-                answer = json.loads(line)
-            except ValueError:
+                answer = json.loads(line[:LONGEST])
+            except (ValueError, RecursionError):
                 return {}
-            return answer if isinstance(answer, dict) else {}
+            if isinstance(answer.get("uuids"), list):
+                answer["uuids"] = [str(uuid) for uuid in answer["uuids"]]
+            return {key: value for key, value in answer.items() if type(value) is TYPES.get(key)}
     return {}
 
 
@@ -247,7 +267,9 @@ def main() -> None:
         code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
         if code == 124:
             module.run_command([docker, "rm", "--force", name])
-    problem = judge(code, out, err, params["gpus"], params["timeout"], params["image"] or "", running or "")
+    problem = printable(
+        judge(code, out, err[:LONGEST], params["gpus"], params["timeout"], params["image"] or "", running or "")
+    )
     result = {"changed": False, "problem": problem, "seconds": round(time.monotonic() - started, 1)}
     if problem and not module.check_mode:
         who = f"The container {running}" if running else f"A container of {params['image']} with the engine's flags"

@@ -121,7 +121,7 @@ msg:
   sample: "google/gemma-4-31B-it: 31,273,088,876 elements in 62.5 GB."
 """
 
-import json
+import functools
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.planning import families, model_facts, recorded_facts, recording
+from ..module_utils.vllm_edge.planning.apart import read_apart
 from ..module_utils.vllm_edge.planning.contract import Facts, UnknownArchitecture
 
 ARGUMENT_SPEC: dict[str, Any] = {
@@ -157,7 +158,7 @@ def from_hub(repo: str, revision: str, endpoint: str, token: str | None) -> Fact
 
             def document(name: str) -> dict[str, Any]:
                 path = api.hf_hub_download(repo, name, revision=commit, local_dir=directory)
-                return dict(json.loads(Path(path).read_text("utf-8")))
+                return model_facts.read_json(Path(path), "Fetch it again.")
 
             config = document("config.json")
             quantization = None
@@ -169,6 +170,8 @@ def from_hub(repo: str, revision: str, endpoint: str, token: str | None) -> Fact
         files = api.get_safetensors_metadata(repo, revision=commit).files_metadata
     except SafetensorsParsingError as error:
         raise model_facts.FactsError(f"{repo} at {endpoint} has a damaged safetensors file: {error}.") from error
+    except model_facts.FactsError:
+        raise
     except Exception as error:  # of the client, and of the HTTP library that it uses, which changes between releases
         raise model_facts.FactsError(
             f"{repo} cannot be read at {endpoint}: {error}. Is the name right, the hub within reach, the licence "
@@ -184,12 +187,15 @@ def main() -> None:
     repo: str = params["repo"]
     try:
         if params["path"]:
-            facts = model_facts.read(Path(params["path"]), repo, params["revision"])
+            read = functools.partial(model_facts.read, Path(params["path"]), repo, params["revision"])
         else:
-            facts = from_hub(repo, params["revision"], params["endpoint"], params["token"])
+            read = functools.partial(from_hub, repo, params["revision"], params["endpoint"], params["token"])
+        facts = read_apart(repo, read, drop_root=False)
         model = families.interpret(facts)
     except (model_facts.FactsError, UnknownArchitecture) as error:
         module.fail_json(msg=str(error))
+    if warning := families.warn_of_code(facts):
+        module.warn(warning)
     origin = params["origin"] or (f"{facts.source}, commit {facts.revision}" if not params["path"] else "its files")
     record = recording.record(facts, origin)
     changes = recording.changes(recorded_facts.RECORDS.get(repo), record)

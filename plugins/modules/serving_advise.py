@@ -167,7 +167,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.vllm_edge.planning import inputs
+from ..module_utils.vllm_edge.planning import families, inputs
 from ..module_utils.vllm_edge.planning.advice import model, render, search
 from ..module_utils.vllm_edge.planning.contract import Model
 
@@ -188,6 +188,8 @@ def advise(options: dict[str, Any], warn: Callable[[str], None]) -> dict[str, An
         try:
             root = Path(options["weights_root"])
             models[name] = inputs.model_of(name, options["models"][name], root, options["facts"])
+            if warning := families.warn_of_code(models[name].facts):
+                warn(warning)
         except ValueError as error:
             unreadable[name] = str(error)
     host = model.Host(

@@ -223,7 +223,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.vllm_edge.planning import drift, inputs, observations, planner, render
+from ..module_utils.vllm_edge.planning import drift, families, inputs, observations, planner, render
 from ..module_utils.vllm_edge.planning.contract import Model, Plan
 
 
@@ -279,6 +279,8 @@ def main() -> None:
         for model in dict.fromkeys(str(engine.get("model")) for engine in engines):
             if model in options["models"] and model not in models:
                 models[model] = inputs.model_of(model, options["models"][model], root, options["facts"])
+                if warning := families.warn_of_code(models[model].facts):
+                    module.warn(warning)
         host = observations.Host(options["image_id"], options["models"], tuple(gpu.name for gpu in gpus))
         observed, ignored = observations.merge(options["observations"], known, engines, host)
         for sentence in ignored:

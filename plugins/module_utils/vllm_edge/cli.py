@@ -7,11 +7,13 @@ Each subcommand is in a module of its own.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .paths import ETC, STATE, HostPaths, host_paths
+from .text import make_printable
 
 Options = argparse.Namespace
 
@@ -281,10 +283,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the command line without the program's name; None means `sys.argv`.
     """
-    options = build_parser().parse_args(arguments)
-    run: Callable[[Options, HostPaths], int] = options.run
-    try:
-        return run(options, host_paths(options.etc, options.state))
-    except BrokenPipeError:
-        sys.stderr.close()  # `vllm-edge status | head`: the reader closed the pipe
-        return 0
+    # Logs, registries and names of other people's containers end up in what a command prints.
+    out, err = make_printable(sys.stdout), make_printable(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        options = build_parser().parse_args(arguments)
+        run: Callable[[Options, HostPaths], int] = options.run
+        try:
+            return run(options, host_paths(options.etc, options.state))
+        except BrokenPipeError:
+            sys.stderr.close()  # `vllm-edge status | head`: the reader closed the pipe
+            return 0

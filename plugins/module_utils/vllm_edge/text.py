@@ -7,13 +7,62 @@ import difflib
 import json
 import re
 import textwrap
+import unicodedata
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, TextIO, cast
 
 LONGEST = 60
 """Characters of a value that an error message quotes."""
 FEW = 12
 """Up to this many known names are listed in full."""
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]{0,32}m")
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    r"""Return the text with each character that a terminal would obey, or that changes how others look, as `\uXXXX`.
+
+    These are control characters (C0, C1), the direction of writing, zero width, separators of lines and paragraphs,
+    lone surrogates, and what Unicode has not assigned. Colours are removed. The escapes are those of JSON, so a JSON
+    document still means the same.
+
+    Args:
+        text: text that may come from elsewhere
+        keep: control characters that stay
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character
+        if character.isprintable() or character in keep or unicodedata.category(character) == "Zs"
+        else json.dumps(character)[1:-1]
+        for character in _COLOUR.sub("", text)
+    )
+
+
+class PrintableStream:
+    """A text stream whose `write` passes everything through `printable`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write the printable form of the text."""
+        return self._stream.write(printable(text))
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write the printable form of the lines."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def make_printable(stream: TextIO) -> TextIO:
+    """Return a stream that writes only printable characters, tabs and ends of lines to `stream`."""
+    return cast(TextIO, PrintableStream(stream))
 
 
 def shown(value: Any) -> str:
@@ -55,7 +104,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: frozens
         rows: cells, as many per row as there are headings
         right: numbers of the columns, from 0, that are aligned to the right
     """
-    cells = [list(headings), *[list(row) for row in rows]]
+    cells = [list(headings), *[[printable(cell, "") for cell in row] for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
 
     def line(row: Sequence[str]) -> str:

@@ -216,3 +216,13 @@ def test_program_where_nvml_answers_and_cuda_does_not(gpus: tuple[testing.LabRoo
     with lab.claim(0, 22400):
         code, answer = run_probe(lab, library, testing.UUIDS[0])
         assert (code, answer["code"]) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"uuids": 7, "wanted": [1], "code": "x", "error": {}}', "{" * 5000, '{"a":' * 5000, '{"uuids": [1, null, {}]}'],
+)
+def test_an_image_that_prints_something_else_is_a_sentence(load_module: Any, line: str) -> None:
+    module = load_module("container_gpu_probe")
+    assert module.judge(0, line, "\x1b[2J", ["GPU-1"], 5, "image").strip()
+    assert all(type(value) is module.TYPES[key] for key, value in module.answer_of(line).items())

@@ -8,8 +8,8 @@ import sys
 import time
 
 import pytest
-from ansible.module_utils.vllm_edge.system import host
-from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
+from ansible.module_utils.vllm_edge.system import host, systemd
+from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError, run_command
 
 
 def test_a_program_is_run_in_english() -> None:
@@ -25,8 +25,24 @@ def test_a_program_that_hangs_is_ended() -> None:
 def test_nobody_waits_for_a_program_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As nvidia-smi on a lost GPU, which the kernel does not let die."""
     monkeypatch.setattr(subprocess.Popen, "kill", lambda process: None)
-    monkeypatch.setattr(host, "DYING_S", 0.1, raising=False)
+    monkeypatch.setattr(systemd, "KILLED_S", 0.1)
     began = time.monotonic()
     with pytest.raises(SystemdError, match="did not end"):
         host.run_in_english(["sleep", "5"], 0.2)
     assert time.monotonic() - began < 4
+
+
+def test_output_that_is_no_utf_8_and_escapes_are_no_traceback() -> None:
+    script = r"import os; os.write(1, b'\xff'); os.write(2, b'\x1b[2Jx'); raise SystemExit(1)"
+    assert run_command([sys.executable, "-c", script], 30) == Ran(1, "\ufffd", "\\u001b[2Jx")
+
+
+def test_a_frozen_process_is_left_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose control group is frozen: SIGKILL has no effect until it is thawed."""
+    scores: list[int] = []
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: scores.append(process.pid))
+    monkeypatch.setattr(systemd, "KILLED_S", 0.1)
+    with pytest.raises(SystemdError, match=r"its process \d+ cannot be killed"):
+        run_command(["sleep", "3"], 0.2)
+    with open(f"/proc/{scores[0]}/oom_score_adj", encoding="ascii") as file:
+        assert file.read().strip() == "1000"

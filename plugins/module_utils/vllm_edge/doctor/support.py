@@ -19,6 +19,7 @@ from typing import Any
 
 from ..gpu.driver import GENERATED, STATIC
 from ..names import unit_name
+from ..text import printable
 from .evidence import read_evidence, run
 from .reading import Reader
 from .render import render
@@ -44,16 +45,22 @@ _NAME = r"(?:api[-_]?key|(?:\b|[-_.])key(?![a-z])|token(?!s|i[sz])|secret|passw|
 _FILE = re.compile(rf"{_NAME}|\.pem$|\.htpasswd", re.IGNORECASE)
 _VALUE = r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s,;}\]\"']+)"
 PATTERNS: tuple[re.Pattern[str], ...] = (
-    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<secret>.*?)-----END", re.DOTALL),
+    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<secret>(?:[^-]|-(?!----))*)-----END"),
     # https://user:password@host, and a token alone before the @. # pragma: allowlist secret
-    re.compile(r"\b[a-z][a-z0-9+.-]*://(?P<secret>[^\s/@\"']+)@", re.IGNORECASE),
+    re.compile(r"\b[a-z][a-z0-9+.-]{0,30}://(?P<secret>[^\s/@\"']+)@", re.IGNORECASE),
     re.compile(r"\b(?:bearer|basic)\s+(?P<secret>[A-Za-z0-9._~+/=-]{6,})", re.IGNORECASE),
     # One argument per line, as in docker-create: the values are on lines of their own.
-    re.compile(rf"^--[\w-]*{_NAME}[\w-]*\n(?P<secret>(?!-).+(?:\n(?!-).+)*)", re.IGNORECASE | re.MULTILINE),
+    re.compile(
+        rf"^--[\w-]{{0,50}}{_NAME}[\w-]{{0,50}}\n(?P<secret>(?!-).+(?:\n(?!-).+)*)", re.IGNORECASE | re.MULTILINE
+    ),
     # On one line, with all values of an option that takes several.
-    re.compile(rf"--[\w-]*{_NAME}[\w-]*[ \t]+(?P<secret>(?!-)\S+(?:[ \t]+(?!-)\S+)*)", re.IGNORECASE),
+    re.compile(
+        rf"(?<!-)--[\w-]{{0,50}}{_NAME}[\w-]{{0,50}}[ \t]+(?P<secret>(?!-)\S+(?:[ \t]+(?!-)\S+)*)", re.IGNORECASE
+    ),
     # NAME=value, name: value and "name": "value".
-    re.compile(rf"{_NAME}[\w.-]*[\"']?[ \t]*[=:][ \t]*(?P<secret>{_VALUE})", re.IGNORECASE | re.MULTILINE),
+    re.compile(
+        rf"{_NAME}[\w.-]{{0,50}}[\"']?[ \t]{{0,50}}[=:][ \t]{{0,50}}(?P<secret>{_VALUE})", re.IGNORECASE | re.MULTILINE
+    ),
     # The form of known tokens, wherever they appear.
     re.compile(r"\b(?P<secret>hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{12,}|gh[pousr]_[A-Za-z0-9]{12,}|glpat-[\w-]{12,})"),
 )
@@ -141,7 +148,7 @@ def collect(reader: Reader, document: Mapping[str, Any]) -> dict[str, str]:
     texts["doctor.json"] = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     texts["doctor.txt"] = "\n".join(render(document)) + "\n"
     secrets |= find_secrets(texts.values())
-    return {redact(name, secrets): redact(text, secrets) for name, text in sorted(texts.items())}
+    return {redact(name, secrets): printable(redact(text, secrets)) for name, text in sorted(texts.items())}
 
 
 def write_report(path: Path, reader: Reader, document: Mapping[str, Any]) -> None:

@@ -44,7 +44,7 @@ ENGINE_DEAD = re.compile(
     r"Worker proc .*died unexpectedly|Process \S+ \(PID: \d+\) died with exit code"
 )
 """vLLM's messages that its engine process or a worker has ended."""
-_EXCEPTION = re.compile(r"(?<!raise )(?P<text>\b[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?:: .+)?)$")
+_EXCEPTION = re.compile(r"(?<!raise )(?P<text>(?<![\w.])[A-Za-z_][\w.]{0,200}(?:Error|Exception|Interrupt)(?:: .+)?)$")
 # Lines that are no cause: vLLM logs settings, prompts and possible failures ("This can cause fd limit errors like
 # ..."), and logs an error when the hub rejects a local directory, after which it goes on.
 _NO_CAUSE = re.compile(

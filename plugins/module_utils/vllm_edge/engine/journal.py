@@ -21,7 +21,9 @@ from .state import EngineState, Failure, read_state, stamp, write_state
 # so requests that others send as well carry a mark in their query, which vLLM ignores.
 OWN_MARK = "?by=vllm-edge"
 OWN_PROBE = re.compile(rf'"(?:GET /health|[A-Z]+ /\S+{re.escape(OWN_MARK)}) HTTP/1\.[01]" 200')
-_LEVEL = re.compile(r"^(?:\x1b\[[\d;]*m)*(?:\([^)]*\)\s*)*(?:\x1b\[[\d;]*m)*(CRITICAL|ERROR|WARNING)\b")
+_LEVEL = re.compile(
+    r"^(?:\x1b\[[\d;]{0,9}m){0,4}(?:\([^)]{0,99}\) {0,4}){0,4}(?:\x1b\[[\d;]{0,9}m){0,4}(CRITICAL|ERROR|WARNING)\b"
+)
 _PRIORITY = {"CRITICAL": 2, "ERROR": 3, "WARNING": 4}
 
 

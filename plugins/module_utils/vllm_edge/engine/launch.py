@@ -262,7 +262,10 @@ class Launcher:
         if recorded or watched:
             return
         lines = [record.line for record in self.control.read_log(container.id, 400)]
-        why = explain(Death(lines=lines, exit_code=container.exit_code, oom_killed=container.oom_killed))
+        served = previous is not None and previous.container_id == container.id and previous.ready_at is not None
+        why = explain(
+            Death(lines=lines, exit_code=container.exit_code, oom_killed=container.oom_killed, was_serving=served)
+        )
         self.reporter.journal.write(f"the previous container ended without a supervisor: {why.sentence()}", 4)
         self.reporter.record(
             last_failure=Failure(

@@ -80,8 +80,8 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     _final(
         "kv_below_max_model_len",
         r"To serve at least one request with the model(?:'?s|s's) max seq len \((?P<length>\d+)\)"
-        r"(?:.*?\((?P<needed>[\d.]+) Gi?B KV)?(?:.*?memory \((?P<free>[\d.]+) Gi?B\))?"
-        r"(?:.*?estimated maximum model length is (?P<estimated>\d+))?",
+        r"(?:.{0,300}?\((?P<needed>[\d.]+) Gi?B KV)?(?:.{0,300}?memory \((?P<free>[\d.]+) Gi?B\))?"
+        r"(?:.{0,300}?estimated maximum model length is (?P<estimated>\d+))?",
         "the KV cache cannot hold one request of max_model_len {length} ({needed} GiB needed, {free} GiB left)",
         _choose_kv_remedy,
     ),
@@ -93,8 +93,8 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "not_free",
-        r"Free memory on device (?:\S+ )?\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\).*?less than desired GPU memory "
-        r"utilization \((?P<share>[\d.]+), (?P<wanted>[\d.]+) GiB\)",
+        r"Free memory on device (?:\S+ )?\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\).{0,300}?less than desired GPU "
+        r"memory utilization \((?P<share>[\d.]+), (?P<wanted>[\d.]+) GiB\)",
         "the GPU has {free} of {total} GiB free, {wanted} GiB are wanted (gpu_memory_utilization {share})",
         "Something else holds memory there: `vllm-edge status` and `nvidia-smi` name it; an engine that has just "
         "stopped gives it back within seconds",
@@ -114,7 +114,8 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "oom_gpu",
-        r"(?:torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory)(?:.*?Tried to allocate (?P<size>[\d.]+ \w+))?",
+        r"(?:torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory)"
+        r"(?:.{0,300}?Tried to allocate (?P<size>[\d.]+ \w+))?",
         "GPU memory ran out (tried to allocate {size})",
         "Lower max_num_seqs or gpu_memory_utilization; look with `nvidia-smi` whether something else holds memory",
     ),
@@ -203,9 +204,10 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     # -- shared memory, before NCCL, which runs out of it, and before the generic "No space left"
     _final(
         "shm_too_small",
-        r"unable to (?:write to|allocate shared memory|mmap).*(?:torch_|/dev/shm|shared memory).*|"
-        r"Bus error|creating shared memory segment \S*/dev/shm|(?:/dev/shm|psm_\w+).*No space left on device|"
-        r"insufficient shared memory|No space left on device.*/dev/shm",
+        r"unable to (?:write to|allocate shared memory|mmap).{0,300}(?:torch_|/dev/shm|shared memory)|"
+        r"Bus error|creating shared memory segment \S*/dev/shm|"
+        r"(?:/dev/shm|psm_\w{1,100}).{0,300}No space left on device|"
+        r"insufficient shared memory|No space left on device.{0,300}/dev/shm",
         "/dev/shm of the container is too small",
         "Raise vllm_engine_shm_size (2g for one GPU, 4g for four)",
     ),
@@ -239,7 +241,7 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
     _final(
         "max_model_len_too_long",
         r"User-specified max_model_len \((?P<length>\d+)\) is greater than the derived max_model_len"
-        r"(?:.*?=(?P<most>\d+))?",
+        r"(?:.{0,300}?=(?P<most>\d+))?",
         "max_model_len {length} is longer than the model's own limit {most}",
         "Set max_model_len of the engine to the model's limit or less",
     ),
@@ -267,8 +269,8 @@ ENGINE_SIGNATURES: tuple[Signature, ...] = (
         "weights_missing",
         r"Cannot find any model weights|No such file or directory: ['\"]?(?P<path>/models/[^'\"\s]+)|"
         r"Invalid repository ID or local directory specified: '?(?P<path2>[^'\s]+)'?|"
-        r"(?P<path3>\S+) is not a local folder and is not a valid model identifier|"
-        r"(?P<path4>/models/\S+) does not appear to have (?:a file|files) named",
+        r"(?P<path3>(?<!\S)\S{1,300}) is not a local folder and is not a valid model identifier|"
+        r"(?P<path4>(?<!\S)/models/\S{1,300}) does not appear to have (?:a file|files) named",
         "files of the model are missing: {path}{path2}{path3}{path4}",
         "Run the weights stage; see that the directory is mounted and readable for the user vllm-edge",
     ),
@@ -393,7 +395,7 @@ DOCKER_SIGNATURES: tuple[Signature, ...] = (
     ),
     _final(
         "limit_refused",
-        r"error setting rlimit(?:s for ready process|.*?type (?P<type>\d+))",
+        r"error setting rlimit(?:s for ready process|.{0,300}?type (?P<type>\d+))",
         "the kernel refuses a limit that docker-create asks for with --ulimit",
         "The Docker Engine itself must be allowed as much: LimitMEMLOCK=infinity in docker.service (see "
         "`systemctl show docker.service --property=LimitMEMLOCK`)",

@@ -50,7 +50,7 @@ BUSY_PHASES = frozenset({Phase.LOADING, Phase.COMPILING, Phase.KV_CACHE, Phase.C
 
 _PHASE_LINES: tuple[tuple[re.Pattern[str], Phase], ...] = (
     (re.compile(r"Capturing CUDA graphs?\b[^:]*(?:\([^)]*\))?:?\s*(?P<percent>\d+)%"), Phase.CAPTURING),
-    (re.compile(r"Capturing (?:\w+ )*(?:CUDA|cuda) ?graphs?"), Phase.CAPTURING),
+    (re.compile(r"Capturing (?:\w{1,30} ){0,6}(?:CUDA|cuda) ?graphs?"), Phase.CAPTURING),
     (re.compile(r"Loading \w+ checkpoint shards:\s*(?P<percent>\d+)%"), Phase.LOADING),
     (re.compile(r"Starting to load model |Loading weights took|Model loading took"), Phase.LOADING),
     # Not every line with "torch.compile": "Enforce eager set, disabling torch.compile" comes before all others.
@@ -80,16 +80,16 @@ _FACTS: tuple[tuple[str, re.Pattern[str]], ...] = (
             r"(?:Available KV cache memory:|free memory [\d.]+ GiB, reserved) (?P<value>-?[\d.]+) GiB", re.IGNORECASE
         ),
     ),
-    ("graphs_gib", re.compile(r"Graph capturing finished in .* secs, took (?P<value>[\d.]+) GiB")),
+    ("graphs_gib", re.compile(r"Graph capturing finished in .{0,50} secs, took (?P<value>[\d.]+) GiB")),
     ("kv_cache_tokens", re.compile(r"KV cache size: (?P<value>[\d,]+) tokens")),
     ("max_concurrency", re.compile(r"Maximum concurrency for [\d,]+ tokens per request: (?P<value>[\d.]+)x")),
     # The lines of the profile, which vLLM prints only at a start with gpu_memory_utilization (v1/worker/gpu_worker.py).
     ("graphs_estimate_gib", re.compile(r"CUDA graph pool memory: [\d.]+ GiB \(actual\), (?P<value>[\d.]+) GiB")),
     ("consumed_gib", re.compile(r"Actual usage is (?P<value>[\d.]+) GiB for consumed memory")),
-    ("activation_gib", re.compile(r"(?P<value>[\d.]+) GiB for peak activation")),
+    ("activation_gib", re.compile(r"(?<![\d.])(?P<value>[\d.]{1,20}) GiB for peak activation")),
 )
 # Until 0.26 the line gave the memory outside of torch by itself, which later releases measure with the weights.
-_CONSUMED = re.compile(r"Actual usage is ([\d.]+) GiB for weight, .* (-?[\d.]+) GiB for non-torch memory")
+_CONSUMED = re.compile(r"Actual usage is ([\d.]+) GiB for weight, .{0,300} (-?[\d.]+) GiB for non-torch memory")
 _AT_FIRST = re.compile(r"Free memory on device \(([\d.]+)/([\d.]+) GiB\) on startup")
 _GRAPHS_OUTSIDE = "CUDA graph memory profiling is disabled"
 WORST = frozenset({"graphs_estimate_gib", "consumed_gib", "activation_gib", "outside_gib"})

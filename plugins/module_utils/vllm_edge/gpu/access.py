@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..system.systemd import Run, Systemd, SystemdError, run_command
+from ..text import printable
 
 DOCKER = "docker.service"
 DOCKER_S = 30.0
@@ -127,8 +128,9 @@ def look(run: Run = run_command, root: Path = Path("/")) -> Access:
         safe = safe or _ask_docker(run, "info", "--format", "{{.CgroupDriver}}").strip() == "cgroupfs"
     except SystemdError as error:
         raise CannotAsk(str(error)) from error
-    except (ValueError, LookupError, AttributeError, TypeError) as error:
-        raise CannotAsk(f"docker inspect printed something else than containers: {error!r}") from error
+    except (ValueError, LookupError, AttributeError, RecursionError, TypeError) as error:
+        problem = printable(repr(error)[:300])
+        raise CannotAsk(f"docker inspect printed something else than containers: {problem}") from error
     return Access(tuple(sorted(found.get("device", ()))), by_hook, safe)
 
 

@@ -23,7 +23,7 @@ from .topology import Card, Topology
 
 SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 MODULE = re.compile(r"^\S*/nvidia(?:-current(?:-open)?)?\.ko(?:\.\w+)?:", re.MULTILINE)
-REFUSAL = re.compile(r"\[(?!N/A|Not Supported|Requested functionality)[^\]]+\]")
+REFUSAL = re.compile(r"\[(?!N/A|Not Supported|Requested functionality)[^\][]{1,200}\]")
 # Debian's own packages have the module under the other names.
 MODULES = ("nvidia", "nvidia-current", "nvidia-current-open")
 BUS_FIELDS = ("uuid", "pci.bus_id")

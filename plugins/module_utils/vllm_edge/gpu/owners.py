@@ -27,7 +27,7 @@ ENDED = "the process ended while it was being looked up"
 OwnerKind = Literal["ours", "foreign", "unknown"]
 Runtime = Literal["docker", "podman", "other"]
 
-_ID = re.compile(r"(?:(?P<prefix>[a-z][a-z-]*)-)?(?P<id>[0-9a-f]{64})(?:\.scope)?")
+_ID = re.compile(r"(?:(?P<prefix>[a-z][a-z-]{0,60})-)?(?P<id>[0-9a-f]{64})(?:\.scope)?")
 _RUNTIMES: dict[str, Runtime] = {"docker": "docker", "libpod": "podman"}
 
 

@@ -394,7 +394,7 @@ def _describe_expected(key: str, option: Mapping[str, Any]) -> str:
     if key in FORMS:
         return FORMS[key].rule
     description = option.get("description", "")
-    first = re.sub(r"[A-Z]\(([^)]*)\)", r"\1", description if isinstance(description, str) else description[0])
+    first = re.sub(r"[A-Z]\(([^)]{0,200})\)", r"\1", description if isinstance(description, str) else description[0])
     return f"it is: {first.strip().rstrip('.')}" if first else f"write a {kind}"
 
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..text import printable, shown
 from .components import build_components, copy_k_to_v
 from .contract import Attention, DecoderLayer, Facts, Model, Sharding, UnknownArchitecture
-from .model_facts import FactsError
+from .model_facts import LARGEST, FactsError
 from .quantization import read_quantization
 
 CONFIG_KEYS = frozenset(
@@ -58,6 +59,66 @@ CONFIG_KEYS = frozenset(
 )
 """The keys of config.json that the planner reads, at its top and in its text_config. Recorded facts contain no
 others."""
+
+
+MAX_LAYERS = 10_000
+_POSITIVE = frozenset(
+    {"hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "vocab_size"}
+)
+_BOOLEANS = frozenset({"attention_k_eq_v", "tie_word_embeddings", "use_double_wide_mlp", "use_sliding_window"})
+_OTHERS: Mapping[str, type] = {
+    "dtype": str,
+    "layer_types": list,
+    "mlp_only_layers": list,
+    "per_layer_config": dict,
+    "rope_parameters": dict,
+    "rope_scaling": dict,
+    "torch_dtype": str,
+}
+_ELEMENTS: Mapping[str, type] = {"layer_types": str, "mlp_only_layers": int}
+
+
+def check_config(repo: str, config: Mapping[str, Any]) -> None:
+    """Refuse a config.json whose values have another type than the planner reads, or no sensible size.
+
+    Raises:
+        FactsError: a sentence about the first such value
+    """
+    for where, values in (("", config), ("text_config.", config.get("text_config") or {})):
+        for key in sorted(CONFIG_KEYS & values.keys()):
+            expected = _find_mistake(key, values[key])
+            if expected:
+                raise FactsError(
+                    f"{repo}: {where}{key} in config.json is {shown(values[key])}; {expected} is expected. Fetch it "
+                    "again, or take the model from another repository."
+                )
+
+
+def _find_mistake(key: str, value: Any) -> str:
+    """Return what is expected of the value of a key instead of this one; empty if it is right."""
+    if value is None or key == "use_bidirectional_attention":
+        return ""
+    if key in _BOOLEANS:
+        return "" if isinstance(value, bool) else "true or false"
+    kind = _OTHERS.get(key)
+    if kind is None:
+        least, most = int(key in _POSITIVE), MAX_LAYERS if key.endswith("_layers") else LARGEST
+        right = type(value) is int and least <= value <= most
+        return "" if right else f"a whole number from {least} to {most:,}"
+    if not isinstance(value, kind) or (isinstance(value, str | list | dict) and len(value) > MAX_LAYERS):
+        return f"{'text' if kind is str else 'a list' if kind is list else 'an object'} of at most {MAX_LAYERS:,}"
+    if isinstance(value, list) and not all(
+        isinstance(item, _ELEMENTS[key]) and not isinstance(item, bool) for item in value
+    ):
+        return f"a list of {'texts' if _ELEMENTS[key] is str else 'whole numbers'}"
+    return f"numbers from 0 to {LARGEST:,}, texts and objects of them" if _has_odd_number(value) else ""
+
+
+def _has_odd_number(value: Any) -> bool:
+    """Return whether a value has a number that is negative or too large in it."""
+    if isinstance(value, dict):
+        return any(map(_has_odd_number, value.values()))
+    return isinstance(value, int | float) and not 0 <= value <= LARGEST
 
 
 @dataclass(frozen=True)
@@ -176,7 +237,8 @@ def _gemma4(config: _Config) -> tuple[DecoderLayer, ...]:
     """
     types = _read_layer_types(config)
     types[-1] = Attention.FULL
-    own = len(types) - (config.get("num_kv_shared_layers") or 0)
+    own = max(0, len(types) - (config.get("num_kv_shared_layers") or 0))
+    last = {kind: index for index, kind in enumerate(types[:own])}
     # From 5.16 on transformers writes per layer what was global_head_dim and num_global_key_value_heads before.
     overrides = {int(index): values for index, values in (config.get("per_layer_config") or {}).items()}
     full: dict[str, Any] = {"head_dim": config.get("global_head_dim")}
@@ -186,10 +248,7 @@ def _gemma4(config: _Config) -> tuple[DecoderLayer, ...]:
     def layer(index: int, kind: str) -> DecoderLayer:
         special = full if kind == Attention.FULL else {}
         special = overrides.get(index, {}) if overrides else special
-        target = None
-        if index >= own:
-            earlier = [other for other in range(own) if types[other] == kind]
-            target = earlier[-1] if earlier else None
+        target = last.get(kind) if index >= own else None
         return DecoderLayer(
             index,
             Attention(kind),
@@ -247,12 +306,40 @@ def interpret(facts: Facts) -> Model:
         FactsError: if config.json lacks something or contradicts the tensors, or if a quantization or weight is
             unknown.
     """
-    architecture = next(iter(facts.config.get("architectures") or ["(none)"]))
+    try:
+        return _interpret(facts)
+    except (FactsError, UnknownArchitecture):
+        raise
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
+        # What `check_config` does not name: the quantization and the scaling of RoPE have many forms.
+        raise FactsError(
+            f"{facts.repo}: config.json has a value that the planner cannot read ({str(error)[:200]!r}). Fetch it "
+            "again."
+        ) from error
+
+
+def warn_of_code(facts: Facts) -> str:
+    """Return a warning, as a sentence, about a checkpoint that brings its own Python code; empty if it has none."""
+    if not facts.config.get("auto_map"):
+        return ""
+    return (
+        f"{facts.repo}: auto_map in config.json names Python code of the repository. vllm-edge fetches none and vLLM "
+        "runs none without --trust-remote-code: choose a model that needs none."
+    )
+
+
+def _interpret(facts: Facts) -> Model:
+    architectures = facts.config.get("architectures") or ["(none)"]
+    if not isinstance(architectures, list | tuple) or not isinstance(architectures[0], str):
+        raise FactsError(f"{facts.repo}: architectures in config.json is {shown(architectures)}, no list of names.")
+    architecture = architectures[0]
     family = FAMILIES.get(architecture)
     if family is None:
         raise UnknownArchitecture(
-            f"{facts.repo} is a {architecture}, which the planner does not know; it knows {', '.join(FAMILIES)}."
+            f"{facts.repo} is a {printable(architecture[:100], '')}, which the planner does not know; it knows "
+            f"{', '.join(FAMILIES)}."
         )
+    check_config(facts.repo, facts.config)
     text = facts.config.get("text_config") or {}
     said = {key: value for key, value in text.items() if value is not None or key not in facts.config}
     config = _Config(facts.repo, {**facts.config, **said}, family.defaults)

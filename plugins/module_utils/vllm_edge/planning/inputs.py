@@ -9,6 +9,7 @@ from typing import Any
 
 from ..gpu import models
 from . import families, model_facts, planner
+from .apart import read_apart
 from .contract import Facts, Gpu, Model
 
 UNKNOWN_RESERVE = 1 - 22563 / 23034
@@ -54,7 +55,8 @@ def facts_of(name: str, model: Mapping[str, Any], weights_root: Path, facts: str
     repo = str(model.get("repo", ""))
     directory = weights_root / str(model.get("dir", ""))
     if model.get("facts", facts) == "files" and model.get("dir") and (directory / "config.json").is_file():
-        return model_facts.read(directory, repo, str(model.get("revision") or ""))
+        revision = str(model.get("revision") or "")
+        return read_apart(str(directory), lambda: model_facts.read(directory, repo, revision))
     recorded = model_facts.recorded(repo)
     if recorded is None:
         raise model_facts.FactsError(

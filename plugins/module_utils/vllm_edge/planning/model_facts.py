@@ -7,19 +7,30 @@ shape and position of each tensor (https://github.com/huggingface/safetensors, "
 
 from __future__ import annotations
 
-import json
 import math
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..system.records import parse_json
+from ..text import printable, shown
 from .contract import Facts, Tensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-MAX_HEADER_BYTES = 100_000_000
-"""The most that the safetensors library itself accepts (`MAX_HEADER_SIZE` in safetensors/src/tensor.rs)."""
+MAX_HEADER_BYTES = 16 * 2**20
+"""Bytes of a header. The safetensors library takes 100 MB (`MAX_HEADER_SIZE` in safetensors/src/tensor.rs); the headers
+of published checkpoints have less than 2 MB."""
+MAX_JSON_BYTES = 4 * 2**20
+"""Bytes of config.json and hf_quant_config.json."""
+MAX_TENSORS = 1_000_000
+"""Tensors of a checkpoint."""
+MAX_NAME = 300
+"""Characters of a tensor's name."""
+LARGEST = 2**40
+"""The largest size in config.json, and of a dimension of a tensor."""
 
 DTYPE_BITS: Mapping[str, int] = {
     **dict.fromkeys(("F4",), 4),
@@ -31,13 +42,16 @@ DTYPE_BITS: Mapping[str, int] = {
 }
 """Width in bits of each dtype of safetensors."""
 
-_DECODER_LAYER = re.compile(r"(?:(?:model|language_model)\.)*layers\.(\d+)\.")
+_DECODER_LAYER = re.compile(r"(?:(?:model|language_model)\.)*layers\.(\d{1,9})\.")
 """A tensor whose name begins like this belongs to a decoder layer; the names of layers of towers begin with the tower's
 name."""
 
 
 class FactsError(ValueError):
     """Files are missing, damaged or contradict each other. The message names the file and the remedy."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text, ""))
 
 
 Header = tuple[str, str, Sequence[int]]
@@ -73,11 +87,11 @@ def read(directory: Path, repo: str = "", revision: str = "") -> Facts:
     Raises:
         FactsError: if a file is missing or damaged.
     """
-    config = _read_json(directory / "config.json", "It is no model directory in Hugging Face's layout, or incomplete.")
+    config = read_json(directory / "config.json", "It is no model directory in Hugging Face's layout, or incomplete.")
     quantization = None
     path = directory / "hf_quant_config.json"
     if not find_quantization(config) and path.exists():
-        quantization = _read_json(path, "Fetch it again.")
+        quantization = read_json(path, "Fetch it again.")
     headers = (header for shard in _list_shards(directory) for header in _read_headers(shard))
     return build_facts(repo or directory.name, revision, config, headers, quantization)
 
@@ -87,9 +101,13 @@ def find_quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
     vLLM looks in the same places (`ModelConfig._parse_quant_hf_config`, vllm/config/model.py of 0.33).
     """
-    for place in (config, config.get("text_config") or {}):
+    for at, place in (("", config), ("text_config.", config.get("text_config") or {})):
+        if not isinstance(place, Mapping):
+            raise FactsError(f"config.json: text_config is {shown(place)}, an object is expected. Fetch it again.")
         for key in ("quantization_config", "compression_config"):
             if place.get(key):
+                if not isinstance(place[key], Mapping):
+                    raise FactsError(f"config.json: {at}{key} is {shown(place[key])}, an object is expected.")
                 return dict(place[key])
     return {}
 
@@ -116,8 +134,14 @@ def build_facts(
     seen: set[str] = set()
     patterns: dict[tuple[str, str, tuple[int, ...]], dict[int | None, int]] = {}
     for name, dtype, shape in headers:
-        if dtype not in DTYPE_BITS:
-            raise FactsError(f"{repo}: tensor {name} has dtype {dtype}, which is none of {', '.join(DTYPE_BITS)}.")
+        if len(seen) == MAX_TENSORS:
+            raise FactsError(f"{repo} has more than {MAX_TENSORS:,} tensors, which no model has. Fetch it again.")
+        if len(name) > MAX_NAME:
+            raise FactsError(f"{repo}: the name of tensor {shown(name)} has more than {MAX_NAME} characters.")
+        if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+            raise FactsError(
+                f"{repo}: tensor {name} has dtype {str(dtype)[:60]}, which is none of {', '.join(DTYPE_BITS)}."
+            )
         if name in seen:
             raise FactsError(f"{repo}: tensor {name} appears twice; remove the files that do not belong to it.")
         seen.add(name)
@@ -146,7 +170,7 @@ def recorded(repo: str) -> Facts | None:
     if record is None:
         return None
     tensors = tuple(
-        Tensor(name, dtype, tuple(shape), None if layers is None else tuple(_expand_ranges(layers)), count)
+        Tensor(name, dtype, tuple(shape), None if layers is None else tuple(expand_ranges(layers)), count)
         for name, dtype, shape, layers, count in record["tensors"]
     )
     config, quantization = record["config"], record["quantization"]
@@ -161,7 +185,7 @@ def _group_layers(counts: Mapping[int | None, int]) -> Iterator[tuple[tuple[int,
         yield tuple(sorted(layer for layer, has in counts.items() if layer is not None and has == count)), count
 
 
-def _expand_ranges(ranges: str) -> Iterator[int]:
+def expand_ranges(ranges: str) -> Iterator[int]:
     """Yield 0, 1, 2, 3, 4, 6 for `0-4,6`."""
     for part in ranges.split(","):
         first, _, last = part.partition("-")
@@ -183,9 +207,14 @@ def _list_shards(directory: Path) -> list[Path]:
     """Return the safetensors files of a checkpoint. Raises FactsError if one is missing."""
     index = directory / INDEX
     if index.exists():
-        weight_map = _read_json(index, "Fetch it again.").get("weight_map")
+        weight_map = read_json(index, "Fetch it again.", MAX_HEADER_BYTES).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise FactsError(f"{index} has no weight_map. Fetch it again.")
+        for name in weight_map.values():
+            if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,200}\.safetensors", name):
+                raise FactsError(
+                    f"{index} names {shown(name)}, which is no safetensors file beside it. Fetch it again."
+                )
         shards = [directory / name for name in sorted(set(weight_map.values()))]
         missing = [shard.name for shard in shards if not shard.exists()]
         if missing:
@@ -200,7 +229,10 @@ def _read_headers(path: Path) -> Iterator[Header]:
     """Yield the tensors of one safetensors file. Raises FactsError if its size and header do not match."""
     remedy = "It is damaged or not yet complete; fetch it again."
     try:
-        size = path.stat().st_size
+        status = path.stat()
+        size = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            raise FactsError(f"{path} is no regular file. Remove it and fetch it again.")
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
@@ -228,33 +260,52 @@ def parse_header(raw: bytes, where: str) -> tuple[list[Header], int]:
     """
     remedy = "It is damaged; fetch it again."
     try:
-        document = json.loads(raw)
+        document = parse_json(raw)
         entries = {name: entry for name, entry in document.items() if name != "__metadata__"}
         headers: list[Header] = []
         end = 0
         for name, entry in entries.items():
             dtype, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-            if not all(isinstance(size, int) and size >= 0 for size in shape):
-                raise ValueError(name)
+            if len(shape) > 16 or not all(type(size) is int and 0 <= size <= LARGEST for size in shape):
+                raise ValueError(f"{name[:MAX_NAME]} has shape {shown(entry['shape'])}")
+            if not all(type(offset) is int and 0 <= offset <= 2**62 for offset in (first, last)):
+                raise ValueError(f"{name[:MAX_NAME]} lies at {shown(entry['data_offsets'])}")
             if dtype in DTYPE_BITS and (math.prod(shape) * DTYPE_BITS[dtype] + 7) // 8 != last - first:
                 raise FactsError(f"{where}: {name} is {dtype} {list(shape)}, but has {last - first} bytes. {remedy}")
             headers.append((name, dtype, shape))
             end = max(end, last)
     except FactsError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FactsError(f"{where} has no valid safetensors header ({error!r}). {remedy}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, MemoryError) as error:
+        reason = str(error) if type(error) is ValueError else repr(error)
+        raise FactsError(f"{where} has no valid safetensors header ({reason[:MAX_NAME]}). {remedy}") from error
     return headers, end
 
 
-def _read_json(path: Path, remedy: str) -> dict[str, Any]:
+def read_json(path: Path, remedy: str, most_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Read a JSON object of a checkpoint.
+
+    Args:
+        remedy: what to do if the file is missing, as a sentence.
+
+    Raises:
+        FactsError: if it is missing, too large, no regular file, or no JSON object.
+    """
     try:
-        document = json.loads(path.read_text("utf-8"))
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise FactsError(f"{path} is no regular file. Remove it and fetch it again.")
+        with path.open("rb") as file:
+            raw = file.read(most_bytes + 1)
+        if len(raw) > most_bytes:
+            raise FactsError(f"{path} has more than {most_bytes:,} bytes. It is not of a model; fetch it again.")
+        document = parse_json(raw)
     except FileNotFoundError:
         raise FactsError(f"{path} is missing. {remedy}") from None
     except OSError as error:
         raise FactsError(f"{path} cannot be read: {error.strerror}. Make it readable for your user.") from error
-    except ValueError as error:
+    except FactsError:
+        raise
+    except (ValueError, MemoryError) as error:
         raise FactsError(f"{path} is not valid JSON: {error}. Fetch it again.") from error
     if not isinstance(document, dict):
         raise FactsError(f"{path} does not contain a JSON object. Fetch it again.")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..text import shown
 from .contract import Facts, Quantization
 from .model_facts import FactsError
 
@@ -28,6 +29,12 @@ def read_quantization(facts: Facts) -> Quantization:
     method = str(config.get("quant_method") or producer or "").lower()
     family = "modelopt" if method.startswith("modelopt") else method
     found = READERS[family](method, config) if family in READERS else None
+    if found is not None:
+        for name, value, most in (("bits", found.weight_bits, 64), ("group size", found.group_size or 1, 2**20)):
+            if type(value) is not int or not 1 <= value <= most:
+                raise FactsError(
+                    f"{facts.repo}: the {name} of its quantization is {shown(value)}, which is not possible."
+                )
     if found is None:
         algorithm = (config.get("quantization") or config).get("quant_algo")
         name = f"modelopt {str(algorithm or '').upper()}" if family == "modelopt" else method

@@ -112,7 +112,7 @@ CHANGES = (
 # audio of Gemma 4 (0.22.0 model_executor/models/gemma4_mm.py:86 and get_mm_max_tokens_per_item, the same until 0.33.0).
 GEMMA4_VIDEO_TOKENS = 32 * (70 + 2 + 6)
 
-VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?(?:[-.+]?[a-z].*)?")
+VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})(?:\.\d{1,9})?(?:[-.+]?[a-z].*)?")
 
 
 @functools.cache

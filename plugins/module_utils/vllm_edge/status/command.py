@@ -15,7 +15,7 @@ from ..engine.state import EngineState, read_state
 from ..names import ENGINE_NAME, SWITCH_UNIT
 from ..paths import HostPaths
 from ..switch.render import describe_generation, render_switches
-from ..text import table, wrapped
+from ..text import printable, table, wrapped
 from .collect import collect
 from .problems import chosen_words, describe_state
 from .tables import render_drift_table, render_engine_table, render_gpu_table
@@ -131,7 +131,7 @@ def render_explanation(engine: str, state: EngineState | None) -> list[str]:
     lines += wrapped(f"What: {failure.reason}.", "  ")
     lines += wrapped(f"Remedy: {failure.remedy}.", "  ")
     if failure.log_tail:
-        lines += ["The engine's last lines:", *(f"  | {line}" for line in failure.log_tail)]
+        lines += ["The engine's last lines:", *("  | " + printable(line, "\t") for line in failure.log_tail)]
     return lines
 
 

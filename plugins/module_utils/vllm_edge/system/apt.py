@@ -160,7 +160,7 @@ def find_lock(text: str) -> Lock | None:
 def find_failures(text: str) -> list[Failure]:
     """Return the files that could not be downloaded, in the order of apt's summary (which lists them as E: or W:)."""
     # After a retry the summary says only "Unable to connect to HOST:http:"; the reason is in an earlier line.
-    lines = re.findall(r"^\s+(Could not (?:connect to|resolve) '?([^:'\s]+).*)$", text, re.MULTILINE)
+    lines = re.findall(r"^[ \t]+(Could not (?:connect to|resolve) '?([^:'\s]+).*)$", text, re.MULTILINE)
     reasons: dict[str, str] = {host: said for said, host in lines}
     found: list[Failure] = []
     for match in re.finditer(r"^[EW]: Failed to fetch (\S+)\s+(.*)$", text, re.MULTILINE):

@@ -8,7 +8,9 @@ import json
 import os
 import re
 
-GPU_KIND = re.compile(r"""^\s*"?kind"?\s*:\s*["']?nvidia\.com/gpu["']?\s*,?\s*$""", re.MULTILINE)
+GPU_KIND = re.compile(
+    r"""^[ \t]*"?kind"?\s{0,9}:\s{0,9}["']?nvidia\.com/gpu["']?[ \t]{0,9},?[ \t\r]{0,9}$""", re.MULTILINE
+)
 UVM = "/dev/nvidia-uvm"
 """The device node that every CUDA program opens, and NVML does not. nvidia-ctk lists it only if it exists."""
 UVM_NODE = re.compile(rf"""\bpath"?\s*:\s*["']?{UVM}(?![\w-])""")

@@ -8,6 +8,8 @@ exactly what ran. Everything else goes through Docker's API. Callers distinguish
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
 import re
@@ -21,10 +23,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..names import LABEL_ENGINE, LABEL_INPUT_HASH
+from ..text import printable
 from .systemd import Systemd, SystemdError, run_command
 
 UNIT_S = 5.0
 """Seconds that systemd may take to show docker.service."""
+
+ANSWER_BYTES = 64 * 2**20
+"""Bytes of one answer of Docker's API; the log of 2,000 lines has at most 32 MiB. Our choice."""
+MOST_EVENTS = 1000
+LINE_CHARS = 2000
+"""Characters of a line of a container's log that are kept. Our choice; vLLM's own messages are shorter."""
 
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) ?(.*)", re.DOTALL)
 _AWAY_TEXT = re.compile(r"Cannot connect to the Docker daemon|connection refused|error during connect", re.IGNORECASE)
@@ -127,7 +136,8 @@ def _list_addresses(info: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str
 def split_records(chunk: str, previous: str = "") -> list[LogRecord]:
     """Split a piece of log text that carries time stamps into records.
 
-    A progress bar redraws its line with carriage returns; only its last state is kept.
+    A progress bar redraws its line with carriage returns; only its last state is kept. Lines are cut to LINE_CHARS: a
+    client writes as much as it likes into vLLM's access log, and all later work on a line is to be bounded.
 
     Args:
         chunk: text as Docker sends it with `timestamps=true`
@@ -141,8 +151,13 @@ def split_records(chunk: str, previous: str = "") -> list[LogRecord]:
         at, line = (stamped.group(1), stamped.group(2)) if stamped else (previous, raw)
         previous = at
         drawn = [part for part in line.split("\r") if part.strip()]
-        records.append(LogRecord(at, drawn[-1].rstrip() if drawn else ""))
+        records.append(LogRecord(at, drawn[-1][:LINE_CHARS].rstrip() if drawn else ""))
     return records
+
+
+def _quote(text: object) -> str:
+    """Return a message of Docker as it may be printed: it has texts of images and of other people's containers."""
+    return printable(str(text)[:LINE_CHARS])
 
 
 def parse_stamp(stamp: str) -> float | None:
@@ -178,6 +193,23 @@ def parse_listed(entry: Mapping[str, Any]) -> Container:
     )
 
 
+def _send_bounded(send: Callable[..., Any], request: Any, **options: Any) -> Any:
+    """Send a request of docker-py as requests.Session.send does, and read at most ANSWER_BYTES of an answer that is not
+    a stream. Raises ValueError if it is longer.
+    """
+    stream = options.pop("stream", False)
+    response = send(request, stream=True, **options)
+    if not stream:
+        parts: list[bytes] = []
+        for part in response.iter_content(65536):
+            parts.append(part)
+            if len(parts) * 65536 > ANSWER_BYTES and sum(map(len, parts)) > ANSWER_BYTES:
+                response.close()
+                raise ValueError(f"it is longer than {ANSWER_BYTES // 2**20} MiB")
+        response._content = b"".join(parts)
+    return response
+
+
 class DockerEngine:
     """The Docker Engine at DOCKER_HOST or at the local socket.
 
@@ -195,7 +227,9 @@ class DockerEngine:
 
         base_url = self._environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
         # version="auto" asks the Engine for its version, so a client that could be made has reached the Engine.
-        return docker.APIClient(base_url=base_url, version="auto", timeout=timeout_s)
+        client = docker.APIClient(base_url=base_url, version="auto", timeout=timeout_s)
+        client.send = functools.partial(_send_bounded, client.send)
+        return client
 
     def _get_client(self) -> Any:
         client = getattr(self._local, "client", None)
@@ -215,9 +249,9 @@ class DockerEngine:
         try:
             return function()
         except docker.errors.NotFound as error:
-            raise ContainerGone(f"{what}: {error.explanation or error}") from error
+            raise ContainerGone(f"{what}: {_quote(error.explanation or error)}") from error
         except docker.errors.APIError as error:
-            raise DockerRefused(f"{what}: {error.explanation or error}") from error
+            raise DockerRefused(f"{what}: {_quote(error.explanation or error)}") from error
         except (
             docker.errors.DockerException,
             requests.exceptions.RequestException,
@@ -225,7 +259,11 @@ class DockerEngine:
             OSError,
         ) as error:
             self._local.client = None
-            raise DockerAway(str(error)) from error
+            raise DockerAway(_quote(error)) from error
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise DockerRefused(
+                f"{what}: Docker's answer has a form that was not expected ({_quote(repr(error))})"
+            ) from error
 
     def _call(self, what: str, function: Callable[[Any], Any]) -> Any:
         return self._translate(what, lambda: function(self._get_client()))
@@ -249,16 +287,15 @@ class DockerEngine:
 
     def live_restore(self) -> bool | None:
         """Return whether containers keep running while Docker is stopped; None if Docker does not say."""
-        value = self._call("info", lambda c: c.info()).get("LiveRestoreEnabled")
+        value = self._call("info", lambda c: c.info().get("LiveRestoreEnabled"))
         return value if isinstance(value, bool) else None
 
     def find(self, name: str) -> Container | None:
         """Return the container with this name or full id; None if there is none."""
         try:
-            info = self._call(f"inspect {name}", lambda c: c.inspect_container(name))
+            found: Container = self._call(f"inspect {name}", lambda c: parse_container(c.inspect_container(name)))
         except ContainerGone:
             return None
-        found = parse_container(info)
         # Docker also accepts the beginning of an id. Only the name or the whole id counts here.
         return found if name in (found.name, found.id) else None
 
@@ -299,8 +336,7 @@ class DockerEngine:
 
     def wait(self, container_id: str) -> int:
         """Block until the container has ended and return its exit status."""
-        answer = self._call("docker wait", lambda c: c.wait(container_id))
-        return int(answer["StatusCode"])
+        return int(self._call("docker wait", lambda c: int(c.wait(container_id)["StatusCode"])))
 
     def logs(self, container_id: str, *, after: str | None, follow: bool, tail: int | None) -> Iterator[LogRecord]:
         """Yield lines of the container's log.
@@ -351,14 +387,21 @@ class DockerEngine:
         now = time.time()
         filters = {"container": container_id, "type": "container", "event": ["kill"]}
         since, until = int(now - since_s), int(now) + 1
-        answer = self._call("docker events", lambda c: list(c.events(since=since, until=until, filters=filters)))
-        return find_kill_signal(
-            [json.loads(line) for item in answer for line in item.decode().splitlines() if line.strip()]
-        )
+
+        def ask(client: Any) -> str | None:
+            answer = itertools.islice(client.events(since=since, until=until, filters=filters), MOST_EVENTS)
+            lines = [line for item in answer for line in item.decode().splitlines() if line.strip()]
+            return find_kill_signal([json.loads(line) for line in lines])
+
+        signal: str | None = self._call("docker events", ask)
+        return signal
 
     def listed(self) -> list[Container]:
         """Return all containers, running or not."""
-        return [parse_listed(entry) for entry in self._call("docker ps", lambda c: c.containers(all=True))]
+        found: list[Container] = self._call(
+            "docker ps", lambda c: [parse_listed(entry) for entry in c.containers(all=True)]
+        )
+        return found
 
     def kill(self, container_id: str) -> None:
         """Send SIGKILL to the container."""
@@ -367,7 +410,7 @@ class DockerEngine:
     def image_id(self, name: str) -> str | None:
         """Return the id of an image; None if the host does not have it."""
         try:
-            return str(self._call(f"docker image inspect {name}", lambda c: c.inspect_image(name))["Id"])
+            return str(self._call(f"docker image inspect {name}", lambda c: c.inspect_image(name)["Id"]))
         except ContainerGone:
             return None
 

@@ -6,18 +6,14 @@ Needs Python alone, so that it works on a host that has no driver and nothing of
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .systemd import Ran, Run, Systemd, SystemdError, Unit
+from .systemd import Ran, Run, Systemd, SystemdError, Unit, run_command
 
 ASK_S = 30.0
-DYING_S = 1.0
-"""How long a process that was killed may take to be gone."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -35,26 +31,7 @@ def run_in_english(command: Sequence[str], timeout_s: float) -> Ran:
         SystemdError: if it cannot be run or does not end within `timeout_s`.
     """
     environment = {**os.environ, "LC_ALL": "C", "PATH": f"{os.environ.get('PATH', '')}:{PATH}"}
-    try:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=environment
-        )
-    except OSError as error:
-        raise SystemdError(f"'{command[0]}' cannot be run: {error.strerror or error}") from error
-    try:
-        out, err = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired as error:
-        raise SystemdError(f"'{' '.join(command)}' did not end within {timeout_s:g} s") from error
-    finally:
-        if process.poll() is None:
-            process.kill()
-            # A process that waits for a lost GPU inside the kernel does not die, and nobody may wait for it.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(DYING_S)
-            for pipe in (process.stdout, process.stderr):
-                if pipe:
-                    pipe.close()
-    return Ran(process.returncode, out, err.strip())
+    return run_command(command, timeout_s, environment)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
+
+from ..text import printable
+from .records import parse_json
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -36,7 +41,50 @@ class Answer:
 
     def json(self) -> Any:
         """Parse the body. Raises ValueError if it is not JSON."""
-        return json.loads(self.body)
+        return parse_json(self.body)
+
+
+MOST_TEXT = 300
+"""Characters of an error that are quoted; http.client's have what the engine sent."""
+HEAD_BYTES = 1_000_000
+"""Bytes that an answer may have beside its body: status lines, headers, sizes of chunks."""
+
+
+class _BoundedSocket(socket.socket):
+    """A connected socket that reads until a deadline, and not more than so many bytes.
+
+    A timeout of a socket counts for each part of an answer, so an engine that sends a byte now and then would hold the
+    caller forever.
+    """
+
+    deadline: float
+    bytes_left: int
+
+    def recv_into(self, *arguments: Any) -> int:
+        """Read a part of the answer. Raises TimeoutError after the deadline, OSError after too many bytes."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self.settimeout(left)
+        count = super().recv_into(*arguments)
+        self.bytes_left -= count
+        if self.bytes_left < 0:
+            raise OSError("the answer is longer than is read of it")
+        return count
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection of which connecting, sending and the whole answer together end at a deadline."""
+
+    limit = 0
+
+    def connect(self) -> None:
+        """Connect. Raises OSError."""
+        deadline = time.monotonic() + float(self.timeout or 0)
+        plain = socket.create_connection((self.host, self.port), self.timeout)
+        self.sock = _BoundedSocket(fileno=plain.detach())
+        self.sock.deadline, self.sock.bytes_left = deadline, self.limit + HEAD_BYTES
+        self.sock.settimeout(max(0.001, deadline - time.monotonic()))
 
 
 def explain_oserror(error: Exception, timeout_s: float) -> str:
@@ -52,7 +100,7 @@ def explain_oserror(error: Exception, timeout_s: float) -> str:
         return "connection refused: nothing listens on the port"
     if isinstance(error, http.client.RemoteDisconnected | ConnectionResetError):
         return "connection closed without an answer: the port is published, but nothing listens behind it yet"
-    return f"{type(error).__name__}: {error}"
+    return printable(f"{type(error).__name__}: {error}"[:MOST_TEXT], "")
 
 
 def request(
@@ -63,13 +111,14 @@ def request(
     Args:
         url: `http://host:port`
         path: path below it, with a leading slash
-        timeout_s: seconds to wait for the connection and for each part of the response
+        timeout_s: seconds that the connection, the request and the whole response may take together
         method: HTTP method
         payload: value sent as JSON; None sends no body
-        limit: bytes of the body to read at most
+        limit: bytes of the body to read at most; the rest of a longer one is left out
     """
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=timeout_s)
+    connection = _Connection(parts.hostname or "", parts.port or 80, timeout=timeout_s)
+    connection.limit = limit
     headers = {"Connection": "close", "User-Agent": "vllm-edge"}
     body: bytes | None = None
     if payload is not None:
@@ -79,7 +128,7 @@ def request(
         connection.request(method, path, body=body, headers=headers)
         answer = connection.getresponse()
         return Answer(answer.status, answer.read(limit))
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
         return Answer(None, error=explain_oserror(error, timeout_s))
     finally:
         connection.close()

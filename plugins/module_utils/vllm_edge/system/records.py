@@ -4,14 +4,70 @@
 from __future__ import annotations
 
 import functools
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 _get_hints = functools.cache(get_type_hints)
+
+
+MOST_DEPTH = 64
+"""Objects and lists within each other in JSON from elsewhere."""
+MOST_VALUES = 1_000_000
+"""Commas and brackets in JSON from elsewhere: with that, 16 MiB of text become at most some 150 MiB of objects."""
+
+
+def parse_json(raw: bytes | str) -> Any:
+    """Parse JSON that somebody else wrote.
+
+    Unlike json.loads it refuses keys that an object has twice, numbers that are not finite, deep nesting, and so many
+    values that they would fill the memory. The caller bounds the length of the text.
+
+    Raises:
+        ValueError: the text is not such JSON
+    """
+    text = raw if isinstance(raw, bytes) else raw.encode("utf-8", "replace")
+    if sum(text.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
+        raise ValueError(f"it has more than {MOST_VALUES:,} values")
+    try:
+        document = json.loads(
+            raw, object_pairs_hook=_build_object, parse_constant=_refuse_number, parse_float=_parse_float
+        )
+        level = [document]
+        for _ in range(MOST_DEPTH):
+            level = [
+                item
+                for value in level
+                if isinstance(value, dict | list)
+                for item in (value.values() if isinstance(value, dict) else value)
+                if isinstance(item, dict | list)
+            ]
+            if not level:
+                return document
+    except RecursionError:
+        pass
+    raise ValueError(f"it is nested deeper than {MOST_DEPTH} levels")
+
+
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    built = dict(pairs)
+    if len(built) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return built
+
+
+def _refuse_number(text: str) -> NoReturn:
+    raise ValueError(f"{text[:20]} is no number that JSON knows")
+
+
+def _parse_float(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse_number(text)
 
 
 class RecordError(ValueError):

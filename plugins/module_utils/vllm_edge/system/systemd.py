@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..text import printable
+
 PROPERTIES = (
     "Id",
     "LoadState",
@@ -31,10 +33,12 @@ PROPERTIES = (
 """Properties of a unit that `Systemd.show` reads."""
 ASK_S = 20.0
 """Seconds that a query may take."""
+KILLED_S = 2.0
+"""Seconds that a process may take to end after SIGKILL."""
 ORDER_S = 60.0
 """Seconds that a command which changes something may take."""
 
-_SPAN = re.compile(r"(\d+)(y|month|w|d|h|min|s|ms|us)")
+_SPAN = re.compile(r"(\d{1,20})(y|month|w|d|h|min|s|ms|us)")
 _SECONDS = {
     "y": 31_557_600.0,
     "month": 2_629_800.0,
@@ -67,23 +71,57 @@ class Run(Protocol):
     def __call__(self, command: Sequence[str], timeout_s: float, /) -> Ran: ...
 
 
-def run_command(command: Sequence[str], timeout_s: float) -> Ran:
+def run_command(command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> Ran:
     """Run a program and wait until it ends.
 
     Args:
         command: program and arguments
         timeout_s: seconds that it may take
+        environment: its environment; None for that of this process
 
     Raises:
         SystemdError: it could not be run or did not end in time
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            env=environment,
+        )
+    except (OSError, ValueError) as error:
+        raise SystemdError(f"'{command[0]}' cannot be run: {getattr(error, 'strerror', '') or error}") from error
+    try:
+        out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
+        # A process in a frozen control group, or in a call of a driver that hangs, survives SIGKILL: never wait for it
+        # without a limit, as subprocess.run does.
+        _let_be_killed_first(process.pid)
+        process.kill()
+        try:
+            process.wait(KILLED_S)
+        except subprocess.TimeoutExpired:
+            raise SystemdError(
+                f"'{' '.join(command)}' did not end within {timeout_s:g} s, and its process {process.pid} cannot be "
+                "killed: it is frozen, or hangs in a driver"
+            ) from error
         raise SystemdError(f"'{' '.join(command)}' did not end within {timeout_s:g} s") from error
-    except OSError as error:
-        raise SystemdError(f"'{' '.join(command)}' cannot be run: {error}") from error
-    return Ran(done.returncode, done.stdout, done.stderr.strip())
+    finally:
+        for pipe in (process.stdout, process.stderr):
+            if pipe:
+                pipe.close()
+    return Ran(process.returncode, out, printable(err.strip()))
+
+
+def _let_be_killed_first(pid: int) -> None:
+    """Make the kernel choose a process that cannot be killed now before all others if the memory runs out."""
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("1000")
+    except OSError:
+        pass
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from ..text import printable
 from .record import COMMIT, Listing, RemoteFile, WeightsError
 from .survey import list_unknown
 
@@ -80,7 +81,7 @@ class DirectorySource:
             text = (self._directory / "SHA256SUMS").read_text(encoding="utf-8")
         except FileNotFoundError:
             return {}
-        lines = re.findall(r"^\s*([0-9a-f]{64}) [ *](?:\./)?(.+?)\s*$", text, re.MULTILINE)
+        lines = re.findall(r"^[ \t]*([0-9a-f]{64}) [ *](?:\./)?(.*\S)[ \t]*$", text, re.MULTILINE)
         return {path: sha256 for sha256, path in lines}
 
     def listing(self, repo: str, revision: str) -> Listing:
@@ -267,7 +268,7 @@ class HubSource:
                 host=host,
                 what=f"{path} of {repo}" if path else repo,
                 failed="did not deliver" if path else "cannot be reached for",
-                text=(text.replace(str(token), "***") if token else text).rstrip("."),
+                text=printable((text.replace(str(token), "***") if token else text).rstrip("."), ""),
             )
             raise HubError(message, passing=elsewhere or status is None or status in PASSING_STATUS) from error
 
