@@ -77,6 +77,8 @@ class EngineConfig:
     max_model_len: int | None = None
     shutdown_timeout_s: float | None = None
     """vLLM's own --shutdown-timeout if it was set: time to finish requests after SIGTERM."""
+    secrets_hash: str = ""
+    """Keyed hash of the engine's secrets (`generation.secrets.compute_hash`); empty if it has none."""
     plan: Mapping[str, Any] | None = None
     """What the planner predicted for the engine (`expectation` in planning/drift.py); None if nothing was planned."""
 
@@ -156,7 +158,9 @@ _NULLABLE: dict[str, _Rule] = {
 }
 """Keys that may also be null or missing."""
 _OPTIONAL: dict[str, _Rule] = {
-    **dict.fromkeys(("image_id", "weights_path", "weights_record"), (lambda value: isinstance(value, str), "a text")),
+    **dict.fromkeys(
+        ("image_id", "weights_path", "weights_record", "secrets_hash"), (lambda value: isinstance(value, str), "a text")
+    ),
     "progress_timeout_s": _SECONDS,
     "idle_probe_s": (lambda value: value == 0 or _is_seconds(value), "seconds, 0 for never"),
 }
