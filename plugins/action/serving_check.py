@@ -11,6 +11,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from ..module_utils.vllm_edge.inventory import profiles, variables
+from ..module_utils.vllm_edge.inventory.engine_inputs import find_secret_fault
 
 PROJECT = Path(__file__).resolve().parents[2]
 GIVEN = ("model_weights_token", "model_weights_token_file", "vllm_image_base_archive", "vllm_image_base_digest")
@@ -59,6 +60,21 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 continue  # depends on facts or results that do not exist yet
         return settings
 
+    def _read_secret_faults(self) -> dict[str, str] | None:
+        """Return what is wrong with each secret of engines; None if there is no mapping."""
+        secrets = self._variables.get("vllm_engine_secrets", {})
+        if isinstance(secrets, str):  # a template for all of them
+            secrets = self._read("vllm_engine_secrets")
+        if not isinstance(secrets, dict):
+            return None
+        faults = {}
+        for name, value in secrets.items():
+            try:
+                faults[str(name)] = find_secret_fault(self._templar.template(value))
+            except AnsibleError as error:
+                faults[str(name)] = f"cannot be read: {str(error).splitlines()[0].rstrip('.')}"
+        return faults
+
     def _read_inventory(self, project: variables.Project) -> profiles.Inventory:
         """Return what the checks need of the variables. Other values may be secret."""
         directory = self._read("vllm_engine_chat_templates_directory")
@@ -79,6 +95,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             **{key: self._read(key) for key in ("gpu_count", "gpu_memory_mib", "gpu_uuids")},
             settings=self._read_settings(project),
             given={name: bool(self._read(name)) for name in GIVEN},
+            secrets=self._read_secret_faults(),
             chat_template=self._read("vllm_engine_chat_template") or "",
             chat_templates=frozenset(entry.name for entry in files if entry.is_file()),
             chat_templates_directory=str(templates),

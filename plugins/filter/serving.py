@@ -111,6 +111,15 @@ def describe_weights(weights: Mapping[str, Entry], models: Mapping[str, Entry], 
     }
 
 
+def resolve_secrets(engines: Iterable[Entry], secrets: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the secret values by environment variable, by engine; engines without `secret_env` are left out."""
+    return {
+        engine["name"]: {name: secrets[secret] for name, secret in engine["secret_env"].items()}
+        for engine in engines
+        if engine.get("secret_env")
+    }
+
+
 def list_mount_units(paths: Iterable[str]) -> list[str]:
     """Return the names of systemd's mount units for directories and all directories above them but the root.
 
@@ -216,6 +225,7 @@ class FilterModule:
             sum_budgets,
             assign_budgets,
             describe_weights,
+            resolve_secrets,
             list_mount_units,
             find_release,
             report_engines,

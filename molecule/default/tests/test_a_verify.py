@@ -68,12 +68,14 @@ def test_user_and_group_of_the_engines(host: Host) -> None:
         ("/etc/vllm-edge/hooks/before_drain.d", "root", "root", 0o755),
         ("/etc/vllm-edge/hooks/after_commit.d", "root", "root", 0o755),
         (STATE, "root", "root", 0o755),
-        (f"{STATE}/generations/1", "root", "root", 0o755),
+        (f"{STATE}/generations", "root", "root", 0o750),
+        (f"{STATE}/generations/1", "root", "root", 0o750),
+        (f"{STATE}/history", "root", "root", 0o750),
         ("/data/vllm", "root", "root", 0o755),
         ("/data/vllm/weights", "root", "vllm-edge", 0o750),
         *[(engine.weights, "root", "vllm-edge", 0o750) for engine in ENGINES],
         ("/data/vllm/cache", "root", "root", 0o755),
-        *[(f"/data/vllm/cache/{engine.name}", "vllm-edge", "vllm-edge", 0o750) for engine in ENGINES],
+        *[(f"/data/vllm/cache/{engine.name}", "root", "vllm-edge", 0o750) for engine in ENGINES],
     ],
 )
 def test_directory(host: Host, path: str, owner: str, group: str, mode: int) -> None:
@@ -85,17 +87,18 @@ def test_directory(host: Host, path: str, owner: str, group: str, mode: int) -> 
 @pytest.mark.parametrize(
     ("path", "mode"),
     [
-        *[(f"{engine.etc}/docker-create", 0o644) for engine in ENGINES],
+        *[(f"{engine.etc}/docker-create", 0o640) for engine in ENGINES],
         *[(f"{engine.etc}/engine.json", 0o644) for engine in ENGINES],
         *[(f"{engine.etc}/chat-template.jinja", 0o644) for engine in ENGINES],
         *[(f"/etc/systemd/system/{engine.unit}", 0o644) for engine in ENGINES],
         ("/etc/systemd/system/vllm-edge.target", 0o644),
         ("/etc/systemd/system/vllm-edge-recover.service", 0o644),
         ("/etc/needrestart/conf.d/vllm-edge.conf", 0o644),
-        (f"{STATE}/generations/1/generation.json", 0o644),
+        (f"{STATE}/generations/1/generation.json", 0o640),
         ("/opt/vllm-edge/current/bin/vllm-edge", 0o755),
         (f"{STATE}/active-profile.json", 0o644),
-        (f"{STATE}/report.json", 0o644),
+        (f"{STATE}/switch.json", 0o640),
+        (f"{STATE}/report.json", 0o640),
         ("/etc/docker/daemon.json", 0o644),
     ],
 )

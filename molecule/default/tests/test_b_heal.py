@@ -13,7 +13,7 @@ from conftest import CONTAINER, ENGINE, ENGINES, ROLES, UNIT, Controller, Machin
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 DOCKER_CREATE = f"/etc/vllm-edge/engines/{ENGINE}/docker-create"
 HEALED = ["vllm_engine : Switch to the rendered generation"]
-DAMAGE = {UNIT_FILE: "content", DOCKER_CREATE: "0777 -> 0644"}
+DAMAGE = {UNIT_FILE: "content", DOCKER_CREATE: "0777 -> 0640"}
 
 
 def differing(play: Play) -> dict[str, str]:
@@ -70,7 +70,7 @@ def test_one_run_repairs_exactly_the_damage(
     assert re.search(r"Somebody (removed|stopped) the engine's container with Docker", machine.journal(cursor))
     unit = machine.host.file(UNIT_FILE)
     assert (unit.user, unit.group, unit.mode) == ("root", "root", 0o644)
-    assert machine.host.file(DOCKER_CREATE).mode == 0o644
+    assert machine.host.file(DOCKER_CREATE).mode == 0o640
     assert machine.unit("NeedDaemonReload", "ActiveState") == {"NeedDaemonReload": "no", "ActiveState": "active"}
     after = life(machine)
     assert after is not None and after.id != before.id

@@ -319,7 +319,7 @@ def test_verify_names_everything_that_is_wrong_at_once(
     assert f"{victim['unit']} is inactive: 'vllm-edge explain {victim['engine']}'" in told
     assert f"{damaged['weights']} of model {victim['model']} is damaged: its sha256 is" in told
     assert "verify_weights=full" in told
-    assert f"{damaged['create']} is not what the inventory renders: mode 0666, wanted 0644" in told
+    assert f"{damaged['create']} is not what the inventory renders: mode 0666, wanted 0640" in told
     over = re.findall(r"GPU \d \(slot \d[^)]*\) is over budget", told)
     assert len(set(over)) == sum(len(engine["gpus"]) for engine in others)
     assert re.search(r"\b3 fail\b.*; failed: deep\.status, deep\.weights, deep\.files$", play.output, re.MULTILINE)

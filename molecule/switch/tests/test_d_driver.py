@@ -11,7 +11,7 @@ import pytest
 from conftest import BUSY, CONTAINER, ENGINE, OK, PORT, PYTHON, SETTINGS, UNIT, Bystanders, Edge, Pair, default, play
 
 Seen = Callable[..., None]
-NOTE = 'echo "$VLLM_EDGE_HOOK $VLLM_EDGE_FROM_GENERATION $VLLM_EDGE_GENERATION" >> /var/tmp/hooks'
+NOTE = 'echo "$VLLM_EDGE_HOOK $VLLM_EDGE_FROM_GENERATION $VLLM_EDGE_GENERATION" >> /run/hooks-noted'
 WORDS = 300
 """Tokens of an answer that takes some seconds."""
 IN_WORK = """
@@ -27,7 +27,7 @@ while not requests_in_work(urllib.request.urlopen(sys.argv[1], timeout=5).read()
 
 def hooks(edge: Edge) -> list[str]:
     """What hooks took note of since they were asked last."""
-    return edge.shell("touch /var/tmp/hooks; cat /var/tmp/hooks; rm /var/tmp/hooks").splitlines()
+    return edge.shell("touch /run/hooks-noted; cat /run/hooks-noted; rm /run/hooks-noted").splitlines()
 
 
 def note(edge: Edge) -> None:

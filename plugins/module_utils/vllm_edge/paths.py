@@ -36,6 +36,15 @@ class HostPaths:
         """Return the file that records which run of the engine's container has passed the canary."""
         return self.state / "engines" / f"{engine}.canary.json"
 
+    @property
+    def secrets(self) -> Path:
+        """The directory of the engines' secrets; only root may open it."""
+        return self.etc / "secrets"
+
+    def secret_file(self, engine: str) -> Path:
+        """Return the file of the engine's secrets, which `docker create --env-file` reads."""
+        return self.secrets / f"{engine}.env"
+
     def unit_file(self, unit: str) -> Path:
         return self.units / unit
 

@@ -370,6 +370,18 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (unit(ENGINE, ActiveState="inactive"), "warn serving.units; fail serving.ports", "inactive", "systemctl start"),
     (lambda host: host.listen(), "fail serving.ports", "e2b on 8070", "docker ps"),
     (unit(TARGET, UnitFileState="disabled"), "warn serving.boot", "not enabled", f"systemctl enable {TARGET}"),
+    (
+        lambda host: (host.root / "etc/vllm-edge/secrets").mkdir(mode=0o755),
+        "fail serving.permissions",
+        "secrets has mode 0755, wanted 0700",
+        "chmod",
+    ),
+    (
+        lambda host: host.write("etc/vllm-edge/hooks/before_drain.d/tell").chmod(0o777),
+        "fail serving.permissions",
+        "before_drain.d/tell has mode 0777, so that others may write it",
+        "chmod go-w",
+    ),
     # Bus, memory and power.
     (gpu(1, pcie__link__width__current="8"), "warn topology.pcie", f"{BUSES[1]} has 8 of 16 lanes", "Reseat"),
     (gpu(1, pcie__link__gen__current="3", pstate="P0"), "warn topology.pcie", "generation 3 of 4", "Reseat"),

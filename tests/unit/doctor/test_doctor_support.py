@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from ansible.module_utils.vllm_edge import redaction
 from ansible.module_utils.vllm_edge.doctor import evidence, support
 from ansible.module_utils.vllm_edge.doctor.command import run_doctor
 from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
@@ -24,7 +25,8 @@ BEARER = "eyJhbGciOi.J9-bearer_value"
 FILE_KEY = "only-in-a-key-file-4711"
 PEM = "MIIEvQIBADANBgkqhkiG9w0BAQEF"
 QUOTED = "two words quoted-secret"
-SEEDED = (API_KEY, SECOND_KEY, HF_TOKEN, PASSWORD, ADMIN, BEARER, FILE_KEY, PEM, QUOTED, "quoted-secret")
+ENGINE_SECRET = "a secret = of: an engine"
+SEEDED = (ENGINE_SECRET, API_KEY, SECOND_KEY, HF_TOKEN, PASSWORD, ADMIN, BEARER, FILE_KEY, PEM, QUOTED, "quoted-secret")
 
 
 @pytest.fixture
@@ -36,6 +38,8 @@ def seeded(host: FakeHost) -> FakeHost:
     create.write_text(f"{lines}--api-key\n{API_KEY}\n{SECOND_KEY}\n--max-num-batched-tokens=2048\n")
     proxy = f"http://operator:{PASSWORD}@proxy.example.org:3128"
     host.write("etc/docker/daemon.json", json.dumps({"proxies": {"http-proxy": proxy}, "features": {"cdi": True}}))
+    host.write("etc/vllm-edge/secrets/e2b.env", f"STORE={ENGINE_SECRET}\n").chmod(0o600)
+    (host.root / "etc/vllm-edge/secrets").chmod(0o700)
     host.write("etc/vllm-edge/gateway.key", f"{FILE_KEY}\n")
     host.write("etc/vllm-edge/tls.conf", f"-----BEGIN PRIVATE KEY-----\n{PEM}\n-----END PRIVATE KEY-----\n")
     host.write("etc/vllm-edge/hooks/after_commit.d/tell", f'#!/bin/sh\nclient_secret="{QUOTED}"\ncurl {proxy}\n')
@@ -44,7 +48,7 @@ def seeded(host: FakeHost) -> FakeHost:
         f"vllm[1]: Authorization: Bearer {BEARER}\n"
         f"vllm[1]: non-default args: {{'api_key': ['{API_KEY}'], 'max_model_len': 4096}}\n"
         f"vllm[1]: argv: serve --api-key {API_KEY} {SECOND_KEY} --port 8000 max_tokens=16 total_tokens: 17\n"
-        f"vllm[1]: a value alone: {ADMIN}; the file's: {FILE_KEY}; token {HF_TOKEN}\n",
+        f"vllm[1]: a value alone: {ADMIN}, {ENGINE_SECRET}; the file's: {FILE_KEY}; token {HF_TOKEN}\n",
     )
     host.answers["docker version"] = Ran(0, f"HTTP_PROXY={proxy}\nServer: Docker Engine 26.1.5\n")
     return host
@@ -66,7 +70,7 @@ def test_seeded_secrets_are_nowhere(seeded: FakeHost, tmp_path: Path, capsys: py
     texts = unpacked(path)
     everything = "\n".join([*texts, *texts.values(), capsys.readouterr().out])
     assert [secret for secret in SEEDED if secret in everything] == []
-    assert everything.count(support.GONE) >= len(SEEDED)
+    assert everything.count(redaction.GONE) >= len(SEEDED)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -121,11 +125,11 @@ def test_what_is_too_long_or_unreadable_is_named(host: FakeHost) -> None:
     ],
 )
 def test_patterns(text: str, expected: str) -> None:
-    assert support.redact(text) == expected
+    assert redaction.redact(text) == expected
 
 
 def test_short_and_plain_values_do_not_take_evidence_with_them() -> None:
-    assert support.find_secrets(["TOKEN=1234567 PASSWORD=no SECRET=true API_KEY=abcdef1"]) == {"abcdef1"}
+    assert redaction.find_secrets(["TOKEN=1234567 PASSWORD=no SECRET=true API_KEY=abcdef1"]) == {"abcdef1"}
 
 
 # ---- what only a host with real GPUs can show ----------------------------------------------------------------------

@@ -155,7 +155,7 @@ def test_what_is_written_is_what_is_read(paths: HostPaths) -> None:
     assert generation.hashes == value.hashes
     assert [entry.name for entry in (paths.state / "generations").iterdir()] == ["1"]
     modes = {entry.stat().st_mode & 0o777 for entry in generation.directory.rglob("*") if entry.is_file()}
-    assert modes == {0o644}
+    assert modes == {0o640}
 
 
 @pytest.mark.parametrize(

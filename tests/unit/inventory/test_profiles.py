@@ -363,6 +363,20 @@ CASES: list[Case] = [
     small("odd characters", "extra_env", {"A B": "1"}, "'A B' cannot be the name of an environment variable"),
     small("odd characters", "extra_env", {"VLLM_A": "1\n2"}, "extra_env.VLLM_A", "line break"),
     small("odd characters", "extra_env", {"VLLM_A": True}, "would reach the engine as 'True'"),
+    *(
+        small("secret", "extra_env", {name: "hunter2"}, f"extra_env.{name}: by its name", "secret_env")
+        for name in ("VLLM_API_KEY_2", "hf_token", "Db_Password", "MY_SECRET_X", "AWS_CREDENTIALS")
+    ),
+    small("secret", "extra_env", {"PROXY": "http://u:hunter2@proxy"}, "by its name or form", "vllm_engine_secrets"),
+    small("secret", "extra_env", {"VLLM_API_KEY": "hunter2"}, "is not free to choose, the canary"),
+    small("secret", "secret_env", {"VLLM_API_KEY": "good"}, "is not free to choose, the canary"),
+    small("secret", "secret_env", ["hunter2 x"], "secret_env: is not a mapping", "vllm_engine_secrets"),
+    small("secret", "secret_env", {"STORE": "hunter2 x"}, "secret_env.STORE: its value is no name of a secret"),
+    small("secret", "secret_env", {"STORE": 7}, "secret_env.STORE: its value is no name of a secret"),
+    small("secret", "secret_env", {"A B": "good"}, "'A B' cannot be the name of an environment variable"),
+    small("secret", "secret_env", {7: "good"}, "7 cannot be the name of an environment variable"),
+    small("secret", "secret_env", {"STORE": "god"}, "vllm_engine_secrets has no 'god'", "did you mean good?", "Vault"),
+    small("secret", "secret_env", {"STORE": "bad"}, "the value of 'bad' in vllm_engine_secrets has 3 characters"),
     one("odd characters", "small.served_names", ["sentry", "a b"], "served_names[1]: 'a b' holds a space"),
     one("odd characters", "small.served_names", ["sentry", "a\n--api-key"], "holds a line break"),
     one("model", "models.tiny.repo", "gemma", "vllm_models.tiny.repo: 'gemma'", "owner/name"),
@@ -412,7 +426,8 @@ def changed(changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def inventory(variables: dict[str, Any]) -> Inventory:
-    return Inventory(**{**variables, "names": frozenset(variables["names"])})
+    secrets = {"good": "", "bad": "has 3 characters, at least 8 are expected"}
+    return Inventory(**{"secrets": secrets, **variables, "names": frozenset(variables["names"])})
 
 
 def test_sound_variables_are_accepted(project: Project) -> None:
@@ -512,6 +527,7 @@ def test_a_wrong_type_is_told_of_every_key(project: Project) -> None:
 def test_no_secret_is_printed(project: Project) -> None:
     variables = changed({"engines.small.extra_args": ["--api-key", "hunter2", "--hf-token=hunter2 x"]})
     variables["engines"]["small"]["extra_env"] = {"HF_TOKEN": "hunter2\n", "MY_PASSWORD": ["hunter2"]}
+    variables["engines"]["small"]["secret_env"] = {"A": "hunter2 x", "B": ["hunter2"]}
     found = find_mistakes(inventory(variables), project)
     assert len(found) == 6, "both variables are risks, too"
     assert not [sentence for sentence in found if "hunter2" in sentence]

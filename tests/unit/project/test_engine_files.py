@@ -32,6 +32,7 @@ ENGINES: list[dict[str, Any]] = [
     for name, gpus, more in (
         ("two", [0, 1], {}),
         ("own", [0, 1], OWN),
+        ("keyed", [2], {"secret_env": {"STORE_PASSWORD": "store"}}),
         ("one", [2], {"limit_mm_per_prompt": {"image": 0, "audio": 0, "video": {"count": 0}}}),
     )
 ]
@@ -265,3 +266,58 @@ def test_no_value_becomes_another_line_or_is_expanded(tmp_path: Path, odds: list
             else:
                 assert "$" not in text and "%" not in text.replace("%%", ""), (where, text)
     assert odds[0] in MORE[5:] or refused > 25, "line breaks and the like are refused in each variable"
+
+
+MARKED = "marked-secret-value"
+
+
+def test_an_engine_names_the_file_of_its_secrets_and_holds_none(rendered: Any) -> None:
+    found = rendered(vllm_engine_secrets={"store": MARKED})
+    create = found["keyed"]["docker-create"]
+    assert create.index("--env-file=/etc/vllm-edge/secrets/keyed.env") < create.index("image")
+    everything = [line for files in found.values() for lines in files.values() for line in lines]
+    assert [line for line in everything if "--env-file" in line] == ["--env-file=/etc/vllm-edge/secrets/keyed.env"]
+    assert MARKED not in "\n".join(everything) and "STORE_PASSWORD" not in "\n".join(everything)
+
+
+def test_an_engine_loads_no_code_that_it_wrote_itself(rendered: Any) -> None:
+    """Its home lasts as long as the container. What it compiles has a directory of its own in the cache."""
+    create = rendered()["one"]["docker-create"]
+    environment = dict(line.removeprefix("--env=").split("=", 1) for line in create if line.startswith("--env="))
+    assert environment["HOME"] == "/tmp"
+    assert environment["PYTHONNOUSERSITE"] == environment["PYTHONSAFEPATH"] == "1"
+    in_cache = {name for name, value in environment.items() if value.startswith("/cache")}
+    assert in_cache == {
+        *("CUDA_CACHE_PATH", "FLASHINFER_WORKSPACE_BASE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+        *("VLLM_CACHE_ROOT", "XDG_CACHE_HOME"),
+    }
+
+
+def test_a_run_with_everything_shown_shows_no_secret(tmp_path: Path) -> None:
+    """Case 7 in small: the module as the role calls it, with --diff and -vvv, in check mode and for real."""
+    module = {
+        "secrets": "{{ engines | edge.vllm_edge.resolve_secrets(vllm_engine_secrets) }}",
+        "configuration_directory": str(tmp_path / "etc"),
+    }
+    play = [
+        {
+            "hosts": "localhost",
+            "connection": "local",
+            "gather_facts": False,
+            "vars": {"ansible_python_interpreter": sys.executable, "engines": ENGINES},
+            "tasks": [
+                {"name": "Bring the secrets", "engine_secrets": module, "register": "found"},
+                {"ansible.builtin.debug": {"var": "found"}},
+            ],
+        }
+    ]
+    (tmp_path / "play.json").write_text(json.dumps(play))
+    (tmp_path / "secret").write_text(MARKED)
+    given = {"vllm_engine_secrets": {"store": f"{{{{ lookup('ansible.builtin.file', '{tmp_path}/secret') }}}}"}}
+    (tmp_path / "given.json").write_text(json.dumps(given))
+    words = ["-i", "localhost,", "-e", f"@{tmp_path}/given.json", "--diff", "-vvv", str(tmp_path / "play.json")]
+    for more in (["--check"], []):
+        done = run_playbook(*words, *more, ANSIBLE_DISPLAY_OK_HOSTS="true")
+        assert done.returncode == 0 and "secrets/keyed.env" in done.stdout, done.stdout + done.stderr
+        assert "marked" not in done.stdout + done.stderr
+    assert (tmp_path / "etc/secrets/keyed.env.other").read_text() == f"STORE_PASSWORD={MARKED}\n"

@@ -126,7 +126,14 @@ ABOVE = {
     "program_release": "it takes the lock of the switch and names the switch that has it",
     "model_facts": "it interprets checkpoints as the planner does",
     **dict.fromkeys(
-        ("serving_advise", "serving_observations", "serving_plan", "serving_report", "serving_switch"),
+        (
+            "engine_secrets",
+            "serving_advise",
+            "serving_observations",
+            "serving_plan",
+            "serving_report",
+            "serving_switch",
+        ),
         "the program is installed",
     ),
 }

@@ -152,7 +152,7 @@ def test_a_signal_to_the_switch_ends_the_hook_too(place: Place, monkeypatch: pyt
     wait = hooks.subprocess.Popen.wait
 
     def interrupted(self: object, timeout: float | None = None) -> int:
-        if timeout == 20:
+        if timeout == hooks.POLL_S:
             while not child.exists() or not child.read_text().strip():
                 threading.Event().wait(0.01)
             raise Asked
@@ -203,3 +203,77 @@ def test_a_hook_is_not_spared_when_memory_runs_out(place: Place, own: str, hook:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "plugins" / "module_utils")}
     subprocess.run([sys.executable, "-c", ADJUSTED, str(script), own], check=True, env=environment)
     assert out.read_text().strip() == hook
+
+
+# ---- who may change a hook --------------------------------------------------------------------------------------
+
+
+def _give_away(path: Path) -> None:
+    os.chown(path, 65534, 65534)
+
+
+def _link(path: Path) -> None:
+    path.rename(path.with_name(".script"))
+    path.symlink_to(".script")
+
+
+UNSAFE = {
+    "of another user": (_give_away, "belongs to uid 65534", "chown root: "),
+    "writable for all": (lambda path: path.chmod(0o757), "has mode 0757", "chmod go-w "),
+    "writable for a group": (lambda path: path.chmod(0o775), "has mode 0775", "chmod go-w "),
+    "a link": (_link, "is a link", "cp --remove-destination "),
+    "directory writable": (lambda path: path.parent.chmod(0o777), "has mode 0777", "chmod go-w "),
+    "directory sticky": (lambda path: path.parent.chmod(0o1777), "has mode 1777", "chmod go-w "),
+    "directory above": (lambda path: path.parent.parent.chmod(0o775), "has mode 0775", "chmod go-w "),
+    "directory of another user": (lambda path: _give_away(path.parent.parent), "belongs to uid", "chown root: "),
+}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("case", UNSAFE)
+def test_a_hook_that_others_can_change_is_named_and_not_run(place: Place, case: str) -> None:
+    change, why, remedy = UNSAFE[case]
+    marker = place.root / "ran"
+    for point in hooks.HOOKS:
+        change(place.hook("10-ours", f"#!/bin/sh\ntouch {marker}\n", point))
+    with pytest.raises(PhaseFailed) as failed:
+        place.run()
+    assert why in failed.value.text and remedy in failed.value.text and "No engine was stopped" in failed.value.text
+    done = place.run("after_commit")
+    assert done.warnings and why in done.warnings[0], "the commit stands"
+    assert not marker.exists()
+
+
+def test_a_hook_has_a_fixed_environment(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = place.root / "out"
+    monkeypatch.setenv("LD_PRELOAD_OF_SOMEBODY", "1")
+    monkeypatch.setenv("PATH", "/nowhere:/usr/bin:/bin")
+    monkeypatch.setenv("VLLM_EDGE_STATE", "/elsewhere")
+    place.hook("10-tells", f"#!/bin/sh\nenv >{out}\n")
+    place.run()
+    found = dict(line.split("=", 1) for line in out.read_text().splitlines())
+    assert "LD_PRELOAD_OF_SOMEBODY" not in found and found["PATH"].startswith("/usr/local/sbin:")
+    assert (found["VLLM_EDGE_STATE"], found["VLLM_EDGE_HOOK"]) == ("/elsewhere", "before_drain")
+
+
+def test_a_token_that_a_hook_prints_is_not_recorded(place: Place) -> None:
+    place.hook("10-talks", "#!/bin/sh\necho 'Authorization: Bearer marked-secret-1234'; echo gateway is down; exit 1\n")
+    with pytest.raises(PhaseFailed) as failed:
+        place.run()
+    assert "marked" not in failed.value.text and "gateway is down" in failed.value.text
+
+
+def test_what_a_hook_prints_does_not_fill_the_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "OUTPUT_KEPT_BYTES", 10_000)
+    sizes: list[int] = []
+    truncate = os.ftruncate
+
+    def cut(handle: int, size: int) -> None:
+        sizes.append(os.fstat(handle).st_size)
+        truncate(handle, size)
+
+    monkeypatch.setattr(os, "ftruncate", cut)
+    place.hook("10-talks", "#!/bin/sh\nfor i in 1 2 3; do seq 1 20000; sleep 0.5; done; echo the end; exit 1\n")
+    with pytest.raises(PhaseFailed) as failed:
+        place.run()
+    assert len(sizes) >= 2 and max(sizes) < 300_000 and "the end." in failed.value.text

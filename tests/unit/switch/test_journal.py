@@ -201,10 +201,10 @@ def full(monkeypatch: pytest.MonkeyPatch, file: JournalFile, *, for_good: bool =
     """A disk on which nothing fits as long as the ballast lies there; with `for_good` also without it."""
     real = journal_module.write_durably
 
-    def write(path: Path, text: str) -> None:
+    def write(path: Path, text: str, mode: int) -> None:
         if for_good or file.ballast.exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(path, text)
+        real(path, text, mode)
 
     monkeypatch.setattr(journal_module, "write_durably", write)
 
@@ -228,7 +228,7 @@ def test_a_disk_that_stays_full_is_said_and_leaves_the_former_journal(
 
 
 def test_other_errors_do_not_cost_the_ballast(file: JournalFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(path: Path, text: str) -> None:
+    def write(path: Path, text: str, mode: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(journal_module, "write_durably", write)
@@ -390,7 +390,7 @@ except PermissionError:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_cannot_hold_the_lock_and_still_sees_who_does() -> None:
+def test_another_user_can_neither_hold_the_lock_nor_read_the_journal() -> None:
     with tempfile.TemporaryDirectory() as place:  # pytest's own directories are for nobody else
         Path(place).chmod(0o755)
         paths = HostPaths(state=Path(place) / "state")
@@ -404,6 +404,8 @@ def test_another_user_cannot_hold_the_lock_and_still_sees_who_does() -> None:
         with Lock(paths):
             assert another()[:2] == ["nobody", "may not"]
             JournalFile(paths, replace(BEGUN, pid=os.getpid())).write()
+            assert another()[:2] == ["nobody", "may not"], "the journal is for root, and a status says so"
+            paths.switch_journal.chmod(0o644)  # as a former release wrote it
             assert another()[:2] == ["site.yml by alice", "may not"]
         JournalFile(paths, replace(ENDED, pid=os.getpid())).write()
         assert another()[:2] == ["nobody", "may not"]

@@ -93,6 +93,20 @@ def test_what_does_not_start_is_not_looked_at(bench: ReadyHost) -> None:
         assert bench.world.preflight(bench.generation(foreign="fail"), Moves(keep=("e2b",))).warnings == ()
 
 
+@pytest.mark.parametrize("point", ["before_drain", "after_commit"])
+def test_a_hook_that_others_may_write_is_refused_before_anything_is_touched(bench: ReadyHost, point: str) -> None:
+    hook = write(bench.world.paths.hook_dir(point) / "10-ours", "#!/bin/sh\n")
+    hook.chmod(0o777)
+    assert f"{hook} has mode 0777, so that others may write it" in bench.refused()
+    hook.chmod(0o755)
+    assert isinstance(bench.check(), Done)
+
+
+def test_an_engine_whose_secrets_are_gone_is_refused(bench: ReadyHost) -> None:
+    told = bench.refused(bench.generation(secrets_hash="0" * 64))
+    assert f"The secrets of engine e2b are not on this host ({bench.world.paths.secret_file('e2b')})" in told
+
+
 def test_docker_that_does_not_answer(bench: ReadyHost) -> None:
     bench.docker.away = "connection refused"
     assert "The Docker Engine did not answer for 60 s (connection refused)" in bench.refused()

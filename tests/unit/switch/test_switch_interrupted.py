@@ -48,9 +48,9 @@ def at_write(monkeypatch: pytest.MonkeyPatch, act: Callable[[dict[str, Any]], No
     """Call `act` with the journal before each time that it is written."""
     write = journal_module.write_durably
 
-    def act_and_write(path: Path, text: str) -> None:
+    def act_and_write(path: Path, text: str, mode: int) -> None:
         act(json.loads(text))
-        write(path, text)
+        write(path, text, mode)
 
     monkeypatch.setattr(journal_module, "write_durably", act_and_write)
 

@@ -51,15 +51,16 @@ def status(installed: HostPaths, monkeypatch: pytest.MonkeyPatch) -> dict[str, A
     return collect(installed, docker, lambda names: (units, None), lambda *_: ([], None), lambda: ports)  # type: ignore[arg-type]
 
 
-def test_the_recorded_state_is_read_and_nothing_is_to_be_done(installed: HostPaths, status: dict[str, Any]) -> None:
+def test_the_recorded_state_is_read_and_only_modes_are_corrected(installed: HostPaths, status: dict[str, Any]) -> None:
     now = committed.committed(installed)
     assert now is not None and (now.profile, now.generation, now.origin) == ("nvfp4-tp2", 1, "inventory")
     generation = store.load(installed, 1)
     seen, target = live.seen(status)
     changes = live.live_changes(generation, installed)
-    assert (changes, target) == ([], [])
+    assert {change.attributes for change in changes} == {"mode 0644, wanted 0640"} and target == []
+    assert {Path(change.path).name for change in changes} == {"docker-create"}
     moves = decide_moves(generation.hashes, seen, changes, target)
-    assert not moves and sorted(moves.keep) == sorted(ENGINES)
+    assert not (moves.stop or moves.start) and sorted(moves.keep) == sorted(ENGINES)
     assert [engine["phase"] for engine in status["engines"]] == ["serving"] * 3
     assert {slot.uuid for slot in load(str(installed.state / "gpu-slots.json"))} == generation.budgets_mib.keys()
 
@@ -109,7 +110,7 @@ def test_units_of_this_commit_are_installed_without_a_restart(
     moves = result["moves"]
     assert (sorted(moves["keep"]), moves["stop"], moves["start"]) == (sorted(ENGINES), [], [])
     shown = {Path(row.get("after_header") or row["after"]["path"]).suffix for row in result["diff"]}
-    assert shown == {".service", ".json"}
+    assert shown == {".service", ".json", ""}, "docker-create is closed to others"
     assert {name: row["input_hash"] for name, row in result["engines"].items()} == {
         name: row["input_hash"] for name, row in recorded["engines"].items()
     }

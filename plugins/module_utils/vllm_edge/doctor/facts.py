@@ -165,6 +165,8 @@ class Serving:
     """Whether a switch is running."""
     over_budget: str = ""
     """What the last switch that committed said, if that was over its budget."""
+    open_to_others: tuple[str, ...] = ()
+    """Sentences on secrets and hooks that others than root could read or change."""
 
 
 @dataclass(frozen=True)

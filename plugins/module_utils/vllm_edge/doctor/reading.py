@@ -12,12 +12,13 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..engine.config import EngineConfigError, list_engine_names, load_engine
+from ..generation.model import CREATE_FILE
 from ..gpu import slots, topology
 from ..gpu.access import Access, CannotAsk, look
 from ..gpu.driver import GENERATED, STATIC, resolve
@@ -26,10 +27,12 @@ from ..gpu.owners import Owner, find_owners
 from ..gpu.topology import Topology, Xid
 from ..names import TARGET
 from ..paths import HostPaths
+from ..switch import hooks
 from ..switch.history import read_switches
 from ..switch.model import Result
 from ..system import cdi, dpkg
 from ..system.dpkg import Packages
+from ..system.files import find_wrong_attributes
 from ..system.host import Unread
 from ..system.process import engine_uid
 from ..system.sockets import listeners
@@ -465,6 +468,15 @@ class Reader(DriverReader):
 
     # -- what serves
 
+    def _find_open(self) -> Iterator[str]:
+        """Yield what others than root could read of the engines' secrets, or change of hooks."""
+        for hook in hooks.HOOKS:
+            yield from hooks.find_unsafe(self.paths.hook_dir(hook))
+        secrets = self.paths.secrets
+        for path in (secrets, *sorted(secrets.iterdir())) if secrets.is_dir() else ():
+            if wrong := find_wrong_attributes(path, 0o700 if path == secrets else 0o600):
+                yield f"{path} has {wrong}."
+
     def serving(self) -> Serving:
         """Read the engines, their units and ports, the target and switches."""
         errors: list[str] = []
@@ -474,6 +486,9 @@ class Reader(DriverReader):
             names = list_engine_names(self.paths)
         except OSError as error:
             return Serving(Unread(f"{error.filename}: {error.strerror}"), (), self.unit(TARGET), "")
+        hidden = [path for path in map(self.paths.engine_dir, names) if not os.access(path / CREATE_FILE, os.R_OK)]
+        if hidden and os.geteuid() != 0:
+            return Serving(Unread(f"{hidden[0] / CREATE_FILE} is for root"), (), self.unit(TARGET), "")
         for name in names:
             try:
                 engine = load_engine(name, self.paths)
@@ -507,5 +522,6 @@ class Reader(DriverReader):
             target=self.unit(TARGET),
             unfinished_switch=str(killed["message"] or killed["id"]) if killed else "",
             switching=switches.get("switch") is not None,
+            open_to_others=tuple(self._find_open()),
             over_budget=kept[0]["message"] if kept and kept[0]["result"] == Result.OVER_BUDGET else "",
         )

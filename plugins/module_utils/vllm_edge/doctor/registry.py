@@ -75,6 +75,7 @@ CHECKS: Mapping[str, Callable[[Facts], Verdict]] = {
     "serving.ports": serving.check_serving_ports,
     "serving.libraries": serving.check_serving_libraries,
     "serving.boot": serving.check_serving_boot,
+    "serving.permissions": serving.check_serving_permissions,
     "serving.switch": serving.check_serving_switch,
     "serving.risks": serving.check_serving_risks,
 }

@@ -13,21 +13,21 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..gpu.driver import GENERATED, STATIC
 from ..names import unit_name
+from ..redaction import NAME, find_secrets, is_secret, redact
 from ..text import printable
 from .evidence import read_evidence, run
 from .reading import Reader
 from .render import render
 
-GONE = "REDACTED"
 JOURNAL_LINES = 300
 LONGEST_FILE = 262_144
-SHORTEST_SECRET = 6
+_FILE = re.compile(rf"{NAME}|\.pem$|\.htpasswd", re.IGNORECASE)
 RECORDS = ("*.json", "engines/*.json")
 """Files of the state directory: the active profile, the image, the slots, observations, a switch, states of engines."""
 UNITS = (
@@ -39,67 +39,6 @@ UNITS = (
     "nvidia-cdi-refresh.path",
     "nvidia-cdi-refresh.service",
 )
-
-# A name of a secret. max_tokens and the tokenizer are none.
-_NAME = r"(?:api[-_]?key|(?:\b|[-_.])key(?![a-z])|token(?!s|i[sz])|secret|passw|passphrase|credential)"
-_FILE = re.compile(rf"{_NAME}|\.pem$|\.htpasswd", re.IGNORECASE)
-_VALUE = r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s,;}\]\"']+)"
-PATTERNS: tuple[re.Pattern[str], ...] = (
-    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<secret>(?:[^-]|-(?!----))*)-----END"),
-    # https://user:password@host, and a token alone before the @. # pragma: allowlist secret
-    re.compile(r"\b[a-z][a-z0-9+.-]{0,30}://(?P<secret>[^\s/@\"']+)@", re.IGNORECASE),
-    re.compile(r"\b(?:bearer|basic)\s+(?P<secret>[A-Za-z0-9._~+/=-]{6,})", re.IGNORECASE),
-    # One argument per line, as in docker-create: the values are on lines of their own.
-    re.compile(
-        rf"^--[\w-]{{0,50}}{_NAME}[\w-]{{0,50}}\n(?P<secret>(?!-).+(?:\n(?!-).+)*)", re.IGNORECASE | re.MULTILINE
-    ),
-    # On one line, with all values of an option that takes several.
-    re.compile(
-        rf"(?<!-)--[\w-]{{0,50}}{_NAME}[\w-]{{0,50}}[ \t]+(?P<secret>(?!-)\S+(?:[ \t]+(?!-)\S+)*)", re.IGNORECASE
-    ),
-    # NAME=value, name: value and "name": "value".
-    re.compile(
-        rf"{_NAME}[\w.-]{{0,50}}[\"']?[ \t]{{0,50}}[=:][ \t]{{0,50}}(?P<secret>{_VALUE})", re.IGNORECASE | re.MULTILINE
-    ),
-    # The form of known tokens, wherever they appear.
-    re.compile(r"\b(?P<secret>hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{12,}|gh[pousr]_[A-Za-z0-9]{12,}|glpat-[\w-]{12,})"),
-)
-
-
-def find_secrets(texts: Iterable[str]) -> set[str]:
-    """Return the values that a pattern matches.
-
-    Short values and plain numbers are left out, because removing them everywhere would destroy evidence.
-    """
-    found: set[str] = set()
-    for text in texts:
-        for pattern in PATTERNS:
-            for match in pattern.finditer(text):
-                for word in match["secret"].split():
-                    value = word.strip("\"',;")
-                    # user:password of an address: the password alone may appear elsewhere.
-                    found |= {part for part in (value, value.rpartition(":")[2]) if _is_secret(part)}
-    return found
-
-
-def _is_secret(value: str) -> bool:
-    return len(value) >= SHORTEST_SECRET and not re.fullmatch(r"[\d.]+|true|false|null|none|REDACTED", value, re.I)
-
-
-def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """Replace in a text what a pattern matches, and the given values."""
-
-    def without(match: re.Match[str]) -> str:
-        start, end = match.span("secret")
-        secret = match["secret"]
-        kept = f"{secret[0]}{GONE}{secret[-1]}" if secret[:1] in ("'", '"') and secret[:1] == secret[-1:] else GONE
-        return match.string[match.start() : start] + kept + match.string[end : match.end()]
-
-    for pattern in PATTERNS:
-        text = pattern.sub(without, text)
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, GONE)
-    return text
 
 
 def _collect_files(reader: Reader) -> tuple[dict[str, str], set[str]]:
@@ -119,8 +58,10 @@ def _collect_files(reader: Reader) -> tuple[dict[str, str], set[str]]:
         except OSError as error:
             found[name] = f"cannot be read: {error.strerror}\n"
             continue
-        if _FILE.search(path.name):
-            secrets |= {word for word in re.split(r"[\s=:\"']+", text) if _is_secret(word)}
+        ours = path.parent == reader.paths.secrets
+        if ours or _FILE.search(path.name):
+            words = [line.partition("=")[2] or line for line in text.splitlines()]
+            secrets |= {word for word in (words if ours else re.split(r"[\s=:\"']+", text)) if is_secret(word)}
             found[name] = "left out: by its name it holds a secret\n"
         elif len(text) > LONGEST_FILE:
             found[name] = f"left out: {len(text)} characters\n"

@@ -72,6 +72,8 @@ class EngineConfig:
     """vLLM's own --shutdown-timeout if it was set: time to finish requests after SIGTERM."""
     accept_risk: tuple[str, ...] = ()
     """Options and environment variables with which the engine runs although they undo a limit of it."""
+    secrets_hash: str = ""
+    """Keyed hash of the engine's secrets (`generation.secrets.compute_hash`); empty if it has none."""
     plan: Mapping[str, Any] | None = None
     """What the planner predicted for the engine (`expectation` in planning/drift.py); None if nothing was planned."""
 
@@ -169,7 +171,9 @@ _NULLABLE: dict[str, _Rule] = {
 }
 """Keys that may also be null or missing."""
 _OPTIONAL: dict[str, _Rule] = {
-    **dict.fromkeys(("image_id", "weights_path", "weights_record"), (lambda value: isinstance(value, str), "a text")),
+    **dict.fromkeys(
+        ("image_id", "weights_path", "weights_record", "secrets_hash"), (lambda value: isinstance(value, str), "a text")
+    ),
     "accept_risk": (_is_texts, "a list of names"),
     "progress_timeout_s": _SECONDS,
     "idle_probe_s": (lambda value: value == 0 or _is_seconds(value), "seconds, 0 for never"),

@@ -5,15 +5,27 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..names import ENGINE_NAME, TARGET, EngineIdentity, unit_name
 from ..paths import HostPaths
-from ..system.files import make_fresh_name, sync, write_durably
-from .model import ENGINE_FILES, MARK, MODE, Committed, FileChange, Generation, GenerationError, SeenEngine
+from ..redaction import find_secrets, redact
+from ..system.files import find_wrong_attributes, make_fresh_name, sync, write_durably
+from . import secrets
+from .model import (
+    CREATE_FILE,
+    ENGINE_FILES,
+    MARK,
+    MODE,
+    STORED_MODE,
+    Committed,
+    FileChange,
+    Generation,
+    GenerationError,
+    SeenEngine,
+)
 
 
 def _map_engine_files(name: str, paths: HostPaths) -> dict[str, Path]:
@@ -55,25 +67,15 @@ def _text(path: Path) -> str | None:
         raise GenerationError(f"{path} cannot be read: {error}. Nothing was changed; move it away.") from error
 
 
-def _find_wrong_attributes(path: Path) -> str:
-    """Return what is wrong with a file's type, mode or owner."""
-    found = path.lstat()
-    if stat.S_ISLNK(found.st_mode):
-        return f"link {os.readlink(path)}, wanted file"
-    wrong = []
-    mode = stat.S_IMODE(found.st_mode)
-    if mode != MODE:
-        wrong.append(f"mode {mode:04o}, wanted {MODE:04o}")
-    if os.geteuid() == 0 and (found.st_uid, found.st_gid) != (0, 0):
-        wrong.append(f"owner {found.st_uid}:{found.st_gid}, wanted 0:0")
-    return "; ".join(wrong)
+def _choose_mode(path: Path) -> int:
+    return STORED_MODE if path.name == CREATE_FILE else MODE
 
 
 def _compare_file(place: Path, wanted: str | None) -> FileChange | None:
     there = _text(place)
     if there is None and not os.path.lexists(place):
         return None if wanted is None else FileChange(str(place), None, wanted)
-    attributes = _find_wrong_attributes(place) if wanted is not None else ""
+    attributes = find_wrong_attributes(place, _choose_mode(place)) if wanted is not None else ""
     if there == wanted and wanted is not None and not attributes:
         return None
     return FileChange(str(place), there if there is not None else "", wanted, attributes)
@@ -103,10 +105,13 @@ def live_changes(
 ) -> list[FileChange]:
     """Return the live files that differ from the generation in content, mode or (if this runs as root) owner.
 
-    The arguments are those of `live_places`. Raises GenerationError if a file cannot be read.
+    The arguments are those of `live_places`. Raises GenerationError if a file cannot be read. Files of secrets have no
+    content here.
     """
-    places = live_places(generation, paths, engines, target)
-    return [change for place, text in places.items() if (change := _compare_file(place, text)) is not None]
+    named = None if engines is None else list(engines)
+    places = live_places(generation, paths, named, target)
+    changes = [change for place, text in places.items() if (change := _compare_file(place, text)) is not None]
+    return changes + secrets.find_changes(generation, paths, named)
 
 
 def seen(status: Mapping[str, Any]) -> tuple[list[SeenEngine], list[str]]:
@@ -142,10 +147,13 @@ def install(generation: Generation, paths: HostPaths, engines: Iterable[str], *,
     """
     changes = live_changes(generation, paths, engines, target)
     for change in changes:
-        if change.after is None:
-            _unlink(Path(change.path))
+        place = Path(change.path)
+        if place.parent == paths.secrets:
+            secrets.install(generation, place.stem, paths)
+        elif change.after is None:
+            _unlink(place)
         else:
-            write_file(Path(change.path), change.after)
+            write_file(place, change.after, _choose_mode(place))
     return [change.path for change in changes]
 
 
@@ -178,7 +186,7 @@ def describe_file_change(change: FileChange) -> str:
 
 
 def difference(change: FileChange) -> dict[str, Any]:
-    """Return one file for Ansible's `--diff`: its content, or mode and owner if only they differ."""
+    """Return one file for Ansible's `--diff`: its content without secrets, or mode and owner if only they differ."""
     if change.before == change.after and change.attributes:
         wrong = [re.fullmatch(r"(\w+) (.*), wanted (.*)", part) for part in change.attributes.split("; ")]
         pairs = [(found[1], found[2], found[3]) for found in wrong if found]
@@ -186,7 +194,11 @@ def difference(change: FileChange) -> dict[str, Any]:
             "before": {"path": change.path, **{key: before for key, before, _ in pairs}},
             "after": {"path": change.path, **{key: after for key, _, after in pairs}},
         }
-    row: dict[str, Any] = {"before": change.before or "", "after": change.after or ""}
+    texts = {"before": change.before or "", "after": change.after or ""}
+    found = find_secrets(texts.values())
+    row: dict[str, Any] = {key: redact(text, found) for key, text in texts.items()}
+    if row["before"] == row["after"] and texts["before"] != texts["after"]:
+        row["after"] += "# Only values that are not shown differ.\n"
     if change.before is not None:
         row["before_header"] = change.path
     row["after_header"] = change.path if change.after is not None else "/dev/null"
@@ -259,9 +271,9 @@ def _unlink(path: Path) -> bool:
     return True
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write a live file or record atomically. Raises GenerationError."""
+def write_file(path: Path, text: str, mode: int = MODE) -> None:
+    """Write a live file or record atomically, with these permissions. Raises GenerationError."""
     try:
-        write_durably(path, text, MODE)
+        write_durably(path, text, mode)
     except OSError as error:
         raise GenerationError(f"{path} could not be written: {error}") from error

@@ -144,7 +144,10 @@ class Committed:
 
 
 MODE = 0o644
-DIRECTORY_MODE = 0o755
+STORED_MODE = 0o640
+"""Mode of files that may hold what only root should read: those of a generation, and docker-create."""
+DIRECTORY_MODE = 0o750
+"""Mode of the directories of a generation."""
 CONFIG_FILE = "engine.json"
 CREATE_FILE = "docker-create"
 CHAT_FILE = "chat-template.jinja"

@@ -17,7 +17,7 @@ OF_NO_ENGINE = ("input_hash", "generation")
 """Keys of engine.json that are added on the host: they follow from the other content and the generation's number."""
 REACH_THE_SUPERVISOR = ("image_id", "stop_timeout_s", "stall_timeout_s", "health_timeout_s", "shutdown_timeout_s")
 """Keys of engine.json whose change requires a restart. Others are part of `docker create`, or need no restart."""
-ADDED_LATER = ("progress_timeout_s", "idle_probe_s")
+ADDED_LATER = ("progress_timeout_s", "idle_probe_s", "secrets_hash")
 """More such keys, which count only where they are present: files of earlier commits keep their hash."""
 
 

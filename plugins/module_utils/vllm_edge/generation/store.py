@@ -25,7 +25,7 @@ from ..engine.config import (
 )
 from ..names import ENGINE_NAME, TARGET, unit_name
 from ..paths import HostPaths
-from ..system.files import sync
+from ..system.files import sync, write_durably
 from .committed import committed
 from .model import (
     CHAT_FILE,
@@ -33,7 +33,7 @@ from .model import (
     CREATE_FILE,
     DIRECTORY_MODE,
     FORMAT,
-    MODE,
+    STORED_MODE,
     Committed,
     Generation,
     GenerationError,
@@ -70,7 +70,7 @@ def numbers(paths: HostPaths) -> list[int]:
 def load(paths: HostPaths, number: int) -> Generation:
     """Read a generation and check all its files against the digest. Raises GenerationError."""
     directory = paths.generation_dir(number)
-    if not directory.is_dir():
+    if number not in numbers(paths):
         there = ", ".join(map(str, numbers(paths))) or "none"
         raise GenerationError(f"there is no generation {number} on this host ({directory}); there are: {there}")
     return load_directory(directory, number)
@@ -239,11 +239,7 @@ def write_directory(directory: Path, files: Mapping[str, str]) -> None:
     """Write the files of a generation below an existing directory and flush them to disk. Raises GenerationError."""
     try:
         for name, text in files.items():
-            place = directory / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text, encoding="utf-8")
-            place.chmod(MODE)
-            sync(place)
+            write_durably(directory / name, text, STORED_MODE)
         for place in [directory, *(entry for entry in directory.rglob("*") if entry.is_dir())]:
             place.chmod(DIRECTORY_MODE)
             sync(place)
@@ -293,7 +289,7 @@ def stage(paths: HostPaths) -> Path:
     """
     root = paths.state / "generations"
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         for entry in root.glob(".new-*"):
             shutil.rmtree(entry, ignore_errors=True)
         return Path(tempfile.mkdtemp(prefix=".new-", dir=root))

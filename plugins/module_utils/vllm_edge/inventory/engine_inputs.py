@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ..redaction import find_secrets
 from ..text import describe_invalid_choice, nearest, shown
 
 Spec = Mapping[str, Mapping[str, Any]]
@@ -117,7 +118,16 @@ MAY_BE_EMPTY = frozenset({"chat_template", "vllm_engine_memory", "vllm_engine_ul
 
 # Environment variables that the role sets for every engine, or that `gpus` decides.
 OUR_ENVIRONMENT: dict[str, str] = {
-    "HOME": "the role sets it to the engine's cache",
+    "HOME": "the role sets it to a directory that lasts as long as the container",
+    "PYTHONNOUSERSITE": "the role sets it, as an engine must not load code that it wrote itself",
+    "PYTHONSAFEPATH": "the role sets it, as an engine must not load code that it wrote itself",
+    "XDG_CACHE_HOME": "the role sets it to the engine's cache",
+    "CUDA_CACHE_PATH": "the role sets it to the engine's cache",
+    "FLASHINFER_WORKSPACE_BASE": "the role sets it to the engine's cache",
+    "VLLM_API_KEY": (
+        "the canary and the probe of idle engines send no key, so a switch to the engine would fail; the port is "
+        "published on 127.0.0.1 alone"
+    ),
     "VLLM_CACHE_ROOT": "the role sets it to the engine's cache",
     "TORCHINDUCTOR_CACHE_DIR": "the role sets it to the engine's cache",
     "TRITON_CACHE_DIR": "the role sets it to the engine's cache",
@@ -128,8 +138,12 @@ OUR_ENVIRONMENT: dict[str, str] = {
     "NVIDIA_VISIBLE_DEVICES": "gpus of the engine says which GPUs it gets",
 }
 
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS")
-"""Names of environment variables whose value must not be printed."""
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
+"""Names of environment variables whose value is a secret."""
+NO_SECRET = re.compile(r"TOKENS|TOKENIZ|BYPASS", re.IGNORECASE)
+"""Parts of names that make no secret: numbers of tokens, tokenizers."""
+SHORTEST_SECRET, LONGEST_SECRET = 8, 16_384
+"""Characters of a secret. A shorter one would be masked in ordinary text, too; Docker reads lines up to 64 KiB."""
 
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _TRUE, _FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
@@ -192,6 +206,7 @@ def find_value_errors(where: str, key: str, value: Any, option: Mapping[str, Any
     elif kind == "dict":
         find = {
             "extra_env": _find_environment_errors,
+            "secret_env": _find_secret_env_errors,
             "limit_mm_per_prompt": _find_limit_errors,
             "vllm_engine_request_limits": _find_request_limit_errors,
         }
@@ -313,14 +328,15 @@ def _find_environment_errors(where: str, value: Any) -> Iterator[str]:
         yield f"{where}: {shown(value)} is not a mapping; write NAME: value, one line each."
         return
     for name, text in value.items():
-        told = "its value" if SECRET.search(name) else shown(text)
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        told = shown(text)
+        if wrong := _find_name_error(where, name):
+            yield wrong
+        elif SECRET.search(NO_SECRET.sub("", name)) or find_secrets([str(text)]):
             yield (
-                f"{where}: {shown(name)} cannot be the name of an environment variable; write letters, digits and _, "
-                f"such as VLLM_LOGGING_LEVEL."
+                f"{where}.{name}: by its name or form its value is a secret, and extra_env stands in files and on "
+                f"command lines of the host; put the value into vllm_engine_secrets, and its name there into "
+                f"secret_env: {{{name}: <name>}}."
             )
-        elif name in OUR_ENVIRONMENT:
-            yield f"{where}.{name}: is not free to choose, {OUR_ENVIRONMENT[name]}; remove it."
         elif isinstance(text, bool):
             yield (
                 f"{where}.{name}: {told} would reach the engine as {str(text)!r}; "
@@ -330,6 +346,47 @@ def _find_environment_errors(where: str, value: Any) -> Iterator[str]:
             yield f"{where}.{name}: {told} is no text; write one line in quotes, or remove it."
         elif fault := find_control_character(str(text)):
             yield f"{where}.{name}: {told} {fault}, and a variable of a container is one line; write one line."
+
+
+def _find_name_error(where: str, name: Any) -> str:
+    """Return why a name cannot be that of an environment variable of an engine; empty if it can."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        return (
+            f"{where}: {shown(name)} cannot be the name of an environment variable; write letters, digits and _, "
+            f"such as VLLM_LOGGING_LEVEL."
+        )
+    if name in OUR_ENVIRONMENT:
+        return f"{where}.{name}: is not free to choose, {OUR_ENVIRONMENT[name]}; remove it."
+    return ""
+
+
+def _find_secret_env_errors(where: str, value: Any) -> Iterator[str]:
+    """Yield what is wrong with the names of secrets. No value is shown: it may be the secret itself, by mistake."""
+    if not isinstance(value, dict):
+        yield f"{where}: is not a mapping; write NAME: <a key of vllm_engine_secrets>, one line each."
+        return
+    for name, secret in value.items():
+        if wrong := _find_name_error(where, name):
+            yield wrong
+        elif not isinstance(secret, str) or not re.fullmatch(PLAIN_NAME, secret):
+            yield (
+                f"{where}.{name}: its value is no name of a secret, and is not shown; write a key of "
+                f"vllm_engine_secrets: letters, digits and . _ -, the first one a letter or digit."
+            )
+
+
+def find_secret_fault(value: object) -> str:
+    """Return why a value cannot be a secret of an engine, without the value; empty if it can."""
+    if not isinstance(value, str):
+        return "has no value" if value is None else "is no text; put it in quotes"
+    if len(value) < SHORTEST_SECRET:
+        return f"has {len(value)} characters, at least {SHORTEST_SECRET} are expected"
+    if len(value) > LONGEST_SECRET:
+        return f"has {len(value)} characters, at most {LONGEST_SECRET} are possible"
+    if re.search(r"[\u0080-\u009f\u2028\u2029\ud800-\udfff]", value):
+        return "holds a character that no line of a file may have"
+    fault = find_control_character(value)
+    return f"{fault}, and a variable of a container is one line" if fault else ""
 
 
 def _find_text_errors(where: str, key: str, value: Any, option: Mapping[str, Any]) -> Iterator[str]:

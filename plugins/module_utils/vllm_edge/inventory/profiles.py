@@ -19,6 +19,7 @@ from ..gpu.models import GPU_MODELS
 from ..text import describe_invalid_choice, nearest, shown
 from .engine_arguments import describe_unknown_engine_key, find_argument_errors, find_release_errors
 from .engine_inputs import (
+    PLAIN_NAME,
     QUANTITIES,
     Spec,
     describe_unknown_key,
@@ -74,6 +75,8 @@ class Inventory:
     """Switches and words that an operator may set, by name."""
     given: Mapping[str, bool] = field(default_factory=dict)
     """Whether a variable has a value, for variables whose value is secret or does not matter."""
+    secrets: Mapping[str, str] | None = field(default_factory=dict)
+    """By name of a secret in vllm_engine_secrets what is wrong with its value, or ""; None if it is no mapping."""
     chat_template: Any = ""
     chat_templates: frozenset[str] = frozenset()
     """The files in the directory of chat templates."""
@@ -245,7 +248,25 @@ def _find_engine_errors(name: str, engine: Mapping[str, Any], inventory: Invento
     if isinstance(model, str) and model.strip() and model not in models and isinstance(inventory.models, dict):
         yield f"{where}.model: {shown(model)} is not a key of vllm_models; {nearest(model, models)}"
     yield from _find_chat_template_errors(f"{where}.chat_template", engine.get("chat_template"), inventory)
+    yield from _find_secret_errors(f"{where}.secret_env", engine, inventory.secrets or {})
     yield from _find_clashes(where, engine)
+
+
+def _find_secret_errors(where: str, engine: Mapping[str, Any], secrets: Mapping[str, str]) -> Iterator[str]:
+    """Yield secrets of an engine that vllm_engine_secrets lacks or that cannot be used."""
+    named = engine.get("secret_env")
+    for name, secret in named.items() if isinstance(named, dict) else ():
+        if not isinstance(secret, str) or not re.fullmatch(PLAIN_NAME, secret):
+            continue  # refused elsewhere
+        if secret not in secrets:
+            yield (
+                f"{where}.{name}: vllm_engine_secrets has no {shown(secret)}; {nearest(secret, secrets)} Take its "
+                f"value from Ansible Vault or lookup('ansible.builtin.file', ...)."
+            )
+        elif secrets[secret]:
+            yield f"{where}.{name}: the value of {shown(secret)} in vllm_engine_secrets {secrets[secret]}."
+        if name in (engine.get("extra_env") or ()):
+            yield f"{where}.{name}: extra_env sets it, too, two sources for one thing; keep one."
 
 
 def _find_clashes(where: str, engine: Mapping[str, Any]) -> Iterator[str]:
@@ -435,6 +456,8 @@ def _find_settings_errors(inventory: Inventory, project: Project) -> Iterator[st
             "vllm_image_base_archive and vllm_image_base_digest: both are set, but a digest is what a registry calls "
             "an image, and one from an archive has none; pin it by vllm_image_base_id."
         )
+    if inventory.secrets is None:
+        yield "vllm_engine_secrets: is not a mapping; write names, each with its value from Ansible Vault or a file."
     if inventory.image is not None and not isinstance(inventory.image, str):
         yield f"vllm_image_base: {shown(inventory.image)} is not a text; write repository:tag."
     yield from find_value_errors("vllm_engine_chat_template", "chat_template", inventory.chat_template, {"type": "str"})

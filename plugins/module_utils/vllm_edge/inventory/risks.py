@@ -15,7 +15,7 @@ from typing import Any
 
 from ..text import nearest, shown
 from .engine_arguments import OPTIONS, Argument, parse_arguments, quote
-from .engine_inputs import OUR_ENVIRONMENT
+from .engine_inputs import OUR_ENVIRONMENT, SECRET
 
 _CODE = "it imports Python code by name"
 _HOSTS = "it makes the engine talk to other hosts, over ports that take pickled objects from anybody"
@@ -163,12 +163,17 @@ def find_risks(engine: Mapping[str, Any]) -> dict[str, str]:
         parse_arguments([item for item in given if isinstance(item, str)])[0] if isinstance(given, list) else ()
     ):
         found |= _find_argument_risks(argument)
-    environment = engine.get("extra_env")
-    for name in environment if isinstance(environment, dict) else ():
-        # What is no name of a variable is refused by engine_inputs.
-        named = isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None
-        if named and name not in OUR_ENVIRONMENT and (why := _find_environment_risk(name)):
-            found[name] = why
+    for key in ("extra_env", "secret_env"):
+        environment = engine.get(key)
+        for name in environment if isinstance(environment, dict) else ():
+            # What is no name of a variable is refused by engine_inputs.
+            named = isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None
+            if not named or name in OUR_ENVIRONMENT:
+                continue
+            # A secret of a store or a plugin may have any name that says that it is one.
+            is_secret = key == "secret_env" and SECRET.search(name) and name not in UNSAFE_ENVIRONMENT
+            if not is_secret and (why := _find_environment_risk(name)):
+                found[name] = why
     return found
 
 
@@ -183,7 +188,9 @@ def find_risk_errors(where: str, engine: Mapping[str, Any]) -> Iterator[str]:
     accepted = [item for item in given if isinstance(item, str)] if isinstance(given, list) else []
     risks = find_risks(engine)
     for name, opens in risks.items():
-        key = "extra_args" if name.startswith("-") else "extra_env"
+        hidden = engine.get("secret_env")
+        secret = isinstance(hidden, dict) and name in hidden
+        key = "extra_args" if name.startswith("-") else "secret_env" if secret else "extra_env"
         if name not in accepted:
             yield (
                 f"{where}.{key}: {shown(name)} is a risk: {opens}; remove it, or name it where you accept that: "

@@ -139,6 +139,9 @@ def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tupl
     number = (profile or {}).get("generation")
     if not isinstance(number, int) or not (profile or {}).get("digest"):
         return None, []
+    stored = paths.state / "generations"
+    if stored.is_dir() and not os.access(stored, os.R_OK | os.X_OK):
+        return None, [f"{stored} is not for this user: whether files were changed is shown to root"]
     try:
         changes = live_changes(load(paths, number), paths)
     except GenerationError as error:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..generation import live, store
+from ..generation import live, secrets, store
 from ..generation.model import Generation, GenerationError
 from ..names import TARGET, unit_name
 from ..system.systemd import SystemdError
@@ -42,6 +42,7 @@ def clean_up(host: HostWorld, wanted: Generation) -> Done:
 
     def prune() -> str | None:
         pruned = store.prune(host.paths, wanted.limits.keep_generations)
+        secrets.prune(host.paths)
         return f"generations {', '.join(map(str, pruned))} removed" if pruned else None
 
     attempt(write_target, "The target could not be written", problems)

@@ -37,6 +37,37 @@ START_S = 60.0
 QUIET_S = 10.0
 """If no phase ends for this long, a line says what is going on."""
 
+SANDBOX = (
+    "NoNewPrivileges=yes",
+    # NVML asks for CAP_SYS_ADMIN where it tells root which processes use a GPU. The others are of no use to a switch or
+    # to a hook, whose own work needs files, users, networks and signals.
+    "CapabilityBoundingSet=~CAP_AUDIT_CONTROL CAP_AUDIT_READ CAP_BLOCK_SUSPEND CAP_BPF CAP_CHECKPOINT_RESTORE "
+    "CAP_IPC_LOCK CAP_IPC_OWNER CAP_LEASE CAP_LINUX_IMMUTABLE CAP_MAC_ADMIN CAP_MAC_OVERRIDE CAP_MKNOD CAP_PERFMON "
+    "CAP_SYSLOG CAP_SYS_BOOT CAP_SYS_CHROOT CAP_SYS_MODULE CAP_SYS_PACCT CAP_SYS_RAWIO CAP_SYS_TIME "
+    "CAP_SYS_TTY_CONFIG CAP_WAKE_ALARM",
+    # /usr and /boot only: the switch and hooks write below /etc and /var.
+    "ProtectSystem=yes",
+    "ProtectHome=read-only",
+    "PrivateTmp=yes",
+    "ProtectControlGroups=yes",
+    "ProtectHostname=yes",
+    "ProtectKernelLogs=yes",
+    "ProtectKernelModules=yes",
+    "ProtectKernelTunables=yes",
+    "LockPersonality=yes",
+    "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+    "RestrictNamespaces=yes",
+    "RestrictRealtime=yes",
+    "RestrictSUIDSGID=yes",
+    "SystemCallArchitectures=native",
+    # No allow list, and no MemoryDenyWriteExecute: nobody knows the programs of hooks.
+    "SystemCallFilter=~@clock @cpu-emulation @debug @module @mount @obsolete @raw-io @reboot @swap",
+)
+"""The sandbox of a switch and its hooks.
+
+Not ProtectClock and PrivateDevices: both close the device nodes of the GPUs, which NVML opens.
+"""
+
 
 # ---- the unit ---------------------------------------------------------------------------------------------------
 
@@ -64,6 +95,7 @@ def build_start_command(paths: HostPaths, generation: Generation, choice: Choice
         # while the engines of a boot load, and a switch must not wait for what it replaces.
         "After=docker.service",
         "UMask=0022",
+        *SANDBOX,
     ]
     standard = {"VLLM_EDGE_ETC": (paths.etc, ETC), "VLLM_EDGE_STATE": (paths.state, STATE)}
     standard["VLLM_EDGE_UNITS"] = (paths.units, UNITS)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +13,7 @@ from ..names import unit_name
 from ..paths import HostPaths
 from ..system.systemd import ask_units
 from ..text import wrapped
-from .journal import history, holder, read_journal, to_json
+from .journal import explain_unreadable, history, holder, read_journal, to_json
 from .model import Journal, Result
 from .render import render_switches
 
@@ -70,8 +71,18 @@ def render_history(journals: Sequence[Journal]) -> list[str]:
     return lines
 
 
+def _is_hidden(paths: HostPaths, command: str) -> bool:
+    """Return whether this user may not read what is known of switches, after printing why."""
+    hidden = explain_unreadable(paths)
+    if hidden is not None:
+        print(f"{hidden}: 'sudo vllm-edge {command}'.", file=sys.stderr)
+    return hidden is not None
+
+
 def run_history(paths: HostPaths, *, output: str) -> int:
     """Run `vllm-edge history` and return the exit status."""
+    if _is_hidden(paths, "history"):
+        return 1
     journals = history(paths)
     if output == "json":
         print(json.dumps([to_json(journal) for journal in journals], indent=2, ensure_ascii=False))
@@ -94,6 +105,8 @@ def list_loading_engines(journal: Journal) -> list[str]:
 
 def run_progress(paths: HostPaths) -> int:
     """Run `vllm-edge progress` and return the exit status."""
+    if _is_hidden(paths, "progress"):
+        return 1
     journal = holder(paths)
     if journal is None or not journal.generation:
         return 0  # nobody switches, or whoever holds the lock has not begun yet
@@ -109,6 +122,9 @@ def run_progress(paths: HostPaths) -> int:
 def read_switches(paths: HostPaths) -> tuple[dict[str, Any], list[str]]:
     """Return the running switch, an unfinished one that was killed, and former ones, and what could not be read."""
     found: dict[str, Any] = {"switch": None, "unfinished_switch": None, "history": []}
+    hidden = explain_unreadable(paths)
+    if hidden is not None:
+        return found, [hidden]
     try:
         running, last = holder(paths), read_journal(paths)
         if running is None and last is not None and last.result is None:

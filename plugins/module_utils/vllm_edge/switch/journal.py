@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
+from ..generation.model import STORED_MODE
 from ..paths import HostPaths
 from ..system.files import is_locked, write_durably
 from ..system.records import RecordError, read_record
@@ -102,6 +103,14 @@ def read_journal(paths: HostPaths) -> Journal | None:
         return None
     except (OSError, ValueError) as error:
         return _build_unknown(DAMAGED, f"{path} cannot be read: {error}")
+
+
+def explain_unreadable(paths: HostPaths) -> str | None:
+    """Return that this user may not read what is known of switches; None if that can be read, or nothing is there."""
+    for path in (paths.switch_journal, paths.history):
+        if path.exists() and not os.access(path, os.R_OK):
+            return f"{path} is not for this user: switches are shown to root"
+    return None
 
 
 def history(paths: HostPaths, limit: int | None = None) -> list[Journal]:
@@ -221,11 +230,11 @@ class JournalFile:
         text = json.dumps(to_json(self.journal), indent=2, ensure_ascii=False, default=str) + "\n"
         try:
             try:
-                write_durably(path, text)
+                write_durably(path, text, STORED_MODE)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.give_up_ballast():
                     raise
-                write_durably(path, text)
+                write_durably(path, text, STORED_MODE)
         except OSError as error:
             raise JournalLost(
                 f"{path} cannot be written: {error.strerror}. 'df -h {path.parent}' shows how full that disk is"

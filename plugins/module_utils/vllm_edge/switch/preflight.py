@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ..engine.config import EngineConfig
-from ..generation.model import Generation
+from ..generation import secrets
+from ..generation.model import Generation, GenerationError
+from ..paths import HostPaths
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused
 from ..system.nvml import NvmlFailure
 from ..system.process import command_of, engine_uid
 from ..system.sockets import Listener, listeners, process_of
 from ..weights.record import load_record
 from ..weights.survey import survey_recorded
+from . import hooks
 from .gpu_memory import Boards, Occupied, load_slots, look, read_boards, require
 from .model import Done, Moves, PhaseFailed
 
@@ -68,6 +71,8 @@ def check_host(host: HostWorld, wanted: Generation, moves: Moves) -> Done:
         found.problems += ports
     found.add(check_weights(start))
     found.problems += check_disk(host.paths.state)
+    found.problems += check_secrets(host.paths, wanted, moves)
+    found.problems += [text for hook in hooks.HOOKS for text in hooks.find_unsafe(host.paths.hook_dir(hook))]
     try:
         found.add(_read_and_check_gpus(host, wanted, moves))
     except NvmlFailure as failure:
@@ -78,6 +83,22 @@ def check_host(host: HostWorld, wanted: Generation, moves: Moves) -> Done:
         f"image, weights, ports, GPUs and disk as they should be; {host.clock() - began:.1f} s",
         warnings=tuple(found.warnings),
     )
+
+
+# -- secrets
+
+
+def check_secrets(paths: HostPaths, wanted: Generation, moves: Moves) -> list[str]:
+    """Check that the secrets of every engine that starts are on the host; their content is not judged."""
+    try:
+        missing = secrets.find_missing(wanted, moves.start, paths)
+    except GenerationError as error:
+        return [f"The secrets of the engines cannot be used: {error}"]
+    return [
+        f"The secrets of engine {name} are not on this host ({paths.secret_file(name)}): site.yml brings them, from "
+        "vllm_engine_secrets."
+        for name in missing
+    ]
 
 
 # -- image

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..generation import committed as generation_committed
-from ..generation import live, store
+from ..generation import live, secrets, store
 from ..generation.model import Choice, GenerationError
 from ..names import TARGET, unit_name
 from ..paths import HostPaths
@@ -120,6 +120,7 @@ def recover_at_boot(world: HostWorld, paths: HostPaths, left: Journal, systemd: 
         said = systemd.stop([unit_name(name) for name in gone], DROP_JOBS_S) if gone else None
         for name in gone:
             live.remove_engine(name, paths)
+        secrets.prune(paths)
         systemd.daemon_reload()
         systemd.enable(TARGET)
         systemd.start([TARGET])

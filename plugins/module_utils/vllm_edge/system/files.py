@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 
@@ -39,6 +40,22 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(handle)
     return False
+
+
+def find_wrong_attributes(path: Path, mode: int) -> str:
+    """Return what is wrong with the type, mode or (if this runs as root) owner of a file of root; empty if nothing is.
+
+    `mode` are the permissions that it should have. Raises OSError.
+    """
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        return f"link {os.readlink(path)}, wanted file"
+    wrong = []
+    if stat.S_IMODE(found.st_mode) != mode:
+        wrong.append(f"mode {stat.S_IMODE(found.st_mode):04o}, wanted {mode:04o}")
+    if os.geteuid() == 0 and (found.st_uid, found.st_gid) != (0, 0):
+        wrong.append(f"owner {found.st_uid}:{found.st_gid}, wanted 0:0")
+    return "; ".join(wrong)
 
 
 def write_durably(path: Path, text: str, mode: int = 0o644) -> None:

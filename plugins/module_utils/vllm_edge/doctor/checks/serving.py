@@ -95,6 +95,18 @@ def check_serving_boot(facts: Facts) -> Verdict:
     return warn("vllm-edge.target is not enabled", "'systemctl enable vllm-edge.target', or run site.yml.")
 
 
+def check_serving_permissions(facts: Facts) -> Verdict:
+    """Fail if others than root could read the secrets of engines, or change a hook of a switch."""
+    known(facts.serving.engines)
+    if facts.serving.open_to_others:
+        return fail(
+            " ".join(facts.serving.open_to_others),
+            "Correct owner and mode: 'chown root:root' and 'chmod go-w' for a hook, 'chmod 600' for a secret. Then "
+            "replace that, because somebody may have read it.",
+        )
+    return good("only root reads the engines' secrets and changes hooks")
+
+
 def check_serving_switch(facts: Facts) -> Verdict:
     """Fail if a switch was killed and left unfinished; warn if the generation was committed over its budget."""
     known(facts.serving.engines)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Marked secrets through a run with everything shown, a switch, a rollback: an unprivileged user finds none of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import CONTAINER, ENGINE, Edge, default, play
+from test_a_switch import edited
+
+pytestmark = pytest.mark.thorough
+
+MARK = "marked7"
+"""In every planted secret, and in nothing else."""
+PATTERN = f"{MARK[:-1]}[{MARK[-1]}]"
+"""Finds MARK, and is not found itself on the command line of a search."""
+LOG = "/var/tmp/seen-by-nobody"
+WATCH = f"""
+import glob, os, time
+seen = open("{LOG}", "a")
+while True:
+    for path in glob.glob("/proc/[0-9]*/cmdline") + glob.glob("/proc/[0-9]*/environ"):
+        try:
+            text = open(path, "rb").read()
+        except OSError:
+            continue
+        if b"{MARK[:-1]}" + b"{MARK[-1]}" in text:
+            seen.write(repr(text) + "\\n")
+            seen.flush()
+    time.sleep(0.02)
+"""
+
+
+def plant(directory: Path, turn: str, **engine: Any) -> list[str]:
+    """The options of a run with secrets of each kind; those of another turn are rotated."""
+    secrets = {
+        "store": f"{MARK}-engine-{turn}",
+        "other": f"{{{{ lookup('ansible.builtin.file', '{directory}/file') }}}}",
+    }
+    (directory / "file").write_text(f"{MARK}-file-{turn}")
+    named = {"secret_env": {"STORE_PASSWORD": "store", "OTHER": "other"}}
+    given = directory / "given.yml"
+    given.write_text(yaml.safe_dump({"vllm_engine_secrets": secrets}))
+    return ["-e", f"@{given}", edited(**{ENGINE: {**named, **engine}}), "--diff", "-vvv"]
+
+
+@pytest.fixture(scope="module")
+def watched(edge: Edge) -> Iterator[None]:
+    """A user without rights samples every command line that it can read, all the time."""
+    edge.put("/var/tmp/watch.py", WATCH)
+    edge.shell(f"install --owner=nobody --mode=0600 /dev/null {LOG}")
+    unit = ["--quiet", "--collect", "--unit=watch-secrets", "--uid=nobody"]
+    edge.run("systemd-run", *unit, "python3", "/var/tmp/watch.py")
+    yield
+    edge.run("systemctl", "stop", "watch-secrets")
+    edge.run("rm", "--force", LOG, "/var/tmp/watch.py")
+
+
+def look(edge: Edge, outputs: list[str]) -> None:
+    """Search what user nobody can read, what was printed, the journal and the support report."""
+    assert [line for text in outputs for line in text.splitlines() if MARK in line] == []
+    assert edge.shell(f"cat {LOG}") == "", "a command line"
+    places = "/etc /var /opt /usr/local /data /home /root /run /tmp /srv"
+    search = f"grep --recursive --binary-files=text --files-with-matches --no-messages '{PATTERN}' {places}"
+    found = edge.host.run(f"runuser -u nobody -- {search}").stdout.splitlines()
+    assert [path for path in found if path not in (LOG, "/var/tmp/watch.py")] == []
+    assert MARK not in edge.shell("journalctl --quiet --no-pager --boot")
+    edge.run("vllm-edge", "doctor", "--support-report", "/root/report.tar.gz")
+    unpack = "tar --extract --to-stdout --gzip --file=/root/report.tar.gz"
+    assert edge.shell(f"{unpack} | grep --count '{PATTERN}' || true").strip() == "0"
+    edge.run("rm", "/root/report.tar.gz")
+    search = f"grep --recursive --files-with-matches --no-messages '{PATTERN}' /etc /var/lib/vllm-edge /root || true"
+    whole = edge.shell(search)
+    assert whole.splitlines() == [f"/etc/vllm-edge/secrets/{ENGINE}.env"], "root finds it in one place"
+
+
+def read(edge: Edge) -> dict[str, str]:
+    """The environment of the container."""
+    container: Any = edge.container(CONTAINER)
+    return dict(item.split("=", 1) for item in container["Config"]["Env"])
+
+
+def test_no_secret_is_found_through_runs_switch_and_rollback(
+    edge: Edge, controller: Any, watched: None, tmp_path: Path
+) -> None:
+    before = edge.number()
+    first = play(controller, "site.yml", *plant(tmp_path, "one"))
+    assert first.rc == 0, first.output[-4000:]
+    assert read(edge)["STORE_PASSWORD"] == f"{MARK}-engine-one" and read(edge)["OTHER"] == f"{MARK}-file-one"
+    look(edge, [first.output])
+
+    life = default.life(edge, CONTAINER)
+    again = play(controller, "site.yml", *plant(tmp_path, "one"))
+    assert (again.rc, again.changed, default.life(edge, CONTAINER)) == (0, [], life), "nothing has changed"
+
+    foreseen = play(controller, "site.yml", *plant(tmp_path, "two"), "--check")
+    assert foreseen.rc == 0 and f"secrets/{ENGINE}.env" in foreseen.output
+    assert default.life(edge, CONTAINER) == life
+    rotated = play(controller, "site.yml", *plant(tmp_path, "two"))
+    assert rotated.rc == 0 and default.life(edge, CONTAINER) != life, "a rotated secret restarts the engine"
+    assert read(edge)["STORE_PASSWORD"] == f"{MARK}-engine-two"
+    look(edge, [again.output, foreseen.output, rotated.output])
+
+    back = edge.rollback()
+    assert back.rc == 0, back.message
+    assert read(edge)["STORE_PASSWORD"] == f"{MARK}-engine-two", "a rotated secret does not return"
+    look(edge, [json.dumps(edge.history())])
+
+    assert edge.switch(before).rc == 0
+    assert f"--env-file=/etc/vllm-edge/secrets/{ENGINE}.env" not in edge.shell(
+        f"cat /etc/vllm-edge/engines/{shlex.quote(ENGINE)}/docker-create"
+    )
+
+
+def test_a_switch_that_fails_goes_back_to_the_former_secret(
+    edge: Edge, controller: Any, watched: None, tmp_path: Path
+) -> None:
+    """The new engine has started with the new secret when the canary fails."""
+    assert play(controller, "site.yml", *plant(tmp_path, "one")).rc == 0
+    edge.engine_fault("engine-nan-logits", 2048)
+    failed = play(controller, "site.yml", *plant(tmp_path, "two", max_model_len=2048))
+    edge.calm()
+    assert failed.rc != 0
+    assert read(edge)["STORE_PASSWORD"] == f"{MARK}-engine-one"
+    assert f"{MARK}-engine-one" in edge.shell(f"cat /etc/vllm-edge/secrets/{ENGINE}.env")
+    assert not edge.host.file(f"/etc/vllm-edge/secrets/{ENGINE}.env.other").exists
+    look(edge, [failed.output])
