@@ -11,7 +11,8 @@ version_added: "0.1.0"
 description:
   - Compares files of the medium with C(SHA256SUMS), and that file with O(sums_sha256). Fails with the name of a file
     that was changed, added or removed, and of a link.
-  - Does nothing if O(path) has neither C(SHA256SUMS) nor one of the directories, because an installed host does not need the medium.
+  - Does nothing if O(path) has neither C(SHA256SUMS) nor one of the directories, because an installed host does not
+    need the medium.
   - Remembers in O(record) what it verified. A file with the same inode, size and times is not read again.
 author:
   - vllm-edge contributors (!UNKNOWN)

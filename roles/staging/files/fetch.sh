@@ -16,8 +16,9 @@ in=/in
 apt_get() { apt-get -qq -y --no-install-recommends "$@"; }
 
 # Images of distributions keep indexes compressed anew, which no signature covers.
-printf 'Acquire::GzipIndexes "false";\nAcquire::Languages "none";\nAPT::Update::Error-Mode "any";\nAPT::Sandbox::User "root";\n' >/etc/apt/apt.conf.d/99staging
-rm -f /etc/apt/apt.conf.d/docker-clean
+printf 'Acquire::GzipIndexes "false";\nAcquire::Languages "none";\nAPT::Update::Error-Mode "any";\nAPT::Sandbox::User "root";\n' >/etc/apt/apt.conf.d/zz-staging
+rm -f /etc/apt/apt.conf.d/docker-clean /etc/apt/apt.conf.d/docker-gzip-indexes
+rm -rf /var/lib/apt/lists/*
 
 # A bare image cannot speak HTTPS.
 if [ ! -e /etc/ssl/certs/ca-certificates.crt ]; then
