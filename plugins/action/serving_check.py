@@ -46,8 +46,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _find_unpinned(self) -> list[str]:
         """Return what is not pinned although require_pins asks for it."""
-        if not boolean(self._read("require_pins") or False, strict=True):
-            return []
+        try:
+            if not boolean(self._read("require_pins") or False, strict=True):
+                return []
+        except TypeError:
+            return [f"require_pins: {self._read('require_pins')!a} is neither true nor false."]
         facts = self._variables.get("ansible_facts", {})
         version = "distribution_version" if facts.get("distribution") == "Ubuntu" else "distribution_major_version"
         distribution = f"{facts['distribution']}-{facts[version]}" if facts.get(version) else ""

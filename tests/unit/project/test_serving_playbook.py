@@ -64,6 +64,10 @@ def test_everything_has_to_be_pinned_where_it_is_asked_for(play: Any) -> None:
     for name in ("vllm_image_base_digest", "vllm_models.e2b.revision", "container_runtime_repository_key_fingerprint"):
         assert f"{name}: " in said
     assert "31b-bf16" not in said, "models of other profiles are not used"
+    assert (
+        "require_pins: 'ture' is neither"
+        in play("playbooks/validate.yml", wanted | known, "-e", "require_pins=ture").stdout
+    )
 
 
 def test_every_mistake_is_said_on_a_line_of_its_own(play: Any) -> None:
