@@ -12,6 +12,7 @@ import pytest
 from helpers import ROOT, get_words, run_playbook
 
 COMMIT = "b" * 40
+THOROUGH = pytest.mark.thorough
 STAGE: dict[str, Any] = {
     "staging_distribution": "Debian-13",
     "staging_image_base": "registry.lab:5000/vllm/vllm-openai:v0.32.0",
@@ -104,7 +105,13 @@ def test_hosts_get_what_was_staged(tmp_path: Path, medium: Path) -> None:
     assert values["nvidia_driver_repository_url"] == f"file://{medium}/apt/vllm-edge-nvidia-driver/"
 
 
-@pytest.mark.parametrize("name", ["wheels/host/a.whl", "weights/N/model.safetensors", "air-gap.yml"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "weights/N/model.safetensors",
+        *(pytest.param(name, marks=THOROUGH) for name in ("wheels/host/a.whl", "air-gap.yml")),
+    ],
+)
 def test_one_changed_bit_ends_the_run_with_its_name(tmp_path: Path, medium: Path, name: str) -> None:
     expected, before = get_hash(medium), (medium / name).read_bytes()
     (medium / name).write_bytes(before[:-2] + bytes([before[-2] ^ 1]) + before[-1:])
@@ -122,3 +129,49 @@ def test_file_given_as_variables_is_refused(tmp_path: Path, medium: Path) -> Non
     returned, said, values = read(tmp_path, medium, "-e", f"@{medium}/air-gap.yml")
     assert returned != 0 and values == {}
     assert "-e air_gap=FILE -e air_gap_sha256=HASH" in said
+
+
+DOCKER = """#!/bin/sh
+echo "$@" >>"$0.log"
+case "$*" in
+*inspect*) echo sha256:container ;;
+*"fetch.sh keys"*) cp "$0.key" "$0.stage/keys/vllm-edge-nvidia-driver.asc" ;;
+*"fetch.sh packages"*)
+    mkdir -p "$0.stage/apt/.work"
+    echo 3.13 >"$0.stage/apt/.work/python"
+    echo distribution trixie main >"$0.stage/apt/.work/distribution"
+    ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("fingerprint", ["2EE0110E2F575441C0A3CF3DA7FF9C965562865B", "A" * 40])
+def test_keys_are_compared_before_apt_gets_them(tmp_path: Path, fingerprint: str) -> None:
+    docker, stage = tmp_path / "docker", tmp_path / "docker.stage"
+    docker.write_text(DOCKER)
+    docker.chmod(0o755)
+    (tmp_path / "docker.key").write_bytes((ROOT / "tests/unit/roles/keys/ed25519.asc").read_bytes())
+    repository = STAGE["staging_repositories"][0] | {"fingerprint": fingerprint, "key_url": "http://vendors.lab/key"}
+    given = {
+        "staging_directory": str(stage),
+        "staging_distribution": "Debian-13",
+        "staging_docker": str(docker),
+        "staging_repositories": [repository | {"components": [], "key_file": ""}],
+    }
+    tasks = [
+        {"ansible.builtin.include_role": {"name": "staging", "tasks_from": name, "rolespec_validate": False}}
+        for name in ("validate", "container", "apt")
+    ]
+    playbook = tmp_path / "stage.yml"
+    playbook.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "vars": given, "tasks": tasks}]))
+    done = run_playbook("-i", "here,", "-c", "local", "-e", PYTHON, playbook)
+    calls = (tmp_path / "docker.log").read_text()
+    assert "fetch.sh keys" in calls and f"source={stage}/keys " in calls
+    if fingerprint.startswith("A"):
+        assert done.returncode != 0 and "is not the expected one" in get_words(done)
+        assert "fetch.sh packages" not in calls
+    else:
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"target=/stage/apt,source={stage}/apt sha256:container /fetch.sh packages" in calls
+        assert f"source={stage} " not in calls, "the container sees the whole directory"
+        assert (stage / ".work/in/vllm-edge-nvidia-driver.key").exists()
