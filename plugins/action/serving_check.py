@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleError, AnsibleUndefinedVariable
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
-from ..module_utils.vllm_edge.inventory import profiles, variables
+from ..module_utils.vllm_edge.inventory import pins, profiles, variables
 from ..module_utils.vllm_edge.inventory.engine_inputs import find_secret_fault
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -33,7 +34,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         inventory = self._read_inventory(project)
         for warning in profiles.find_warnings(inventory, project):
             Display().warning(warning)
-        found = profiles.find_mistakes(inventory, project)
+        found = profiles.find_mistakes(inventory, project) + self._find_unpinned()
         if not found:
             return {"changed": False}
         # Ansible prints a text with several lines unchanged, but quotes and folds the elements of a list.
@@ -43,6 +44,19 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "msg": f"{count} in the variables, see 'mistakes'; no host was touched.",
             "mistakes": "".join(f"{number}. {sentence}\n" for number, sentence in enumerate(found, 1)),
         }
+
+    def _find_unpinned(self) -> list[str]:
+        """Return what is not pinned although require_pins asks for it."""
+        try:
+            if not boolean(self._read("require_pins") or False, strict=True):
+                return []
+        except TypeError:
+            return [f"require_pins: {self._read('require_pins')!a} is neither true nor false."]
+        facts = self._variables.get("ansible_facts", {})
+        version = "distribution_version" if facts.get("distribution") == "Ubuntu" else "distribution_major_version"
+        distribution = f"{facts['distribution']}-{facts[version]}" if facts.get(version) else ""
+        values = {name: self._read(name) for name in pins.NAMES}
+        return pins.find_unpinned(values, self._read("model_weights_models") or [], distribution)
 
     def _read(self, name: str) -> Any:
         """Return the value of a variable; None if it is not set or names one that is not."""

@@ -16,6 +16,9 @@ description:
     C(main) for the release, its updates or its security updates). Writes a separate source with the O(components) that
     they lack, with the same address and key. The host's own sources are not changed. Fails if one of them contains its
     key inline, because another source cannot refer to such a key.
+  - With O(uri), writes apt preferences with which the repository supplies only O(packages). Its other packages get the
+    priority 1, so they never replace a package of another repository. They name the repository by its host or, where
+    the host has other repositories too or the address is a directory, by Origin and Label of its index.
   - apt reads the repository with its key before any file is written. If that fails, nothing was changed.
   - Fails if another source already contains the repository, because apt refuses one repository with two keyrings.
 author:
@@ -62,6 +65,16 @@ options:
     type: list
     elements: str
     default: []
+  packages:
+    description:
+      - Names of the packages that the repository supplies, or patterns of them, for example V(nvidia-*).
+      - Required with O(uri).
+    type: list
+    elements: str
+  packages_variable:
+    description: Name of the variable that sets O(packages). Used in messages.
+    type: str
+    default: packages
   architectures:
     description: Architectures to use. If it is empty, those of the host are used.
     type: list
@@ -84,6 +97,7 @@ options:
       - Fingerprint of the key. Spaces are ignored. Several fingerprints are separated by commas.
       - If it is empty, the fingerprint that was recorded at first use is expected. If none is recorded, the key is
         accepted, its fingerprint is recorded, and a warning names the line that pins it.
+      - A key over plain http is not accepted without a fingerprint.
     type: str
     default: ''
   fingerprint_variable:
@@ -105,6 +119,7 @@ EXAMPLES = r"""
     uri: https://nvidia.github.io/libnvidia-container/stable/deb/amd64
     key_url: https://nvidia.github.io/libnvidia-container/gpgkey
     fingerprint: C95B 321B 61E8 8C18 09C4 F759 DDCA E044 F796 ECB0
+    packages: [nvidia-container-toolkit*, libnvidia-container*]
     uri_variable: container_runtime_repository_url
     fingerprint_variable: container_runtime_repository_key_fingerprint
 
@@ -121,6 +136,10 @@ fingerprints:
   returned: with O(uri)
   type: list
   elements: str
+keyring:
+  description: The binary form of the key in base64. Empty in check mode if the key would have to be downloaded first.
+  returned: with O(uri)
+  type: str
 trust:
   description: What the key was compared with. V(pinned) is O(fingerprint), V(recorded) is the record on the host, and
     V(first-use) means that this run recorded the key.
@@ -138,6 +157,7 @@ refreshed:
   type: bool
 """
 
+import base64
 import glob
 import json
 import os
@@ -153,10 +173,16 @@ from ansible.module_utils.urls import fetch_url
 from ..module_utils.vllm_edge.system import apt, openpgp
 from ..module_utils.vllm_edge.system.apt_sources import (
     Source,
+    choose_pin,
     find_clashes,
     find_missing_components,
+    find_unprintable,
+    find_wrong_pattern,
+    get_host,
     get_index_prefix,
+    read_release_fields,
     read_sources,
+    render_preferences,
     render_sources,
 )
 from ..module_utils.vllm_edge.system.files import write_durably
@@ -182,6 +208,7 @@ class SourceFile:
         self.name: str = module.params["name"]
         self.keyring = f"/etc/apt/keyrings/{self.name}.gpg"
         self.path = f"/etc/apt/sources.list.d/{self.name}.sources"
+        self.preferences = f"/etc/apt/preferences.d/{self.name}.pref"
         self.limits = apt.Limits(module.params["lock_timeout"], module.params["timeout"])
 
     def at(self, path: str) -> str:
@@ -266,7 +293,8 @@ class SourceFile:
     def write(self, path: str, data: bytes | None) -> None:
         target = self.at(path)
         if data is None:
-            os.unlink(target)
+            if os.path.exists(target):
+                os.unlink(target)
             return
         os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
         temporary = os.path.join(self.module.tmpdir, f"{self.name}-{os.path.basename(target)}")
@@ -286,13 +314,14 @@ class SourceFile:
                 f"{inside[0]} contains the key of its archive, so that no other source can refer to it. Nothing was "
                 f"changed: add {' '.join(components)} to its components there, and run again."
             )
-        files = {self.path: render_sources(added, "nvidia_driver").encode() or None}
+        # Preferences for a vendor's repository of the same name, which this source replaces, would have no effect.
+        files: Files = {self.path: render_sources(added, "nvidia_driver").encode() or None, self.preferences: None}
         changed, diff = self.compare(files)
         refresh = bool(changed) or self.params["refresh"]
         if not self.module.check_mode:
             if changed and added:
                 key = added[0].signed_by or "the keys that apt trusts"
-                self.verify(files, added[0].uri, key, added[0].path)
+                self.verify({self.path: files[self.path]}, added[0].uri, key, added[0].path)
             for path in changed:
                 self.write(path, files[path])
             if refresh:
@@ -320,7 +349,67 @@ class Repository(SourceFile):
         except ValueError as error:
             self.fail(f"{self.params['fingerprint_variable']}: {error}.")
         self.expected = pinned or list(self.known.get("fingerprints", []))
+        self.check_values()
         self.trust = "pinned" if pinned else "recorded" if self.expected else "first-use"
+
+    def check_values(self) -> None:
+        """Fail if a value would become something else in apt's files, or an unverified key would be downloaded."""
+        values = {name: self.params[name] for name in ("suites", "components", "architectures")}
+        told = find_unprintable({self.params["uri_variable"] or "uri": [self.params["uri"]], **values})
+        if told:
+            self.fail(f"The repository {self.name} was not added, and nothing was changed: {told}")
+        packages, variable = self.params["packages"], self.params["packages_variable"]
+        if not packages or (wrong := find_wrong_pattern(packages)):
+            what = f"has {wrong}" if packages else "is empty"
+            self.fail(
+                f"{variable} {what}. It lists the packages that the repository {self.name} may supply: names, or "
+                f"patterns that begin with two characters of one, such as nvidia-*. Nothing was changed."
+            )
+        encrypted = self.params["key_text"] or self.params["key_url"].lower().startswith(("https:", "file:"))
+        if self.params["key_url"] and not encrypted and not self.expected:
+            self.fail(
+                f"The key of the repository {self.name} comes from {ascii(self.params['key_url'])[:200]}, which "
+                f"anybody on the way can change, and no fingerprint is set. Nothing was changed. Ask the vendor for "
+                f"the fingerprint and set {self.params['fingerprint_variable']}, or use https or a local file."
+            )
+
+    def read_release(self, source: Source) -> dict[str, str] | None:
+        """Return Origin and Label of a repository as apt has read them; None if it has not."""
+        prefix = get_index_prefix(source.uri.replace("$(ARCH)", self.architecture), source.suite.split()[0])
+        for name in ("InRelease", "Release"):
+            if data := read_bytes(self.at(f"/var/lib/apt/lists/{prefix}{name}")):
+                return read_release_fields(data[: openpgp.MAX_BYTES].decode("utf-8", "replace"))
+        return None
+
+    def render_preferences(self, source: Source, others: list[Source]) -> bytes | None:
+        """Return the preferences of the repository, or those of the host if its index cannot be read now."""
+        current = read_bytes(self.at(self.preferences))
+        # Repositories that have preferences of this module are told apart by the names of their packages.
+        restricted = self.at("/etc/apt/preferences.d/{}.pref")
+        host = get_host(source.uri)
+        open_to_all = [
+            other
+            for other in others
+            if not os.path.exists(restricted.format(os.path.basename(other.path).removesuffix(".sources")))
+        ]
+        shared = not host or any(get_host(other.uri) == host for other in open_to_all)
+        release = self.read_release(source) if shared else {}
+        if release is None:
+            return current
+        if release and any(self.read_release(other) == release for other in open_to_all):
+            self.fail(
+                f"The repository {source.uri} calls itself {', '.join(release.values())}, as another repository of "
+                f"this host does, so apt cannot tell them apart. Whoever signs it could replace every package: see "
+                f"that {self.params['uri_variable'] or 'its address'} is the right place, or serve it from a host "
+                f"of its own."
+            )
+        pin = choose_pin(source.uri, shared, release)
+        if not pin:
+            self.module.warn(
+                f"The repository {source.uri} can replace every package of this host: other repositories have the same "
+                f"host, and its index has neither Origin nor Label. Serve it from a host of its own."
+            )
+        return render_preferences(pin, self.params["packages"]).encode() if pin else None
 
     def read_record(self) -> dict[str, Any]:
         data = read_bytes(self.record_path)
@@ -357,7 +446,8 @@ class Repository(SourceFile):
                 f"give the key as a local file. A server may be silent for {self.limits.silence_s} s "
                 f"({apt.TIMEOUT_VARIABLE})."
             )
-        return bytes(response.read())
+        # One byte more than the reader accepts.
+        return bytes(response.read(openpgp.MAX_BYTES + 1))
 
     def check_key(self, data: bytes) -> list[str]:
         """Return the fingerprints of an offered key. Fails if they are not the expected ones."""
@@ -417,8 +507,9 @@ class Repository(SourceFile):
     def ensure(self) -> dict[str, Any]:
         """Add the repository."""
         uri, suites = self.params["uri"], self.params["suites"]
-        architecture = self.get_architecture()
-        if clash := find_clashes(self.read_other_sources(), uri, suites, architecture):
+        self.architecture = architecture = self.get_architecture()
+        others = self.read_other_sources()
+        if clash := find_clashes(others, uri, suites, architecture):
             self.fail(
                 f"{uri} is configured in {clash[0].path} already. apt refuses one repository with two keyrings: remove "
                 f"that file (dpkg -S {clash[0].path} names its package, if any) and run again."
@@ -426,7 +517,7 @@ class Repository(SourceFile):
         keyring, found = self.choose_key()
         source = Source(uri, " ".join(suites), self.path, tuple(self.params["components"]), self.keyring)
         text = render_sources([source], "apt_repository", self.params["architectures"])
-        files = {self.keyring: keyring, self.path: text.encode()}
+        files: dict[str, bytes | None] = {self.keyring: keyring, self.path: text.encode()}
         changed, diff = self.compare(files)
         if not found:
             condition = f", only if its fingerprint is {', '.join(self.expected)}" if self.expected else ""
@@ -436,6 +527,10 @@ class Repository(SourceFile):
         if refresh:
             key = f"the key {', '.join(found)} of {self.key_source}"
             self.verify(files, uri, key, self.params["uri_variable"] or "its address")
+        # Written first, so that apt never sees the repository without them.
+        files = {self.preferences: self.render_preferences(source, others), **files}
+        changed, more = self.compare(files)
+        diff = [entry for entry in more if entry["after_header"] == self.preferences] + diff
         if not self.module.check_mode:
             for path in changed:
                 self.write(path, files[path])
@@ -452,6 +547,7 @@ class Repository(SourceFile):
             "changed": bool(changed) or not found or self.trust == "first-use",
             "diff": diff,
             "fingerprints": found,
+            "keyring": base64.b64encode(keyring or b"").decode(),
             "trust": self.trust,
             "refreshed": refresh,
         }
@@ -466,6 +562,8 @@ def main() -> None:
             "release": {"type": "str"},
             "refresh": {"type": "bool", "default": False},
             "suites": {"type": "list", "elements": "str", "default": ["/"]},
+            "packages": {"type": "list", "elements": "str"},
+            "packages_variable": {"type": "str", "default": "packages"},
             "components": {"type": "list", "elements": "str", "default": []},
             "architectures": {"type": "list", "elements": "str", "default": []},
             "key_url": {"type": "str", "default": "", "no_log": False},
@@ -480,7 +578,7 @@ def main() -> None:
         },
         required_one_of=[("uri", "release")],
         mutually_exclusive=[("uri", "release")],
-        required_by={"uri": ["fingerprint_variable"]},
+        required_by={"uri": ["fingerprint_variable", "packages"]},
         supports_check_mode=True,
     )
     archive = module.params["release"] is not None

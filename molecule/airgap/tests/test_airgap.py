@@ -63,6 +63,14 @@ def vendors() -> list[tuple[str, int]]:
     return [(address, 80), (address, 8081), (address, 5000)]
 
 
+def read_medium() -> dict[str, Any]:
+    """The values of air-gap.yml, below its comments."""
+    text = (MEDIUM / "air-gap.yml").read_text()
+    assert "{{" not in text
+    variables: dict[str, Any] = json.loads(text[text.index("\n{") :])["variables"]
+    return variables
+
+
 @pytest.fixture(params=["host", "controller"])
 def probe(request: pytest.FixtureRequest, host: Host) -> Callable[[str, int], str]:
     """Connects to an address: from the host, or from the controller as site.yml ran there."""
@@ -122,6 +130,28 @@ def test_vendors_signatures_were_kept(host: Host) -> None:
         assert not host.file(f"/etc/apt/sources.list.d/{name}.sources").contains("rusted: yes")
 
 
+@pytest.mark.parametrize("package", ["sudo", "libc6", "python3-venv"])
+def test_vendors_cannot_replace_packages_of_the_distribution(host: Host, package: str) -> None:
+    preferences = host.check_output("cat /etc/apt/preferences.d/vllm-edge-*.pref")
+    assert preferences.count("Package: *\n") == preferences.count("Pin-Priority: 1\n") == 2
+    # On a medium nothing has a host: the repositories are told apart by what their indexes say.
+    assert set(re.findall(r"^Pin: (\w+)", preferences, re.MULTILINE)) == {"release"}
+    policy = host.check_output(f"LC_ALL=C apt-cache policy {package}")
+    assert "vllm-edge-nvidia" not in policy
+
+
+def test_medium_pins_what_it_holds(host: Host) -> None:
+    pins = read_medium()
+    record = read_json(host, f"{STATE}/weights/e2b.json")
+    assert pins["models"]["e2b"]["revision"] == record["revision"]
+    keys = read_json(host, f"{STATE}/keys.json")
+    for prefix, name in (
+        ("nvidia_driver", "vllm-edge-nvidia-driver"),
+        ("container_runtime", "vllm-edge-nvidia-container-toolkit"),
+    ):
+        assert [pins[f"{prefix}_repository_key_fingerprint"]] == keys[name]["fingerprints"]
+
+
 def test_base_image_came_from_the_archive(host: Host) -> None:
     record = read_json(host, f"{STATE}/image.json")
     (archive,) = (MEDIUM / "image").glob("*.tar")
@@ -134,6 +164,7 @@ def test_base_image_came_from_the_archive(host: Host) -> None:
     assert found["Id"] == record["base_id"] == f"sha256:{digest}"
     assert found["RepoDigests"] == [], "no registry gave it"
     assert record["base"] in manifest["RepoTags"]
+    assert read_medium()["vllm_image_base_id"] == found["Id"], "the medium pins it"
     running = json.loads(host.check_output(f"docker inspect {CONTAINER}"))[0]
     layers = json.loads(host.check_output(f"docker image inspect {running['Image']}"))[0]["RootFS"]["Layers"]
     assert layers[: len(found["RootFS"]["Layers"])] == found["RootFS"]["Layers"]

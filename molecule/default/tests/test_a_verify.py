@@ -168,6 +168,9 @@ def test_repository_trusts_one_key_only(host: Host, name: str, uri: str) -> None
     assert source.content_string.startswith("# Managed by Ansible")
     fields = dict(re.findall(r"^([A-Za-z-]+): (.*)$", source.content_string, re.M))
     assert (fields["Types"], fields["URIs"], fields["Signed-By"]) == ("deb", uri, f"/etc/apt/keyrings/{name}.gpg")
+    # No other repository of the host has the vendors' host, so it tells them apart.
+    preferences = host.file(f"/etc/apt/preferences.d/{name}.pref").content_string
+    assert preferences.endswith('Package: *\nPin: origin "vendors.lab"\nPin-Priority: 1\n')
     key = host.file(fields["Signed-By"])
     assert (key.user, key.mode, key.size > 100) == ("root", 0o644, True)
     assert "Trusted" not in fields and "Allow-Insecure" not in fields

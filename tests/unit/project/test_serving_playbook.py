@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,22 @@ def test_each_stage_validates_first_and_once() -> None:
         assert first["when"] == "serving_validated is not defined"
     (*_, last) = yaml.safe_load((ROOT / "playbooks/tasks/validate.yml").read_text())
     assert last["ansible.builtin.set_fact"] == {"serving_validated": True}
+
+
+def test_everything_has_to_be_pinned_where_it_is_asked_for(play: Any) -> None:
+    facts = {"distribution": "Debian", "distribution_version": "13.1", "distribution_major_version": "13"}
+    known = {"ansible_facts": facts, "ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    wanted = GOOD | {"serving_profile": "e2b-only", "container_runtime_repository_key_fingerprint": ""}
+    done = play("playbooks/validate.yml", wanted | known, "-e", "require_pins=true")
+    said = done.stdout + done.stderr
+    assert done.returncode == 2
+    for name in ("vllm_image_base_digest", "vllm_models.e2b.revision", "container_runtime_repository_key_fingerprint"):
+        assert f"{name}: " in said
+    assert "31b-bf16" not in said, "models of other profiles are not used"
+    assert (
+        "require_pins: 'ture' is neither"
+        in play("playbooks/validate.yml", wanted | known, "-e", "require_pins=ture").stdout
+    )
 
 
 def test_every_mistake_is_said_on_a_line_of_its_own(play: Any) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import zlib
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ from ansible.module_utils.vllm_edge.system.openpgp import (
     dearmour,
     list_fingerprints,
     parse_fingerprints,
+    parse_packets,
 )
 
 ED25519 = "2EE0110E2F575441C0A3CF3DA7FF9C965562865B"
@@ -63,15 +65,56 @@ def packet(tag: int, body: bytes) -> bytes:
         (b"-----BEGIN PGP MESSAGE-----\n\naaaa\n-----END PGP MESSAGE-----\n", "no public key block"),
         (packet(5, b"\x04secret"), "secret key"),
         (packet(6, b"\x03old"), "version 3"),
-        (packet(13, b"a name alone"), "no public key"),
+        (packet(13, b"a name alone"), "not begin with a public key"),
+        (b"", "no public key"),
         (packet(6, b"\x04whole")[:-2], "cut short"),
         (b"\xc6", "cut short"),
-        (b"\xc6\xe1ab", "unknown length"),
+        (b"\xc6\xe1ab", "partial length"),
+        (bytes([0x80 | 6 << 2 | 3]) + b"\x04key", "indeterminate length"),
+        (bytes([0x80 | 6 << 2 | 2]) + b"\x00\x00", "cut short"),
+        (packet(6, b"\x04" * 65_536), "key of 65536 bytes"),
+        (packet(6, b""), "key of 0 bytes"),
+        (packet(6, b"\x04key") + packet(14, b"\x03old"), "version 3"),
+        (packet(6, b"\x05key"), "version 5"),
+        *((packet(6, b"\x04key") + packet(tag, b"x"), f"type {tag}") for tag in (0, 1, 8, 10, 11, 12, 18, 20, 60)),
+        (packet(6, b"\x04key") + packet(13, b"x" * 1024**2), "more than 1048576 bytes"),
     ],
 )
 def test_what_is_no_key_is_said(data: bytes, said: str) -> None:
     with pytest.raises(KeyFormatError, match=said):
         list_fingerprints(data)
+
+
+@pytest.mark.skipif(not shutil.which("gpg"), reason="gpg is not installed")
+@pytest.mark.parametrize("hidden", ["compressed", "indeterminate", "second", "subkey", "user attribute", "signature"])
+def test_gpg_never_sees_a_key_that_the_module_does_not(keys: Path, hidden: str, tmp_path: Path) -> None:
+    known, other = (dearmour((keys / name).read_bytes()) for name in ("ed25519.asc", "rsa-with-subkey.asc"))
+    packed = zlib.compressobj(wbits=-15)
+    deflated = b"\x01" + packed.compress(other) + packed.flush()
+    data = (
+        known
+        + {
+            "compressed": packet(8, deflated),
+            "indeterminate": bytes([0x80 | 8 << 2 | 3]) + deflated,
+            "second": other,
+            "subkey": b"".join(packet(tag, body) for tag, body in parse_packets(other) if tag == 14),
+            "user attribute": packet(17, b"\x02\x01x"),
+            "signature": packet(2, b"\x04rubbish"),
+        }[hidden]
+    )
+    (tmp_path / "keyring").write_bytes(data)
+    command = ["gpg", "--homedir", str(tmp_path), "--with-colons", "--show-keys", str(tmp_path / "keyring")]
+    lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    gpg = {line.split(":")[9] for before, line in pairwise(lines) if before.startswith("pub:")}
+    try:
+        found = list_fingerprints(data)
+    except KeyFormatError:
+        # gpg reads what is refused here, so the refusal is not a matter of taste.
+        assert hidden in ("compressed", "indeterminate")
+        assert gpg == {ED25519, RSA}
+    else:
+        assert gpg <= set(found)
+        assert found == ([ED25519, RSA] if hidden == "second" else [ED25519])
 
 
 def test_damaged_armour_is_said(keys: Path) -> None:
@@ -159,6 +202,8 @@ def args(tmp_path: Path, keys: Path, program: Callable[[str, str], None]) -> dic
         "root": str(tmp_path / "root"),
         "record": str(tmp_path / "root/var/lib/vllm-edge/keys.json"),
         "uri_variable": "vendor_url",
+        "packages": ["nvidia-*", "libnvidia-*"],
+        "packages_variable": "vendor_packages",
     }
 
 
@@ -309,6 +354,110 @@ def test_a_key_that_cannot_be_had_is_said(run: RunModule, tmp_path: Path) -> Non
     assert "vendor_fingerprint" in run(key_url="")["msg"]
     (tmp_path / "vendor.asc").write_text("<html>log in first</html>")
     assert "not OpenPGP data" in run()["msg"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"uri": "http://v.example/\nTrusted: yes"}, "vendor_url has"),
+        ({"uri": "http://v.example/ http://w.example/"}, "vendor_url has"),
+        ({"suites": ["/\n\nTypes: deb"]}, "suites has"),
+        ({"components": ["main\r"]}, "components has"),
+        ({"architectures": ["amd64\0"]}, "architectures has"),
+        ({"packages": []}, "vendor_packages is empty"),
+        ({"packages": ["*"]}, "vendor_packages has '*'"),
+        ({"packages": ["a*", "nvidia-*"]}, "vendor_packages has 'a*'"),
+        ({"packages": ["nvidia-*\nPin: release *"]}, "vendor_packages has"),
+        ({"key_url": "http://vendor.example/key"}, "which anybody on the way can change"),
+        ({"key_url": "HTTP://vendor.example/key"}, "which anybody on the way can change"),
+        ({"key_url": "ftp://vendor.example/key"}, "which anybody on the way can change"),
+    ],
+)
+@pytest.mark.parametrize("check", [False, True])
+def test_what_would_end_a_field_or_trust_the_wire_is_refused(
+    run: RunModule, tmp_path: Path, wrong: dict[str, Any], said: str, check: bool
+) -> None:
+    result = run(check=check, **wrong)
+    assert result["rc"] == 1 and said in result["msg"], result
+    assert "\n" not in result["msg"] and "\0" not in result["msg"]
+    assert files(tmp_path) == {}
+
+
+def test_a_key_without_an_end_is_not_read_to_it(run: RunModule, tmp_path: Path) -> None:
+    with (tmp_path / "vendor.asc").open("wb") as file:
+        file.truncate(1024**4)
+    assert "more than 1048576 bytes" in run()["msg"]
+
+
+INDEX = "Origin: {0}\nLabel: {0} L\nDate: Mon, 23 Nov 2026 10:00:00 UTC\n"
+
+
+def add_source(tmp_path: Path, uri: str, origin: str) -> None:
+    """A source of the host that nobody restricts, and its index."""
+    for path, text in {
+        "etc/apt/sources.list": f"deb {uri} stable main\n",
+        f"var/lib/apt/lists/{get_index_prefix(uri, 'stable')}InRelease": INDEX.format(origin),
+    }.items():
+        (tmp_path / "root" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / path).write_text(text)
+
+
+def write_index(tmp_path: Path, uri: str, text: str) -> None:
+    place = tmp_path / f"root/var/lib/apt/lists/{get_index_prefix(uri, '/')}InRelease"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text)
+
+
+MIRROR, MEDIUM = "http://vendor.example/debian", "file:///media/vllm-edge/apt/distribution/"
+
+
+@pytest.mark.parametrize(
+    ("uri", "other", "index", "pin"),
+    [
+        (URI, "http://deb.debian.org/debian", INDEX.format("NVIDIA"), 'origin "vendor.example"'),
+        (URI, MIRROR, INDEX.format("NVIDIA"), "release o=NVIDIA,l=NVIDIA L"),
+        ("file:///media/vllm-edge/apt/x/", MEDIUM, INDEX.format("NVIDIA"), "release o=NVIDIA,l=NVIDIA L"),
+        (URI, MIRROR, "Origin: a,b\nLabel: Fine\n", "release l=Fine"),
+        (URI, MIRROR, "Origin: *\nLabel: /x/\n", ""),
+        (URI, MIRROR, "Date: now\n", ""),
+    ],
+)
+def test_repository_is_told_from_others_by_its_host_or_its_index(
+    run: RunModule, tmp_path: Path, uri: str, other: str, index: str, pin: str
+) -> None:
+    add_source(tmp_path, other, "Debian")
+    write_index(tmp_path, uri, index)
+    result = run(uri=uri)
+    written = files(tmp_path).get("etc/apt/preferences.d/vendor.pref", b"").decode()
+    assert re.findall("^Pin: (.*)$", written, re.MULTILINE) == ([pin, pin] if pin else [])
+    assert ("can replace every package of this host" in str(result["warnings"])) == (not pin)
+    again = run(uri=uri)
+    assert (again["changed"], run(check=True, uri=uri)["changed"]) == (False, False)
+    # A medium that was taken away leaves the preferences as they are.
+    for path in (tmp_path / "root/var/lib/apt/lists").iterdir():
+        path.unlink()
+    run(uri=uri)
+    assert files(tmp_path).get("etc/apt/preferences.d/vendor.pref", b"").decode() == written
+
+
+def test_repository_that_calls_itself_like_the_distribution_is_refused(run: RunModule, tmp_path: Path) -> None:
+    add_source(tmp_path, MIRROR, "Debian")
+    write_index(tmp_path, URI, INDEX.format("Debian"))
+    result = run()
+    assert result["rc"] == 1 and "apt cannot tell them apart" in result["msg"]
+    assert "etc/apt/sources.list.d/vendor.sources" not in files(tmp_path)
+
+
+def test_changed_packages_change_the_preferences_alone(run: RunModule, tmp_path: Path) -> None:
+    run()
+    before = files(tmp_path)
+    result = run(packages=["nvidia-*"])
+    assert result["changed"] and [entry["after_header"] for entry in result["diff"]] == [
+        "/etc/apt/preferences.d/vendor.pref"
+    ]
+    assert {name for name, data in files(tmp_path).items() if data != before[name]} == {
+        "etc/apt/preferences.d/vendor.pref"
+    }
 
 
 def test_damaged_record_is_not_overwritten(run: RunModule, args: dict[str, Any], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.parser import HeaderParser
 
@@ -126,3 +126,74 @@ def get_index_prefix(uri: str, suite: str) -> str:
     url = re.sub(r"^[a-z+]+:(//)?([^/@]*@)?", "", url)
     quoted = "".join(f"%{ord(c):02x}" if c in '\\|{}[]<>"^~_=!@#$%&*' or not "!" <= c <= "~" else c for c in url)
     return quoted.replace("/", "_")
+
+
+# -- preferences
+
+
+PACKAGE_PATTERN = re.compile(r"[a-z0-9][a-z0-9+.-][a-z0-9+.*?-]*")
+"""A package's name, or a pattern that begins with two characters of one."""
+RELEASE_FIELD = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:/+()-]*")
+"""A value that apt's Pin takes literally: neither a list, nor a pattern, nor a regular expression."""
+
+
+def find_unprintable(fields: Mapping[str, Sequence[str]]) -> str:
+    """Return a sentence about the first value that would end a field or a stanza of apt's files; empty if none does.
+
+    Args:
+        fields: the values, by the name of the field
+    """
+    for name, values in fields.items():
+        for value in values:
+            if not re.fullmatch(r"[!-~]+", value):
+                return (
+                    f"{name} has {ascii(value)[:80]}: spaces, line breaks, control characters and letters outside of "
+                    f"ASCII are not possible there. Write them percent-encoded in an address, or leave them out."
+                )
+    return ""
+
+
+def find_wrong_pattern(packages: Sequence[str]) -> str:
+    """Return the first entry that is no name of a package and no pattern of some; empty if all are."""
+    return next((ascii(entry)[:80] for entry in packages if not PACKAGE_PATTERN.fullmatch(entry)), "")
+
+
+def get_host(uri: str) -> str:
+    """Return the host of a repository as apt's `Pin: origin` compares it; empty for file:, copy: and cdrom:."""
+    match = re.match(r"[A-Za-z0-9+.-]+://(?:[^/@]*@)?(\[[^]]*\]|[^/:]*)", uri)
+    return match[1].strip("[]") if match and not uri.startswith(("file:", "copy:", "cdrom:")) else ""
+
+
+def read_release_fields(text: str) -> dict[str, str]:
+    """Return Origin and Label of a Release or InRelease file, without those that a Pin cannot name literally."""
+    fields = dict(re.findall(r"^(Origin|Label):[ \t]*(.*?)[ \t\r]*$", text.split("\n\n-----BEGIN")[0], re.MULTILINE))
+    return {name: value for name, value in fields.items() if RELEASE_FIELD.fullmatch(value)}
+
+
+def choose_pin(uri: str, shared: bool, release: Mapping[str, str]) -> str:
+    """Return the Pin that tells a repository from all others of the host; empty if nothing does.
+
+    The host is better than what the repository says of itself, but it also names other repositories of a mirror, and
+    all repositories in directories have none.
+
+    Args:
+        uri: address of the repository
+        shared: whether a repository that is not restricted has the same host
+        release: its Origin and Label
+    """
+    host = get_host(uri)
+    if host and not shared:
+        return f'origin "{host}"'
+    keys = {"Origin": "o", "Label": "l"}
+    return "release " + ",".join(f"{keys[name]}={value}" for name, value in release.items()) if release else ""
+
+
+def render_preferences(pin: str, packages: Sequence[str]) -> str:
+    """Render preferences with which a repository supplies only these packages.
+
+    Priority 1 leaves installable what no other repository has, such as a new dependency, and never upgrades a package
+    (apt_preferences(5)).
+    """
+    return HEADER.format(role="apt_repository") + (
+        f"Package: {' '.join(packages)}\nPin: {pin}\nPin-Priority: 500\n\nPackage: *\nPin: {pin}\nPin-Priority: 1\n"
+    )

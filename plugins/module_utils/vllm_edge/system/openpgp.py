@@ -12,7 +12,13 @@ ARMOUR = re.compile(
     r"-----BEGIN PGP PUBLIC KEY BLOCK-----\r?\n(?P<body>.*?)-----END PGP PUBLIC KEY BLOCK-----", re.DOTALL
 )
 FINGERPRINT = re.compile(r"(?:[0-9A-F]{40}|[0-9A-F]{64})")
-TAG_SECRET_KEY, TAG_PUBLIC_KEY = 5, 6
+TAG_SIGNATURE, TAG_SECRET_KEY, TAG_PUBLIC_KEY, TAG_USER_ID, TAG_SUBKEY, TAG_USER_ATTRIBUTE = 2, 5, 6, 13, 14, 17
+ALLOWED_TAGS = (TAG_SIGNATURE, TAG_PUBLIC_KEY, TAG_USER_ID, TAG_SUBKEY, TAG_USER_ATTRIBUTE)
+"""What an exported public key consists of. Other packets (compressed data, for one) can hold keys that gpg reads."""
+MAX_BYTES = 1024**2
+"""Our choice: the keys of the vendors have some thousand bytes."""
+MAX_KEY_BYTES = 0xFFFF
+"""The fingerprint of a version 4 key has the length in two octets (RFC 9580 section 5.5.4.2)."""
 
 
 class KeyFormatError(ValueError):
@@ -21,6 +27,8 @@ class KeyFormatError(ValueError):
 
 def dearmour(data: bytes) -> bytes:
     """Return the binary form of a key, which may be armoured or binary."""
+    if len(data) > MAX_BYTES:
+        raise KeyFormatError(f"it has more than {MAX_BYTES} bytes, which no key of a repository has")
     if b"-----BEGIN" not in data:
         return data
     binary = b""
@@ -47,7 +55,9 @@ def _read_header(data: bytes, at: int) -> tuple[int, int, int]:
     if not head & 0x40:
         octets = 1 << (head & 0x03)
         if octets == 8:
-            return (head >> 2) & 0x0F, at, len(data) - at
+            raise KeyFormatError("it has a packet of indeterminate length, which no exported key has")
+        if at + octets > len(data):
+            raise KeyFormatError("it is cut short")
         return (head >> 2) & 0x0F, at + octets, int.from_bytes(data[at : at + octets], "big")
     tag, first = head & 0x3F, data[at]
     if first < 192:
@@ -55,8 +65,10 @@ def _read_header(data: bytes, at: int) -> tuple[int, int, int]:
     if first < 224:
         return tag, at + 2, ((first - 192) << 8) + data[at + 1] + 192
     if first == 255:
+        if at + 5 > len(data):
+            raise KeyFormatError("it is cut short")
         return tag, at + 5, int.from_bytes(data[at + 1 : at + 5], "big")
-    raise KeyFormatError("it has a packet of unknown length, which no exported key has")
+    raise KeyFormatError("it has a packet of partial length, which no exported key has")
 
 
 def parse_packets(data: bytes) -> list[tuple[int, bytes]]:
@@ -78,20 +90,31 @@ def parse_packets(data: bytes) -> list[tuple[int, bytes]]:
 def list_fingerprints(data: bytes) -> list[str]:
     """Return the fingerprints of all primary keys in an OpenPGP key, armoured or binary, as gpg --show-keys does.
 
-    apt trusts every key of a keyring. A keyring with the expected key and a second one is therefore refused.
+    apt trusts every key of a keyring. A keyring with the expected key and a second one is therefore refused, and so is
+    every packet that is not part of a public key. gpgv and sqv ignore a subkey that its primary key did not sign, so
+    subkeys are not compared. Keys of version 4 and 6 are read; no other version is accepted. Raises KeyFormatError.
     """
     found: set[str] = set()
-    for tag, body in parse_packets(dearmour(data)):
+    packets = parse_packets(dearmour(data))
+    if packets and packets[0][0] != TAG_PUBLIC_KEY and packets[0][0] in ALLOWED_TAGS:
+        raise KeyFormatError("it does not begin with a public key")
+    for tag, body in packets:
         if tag == TAG_SECRET_KEY:
             raise KeyFormatError("it holds a secret key, which belongs on no host")
-        if tag != TAG_PUBLIC_KEY or not body:
+        if tag not in ALLOWED_TAGS:
+            raise KeyFormatError(f"it holds a packet of type {tag}, which is not part of a public key")
+        if tag not in (TAG_PUBLIC_KEY, TAG_SUBKEY):
+            continue
+        if not 0 < len(body) <= MAX_KEY_BYTES:
+            raise KeyFormatError(f"it holds a key of {len(body)} bytes; 1 to {MAX_KEY_BYTES} are possible")
+        if body[0] not in (4, 6):
+            raise KeyFormatError(f"it is an OpenPGP key of version {body[0]}; versions 4 and 6 are supported")
+        if tag == TAG_SUBKEY:
             continue
         if body[0] == 4:
             digest = hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body)
-        elif body[0] == 6:
-            digest = hashlib.sha256(b"\x9b" + len(body).to_bytes(4, "big") + body)
         else:
-            raise KeyFormatError(f"it is an OpenPGP key of version {body[0]}; versions 4 and 6 are supported")
+            digest = hashlib.sha256(b"\x9b" + len(body).to_bytes(4, "big") + body)
         found.add(digest.hexdigest().upper())
     if not found:
         raise KeyFormatError("it holds no public key")
