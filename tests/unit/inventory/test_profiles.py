@@ -345,6 +345,7 @@ CASES: list[Case] = [
         "write google/gemma;",
         "model_weights_endpoint",
     ),
+    one("model", "models.tiny.manifest_sha256", "A" * 64, "manifest_sha256: 'AAA", "is no SHA-256", "or leave it out"),
     one("model", "models.tiny.revision", "", "vllm_models.tiny.revision: is empty", "commit of 40 digits"),
     one("model", "models.tiny.revision", "a..b c", "holds a space"),
     one("model", "models.tiny.precision", "int4", "'int4' is not one of bf16, fp8, nvfp4, w4a16"),

@@ -158,7 +158,7 @@ def test_refusal_at_vvv_has_no_secret_and_changes_nothing(
     assert not (tmp_path / "state").exists() and list((tmp_path / "weights").iterdir()) == []
 
 
-@pytest.mark.parametrize("given", ["", TOKEN])
+@pytest.mark.parametrize("given", ["", pytest.param(TOKEN, marks=pytest.mark.thorough)])
 def test_staging_sends_the_token_that_was_given_and_no_other(
     hub: TestHub, start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
