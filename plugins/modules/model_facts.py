@@ -125,6 +125,7 @@ msg:
 
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils.vllm_edge.planning import families, model_facts, recorded_facts, recording
 from ..module_utils.vllm_edge.planning.contract import Facts, UnknownArchitecture
 from ..module_utils.vllm_edge.text import shorten
-from ..module_utils.vllm_edge.weights.access import find_endpoint_mistake, parse_token
+from ..module_utils.vllm_edge.weights.access import Secrets, find_endpoint_mistake, parse_token
 from ..module_utils.vllm_edge.weights.record import WeightsError
 
 ARGUMENT_SPEC: dict[str, Any] = {
@@ -165,6 +166,7 @@ def from_hub(repo: str, revision: str, endpoint: str, token: str | None) -> Fact
             f"The hub's client is needed to read {repo} there ({error}). Install huggingface_hub, or give path."
         ) from error
     # False and not None: the client would send the token of the calling user, who has not given one.
+    shown_endpoint = re.sub("//[^/]*@", "//", endpoint)  # without a password
     api = HfApi(endpoint=endpoint, token=token or False)
     try:
         commit = str(api.model_info(repo, revision=revision or "main").sha)
@@ -183,20 +185,21 @@ def from_hub(repo: str, revision: str, endpoint: str, token: str | None) -> Fact
                     quantization = None
         files = api.get_safetensors_metadata(repo, revision=commit).files_metadata
     except SafetensorsParsingError as error:
-        raise model_facts.FactsError(f"{repo} at {endpoint} has a damaged safetensors file: {error}.") from error
+        raise model_facts.FactsError(f"{repo} at {shown_endpoint} has a damaged safetensors file: {error}.") from error
     except Exception as error:  # of the client, and of the HTTP library that it uses, which changes between releases
         raise model_facts.FactsError(
-            f"{repo} cannot be read at {endpoint}: {shorten(str(error), 300)}. Is the name right, the hub within "
+            f"{repo} cannot be read at {shown_endpoint}: {shorten(str(error), 300)}. Is the name right, the hub within "
             "reach, the licence accepted and the token given? With the files at hand, give path."
         ) from error
     headers = ((name, tensor.dtype, tensor.shape) for file in files.values() for name, tensor in file.tensors.items())
-    return model_facts.build_facts(repo, commit, config, headers, quantization, endpoint)
+    return model_facts.build_facts(repo, commit, config, headers, quantization, shown_endpoint)
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     params: dict[str, Any] = module.params
     repo: str = params["repo"]
+    module.no_log_values.update(Secrets(endpoint=params["endpoint"]).texts)
     try:
         if params["path"]:
             facts = model_facts.read(Path(params["path"]), repo, params["revision"])

@@ -275,6 +275,7 @@ class ModelWeights:
         self.module = module
         params: dict[str, Any] = module.params
         self.params = params
+        self.secrets = self.take_secrets()  # first, so that the file is gone whatever is wrong
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", params["name"]):
             raise WeightsError(f"The model's name {params['name']!r} may have letters, digits, '.', '_' and '-' only.")
         if params["workers"] < 1 or params["reserve_mib"] < 0:
@@ -290,7 +291,6 @@ class ModelWeights:
         progress = params["progress_path"]
         self.progress = Progress(None if module.check_mode or not progress else Path(progress), params["name"])
         self.held = contextlib.ExitStack()
-        self.secrets = self.take_secrets()
 
     def take_secrets(self) -> access.Secrets:
         """Return token, address and environment of the download, which must not appear in the result."""

@@ -100,9 +100,7 @@ def check_listing(origin: str, commit: Any, files: Iterable[tuple[Any, Any, Any]
             raise WeightsError(f"{origin} states the size {shown(size)} of {path}, which is no number of bytes.")
         hashed = isinstance(digest, str) and (COMMIT.fullmatch(digest) or SHA256.fullmatch(digest))
         if digest is not None and not hashed:
-            raise WeightsError(
-                f"{origin} states the hash {shown(digest)} of {path}, which is no SHA-256 or git id."
-            )
+            raise WeightsError(f"{origin} states the hash {shown(digest)} of {path}, which is no SHA-256 or git id.")
         items.append(RemoteFile(path, size, digest))
         if is_wanted(path):
             if digest is None:
