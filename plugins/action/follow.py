@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import posixpath
+import re
+import shlex
 import time
 from typing import Any
 
@@ -16,6 +19,8 @@ FIRST_POLL_S = 0.2
 POLL_S = 1.0
 """The first polls follow each other faster, because most modules have nothing to do."""
 WIDTH = 160
+SECRETS_DIRECTORY = "/run/vllm-edge-secrets"
+"""On the host: a file system in memory, so that nothing is on a disk, and that nothing survives a boot."""
 STATUS_MODULE = "ansible.legacy.async_status"
 
 
@@ -34,6 +39,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             argument_spec={
                 "module": {"type": "str", "required": True},
                 "args": {"type": "dict", "default": {}},
+                "secrets": {"type": "dict", "no_log": True},
                 "label": {"type": "str", "required": True},
                 "progress": {"type": "list", "elements": "str", "default": []},
                 "interval_s": {"type": "int", "default": 10},
@@ -41,6 +47,35 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             }
         )
         name, arguments = resolve(options["module"], options["args"])
+        if options["secrets"] is None:
+            return self._run_module(name, arguments, options, variables)
+        path = f"{SECRETS_DIRECTORY}/{re.sub('[^A-Za-z0-9._-]', '-', options['label'])}.secrets"
+        # Asynchronous modules are files with their arguments, and `environment` is part of a command line.
+        error = self._hand_over(path, json.dumps(options["secrets"]))
+        if error:
+            return {"failed": True, "msg": f"{options['label']}: {path} cannot be written on the host: {error}"}
+        try:
+            return self._run_module(name, {**arguments, "secrets_path": path}, options, variables)
+        finally:
+            # The module has removed it, unless it did not start.
+            with contextlib.suppress(AnsibleConnectionFailure):
+                self._low_level_execute_command(f"rm -f {shlex.quote(path)}")
+
+    def _hand_over(self, path: str, text: str) -> str:
+        """Write a file on the host that only its user may read, through the connection; return an error or nothing."""
+        place, file = shlex.quote(posixpath.dirname(path)), shlex.quote(path)
+        # The directory belongs to the user of the module and nobody else may write to it, or it is not used.
+        command = (
+            f"umask 077 && {{ mkdir {place} 2>/dev/null || true; }} && test ! -L {place} && test -O {place} && "
+            f"chmod 0700 {place} && rm -f {file} && cat >{file}"
+        )
+        done = self._low_level_execute_command(command, in_data=text.encode())
+        said = done.get("stderr") or done.get("stdout") or f"status {done['rc']}"
+        return "" if done["rc"] == 0 else str(said).strip()
+
+    def _run_module(
+        self, name: str, arguments: dict[str, Any], options: dict[str, Any], variables: dict[str, Any]
+    ) -> dict[str, Any]:
         if self._task.check_mode:
             return dict(self._execute_module(module_name=name, module_args=arguments, task_vars=variables))
 

@@ -13,6 +13,7 @@ from ansible.utils.display import Display
 
 from ..module_utils.vllm_edge.inventory import pins, profiles, variables
 from ..module_utils.vllm_edge.inventory.engine_inputs import find_secret_fault
+from ..module_utils.vllm_edge.weights import access
 
 PROJECT = Path(__file__).resolve().parents[2]
 GIVEN = ("model_weights_token", "model_weights_token_file", "vllm_image_base_archive", "vllm_image_base_digest")
@@ -34,7 +35,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         inventory = self._read_inventory(project)
         for warning in profiles.find_warnings(inventory, project):
             Display().warning(warning)
+        hub = {name: self._read(f"model_weights_{name}") for name in ("endpoint", "token", "token_file", "environment")}
         found = profiles.find_mistakes(inventory, project) + self._find_unpinned()
+        if not self._read("model_weights_source_directory"):
+            found += access.find_access_mistakes(**hub)
         if not found:
             return {"changed": False}
         # Ansible prints a text with several lines unchanged, but quotes and folds the elements of a list.

@@ -36,6 +36,14 @@ options:
     description: Arguments of the module.
     type: dict
     default: {}
+  secrets:
+    description:
+      - Values that must be neither on a disk of the host nor on a command line. The module must have the option
+        C(secrets_path), which gets the path of a file in C(/run) with these values as a JSON object, mode 0600, and
+        must remove this file when it has read it. What is left of it is removed when the module has ended, and by the
+        next run with the same O(label).
+      - Use this instead of C(environment), which Ansible puts on a command line that every user of the host can read.
+    type: dict
   label:
     description: What is in progress, in one or two words.
     type: str

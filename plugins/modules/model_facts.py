@@ -39,7 +39,9 @@ options:
     type: str
     default: https://huggingface.co
   token:
-    description: Token for the hub, for gated or private repositories.
+    description:
+      - Token for the hub, for gated or private repositories. Without one, none is sent, also not that of the user.
+      - It is only sent to O(endpoint), which must be an https address or this machine itself.
     type: str
   origin:
     description: Where the facts come from, for the record. If it is empty, the commit at the hub is recorded, or
@@ -122,6 +124,8 @@ msg:
 """
 
 import functools
+import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -131,6 +135,9 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils.vllm_edge.planning import families, model_facts, recorded_facts, recording
 from ..module_utils.vllm_edge.planning.apart import read_apart
 from ..module_utils.vllm_edge.planning.contract import Facts, UnknownArchitecture
+from ..module_utils.vllm_edge.text import shorten
+from ..module_utils.vllm_edge.weights.access import Secrets, find_endpoint_mistake, parse_token
+from ..module_utils.vllm_edge.weights.record import WeightsError
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "repo": {"type": "str", "required": True},
@@ -145,13 +152,23 @@ ARGUMENT_SPEC: dict[str, Any] = {
 def from_hub(repo: str, revision: str, endpoint: str, token: str | None) -> Facts:
     """Read the facts of a repository at one commit from a hub. Raises FactsError."""
     try:
+        token = parse_token(token or "", "token")
+    except WeightsError as error:
+        raise model_facts.FactsError(str(error)) from error
+    mistake = find_endpoint_mistake("model_weights_endpoint", endpoint, bool(token))
+    if mistake:
+        raise model_facts.FactsError(mistake)
+    os.environ.update(HF_HUB_DISABLE_IMPLICIT_TOKEN="1", HF_TOKEN="")
+    try:
         from huggingface_hub import HfApi
         from huggingface_hub.errors import EntryNotFoundError, SafetensorsParsingError
     except ImportError as error:
         raise model_facts.FactsError(
             f"The hub's client is needed to read {repo} there ({error}). Install huggingface_hub, or give path."
         ) from error
-    api = HfApi(endpoint=endpoint, token=token or None)
+    # False and not None: the client would send the token of the calling user, who has not given one.
+    shown_endpoint = re.sub("//[^/]*@", "//", endpoint)  # without a password
+    api = HfApi(endpoint=endpoint, token=token or False)
     try:
         commit = str(api.model_info(repo, revision=revision or "main").sha)
         with tempfile.TemporaryDirectory() as directory:
@@ -169,22 +186,23 @@ def from_hub(repo: str, revision: str, endpoint: str, token: str | None) -> Fact
                     quantization = None
         files = api.get_safetensors_metadata(repo, revision=commit).files_metadata
     except SafetensorsParsingError as error:
-        raise model_facts.FactsError(f"{repo} at {endpoint} has a damaged safetensors file: {error}.") from error
+        raise model_facts.FactsError(f"{repo} at {shown_endpoint} has a damaged safetensors file: {error}.") from error
     except model_facts.FactsError:
         raise
     except Exception as error:  # of the client, and of the HTTP library that it uses, which changes between releases
         raise model_facts.FactsError(
-            f"{repo} cannot be read at {endpoint}: {error}. Is the name right, the hub within reach, the licence "
-            "accepted and the token given? With the files at hand, give path."
+            f"{repo} cannot be read at {shown_endpoint}: {shorten(str(error), 300)}. Is the name right, the hub within "
+            "reach, the licence accepted and the token given? With the files at hand, give path."
         ) from error
     headers = ((name, tensor.dtype, tensor.shape) for file in files.values() for name, tensor in file.tensors.items())
-    return model_facts.build_facts(repo, commit, config, headers, quantization, endpoint)
+    return model_facts.build_facts(repo, commit, config, headers, quantization, shown_endpoint)
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     params: dict[str, Any] = module.params
     repo: str = params["repo"]
+    module.no_log_values.update(Secrets(endpoint=params["endpoint"]).texts)
     try:
         if params["path"]:
             read = functools.partial(model_facts.read, Path(params["path"]), repo, params["revision"])

@@ -67,7 +67,19 @@ options:
     type: str
     default: https://huggingface.co
   token:
-    description: Token for gated or private repositories. A token that is stored on the host is never used.
+    description:
+      - Token for gated or private repositories. A token that is stored on the host is never used. It is only sent to
+        O(endpoint), which must be an https address or the host itself.
+      - Ansible writes the arguments of asynchronous tasks into a file on the host. O(secrets_path) avoids that.
+    type: str
+  secrets_path:
+    description:
+      - File with a JSON object whose keys V(token) and V(endpoint) take precedence over the options, and whose key
+        V(environment) has environment variables of the download, such as C(HTTPS_PROXY). They may have passwords.
+      - The name must end with C(.secrets), and the file must have mode 0600. The module removes it when it has read it.
+    type: path
+  manifest_sha256:
+    description: RV(manifest_sha256) that the files must have. It is compared before files are put in place.
     type: str
   source_directory:
     description: Directory on the host to copy the files from instead of downloading them.
@@ -212,9 +224,11 @@ from ansible.module_utils.common.respawn import has_respawned, respawn_module
 
 from ..module_utils.vllm_edge.paths import find_interpreter
 from ..module_utils.vllm_edge.system.files import write_durably
-from ..module_utils.vllm_edge.weights import transfer
+from ..module_utils.vllm_edge.weights import access, transfer
+from ..module_utils.vllm_edge.weights.directory import DirectorySource
 from ..module_utils.vllm_edge.weights.progress import Progress
 from ..module_utils.vllm_edge.weights.record import (
+    SHA256,
     Record,
     RecordedFile,
     Wanted,
@@ -222,7 +236,7 @@ from ..module_utils.vllm_edge.weights.record import (
     hash_manifest,
     load_record,
 )
-from ..module_utils.vllm_edge.weights.sources import DirectorySource, HubError, HubSource, Source
+from ..module_utils.vllm_edge.weights.sources import HubError, HubSource, Source
 from ..module_utils.vllm_edge.weights.survey import Ownership, find_ownership_faults
 
 
@@ -236,6 +250,8 @@ def argument_spec() -> dict[str, Any]:
         "state_directory": {"type": "path", "default": "/var/lib/vllm-edge/weights"},
         "endpoint": {"type": "str", "default": "https://huggingface.co"},
         "token": {"type": "str", "no_log": True},
+        "secrets_path": {"type": "path", "no_log": False},
+        "manifest_sha256": {"type": "str"},
         "source_directory": {"type": "path"},
         "verify": {"type": "str", "choices": ["size", "full"], "default": "size"},
         "reserve_mib": {"type": "int", "default": 2048},
@@ -259,18 +275,34 @@ class ModelWeights:
         self.module = module
         params: dict[str, Any] = module.params
         self.params = params
+        self.secrets = self.take_secrets()  # first, so that the file is gone whatever is wrong
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", params["name"]):
             raise WeightsError(f"The model's name {params['name']!r} may have letters, digits, '.', '_' and '-' only.")
         if params["workers"] < 1 or params["reserve_mib"] < 0:
             raise WeightsError("workers must be at least 1, and reserve_mib at least 0.")
         # The directory may be a link to another disk. Downloaded files must be on the same disk.
         directory = Path(params["path"]).resolve()
-        self.wanted = Wanted(params["name"], params["repo"], params["revision"], directory)
+        pin = params["manifest_sha256"] or ""
+        if pin and not SHA256.fullmatch(pin):
+            raise WeightsError(f"manifest_sha256 {pin!r} is no SHA-256 of 64 hexadecimal digits.")
+        self.wanted = Wanted(params["name"], params["repo"], params["revision"], directory, pin)
         self.record_path = Path(params["state_directory"]) / f"{params['name']}.json"
         self.hub_home = directory.parent / ".incoming" / ".hub"
         progress = params["progress_path"]
         self.progress = Progress(None if module.check_mode or not progress else Path(progress), params["name"])
         self.held = contextlib.ExitStack()
+
+    def take_secrets(self) -> access.Secrets:
+        """Return token, address and environment of the download, which must not appear in the result."""
+        path = self.params["secrets_path"]
+        given = access.take_secrets(Path(path)) if path else access.Secrets()
+        token = given.token or access.parse_token(self.params["token"] or "", "token")
+        secrets = access.Secrets(token, given.endpoint or self.params["endpoint"], given.environment)
+        self.module.no_log_values.update(secrets.texts)
+        mistake = access.find_endpoint_mistake("model_weights_endpoint", secrets.endpoint, bool(token))
+        if mistake and not self.params["source_directory"]:
+            raise WeightsError(mistake)
+        return secrets
 
     def owner(self) -> Ownership:
         """Return owner and group as numbers."""
@@ -293,18 +325,22 @@ class ModelWeights:
             if not has_respawned() and os.path.exists(interpreter):
                 # The new process acquires the lock itself, and this one waits for it.
                 self.held.close()
+                if self.params["secrets_path"]:
+                    access.hand_over(Path(self.params["secrets_path"]), self.secrets)
                 respawn_module(interpreter)
             what = f"{interpreter} does not exist" if not has_respawned() else f"{interpreter} has no huggingface_hub"
             raise HubError(
                 f"The hub's client huggingface_hub is needed to bring {self.wanted.repo}, and {what}. The role "
                 "vllm_edge_host installs it; run the host stage first."
             )
-        return HubSource(self.wanted.model, self.params["endpoint"], self.params["token"] or None, self.hub_home)
+        os.environ.update(self.secrets.environment)
+        return HubSource(self.wanted.model, self.secrets.endpoint, self.secrets.token or None, self.hub_home)
 
     def plan(self) -> transfer.Plan:
         """Compare the directory with the record, or with the source if the record does not match."""
         record = load_record(self.record_path)
         if record is not None and self.wanted.is_recorded(record):
+            self.wanted.check_manifest(record.manifest_sha256)
             plan = transfer.plan_recorded(record, self.progress, full=self.params["verify"] == "full")
             plan.source = self.source() if plan.bring else None
             return plan
@@ -361,6 +397,8 @@ class ModelWeights:
     def apply(self, plan: transfer.Plan, owner: Ownership) -> dict[str, Any]:
         """Download, remove, correct owners and modes, and write the record."""
         files = {**plan.survey.good}
+        if not plan.bring:
+            self.wanted.check_manifest(hash_manifest(files))
         if plan.bring and plan.source is not None:
             reserve_bytes, workers = self.params["reserve_mib"] * 1024**2, self.params["workers"]
             try:

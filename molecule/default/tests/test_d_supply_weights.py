@@ -25,6 +25,26 @@ from lab.docker import docker_command
 SCRATCH = "/var/tmp/supply"
 ENDPOINT = "http://hub.lab:8081"
 AWAY = "http://hub.lab:9"
+LOOPBACK = "http://127.0.0.1:8081"
+# Passes connections to the loopback on to the hub, as a token is sent to no other address that is not encrypted.
+FORWARD = """
+import socket, threading
+
+def pump(source, target):
+    while data := source.recv(65536):
+        target.sendall(data)
+    target.shutdown(socket.SHUT_WR)
+
+def listen(port):
+    server = socket.create_server(("127.0.0.1", port))
+    while True:
+        near, far = server.accept()[0], socket.create_connection(("hub.lab", port))
+        for ends in ((near, far), (far, near)):
+            threading.Thread(target=pump, args=ends, daemon=True).start()
+
+threading.Thread(target=listen, args=(8082,), daemon=True).start()
+listen(8081)
+"""
 LARGE, SMALL = "lab/large", "lab/small"
 MIB = 1024**2
 LARGE_MIB = 24
@@ -247,8 +267,25 @@ def test_gated_model_without_a_token(supply: Supply, hub: Hub, seen: Seen) -> No
     seen(message)
 
 
+@pytest.fixture
+def forwarder(supply: Supply) -> Iterator[None]:
+    """The hub on the host's own loopback."""
+    machine = supply.machine
+    machine.run("systemd-run", "--quiet", "--collect", "--unit=lab-hub-forward", "python3", "-c", FORWARD)
+    machine.wait("the hub on the loopback", lambda: machine.host.socket("tcp://127.0.0.1:8081").is_listening, 15)
+    yield
+    machine.run("systemctl", "stop", "lab-hub-forward.service")
+
+
+def test_token_is_not_sent_to_a_plain_address(supply: Supply, hub: Hub, seen: Seen) -> None:
+    message = reason(supply.play(SMALL, model_weights_token="hf_RightTokenOfSomebody"))
+    assert "model_weights_endpoint: 'http://hub.lab:8081' is not encrypted, and a token is given" in message
+    assert hub.gets() == []
+    seen(message)
+
+
 def test_gated_model_with_a_wrong_token_then_the_right_one(
-    supply: Supply, hub: Hub, seen: Seen, tmp_path: Path
+    supply: Supply, hub: Hub, seen: Seen, tmp_path: Path, forwarder: None
 ) -> None:
     """Neither is printed at -vvv, nor left on the host."""
     machine = supply.machine
@@ -256,21 +293,22 @@ def test_gated_model_with_a_wrong_token_then_the_right_one(
     hub.gate(**{SMALL: right})
     begin = machine.run("date", "+%s").strip()
     (tmp_path / "token").write_text(f"{wrong}\n")
-    refused = supply.play(SMALL, "-vvv", model_weights_token_file=str(tmp_path / "token"))
+    (tmp_path / "token").chmod(0o600)
+    there = {"model_weights_endpoint": LOOPBACK}
+    refused = supply.play(SMALL, "-vvv", model_weights_token_file=str(tmp_path / "token"), **there)
     message = reason(refused)
-    assert f"{ENDPOINT} does not accept the token (HTTP 401), so it was not asked for {SMALL}" in message
+    assert f"{LOOPBACK} does not accept the token (HTTP 401), so it was not asked for {SMALL}" in message
     assert "Replace it where it was given, by model_weights_token_file or model_weights_token." in message
-    brought = supply.play(SMALL, "-vvv", model_weights_token=right)
+    brought = supply.play(SMALL, "-vvv", model_weights_token=right, **there)
     assert brought.rc == 0, brought.output[-4000:]
     assert supply.sha256(SMALL) == hub.sha256(SMALL)
     for play in (refused, brought):
         assert wrong not in play.output and right not in play.output
     journal = machine.run("journalctl", "--quiet", f"--since=@{begin}")
     assert "model_weights" in journal and wrong not in journal and right not in journal
-    places = f"{SCRATCH} /var/lib/vllm-edge /etc/vllm-edge /root /home/ops /tmp"
+    places = f"{SCRATCH} /var/lib/vllm-edge /etc/vllm-edge /root /home/ops /tmp /run/vllm-edge-secrets"
     find = f"grep --recursive --files-with-matches --no-messages 'hf_[WR][a-z]*TokenOf' {places}"
-    # Ansible's own copy of the module, readable to nobody else, goes some seconds after a job in the background ends.
-    machine.wait("no token on the host", lambda: machine.host.run(find).stdout == "", 15)
+    assert machine.host.run(find).stdout == ""
     seen(message)
 
 

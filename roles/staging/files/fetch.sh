@@ -53,6 +53,7 @@ apt_get update
 # Each vendor's repository supplies its own packages only, as on the hosts (module signed_apt_repository). Its host tells
 # it from the others, or what its index says of itself where the host has others too.
 apt-get indextargets --format '$(REPO_URI)|$(SITE)|$(ORIGIN)|$(LABEL)' 'Created-By: Packages' | sort -u >/tmp/sites
+# shellcheck disable=SC2094 # both only read it
 while IFS='|' read -r name url _ _ _ supplies; do
     pin=$(awk -F '|' -v uri="${url%/}/" '
         NR == FNR { sub("/*$", "/", $2); vendors[$2] = 1; next }

@@ -99,15 +99,18 @@ def test_bad_docker_create(lines: list[str], told: str) -> None:
     assert told in str(caught.value)
 
 
+ID, OTHER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
+
+
 @pytest.mark.parametrize(
     ("line", "image_id", "told"),
     [
-        ("sha256:11", "sha256:11", ""),
-        ("sha256:22", "sha256:11", "the image is 'sha256:22', engine.json says 'sha256:11'"),
-        ("sha256:22", "", "the image is 'sha256:22', engine.json says ''"),
-        ("somebody/else:1", "sha256:11", "the image is 'somebody/else:1', engine.json says 'vllm-edge/vllm:1'"),
+        (ID, ID, ""),
+        (OTHER, ID, f"the image is '{OTHER}', engine.json says '{ID}'"),
+        (OTHER, "", f"the image is '{OTHER}', engine.json says ''"),
+        ("somebody/else:1", ID, "the image is 'somebody/else:1', engine.json says 'vllm-edge/vllm:1'"),
         # Generations of earlier releases name the image; the engine is made of the id where it is known.
-        ("vllm-edge/vllm:1", "sha256:11", ""),
+        ("vllm-edge/vllm:1", ID, ""),
         ("vllm-edge/vllm:1", "", ""),
     ],
 )

@@ -71,7 +71,7 @@ BAD = f"""
 {BIND}/tmp/chat-template.jinja,target=/chat-template.jinja,readonly|--mount=type=volume,source=a,target=/cache
 --mount=type=tmpfs,target=/cache|--mount=target=/cache,type=bind,source=/data/c/e2b/00|--mount="type=bind"
 --env|--env=A|--env=A B=1|--env==1|--env=1A=1|-e=A=1|--env-file=/etc/shadow|--env-file=/etc/vllm-edge/secrets/../x.env
---env-file=/etc/vllm-edge/secrets/E.env|--log-driver=syslog|--log-driver=fluentd|--log-opt=max-size=0|--log-opt=tag=x
+--env-file=secrets/x.env|--env-file=/etc/vllm-edge/secrets/E.env|--log-driver=syslog|--log-driver=fluentd|--log-opt=max-size=0|--log-opt=tag=x
 --label=x=1|--label=vllm-edge.engine|--label-file=/etc/shadow|--name=other|--name=vllm-E|--name|--|-|--=x|--Env=A=1
 """
 LINES = BAD.strip().replace("\n", "|").split("|")

@@ -96,7 +96,6 @@ def test_what_opens_nothing_needs_nothing(items: list[str]) -> None:
     [
         *risks.UNSAFE_ENVIRONMENT,
         *("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONSTARTUP"),
-        *("PYTHONNOUSERSITE", "HF_TOKEN"),
         *("HF_ENDPOINT", "VLLM_PLUGINS", "VLLM_HOST_IP", "VLLM_PORT", "VLLM_LOGGING_CONFIG_PATH"),
         *("NCCL_NET_PLUGIN", "NCCL_CONF_FILE", "NCCL_COMM_ID", "CUDA_INJECTION64_PATH", "OMP_TOOL_LIBRARIES"),
         *("http_proxy", "HTTPS_PROXY", "vllm_server_dev_mode", "VLLM_server", "XVLLM_A", "GLIBC_TUNABLES", "_", "PATH"),

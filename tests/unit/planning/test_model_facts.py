@@ -328,6 +328,19 @@ def test_of_a_hub_quantization_may_be_in_its_own_file(run_module: Callable[..., 
     assert (result["rc"], result.get("quantization")) == (0, "modelopt"), result
 
 
+def test_token_of_the_user_is_not_sent(
+    run_module: Callable[..., Any], hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lab's hub refuses a token that it does not know."""
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_user")
+    directory = tmp_path / "hub" / "example" / "tiny"
+    directory.mkdir(parents=True)
+    write(directory)
+    assert asked(run_module, hub)["rc"] == 0
+    assert "401" in asked(run_module, hub, token="hf_unknown")["msg"]
+    assert "is no token" in asked(run_module, hub, token="hf_a b")["msg"]
+
+
 def test_what_a_hub_does_not_have_is_said(run_module: Callable[..., Any], hub: Hub) -> None:
     result = asked(run_module, hub)
     assert result["rc"] == 1

@@ -18,6 +18,7 @@ OWN = {
     "extra_env": {"NCCL_P2P_DISABLE": "0", "VLLM_MAX_N_SEQUENCES": 2},
     "extra_args": ["--disable-custom-all-reduce", "--max-logprobs=5", "--allowed-media-d=pictures.example"],
 }
+IMAGE = f"sha256:{'0a' * 32}"
 ENGINES: list[dict[str, Any]] = [
     {
         "name": name,
@@ -51,7 +52,7 @@ def rendered(tmp_path: Path) -> Any:
             },
             "vllm_engine_gpu_uuids": UUIDS,
             "vllm_engine_image": "image",
-            "vllm_engine_image_id": f"sha256:{'0a' * 32}",
+            "vllm_engine_image_id": IMAGE,
             "vllm_engine_chat_templates_directory": "/nowhere",
             "ansible_python_interpreter": sys.executable,
             **variables,
@@ -103,11 +104,7 @@ NOTE = "# Its GPUs are kept from reading each other's memory: the IOMMU."
 def test_what_the_bus_wants_goes_to_engines_over_several_gpus(rendered: Any) -> None:
     found = rendered(__vllm_engine_bus=BUS)
     create = found["two"]["docker-create"]
-    assert (
-        create.index("--env=NCCL_P2P_DISABLE=1")
-        < create.index("sha256:0123456789abcdef")
-        < create.index("--disable-custom-all-reduce")
-    )
+    assert create.index("--env=NCCL_P2P_DISABLE=1") < create.index(IMAGE) < create.index("--disable-custom-all-reduce")
     assert NOTE in found["two"]["vllm-engine.service"]
     # What the operator says of an engine stands, and stands once.
     own = found["own"]["docker-create"]
@@ -203,21 +200,21 @@ OF_ROLE = {
 )
 def test_no_value_becomes_another_line_or_is_expanded(tmp_path: Path, odds: list[str]) -> None:
     """Each variable with each odd value: refused with a sentence, or written literally into its own line."""
-    base = {"__vllm_engine_item": ENGINES[2], "__vllm_engine_chat_template": "x"}
+    base = {"__vllm_engine_item": ENGINES[-1], "__vllm_engine_chat_template": "x"}
     cases = [("nothing", "", base)]
     for odd in odds:
         for name, make in IN_ENGINE.items():
-            cases.append((name, odd, {**base, "__vllm_engine_item": {**ENGINES[2], name: make(odd)}}))
+            cases.append((name, odd, {**base, "__vllm_engine_item": {**ENGINES[-1], name: make(odd)}}))
         cases += [(name, odd, {**base, name: make(odd)}) for name, make in OF_ROLE.items()]
     files = ["docker-create", "vllm-engine.service"]
     if odds is not ODD:
         files += ["vllm-edge-recover.service", "vllm-edge.target"]
     given = {
-        "vllm_engine_engines": ENGINES[2:],
+        "vllm_engine_engines": ENGINES[-1:],
         "vllm_engine_models": {"m": {"path": "/data/m"}},
         "vllm_engine_gpu_uuids": UUIDS,
         "vllm_engine_image": "image",
-        "vllm_engine_image_id": f"sha256:{'0a' * 32}",
+        "vllm_engine_image_id": IMAGE,
         "vllm_engine_chat_templates_directory": "/nowhere",
     }
     (tmp_path / "templates").symlink_to(ROOT / "roles/vllm_engine/templates")
@@ -227,17 +224,22 @@ def test_no_value_becomes_another_line_or_is_expanded(tmp_path: Path, odds: list
     render = f"{{{{ lookup('ansible.builtin.template', item.1 ~ '.j2', template_vars={read}) }}}}"
     tasks = [
         {
-            "ansible.builtin.set_fact": {"made": render},
-            "loop": f"{{{{ range({len(cases)}) | product({files}) }}}}",
-            "ignore_errors": True,
-            "register": "all",
-        },
-        {
-            "ansible.builtin.copy": {
-                "content": "{{ all.results | to_json }}",
-                "dest": f"{tmp_path}/made.json",
-                "mode": "0600",
-            }
+            "block": [
+                {
+                    "ansible.builtin.set_fact": {"made": render},
+                    "loop": f"{{{{ range({len(cases)}) | product({files}) }}}}",
+                    "register": "all",
+                }
+            ],
+            "rescue": [
+                {
+                    "ansible.builtin.copy": {
+                        "content": "{{ all.results | to_json }}",
+                        "dest": f"{tmp_path}/made.json",
+                        "mode": "0600",
+                    }
+                }
+            ],
         },
     ]
     play = [{"hosts": "localhost", "gather_facts": False, "connection": "local", "vars_files": role, "tasks": tasks}]
@@ -274,7 +276,7 @@ MARKED = "marked-secret-value"
 def test_an_engine_names_the_file_of_its_secrets_and_holds_none(rendered: Any) -> None:
     found = rendered(vllm_engine_secrets={"store": MARKED})
     create = found["keyed"]["docker-create"]
-    assert create.index("--env-file=/etc/vllm-edge/secrets/keyed.env") < create.index("image")
+    assert create.index("--env-file=/etc/vllm-edge/secrets/keyed.env") < create.index("/models/m")
     everything = [line for files in found.values() for lines in files.values() for line in lines]
     assert [line for line in everything if "--env-file" in line] == ["--env-file=/etc/vllm-edge/secrets/keyed.env"]
     assert MARKED not in "\n".join(everything) and "STORE_PASSWORD" not in "\n".join(everything)

@@ -109,6 +109,25 @@ def test_everything_has_to_be_pinned_where_it_is_asked_for(play: Any) -> None:
     )
 
 
+def test_unfit_access_to_the_hub_is_said_without_a_secret(play: Any, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("hf_planted")
+    (tmp_path / "token").chmod(0o644)
+    bad = {
+        "model_weights_endpoint": "http://mirror.example",
+        "model_weights_token_file": str(tmp_path / "token"),
+        "model_weights_environment": {"HTTPS_PROXY": "http://user:pla/nted@proxy"},
+    }
+    done = play("playbooks/validate.yml", GOOD | bad, "-vvv")
+    words = " ".join(done.stdout.split())
+    assert done.returncode == 2 and "3 mistakes in the variables" in words
+    assert "model_weights_environment: 'HTTPS_PROXY' is no address of a proxy" in words
+    assert f"`chmod 0600 {tmp_path}/token`" in words
+    assert "model_weights_endpoint: 'http://mirror.example' is not encrypted, and a token is given" in words
+    assert "hf_planted" not in done.stdout and "nted@proxy" not in done.stdout
+    medium = {**bad, "model_weights_source_directory": "/media/vllm-edge/weights"}
+    assert play("playbooks/validate.yml", GOOD | medium).returncode == 0, "the hub is not asked then"
+
+
 def test_every_mistake_is_said_on_a_line_of_its_own(play: Any) -> None:
     bad = {"serving_profile": "e2b-olny", "gpu_count": "four", "vllm_engine_watchdog": 30, "vllm_image_keep": "many"}
     done = play("playbooks/validate.yml", bad, "-e", "verify_weights=ful", "-e", "alow_docker_restart=true")

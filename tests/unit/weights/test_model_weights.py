@@ -595,9 +595,15 @@ def forget_notes(directory: Path) -> None:
     shutil.rmtree(directory / ".cache")
 
 
-def write_wrong_sums(directory: Path) -> None:
+def write_sums(directory: Path, **wrong: str) -> None:
+    """As the message about a missing hash says it; `wrong` are hashes by the stem of a file."""
     forget_notes(directory)
-    (directory / "SHA256SUMS").write_text(f"{'0' * 64}  ./model.safetensors\n")
+    lines = [
+        f"{wrong.get(path.stem, hashlib.sha256(path.read_bytes()).hexdigest())}  ./{path.relative_to(directory)}\n"
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    ]
+    (directory / "SHA256SUMS").write_text("".join(lines))
 
 
 @pytest.mark.parametrize(
@@ -605,8 +611,8 @@ def write_wrong_sums(directory: Path) -> None:
     [
         (lambda directory: damage(directory / "model.safetensors"), "main", "does not verify"),
         (lambda directory: None, "e" * 40, "is asked for"),
-        (forget_notes, "main", "Give the commit"),
-        (write_wrong_sums, "e" * 40, "its sha256 is"),
+        (write_sums, "main", "Give the commit"),
+        (lambda directory: write_sums(directory, model="0" * 64), "e" * 40, "its sha256 is"),
         (shutil.rmtree, "main", "does not exist on the host"),
     ],
     ids=["altered file", "other commit", "no notes, no commit", "wrong sums", "absent"],
@@ -620,7 +626,7 @@ def test_unfit_directory_is_refused(
 
 
 def test_directory_without_notes_needs_the_commit(weights: Run, prepared: Path, target: Path) -> None:
-    forget_notes(prepared)
+    write_sums(prepared)
     assert weights(source_directory=str(prepared), revision="e" * 40)["rc"] == 0
     assert tree(target) == FILES
 

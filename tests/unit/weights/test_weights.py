@@ -18,7 +18,7 @@ def listing(*paths: str) -> weights_record.Listing:
     return weights_record.Listing("a" * 40, tuple(weights_record.RemoteFile(path, 1) for path in paths))
 
 
-@pytest.mark.parametrize("path", ["../x.json", "/etc/x.json", "a/../../x.json", "a\\b.json", ""])
+@pytest.mark.parametrize("path", ["../x.json", "/etc/x.json", "a/../../x.json", "a\\b.json"])
 def test_paths_that_leave_the_directory_are_refused(path: str) -> None:
     with pytest.raises(weights_record.WeightsError, match="leaves its directory"):
         transfer.select(listing("model.safetensors", path), "o/n")

@@ -9,6 +9,7 @@ class AnsibleModule:
     params: dict[str, Any]
     check_mode: bool
     no_log: bool
+    no_log_values: set[str]
     tmpdir: str
     _diff: bool
     _verbosity: int

@@ -269,10 +269,10 @@ def check_together(config: EngineConfig, create: DockerCreate, source: str) -> N
     if config.weights_path:
         mounted = [item for item in _get_option_values(create.arguments, "--mount") if ",target=/models/" in item]
         sources = [item.partition("source=")[2].partition(",")[0] for item in mounted]
-        expected["--mount of /models"] = (", ".join(sources), config.weights_path)
+        expected["--mount of /models"] = (", ".join(sources) or config.weights_path, config.weights_path)
     secrets = _get_option_values(create.arguments, "--env-file")
     if secrets:
-        expected["--env-file"] = (secrets[0], f"/etc/vllm-edge/secrets/{config.engine}.env")
+        expected["--env-file"] = (Path(secrets[0]).name, f"{config.engine}.env")
     wrong = [f"{key} is {have!r}, engine.json says {want!r}" for key, (have, want) in expected.items() if have != want]
     if wrong:
         raise EngineConfigError(f"{source}: {'; '.join(wrong)}")

@@ -61,7 +61,7 @@ OPTIONS: dict[str, Rule] = {
         3,
     ),
     "--env": Rule(r"[A-Za-z_][A-Za-z0-9_]*=.*", "<NAME>=<value>", 200),
-    "--env-file": Rule(rf"/etc/vllm-edge/secrets/{_ENGINE}\.env", "/etc/vllm-edge/secrets/<engine>.env"),
+    "--env-file": Rule(rf"(?:/(?!\.\.?/)[^/,\"=]+)+/secrets/{_ENGINE}\.env", "<configuration>/secrets/<engine>.env"),
     "--log-driver": Rule("json-file", "json-file"),
     "--log-opt": Rule(r"max-(?:size=[1-9]\d{0,3}[km]|file=[1-9]\d?)", "max-size=16m or max-file=2", 2),
 }

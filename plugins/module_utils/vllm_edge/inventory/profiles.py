@@ -217,6 +217,12 @@ def _find_model_errors(name: str, model: Mapping[str, Any], keys: Spec) -> Itera
         if key not in spec:
             yield describe_unknown_key(where, key, spec)
     yield from find_key_errors(where, model, spec)
+    manifest = model.get("manifest_sha256")
+    if isinstance(manifest, str) and not re.fullmatch(r"([0-9a-f]{64})?", manifest):
+        yield (
+            f"{where}.manifest_sha256: {shown(manifest)} is no SHA-256; write the 64 hexadecimal digits that the run "
+            "which brought the model printed, or leave it out."
+        )
 
 
 def _find_shared_directories(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..text import nearest, shown
 from .engine_arguments import OPTIONS, Argument, parse_arguments, quote
-from .engine_inputs import OUR_ENVIRONMENT, SECRET
+from .engine_inputs import NO_SECRET, OUR_ENVIRONMENT, SECRET
 
 _CODE = "it imports Python code by name"
 _HOSTS = "it makes the engine talk to other hosts, over ports that take pickled objects from anybody"
@@ -170,8 +170,8 @@ def find_risks(engine: Mapping[str, Any]) -> dict[str, str]:
             named = isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None
             if not named or name in OUR_ENVIRONMENT:
                 continue
-            # A secret of a store or a plugin may have any name that says that it is one.
-            is_secret = key == "secret_env" and SECRET.search(name) and name not in UNSAFE_ENVIRONMENT
+            # In extra_env such a name is refused in any case; a secret of a store may have any name of this kind.
+            is_secret = SECRET.search(NO_SECRET.sub("", name)) and name not in UNSAFE_ENVIRONMENT
             if not is_secret and (why := _find_environment_risk(name)):
                 found[name] = why
     return found

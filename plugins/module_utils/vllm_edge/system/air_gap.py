@@ -26,8 +26,8 @@ MAX_BYTES = 16 * 1024**2
 HASH = re.compile(r"[0-9a-f]{64}")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
-REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
-IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]*:[A-Za-z0-9_][A-Za-z0-9._-]*")
+REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}/[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]{0,300}:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 URL = re.compile(r"(?:file|https?)://[A-Za-z0-9._~:/%\[\]-]*")
 
 Record = Mapping[str, Sequence[Any]]
@@ -39,7 +39,7 @@ class MediumError(ValueError):
 
 
 def _show(value: object) -> str:
-    return ascii(value)[:100]
+    return ascii(value)[:300]
 
 
 def read_plain_file(path: Path) -> bytes:

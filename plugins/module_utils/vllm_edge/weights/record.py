@@ -6,16 +6,27 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from ..system.records import RecordError, read_record
+from ..text import shown
 
 RECORD_FORMAT = 1
 """Version of the record's format."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 """A full commit id."""
+SHA256 = re.compile(r"[0-9a-f]{64}")
+MOST_FILES = 10_000
+MOST_BYTES = 2**50
+"""What a source may state for one file, and for all of them together."""
+
+# The files that vLLM reads. Pickles run code when they are loaded, so they are never copied to the host.
+ALLOWED_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".md")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
 class WeightsError(Exception):
@@ -44,6 +55,67 @@ class Listing:
 
     commit: str
     files: tuple[RemoteFile, ...]
+
+
+def is_wanted(path: str) -> bool:
+    """Return whether vLLM reads a file of this name; hidden files and directories are left out."""
+    return path.endswith(ALLOWED_SUFFIXES) and not any(part.startswith(".") for part in PurePosixPath(path).parts)
+
+
+def check_path(origin: str, path: Any) -> str:
+    """Return a path that a source states. Raises WeightsError if it could lead elsewhere, or cannot be printed."""
+    if not isinstance(path, str) or not path:
+        raise WeightsError(f"{origin} lists the path {shown(path)}, which is no text. Nothing was brought.")
+    if not is_safe_relative(path) or str(PurePosixPath(path)) != path:
+        raise WeightsError(f"{origin} lists the path {shown(path)}, which leaves its directory. Nothing was brought.")
+    parts = path.encode("utf-8", "replace").split(b"/")
+    long = sum(map(len, parts)) > 1024 or max(map(len, parts)) > 200  # the names of parts that arrive are longer
+    if long or not path.isprintable():
+        why = "is too long for a file" if long else "has characters that cannot be printed"
+        raise WeightsError(f"{origin} lists the path {shown(path)}, which {why}. Nothing was brought.")
+    return path
+
+
+def check_listing(origin: str, commit: Any, files: Iterable[tuple[Any, Any, Any]]) -> Listing:
+    """Return what a source says of a commit, checked: every path, number and hash.
+
+    Args:
+        origin: who says it, for messages
+        commit: the commit as the source states it
+        files: path, size in bytes and digest of each file; a digest is the SHA-256 or the id of the git blob, and None
+            only for a file that is not brought
+
+    Raises:
+        WeightsError: something is not as a well-formed source states it; the message quotes it, shortened
+    """
+    if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
+        raise WeightsError(f"{origin} did not say which commit it is: {shown(commit)} is not 40 hexadecimal digits.")
+    items: list[RemoteFile] = []
+    places: dict[str, str] = {}
+    for path, size, digest in files:
+        check_path(origin, path)
+        if len(items) == MOST_FILES:
+            raise WeightsError(f"{origin} lists more than {MOST_FILES:,} files. No checkpoint has so many; check repo.")
+        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MOST_BYTES:
+            raise WeightsError(f"{origin} states the size {shown(size)} of {path}, which is no number of bytes.")
+        hashed = isinstance(digest, str) and (COMMIT.fullmatch(digest) or SHA256.fullmatch(digest))
+        if digest is not None and not hashed:
+            raise WeightsError(f"{origin} states the hash {shown(digest)} of {path}, which is no SHA-256 or git id.")
+        items.append(RemoteFile(path, size, digest))
+        if is_wanted(path):
+            if digest is None:
+                raise WeightsError(f"{origin} states no hash of {path}, so the file could not be verified.")
+            # Names that differ in case or spelling alone are one file on some file systems.
+            key = unicodedata.normalize("NFC", path).casefold()
+            if key in places:
+                raise WeightsError(f"{origin} lists {path} and {places[key]}, which may be one file. Check repo.")
+            places[key] = path
+    inside = {str(parent) for key in places for parent in PurePosixPath(key).parents}
+    if both := sorted(inside & places.keys()):
+        raise WeightsError(f"{origin} lists {places[both[0]]} as a file and as a directory. Nothing was brought.")
+    if sum(item.size_bytes for item in items) > MOST_BYTES:
+        raise WeightsError(f"{origin} lists files of more than {MOST_BYTES:,} bytes together. Check repo.")
+    return Listing(commit, tuple(items))
 
 
 @dataclass(frozen=True)
@@ -115,6 +187,17 @@ class Wanted:
     """Branch, tag or commit."""
     path: Path
     """Directory for the files."""
+    manifest_sha256: str = ""
+    """The hash over names and contents that the files must have; empty: any."""
+
+    def check_manifest(self, found: str) -> None:
+        """Check the hash of the files that are, or will be, in place. Raises WeightsError if another is pinned."""
+        if self.manifest_sha256 and found != self.manifest_sha256:
+            raise WeightsError(
+                f"vllm_models.{self.model}.manifest_sha256 is {self.manifest_sha256}, and the files of {self.repo} at "
+                f"{self.revision} have {found}: they are not the files that were pinned. Find out which are right; if "
+                "the model was changed on purpose, pin the new value."
+            )
 
     def is_recorded(self, record: Record | None) -> bool:
         """Return whether the record is about these weights. A branch stays at the commit it was first resolved to."""

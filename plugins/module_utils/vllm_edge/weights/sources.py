@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of weights: the Hugging Face hub, or a directory on the host (air gap)."""
+"""Sources of weights: their interface, and the Hugging Face hub."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
-from ..text import printable
-from .record import COMMIT, Listing, RemoteFile, WeightsError
-from .survey import list_unknown
+from ..text import shorten
+from .record import Listing, RemoteFile, WeightsError, check_listing
 
 PAUSES_S = (1.0, 2.0, 5.0, 10.0)
 """Seconds between attempts to download one file; they begin anew when at least PROGRESS_BYTES have arrived."""
 PROGRESS_BYTES = 2**18
+LISTING_BYTES = 2**25
+"""The longest answer to the question which files a commit has."""
 ANSWER_BYTES = 8 * 2**30
 """Bytes asked for at once: the hub's storage refuses to send more than 50 GB in one response
 (https://github.com/huggingface/xet-core/issues/238), and each request gets a newly signed address."""
@@ -57,71 +58,6 @@ class Source(Protocol):
 def part_path(staging: Path, item: RemoteFile) -> Path:
     """Return where a file is kept while it arrives. The name has its hash, so that other content is not continued."""
     return staging / f"{item.path}.{(item.digest or '')[:16]}.part"
-
-
-class DirectorySource:
-    """A prepared directory on the host: the result of `hf download --local-dir`, or files with SHA256SUMS."""
-
-    kind = "directory"
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def _read_metadata(self, path: str) -> list[str]:
-        """Return the commit and hash that the hub's client stored when it downloaded the file; empty if it did not."""
-        note = self._directory / ".cache" / "huggingface" / "download" / f"{path}.metadata"
-        try:
-            lines = [line.strip() for line in note.read_text(encoding="utf-8").splitlines()[:2]]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return lines if re.fullmatch(r"[0-9a-f]{40} ([0-9a-f]{40}|[0-9a-f]{64})", " ".join(lines)) else []
-
-    def _read_sums(self) -> dict[str, str]:
-        try:
-            text = (self._directory / "SHA256SUMS").read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return {}
-        lines = re.findall(r"^[ \t]*([0-9a-f]{64}) [ *](?:\./)?(.*\S)[ \t]*$", text, re.MULTILINE)
-        return {path: sha256 for sha256, path in lines}
-
-    def listing(self, repo: str, revision: str) -> Listing:
-        """List the directory. The commit is the requested one, or the one that the hub's client stored."""
-        if not self._directory.is_dir():
-            raise WeightsError(
-                f"The source directory {self._directory} for {repo} does not exist on the host. Put the model's "
-                "files there (`hf download --local-dir` keeps their hashes beside them), or take the model from the "
-                "hub."
-            )
-        sums, notes, files = self._read_sums(), {}, []
-        for path in list_unknown(self._directory, ["SHA256SUMS"]):
-            notes[path] = self._read_metadata(path)
-            digest = sums.get(path) or next(iter(notes[path][1:]), None)
-            files.append(RemoteFile(path, (self._directory / path).stat().st_size, digest))
-        commits = {note[0] for note in notes.values() if note}
-        if COMMIT.fullmatch(revision):
-            if commits - {revision}:
-                raise WeightsError(
-                    f"The source directory {self._directory} holds {repo} at {', '.join(sorted(commits))}, and "
-                    f"{revision} is asked for. Download that revision, or ask for the one that is there."
-                )
-            return Listing(revision, tuple(files))
-        if len(commits) != 1:
-            raise WeightsError(
-                f"The source directory {self._directory} does not say which commit of {repo} it holds, and "
-                f"{revision!r} is a branch or tag that only the hub can resolve. Give the commit as the model's "
-                "revision."
-            )
-        return Listing(commits.pop(), tuple(files))
-
-    def fetch(self, repo: str, commit: str, item: RemoteFile, staging: Path) -> Path:
-        """Copy one file."""
-        target = staging / item.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            shutil.copyfile(self._directory / item.path, target)
-        except FileNotFoundError as error:
-            raise WeightsError(f"{item.path} of {repo} is not in the source directory {self._directory}.") from error
-        return target
 
 
 GIVE_TOKEN = (
@@ -217,6 +153,30 @@ def _describe_cause(error: Exception) -> tuple[int | None, str | None, str, str]
     return None, None, text, ""
 
 
+def parse_listing(origin: str, answer: bytes) -> Listing:
+    """Return the commit and files of the hub's answer about a model. Raises HubError or WeightsError.
+
+    Args:
+        origin: who answered, and to what, for messages
+        answer: the JSON text of `/api/models/<repo>/revision/<revision>?blobs=true`
+    """
+    try:
+        data = json.loads(answer)
+        files = []
+        for item in data["siblings"]:
+            large = item.get("lfs")
+            size, digest = (large["size"], large["sha256"]) if large else (item["size"], item["blobId"])
+            files.append((item["rfilename"], size, digest))
+        commit = data["sha"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = shorten(repr(error) if isinstance(error, KeyError) else str(error), 100)
+        raise HubError(
+            f"{origin} did not answer with the commit, the sizes and the hashes of its files ({reason}), so they could "
+            "not be verified. Check model_weights_endpoint."
+        ) from error
+    return check_listing(origin, commit, files)
+
+
 class HubSource:
     """The Hugging Face hub, through `huggingface_hub`, which must be importable when this is constructed."""
 
@@ -268,27 +228,32 @@ class HubSource:
                 host=host,
                 what=f"{path} of {repo}" if path else repo,
                 failed="did not deliver" if path else "cannot be reached for",
-                text=printable((text.replace(str(token), "***") if token else text).rstrip("."), ""),
+                text=shorten(text.replace(str(token), "***") if token else text, 300).rstrip("."),
             )
             raise HubError(message, passing=elsewhere or status is None or status in PASSING_STATUS) from error
 
     def listing(self, repo: str, revision: str) -> Listing:
         """Query the hub for the commit and its files, with sizes and hashes."""
-        with self._explain_errors(repo, revision):
-            info = self._hub.HfApi(**self._access).model_info(repo, revision=revision, files_metadata=True)
-        files = []
-        for item in info.siblings or []:
-            size = item.lfs.size if item.lfs else item.size
-            digest = item.lfs.sha256 if item.lfs else item.blob_id
-            if size is None or not digest:
-                raise HubError(
-                    f"{self._access['endpoint']} states no size or no hash of {item.rfilename} in {repo}, so the file "
-                    "could not be verified."
-                )
-            files.append(RemoteFile(item.rfilename, int(size), digest))
-        if not info.sha or not COMMIT.fullmatch(info.sha):
-            raise HubError(f"{self._access['endpoint']} did not say which commit {revision!r} of {repo} is.")
-        return Listing(str(info.sha), tuple(files))
+        url = f"{self._access['endpoint']}/api/models/{repo}/revision/{quote(revision, safe='')}"
+        answer = b""
+        with (
+            self._explain_errors(repo, revision),
+            self._utils.http_stream_backoff(
+                "GET",
+                url,
+                headers=self._utils.build_hf_headers(token=self._access["token"]),
+                params={"blobs": True},
+                timeout=self._timeout_s,
+                retry_on_exceptions=(),
+                retry_on_status_codes=429,
+            ) as response,
+        ):
+            self._hub.hf_raise_for_status(response)
+            for block in response.iter_bytes():
+                answer += block
+                if len(answer) > LISTING_BYTES:
+                    raise HubError(f"{self._access['endpoint']} lists {repo} in more than {LISTING_BYTES:,} bytes.")
+        return parse_listing(f"{self._access['endpoint']}, asked for {repo} at {revision!r},", answer)
 
     def fetch(self, repo: str, commit: str, item: RemoteFile, staging: Path) -> Path:
         """Download one file, from where an earlier attempt or run has left it.

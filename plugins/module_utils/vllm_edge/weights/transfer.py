@@ -17,22 +17,25 @@ import shutil
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from ..system.files import sync
+from .directory import UnfitDirectory
 from .progress import Progress, mib
-from .record import Listing, Record, RecordedFile, RemoteFile, Wanted, WeightsError, is_safe_relative
+from .record import (
+    PICKLE_SUFFIXES,
+    Listing,
+    Record,
+    RecordedFile,
+    RemoteFile,
+    Wanted,
+    WeightsError,
+    check_path,
+    hash_manifest,
+    is_wanted,
+)
 from .sources import Source, part_path
 from .survey import Ownership, Survey, list_directories, mismatch, observe, stat_regular, survey_files, survey_recorded
-
-# The files that vLLM reads. Pickles run code when they are loaded, so they are never copied to the host.
-ALLOWED_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".md")
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
-
-
-def is_wanted(path: str) -> bool:
-    """Return whether vLLM reads a file of this name; hidden files and directories are left out."""
-    return path.endswith(ALLOWED_SUFFIXES) and not any(part.startswith(".") for part in PurePosixPath(path).parts)
 
 
 def select(listing: Listing, repo: str) -> tuple[list[RemoteFile], list[str]]:
@@ -43,8 +46,7 @@ def select(listing: Listing, repo: str) -> tuple[list[RemoteFile], list[str]]:
     """
     what = f"{repo} at {listing.commit}"
     for item in listing.files:
-        if not is_safe_relative(item.path):
-            raise WeightsError(f"{what} lists the path {item.path!r}, which leaves its directory. Nothing was brought.")
+        check_path(what, item.path)
     taken = sorted((item for item in listing.files if is_wanted(item.path)), key=lambda item: item.path)
     left = sorted(item.path for item in listing.files if not is_wanted(item.path))
     if any(item.path.endswith(".safetensors") for item in taken):
@@ -297,9 +299,15 @@ def bring(
     def download(item: RemoteFile) -> None:
         arrived[item.path] = _bring_one(source, wanted, plan.commit, item, staging)
 
-    with progress.watch(staging, files, lambda: len(arrived)), ThreadPoolExecutor(max_workers=workers) as pool:
-        # If one fails, those that have not begun are cancelled.
-        list(pool.map(download, files))
+    try:
+        with progress.watch(staging, files, lambda: len(arrived)), ThreadPoolExecutor(max_workers=workers) as pool:
+            # If one fails, those that have not begun are cancelled.
+            list(pool.map(download, files))
+    except UnfitDirectory:
+        drop_stale_staging(wanted, keep=None)  # what else came from there is not trusted
+        raise
+    brought = {path: RecordedFile(0, sha256, 0, 0) for path, (_place, sha256) in arrived.items()}
+    wanted.check_manifest(hash_manifest({**plan.survey.good, **brought}))
 
     result = {}
     for item in files:

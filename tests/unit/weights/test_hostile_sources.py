@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories and hubs that strangers prepared: refused with a sentence, soon, and nothing of them is left."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.weights import record, sources
+
+Result = dict[str, Any]
+Run = Callable[..., Result]
+COMMIT = "c" * 40
+SECONDS = 5.0
+MOST_BYTES = 2**24
+ROOT_ONLY = "the shadow of the host"
+
+
+def run_bounded(call: Callable[[], Result]) -> Result:
+    """What `call` returns, in a process that is killed after SECONDS and writes no file above MOST_BYTES."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
+            os.write(writing, json.dumps(call()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    answered, _, _ = select.select([reading], [], [], SECONDS)
+    raw = os.read(reading, 2**16) if answered else b""
+    os.close(reading)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert raw, f"not refused within {SECONDS} s"
+    return dict(json.loads(raw))
+
+
+def write_sums(directory: Path) -> None:
+    lines = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(directory)}\n"
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    ]
+    (directory / "SHA256SUMS").write_text("".join(lines))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A directory as it should be, with a hash for each file."""
+    directory = tmp_path / "medium" / "tiny"
+    (directory / "nested").mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "nested/extra.json"):
+        (directory / name).write_text(f"content of {name}\n" * 100)
+    write_sums(directory)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "shadow.json").write_text(ROOT_ONLY)
+    return directory
+
+
+def link_to_a_file(source: Path, outside: Path) -> None:
+    (source / "notes.txt").symlink_to(outside / "shadow.json")
+
+
+def link_to_a_device(source: Path, outside: Path) -> None:
+    (source / "x.json").symlink_to("/dev/zero")
+
+
+def link_to_a_directory(source: Path, outside: Path) -> None:
+    (source / "more").symlink_to(outside)
+
+
+def link_in_place_of_a_directory(source: Path, outside: Path) -> None:
+    (source / "nested").rename(outside / "moved")
+    (source / "nested").symlink_to(outside / "moved")
+
+
+def link_in_place_of_the_source(source: Path, outside: Path) -> None:
+    source.rename(outside / "tiny")
+    source.symlink_to(outside / "tiny")
+
+
+def link_as_sums(source: Path, outside: Path) -> None:
+    (source / "SHA256SUMS").rename(outside / "sums")
+    (source / "SHA256SUMS").symlink_to(outside / "sums")
+
+
+def link_as_note(source: Path, outside: Path) -> None:
+    notes = source / ".cache" / "huggingface" / "download"
+    notes.mkdir(parents=True)
+    (notes / "config.json.metadata").symlink_to("/dev/zero")
+
+
+def link_inside_of_the_notes(source: Path, outside: Path) -> None:
+    (source / ".cache").mkdir()
+    (outside / "download").mkdir()
+    (source / ".cache" / "huggingface").symlink_to(outside)
+
+
+def link_above_the_notes(source: Path, outside: Path) -> None:
+    (outside / "huggingface").mkdir()
+    (source / ".cache").symlink_to(outside)
+
+
+def name_with_an_escape_sequence(source: Path, outside: Path) -> None:
+    (source / "\x1b]0;gone\x07.json").write_text("{}")
+
+
+def note(source: Path, text: str) -> None:
+    notes = source / ".cache" / "huggingface" / "download"
+    notes.mkdir(parents=True)
+    (notes / "config.json.metadata").write_text(text)
+
+
+def append_sum(source: Path, line: str) -> None:
+    with (source / "SHA256SUMS").open("a") as sums:
+        sums.write(line)
+
+
+def make_deep(source: Path, outside: Path) -> None:
+    (source / "/".join("d" * 20)).mkdir(parents=True)
+
+
+def make_device(source: Path, outside: Path) -> None:
+    try:
+        os.mknod(source / "x.json", 0o20600, os.makedev(1, 5))
+    except PermissionError:
+        pytest.skip("no device can be made here")
+
+
+CASES: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
+    "link to a file": (link_to_a_file, "has 'notes.txt', which is a link"),
+    "link to /dev/zero": (link_to_a_device, "has 'x.json', which is a link"),
+    "link to a directory": (link_to_a_directory, "has 'more', which is a link"),
+    "link in place of a directory": (link_in_place_of_a_directory, "has 'nested', which is a link"),
+    "link in place of the source": (link_in_place_of_the_source, "or is a link"),
+    "link as SHA256SUMS": (link_as_sums, "has 'SHA256SUMS', which is a link"),
+    "link as note": (link_as_note, "config.json.metadata', which is a link"),
+    "link above the notes": (link_above_the_notes, "has '.cache', which is a link"),
+    "link inside of the notes": (link_inside_of_the_notes, "which is reached through a link"),
+    "FIFO": (lambda source, _: os.mkfifo(source / "x.json"), "has 'x.json', which is a FIFO"),
+    "FIFO as SHA256SUMS": (
+        lambda source, _: ((source / "SHA256SUMS").unlink(), os.mkfifo(source / "SHA256SUMS")),
+        "has 'SHA256SUMS', which is a FIFO",
+    ),
+    "socket": (
+        lambda source, _: socket.socket(socket.AF_UNIX).bind(os.path.relpath(source / "x.json")),
+        "has 'x.json', which is a socket",
+    ),
+    "device": (make_device, "has 'x.json', which is a device"),
+    "no hash": (lambda source, _: (source / "x.json").write_text("{}"), "sha256sum {} + > SHA256SUMS"),
+    "hash twice": (lambda source, _: append_sum(source, "0" * 64 + "  config.json\n"), "names 'config.json' twice"),
+    "line that is none": (lambda source, _: append_sum(source, "MD5 (x) = 0\n"), "in line 4, 'MD5 (x) = 0'"),
+    "sums that are no text": (lambda source, _: (source / "SHA256SUMS").write_bytes(b"\xff\xfe"), "is no text in"),
+    "sums without end": (lambda source, _: os.truncate(source / "SHA256SUMS", 2**30), "is longer than 4,194,304"),
+    "two hashes": (lambda source, _: note(source, f"{COMMIT}\n{'0' * 64}\n1.0\n"), "has another hash in SHA256SUMS"),
+    "another commit": (lambda source, _: note(source, f"{'d' * 40}\n{'0' * 40}\n1.0\n"), f"at {'d' * 40}, and"),
+    "escape sequence": (name_with_an_escape_sequence, r"the path '\x1b]0;gone\x07.json', which has characters that"),
+    "deep": (make_deep, "is more than 16 directories deep"),
+    "size of a petabyte": (lambda source, _: os.truncate(source / "model.safetensors", 2**43), "Not enough room"),
+}
+
+
+def check_nothing_is_left(arguments: Result) -> None:
+    """Nothing is below the weights, and the lock is free."""
+    below = Path(arguments["path"]).parent
+    assert not below.exists() or sorted(below.rglob("*")) == []
+    with (Path(arguments["state_directory"]) / ".tiny.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_directory_of_a_stranger_is_refused(
+    weights: Run, arguments: Result, source: Path, tmp_path: Path, case: str
+) -> None:
+    prepare, text = CASES[case]
+    prepare(source, tmp_path / "outside")
+    result = run_bounded(lambda: weights(source_directory=str(source), revision=COMMIT))
+    assert result["rc"] == 1 and text in result["msg"], result
+    assert ROOT_ONLY not in result["msg"] and "Traceback" not in json.dumps(result)
+    check_nothing_is_left(arguments)
+
+
+def test_directory_as_it_should_be_is_brought(weights: Run, arguments: Result, source: Path) -> None:
+    (source / "ignored.bin").write_bytes(b"a pickle needs no hash")
+    result = run_bounded(lambda: weights(source_directory=str(source), revision=COMMIT))
+    assert result["rc"] == 0 and len(result["downloaded"]) == 3, result
+    again = run_bounded(lambda: weights(source_directory=str(source), revision=COMMIT))
+    assert not again["changed"], again
+
+
+def test_file_that_grows_while_it_is_read_is_refused(weights: Run, arguments: Result, source: Path) -> None:
+    def grow(stop: threading.Event) -> None:
+        while not stop.wait(0.0005) and (source / "model.safetensors").stat().st_size < MOST_BYTES:
+            with (source / "model.safetensors").open("ab") as file:
+                file.write(b"more")
+
+    def run() -> Result:
+        stop = threading.Event()
+        writer = threading.Thread(target=grow, args=[stop])
+        writer.start()
+        try:
+            return weights(source_directory=str(source), revision=COMMIT)
+        finally:
+            stop.set()
+            writer.join()
+
+    result = run_bounded(run)
+    assert result["rc"] == 1 and "bytes that were listed: it changes" in result["msg"], result
+    check_nothing_is_left(arguments)
+
+
+def test_pinned_manifest_is_compared_before_anything_is_put_in_place(
+    weights: Run, arguments: Result, source: Path
+) -> None:
+    given = {"source_directory": str(source), "revision": COMMIT}
+    refused = weights(**given, manifest_sha256="0" * 64)
+    assert refused["rc"] == 1 and "vllm_models.tiny.manifest_sha256 is 000" in refused["msg"], refused
+    assert not Path(arguments["path"]).exists()
+    pinned = weights(**given)["manifest_sha256"]
+    assert pinned in refused["msg"]
+    assert weights(**given, manifest_sha256=pinned)["changed"] is False
+    assert weights(**given, manifest_sha256="0" * 64)["rc"] == 1, "what is in place is compared as well"
+    assert "64 hexadecimal digits" in weights(**given, manifest_sha256="A" * 64)["msg"]
+
+
+def answer(**changed: Any) -> Result:
+    file = {"rfilename": "model.safetensors", "size": 1, "blobId": "a" * 40, **changed.pop("file", {})}
+    return {"sha": COMMIT, "siblings": [file, *changed.pop("more", [])], **changed}
+
+
+def item(path: Any, **changed: Any) -> Result:
+    return {"rfilename": path, "size": 1, "blobId": "b" * 40, **changed}
+
+
+HOSTILE: dict[str, tuple[Any, str]] = {
+    "absolute": (answer(more=[item("/etc/cron.d/x.json")]), "leaves its directory"),
+    "parent": (answer(more=[item("a/../../x.json")]), "leaves its directory"),
+    "dot": (answer(more=[item("./x.json")]), "leaves its directory"),
+    "doubled slash": (answer(more=[item("a//x.json")]), "leaves its directory"),
+    "backslash": (answer(more=[item("a\\x.json")]), "leaves its directory"),
+    "NUL": (answer(more=[item("a\0.json")]), "leaves its directory"),
+    "escape": (answer(more=[item("\x1b[2J.json")]), "cannot be printed"),
+    "bidi": (answer(more=[item("a\u202enosj.json")]), "cannot be printed"),
+    "surrogate": (answer(more=[item("a\ud800.json")]), "cannot be printed"),
+    "line break": (answer(more=[item("a\n.json")]), "cannot be printed"),
+    "long": (answer(more=[item("a" * 201 + ".json")]), "too long"),
+    "path no text": (answer(more=[item(7)]), "the path 7, which is no text"),
+    "twice": (answer(more=[item("model.safetensors")]), "may be one file"),
+    "case": (answer(more=[item("MODEL.safetensors")]), "may be one file"),
+    "spelling": (answer(more=[item("\u00e9.json"), item("e\u0301.json")]), "may be one file"),
+    "file and directory": (answer(more=[item("a.json"), item("a.json/b.json")]), "as a file and as a directory"),
+    "size negative": (answer(file={"size": -1}), "states the size -1"),
+    "size huge": (answer(file={"size": 2**50 + 1}), "states the size 1125899906842625"),
+    "size true": (answer(file={"size": True}), "states the size true"),
+    "size text": (answer(file={"size": "1"}), "states the size '1'"),
+    "size float": (answer(file={"size": float("nan")}), "states the size NaN"),
+    "sizes together": (answer(file={"size": 2**50}, more=[item("a.json", size=2**50)]), "bytes together"),
+    "hash short": (answer(file={"blobId": "a" * 39}), "states the hash 'aaa"),
+    "hash upper": (answer(file={"blobId": "A" * 40}), "states the hash 'AAA"),
+    "hash number": (answer(file={"blobId": 0}), "states the hash 0"),
+    "no hash": (answer(file={"blobId": None}), "states no hash of model.safetensors"),
+    "large without hash": (answer(file={"lfs": {"size": 1}}), "did not answer with the commit"),
+    "large of another kind": (answer(file={"lfs": [1]}), "did not answer with the commit"),
+    "many": (answer(more=[item(f"{number}.bin") for number in range(10_000)]), "more than 10,000 files"),
+    "commit short": (answer(sha="c" * 39), "is not 40 hexadecimal digits"),
+    "commit missing": ({"siblings": []}, "did not answer with the commit"),
+    "siblings no list": (answer(siblings=7), "did not answer with the commit"),
+    "list": ([1], "did not answer with the commit"),
+    "no JSON": (b"<html>", "did not answer with the commit"),
+    "nested": (b"[" * 100_000, "did not answer with the commit"),
+    "digits": (b'{"siblings": ' + b"9" * 5000 + b"}", "did not answer with the commit"),
+    "not UTF-8": (b'{"sha": "\xff"}', "did not answer with the commit"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_answer_of_a_hub_is_checked(case: str) -> None:
+    said, text = HOSTILE[case]
+    with pytest.raises(record.WeightsError) as refused:
+        sources.parse_listing("https://hub, asked,", said if isinstance(said, bytes) else json.dumps(said).encode())
+    message = str(refused.value)
+    assert text in message and message.startswith("https://hub, asked,")
+    assert message.isprintable() and len(message) < 400
