@@ -440,6 +440,16 @@ def test_repository_is_told_from_others_by_its_host_or_its_index(
     assert files(tmp_path).get("etc/apt/preferences.d/vendor.pref", b"").decode() == written
 
 
+def test_a_second_run_changes_nothing_once_the_other_repository_of_the_host_is_restricted(
+    run: RunModule, tmp_path: Path
+) -> None:
+    add_source(tmp_path, MIRROR, "Debian")
+    write_index(tmp_path, URI, INDEX.format("NVIDIA"))
+    assert run()["changed"]
+    (tmp_path / "root/etc/apt/sources.list").unlink()
+    assert not run()["changed"]
+
+
 def test_repository_that_calls_itself_like_the_distribution_is_refused(run: RunModule, tmp_path: Path) -> None:
     add_source(tmp_path, MIRROR, "Debian")
     write_index(tmp_path, URI, INDEX.format("Debian"))
