@@ -404,9 +404,9 @@ class Repository(SourceFile):
                 f"of its own."
             )
         # Once the others of its host are restricted, too, the earlier form is as good: a second run changes nothing.
-        if not shared and (by_release := choose_pin(source.uri, True, self.read_release(source) or {})):
-            if current == render_preferences(by_release, self.params["packages"]).encode():
-                return current
+        by_release = choose_pin(source.uri, True, self.read_release(source) or {})
+        if not shared and by_release and current == render_preferences(by_release, self.params["packages"]).encode():
+            return current
         pin = choose_pin(source.uri, shared, release)
         if not pin:
             self.module.warn(
