@@ -345,6 +345,7 @@ def test_wheels_from_the_index_are_taken_by_their_hashes_and_held_to_them(host: 
     given = {"vllm_image_pip_source": "index", "vllm_image_wheels_directory": ""}
     base = host.docker_state()
     host.docker({**base, "index_report": report("a")})
+    host.refuse("vllm_image_wheel_hashes is empty", f'"{"a" * 64}"', **given, vllm_image_require_pins=True)
     built = host.converge(**given)
     context = json.loads((host.root / "docker/context.json").read_text())
     assert "--require-hashes" in context["Dockerfile"]
