@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from ansible.module_utils import _internal
 from ansible.module_utils.common import warnings as module_warnings
 from ansible.module_utils.testing import patch_module_args
 from ansible.module_utils.vllm_edge.paths import HostPaths
@@ -54,7 +55,7 @@ def filters() -> dict[str, Callable[..., Any]]:
 
 
 @pytest.fixture
-def run_module(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+def run_module(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """run_module(name, args, check=False, replace={}) -> what the module printed, with its exit status as `rc`.
 
     `warnings` is a list of texts, empty when there were none.
@@ -70,6 +71,8 @@ def run_module(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
             setattr(module, key, value)
         capsys.readouterr()
         module_warnings._global_warnings.clear()  # of this process, hence of the run before
+        # A test that imported a plugin of the controller makes the warnings of later modules go to its display.
+        monkeypatch.setattr(_internal, "is_controller", False)
         with patch_module_args({**args, "_ansible_check_mode": check}), pytest.raises(SystemExit) as ended:
             module.main()
         result: Result = json.loads(capsys.readouterr().out)
