@@ -91,6 +91,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.vllm_edge.system.files import sync
+from ..module_utils.vllm_edge.text import printable
 
 # Options that dockerd reloads on SIGHUP (docs.docker.com, dockerd reference, "Configuration reload behavior").
 # That list contains "features", too, but dockerd only registers the CDI driver at start.
@@ -179,7 +180,7 @@ class Daemon:
 
     def run(self, *command: str) -> tuple[int, str, str]:
         code, out, err = self.module.run_command(list(command), environ_update={"LC_ALL": "C"})
-        return code, out, err
+        return code, out, printable(err)
 
     def info(self) -> dict[str, Any] | None:
         """Return the output of docker info. None if the daemon is not running."""

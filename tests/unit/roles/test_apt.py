@@ -321,6 +321,11 @@ def test_a_lock_is_waited_for_until_it_is_free() -> None:
     assert outcome.ok and outcome.waited_s == 2 and len(commands) == 3
 
 
+def test_what_scripts_of_packages_print_is_printable() -> None:
+    outcome, _ = call([(1, "Setting up x\n\x1b[2K\x1b]0;owned\x07", "dpkg: error\u202e\n")], LIMITS)
+    assert outcome.text == "Setting up x\n\\u001b[2K\\u001b]0;owned\\u0007\ndpkg: error\\u202e\n"
+
+
 def test_a_lock_is_waited_for_as_long_as_stated() -> None:
     outcome, _ = call([(100, "", LOCKED)], apt.Limits(lock_s=7, silence_s=20))
     assert not outcome.ok and outcome.waited_s == 7

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
+from ..text import printable
 from .apt_sources import Source
 
 Run = Callable[[list[str]], tuple[int, str, str]]
@@ -75,7 +76,7 @@ def apt_get(
         waited = clock() - begin
         locked = code != 0 and find_lock(err) is not None
         if not locked or waited >= limits.lock_s:
-            return Outcome(code == 0, f"{out}\n{err}", waited)
+            return Outcome(code == 0, printable(f"{out}\n{err}"), waited)
         sleep(POLL_S)
 
 

@@ -185,7 +185,7 @@ def parse_secrets(data: Any) -> Secrets:
             raise WeightsError(f"{where} has a value that is no text. Write it in quotation marks.")
         if name.lower().endswith("_proxy") and name.lower() != "no_proxy" and value and not _is_proxy(str(value)):
             raise WeightsError(
-                f"{where} is no address of a proxy. Write http://HOST:PORT, with USER:PASSWORD@ before HOST if needed, and "
+                f"{where} is no address of a proxy. Write http://HOST:PORT, with USER:PASSWORD@ in front of HOST, and "
                 "special characters of the password as % and two hexadecimal digits."
             )
         environment[name] = str(value)
