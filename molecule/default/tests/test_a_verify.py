@@ -108,17 +108,22 @@ def test_file(host: Host, path: str, mode: int) -> None:
     assert (found.user, found.group, oct(found.mode)) == ("root", "root", oct(mode))
 
 
+def plain(name: str) -> str:
+    """The name of a Python package as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def test_host_runtime_holds_what_the_lock_says(host: Host, machine: Machine) -> None:
     lock = host.file("/opt/vllm-edge/current/requirements.txt").content_string
-    locked = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", lock, re.M))
-    assert {"nvidia-ml-py", "docker", "huggingface-hub"} <= {name.lower().replace("_", "-") for name in locked}
+    locked = {plain(name): version for name, version in re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", lock, re.M)}
+    assert {"nvidia-ml-py", "docker", "huggingface-hub"} <= set(locked)
     listed = json.loads(
         machine.run("/opt/vllm-edge/current/venv/bin/pip", "--disable-pip-version-check", "list", "--format=json")
     )
-    installed = {entry["name"].lower().replace("_", "-"): entry["version"] for entry in listed}
+    installed = {plain(entry["name"]): entry["version"] for entry in listed}
     del installed["pip"]
     assert machine.run("vllm-edge", "--version").startswith(f"vllm-edge {installed.pop('vllm-edge')}, sources ")
-    assert installed == {name.lower().replace("_", "-"): version for name, version in locked.items()}
+    assert installed == locked
 
 
 def test_program_on_the_path(host: Host, machine: Machine) -> None:
