@@ -278,8 +278,10 @@ def forwarder(supply: Supply) -> Iterator[None]:
 
 
 def test_token_is_not_sent_to_a_plain_address(supply: Supply, hub: Hub, seen: Seen) -> None:
-    message = reason(supply.play(SMALL, model_weights_token="hf_RightTokenOfSomebody"))
-    assert "model_weights_endpoint: 'http://hub.lab:8081' is not encrypted, and a token is given" in message
+    refused = supply.play(SMALL, model_weights_token="hf_RightTokenOfSomebody")
+    assert refused.rc != 0 and "Traceback" not in refused.output
+    message = "model_weights_endpoint: 'http://hub.lab:8081' is not encrypted, and a token is given"
+    assert message in " ".join(refused.output.split())
     assert hub.gets() == []
     seen(message)
 
