@@ -44,7 +44,7 @@ def plant(directory: Path, turn: str, **engine: Any) -> list[str]:
         "other": f"{{{{ lookup('ansible.builtin.file', '{directory}/file') }}}}",
     }
     (directory / "file").write_text(f"{MARK}-file-{turn}")
-    named = {"secret_env": {"STORE_PASSWORD": "store", "OTHER": "other"}}
+    named = {"secret_env": {"STORE_PASSWORD": "store", "OTHER_KEY": "other"}}
     given = directory / "given.yml"
     given.write_text(yaml.safe_dump({"vllm_engine_secrets": secrets}))
     return ["-e", f"@{given}", edited(**{ENGINE: {**named, **engine}}), "--diff", "-vvv"]
@@ -92,7 +92,7 @@ def test_no_secret_is_found_through_runs_switch_and_rollback(
     before = edge.number()
     first = play(controller, "site.yml", *plant(tmp_path, "one"))
     assert first.rc == 0, first.output[-4000:]
-    assert read(edge)["STORE_PASSWORD"] == f"{MARK}-engine-one" and read(edge)["OTHER"] == f"{MARK}-file-one"
+    assert read(edge)["STORE_PASSWORD"] == f"{MARK}-engine-one" and read(edge)["OTHER_KEY"] == f"{MARK}-file-one"
     look(edge, [first.output])
 
     life = default.life(edge, CONTAINER)
