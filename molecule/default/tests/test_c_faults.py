@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from conftest import (
@@ -21,6 +22,7 @@ from conftest import (
     GPUS,
     LOADED_S,
     ROLES,
+    SERVED_NAMES,
     UNIT,
     Controller,
     Machine,
@@ -286,3 +288,65 @@ def test_last_run_repairs_it_without_a_restart(machine: Machine, controller: Con
     assert json.loads(machine.run("docker", "info", "--format={{json .LiveRestoreEnabled}}")) is True
     assert (life(machine), life(machine, BYSTANDER), machine.unit(*STABLE)) == (engine, stranger, unit)
     assert engine is not None and stranger is not None and unit["ActiveState"] == "active"
+
+
+FORKS = """
+import os, time
+made = []
+try:
+    for _ in range(6000):
+        child = os.fork()
+        if not child:
+            time.sleep(120)
+            os._exit(0)
+        made.append(child)
+except OSError as error:
+    print(type(error).__name__, len(made) < 4096)
+for child in made:
+    os.kill(child, 9)
+"""
+FILL = """
+import os
+with open("/tmp/filled", "wb", buffering=0) as file:
+    try:
+        for _ in range(5 * 1024):
+            file.write(b"x" * 1048576)
+    except OSError as error:
+        print(error.strerror, file.tell() // 1048576 <= 4096)
+os.unlink("/tmp/filled")
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("program", "answer"), [(FORKS, "BlockingIOError True"), (FILL, "No space left on device True")]
+)
+def test_an_engine_takes_no_more_than_its_share_of_the_host(machine: Machine, program: str, answer: str) -> None:
+    """What runs in the container meets its limit; the host starts processes, and the engine serves on."""
+    if "os.fork" in program and not (machine.container() or {})["HostConfig"]["PidsLimit"]:
+        pytest.skip("the kernel of this machine has no pids controller, so Docker dropped the limit")
+    done = machine.run("docker", "exec", CONTAINER, "python3", "-c", program)
+    assert done.strip() == answer
+    assert machine.complete(SERVED_NAMES[0])[0] == 200
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"n": 100_000},
+        {"logprobs": True, "top_logprobs": 100_000},
+        {"max_tokens": 10**12},
+        {"stop": ["a"] * 20_000, "n": -1},
+        *(
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+            for url in ("http://172.17.0.1:8081/x.png", "file:///models/config.json", "data:image/png;base64,AAAA")
+        ),
+    ],
+    ids=["answers", "log-probabilities", "tokens", "stop words", "address", "file", "broken picture"],
+)
+def test_a_client_that_asks_for_too_much_is_refused(machine: Machine, asked: dict[str, Any]) -> None:
+    question = {"model": SERVED_NAMES[0], "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+    status, answer = machine.ask("/v1/chat/completions", question | asked, 30)
+    assert 400 <= status < 500, (status, answer)
+    assert machine.complete(SERVED_NAMES[0])[0] == 200
