@@ -46,7 +46,13 @@ def plant(directory: Path, turn: str, **engine: Any) -> list[str]:
     (directory / "file").write_text(f"{MARK}-file-{turn}")
     named = {"secret_env": {"STORE_PASSWORD": "store", "OTHER_KEY": "other"}}
     given = directory / "given.yml"
-    given.write_text(yaml.safe_dump({"vllm_engine_secrets": secrets}))
+    # The weights are in place, so the hub is not asked; token and proxy are handed over all the same.
+    download = {
+        "model_weights_endpoint": "https://hub.lab:8443",
+        "model_weights_token": f"{MARK}-token",
+        "model_weights_environment": {"HTTPS_PROXY": f"http://user:{MARK}-proxy@proxy.lab:3128"},
+    }
+    given.write_text(yaml.safe_dump({"vllm_engine_secrets": secrets, **download}))
     return ["-e", f"@{given}", edited(**{ENGINE: {**named, **engine}}), "--diff", "-vvv"]
 
 
@@ -62,7 +68,7 @@ def watched(edge: Edge) -> Iterator[None]:
     edge.run("rm", "--force", LOG, "/var/tmp/watch.py")
 
 
-def look(edge: Edge, outputs: list[str]) -> None:
+def look(edge: Edge, outputs: list[str], torn_down: bool = False) -> None:
     """Search what user nobody can read, what was printed, the journal and the support report."""
     assert [line for text in outputs for line in text.splitlines() if MARK in line] == []
     assert edge.shell(f"cat {LOG}") == "", "a command line"
@@ -71,13 +77,15 @@ def look(edge: Edge, outputs: list[str]) -> None:
     found = edge.host.run(f"runuser -u nobody -- {search}").stdout.splitlines()
     assert [path for path in found if path not in (LOG, "/var/tmp/watch.py")] == []
     assert MARK not in edge.shell("journalctl --quiet --no-pager --boot")
-    edge.run("vllm-edge", "doctor", "--support-report", "/root/report.tar.gz")
-    unpack = "tar --extract --to-stdout --gzip --file=/root/report.tar.gz"
-    assert edge.shell(f"{unpack} | grep --count '{PATTERN}' || true").strip() == "0"
-    edge.run("rm", "/root/report.tar.gz")
+    if not torn_down:
+        edge.run("vllm-edge", "doctor", "--support-report", "/root/report.tar.gz")
+        unpack = "tar --extract --to-stdout --gzip --file=/root/report.tar.gz"
+        assert edge.shell(f"{unpack} | grep --count '{PATTERN}' || true").strip() == "0"
+        edge.run("rm", "/root/report.tar.gz")
     search = f"grep --recursive --files-with-matches --no-messages '{PATTERN}' /etc /var/lib/vllm-edge /root || true"
     whole = edge.shell(search)
-    assert whole.splitlines() == [f"/etc/vllm-edge/secrets/{ENGINE}.env"], "root finds it in one place"
+    known = [] if torn_down else [f"/etc/vllm-edge/secrets/{ENGINE}.env"]
+    assert whole.splitlines() == known, "root finds it in one place"
 
 
 def read(edge: Edge) -> dict[str, str]:
@@ -131,3 +139,10 @@ def test_a_switch_that_fails_goes_back_to_the_former_secret(
     assert f"{MARK}-engine-one" in edge.shell(f"cat /etc/vllm-edge/secrets/{ENGINE}.env")
     assert not edge.host.file(f"/etc/vllm-edge/secrets/{ENGINE}.env.other").exists
     look(edge, [failed.output])
+
+
+def test_teardown_leaves_no_secret(edge: Edge, controller: Any, watched: None, tmp_path: Path) -> None:
+    named = ["-e", f"teardown={default.INVENTORY_HOST}"]
+    gone = play(controller, "playbooks/teardown.yml", *named, *plant(tmp_path, "one"))
+    assert gone.rc == 0, gone.output[-4000:]
+    look(edge, [gone.output], torn_down=True)
