@@ -425,7 +425,7 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
     def calm(self) -> None:
         """No hook, fault or helper of a test outlives it."""
         self.let_go()
-        self.shell(f"find {HOOKS} -type f -delete")
+        self.shell(f"[ ! -e {HOOKS} ] || find {HOOKS} -type f -delete")
         self.clear_faults()
 
     def engine_fault(self, name: str, max_model_len: int, value: str = "") -> None:

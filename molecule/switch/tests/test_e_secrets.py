@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import CONTAINER, ENGINE, Edge, default, play
-from test_a_switch import edited
+from test_a_switch import SETTINGS, edited
 
 pytestmark = pytest.mark.thorough
 
@@ -53,7 +53,7 @@ def plant(directory: Path, turn: str, **engine: Any) -> list[str]:
         "model_weights_environment": {"HTTPS_PROXY": f"http://user:{MARK}-proxy@proxy.lab:3128"},
     }
     given.write_text(yaml.safe_dump({"vllm_engine_secrets": secrets, **download}))
-    return ["-e", f"@{given}", edited(**{ENGINE: {**named, **engine}}), "--diff", "-vvv"]
+    return [SETTINGS, "-e", f"@{given}", edited(**{ENGINE: {**named, **engine}}), "--diff", "-vvv"]
 
 
 @pytest.fixture(scope="module")
