@@ -393,10 +393,11 @@ class Repository(SourceFile):
             if not os.path.exists(restricted.format(os.path.basename(other.path).removesuffix(".sources")))
         ]
         shared = not host or any(get_host(other.uri) == host for other in open_to_all)
-        release = self.read_release(source) if shared else {}
-        if release is None:
+        index = self.read_release(source)
+        if shared and index is None:
             return current
-        if release and any(self.read_release(other) == release for other in open_to_all):
+        release = index or {}
+        if shared and release and any(self.read_release(other) == release for other in open_to_all):
             self.fail(
                 f"The repository {source.uri} calls itself {', '.join(release.values())}, as another repository of "
                 f"this host does, so apt cannot tell them apart. Whoever signs it could replace every package: see "
@@ -404,7 +405,7 @@ class Repository(SourceFile):
                 f"of its own."
             )
         # Once the others of its host are restricted, too, the earlier form is as good: a second run changes nothing.
-        by_release = choose_pin(source.uri, True, self.read_release(source) or {})
+        by_release = choose_pin(source.uri, True, release)
         if not shared and by_release and current == render_preferences(by_release, self.params["packages"]).encode():
             return current
         pin = choose_pin(source.uri, shared, release)

@@ -123,7 +123,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_names(value: object) -> bool:
-    return isinstance(value, list) and len(value) > 0 and all(map(_is_text, value))
+    return _is_texts(value) and value != []
 
 
 def _is_texts(value: object) -> bool:

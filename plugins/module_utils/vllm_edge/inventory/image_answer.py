@@ -252,7 +252,7 @@ def check_wheels(data: object) -> dict[str, str]:
             raise _reject(
                 name, "the name of a wheel", "one such as tokenizers-0.23.3-cp39-abi3-linux_x86_64.whl"
             ) from error
-        _match(name, re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{1,250}\.whl", re.ASCII), "the name of a wheel", "plain")
+        _match(name, _WHEEL, "the name of a wheel", "plain")
         _match(digest, _HEX, f"the hash of {name}", "a SHA-256 in 64 small hexadecimal digits")
     return dict(data)
 
