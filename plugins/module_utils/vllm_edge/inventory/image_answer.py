@@ -7,7 +7,6 @@ function accepts only what its pattern allows, of a limited size, and otherwise 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from ..system import records
 from ..text import shorten, shown
 
 LONGEST_TEXT = 4 * 1024 * 1024
@@ -41,7 +41,6 @@ _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _USER = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,62}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,62})?)?", re.ASCII)
 _WHEEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{1,250}\.whl", re.ASCII)
 _CUDA = re.compile(r"[0-9]{1,3}(\.[0-9]{1,5}){0,3}", re.ASCII)
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 
 
 class ImageAnswerError(Exception):
@@ -68,17 +67,6 @@ def _read_version(value: object, what: str) -> str:
     return version
 
 
-def _read_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ImageAnswerError("a key stands in it twice")
-    return found
-
-
-def _refuse_constant(name: str) -> None:
-    raise ImageAnswerError(f"it has the number {name}")
-
-
 def parse_json(text: str) -> Any:
     """Parse JSON of others.
 
@@ -87,14 +75,9 @@ def parse_json(text: str) -> Any:
     """
     if not isinstance(text, str) or len(text) > LONGEST_TEXT:
         raise ImageAnswerError(f"it has more than {LONGEST_TEXT} characters")
-    depth = 0
-    for character in re.findall(r"[\[\]{}]", _STRING.sub("", text)):
-        depth += 1 if character in "[{" else -1
-        if depth > DEEPEST:
-            raise ImageAnswerError(f"it is nested deeper than {DEEPEST} levels")
     try:
-        return json.loads(text, object_pairs_hook=_read_pairs, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        return records.parse_json(text, DEEPEST)
+    except ValueError as error:
         raise ImageAnswerError(f"it is no JSON: {shorten(str(error), 80)}") from error
 
 

@@ -22,11 +22,15 @@ MOST_VALUES = 1_000_000
 """Commas and brackets in JSON from elsewhere: with that, 16 MiB of text become at most some 150 MiB of objects."""
 
 
-def parse_json(raw: bytes | str) -> Any:
+def parse_json(raw: bytes | str, most_depth: int = MOST_DEPTH) -> Any:
     """Parse JSON that somebody else wrote.
 
     Unlike json.loads it refuses keys that an object has twice, numbers that are not finite, deep nesting, and so many
     values that they would fill the memory. The caller bounds the length of the text.
+
+    Args:
+        raw: the text
+        most_depth: levels of objects and lists that it may have
 
     Raises:
         ValueError: the text is not such JSON
@@ -39,7 +43,7 @@ def parse_json(raw: bytes | str) -> Any:
             raw, object_pairs_hook=_build_object, parse_constant=_refuse_number, parse_float=_parse_float
         )
         level = [document]
-        for _ in range(MOST_DEPTH):
+        for _ in range(most_depth):
             level = [
                 item
                 for value in level
@@ -51,7 +55,7 @@ def parse_json(raw: bytes | str) -> Any:
                 return document
     except RecursionError:
         pass
-    raise ValueError(f"it is nested deeper than {MOST_DEPTH} levels")
+    raise ValueError(f"it is nested deeper than {most_depth} levels")
 
 
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
