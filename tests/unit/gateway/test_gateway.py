@@ -24,7 +24,8 @@ import pytest
 from ansible.module_utils.vllm_edge.gateway import sync
 from ansible.module_utils.vllm_edge.gateway.admin import AdminSocket, GatewayDown, GatewayRefused, split_entries
 from ansible.module_utils.vllm_edge.gateway.clients import GatewayError, read_clients
-from ansible.module_utils.vllm_edge.gateway.command import describe_gateway, render_gateway, run_sync, synchronize
+from ansible.module_utils.vllm_edge.gateway.command import run_sync, synchronize
+from ansible.module_utils.vllm_edge.gateway.describe import describe_gateway, render_gateway
 from ansible.module_utils.vllm_edge.gateway.names import backend_name
 from ansible.module_utils.vllm_edge.gateway.sync import Report, publish_phase, view_host
 from ansible.module_utils.vllm_edge.gateway.view import Course, build_view, parse_text, render_clients, render_models

@@ -44,6 +44,8 @@ class Report:
     """Whether the gateway runs and was compared."""
     away: tuple[str, ...] = ()
     """Served names that no engine answers for."""
+    served: tuple[str, ...] = ()
+    """Every served name of the live generation."""
 
 
 def is_installed(paths: HostPaths) -> bool:
@@ -224,7 +226,9 @@ def _tell(
 # -- all of it
 
 
-def apply(paths: HostPaths, look: Callable[[], View], *, check: bool = False) -> Report:
+def apply(
+    paths: HostPaths, look: Callable[[], View], *, check: bool = False, admin: AdminSocket | None = None
+) -> Report:
     """Make maps, links and the running gateway fit a view; with `check` only say what would change.
 
     Where the clients cannot be read, their maps stay as they are, which is a warning. A gateway that does not run is
@@ -232,6 +236,8 @@ def apply(paths: HostPaths, look: Callable[[], View], *, check: bool = False) ->
 
     Args:
         look: returns the view, called while nobody else changes the files
+        check: change nothing, and take no lock
+        admin: the gateway's admin socket; a stand-in for tests
 
     Raises:
         GatewayError: maps or links cannot be written, or read; none was changed then
@@ -258,14 +264,15 @@ def apply(paths: HostPaths, look: Callable[[], View], *, check: bool = False) ->
         changes = [path.name for path in difference.files] + [f"link {name}" for name in difference.links]
         answers = False
         try:
-            changes += _tell(paths, open_admin(paths), maps, view, difference.links, check)
+            changes += _tell(paths, admin or open_admin(paths), maps, view, difference.links, check)
             answers = True
         except GatewayDown:
             pass
         except GatewayRefused as refused:
             warnings.append(f"{refused} 'systemctl reload vllm-edge-gateway.service' makes it read the files.")
     away = tuple(role.name for role in view.roles if role.state == "away")
-    return Report(True, tuple(changes), tuple(warnings), answers, away)
+    served = tuple(role.name for role in view.roles)
+    return Report(True, tuple(changes), tuple(warnings), answers, away, served)
 
 
 def publish_phase(paths: HostPaths, phase: str | None) -> None:
