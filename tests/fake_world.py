@@ -19,7 +19,7 @@ from ansible.module_utils.vllm_edge.generation import committed, live, store
 from ansible.module_utils.vllm_edge.generation.model import Generation, GenerationError, Limits, SeenEngine
 from ansible.module_utils.vllm_edge.generation.render import Rendered
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.switch.model import Done, Downtime, Gap, Moves, PhaseFailed, PhaseRecord
+from ansible.module_utils.vllm_edge.switch.model import Done, Downtime, Gap, Moves, Phase, PhaseFailed, PhaseRecord
 from ansible.module_utils.vllm_edge.switch.moves import decide_moves
 from generations import UUIDS as GPUS
 from generations import activate, engine, put, rendered
@@ -94,6 +94,7 @@ class FakeWorld:
     def __post_init__(self) -> None:
         self.watched: list[list[float]] = []
         self.towards: int | None = None
+        self.published: list[Phase | None] = []
 
     # -- the host
 
@@ -184,6 +185,19 @@ class FakeWorld:
         if name in state["failing_hooks"]:
             raise PhaseFailed(f"Hook {name}.d/10-gateway ended with status 1: no.")
         return Done(f"{name} told")
+
+    @action
+    def away(self, state: State, wanted: Generation, serving: Generation | None, moves: Moves) -> Done:
+        state["away"] = [role for role, name in (serving.roles if serving else {}).items() if name not in moves.keep]
+        return Done("requests wait")
+
+    @action
+    def back(self, state: State, generation: Generation) -> Done:
+        state["away"] = []
+        return Done("requests go on")
+
+    def publish(self, phase: Phase | None) -> None:
+        self.published.append(phase)
 
     @action
     def drain(self, state: State, moves: Moves, limits: Limits) -> Done:
@@ -381,6 +395,7 @@ def new_host(root: Path) -> FakeWorld:
             "docker_away": 0,
             "pids": 0,
             "foreign": FOREIGN,
+            "away": [],
             "log": [],
         }
     )
@@ -426,6 +441,7 @@ def unlike(world: FakeWorld, generation: Generation | None) -> list[str]:
             holders = [name for name, value in engines.items() if uuid in value.config.gpus]
             if sorted(world.used(state, uuid)) != sorted(holders):
                 found.append(f"{uuid} is held by {world.used(state, uuid)}")
+    found += [f"{role} is away for clients of the gateway" for role in state["away"]]
     if state["foreign"] != FOREIGN:
         found.append("somebody else's container was touched")
     return found

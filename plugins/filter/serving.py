@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..module_utils.vllm_edge.gateway.names import backend_name
 from ..module_utils.vllm_edge.inventory import profiles
 from ..module_utils.vllm_edge.text import shown
 
@@ -231,5 +232,6 @@ class FilterModule:
             report_engines,
             one_line,
             unit_word,
+            backend_name,
         )
         return {function.__name__: function for function in filters}

@@ -20,7 +20,7 @@ import pytest
 from ansible.module_utils.vllm_edge.generation import committed as generation_committed
 from ansible.module_utils.vllm_edge.generation import store
 from ansible.module_utils.vllm_edge.switch.journal import history, holder, read_journal
-from ansible.module_utils.vllm_edge.switch.model import BACK_PHASES, HARMLESS, PHASES, Phase, Result
+from ansible.module_utils.vllm_edge.switch.model import BACK_PHASES, HARMLESS, ONWARD, PHASES, Phase, Result
 
 HERE = Path(__file__).resolve().parent
 
@@ -106,7 +106,7 @@ def test_killed_on_the_way_forward(root: Path, row: Row, phase: Phase, moment: s
     world, old, new = host(root)
     kill(world, "switch", number=new.number, kill=[phase, new.number, moment])
     seconds = recover(world)
-    committed = phase is Phase.CLEAN_UP or (phase is Phase.COMMIT and moment == "acted")
+    committed = phase in ONWARD or (phase is Phase.COMMIT and moment == "acted")
     if phase in HARMLESS:
         judged(world, Result.REFUSED)
         assert not any(entry.startswith("stop") for entry in world.load()["log"])

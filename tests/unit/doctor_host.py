@@ -6,16 +6,22 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import generations
 from ansible.module_utils.vllm_edge.doctor import registry
 from ansible.module_utils.vllm_edge.doctor.facts import Expectation, Space
 from ansible.module_utils.vllm_edge.doctor.reading import Reader
+from ansible.module_utils.vllm_edge.gateway.admin import AdminSocket, GatewayDown
+from ansible.module_utils.vllm_edge.gateway.command import synchronize
+from ansible.module_utils.vllm_edge.gateway.view import parse_text
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
 from engine_files import CAGE
+from generations import activate, rendered
 
 KERNEL = "6.12.48+deb13-amd64"
 DRIVER = "580.173.02"
@@ -190,6 +196,43 @@ class FakeHost:
     def image(self, **record: str) -> None:
         self.write("var/lib/vllm-edge/image.json", json.dumps({"name": "vllm-edge:1", **record}))
 
+    # -- the gateway
+
+    gateway_down = False
+    maintenance: tuple[str, ...] = ()
+    """Served names whose server HAProxy has in maintenance."""
+
+    def gateway(self) -> None:
+        """A gateway with TLS."""
+        paths = self.reader.paths
+        config = {"served_names": ["sentry"], "gpus": list(GPUS[:1])}
+        activate(paths, rendered(generations.engine("e2b", **config)))
+        self.write("etc/vllm-edge/gateway/haproxy.cfg", "  bind 10.0.0.1:8000 ssl crt x\nbackend role_sentry\n")
+        self.unit("vllm-edge-gateway.service")
+        synchronize(paths, lambda paths: None, admin=cast(AdminSocket, self))
+        self.certificate(timedelta(days=90))
+
+    def certificate(self, ends: timedelta, begins: timedelta = -timedelta(days=1), key: str = "KEY") -> None:
+        self.write("etc/vllm-edge/gateway/tls/server.pem")
+        times = [f"{datetime.now(UTC) + after:%b %d %H:%M:%S %Y} GMT" for after in (begins, ends)]
+        public = "-----BEGIN PUBLIC KEY-----\n{}\n-----END PUBLIC KEY-----\n"
+        said = f"notBefore={times[0]}\nnotAfter={times[1]}\n{public.format('KEY')}"
+        self.answers |= {"openssl x509": Ran(0, said), "openssl pkey": Ran(0, public.format(key))}
+
+    def read_map(self, path: Path) -> dict[str, str]:
+        if self.gateway_down:
+            raise GatewayDown("nobody answers")
+        return parse_text(path.read_text()) if path.exists() else {}
+
+    def read_servers(self) -> dict[str, bool]:
+        return {"sentry": "sentry" in self.maintenance}
+
+    def replace_map(self, path: Path, entries: dict[str, str]) -> None:
+        pass
+
+    def set_away(self, backend: str, away: bool) -> None:
+        pass
+
     ports: tuple[int, ...] = ()
     free_bytes: int = 100 * 1024**3
     free_inodes: int | None = None
@@ -252,7 +295,11 @@ class FakeHost:
     @property
     def reader(self) -> Reader:
         paths = HostPaths(
-            self.root / "etc/vllm-edge", self.root / "var/lib/vllm-edge", self.root / "etc/systemd/system"
+            self.root / "etc/vllm-edge",
+            self.root / "var/lib/vllm-edge",
+            self.root / "etc/systemd/system",
+            self.root / "run/vllm-edge",
+            self.root / "run/vllm-edge-gateway",
         )
         return Reader(
             self.root,
@@ -260,6 +307,7 @@ class FakeHost:
             paths,
             owners=lambda pids: {pid: self.owner for pid in pids},
             engine_uid=lambda: ENGINES,
+            admin=lambda paths: cast(AdminSocket, self),
             space=lambda what, path: Space(what, f"/{path.relative_to(self.root)}", self.free_bytes, self.free_inodes),
         )
 

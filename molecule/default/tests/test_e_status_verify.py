@@ -220,7 +220,7 @@ def test_history_and_progress(machine: Machine, status: dict[str, Any]) -> None:
     assert {row["id"] for row in status["history"]} <= set(ids)
     committed = [journal for journal in journals if journal["result"] == "committed"]
     assert committed and committed[0]["profile"] == status["active_profile"]["profile"]
-    assert [row["phase"] for row in committed[-1]["phases"]][-2:] == ["commit", "clean_up"]
+    assert [row["phase"] for row in committed[-1]["phases"]][-3:] == ["commit", "back", "clean_up"]
     lines = machine.run("vllm-edge", "history").splitlines()
     assert sum(line.startswith("20") and "committed" in line for line in lines) == len(committed)
     assert machine.run("vllm-edge", "progress") == ""

@@ -45,8 +45,8 @@ from conftest import (
 
 GROUP_VARS = ROOT / "group_vars" / "all"
 SECOND = "e2b-beside"
-FORWARD = ["preflight", "prepare", "drain", "stop", "free", "install", "start", "healthy", "warm_up", "canary"]
-FORWARD += ["measure", "commit", "clean_up"]
+FORWARD = ["preflight", "prepare", "away", "drain", "stop", "free", "install", "start", "healthy", "warm_up", "canary"]
+FORWARD += ["measure", "commit", "back", "clean_up"]
 
 Tell = Callable[[str, Sequence[str]], None]
 

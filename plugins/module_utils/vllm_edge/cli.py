@@ -216,6 +216,22 @@ def _run_switch(options: Options, paths: HostPaths) -> int:
     return run_switch(paths, options.generation, choice)
 
 
+def _add_gateway_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("sync", "status"), help="what to do")
+    parser.add_argument("--check", action="store_true", help="sync: only say what would change")
+    _add_format(parser)
+
+
+def _run_gateway(options: Options, paths: HostPaths) -> int:
+    from .gateway.command import run_status, run_sync
+
+    if options.action == "status":
+        return run_status(paths, output=options.format)
+    from .switch.course import read_course
+
+    return run_sync(paths, read_course, check=options.check, output=options.format)
+
+
 def _nothing(parser: argparse.ArgumentParser) -> None:
     del parser
 
@@ -242,6 +258,12 @@ COMMANDS: tuple[Command, ...] = (
         "return to the committed generation after a switch was interrupted",
         _add_recover_options,
         _run_recover,
+    ),
+    Command(
+        "gateway",
+        "make the gateway's maps and links fit what serves (sync), or show them (status)",
+        _add_gateway_options,
+        _run_gateway,
     ),
     Command("run-switch", "run a switch (used by vllm-edge-switch.service)", _add_run_switch_options, _run_switch),
     Command(

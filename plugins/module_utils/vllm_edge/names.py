@@ -18,6 +18,7 @@ LABEL_INPUT_HASH = "vllm-edge.input-hash"
 """Container label: hash over everything that makes up the container (`generation.render.input_hash`)."""
 TARGET = "vllm-edge.target"
 SWITCH_UNIT = "vllm-edge-switch.service"
+GATEWAY_UNIT = "vllm-edge-gateway.service"
 
 
 @dataclass(frozen=True)

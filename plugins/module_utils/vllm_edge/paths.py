@@ -14,19 +14,38 @@ from pathlib import Path
 ETC = "/etc/vllm-edge"
 STATE = "/var/lib/vllm-edge"
 UNITS = "/etc/systemd/system"
+RUN = "/run/vllm-edge"
+GATEWAY_RUN = "/run/vllm-edge-gateway"
 
 
 @dataclass(frozen=True)
 class HostPaths:
-    """The three directory trees of the program, and the files in them."""
+    """The directory trees of the program, and the files in them."""
 
     etc: Path = Path(ETC)
     state: Path = Path(STATE)
     units: Path = Path(UNITS)
+    run: Path = Path(RUN)
+    """Sockets of the engines, and the gateway's links to them."""
+    gateway_run: Path = Path(GATEWAY_RUN)
+    """Sockets of the gateway."""
 
     def engine_dir(self, engine: str) -> Path:
         """Return the directory of the engine's live files (`engine.json`, `docker-create`, ...)."""
         return self.etc / "engines" / engine
+
+    def engine_socket(self, engine: str) -> Path:
+        """Return the socket on which the engine serves."""
+        return self.run / "engines" / engine / "api.sock"
+
+    def role_link(self, backend: str) -> Path:
+        """Return the link to the socket of the engine that serves a backend of the gateway (`backend_name`)."""
+        return self.run / "roles" / f"{backend}.sock"
+
+    @property
+    def gateway(self) -> Path:
+        """The directory of the gateway's configuration and maps."""
+        return self.etc / "gateway"
 
     def engine_state(self, engine: str) -> Path:
         """Return the file in which the supervisor records the state of the engine."""
@@ -95,6 +114,8 @@ def host_paths(
         etc=Path(etc or env.get("VLLM_EDGE_ETC") or ETC),
         state=Path(state or env.get("VLLM_EDGE_STATE") or STATE),
         units=Path(units or env.get("VLLM_EDGE_UNITS") or UNITS),
+        run=Path(env.get("VLLM_EDGE_RUN") or RUN),
+        gateway_run=Path(env.get("VLLM_EDGE_GATEWAY_RUN") or GATEWAY_RUN),
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -441,6 +442,55 @@ NAMED_FAULTS: tuple[tuple[str, Change, dict[str, str], str, str], ...] = (
 )
 
 
+GATEWAY = "vllm-edge-gateway.service"
+
+
+def certificate(days: int, begins: int = -1, **more: str) -> Change:
+    return lambda host: host.certificate(timedelta(days=days), timedelta(days=begins), **more)
+
+
+def gateway(**values: Any) -> Change:
+    """Whether it is down, and whose server is in maintenance."""
+
+    def change(host: FakeHost) -> None:
+        for name, value in values.items():
+            setattr(host, name, value)
+
+    return change
+
+
+def gateway_file(name: str, text: str) -> Change:
+    return write(f"etc/vllm-edge/gateway/{name}", text)
+
+
+CERTIFICATE, MAPS_WRONG = "fail gateway.certificate", "fail gateway.maps"
+GATEWAY_FAULTS: tuple[tuple[Change, str, str, str], ...] = (
+    (unit(GATEWAY, ActiveState="failed", Result="exit-code"), "fail gateway.unit", "failed (exit-code)", "journalctl"),
+    (unit(GATEWAY, ActiveState="inactive"), "fail gateway.unit", "no client is answered", "systemctl start"),
+    (gateway(gateway_down=True), "fail gateway.unit", "does not answer on its admin socket", "systemctl restart"),
+    (unit(GATEWAY, UnitFileState="disabled"), "warn gateway.unit", "does not start at boot", "systemctl enable"),
+    (certificate(20), "warn gateway.certificate", "ends on", "reloads the gateway"),
+    (certificate(5), CERTIFICATE, "ends on", "reloads the gateway"),
+    (certificate(-1, begins=-9), CERTIFICATE, "ended on", "Renew it"),
+    (certificate(90, begins=1), CERTIFICATE, "counts from", "timedatectl"),
+    (certificate(90, key="OTHER"), CERTIFICATE, "is not that of the certificate", "Renew it"),
+    (answer("openssl x509", "", 1), CERTIFICATE, "openssl cannot read it", "Renew it"),
+    (answer("openssl x509", "notBefore=never\n"), CERTIFICATE, "openssl says no notBefore", "Renew it"),
+    (lambda host: host.remove("etc/vllm-edge/gateway/tls"), CERTIFICATE, "is missing", "gateway.yml"),
+    (gateway_file("models.map", "damaged"), MAPS_WRONG, "models.map", "vllm-edge gateway sync"),
+    (gateway(maintenance=("sentry",)), MAPS_WRONG, "server of sentry back", "vllm-edge gateway sync"),
+    (lambda host: host.remove("run/vllm-edge/roles/sentry.sock"), MAPS_WRONG, "link sentry.sock", "gateway sync"),
+    (lambda host: host.link("run/vllm-edge/roles/sentry.sock", "/nowhere"), MAPS_WRONG, "link sentry.sock", "sync"),
+    (gateway_file("clients.json", "{"), MAPS_WRONG, "clients.yml writes it anew", "vllm-edge gateway sync"),
+    (
+        gateway_file("haproxy.cfg", "  bind 127.0.0.1:8000\n"),
+        "fail gateway.names",
+        "no backend for sentry",
+        "gateway.yml",
+    ),
+)
+
+
 def parse_states(text: str) -> dict[str, str]:
     """`fail a b; warn c` as a state by check."""
     parts = [part.split() for part in text.split(";")]
@@ -449,12 +499,20 @@ def parse_states(text: str) -> dict[str, str]:
 
 # The changes, a state by check, evidence and remedy.
 BROKEN = [
-    *((changes, parse_states(states), evidence, remedy) for changes, states, evidence, remedy in FAULTS),
+    *(
+        (changes, parse_states(states), evidence, remedy)
+        for changes, states, evidence, remedy in FAULTS + GATEWAY_FAULTS
+    ),
     *(row[1:] for row in NAMED_FAULTS),
 ]
 
 # What looks like a fault and is none: the check, and what it says.
 FINE: tuple[tuple[Change, str, str], ...] = (
+    (
+        several(gateway_file("haproxy.cfg", "  bind :80\nbackend role_sentry\n"), certificate(-1)),
+        "gateway.certificate",
+        "without TLS",
+    ),
     # A helper of another branch.
     (package("ii 535.171.04-1", "nvidia-persistenced"), "driver.one-source", "one source: NVIDIA"),
     # Advice, where only one person can log in.

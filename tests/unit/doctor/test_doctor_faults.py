@@ -189,7 +189,9 @@ def test_a_running_switch_moves_units_and_ports(host: FakeHost, monkeypatch: pyt
 
     monkeypatch.setattr(reading, "read_switches", lambda paths: ({"switch": {"generation": 2}}, []))
     host.unit("vllm-e2b.service", ActiveState="inactive")
-    assert host.not_ok() == dict.fromkeys(("serving.units", "serving.ports", "serving.libraries"), "unknown")
+    assert host.not_ok() == dict.fromkeys(
+        ("serving.units", "serving.ports", "serving.libraries", "gateway.maps"), "unknown"
+    )
 
 
 @pytest.mark.parametrize("name", ["nvidia", "nvidia-current"])

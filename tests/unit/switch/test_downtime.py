@@ -214,3 +214,24 @@ def test_it_ends_though_an_engine_hangs(wanted: Generation, monkeypatch: pytest.
     assert time.monotonic() - began < 60
     assert found["architect"].asked == 0
     held.set()
+
+
+def test_with_a_gateway_its_clients_are_asked(wanted: Generation, former: Generation) -> None:
+    """An engine may answer by itself while nobody is let through to it."""
+    ready = {"architect", "worker", "sentry"}
+    asked: set[str] = set()
+
+    def ask(url: str, path: str, timeout_s: float, **rest: object) -> Answer:
+        asked.add(url)
+        return Answer(200 if path.removeprefix("/ready/") in ready else 503)
+
+    probe = "unix:/run/vllm-edge-gateway/probe.sock"
+    seen = RoleWatch(wanted, former, clock=time.monotonic, ask=ask, every_s=0.01, gateway=probe)
+    until(lambda: seen._roles["sentry"].asked > 2)
+    ready.discard("sentry")
+    until(lambda: seen._roles["sentry"].down)
+    ready.add("sentry")
+    until(lambda: not seen._roles["sentry"].down)
+    found = seen.end([])
+    assert asked == {probe}
+    assert len(found["sentry"].gaps) == 1 and found["architect"].gaps == ()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from ansible.module_utils.vllm_edge.generation.model import Limits
 from ansible.module_utils.vllm_edge.names import TARGET
 from ansible.module_utils.vllm_edge.switch import host as host_world
 from ansible.module_utils.vllm_edge.switch import requests
-from ansible.module_utils.vllm_edge.switch.model import Moves, PhaseFailed
+from ansible.module_utils.vllm_edge.switch.model import Moves, Phase, PhaseFailed
 from ansible.module_utils.vllm_edge.system.http import Answer
 from fake_host import ServingHost, failure, ok, write
 from generations import engine
@@ -213,6 +214,33 @@ def test_without_docker_an_engine_takes_its_time(finishing: ServingHost) -> None
     finishing.on_stop(containers=[], during=during)
     assert finishing.stop().detail.startswith("e2b stopped in")
     assert finishing.docker.killed == []
+
+
+# -- clients of the gateway
+
+
+def test_without_a_gateway_nobody_is_told(host: ServingHost) -> None:
+    assert host.world.away(host.generation, host.generation, Moves()).detail == "this host has no gateway"
+    host.world.publish(Phase.DRAIN)
+    assert not host.paths.gateway.exists()
+
+
+def test_names_go_away_and_come_back(host: ServingHost, tmp_path: Path) -> None:
+    host.world.paths = paths = replace(host.paths, run=tmp_path / "run", gateway_run=tmp_path / "gateway")
+    write(paths.gateway / "haproxy.cfg", "")
+    link = paths.role_link("e2b")
+    assert host.world.back(host.generation).detail == "every served name is reached; the gateway does not run"
+    assert os.readlink(link) == "../engines/e2b/api.sock"
+    assert host.world.away(host.generation, None, Moves()).detail == "nothing is known to serve"
+    assert host.world.away(host.generation, host.generation, Moves(stop=("e2b",))).detail.startswith(
+        "requests for e2b wait"
+    )
+    assert not link.is_symlink()
+    write(paths.gateway / "clients.json", "[]")
+    assert "clients.json" in host.world.back(host.generation).warnings[0] and link.is_symlink()
+    (paths.gateway / "models.map").unlink()
+    (paths.gateway / "models.map").mkdir()
+    assert "vllm-edge gateway sync" in failure(lambda: host.world.back(host.generation)).text
 
 
 # -- install and start

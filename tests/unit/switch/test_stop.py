@@ -62,7 +62,7 @@ def test_every_engine_leaves_after_its_requests_and_a_switch_brings_them_back(be
     status, told = stop()
     assert (status, told["status"], told["generation"]) == (Exit.OK, "ok", 1)
     assert set(told["engines"]) == set(bench.old.engines)
-    assert actions(bench) == ["hook before_drain", "drain", "stop"]
+    assert actions(bench) == ["hook before_drain", "away", "drain", "stop"]
     after = bench.world.load()
     assert {unit["active"] for unit in after["units"].values()} == {"inactive"}
     assert after["target"] == {"enabled": True, "active": False}
@@ -87,6 +87,13 @@ def test_a_hook_that_says_no_keeps_every_engine(bench: SwitchHost, stop: Stop) -
     status, told = stop()
     assert (status, told["status"], told["engines"]) == (Exit.REFUSED, "refused", [])
     assert "10-gateway ended with status 1" in told["message"]
+    assert bench.unlike(bench.old) == []
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_clients_of_the_gateway_come_back_where_nothing_was_stopped(bench: SwitchHost, stop: Stop, moment: str) -> None:
+    bench.fail("away" if moment == "after" else "drain", "no", bench.old, moment=moment)
+    assert stop()[0] == Exit.REFUSED
     assert bench.unlike(bench.old) == []
 
 

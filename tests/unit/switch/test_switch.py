@@ -70,7 +70,7 @@ def test_what_is_active_already_is_not_touched_and_who_chose_it_is_remembered(
     bench: SwitchHost, origin: str, recorded: str, chosen_at: str
 ) -> None:
     journal = bench.ends(Result.UNCHANGED, bench.old, origin=origin)
-    assert bench.log == ["moves@1"] and journal.phases == ()
+    assert bench.log == ["moves@1", "back@1"] and journal.phases == ()
     now = committed.committed(bench.paths)
     assert now is not None and (now.origin, now.chosen_at) == (recorded, chosen_at)
     assert now.previous_generation is None
@@ -138,13 +138,20 @@ def test_what_nobody_expected_is_a_failed_phase_with_a_traceback(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_failed_clean_up_leaves_the_new_generation_serving_and_says_what_is_left(bench: SwitchHost) -> None:
-    bench.fail("clean_up", "systemd did not answer.")
+@pytest.mark.parametrize(
+    ("phase", "words", "then"),
+    [("clean_up", "vllm-edge switch 2", Result.COMMITTED), ("back", "Phase back failed", Result.UNCHANGED)],
+)
+def test_a_failure_after_the_commit_leaves_the_new_generation_serving_and_says_what_is_left(
+    bench: SwitchHost, phase: str, words: str, then: Result
+) -> None:
+    bench.fail(phase, "systemd did not answer.")
     journal = bench.ends(Result.FAILED)
-    assert "is committed and serves" in journal.message and "vllm-edge switch 2" in journal.message
+    assert "is committed and serves" in journal.message and words in journal.message
+    assert journal.phases[-1].phase is Phase.CLEAN_UP, "nothing is left out"
     bench.calm()
     started = bench.pids(*NEW.engines)
-    bench.ends(Result.COMMITTED)
+    bench.ends(then)
     assert bench.pids(*NEW.engines) == started
 
 
@@ -280,7 +287,7 @@ def test_a_way_back_that_fails_brings_back_what_it_can(bench: SwitchHost, phase:
     old = bench.old
     bench.fail("canary", "wrong answer")
     bench.fail(phase, "this, too", old)
-    partly = phase in (Phase.FREE, Phase.WARM_UP)
+    partly = phase in (Phase.AWAY, Phase.FREE, Phase.WARM_UP)
     journal = bench.ends(Result.ROLLED_BACK if partly else Result.FAILED)
     assert "wrong answer" in journal.message
     back_phases = [record.phase for record in journal.phases if record.direction == "back"]
@@ -295,7 +302,7 @@ def test_a_way_back_that_fails_brings_back_what_it_can(bench: SwitchHost, phase:
         assert bench.unlike(old) == []
     # When the cause is gone, what the message says brings the rest.
     bench.calm()
-    bench.ends(Result.COMMITTED if bench.unlike(old) else Result.UNCHANGED, old)
+    bench.ends(Result.COMMITTED if bench.unlike(old) and phase is not Phase.BACK else Result.UNCHANGED, old)
 
 
 def test_an_engine_that_answers_and_is_of_the_other_generation_is_no_rollback(
@@ -450,7 +457,8 @@ def test_a_repair_that_fails_rolls_nothing_back(stopped: SwitchHost) -> None:
     assert "Repairing generation 1 (nvfp4-tp2) failed in phase healthy" in journal.message
     assert "31b-nvfp4 active, e4b active, e2b failed" in journal.message
     assert stopped.pids("31b-nvfp4", "e4b") == kept
-    assert not any(record.direction == "back" for record in journal.phases)
+    assert [record.phase for record in journal.phases if record.direction == "back"] == [Phase.BACK]
+    assert stopped.world.load()["away"] == [], "an engine that is started by hand must be reached"
 
 
 # ---- what cannot be read ----------------------------------------------------------------------------------------
@@ -542,3 +550,23 @@ def test_serving_generations_are_what_the_helper_says(tmp_path: Path) -> None:
     other = new_host(tmp_path / "other")
     serve(other, NEW)
     assert unlike(other, None) != []
+
+
+# ---- clients of the gateway -------------------------------------------------------------------------------------
+
+
+def test_names_are_away_before_requests_are_waited_for_and_back_after_the_commit(bench: SwitchHost) -> None:
+    away: dict[str, list[str]] = {}
+    for action in ("away", "drain", "commit", "back", "clean_up"):
+        bench.at(action, lambda action=action: away.update({action: bench.world.load()["away"]}))  # type: ignore[misc]
+    bench.ends(Result.COMMITTED)
+    gone = ["architect", "worker", "sentry"]
+    assert away == {"away": [], "drain": gone, "commit": gone, "back": gone, "clean_up": []}, "auditor's engine stays"
+    assert [*bench.world.published] == [*(phase for phase in PHASES), None]
+
+
+def test_an_away_that_fails_leaves_no_name_away(bench: SwitchHost) -> None:
+    pids = bench.pids(*OLD.engines)
+    bench.fail("away", "no space left on /run", moment="after")
+    bench.ends(Result.ROLLED_BACK)
+    assert bench.pids(*OLD.engines) == pids, "nothing had to restart"

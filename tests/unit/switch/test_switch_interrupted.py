@@ -21,6 +21,7 @@ from ansible.module_utils.vllm_edge.switch.journal import Lock, history, read_jo
 from ansible.module_utils.vllm_edge.switch.model import (
     BACK_PHASES,
     HARMLESS,
+    ONWARD,
     PHASES,
     Exit,
     Interrupted,
@@ -85,16 +86,16 @@ def test_a_phase_that_cannot_be_journalled_does_not_act(
         status = bench.switch()
     said = capsys.readouterr()
     assert "No space left on device" in said.err, "the journal cannot say it"
-    serving = bench.new if phase is Phase.CLEAN_UP else bench.old
+    serving = bench.new if phase in ONWARD else bench.old
     assert serving is not None and bench.unlike(serving) == []
     if phase in HARMLESS:
         assert status == Exit.REFUSED
-    elif phase is Phase.CLEAN_UP:
+    elif phase in ONWARD:
         assert status == Exit.OK, "after the commit there is only onward"
     else:
         assert status == Exit.ROLLED_BACK
         assert "going back, canary: begins" in said.out, "verified, though without a journal"
-    if phase not in (Phase.COMMIT, Phase.CLEAN_UP):
+    if phase is not Phase.COMMIT and phase not in ONWARD:
         assert f"{phase}@2" not in bench.log
     # The journal on the disk did not see the end: recovery looks, and finds nothing wrong.
     before = bench.pids(*serving.engines)
@@ -178,7 +179,7 @@ def test_a_second_switch_is_refused_with_the_first_ones_name_and_phase(
 @pytest.mark.parametrize("phase", PHASES)
 def test_sigterm_goes_back(bench: SwitchHost, phase: Phase) -> None:
     bench.at(phase, terminate)
-    if phase in (Phase.COMMIT, Phase.CLEAN_UP):
+    if phase is Phase.COMMIT or phase in ONWARD:
         bench.ends(Result.COMMITTED)  # too late to go back: it goes on to its end
         return
     journal = bench.ends(Result.REFUSED if phase in HARMLESS else Result.ROLLED_BACK)
@@ -362,10 +363,11 @@ def test_at_boot_files_and_target_are_put_back_and_nothing_is_waited_for(
     log = bench.log
     bench.world.change(boot_id="boot-2", now=5.0, docker_away=10_000)
     assert bench.recover(boot=True) == Exit.OK
-    assert bench.log == log, "no engine, no container and no GPU is asked"
-    committed_now = phase is Phase.CLEAN_UP
+    committed_now = phase in ONWARD
     serving = bench.new if committed_now else bench.old
-    assert serving is not None and live.live_changes(serving, bench.paths) == []
+    assert serving is not None
+    assert bench.log == [*log, f"back@{serving.number}"], "no engine, no container and no GPU is asked"
+    assert bench.world.load()["away"] == [] and live.live_changes(serving, bench.paths) == []
     assert bench.journal.result is (Result.COMMITTED if committed_now else Result.ROLLED_BACK)
     assert "not verified" in bench.journal.message
     gone = {"31b-w4a16"} if phase.value in ("start", "healthy", "warm_up", "canary", "measure") else set()

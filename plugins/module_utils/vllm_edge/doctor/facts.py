@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..canary.command import Result
+from ..gateway.certificate import Certificate
 from ..gpu.access import Access
 from ..gpu.budget import Foreign
 from ..gpu.driver_facts import Driver
@@ -170,6 +171,24 @@ class Serving:
 
 
 @dataclass(frozen=True)
+class Gateway:
+    """The gateway of the host, compared with what it should show to clients."""
+
+    unit: Unit | Unread
+    answers: bool
+    """Whether it answers on its admin socket."""
+    differences: tuple[str, ...]
+    """Maps, links and servers that are not as they should be."""
+    problems: tuple[str, ...]
+    """What could not be compared, each with a remedy."""
+    without_backend: tuple[str, ...]
+    """Served names that the configuration does not know."""
+    with_tls: bool
+    certificate: Certificate | Unread | None
+    """None if there is no file."""
+
+
+@dataclass(frozen=True)
 class Expectation:
     """What the inventory expects of the host. All but the first three are for `doctor --deep`."""
 
@@ -232,4 +251,6 @@ class Facts:
     topology: Topology
     spaces: tuple[Space | Unread, ...]
     serving: Serving
+    gateway: Gateway | Unread | None = None
+    """None if the host has no gateway."""
     deep: Deep | None = None

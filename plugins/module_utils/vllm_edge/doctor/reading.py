@@ -18,6 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.config import EngineConfigError, list_engine_names, load_engine
+from ..gateway.admin import AdminSocket
+from ..gateway.certificate import Certificate, read_certificate, server_pem
+from ..gateway.clients import GatewayError
+from ..gateway.command import synchronize
+from ..gateway.names import PREFIX, backend_name
+from ..gateway.sync import CONFIGURATION, Report, is_installed, open_admin
 from ..generation.model import CREATE_FILE
 from ..gpu import slots, topology
 from ..gpu.access import Access, CannotAsk, look
@@ -25,9 +31,10 @@ from ..gpu.driver import GENERATED, STATIC, resolve
 from ..gpu.driver_facts import DriverReader, switch
 from ..gpu.owners import Owner, find_owners
 from ..gpu.topology import Topology, Xid
-from ..names import TARGET
+from ..names import GATEWAY_UNIT, TARGET
 from ..paths import HostPaths
 from ..switch import hooks
+from ..switch.course import read_course
 from ..switch.history import read_switches
 from ..switch.model import Result
 from ..system import cdi, dpkg
@@ -41,6 +48,7 @@ from .facts import (
     Engine,
     Expectation,
     Facts,
+    Gateway,
     Gpu,
     Gpus,
     HeldLock,
@@ -103,6 +111,7 @@ class Reader(DriverReader):
           topology()  PCIe, NUMA, IOMMU and ACS of each GPU, ECC, Xid messages, /dev/shm
           image()     the record of the engines' image
           serving()   engines, their units and ports, switches
+          gateway()   the unit, maps, links and certificate of the gateway
 
     Each method returns a part of Facts, and an Unread where something could not be read; none raises for that.
     The support report uses `at` and `ask`. `root` and the callables are fields, so that tests can replace them.
@@ -112,6 +121,7 @@ class Reader(DriverReader):
     owners: Callable[[Iterable[int]], Mapping[int, Owner]] = find_owners
     engine_uid: Callable[[], int | None] = engine_uid
     space: Callable[[str, Path], Space | Unread] = read_free_space
+    admin: Callable[[HostPaths], AdminSocket] = open_admin
 
     def read(self, expected: Expectation = NOTHING_EXPECTED) -> Facts:
         """Read all facts."""
@@ -136,6 +146,7 @@ class Reader(DriverReader):
                 for what, path in (("/", "/"), ("images", docker_root), ("weights and caches", expected.data))
             ),
             serving=serving,
+            gateway=self.gateway(),
         )
 
     # -- the system
@@ -524,4 +535,39 @@ class Reader(DriverReader):
             switching=switches.get("switch") is not None,
             open_to_others=tuple(self._find_open()),
             over_budget=kept[0]["message"] if kept and kept[0]["result"] == Result.OVER_BUDGET else "",
+        )
+
+    # -- the gateway
+
+    def gateway(self) -> Gateway | Unread | None:
+        """Compare the gateway with what serves."""
+        place = self.paths.gateway
+        if place.is_dir() and not os.access(place, os.R_OK | os.X_OK):
+            return Unread(f"{place} is for root")
+        if not is_installed(self.paths):
+            return None
+        try:
+            text = (place / CONFIGURATION).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            return Unread(f"{place / CONFIGURATION}: {error.strerror}")
+        problems: tuple[str, ...] = ()
+        try:
+            report = synchronize(self.paths, read_course, check=True, admin=self.admin(self.paths))
+        except GatewayError as error:
+            report, problems = Report(True), (str(error),)
+        backends = set(re.findall(rf"^backend {PREFIX}(\S+)", text, re.MULTILINE))
+        certificate: Certificate | Unread | None = None
+        if server_pem(self.paths).exists():
+            try:
+                certificate = read_certificate(server_pem(self.paths), self.run)
+            except ValueError as error:
+                certificate = Unread(str(error))
+        return Gateway(
+            unit=self.unit(GATEWAY_UNIT),
+            answers=report.answers,
+            differences=report.changes,
+            problems=problems + report.warnings,
+            without_backend=tuple(name for name in report.served if backend_name(name) not in backends),
+            with_tls=re.search(r"^\s*bind\s.*\sssl(\s|$)", text, re.MULTILINE) is not None,
+            certificate=certificate,
         )

@@ -13,7 +13,7 @@ from functools import partial
 
 from ..engine.state import stamp
 from ..gpu.topology import correctness
-from .checks import deep, driver, gpus, runtime, serving, storage, system, topology
+from .checks import deep, driver, gateway, gpus, runtime, serving, storage, system, topology
 from .contract import STATES, NotKnown, Verdict
 from .facts import Deep, Facts
 from .render import Document
@@ -78,6 +78,10 @@ CHECKS: Mapping[str, Callable[[Facts], Verdict]] = {
     "serving.permissions": serving.check_serving_permissions,
     "serving.switch": serving.check_serving_switch,
     "serving.risks": serving.check_serving_risks,
+    "gateway.unit": gateway.check_gateway_unit,
+    "gateway.certificate": gateway.check_gateway_certificate,
+    "gateway.maps": gateway.check_gateway_maps,
+    "gateway.names": gateway.check_gateway_names,
 }
 DEEP: Mapping[str, Callable[[Deep], Verdict]] = {
     "deep.status": deep.check_status,

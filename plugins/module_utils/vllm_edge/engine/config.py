@@ -72,6 +72,8 @@ class EngineConfig:
     """vLLM's own --shutdown-timeout if it was set: time to finish requests after SIGTERM."""
     accept_risk: tuple[str, ...] = ()
     """Options and environment variables with which the engine runs although they undo a limit of it."""
+    stands_in_for: tuple[str, ...] = ()
+    """Served names of other engines that this one answers to while those are away in a switch."""
     secrets_hash: str = ""
     """Keyed hash of the engine's secrets (`generation.secrets.compute_hash`); empty if it has none."""
     plan: Mapping[str, Any] | None = None
@@ -174,7 +176,7 @@ _OPTIONAL: dict[str, _Rule] = {
     **dict.fromkeys(
         ("image_id", "weights_path", "weights_record", "secrets_hash"), (lambda value: isinstance(value, str), "a text")
     ),
-    "accept_risk": (_is_texts, "a list of names"),
+    **dict.fromkeys(("accept_risk", "stands_in_for"), (_is_texts, "a list of names")),
     "progress_timeout_s": _SECONDS,
     "idle_probe_s": (lambda value: value == 0 or _is_seconds(value), "seconds, 0 for never"),
 }

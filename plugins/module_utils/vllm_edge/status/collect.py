@@ -14,12 +14,13 @@ from typing import Any
 
 from ..engine.config import EngineConfig, EngineConfigError, list_engine_names, load_config
 from ..engine.state import EngineState, read_state, stamp
+from ..gateway.describe import describe_gateway
 from ..generation.live import describe_file_change, live_changes
 from ..generation.model import GenerationError
 from ..generation.store import load
 from ..gpu.budget import Foreign, Limits, evaluate
 from ..gpu.owners import find_owners
-from ..names import LABEL_GENERATION, LABEL_INPUT_HASH, TARGET, EngineIdentity
+from ..names import GATEWAY_UNIT, LABEL_GENERATION, LABEL_INPUT_HASH, TARGET, EngineIdentity
 from ..paths import HostPaths
 from ..planning import drift
 from ..switch.gpu_memory import load_slots, read_boards
@@ -301,7 +302,7 @@ def collect(
     # Read this first: whether a switch runs decides how everything after it is judged.
     switches, switch_problems = read_switches(paths)
     profile, profile_problem = read_active_profile(paths)
-    shown, unit_problem = units([*[config.unit for config in configs], TARGET])
+    shown, unit_problem = units([*[config.unit for config in configs], TARGET, GATEWAY_UNIT])
     containers, docker_problem = ask_containers(docker, [config.container for config in configs])
     boards, gpu_problem = gpus(sum_budgets(configs), paths)
     listening = listeners()
@@ -334,6 +335,7 @@ def collect(
         **switches,
         "live_files": live_files,
         "engines": engines,
+        "gateway": describe_gateway(paths, shown.get(GATEWAY_UNIT, {})),
         "gpus": boards,
         "drift": [row.as_dict() for row in drift.compare_engines(configs, states, boards)],
         "on_drift": drift.wanted(configs),

@@ -12,6 +12,7 @@ from typing import Any
 from ..engine.config import list_engine_names
 from ..engine.startup import WORDS, Phase
 from ..engine.state import EngineState, read_state
+from ..gateway.describe import render_gateway
 from ..names import ENGINE_NAME, SWITCH_UNIT
 from ..paths import HostPaths
 from ..switch.render import describe_generation, render_switches
@@ -89,6 +90,8 @@ def render_status(status: Mapping[str, Any]) -> list[str]:
         lines += render_engines(status["engines"], status["gpus"])
     else:
         lines.append("no engine is configured on this host")
+    if status.get("gateway"):
+        lines += ["", *render_gateway(status["gateway"])]
     if status["gpus"]:
         lines += ["", *render_gpus(status["gpus"])]
     if status.get("drift"):

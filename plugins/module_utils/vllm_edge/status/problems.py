@@ -23,6 +23,7 @@ def judge(status: Mapping[str, Any]) -> list[str]:
         *[problem for engine in status["engines"] for problem in engine_problems(engine, switching=switching)],
         *([] if switching else find_target_problems(status["target"], bool(status["engines"]))),
         *[str(board["problem"]) for board in status["gpus"] if board.get("problem")],
+        *find_gateway_problems(status),
         *find_drift_problems(status),
     ]
 
@@ -39,6 +40,26 @@ def switch_problems(status: Mapping[str, Any]) -> list[str]:
         f"A switch to {describe_generation(killed['generation'], killed['profile'])}, which {killed['asked_by']} asked "
         f"for at {killed['started_at']}, was ended in phase {killed['phase'] or 'none'} and left unfinished: {remedy}"
     ]
+
+
+def find_gateway_problems(status: Mapping[str, Any]) -> list[str]:
+    """Return problems if the gateway does not run, or keeps names away while no switch runs."""
+    gateway = status.get("gateway")
+    if gateway is None:
+        return []
+    problems = [gateway["problem"][:1].upper() + gateway["problem"][1:] + "."] if gateway["problem"] else []
+    if gateway["active_state"] not in (None, "active", "reloading"):
+        problems.append(
+            f"{gateway['unit']} is {gateway['active_state']}: no client is answered. 'journalctl -u {gateway['unit']}' "
+            f"says why; 'systemctl start {gateway['unit']}' starts it."
+        )
+    away = [name for name, role in gateway["roles"].items() if role["state"] != "up"]
+    if away and status.get("switch") is None and status.get("unfinished_switch") is None:
+        problems.append(
+            f"The gateway lets requests for {', '.join(away)} wait, and no switch runs. After 'vllm-edge stop', "
+            "'vllm-edge switch' brings them back; otherwise 'vllm-edge gateway sync' does."
+        )
+    return problems
 
 
 def find_drift_problems(status: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..gateway.describe import render_gateway
 from ..planning.drift import COMPONENTS
 from ..switch.render import render_switch, summarize_switch
 from ..text import WIDTH, shorten, table, wrapped
@@ -236,6 +237,8 @@ def render(report: Mapping[str, Any]) -> list[str]:
     if report["completions"]:
         ports = {engine.get("engine"): engine["port"] for engine in report["engines"]}
         lines += [*render_role_table([{"port": ports.get(row["engine"]), **row} for row in report["completions"]]), ""]
+    if report.get("gateway"):
+        lines += [*render_gateway(report["gateway"]), ""]
     lines += render_gpu_table(report["gpus"])
     if report.get("drift"):
         lines += ["", *render_drift_table(report["drift"], {gpu["uuid"]: gpu["index"] for gpu in report["gpus"]})]

@@ -19,7 +19,7 @@ from ..generation.committed import committed
 from ..generation.model import Choice, Committed, Generation, GenerationError
 from ..generation.store import load, numbers
 from ..names import SWITCH_UNIT
-from ..paths import ETC, STATE, UNITS, HostPaths
+from ..paths import ETC, GATEWAY_RUN, RUN, STATE, UNITS, HostPaths
 from ..system.process import get_user_name
 from ..system.systemd import Run, Systemd, SystemdError, run_command
 from ..text import wrapped
@@ -98,7 +98,8 @@ def build_start_command(paths: HostPaths, generation: Generation, choice: Choice
         *SANDBOX,
     ]
     standard = {"VLLM_EDGE_ETC": (paths.etc, ETC), "VLLM_EDGE_STATE": (paths.state, STATE)}
-    standard["VLLM_EDGE_UNITS"] = (paths.units, UNITS)
+    standard |= {"VLLM_EDGE_UNITS": (paths.units, UNITS), "VLLM_EDGE_RUN": (paths.run, RUN)}
+    standard["VLLM_EDGE_GATEWAY_RUN"] = (paths.gateway_run, GATEWAY_RUN)
     elsewhere = [f"--setenv={name}={path}" for name, (path, usual) in standard.items() if str(path) != usual]
     inventory = [f"--inventory-profile={choice.inventory_profile}"] if choice.inventory_profile else []
     return [

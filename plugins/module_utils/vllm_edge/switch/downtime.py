@@ -6,6 +6,8 @@ the former or of the wanted engine, and that engine still takes requests. A gap 
 it to the first good answer after it, both at the time they arrived. Nothing is interpolated: a gap is at least as long
 as the time without service and at most about a second longer. A role that was never up since the watch began is down
 from its beginning.
+
+Where the host has a gateway, a role is up if the gateway says so, which is what clients meet.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from ..canary.checks import Ask
 from ..canary.command import parse_models
@@ -91,7 +94,9 @@ class RoleWatch:
         clock: Callable[[], float],
         ask: Ask = request,
         every_s: float = EVERY_S,
+        gateway: str | None = None,
     ) -> None:
+        """Begin to ask. `gateway` is the URL at which the gateway answers GET /ready/<role>, if there is one."""
         self._wanted = frozenset(wanted.roles)
         self._former = frozenset(former.roles) if former else self._wanted
         self._clock = clock
@@ -99,7 +104,10 @@ class RoleWatch:
         self._every_s = every_s
         self._stop = threading.Event()
         self._lock = threading.Lock()
+        self._gateway = gateway
         where = addresses(wanted, former)
+        if gateway is not None:
+            where = dict.fromkeys(where, (gateway,))
         self._roles = {role: Role(good_s=clock()) for role in where}
         groups: dict[tuple[str, ...], list[str]] = {}
         for role, urls in where.items():
@@ -111,8 +119,10 @@ class RoleWatch:
         for thread in self._threads:
             thread.start()
 
-    def _listed(self, url: str) -> frozenset[str]:
-        """Return the roles that are up at an address."""
+    def _find_up(self, url: str, roles: Sequence[str]) -> frozenset[str]:
+        """Return the roles that are up at an address; `roles` are those that are looked for."""
+        if self._gateway is not None:
+            return frozenset(role for role in roles if self._ask(url, f"/ready/{quote(role)}", TIMEOUT_S).ok)
         answer = self._ask(url, "/v1/models", TIMEOUT_S)
         try:
             names = frozenset(parse_models(answer)) if answer.ok else frozenset()
@@ -127,7 +137,7 @@ class RoleWatch:
             began = self._clock()
             up: set[str] = set()
             for url in list(order):
-                listed = self._listed(url)
+                listed = self._find_up(url, roles)
                 up |= listed
                 if up.issuperset(roles):
                     # Ask the address that answered first from now on, so that a hanging one costs no time.

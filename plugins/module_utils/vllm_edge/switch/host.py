@@ -17,6 +17,10 @@ from ..canary.checks import Ask
 from ..engine.config import EngineConfig, EngineConfigError, load_config
 from ..engine.startup import Phase as EnginePhase
 from ..engine.state import EngineState, Failure, read_state, stamp
+from ..gateway import sync as gateway
+from ..gateway.clients import GatewayError
+from ..gateway.sync import view_host
+from ..gateway.view import Course, View
 from ..generation import live, model
 from ..generation.model import Generation, GenerationError, Limits, SeenEngine
 from ..gpu.owners import find_owners
@@ -37,7 +41,7 @@ from ..system.nvml import open_nvml
 from ..system.systemd import Systemd, SystemdError, Unit
 from . import cleanup, gpu_memory, hooks, loading, page_cache, preflight, requests
 from .downtime import RoleWatch
-from .model import Done, Moves, PhaseFailed
+from .model import Done, Moves, Phase, PhaseFailed
 from .moves import decide_moves
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -67,6 +71,7 @@ class HostWorld:
             preflight, prepare            preflight.check_*, page_cache
             hook, watch                   hooks, downtime.RoleWatch
             drain, warm_up, canary        requests
+            away, back, publish           gateway, course
             free, measure                 gpu_memory
             install                       generation.live
             healthy, clean_up             loading, cleanup
@@ -382,6 +387,36 @@ class HostWorld:
             raise PhaseFailed(" ".join(said), data=data)
         return replace(measured, data=data, warnings=(*measured.warnings, *(() if on_drift == "ignore" else said)))
 
+    # -- what clients of the gateway see
+
+    def away(self, wanted: Generation, serving: Generation | None, moves: Moves) -> Done:
+        """Let requests wait for the names of `serving` whose engines do not stay, or go to an engine that stands in.
+
+        `wanted` is the generation whose engines will serve them.
+        """
+        if serving is None:
+            return Done("nothing is known to serve")
+        course = Course(Phase.AWAY, moves.keep, wanted)
+        return self._show_clients(lambda: view_host(self.paths, serving, course))
+
+    def back(self, generation: Generation) -> Done:
+        """Let requests go to the engines of a generation."""
+        return self._show_clients(lambda: view_host(self.paths, generation, Course(Phase.BACK)))
+
+    def publish(self, phase: Phase | None) -> None:
+        """Show clients of the gateway the phase of the switch. Raises GatewayError, OSError."""
+        gateway.publish_phase(self.paths, phase)
+
+    def _show_clients(self, look: Callable[[], View]) -> Done:
+        try:
+            report = gateway.apply(self.paths, look)
+        except GatewayError as error:
+            raise PhaseFailed(str(error)) from error
+        if not report.installed:
+            return Done("this host has no gateway")
+        told = f"requests for {several(report.away)} wait" if report.away else "every served name is reached"
+        return Done(f"{told}{'' if report.answers else '; the gateway does not run'}", warnings=report.warnings)
+
     # -- drain and free
 
     def drain(self, moves: Moves, limits: Limits) -> Done:
@@ -455,4 +490,5 @@ class HostWorld:
         The gaps it finds and the phases passed to `end` are in the time of `monotonic`; the transaction converts them
         to seconds since the switch began.
         """
-        return RoleWatch(wanted, former, clock=self.clock, ask=self.ask)
+        probe = f"unix:{self.paths.gateway_run / 'probe.sock'}" if gateway.is_installed(self.paths) else None
+        return RoleWatch(wanted, former, clock=self.clock, ask=self.ask, gateway=probe)

@@ -23,9 +23,11 @@ class Phase(StrEnum):
     """Checks image, weights, ports, GPUs and disk: everything that can be known to fail before anything is changed."""
     PREPARE = "prepare"
     """Reads the weights of the new engines into the page cache while the old engines serve."""
+    AWAY = "away"
+    """Tells the gateway which served names go away: their requests wait from now on, and running ones finish. From here
+    on a failure rolls back."""
     DRAIN = "drain"
-    """Runs the hook `before_drain`, then waits until no request runs or the limit has passed. From here on a failure
-    rolls back."""
+    """Runs the hook `before_drain`, then waits until no request runs or the limit has passed."""
     STOP = "stop"
     FREE = "free"
     """Waits until the GPUs that are needed are measured to be free."""
@@ -40,6 +42,8 @@ class Phase(StrEnum):
     """Compares the VRAM of every GPU with its budget."""
     COMMIT = "commit"
     """Renames one file onto active-profile.json."""
+    BACK = "back"
+    """Tells the gateway that the committed generation serves: requests that waited go on to its engines."""
     CLEAN_UP = "clean_up"
     """Writes the target of the new generation, removes files of engines that are gone and old generations, and runs the
     hook `after_commit`."""
@@ -48,6 +52,8 @@ class Phase(StrEnum):
 PHASES: tuple[Phase, ...] = tuple(Phase)
 HARMLESS: frozenset[Phase] = frozenset({Phase.PREFLIGHT, Phase.PREPARE})
 """A failure in one of these phases has changed nothing: the switch is refused and not rolled back."""
+ONWARD: frozenset[Phase] = frozenset({Phase.BACK, Phase.CLEAN_UP})
+"""What follows the commit: it runs even without the journal, whatever of it fails, and is never rolled back."""
 BACK_PHASES: tuple[Phase, ...] = tuple(
     phase for phase in Phase if phase not in {Phase.PREFLIGHT, Phase.PREPARE, Phase.DRAIN, Phase.COMMIT}
 )

@@ -17,6 +17,7 @@ from .journal import JournalFile, JournalLost
 from .messages import complain, say, to_sentence
 from .model import (
     HARMLESS,
+    ONWARD,
     Direction,
     Done,
     Downtime,
@@ -117,8 +118,8 @@ class PhaseRunner:
         """Write a phase to the journal, run it, and record how it ended.
 
         A phase that cannot be written to the journal is not run and counts as failed. There are two exceptions, which
-        run without the journal: every phase on the way back, and the clean-up after the commit, because a switch is
-        never rolled back after its commit.
+        run without the journal: every phase on the way back, and those after the commit, because a switch is never
+        rolled back after its commit.
 
         Args:
             direction: `back` if the phase belongs to a rollback.
@@ -134,12 +135,13 @@ class PhaseRunner:
             self.file.enter(phase, direction, self.world.stamp(), began)
             journalled = True
         except JournalLost as lost:
-            journalled = direction == "back" or phase is Phase.CLEAN_UP
+            journalled = direction == "back" or phase in ONWARD
             outcome = PhaseFailed(f"{lost}; a phase that cannot be journalled is not begun")
             if journalled:
                 self.warn(f"{to_sentence(str(lost))} The switch goes on without its journal.")
         if journalled:
             say(f"{'going back, ' if direction == 'back' else ''}{phase}: begins")
+            self.publish(phase)
             outcome = self.attempt(f"Phase {phase}", act, shielded=shielded)
         seconds = round(self.now() - began, 3)
         data = outcome.data
@@ -198,6 +200,11 @@ class PhaseRunner:
 
     # -- what clients see
 
+    def publish(self, phase: Phase | None) -> None:
+        """Tell clients of the gateway the phase of the switch; if that fails, nothing depends on it."""
+        with contextlib.suppress(Exception):
+            self.world.publish(phase)
+
     def begin_watch(self, wanted: Generation, former: Generation | None) -> None:
         """Start to measure the downtime that clients see. A watch that cannot start is a warning."""
         if former is None:
@@ -228,6 +235,7 @@ class PhaseRunner:
         The message is also printed, so that it is not lost if the disk is full.
         """
         self.end_watch()
+        self.publish(None)
         message = " ".join(message.split())  # the output of programs may contain line breaks
         say(f"{result}: {message}")
         try:

@@ -126,6 +126,8 @@ def recover_at_boot(world: HostWorld, paths: HostPaths, left: Journal, systemd: 
         systemd.start([TARGET])
         return Done(f"{', '.join(gone)} removed" if gone else "", warnings=(said,) if said else ())
 
+    # If it fails, the gateway does it when it starts.
+    change.phase(Phase.BACK, direction, lambda: world.back(committed), shielded=True)
     failures = [
         failure
         for phase, act in ((Phase.INSTALL, install), (Phase.CLEAN_UP, clean_up))

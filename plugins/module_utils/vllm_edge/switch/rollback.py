@@ -13,14 +13,14 @@ from ..generation.model import Generation, GenerationError
 from ..names import SWITCH_UNIT, TARGET
 from ..paths import HostPaths
 from .messages import capitalize, complain, describe_over_budget, describe_route, name_generation, say, to_sentence
-from .model import BACK_PHASES, Direction, Done, Journal, Moves, Phase, Result
+from .model import BACK_PHASES, ONWARD, Direction, Done, Journal, Moves, Phase, Result
 from .phases import Failed, LeftForBoot, PhaseRunner
 
 DECIDE_PATIENCE_S = 120.0
 """How long a rollback retries to read what runs before it goes by the journal instead: Docker or systemd may be
 restarting."""
 DECIDE_POLL_S = 2.0
-UNVERIFIED = frozenset({Phase.STOP, Phase.FREE, Phase.START, Phase.WARM_UP})
+UNVERIFIED = frozenset({Phase.AWAY, Phase.STOP, Phase.FREE, Phase.START, Phase.WARM_UP})
 """If one of these phases fails on the way back, and the engines are then healthy, pass the canary and are within their
 budgets, the failure is only a warning."""
 EVERY_STEP = f"'journalctl -u {SWITCH_UNIT}' has every step."
@@ -45,6 +45,9 @@ def go_back(
     change.signals.go_back()
     head = f"{describe_route(change.journal)} failed in phase {failure.phase}. {failure.text}"
     if former is not None and former.number == wanted.number:
+        # Engines that serve again, or are started by hand, must be reached.
+        if (left := change.phase(Phase.BACK, "back", lambda: change.world.back(wanted))) is not None:
+            head = f"{head} {left.text}"
         return Result.FAILED, f"{head} What serves was not touched. {_describe_what_runs(change, wanted)}"
     if former is None:
         return _stop_what_started(change, head, moves.start)
@@ -169,6 +172,7 @@ def converge_to(
     moves = _decide_patiently(change, generation)
     serving = generation  # then the part of it whose engines became healthy
     acts: Mapping[Phase, Callable[[], Done]] = {
+        Phase.AWAY: lambda: world.away(generation, generation, moves),
         Phase.STOP: lambda: world.stop(moves),
         Phase.FREE: lambda: world.free(generation, moves),
         Phase.INSTALL: lambda: world.install(generation, moves),
@@ -177,12 +181,13 @@ def converge_to(
         Phase.WARM_UP: lambda: world.warm_up(serving, moves),
         Phase.CANARY: lambda: world.canary(serving),
         Phase.MEASURE: lambda: change.measure(generation),
+        Phase.BACK: lambda: world.back(generation),
         Phase.CLEAN_UP: lambda: change.clean_up(generation, other, hook=direction == "forward"),
     }
     failures: list[Failed] = []
     for phase in BACK_PHASES:
         attempt = functools.partial(change.phase, phase, direction, acts[phase])
-        failure = change.file.with_all_room(attempt) if phase in (Phase.INSTALL, Phase.CLEAN_UP) else attempt()
+        failure = change.file.with_all_room(attempt) if phase is Phase.INSTALL or phase in ONWARD else attempt()
         if failure is None:
             continue
         failures.append(failure)

@@ -7,6 +7,7 @@ The committed generation stays committed: a boot starts it, and `vllm-edge switc
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable
@@ -69,15 +70,21 @@ def stop_engines(world: HostWorld, systemd: Systemd, paths: HostPaths) -> Stoppe
 
     done: list[Done] = []
     engines: tuple[str, ...] = ()
+    away = False
     try:
         moves = world.moves(replace(committed, engines={}))
         if moves.stop:
             done.append(world.hook("before_drain", committed, committed))
+            away = True
+            done.append(replace(world.away(committed, committed, moves), detail=""))
             done.append(world.drain(moves, committed.limits))
             engines = moves.stop
             done.append(world.stop(moves))
     except PhaseFailed as failure:
         if not engines:
+            if away:
+                with contextlib.suppress(PhaseFailed):
+                    world.back(committed)
             return ended(Exit.REFUSED, failure.text, (), *done)
         return ended(Exit.FAILED, f"{failure.text.rstrip('.')}. {_back(committed)}", engines, *done)
     # Stop the target last: stopping it stops its engines too, without waiting for their requests.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..generation import committed as generation_committed
@@ -19,7 +19,7 @@ from ..names import TARGET
 from ..paths import HostPaths
 from .journal import JournalFile, JournalLost, make_id
 from .messages import capitalize, describe_over_budget, describe_route, name_generation, say, to_sentence
-from .model import HARMLESS, PHASES, Done, Journal, Moves, Phase, PhaseFailed, Result
+from .model import HARMLESS, ONWARD, PHASES, Done, Journal, Moves, Phase, PhaseFailed, Result
 from .phases import Failed, PhaseRunner, combine
 from .rollback import go_back
 
@@ -32,18 +32,18 @@ class Transaction(PhaseRunner):
 
         forward()     refused   <-- failure in preflight or prepare: nothing was changed
            |
-           |   preflight -> prepare -> drain -> stop -> free -> install -> start -> healthy -> warm_up -> canary
-           |                                                  -> measure -> commit -> clean_up  -->  committed
+           |   preflight -> prepare -> away -> drain -> stop -> free -> install -> start -> healthy -> warm_up
+           |                                -> canary -> measure -> commit -> back -> clean_up  -->  committed
            |
-           +-- failure from drain to commit --> rollback.go_back(): stop, free, install, start, healthy, warm_up,
-           |                                    canary, measure, clean_up  -->  rolled_back, or failed
-           +-- failure in clean_up: failed, but the new generation is committed and serves; there is no rollback
+           +-- failure from away to commit --> rollback.go_back(): away, stop, free, install, start, healthy, warm_up,
+           |                                   canary, measure, back, clean_up  -->  rolled_back, or failed
+           +-- failure in back or clean_up: failed, but the new generation is committed and serves; there is no rollback
            +-- the host shuts down: LeftForBoot; the journal stays unfinished and the boot recovers
 
         rollback.end_killed()    the journal of a killed switch --> the same phases to the committed generation
 
     `forward` returns a Result and its message; the caller (run.switch) passes both to `finish`, which writes the end of
-    the journal. Signals interrupt every phase except commit and clean-up.
+    the journal. Signals interrupt every phase up to the commit.
     """
 
     def forward(self, wanted: Generation, former: Generation | None, choice: Choice) -> tuple[Result, str]:
@@ -85,6 +85,7 @@ class Transaction(PhaseRunner):
         acts: Mapping[Phase, Callable[[], Done]] = {
             Phase.PREFLIGHT: lambda: self.world.preflight(wanted, moves),
             Phase.PREPARE: lambda: self.world.prepare(wanted, moves),
+            Phase.AWAY: lambda: self.world.away(wanted, former, moves),
             Phase.DRAIN: drain,
             Phase.STOP: lambda: self.world.stop(moves),
             Phase.FREE: lambda: self.world.free(wanted, moves),
@@ -95,26 +96,31 @@ class Transaction(PhaseRunner):
             Phase.CANARY: lambda: self.world.canary(wanted),
             Phase.MEASURE: lambda: self.measure(wanted),
             Phase.COMMIT: commit,
+            Phase.BACK: lambda: self.world.back(wanted),
             Phase.CLEAN_UP: lambda: self.clean_up(wanted, former, hook=True),
         }
+        left: list[Failed] = []
         for phase in PHASES:
-            if phase is Phase.DRAIN:
+            if phase is Phase.AWAY:
                 self.begin_watch(wanted, former)
-            shielded = phase in (Phase.COMMIT, Phase.CLEAN_UP)
+            shielded = phase is Phase.COMMIT or phase in ONWARD
             attempt = functools.partial(self.phase, phase, "forward", acts[phase], shielded=shielded)
-            failure = self.file.with_all_room(attempt) if phase is Phase.CLEAN_UP else attempt()
+            failure = self.file.with_all_room(attempt) if phase in ONWARD else attempt()
             if failure is None:
                 continue
             if phase in HARMLESS:
                 return self._refused(failure)
-            if phase is Phase.CLEAN_UP:
-                return self._left_over(wanted, failure)
+            if phase in ONWARD:
+                left.append(failure)
+                continue
             if phase is Phase.COMMIT and not repair and self._is_committed(wanted):
                 # The rename of active-profile.json succeeded and something after it failed. The generation is
                 # committed, so the switch continues.
                 self.warn(failure.text)
                 continue
             return go_back(self, failure, wanted, former, moves)
+        if left:
+            return self._left_over(wanted, left)
         return self.committed, self._serves(wanted, moves)
 
     def _is_committed(self, wanted: Generation) -> bool:
@@ -138,8 +144,11 @@ class Transaction(PhaseRunner):
             return Done()
 
         outcome = self.attempt("Remembering who chose the profile", remember, shielded=True)
-        if isinstance(outcome, PhaseFailed):
-            self.warn(outcome.text)
+        # A former switch may have failed to bring back what clients of the gateway see.
+        shown = self.attempt("Looking at the gateway", lambda: self.world.back(wanted), shielded=True)
+        for each in (outcome, shown):
+            if isinstance(each, PhaseFailed):
+                self.warn(each.text)
         return (
             Result.UNCHANGED,
             f"{capitalize(name_generation(wanted))} serves already and nothing differs: nothing was touched.",
@@ -184,13 +193,17 @@ class Transaction(PhaseRunner):
             "them, and site.yml then starts those whose KV cache the plan sets with one that fits."
         )
 
-    def _left_over(self, wanted: Generation, failure: Failed) -> tuple[Result, str]:
-        """Return the result of a switch whose clean-up failed after the commit."""
+    def _left_over(self, wanted: Generation, failures: Sequence[Failed]) -> tuple[Result, str]:
+        """Return the result of a switch of which phases after the commit failed."""
+        texts = [f"Phase {failure.phase} failed: {failure.text}" for failure in failures]
+        if any(failure.phase is Phase.CLEAN_UP for failure in failures):
+            texts.append(
+                f"{TARGET} may still want the engines of before, and a boot would start those. When the cause is gone, "
+                f"'vllm-edge switch {wanted.number}' does what is left and touches nothing that serves."
+            )
         return (
             Result.FAILED,
-            f"{capitalize(name_generation(wanted))} is committed and serves, but the clean-up failed. {failure.text} "
-            f"{TARGET} may still want the engines of before, and a boot would start those. When the cause is gone, "
-            f"'vllm-edge switch {wanted.number}' does what is left and touches nothing that serves.",
+            f"{capitalize(name_generation(wanted))} is committed and serves, but work is left. {' '.join(texts)}",
         )
 
 

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of the gateway: its unit, its certificate, and whether it shows to clients what serves."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from ...engine.state import stamp
+from ...names import GATEWAY_UNIT
+from ...system.host import Unread
+from ..contract import Verdict, fail, good, known, warn
+from ..facts import Facts, Gateway
+from .driver import ENABLED
+from .helpers import decline_to_judge, listed
+
+STAGE = "'ansible-playbook playbooks/gateway.yml'"
+SOON, VERY_SOON = timedelta(days=30), timedelta(days=7)
+
+
+def find_gateway(facts: Facts) -> Gateway:
+    """Return the gateway. Raises NotKnown if the host has none."""
+    return known(facts.gateway) or decline_to_judge("this host has no gateway")
+
+
+def check_gateway_unit(facts: Facts) -> Verdict:
+    """Fail if the gateway does not run or does not answer; warn if it does not start at boot."""
+    gateway = find_gateway(facts)
+    unit = known(gateway.unit)
+    if unit.active_state != "active":
+        return fail(
+            f"{GATEWAY_UNIT} is {unit.active_state} ({unit.result}): no client is answered",
+            f"'journalctl -u {GATEWAY_UNIT}' says why, and 'systemctl start {GATEWAY_UNIT}' starts it; {STAGE} writes "
+            "its configuration anew.",
+        )
+    if not gateway.answers:
+        return fail(
+            f"{GATEWAY_UNIT} is active and does not answer on its admin socket, so a switch cannot tell it anything",
+            f"'systemctl restart {GATEWAY_UNIT}' ends the streams that run; {STAGE} writes its configuration anew.",
+        )
+    if unit.file_state not in ENABLED:
+        return warn(f"{GATEWAY_UNIT} does not start at boot", f"'systemctl enable {GATEWAY_UNIT}', or {STAGE}.")
+    return good("the gateway runs")
+
+
+def check_gateway_certificate(facts: Facts) -> Verdict:
+    """Fail if the certificate does not count or ends within a week; warn if it ends within a month."""
+    gateway = find_gateway(facts)
+    remedy = f"Renew it where you got it, and run {STAGE}, which reloads the gateway and cuts no stream."
+    if not gateway.with_tls:
+        return good("the gateway listens without TLS")
+    if gateway.certificate is None:
+        return fail("tls/server.pem is missing: the gateway does not start again", f"Run {STAGE}.")
+    if isinstance(gateway.certificate, Unread):
+        return fail(f"tls/server.pem: {gateway.certificate.why}", remedy)
+    found, now = gateway.certificate, datetime.now(UTC)
+    if not found.key_fits:
+        return fail("the key in tls/server.pem is missing, or is not that of the certificate", remedy)
+    if now < found.begins:
+        return fail(
+            f"the certificate counts from {stamp(found.begins)} on, and it is {stamp(now)}",
+            "Correct the clock ('timedatectl' shows it), or wait.",
+        )
+    if now >= found.ends:
+        return fail(f"the certificate ended on {stamp(found.ends)}: clients refuse it", remedy)
+    left = f"the certificate ends on {stamp(found.ends)}"
+    if found.ends - now < VERY_SOON:
+        return fail(left, remedy)
+    return warn(left, remedy) if found.ends - now < SOON else good(left)
+
+
+def check_gateway_maps(facts: Facts) -> Verdict:
+    """Fail if a map, a link or a server of the gateway is not as what serves needs it."""
+    gateway = find_gateway(facts)
+    if facts.serving.switching:
+        decline_to_judge("a switch runs; 'vllm-edge progress' says how far it is")
+    if gateway.problems:
+        return fail(" ".join(gateway.problems), "Do what it says, then 'vllm-edge gateway sync'.")
+    if gateway.differences:
+        return fail(
+            f"not as what serves needs it: {listed(list(gateway.differences))}",
+            "'vllm-edge gateway sync' corrects it and cuts no stream.",
+        )
+    return good("maps, links and servers are as what serves needs them")
+
+
+def check_gateway_names(facts: Facts) -> Verdict:
+    """Fail if the configuration of the gateway does not know a served name."""
+    missing = find_gateway(facts).without_backend
+    if missing:
+        return fail(
+            f"haproxy.cfg has no backend for {listed(list(missing))}: requests for it fail",
+            f"Run {STAGE}, which writes the names of all profiles of the inventory.",
+        )
+    return good("haproxy.cfg has a backend for every served name")

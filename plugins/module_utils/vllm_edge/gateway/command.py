@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm-edge gateway sync` and `vllm-edge gateway status`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+
+from ..generation import store
+from ..generation.model import GenerationError
+from ..names import GATEWAY_UNIT
+from ..paths import HostPaths
+from ..system.systemd import ask_units
+from ..text import table
+from .admin import AdminSocket, GatewayDown
+from .clients import GatewayError
+from .describe import describe_gateway, render_gateway
+from .names import backend_name
+from .sync import CONFIGURATION, Report, apply, open_admin, view_host
+from .view import Course, View
+
+ReadCourse = Callable[[HostPaths], Course | None]
+
+
+def synchronize(
+    paths: HostPaths, read_course: ReadCourse, *, check: bool = False, admin: AdminSocket | None = None
+) -> Report:
+    """Make the gateway fit the committed generation and a switch that has not ended. See `sync.apply`.
+
+    Args:
+        read_course: reads the switch; called while nobody else changes the gateway's files
+        check, admin: as in `sync.apply`
+
+    Raises:
+        GatewayError: the generation cannot be read, or maps and links cannot be written
+    """
+
+    def look() -> View:
+        course = read_course(paths)
+        try:
+            return view_host(paths, store.load_committed(paths), course)
+        except GenerationError as error:
+            raise GatewayError(f"The committed generation cannot be read: {error}") from error
+
+    return apply(paths, look, check=check, admin=admin)
+
+
+def run_sync(paths: HostPaths, read_course: ReadCourse, *, check: bool, output: str) -> int:
+    """Run `vllm-edge gateway sync`. Returns the exit status: 0, or 1 if something could not be done."""
+    try:
+        report = synchronize(paths, read_course, check=check)
+    except GatewayError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if output == "json":
+        print(json.dumps({"changed": bool(report.changes), **asdict(report)}, indent=2, ensure_ascii=False))
+    else:
+        would = "would change" if check else "changed"
+        print(f"{would}: {', '.join(report.changes)}" if report.changes else "nothing differs")
+    for text in report.warnings:
+        print(f"warning: {text}", file=sys.stderr)
+    return 1 if report.warnings else 0
+
+
+def run_status(paths: HostPaths, *, output: str) -> int:
+    """Run `vllm-edge gateway status` and return the exit status: 1 if the host has no gateway."""
+    shown, problem = ask_units([GATEWAY_UNIT])
+    gateway = describe_gateway(paths, shown.get(GATEWAY_UNIT, {}))
+    if gateway is None:
+        print(f"This host has no gateway: {paths.gateway / CONFIGURATION} does not exist.", file=sys.stderr)
+        return 1
+    try:
+        servers: dict[str, bool] | None = open_admin(paths).read_servers()
+    except GatewayDown as down:
+        servers, problem = None, problem or f"The gateway does not answer: {down}"
+    for name, role in gateway["roles"].items():
+        away = None if servers is None else servers.get(backend_name(name))
+        role["server"] = None if away is None else "away" if away else "ready"
+    if problem:
+        gateway["problem"] = "; ".join(text for text in (gateway["problem"], problem) if text)
+    if output == "json":
+        print(json.dumps(gateway, indent=2, ensure_ascii=False))
+        return 0
+    rows = [
+        [name, role["engine"], role["state"], role["server"] or "unknown"] for name, role in gateway["roles"].items()
+    ]
+    print("\n".join([*render_gateway(gateway), "", *table(["served name", "engine", "state", "server"], rows)]))
+    return 0

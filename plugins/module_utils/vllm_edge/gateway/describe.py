@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gateway in the status of a host: addresses, state of its unit, served names, and the end of its certificate."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..engine.state import stamp
+from ..names import GATEWAY_UNIT
+from ..paths import HostPaths
+from ..text import wrapped
+from .certificate import read_certificate, server_pem
+from .sync import CONFIGURATION, is_installed
+from .view import MODELS, parse_text
+
+_BIND = re.compile(r"^\s*bind\s+(\S+)(.*)$", re.MULTILINE)
+
+
+def describe_gateway(paths: HostPaths, unit: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the gateway as `status --format json` shows it, as far as this user may see; None if the host has none.
+
+    Args:
+        unit: properties of its unit; empty if systemd does not know it
+    """
+    hidden = paths.gateway.is_dir() and not os.access(paths.gateway, os.X_OK)
+    if not hidden and not is_installed(paths):
+        return None
+    found: dict[str, Any] = {
+        "unit": GATEWAY_UNIT,
+        "active_state": unit.get("ActiveState"),
+        "addresses": [],
+        "roles": {},
+        "certificate_ends": None,
+        "problem": "the gateway's files are for root" if hidden else None,
+    }
+    if hidden:
+        return found
+    try:
+        text = (paths.gateway / CONFIGURATION).read_text(encoding="utf-8", errors="replace")
+        models = (paths.gateway / MODELS).read_text(encoding="utf-8", errors="replace")
+        if server_pem(paths).exists():
+            found["certificate_ends"] = stamp(read_certificate(server_pem(paths)).ends)
+    except (OSError, ValueError) as error:
+        return {**found, "problem": f"the gateway's files cannot be read: {error}"}
+    found["addresses"] = [
+        f"{'https' if ' ssl' in options else 'http'}://{address}"
+        for address, options in _BIND.findall(text)
+        if "@" not in address and not address.startswith("/")
+    ]
+    words = {name: value.split(" ") for name, value in parse_text(models).items()}
+    found["roles"] = {
+        name: {"engine": row[1], "state": row[2], "retry_after_s": int(row[4])}
+        for name, row in words.items()
+        if len(row) == 6 and row[4].isdigit()
+    }
+    return found
+
+
+def render_gateway(gateway: Mapping[str, Any]) -> list[str]:
+    """Return the gateway as one sentence: its addresses, the state of the unit, roles that are not up, certificate."""
+    other = [f"{name} {role['state']}" for name, role in gateway["roles"].items() if role["state"] != "up"]
+    parts = [
+        f"gateway {gateway['active_state'] or 'unknown'}",
+        ", ".join(gateway["addresses"]),
+        ", ".join(other) or (f"{len(gateway['roles'])} served names up" if gateway["roles"] else ""),
+        f"certificate until {gateway['certificate_ends']}" if gateway["certificate_ends"] else "",
+        gateway["problem"] or "",
+    ]
+    return wrapped("; ".join(part for part in parts if part))

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients of the gateway should see, and the maps and links that say so: pure functions of generation and clients.
+
+Every map has one entry a line, `key value`; HAProxy looks keys up as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..generation.model import Generation
+from .clients import Client
+from .names import backend_name
+
+MODELS, CLIENTS, RIGHTS, LISTS, STATE, PORTS = (
+    f"{name}.map" for name in ("models", "clients", "rights", "lists", "state", "ports")
+)
+RETRY_S = 120
+"""Seconds after which a client asks again where no load of the engine is recorded."""
+MOST_RETRY_S = 3600
+Maps = dict[str, dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Role:
+    """A served name of the live generation."""
+
+    name: str
+    engine: str
+    """The engine that answers now; that will answer, while the role is away."""
+    state: Literal["up", "away", "stand-in"]
+    retry_after_s: int
+    port: int | None
+    """Port of the role's own engine."""
+    max_model_len: int | None
+
+    @property
+    def link(self) -> str | None:
+        """Where the link of the role leads; None if there must be none."""
+        return None if self.state == "away" else f"../engines/{self.engine}/api.sock"
+
+
+@dataclass(frozen=True)
+class View:
+    """What clients see. An empty one has no profile: every name is unknown."""
+
+    host: str
+    profile: str | None = None
+    generation: int | None = None
+    switch: str | None = None
+    """Phase of the switch that runs."""
+    roles: tuple[Role, ...] = ()
+    engines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The names that each engine answers to."""
+    ports: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def links(self) -> dict[str, str]:
+        """Target of each link in the directory of roles, by its file name."""
+        return {f"{backend_name(role.name)}.sock": role.link for role in self.roles if role.link is not None}
+
+
+@dataclass(frozen=True)
+class Course:
+    """A switch that has not ended, as far as clients notice it."""
+
+    phase: str | None
+    keep: Collection[str] | None = None
+    """Engines that stay; None while no engine is away."""
+    wanted: Generation | None = None
+    """The generation at its other end, if that is known."""
+
+
+def build_view(
+    host: str, live: Generation | None, course: Course | None, load_seconds: Callable[[str], float | None]
+) -> View:
+    """Return what clients should see.
+
+    Names of engines that do not stay are away, unless an engine that stays stands in for them.
+
+    Args:
+        host: name of the host
+        live: the generation whose names are known
+        course: the switch that has not ended
+        load_seconds: the seconds that the last load of an engine took, None if that is not known
+    """
+    course = course or Course(None)
+    if live is None:
+        return View(host, switch=course.phase)
+    keep = live.engines.keys() if course.keep is None else set(course.keep) & live.engines.keys()
+    coming = {} if course.keep is None or course.wanted is None else dict(course.wanted.engines)
+    configs = {name: engine.config for name, engine in {**coming, **live.engines}.items()}
+    configs |= {name: engine.config for name, engine in coming.items() if name not in keep}
+    roles = []
+    for name, now in sorted(live.roles.items()):
+        owner = now if now in keep or course.wanted is None else course.wanted.roles.get(name, now)
+        standing = sorted(other for other in keep if name in live.engines[other].config.stands_in_for)
+        state: Literal["up", "away", "stand-in"] = "up" if now in keep else "stand-in" if standing else "away"
+        seconds = load_seconds(owner)
+        roles.append(
+            Role(
+                name,
+                standing[0] if state == "stand-in" else owner,
+                state,
+                RETRY_S if seconds is None else min(MOST_RETRY_S, max(1, math.ceil(seconds))),
+                configs[owner].port,
+                configs[owner].max_model_len,
+            )
+        )
+    return View(
+        host,
+        live.profile,
+        live.number,
+        course.phase,
+        tuple(roles),
+        {name: (*config.served_names, *config.stands_in_for) for name, config in configs.items()},
+        # Two engines have the same port if one of them leaves: the one that comes counts.
+        {
+            port: name
+            for name in sorted(configs, key=lambda name: name in coming or name in keep)
+            if (port := configs[name].port)
+        },
+    )
+
+
+def _to_json(value: Any) -> str:
+    # HAProxy's command line splits `set map` at blanks and has no quotes, so short values have none.
+    return json.dumps(value, separators=(",", ":"))
+
+
+def render_models(view: View) -> Maps:
+    """Return the maps of models, state and ports."""
+    state = {key: _to_json(getattr(view, key)) for key in ("host", "profile", "generation", "switch")}
+    models = {}
+    for role in view.roles:
+        up = role.state == "up"
+        words = (
+            *(backend_name(role.name), role.engine, role.state, role.name if role.state == "stand-in" else "-"),
+            *(str(role.retry_after_s), str(role.port or "-")),
+        )
+        models[role.name] = " ".join(words)
+        told = {"state": role.state, "engine": role.engine, "back_in_s": None if up else role.retry_after_s}
+        state[f"role:{role.name}"] = _to_json(told)[1:-1]
+    return {MODELS: models, STATE: state, PORTS: {str(port): engine for port, engine in view.ports.items()}}
+
+
+def render_clients(view: View, clients: Mapping[str, Client], now: str) -> Maps:
+    """Return the maps of clients, rights and lists. A key that has ended by `now` (a stamp) is left out."""
+    keys: dict[str, str] = {}
+    rights: dict[str, str] = {}
+    lists: dict[str, str] = {}
+    for name, client in clients.items():
+        words = f"{name} {client.requests_per_minute} {client.streams}"
+        keys |= {key.sha256: words for key in client.keys if key.valid(now)}
+        roles = [role for role in view.roles if client.may((role.name,))]
+        rights |= {f"{name}:{role.name}": "1" for role in roles}
+        rights |= {f"{name}@{engine}": "1" for engine, names in view.engines.items() if client.may(names)}
+        models = [
+            {"id": role.name, "object": "model", "created": 0, "owned_by": "vllm-edge"}
+            | ({"max_model_len": role.max_model_len} if role.max_model_len else {})
+            for role in roles
+        ]
+        lists[name] = _to_json({"object": "list", "data": models})
+    return {CLIENTS: keys, RIGHTS: rights, LISTS: lists}
+
+
+def to_text(entries: Mapping[str, str]) -> str:
+    """Return a map as the content of its file."""
+    return "".join(f"{key} {value}\n" for key, value in sorted(entries.items()))
+
+
+def parse_text(text: str) -> dict[str, str]:
+    """Return the entries of a map's file."""
+    lines = (line.partition(" ") for line in text.splitlines() if line and not line.startswith("#"))
+    return {key: value for key, _, value in lines}

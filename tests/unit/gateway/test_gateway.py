@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Maps, links and the running HAProxy fit what serves; a fault loses nothing."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import http.client
+import http.server
+import json
+import os
+import shutil
+import socket
+import socketserver
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.gateway import sync
+from ansible.module_utils.vllm_edge.gateway.admin import AdminSocket, GatewayDown, GatewayRefused, split_entries
+from ansible.module_utils.vllm_edge.gateway.clients import GatewayError, read_clients
+from ansible.module_utils.vllm_edge.gateway.command import run_sync, synchronize
+from ansible.module_utils.vllm_edge.gateway.describe import describe_gateway, render_gateway
+from ansible.module_utils.vllm_edge.gateway.names import backend_name
+from ansible.module_utils.vllm_edge.gateway.sync import Report, publish_phase, view_host
+from ansible.module_utils.vllm_edge.gateway.view import Course, build_view, parse_text, render_clients, render_models
+from ansible.module_utils.vllm_edge.generation import store
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from fake_world import BIG, GPUS, SMALL
+from generations import activate, engine, put, rendered
+
+STANDING = engine(
+    "e4b", 8060, served_names=["auditor"], stands_in_for=["architect"], gpus=GPUS[2:3], max_model_len=32768
+)
+LIVE, COMING = rendered(BIG, STANDING, profile="nvfp4-tp2"), rendered(SMALL, STANDING, profile="w4a16-tp2")
+KEY, OLD_KEY = (hashlib.sha256(text).hexdigest() for text in (b"key", b"former"))
+CLIENTS: dict[str, Any] = {
+    "default": {"keys": [{"sha256": KEY}], "requests_per_minute": 600, "streams": 64},
+    "robot": {"keys": [{"sha256": OLD_KEY, "until": "2026-11-01T00:00:00Z"}], "served_names": ["auditor"]},
+}
+AWAY = "architect 31b-w4a16 away"
+
+
+def no_switch(paths: HostPaths) -> None:
+    return None
+
+
+@dataclass
+class Host:
+    """LIVE is committed, COMING lies there; nothing runs but, where a test wants it, HAProxy."""
+
+    paths: HostPaths
+
+    def __post_init__(self) -> None:
+        self.paths.gateway.mkdir(parents=True)
+        (self.paths.gateway / "haproxy.cfg").write_text("")
+        self.clients(CLIENTS)
+        self.live = store.load(self.paths, activate(self.paths, LIVE))
+        self.coming = store.load(self.paths, put(self.paths, COMING))
+        state = self.paths.engine_state("31b-w4a16")
+        state.parent.mkdir(parents=True, exist_ok=True)
+        record = {"engine": "31b-w4a16", "phase": "serving", "since": "", "load_seconds": 54.2}
+        state.write_text(json.dumps(record))
+
+    def clients(self, value: object) -> None:
+        (self.paths.gateway / "clients.json").write_text(json.dumps(value))
+
+    def sync(self, **options: Any) -> Report:
+        return synchronize(self.paths, no_switch, **options)
+
+    def away(self, *keep: str) -> Report:
+        return sync.apply(self.paths, lambda: view_host(self.paths, self.live, Course("away", keep, self.coming)))
+
+    def map(self, name: str) -> dict[str, str]:
+        return parse_text((self.paths.gateway / f"{name}.map").read_text())
+
+    @property
+    def links(self) -> dict[str, str]:
+        roles = self.paths.run / "roles"
+        return {path.name: os.readlink(path) for path in roles.iterdir()} if roles.is_dir() else {}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    names = ("etc", "state", "units", "run", "gateway_run")
+    return Host(HostPaths(**{name: tmp_path / name for name in names}))
+
+
+# ---- what the maps say ------------------------------------------------------------------------------------------
+
+
+def test_backends_are_named_by_what_is_served() -> None:
+    assert [backend_name(name) for name in ("architect", "a" * 60)] == ["architect", "a" * 60]
+    assert backend_name("google/gemma:1") == f"google_gemma_1-{hashlib.sha256(b'google/gemma:1').hexdigest()[:8]}"
+    assert len(backend_name("a" * 61)) == 49
+
+
+def test_maps_and_links_of_a_host_that_serves(host: Host) -> None:
+    assert host.sync().changes and host.sync().changes == (), "a second run changes nothing"
+    assert host.map("models") == {
+        "architect": "architect 31b-nvfp4 up - 120 8050",
+        "worker": "worker 31b-nvfp4 up - 120 8050",
+        "auditor": "auditor e4b up - 120 8060",
+    }
+    assert host.map("ports") == {"8050": "31b-nvfp4", "8060": "e4b"}
+    assert host.map("clients") == {KEY: "default 600 64"}, "a key that has ended is left out"
+    rights = host.map("rights")
+    assert {name for name in rights if name.startswith("robot")} == {"robot:auditor"}, "e4b answers to architect, too"
+    assert {"default:architect", "default@e4b", "default@31b-nvfp4"} <= rights.keys()
+    listed = json.loads(host.map("lists")["robot"])
+    assert [(model["id"], model["max_model_len"]) for model in listed["data"]] == [("auditor", 32768)]
+    state = host.map("state")
+    assert json.loads(f"{{{state['role:auditor']}}}") == {"state": "up", "engine": "e4b", "back_in_s": None}
+    assert (state["profile"], state["generation"], state["switch"]) == ('"nvfp4-tp2"', "1", "null")
+    assert host.links == {
+        f"{name}.sock": f"../engines/{one}/api.sock"
+        for name, one in (("architect", "31b-nvfp4"), ("worker", "31b-nvfp4"), ("auditor", "e4b"))
+    }
+    modes = {path.stat().st_mode & 0o777 for path in host.paths.gateway.glob("*.map")}
+    assert modes == {0o640} and not list(host.paths.gateway.glob(".*.new"))
+
+
+@pytest.mark.parametrize("standing", [True, False], ids=["stays", "leaves too"])
+def test_names_of_an_engine_that_leaves_are_away_unless_another_stands_in(host: Host, standing: bool) -> None:
+    host.sync()
+    report = host.away(*(["e4b"] if standing else []))
+    models = host.map("models")
+    assert models["worker"] == "worker 31b-w4a16 away - 55 8050", "of the last load of the engine that comes"
+    if standing:
+        assert models["architect"] == "architect e4b stand-in architect 55 8050"
+        assert models["auditor"] == "auditor e4b up - 120 8060"
+        assert host.links == dict.fromkeys(["architect.sock", "auditor.sock"], "../engines/e4b/api.sock")
+        assert report.away == ("worker",)
+    else:
+        assert models["architect"] == "architect 31b-w4a16 away - 55 8050" and host.links == {}
+    assert host.map("ports")["8050"] == "31b-w4a16", "where requests wait that came by the port"
+    assert json.loads(f"{{{host.map('state')['role:worker']}}}")["back_in_s"] == 55
+    host.sync()
+    assert len(host.links) == 3 and "up" in host.map("models")["architect"]
+
+
+def test_without_a_gateway_or_a_generation_nothing_is_served(host: Host) -> None:
+    host.paths.active_profile.unlink()
+    host.sync()
+    assert host.map("models") == {} == host.map("ports") and host.links == {}
+    (host.paths.gateway / "haproxy.cfg").unlink()
+    assert host.sync() == Report(False)
+
+
+# ---- faults -----------------------------------------------------------------------------------------------------
+
+
+CLIENT = CLIENTS["default"]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([], "a JSON object is expected"),
+        ({"Robot": CLIENT}, "a name is of small letters"),
+        ({"a": {}}, "has no keys"),
+        ({"a": {"keys": [{"sha256": "A" * 64}]}}, "is no SHA-256"),
+        ({"a": {"keys": [{"sha256": f"{KEY}\n"}]}}, "is no SHA-256"),
+        ({"a": CLIENT, "b": CLIENT}, "have the same key"),
+        ({"a": {**CLIENT, "streams": -1}}, "a number from 0"),
+        ({"a": {**CLIENT, "streams": "64"}}, "streams is '64'"),
+        ({"a": {**CLIENT, "served_names": "all"}}, "served_names is 'all'"),
+        ({"a": {"keys": [{"sha256": KEY, "until": "2026-11-01"}]}}, "write 2026-11-23T09:30:00Z"),
+        ({"a": {"keys": [{"sha256": KEY, "until": "x" * 2_000_000}]}}, "longer than"),
+    ],
+)
+def test_clients_that_cannot_be_read_leave_their_maps_and_are_said(host: Host, value: object, words: str) -> None:
+    host.sync()
+    before = {name: host.map(name) for name in ("clients", "rights", "lists")}
+    host.clients(value)
+    (host.paths.gateway / "models.map").write_text("damaged")
+    report = host.sync()
+    assert words in report.warnings[0] and len(report.warnings[0]) < 1000
+    assert {name: host.map(name) for name in before} == before and "auditor" in host.map("models")
+    assert run_sync(host.paths, no_switch, check=True, output="json") == 1
+
+
+@pytest.mark.parametrize("step", ["_stage", "symlink"])
+def test_a_full_file_system_changes_nothing(host: Host, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    host.sync()
+    before = (host.map("models"), host.links)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sync, "_stage", full) if step == "_stage" else patch.setattr(os, "symlink", full)
+        with pytest.raises(GatewayError, match=r"No space left.*vllm-edge gateway sync"):
+            host.away("e4b")
+    assert (host.map("models"), host.links) == before
+    assert not [path for path in host.paths.gateway.iterdir() if path.name.endswith(".new")]
+
+
+def test_what_somebody_put_there_is_replaced_and_never_followed(host: Host, tmp_path: Path) -> None:
+    host.sync()
+    outside = tmp_path / "outside"
+    outside.write_text("precious")
+    roles = host.paths.run / "roles"
+    for path in (roles / "auditor.sock", host.paths.gateway / "models.map", host.paths.gateway / ".models.map.new"):
+        path.unlink(missing_ok=True)
+        path.symlink_to(outside)
+    (roles / "stray.sock").symlink_to(outside)
+    (roles / "file").write_text("of somebody")
+    assert host.sync(check=True).changes == ("models.map", "link auditor.sock", "link stray.sock")
+    assert os.readlink(roles / "auditor.sock") == str(outside), "a check changes nothing"
+    host.sync()
+    assert outside.read_text() == "precious" and not (host.paths.gateway / "models.map").is_symlink()
+    assert os.readlink(roles / "auditor.sock") == "../engines/e4b/api.sock"
+    assert sorted(path.name for path in roles.iterdir()) == ["architect.sock", "auditor.sock", "file", "worker.sock"]
+    shutil.rmtree(roles)
+    roles.symlink_to(tmp_path)
+    with pytest.raises(GatewayError):
+        host.sync()
+    assert outside.exists()
+
+
+def test_the_phase_of_a_switch_is_published(host: Host) -> None:
+    publish_phase(host.paths, "drain")
+    assert not (host.paths.gateway / "state.map").exists(), "what was never written is left to sync"
+    host.sync()
+    publish_phase(host.paths, "drain")
+    assert host.map("state")["switch"] == '"drain"' and host.map("state")["host"]
+    publish_phase(host.paths, None)
+    assert host.map("state")["switch"] == "null"
+
+
+@pytest.mark.parametrize("size", [1, 7_000, 9_000])
+def test_commands_fit_into_the_buffer_of_haproxy(size: int) -> None:
+    entries = {f"k{number}": "x" * size for number in range(5)}
+    parts = list(split_entries(entries))
+    assert parse_text("".join(parts)) == entries
+    assert max(map(len, parts)) <= max(8_000, size + 4) and (len(parts) == 1) is (size == 1)
+
+
+def test_an_admin_socket_that_is_none_is_not_asked(host: Host, tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path / "link", tmp_path / "file"):
+        if path.name == "link":
+            path.symlink_to("/run/docker.sock")
+        elif path.name == "file":
+            path.write_text("")
+        with pytest.raises(GatewayDown):
+            AdminSocket(path).ask("show info")
+
+
+# ---- a real HAProxy ---------------------------------------------------------------------------------------------
+
+
+class Engine(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+
+def serve(path: Path, says: str) -> Engine:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(says)))
+            self.end_headers()
+            self.wfile.write(says.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def address_string(self) -> str:
+            return "engine"
+
+    path.parent.mkdir(parents=True)
+    server = Engine(str(path), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+CONFIGURATION = """\
+global
+    stats socket {run}/admin.sock mode 600 level admin
+defaults
+    mode http
+    timeout connect 2s
+    timeout client 20s
+    timeout server 20s
+    timeout queue 20s
+frontend api
+    bind unix@{run}/api.sock
+    http-request set-var(txn.model) path,map_str({etc}/models.map)
+    http-request set-var(txn.right) path,map_str({etc}/rights.map)
+    http-request set-var(txn.list) path,map_str({etc}/lists.map)
+    http-request set-var(txn.state) path,map_str({etc}/state.map)
+    use_backend role_architect
+backend role_architect
+    retries 30
+    option redispatch 1
+    server engine unix@{roles}/architect.sock check inter 500ms
+    server hold 127.0.0.1:1 backup
+"""
+
+
+@pytest.fixture
+def haproxy(host: Host) -> Iterator[Callable[[], str]]:
+    """Start it and give a client that asks for `architect` over one connection, which says who answered."""
+    program = shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin")
+    if program is None:
+        pytest.skip("haproxy is not installed")
+    host.paths.gateway_run.mkdir()
+    host.sync()
+    engines = [serve(host.paths.engine_socket(name), name) for name in ("31b-nvfp4", "e4b", "31b-w4a16")]
+    file = host.paths.gateway / "haproxy.cfg"
+    places = {"run": host.paths.gateway_run, "etc": host.paths.gateway, "roles": host.paths.run / "roles"}
+    file.write_text(CONFIGURATION.format(**places))
+    process = subprocess.Popen([program, "-db", "-q", "-f", str(file)])
+    connection = http.client.HTTPConnection("gateway", timeout=15)
+
+    def ask() -> str:
+        connection.request("GET", "/")
+        return connection.getresponse().read().decode()
+
+    try:
+        deadline = time.monotonic() + 10
+        while not (host.paths.gateway_run / "api.sock").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(str(host.paths.gateway_run / "api.sock"))
+        yield ask
+    finally:
+        process.terminate()
+        process.wait(10)
+        for server in engines:
+            server.shutdown()
+
+
+def test_a_switch_as_a_client_sees_it(host: Host, haproxy: Callable[[], str]) -> None:
+    admin = AdminSocket(host.paths.gateway_run / "admin.sock")
+    assert haproxy() == "31b-nvfp4"
+    report = host.sync()
+    assert report.answers and report.changes == (), "what HAProxy has read is what the files say"
+    # An engine stands in: also for a client whose connection to the former engine HAProxy has kept.
+    assert "server of architect moved" in host.away("e4b").changes
+    assert haproxy() == "e4b"
+    # Nobody is there: the request waits, and goes to the new engine.
+    assert host.away().changes[-1] == "server of architect away" and admin.read_servers() == {"architect": True}
+    assert host.sync(check=True).changes[-1] == "server of architect back" and admin.read_servers()["architect"]
+    said: list[str] = []
+    waiting = threading.Thread(target=lambda: said.append(haproxy()))
+    waiting.start()
+    time.sleep(1.2)
+    assert said == []
+    sync.apply(host.paths, lambda: view_host(host.paths, host.coming, None))
+    waiting.join(10)
+    assert said == ["31b-w4a16"]
+    for name in ("models", "rights", "lists", "state"):
+        assert admin.read_map(host.paths.gateway / f"{name}.map") == host.map(name)
+    publish_phase(host.paths, "clean_up")
+    assert (admin.read_map(host.paths.gateway / "state.map") or {})["switch"] == '"clean_up"'
+
+
+def test_many_clients_are_replaced_at_once(host: Host, haproxy: Callable[[], str]) -> None:
+    admin = AdminSocket(host.paths.gateway_run / "admin.sock")
+    host.clients({f"c{number}": {"keys": []} for number in range(400)})
+    report = host.sync()
+    assert "lists.map in the running gateway" in report.changes and "models.map in the running gateway" not in (
+        report.changes
+    )
+    assert len(admin.read_map(host.paths.gateway / "rights.map") or {}) == 2000
+    assert admin.read_map(host.paths.gateway / "lists.map") == host.map("lists")
+    assert admin.read_map(host.paths.gateway / "ports.map") is None, "this configuration has none"
+    with pytest.raises(GatewayRefused, match="Unknown map identifier"):
+        admin.replace_map(host.paths.gateway / "ports.map", {"a": "b"})
+
+
+# ---- status -----------------------------------------------------------------------------------------------------
+
+
+def test_the_status_of_a_gateway(host: Host) -> None:
+    text = (
+        "frontend api\n  bind 127.0.0.1:8000\n  bind 10.0.0.1:8443 ssl crt x\n  bind unix@/run/x/probe.sock mode 600\n"
+    )
+    (host.paths.gateway / "haproxy.cfg").write_text(text)
+    host.sync()
+    host.away("e4b")
+    gateway = describe_gateway(host.paths, {"ActiveState": "active"})
+    assert gateway is not None
+    assert gateway["addresses"] == ["http://127.0.0.1:8000", "https://10.0.0.1:8443"]
+    assert gateway["roles"]["worker"] == {"engine": "31b-w4a16", "state": "away", "retry_after_s": 55}
+    (line,) = render_gateway(gateway)
+    assert line.startswith("gateway active; http://127.0.0.1:8000") and "architect stand-in, worker away" in line
+    (host.paths.gateway / "haproxy.cfg").unlink()
+    assert describe_gateway(host.paths, {}) is None
+
+
+def test_views_are_pure(host: Host) -> None:
+    """An engine whose arguments change keeps its name; it is away, with the context that comes."""
+    longer = replace(host.live, engines={**host.live.engines, "e4b": host.coming.engines["e4b"]})
+    view = build_view("edge", longer, Course("away", (), host.coming), lambda name: 0.2)
+    assert {role.state for role in view.roles} == {"away"} and {role.retry_after_s for role in view.roles} == {1}
+    assert render_models(view)["ports.map"] == {"8050": "31b-w4a16", "8060": "e4b"}
+    assert render_clients(view, read_clients(host.paths.gateway / "clients.json"), "2026-10-01T00:00:00Z")[
+        "clients.map"
+    ].keys() == {KEY, OLD_KEY}
