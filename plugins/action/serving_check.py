@@ -27,8 +27,8 @@ GIVEN = ("model_weights_token", "model_weights_token_file", "vllm_image_base_arc
 def find_certificate_fault(variables: Mapping[str, Any]) -> str:
     """Return what is wrong with the files of the operator's certificate, or an empty string; read on the controller."""
     name, other = "serving_gateway_certificate", "serving_gateway_private_key"
-    files = [variables.get(name), variables.get(other)]
-    if not all(isinstance(file, str) and file for file in files):
+    files = [file for file in (variables.get(name), variables.get(other)) if isinstance(file, str) and file]
+    if len(files) < 2:
         return ""
     remedy = "write the path of a PEM file on this machine, the certificate with its chain, the key without a password."
     at = name

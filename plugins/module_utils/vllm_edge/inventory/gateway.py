@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..system.sockets import is_loopback
 from ..text import nearest, shown
 from .engine_inputs import Spec, describe_unknown_key, find_key_errors, find_value_errors
 
@@ -111,7 +110,7 @@ def _find_listen_errors(value: Any, engines: Mapping[str, Mapping[str, Any]]) ->
         except ValueError:
             yield f"{at}.address: {shown(address)} is no IP address; write 127.0.0.1, one of the host, or :: for all."
             continue
-        if not is_loopback(address) and entry.get("tls") is not True:
+        if not ipaddress.ip_address(address).is_loopback and entry.get("tls") is not True:
             yield (
                 f"{at}: keys and prompts would be readable on the way to {shown(address)}, as tls is not true; write "
                 f"tls: true, or the address 127.0.0.1."
