@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,39 @@ from ansible.errors import AnsibleError, AnsibleUndefinedVariable
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from ..module_utils.vllm_edge.inventory import pins, profiles, variables
+from ..module_utils.vllm_edge.inventory import gateway, pins, profiles, variables
 from ..module_utils.vllm_edge.inventory.engine_inputs import find_secret_fault
+from ..module_utils.vllm_edge.text import shown
 from ..module_utils.vllm_edge.weights import access
 
 PROJECT = Path(__file__).resolve().parents[2]
 GIVEN = ("model_weights_token", "model_weights_token_file", "vllm_image_base_archive", "vllm_image_base_digest")
+
+
+def find_certificate_fault(variables: Mapping[str, Any]) -> str:
+    """Return what is wrong with the files of the operator's certificate, or an empty string; read on the controller."""
+    name, other = "serving_gateway_certificate", "serving_gateway_private_key"
+    files = [file for file in (variables.get(name), variables.get(other)) if isinstance(file, str) and file]
+    if len(files) < 2:
+        return ""
+    remedy = "write the path of a PEM file on this machine, the certificate with its chain, the key without a password."
+    at = name
+    try:
+        certificate = x509.load_pem_x509_certificate(Path(files[0]).expanduser().read_bytes())
+        at = other
+        key = load_pem_private_key(Path(files[1]).expanduser().read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "holds nothing that can be read, or has a password"
+        return f"{at}: {shown(variables[at])}: {why}; {remedy}"
+    if certificate.not_valid_after_utc <= datetime.now(UTC):
+        return f"{name}: {shown(files[0])} ended on {certificate.not_valid_after_utc:%Y-%m-%d}; renew the certificate."
+    form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    if certificate.public_key().public_bytes(*form) != key.public_key().public_bytes(*form):
+        return f"{other}: {shown(files[1])} is not the key of {shown(files[0])}; write the key that belongs to it."
+    return ""
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -93,6 +121,17 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 faults[str(name)] = f"cannot be read: {str(error).splitlines()[0].rstrip('.')}"
         return faults
 
+    def _read_gateway(self) -> dict[str, Any]:
+        """Return the variables of the gateway that have a value now; others depend on facts of the host."""
+        values = {}
+        for name in gateway.VARIABLES:
+            try:
+                if name in self._variables:
+                    values[name] = self._templar.template(self._variables[name])
+            except AnsibleError:
+                continue
+        return values
+
     def _read_inventory(self, project: variables.Project) -> profiles.Inventory:
         """Return what the checks need of the variables. Other values may be secret."""
         directory = self._read("vllm_engine_chat_templates_directory")
@@ -117,5 +156,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             chat_template=self._read("vllm_engine_chat_template") or "",
             chat_templates=frozenset(entry.name for entry in files if entry.is_file()),
             chat_templates_directory=str(templates),
+            gateway=(values := self._read_gateway()),
+            certificate_fault=find_certificate_fault(values),
             names=frozenset(map(str, self._variables)),
         )

@@ -32,6 +32,36 @@ def list_containers(engines: Iterable[Entry], uuids: Sequence[str]) -> list[dict
     return [{"name": f"vllm-{engine['name']}", "gpus": [uuids[slot] for slot in engine["gpus"]]} for engine in engines]
 
 
+def list_ports(every: Mapping[str, Entry], engines: Mapping[str, Entry]) -> list[int]:
+    """Return the ports of the engines of all profiles, sorted."""
+    names = {name for profile in every.values() for name in profile["engines"]}
+    return sorted({engines[name]["port"] for name in names if engines[name].get("port")})
+
+
+def list_served_names(every: Mapping[str, Entry], engines: Mapping[str, Entry]) -> list[str]:
+    """Return the served names of the engines of all profiles, sorted."""
+    names = {name for profile in every.values() for name in profile["engines"]}
+    return sorted({served for name in names for served in engines[name]["served_names"]})
+
+
+def client_models(status: Iterable[Entry], engines: Mapping[str, Entry], url: str, max_tokens: int) -> dict[str, Any]:
+    """Return what a client has to know of each served name: endpoint, model, context and max tokens.
+
+    Args:
+        status: `engines` in the output of `vllm-edge status --format json`.
+        engines: the engines of the inventory; one that it does not state has no context here.
+        url: address of the gateway.
+        max_tokens: the most that the gateway allows.
+    """
+    found = {}
+    for engine in status:
+        context = engines.get(engine["engine"], {}).get("max_model_len")
+        for name in engine["served_names"]:
+            limits = {"context": context, "max_tokens": min(context, int(max_tokens))} if context else {}
+            found[name] = {"endpoint": f"{url}/v1", "model": name, **limits}
+    return dict(sorted(found.items()))
+
+
 def describe_gpus(slots: Iterable[Entry]) -> list[dict[str, Any]]:
     """Return the GPUs in the slots as the planner reads them."""
     gpus = []
@@ -163,7 +193,7 @@ def report_engines(
             "precision": models[engine["model"]]["precision"],
             "tensor_parallel_size": engine["tensor_parallel_size"],
             "slots": engine["gpus"],
-            "port": engine["port"],
+            "port": engine.get("port"),
             "served_names": engine["served_names"],
             "state": state["active_state"],
             "load_seconds": state["load_seconds"],
@@ -220,6 +250,9 @@ class FilterModule:
             name_entries,
             plan_profiles,
             list_containers,
+            list_ports,
+            list_served_names,
+            client_models,
             describe_gpus,
             add_settings,
             calibrate,

@@ -74,8 +74,22 @@ SOUND: dict[str, Any] = {
     },
     "given": {"model_weights_token": False, "model_weights_token_file": True, "vllm_image_base_archive": False},
     "chat_templates": frozenset({"gemma4.jinja"}),
+    "gateway": {
+        "serving_gateway_listen": [
+            {"address": "127.0.0.1", "port": 8000, "tls": False},
+            {"address": "::", "port": 443, "tls": True},
+        ],
+        "serving_gateway_paths": ["/v1/chat/completions", "/v1/messages"],
+        "serving_gateway_certificate": "",
+        "serving_gateway_private_key": "",
+        "serving_gateway_certificate_names": [],
+        "serving_gateway_url": "https://llm.example.org:8443",
+        "serving_clients": {"ci": {"served_names": [], "requests_per_minute": 0, "streams": 4}, "ui": {}},
+    },
     "names": ["serving_profile", "allow_reboot", "vllm_engine_shm_size", "somebody_elses_variable", "ansible_user"],
 }
+GATEWAY = SOUND["gateway"]
+LISTEN = GATEWAY["serving_gateway_listen"]
 Case = tuple[str, dict[str, Any], list[list[str]]]
 """Class of mistake, what is changed of SOUND (dotted, without `engines`), and words of each expected sentence."""
 
@@ -95,6 +109,16 @@ def small(mistake: str, key: str, value: Any, *words: str) -> Case:
     return one(mistake, f"small.{key}", value, f"serving_engines.small.{key}", *words)
 
 
+def listen(*entries: Any) -> dict[str, Any]:
+    """The gateway with these addresses."""
+    return {"gateway.serving_gateway_listen": list(entries)}
+
+
+def client(mistake: Any, *words: str) -> Case:
+    """A case of serving_clients."""
+    return one("client of the gateway", "gateway.serving_clients", mistake, "serving_clients", *words)
+
+
 def extra(mistake: str, items: list[Any], *words: str) -> Case:
     """A case of extra_args."""
     return small(mistake, "extra_args", items, *words)
@@ -112,11 +136,11 @@ CASES: list[Case] = [
     small("unknown key", "kv_cache_memory", 4294967296, "vLLM's name for it is kv_cache_memory_bytes"),
     small("unknown key", "served_model_name", ["sentry"], "it is called served_names here"),
     small("unknown key", "gpu_ids", [2], "did you mean gpus"),
-    small("unknown key", "api_key", "secret", "nothing reads this key", "127.0.0.1"),
+    small("unknown key", "api_key", "secret", "nothing reads this key", "docs/gateway.md"),
     one("unknown key", "models.tiny.sha", "0", "vllm_models.tiny.sha: nothing reads", "there are: dir, facts"),
     one("unknown key", "models.tiny.repositry", "0", "vllm_models.tiny.repositry", "did you mean repo?"),
     one("unknown key", "profiles.pair.engine", ["small"], "serving_profiles.pair.engine", "did you mean engines?"),
-    small("missing key", "port", ABSENT, "is missing", "8050, 8060 and 8070"),
+    small("missing key", "tensor_parallel_size", ABSENT, "is missing", "GPUs"),
     small("missing key", "gpus", ABSENT, "is missing", "[0]"),
     one("missing key", "models.tiny.precision", ABSENT, "vllm_models.tiny.precision: is missing", "bf16"),
     small("missing key", "max_model_len", None, "has no value", "16384", "remove the line"),
@@ -263,7 +287,7 @@ CASES: list[Case] = [
     one("wrong type", "engines", 3, "serving_engines: 3 is not a mapping"),
     one("wrong type", "models", ["tiny"], "vllm_models", "is not a mapping"),
     extra("not free to choose", ["--port=9000"], "'--port=9000' is not free", "the key port"),
-    extra("not free to choose", ["--host", "0.0.0.0"], "127.0.0.1"),
+    extra("not free to choose", ["--host", "0.0.0.0"], "listens on a socket"),
     extra("not free to choose", ["--api-key=secret"], "'--api-key=...' is not free", "readable"),
     extra("not free to choose", ["--revision=main"], "the key revision of the model"),
     extra("not free to choose", ["--served-model-name", "a", "b"], "the key served_names"),
@@ -405,6 +429,68 @@ CASES: list[Case] = [
         {"small.max_num_batched_tokens": 128, "small.max_num_seqs": 256},
         "128 is below max_num_seqs 256",
     ),
+    *(
+        case("address of the gateway", listen(entry), *words)
+        for entry, words in [
+            ({"address": "0.0.0.0", "port": 8000, "tls": False}, ("listen[0]: keys and prompts", "127.0.0.1.")),
+            ({"address": "10.0.0.5", "port": 8000}, ("listen[0]: keys and prompts would be readable",)),
+            ({"address": "llm.example.org", "port": 8000, "tls": True}, ("'llm.example.org' is no IP address",)),
+            ({"address": "127.0.0.1"}, ("listen[0].port: is missing", "8000 or 443")),
+            ({"address": "127.0.0.1", "port": 0}, ("listen[0].port: 0 is too small",)),
+            ({"address": "127.0.0.1", "port": 65536}, ("listen[0].port: 65536 is above 65535",)),
+            ({"address": "127.0.0.1", "port": 8050}, ("8050 is the port of the engine large",)),
+            ({"address": "127.0.0.1", "port": 8000, "tsl": True}, ("listen[0].tsl", "did you mean tls?")),
+            ({"address": "127.0.0.1", "port": 8000, "tls": "yes"}, ("listen[0].tls: 'yes' is text",)),
+            ("127.0.0.1:8000", ("'127.0.0.1:8000' is not a mapping",)),
+        ]
+    ),
+    case("address of the gateway", listen(LISTEN[0], LISTEN[0]), "listen[1].port: 8000 is the port of another entry"),
+    case("address of the gateway", listen(LISTEN[1], {"address": "::1", "port": 443}), "whose address overlaps"),
+    case("address of the gateway", listen(), "[] is no list of addresses"),
+    one("path of the gateway", "gateway.serving_gateway_paths", ["/v1/../metrics"], "leads out of its directory"),
+    one("path of the gateway", "gateway.serving_gateway_paths", ["/v1//x"], "write the path of an interface"),
+    one("path of the gateway", "gateway.serving_gateway_paths", ["/v1/x\n"], "line break"),
+    one("certificate", "gateway.serving_gateway_certificate", "/x.pem", "private_key: is not set", "set both"),
+    one("certificate", "gateway.serving_gateway_url", "llm:8443", "scheme, host and port"),
+    case(
+        "certificate",
+        {
+            "gateway.serving_gateway_certificate": "/x.pem",
+            "gateway.serving_gateway_private_key": "/x.key",
+            "certificate_fault": "x: fault.",
+        },
+        "x: fault.",
+    ),
+    client({"CI": {}}, "'CI' cannot be the name of a client"),
+    client({"a b": {}}, "'a b' cannot be"),
+    client({"ci": None}, "serving_clients.ci: null is not a mapping"),
+    client(["ci"], "is not a mapping"),
+    client({"ci": {"served_names": ["sentri"]}}, ".ci.served_names: no engine serves 'sentri'; did you mean sentry?"),
+    client({"ci": {"served_names": ["sentry", "architect", "sentinel"]}}, "no engine serves 'sentinel'"),
+    client({"ci": {"served_name": ["sentry"]}}, "did you mean served_names?"),
+    client({"ci": {"served_names": "sentry"}}, ".ci.served_names: 'sentry' is not a list"),
+    client({"ci": {"streams": -1}}, ".ci.streams: -1 is too small, the least is 0"),
+    client({"ci": {"requests_per_minute": "many"}}, ".ci.requests_per_minute: 'many' is text"),
+    small("stand-in", "stands_in_for", ["sentry"], "the engine serves 'sentry' itself"),
+    small("stand-in", "stands_in_for", ["architekt"], "no other engine serves 'architekt'; did you mean architect?"),
+    (
+        "stand-in",
+        {"small.stands_in_for": ["a b"]},
+        [["stands_in_for[0]: 'a b' holds a space"], ["no other engine serves 'a b'"]],
+    ),
+    (
+        "stand-in",
+        {
+            "engines": SOUND["engines"]
+            | {
+                "small": SOUND["engines"]["small"] | {"stands_in_for": ["architect"]},
+                "third": SOUND["engines"]["small"]
+                | {"stands_in_for": ["architect"], "gpus": [3], "port": 8070, "served_names": ["other"]},
+            },
+            "profiles": {"pair": {"engines": ["large", "small", "third"]}},
+        },
+        [["serving_profiles.pair: small and third stand in for 'architect'"]],
+    ),
     ("several at once", {"profile": "x", "small.port": 1, "large.gpus": [0]}, [["'x'"], ["below 1024"], ["[0]"]]),
 ]
 
@@ -459,6 +545,11 @@ def test_mistake_is_one_sentence(
         assert any(all(word in sentence for word in words) for sentence in found), (words, found)
 
 
+def test_engines_without_a_port_and_with_stand_ins_are_accepted(project: Project) -> None:
+    changes = {"small.port": ABSENT, "large.port": ABSENT, "small.stands_in_for": ["architect"]}
+    assert find_mistakes(inventory(changed(changes)), project) == []
+
+
 def test_every_class_has_two_inputs() -> None:
     classes = [case[0] for case in CASES]
     assert {mistake for mistake in classes if classes.count(mistake) < 2} <= {"arguments that clash", "several at once"}
@@ -494,7 +585,9 @@ def paths(value: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
 
 
 # What the playbook makes, and no operator writes.
-MADE = {("names",), ("chat_templates",), ("settings",), *(path for path in paths(SOUND) if path[0] == "given")}
+MADE = {(name,) for name in ("names", "chat_templates", "settings", "gateway")} | {
+    *(path for path in paths(SOUND) if path[0] == "given")
+}
 
 
 @pytest.mark.parametrize("path", [path for path in paths(SOUND) if path not in MADE], ids=".".join)

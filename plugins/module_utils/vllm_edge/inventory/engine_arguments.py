@@ -51,18 +51,17 @@ KEY_OF_OPTION: dict[str, str] = {"--served-model-name": "served_names", "--model
 
 # Options that the role sets, or that the way engines run rules out, with what to use instead.
 OURS: dict[str, str] = {
-    "--host": "the engine's port is published on 127.0.0.1 of the host alone; remove it",
-    "--port": "the port on the host is the key port; remove it",
-    "--uds": "engines are reached over a TCP port; remove it",
+    "--host": "an engine listens on a socket, and clients come through the gateway; remove it",
+    "--port": "the gateway answers for the engine on the key port; remove it",
+    "--uds": "the role sets the socket; remove it",
     "--grpc": "engines are reached over HTTP; remove it",
-    "--grpc-port": "an engine has one port, the key port; remove it",
+    "--grpc-port": "an engine has one socket; remove it",
     "--headless": "an engine without an API would never be ready; remove it",
     "--root-path": "health and completions are requested at the root; remove it",
-    "--ssl-keyfile": "health and completions are requested over HTTP on 127.0.0.1; remove it",
-    "--ssl-certfile": "health and completions are requested over HTTP on 127.0.0.1; remove it",
+    "--ssl-keyfile": "health and completions are requested over HTTP on a socket; the gateway has TLS; remove it",
+    "--ssl-certfile": "health and completions are requested over HTTP on a socket; the gateway has TLS; remove it",
     "--api-key": (
-        "it would be readable in the unit's files; the port is published on 127.0.0.1 alone, and docs/operator.md, "
-        "'Connect to an engine', says who reaches it; remove it"
+        "it would be readable in the unit's files; the gateway asks clients for keys, docs/gateway.md; remove it"
     ),
     "--enable-auto-tool-choice": "the key tool_call_parser turns it on; use that one",
     "--config": "a file would hide arguments from plan and validation; write them here",

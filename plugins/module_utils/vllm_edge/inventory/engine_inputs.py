@@ -51,6 +51,13 @@ QUANTITIES: dict[str, Quantity] = {
     "vllm_engine_pids_limit": Quantity("processes", "4096", 64, 4_194_304),
     "vllm_engine_oom_score_adj": Quantity("", "500", 0, 1000, "write 0 to 1000; the highest is killed first"),
     "vllm_engine_max_logprobs": Quantity("tokens", "20", 0, 1_000_000),
+    "listen_port": Quantity("port", "8000", 1, 65535, "write a port, such as 8000 or 443"),
+    "requests_per_minute": Quantity("requests", "600", 0, 1_000_000),
+    "streams": Quantity("requests", "64", 0, 1_000_000),
+    "serving_gateway_wait_s": Quantity("seconds", "120", 0, 3600),
+    "serving_gateway_waiting": Quantity("requests", "64", 0, 10_000),
+    "serving_gateway_max_tokens": Quantity("tokens", "32768"),
+    "serving_gateway_rotation_hours": Quantity("hours", "24", 1, 8760),
 }
 OTHER = Quantity("", "1", low=0)
 
@@ -95,7 +102,18 @@ ROLE_FORMS: dict[str, Form] = {
         _PATH,
     ),
 }
+ROLE_FORMS["serving_gateway_memory"] = Form(r"[1-9]\d{0,6}[MG]", "write MiB or GiB as systemd does, such as 1G")
 FORMS |= ROLE_FORMS
+FORMS["stands_in_for"] = FORMS["allowed_names"] = FORMS["served_names"]
+FORMS["serving_gateway_paths"] = Form(
+    r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+", "write the path of an interface of vLLM, such as /v1/messages"
+)
+FORMS["serving_gateway_certificate_names"] = FORMS["address"] = Form(
+    r"[A-Za-z0-9:][A-Za-z0-9.:-]*", "write a host name or an IP address, such as llm.example.org"
+)
+FORMS["serving_gateway_url"] = Form(
+    r"https?://([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?", "write scheme, host and port, such as https://llm:8443"
+)
 FORMS["accept_risk"] = Form(
     r"--?[A-Za-z][A-Za-z0-9_.-]*|[A-Za-z_][A-Za-z0-9_]*",
     "write the name of an option or an environment variable, such as --trust-remote-code",
@@ -114,7 +132,12 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "facts": ("files", "recorded"),
 }
 FREE_TEXT = frozenset({"when", "source"})
-MAY_BE_EMPTY = frozenset({"chat_template", "vllm_engine_memory", "vllm_engine_ulimits"})
+MAY_BE_EMPTY = frozenset(
+    {
+        *("chat_template", "vllm_engine_memory", "vllm_engine_ulimits", "stands_in_for", "allowed_names"),
+        *("serving_gateway_certificate_names", "serving_gateway_url"),
+    }
+)
 
 # Environment variables that the role sets for every engine, or that `gpus` decides.
 OUR_ENVIRONMENT: dict[str, str] = {
@@ -125,8 +148,8 @@ OUR_ENVIRONMENT: dict[str, str] = {
     "CUDA_CACHE_PATH": "the role sets it to the engine's cache",
     "FLASHINFER_WORKSPACE_BASE": "the role sets it to the engine's cache",
     "VLLM_API_KEY": (
-        "the canary and the probe of idle engines send no key, so a switch to the engine would fail; the port is "
-        "published on 127.0.0.1 alone"
+        "the canary and the probe of idle engines send no key, so a switch to the engine would fail; clients come "
+        "through the gateway, which asks for their keys"
     ),
     "VLLM_CACHE_ROOT": "the role sets it to the engine's cache",
     "TORCHINDUCTOR_CACHE_DIR": "the role sets it to the engine's cache",

@@ -30,6 +30,7 @@ from .engine_inputs import (
     find_switch_errors,
     find_value_errors,
 )
+from .gateway import find_gateway_errors, find_shared_stand_ins, find_stand_in_errors
 from .risks import find_risk_errors
 from .variables import Project, find_unknown_variables
 from .vllm_arguments import DEFAULT_GPU_MEMORY_UTILIZATION, VERSION
@@ -81,6 +82,10 @@ class Inventory:
     chat_templates: frozenset[str] = frozenset()
     """The files in the directory of chat templates."""
     chat_templates_directory: str = ""
+    gateway: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the gateway that have a value, by name (`gateway.VARIABLES`)."""
+    certificate_fault: str = ""
+    """What is wrong with the operator's certificate of the gateway, one sentence."""
     names: frozenset[str] = frozenset()
     """The names of all variables of the host."""
 
@@ -160,6 +165,8 @@ def _find_errors(inventory: Inventory, project: Project) -> Iterator[str]:
     yield from _find_collection_errors("serving_engines", inventory.engines, "an engine")
     for name, engine in engines.items():
         yield from _find_engine_errors(name, engine, inventory, project.engine_keys)
+    yield from find_stand_in_errors(engines)
+    yield from find_gateway_errors(inventory.gateway, engines, inventory.certificate_fault)
     yield from _find_collection_errors("serving_profiles", inventory.profiles, "a profile")
     yield from find_value_errors("serving_roles", "served_names", inventory.roles, {"type": "list", "elements": "str"})
     for name, profile in profiles.items():
@@ -336,6 +343,7 @@ def _find_profile_errors(name: str, profile: Mapping[str, Any], inventory: Inven
     chosen = {engine: known[engine] for engine in names if isinstance(known.get(engine), dict)}
     yield from _find_shared(where, chosen, "gpus", "GPU slot")
     yield from _find_shared(where, chosen, "port", "port")
+    yield from find_shared_stand_ins(where, chosen)
     if chosen and len(chosen) == len(names):
         yield from _find_unserved(where, chosen, inventory.roles)
 

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Action plugin: keys of the gateway's clients. They are made here; the host gets their SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+
+from ..module_utils.vllm_edge.text import nearest, shown
+
+SETTINGS: dict[str, Any] = {"served_names": [], "requests_per_minute": 600, "streams": 64}
+MARK_S = 300
+"""A rotated key ends at a whole five minutes, when vllm-edge-gateway-sync.timer runs."""
+_KEY = re.compile(r"^OPENAI_API_KEY=(vllm-[A-Za-z0-9_-]{43})$", re.MULTILINE)
+_FORM = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def stamp(at: datetime) -> str:
+    """Return a time as files of the host have it."""
+    return at.astimezone(UTC).strftime(_FORM)
+
+
+def hash_key(key: str) -> str:
+    """Return what the host knows of a key."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def compute_end(now: datetime, hours: int) -> datetime:
+    """Return when a rotated key ends: after these hours, at the next whole five minutes."""
+    return datetime.fromtimestamp(-(-(now + timedelta(hours=hours)).timestamp() // MARK_S) * MARK_S, UTC)
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """Action plugin for C(gateway_clients)."""
+
+    TRANSFERS_FILES = False
+    _supports_check_mode = True
+    _requires_connection = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the clients of a host, and write the files of those whose key or address is new."""
+        super().run(tmp, task_vars)
+        _spec, options = self.validate_argument_spec(
+            argument_spec={
+                "directory": {"type": "path", "required": True},
+                "host_clients": {"type": "str", "default": ""},
+                "declared": {"type": "dict", "default": {}},
+                "environment": {"type": "dict", "required": True},
+                "rotate": {"type": "str", "default": ""},
+                "revoke": {"type": "str", "default": ""},
+                "rotation_hours": {"type": "int", "default": 24},
+            }
+        )
+        self._host = str((task_vars or {}).get("inventory_hostname", ""))
+        self._directory = Path(options["directory"])
+        self._environment: Mapping[str, str] = options["environment"]
+        self._check = bool(self._task.check_mode)
+        self._changed: list[str] = []
+        now = datetime.now(UTC)
+        clients = self._read(options["host_clients"], now)
+        first = not options["host_clients"].strip()
+        declared = options["declared"] or ({"default": {}} if first else {})
+        keys = self._decide(clients, declared, options, now)
+        notes = [self._write(client, keys.get(client, ""), clients[client]) for client in sorted(clients)]
+        if revoked := options["revoke"]:
+            self._remove(revoked)
+            if revoked in declared:
+                notes.append(f"{revoked} is still in serving_clients; the next run makes it again, with a new key.")
+        return {
+            "changed": bool(self._changed),
+            "content": json.dumps(clients, indent=2, sort_keys=True) + "\n",
+            "files": {client: str(self._file(client)) for client in clients},
+            "made": sorted(keys),
+            "written": self._changed,
+            "notes": [note for note in notes if note],
+        }
+
+    def _file(self, client: str) -> Path:
+        return self._directory / f"{self._host}-{client}.env"
+
+    def _read(self, text: str, now: datetime) -> dict[str, Any]:
+        """Return the clients that the host has, without keys that have ended."""
+        try:
+            clients = json.loads(text) if text.strip() else {}
+            for client in clients.values():
+                client["keys"] = [key for key in client["keys"] if not key["until"] or key["until"] > stamp(now)]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise AnsibleActionFail(
+                f"clients.json of {self._host} is damaged ({type(error).__name__}: {error}), and nothing was changed. "
+                "Restore it, or remove it: every client then gets a new key."
+            ) from error
+        return dict(clients)
+
+    def _decide(
+        self, clients: dict[str, Any], declared: Mapping[str, Any], options: Mapping[str, Any], now: datetime
+    ) -> dict[str, str]:
+        """Change the clients as they are declared, rotated and revoked; return the new keys by client."""
+        for option in ("rotate", "revoke"):
+            if (name := options[option]) and name not in {*clients, *(declared if option == "rotate" else ())}:
+                raise AnsibleActionFail(
+                    f"{option} is {shown(name)}, which is no client of {self._host}; {nearest(name, clients)} Nothing "
+                    "was changed."
+                )
+        keys = {}
+        for name, settings in declared.items():
+            entry = clients.setdefault(name, {"keys": []})
+            entry.update({**SETTINGS, **dict(settings)})
+        clients.pop(options["revoke"], None)
+        for name, entry in clients.items():
+            if entry["keys"] and name != options["rotate"]:
+                continue
+            for key in entry["keys"]:
+                key["until"] = key["until"] or stamp(compute_end(now, options["rotation_hours"]))
+            keys[name] = f"vllm-{secrets.token_urlsafe(32)}"
+            entry["keys"].append({"sha256": hash_key(keys[name]), "added_at": stamp(now), "until": None})
+        return keys
+
+    def _write(self, client: str, new: str, entry: Mapping[str, Any]) -> str:
+        """Write the file of a client if its key or address is new; return what its owner has to know, or ""."""
+        file = self._file(client)
+        head = f"# Client {client} of the vLLM host {self._host}. Whoever has the key may use the models of the host."
+        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        if before and not before.startswith(f"{head}\n"):
+            raise AnsibleActionFail(
+                f"{file} exists and does not belong to the client {client} of {self._host}: it begins with "
+                f"{shown(before.partition(chr(10))[0])}. Nothing was changed. Rename the client, or move the file away."
+            )
+        found = _KEY.search(before)
+        key = new or (found[1] if found else "")
+        if hash_key(key) not in {known["sha256"] for known in entry["keys"]}:
+            return f"The key of {client} is not in {file}; if nobody has it, `-e rotate={client}` makes a new one."
+        lines = [head, *(f"{name}={value}" for name, value in self._environment.items() if value)]
+        text = "\n".join([*lines, f"OPENAI_API_KEY={key}", ""])
+        if text != before:
+            self._changed.append(str(file))
+            if not self._check:
+                self._replace(file, text)
+        return ""
+
+    def _replace(self, file: Path, text: str) -> None:
+        """Write a file that at no time others can read, complete before it has its name."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        new.replace(file)
+
+    def _remove(self, client: str) -> None:
+        """Remove the file of a client whose key is no longer valid."""
+        file = self._file(client)
+        if file.exists():
+            self._changed.append(str(file))
+            if not self._check:
+                file.unlink()

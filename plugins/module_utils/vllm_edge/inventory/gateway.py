@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of what an operator wrote of the gateway: its addresses, clients, and engines that stand in for others."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..text import nearest, shown
+from .engine_inputs import Spec, describe_unknown_key, find_key_errors, find_value_errors
+
+VARIABLES = (
+    *("serving_gateway_listen", "serving_gateway_paths", "serving_gateway_certificate", "serving_gateway_private_key"),
+    *("serving_gateway_certificate_names", "serving_gateway_url", "serving_clients"),
+)
+"""Variables of the gateway that are no plain setting."""
+LISTEN_KEYS: Spec = {
+    "address": {"type": "str", "required": True},
+    "listen_port": {"type": "int", "required": True},
+    "tls": {"type": "bool"},
+}
+CLIENT_KEYS: Spec = {
+    "allowed_names": {"type": "list", "elements": "str"},
+    "requests_per_minute": {"type": "int"},
+    "streams": {"type": "int"},
+}
+SPELLED = {"listen_port": "port", "allowed_names": "served_names"}
+"""Keys of the inventory whose rules differ from those of an engine's key of the same name."""
+CLIENT_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+def find_stand_in_errors(engines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield names in `stands_in_for` that the engine serves itself, or that no other engine serves."""
+    for name, engine in engines.items():
+        where = f"serving_engines.{name}.stands_in_for"
+        others = {served for other in engines.values() if other is not engine for served in _select_names(other)}
+        for wanted in _select_names(engine, "stands_in_for"):
+            if wanted in _select_names(engine):
+                yield f"{where}: the engine serves {shown(wanted)} itself (served_names); name roles of other engines."
+            elif wanted not in others:
+                yield f"{where}: no other engine serves {shown(wanted)}; {nearest(wanted, others)}"
+
+
+def find_shared_stand_ins(where: str, engines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield names for which two engines of one profile stand in."""
+    owners: dict[str, list[str]] = {}
+    for name, engine in engines.items():
+        for wanted in dict.fromkeys(_select_names(engine, "stands_in_for")):
+            owners.setdefault(wanted, []).append(name)
+    for wanted, names in owners.items():
+        if len(names) > 1:
+            yield f"{where}: {' and '.join(names)} stand in for {shown(wanted)}; leave it in stands_in_for of one."
+
+
+def find_gateway_errors(
+    variables: Mapping[str, Any], engines: Mapping[str, Mapping[str, Any]], certificate_fault: str
+) -> Iterator[str]:
+    """Yield what is wrong with the variables of the gateway.
+
+    Args:
+        variables: values by name, of VARIABLES; those that are not set are left out.
+        certificate_fault: what is wrong with the files of the operator's certificate, or "".
+    """
+    for name in ("serving_gateway_paths", "serving_gateway_certificate_names"):
+        if name in variables:
+            yield from find_value_errors(name, name, variables[name], {"type": "list", "elements": "str"})
+    if "serving_gateway_url" in variables:
+        yield from find_value_errors("serving_gateway_url", "serving_gateway_url", variables["serving_gateway_url"], {})
+    if "serving_gateway_listen" in variables:
+        yield from _find_listen_errors(variables["serving_gateway_listen"], engines)
+    yield from _find_certificate_errors(variables, certificate_fault)
+    if "serving_clients" in variables:
+        known = {served for engine in engines.values() for served in _select_names(engine)}
+        yield from _find_client_errors(variables["serving_clients"], known)
+
+
+def _find_keys(where: str, given: Mapping[str, Any], spec: Spec) -> Iterator[str]:
+    """Yield unknown, missing and wrong keys of an entry."""
+    known = [SPELLED.get(key, key) for key in spec]
+    for key in given:
+        if key not in known:
+            yield describe_unknown_key(where, str(key), known)
+    renamed = {key: given[SPELLED.get(key, key)] for key in spec if SPELLED.get(key, key) in given}
+    for sentence in find_key_errors(where, renamed, spec):
+        for key, spelled in SPELLED.items():
+            sentence = sentence.replace(f"{where}.{key}", f"{where}.{spelled}", 1)
+        yield sentence
+
+
+def _find_listen_errors(value: Any, engines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    where = "serving_gateway_listen"
+    if not isinstance(value, list) or not value:
+        yield f"{where}: {shown(value)} is no list of addresses; write [{{address: 127.0.0.1, port: 8000}}]."
+        return
+    ports = {engine["port"]: name for name, engine in engines.items() if isinstance(engine.get("port"), int)}
+    taken: list[tuple[str, int]] = []
+    for position, entry in enumerate(value):
+        at = f"{where}[{position}]"
+        if not isinstance(entry, dict):
+            yield f"{at}: {shown(entry)} is not a mapping; write {{address: 127.0.0.1, port: 8000, tls: false}}."
+            continue
+        if errors := list(_find_keys(at, entry, LISTEN_KEYS)):
+            yield from errors
+            continue
+        address, port = entry["address"], entry["port"]
+        try:
+            ipaddress.ip_address(address)
+        except ValueError:
+            yield f"{at}.address: {shown(address)} is no IP address; write 127.0.0.1, one of the host, or :: for all."
+            continue
+        if not ipaddress.ip_address(address).is_loopback and entry.get("tls") is not True:
+            yield (
+                f"{at}: keys and prompts would be readable on the way to {shown(address)}, as tls is not true; write "
+                f"tls: true, or the address 127.0.0.1."
+            )
+        if port in ports:
+            yield f"{at}.port: {port} is the port of the engine {ports[port]}; give the gateway another one."
+        if any(port == other and (address == place or _is_all(address) or _is_all(place)) for place, other in taken):
+            yield f"{at}.port: {port} is the port of another entry, whose address overlaps; give each entry its own."
+        taken.append((address, port))
+
+
+def _is_all(address: str) -> bool:
+    return ipaddress.ip_address(address).is_unspecified
+
+
+def _find_certificate_errors(variables: Mapping[str, Any], fault: str) -> Iterator[str]:
+    names = ("serving_gateway_certificate", "serving_gateway_private_key")
+    for name in names:
+        if not isinstance(variables.get(name, ""), str):
+            yield f"{name}: {shown(variables[name])} is not a text; write the path of a PEM file on this machine."
+            return
+    given = [name for name in names if variables.get(name)]
+    if len(given) == 1:
+        (other,) = set(names) - set(given)
+        yield f"{other}: is not set, and {given[0]} is; set both, or neither for a certificate of the host's own CA."
+    elif given and fault:
+        yield fault
+
+
+def _find_client_errors(value: Any, served: set[str]) -> Iterator[str]:
+    where = "serving_clients"
+    if not isinstance(value, dict):
+        yield f"{where}: {shown(value)} is not a mapping; write clients by name: {{ci: {{served_names: [sentry]}}}}."
+        return
+    for name, client in value.items():
+        if not isinstance(name, str) or not CLIENT_NAME.fullmatch(name):
+            yield (
+                f"{where}: {shown(name)} cannot be the name of a client; write up to 63 small letters, digits and -, "
+                f"the first one a letter or digit."
+            )
+        elif not isinstance(client, dict):
+            yield f"{where}.{name}: {shown(client)} is not a mapping; write {{}} for a client that may use every name."
+        else:
+            yield from _find_keys(f"{where}.{name}", client, CLIENT_KEYS)
+            for wanted in _select_names(client):
+                if wanted not in served:
+                    yield f"{where}.{name}.served_names: no engine serves {shown(wanted)}; {nearest(wanted, served)}"
+
+
+def _select_names(entry: Mapping[str, Any], key: str = "served_names") -> list[str]:
+    """Return the texts in a list; what is no text is refused elsewhere."""
+    names = entry.get(key)
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Listening TCP sockets of this host, from /proc/net/tcp and /proc/net/tcp6, and the processes that hold them."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .process import PROC, command_of
+
+ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 addresses to compare with, nothing is bound
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A socket that listens on a TCP port of this host."""
+
+    address: str
+    inode: str
+    """Inode of the socket, by which `process_of` finds its process."""
+    port: int = 0
+
+
+def parse_listeners(text: str) -> list[Listener]:
+    """Return the listening sockets.
+
+    Args:
+        text: content of /proc/net/tcp or /proc/net/tcp6
+    """
+    found = []
+    for words in (line.split() for line in text.splitlines()[1:]):
+        if len(words) < 10 or words[3] != "0A":
+            continue
+        digits, _, port = words[1].partition(":")
+        # The kernel prints 32-bit words in the byte order of this machine.
+        packed = b"".join(int(digits[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(digits), 8))
+        address = ipaddress.ip_address(packed)
+        found.append(Listener(str(getattr(address, "ipv4_mapped", None) or address), words[9], int(port, 16)))
+    return found
+
+
+def listeners(port: int | None = None, proc: Path = PROC) -> list[Listener]:
+    """Return the sockets that listen on the port.
+
+    Args:
+        port: TCP port; None for all ports
+        proc: the proc file system
+    """
+    found: list[Listener] = []
+    for name in ("tcp", "tcp6"):
+        try:
+            found += parse_listeners((proc / "net" / name).read_text(encoding="ascii"))
+        except OSError:
+            continue  # the kernel has no IPv6
+    return [listener for listener in found if port in (None, listener.port)]
+
+
+def process_of(inode: str, proc: Path = PROC) -> int | None:
+    """Return the pid of a process that has the socket open; None if none is visible."""
+    for entry in proc.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            for descriptor in (entry / "fd").iterdir():
+                if os.readlink(descriptor) == f"socket:[{inode}]":
+                    return int(entry.name)
+        except OSError:
+            continue  # the process has ended since
+    return None
+
+
+def find_port_users(
+    wanted: Iterable[tuple[str, int]], own_unit: str, ignored: Collection[str] = (), proc: Path = PROC
+) -> list[str]:
+    """Return one sentence for each wanted address whose port somebody else listens on.
+
+    Args:
+        wanted: addresses and ports that a unit will listen on
+        own_unit: that unit; what it listens on already is left out
+        ignored: names of programs that are left out
+        proc: the proc file system
+    """
+    found = []
+    for address, port in dict.fromkeys(wanted):
+        for listener in listeners(port, proc):
+            if listener.address != address and not {listener.address, address} & {*ALL_ADDRESSES}:
+                continue
+            pid = process_of(listener.inode, proc)
+            directory = proc / str(pid)
+            try:
+                if pid is not None and own_unit in (directory / "cgroup").read_text(encoding="utf-8"):
+                    continue
+                if pid is not None and (directory / "comm").read_text(encoding="utf-8").strip() in ignored:
+                    continue
+            except OSError:
+                continue  # the process has ended since
+            holder = "a process that is not visible from here" if pid is None else f"pid {pid} ({command_of(pid)})"
+            found.append(f"port {port} of {address} is taken: {holder} listens on {listener.address}")
+    return found
