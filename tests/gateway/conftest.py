@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A gateway for each file of tests; a test that changes links or maps puts them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from gateway_world import HAPROXY, Gateway
+
+
+@pytest.fixture(scope="session")
+def haproxy() -> None:
+    """HAProxy, without which these tests say nothing."""
+    if not HAPROXY:
+        pytest.skip("HAProxy is not installed: apt-get install haproxy (its own service may stay disabled)")
+
+
+@pytest.fixture(scope="session")
+def make_gateway(haproxy: None) -> Iterator[Callable[..., Gateway]]:
+    """Start a gateway with these variables of the role."""
+    made: list[Gateway] = []
+
+    def make(**variables: Any) -> Gateway:
+        gateway = Gateway(**variables)
+        made.append(gateway)
+        gateway.start()
+        return gateway
+
+    yield make
+    for gateway in made:
+        gateway.stop()
+
+
+@pytest.fixture(scope="module")
+def gateway(make_gateway: Callable[..., Gateway]) -> Gateway:
+    """A gateway in front of three engines."""
+    return make_gateway()

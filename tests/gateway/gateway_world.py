@@ -1,0 +1,543 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real HAProxy with the role's template, stand-in engines behind links, and clients that send raw bytes.
+
+The maps are written here by hand, in the format of the contract, so that a mistake of the host's program shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATE = ROOT / "roles/serving_gateway/templates/haproxy.cfg.j2"
+HAPROXY = os.environ.get("VLLM_EDGE_HAPROXY") or shutil.which("haproxy", path=os.environ["PATH"] + ":/usr/sbin")
+PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
+ENGINES = {"big": ["architect"], "mid": ["worker"], "small": ["auditor", "sentry"]}
+PORTED = ("big", "small")
+"""The engines that have a port of their own."""
+CLIENTS = {"all": "", "part": "sentry", "slow": "", "narrow": "", "revoked": ""}
+"""Each client, and the only name that it may use (empty: all)."""
+LIMITS = {"slow": (5, 0), "narrow": (0, 3)}
+KEYS = {client: f"vllm-{client:x<43}" for client in CLIENTS}  # pragma: allowlist secret
+
+
+def wait_until(true: Callable[[], Any], seconds: float = 10) -> Any:
+    """The first true answer of `true`, asked every 20 ms; an AssertionError after `seconds`."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if answer := true():
+            return answer
+        time.sleep(0.02)
+    raise AssertionError(f"not true within {seconds} s")
+
+
+def get_free_port() -> int:
+    """A port of loopback that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def name_backend(served: str) -> str:
+    """The backend of a served name, as the contract has it."""
+    if re.fullmatch(r"[A-Za-z0-9_.-]{1,60}", served):
+        return served
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", served[:40]) + "-" + hashlib.sha256(served.encode()).hexdigest()[:8]
+
+
+@dataclass
+class Seen:
+    """A request that reached an engine."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+    sent: int = 0
+    left_at: float = 0.0
+    """When the engine noticed that the other side was gone."""
+
+
+class Engine:
+    """A stand-in for an engine on a Unix socket; `test` in the body says how it answers.
+
+    `chunks` (number of chunks of a stream), `interval` (seconds between them), `silent` (seconds before the answer),
+    `die` (chunks after which the connection breaks off).
+    """
+
+    def __init__(self, name: str, path: Path, loop: asyncio.AbstractEventLoop) -> None:
+        self.name, self.path, self.loop, self.seen = name, path, loop, list[Seen]()
+        self.server: asyncio.Server | None = None
+
+    def start(self) -> None:
+        """Listen; the directory is made anew, as the supervisor does it."""
+        shutil.rmtree(self.path.parent, ignore_errors=True)
+        self.path.parent.mkdir(parents=True)
+        starting = asyncio.start_unix_server(self.answer, self.path, limit=2**25, backlog=512)
+        self.server = asyncio.run_coroutine_threadsafe(starting, self.loop).result(5)
+
+    def stop(self) -> None:
+        """Listen no more; requests at work go on."""
+        if self.server:
+            self.loop.call_soon_threadsafe(self.server.close)
+            self.server = None
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request, one connection."""
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await self.work(reader, writer)
+        writer.close()
+
+    async def work(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Read a request, record it, answer it."""
+        lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        method, target, _ = lines[0].split(" ")
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines[1:] if line)}
+        if target == "/health":
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            return
+        seen = Seen(method, target, headers, b"")
+        self.seen.append(seen)
+        if headers.get("transfer-encoding") == "chunked":
+            while size := int(await reader.readline(), 16):
+                seen.body += (await reader.readexactly(size + 2))[:-2]
+            await reader.readline()
+        else:
+            seen.body = await reader.readexactly(int(headers.get("content-length", 0)))
+        orders: dict[str, Any] = {}
+        with contextlib.suppress(ValueError, AttributeError, RecursionError):
+            orders = json.loads(seen.body).get("test", {})
+        gone = asyncio.ensure_future(reader.read(1))
+        gone.add_done_callback(lambda _: setattr(seen, "left_at", time.time()))
+        await asyncio.wait([gone], timeout=orders.get("silent", 0))
+        if "chunks" not in orders:
+            body = json.dumps({"engine": self.name}).encode()
+            writer.write(
+                b"HTTP/1.1 200 OK\r\nServer: uvicorn\r\nX-Request-Id: engine\r\nContent-Type: application/json\r\n"
+            )
+            writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+            await writer.drain()
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        start = self.loop.time()
+        for number in range(orders["chunks"]):
+            if number == orders.get("die", -1):
+                writer.transport.abort()
+                return
+            data = b"data: %.6f\n\n" % time.time()
+            writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+            await writer.drain()
+            seen.sent += 1
+            await asyncio.wait([gone], timeout=max(0, start + (number + 1) * orders["interval"] - self.loop.time()))
+            if gone.done():
+                return
+        writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        await writer.drain()
+
+
+@dataclass
+class Answer:
+    """What a client got; `status` 0 is a connection that was closed without an answer."""
+
+    status: int
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    whole: bool = True
+    """False where the connection ended inside the body."""
+
+    @property
+    def json(self) -> Any:
+        """The body as JSON."""
+        return json.loads(self.body)
+
+
+class Connection:
+    """A client's connection that sends raw bytes and reads answers of HTTP/1.1."""
+
+    def __init__(self, port: int, timeout: float = 30) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.file = self.socket.makefile("rb")
+
+    def close(self) -> None:
+        """Leave."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.file.close()
+        self.socket.close()
+
+    def send(self, raw: bytes) -> None:
+        """Send; a gateway that closes early is no error."""
+        with contextlib.suppress(ConnectionError):
+            self.socket.sendall(raw)
+
+    def read_head(self) -> Answer:
+        """The status and the headers of the next answer, without those of 100 Continue."""
+        try:
+            line = self.file.readline()
+            if not line.startswith(b"HTTP/1"):
+                return Answer(0, body=line)
+            answer = Answer(int(line.split()[1]))
+            for line in iter(self.file.readline, b"\r\n"):
+                name, _, value = line.decode("latin-1").strip().partition(": ")
+                answer.headers[name.lower()] = value
+            return self.read_head() if answer.status == 100 else answer
+        except ConnectionError:
+            return Answer(0)
+
+    def read_chunks(self) -> Iterator[bytes]:
+        """The chunks of a body; without a closing chunk it ends with an EOFError."""
+        while True:
+            line = self.file.readline()
+            if not line:
+                raise EOFError
+            if not (size := int(line, 16)):
+                self.file.readline()
+                return
+            yield self.file.read(size + 2)[:-2]
+
+    def read(self) -> Answer:
+        """The next answer."""
+        answer = self.read_head()
+        try:
+            if answer.headers.get("transfer-encoding") == "chunked":
+                for chunk in self.read_chunks():
+                    answer.body += chunk
+            elif answer.status:
+                length = int(answer.headers.get("content-length", 0))
+                answer.body = self.file.read(length)
+                answer.whole = len(answer.body) == length
+        except (EOFError, ConnectionError):
+            answer.whole = False
+        return answer
+
+
+def write_request(
+    body: bytes | dict[str, Any] = b"",
+    path: str = PATHS[0],
+    key: str | None = "all",
+    method: str = "",
+    headers: str = "",
+    version: str = "1.1",
+) -> bytes:
+    """An HTTP/1 request; `headers` are lines that end in CR LF."""
+    data = json.dumps(body).encode() if isinstance(body, dict) else body
+    method = method or ("POST" if data else "GET")
+    authorization = f"Authorization: Bearer {KEYS.get(key, key)}\r\n" if key else ""
+    length = f"Content-Length: {len(data)}\r\n" if data and "Content-Length" not in headers else ""
+    head = f"{method} {path} HTTP/{version}\r\nHost: gateway\r\n{authorization}{length}{headers}\r\n"
+    return head.encode("latin-1") + data
+
+
+H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 7, 8, 9
+
+
+def write_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """A frame of HTTP/2."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def write_fields(*fields: tuple[str, str]) -> bytes:
+    """Header fields for HTTP/2, each spelt out (HPACK: literal without indexing, without Huffman's code)."""
+
+    def spell(text: str) -> bytes:
+        raw = text.encode("latin-1")
+        if len(raw) < 127:
+            return bytes([len(raw)]) + raw
+        rest, length = len(raw) - 127, b"\x7f"
+        while rest > 127:
+            rest, length = rest >> 7, length + bytes([rest & 127 | 128])
+        return length + bytes([rest]) + raw
+
+    return b"".join(b"\x00" + spell(name) + spell(value) for name, value in fields)
+
+
+class H2:
+    """A client of HTTP/2 in clear text that may break the protocol."""
+
+    def __init__(self, port: int, connection: Any = None) -> None:
+        self.connection = connection or socket.create_connection(("127.0.0.1", port), 30)
+        self.status: dict[int, int] = {}
+        self.data: dict[int, bytes] = {}
+        self.ended: set[int] = set()
+        self.reset: set[int] = set()
+        self.away = False
+        self.windows = {0: 65535}
+        self.send(H2_PREFACE + write_frame(SETTINGS, 0, 0))
+
+    def send(self, raw: bytes) -> None:
+        """Send; a gateway that closes early is no error."""
+        with contextlib.suppress(OSError):
+            self.connection.sendall(raw)
+
+    def ask(self, stream: int, body: bytes = b"", end: bool = True, **pseudo: str) -> None:
+        """Send a request; `pseudo` replaces or adds fields, `_` before a name is a colon."""
+        fields = {"_method": "POST" if body else "GET", "_scheme": "http", "_path": PATHS[0], "_authority": "gateway"}
+        fields |= {"authorization": f"Bearer {KEYS['all']}"} | pseudo
+        block = write_fields(*((":" + name[1:] if name[0] == "_" else name, value) for name, value in fields.items()))
+        raw = write_frame(HEADERS, 4 | (end and not body), stream, block)
+        for start in range(0, len(body), 16384):
+            part = body[start : start + 16384]
+            raw += write_frame(DATA, int(end and start + 16384 >= len(body)), stream, part)
+        self.send(raw)
+
+    def read(self, until: Callable[[], Any], seconds: float = 10) -> bool:
+        """Read frames until something is so; False where the gateway closed or the time is over."""
+        end = time.monotonic() + seconds
+        while not until():
+            self.connection.settimeout(max(0.01, end - time.monotonic()))
+            try:
+                head = self.receive(9)
+                payload = self.receive(int.from_bytes(head[:3], "big"))
+            except (OSError, EOFError):
+                return bool(until())
+            kind, flags, stream = head[3], head[4], int.from_bytes(head[5:9], "big")
+            if kind == HEADERS:
+                indexed = {0x88: 200, 0x8C: 400, 0x8D: 404, 0x8E: 500}
+                while payload[0] >> 5 == 1:  # a new size of the dynamic table
+                    payload = payload[1:]
+                self.status[stream] = indexed.get(payload[0]) or int(payload[2:5])
+            elif kind == DATA and payload:
+                self.data[stream] = self.data.get(stream, b"") + payload
+                size = len(payload).to_bytes(4, "big")
+                self.send(write_frame(WINDOW_UPDATE, 0, 0, size) + write_frame(WINDOW_UPDATE, 0, stream, size))
+            elif kind == SETTINGS and not flags & 1:
+                self.send(write_frame(SETTINGS, 1, 0))
+            elif kind == RST_STREAM:
+                self.reset.add(stream)
+            elif kind == GOAWAY:
+                self.away = True
+            elif kind == WINDOW_UPDATE:
+                self.windows[stream] = self.windows.get(stream, 65535) + int.from_bytes(payload, "big")
+            if kind in (HEADERS, DATA) and flags & 1:
+                self.ended.add(stream)
+        return True
+
+    def wait_for_window(self, stream: int, count: int, sent: int) -> None:
+        """Wait until `count` bytes more than the `sent` ones may be sent."""
+        self.read(lambda: min(self.windows.get(one, 65535) for one in (0, stream)) >= sent + count)
+
+    def receive(self, count: int) -> bytes:
+        """Exactly `count` bytes; EOFError where the connection ends before."""
+        data = b""
+        while len(data) < count:
+            if not (part := self.connection.recv(count - len(data))):
+                raise EOFError
+            data += part
+        return data
+
+    def close(self) -> None:
+        """Leave."""
+        self.connection.close()
+
+
+class Gateway:
+    """HAProxy with the role's configuration in a directory of its own, and its engines."""
+
+    def __init__(self, **variables: Any) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="gw-", dir="/tmp"))  # a path of a socket has 107 characters at most
+        self.etc, self.run, self.vllm = self.root / "etc", self.root / "run", self.root / "vllm"
+        for path in (self.etc / "tls", self.run, self.vllm / "roles"):
+            path.mkdir(parents=True)
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.engines = {name: Engine(name, self.vllm / f"engines/{name}/api.sock", self.loop) for name in ENGINES}
+        self.names = {served: engine for engine, names in ENGINES.items() for served in names}
+        self.states = dict.fromkeys(self.names, "up")
+        self.port, self.tls_port = get_free_port(), get_free_port()
+        self.ports = {engine: get_free_port() for engine in PORTED}
+        tls = variables.pop("tls", False)
+        self.variables: dict[str, Any] = {
+            "ansible_managed": "Ansible managed",
+            "serving_gateway_listen": [{"address": "127.0.0.1", "port": self.port, "tls": False}]
+            + ([{"address": "127.0.0.1", "port": self.tls_port, "tls": True}] if tls else []),
+            "serving_gateway_ports": list(self.ports.values()),
+            "serving_gateway_names": sorted([*self.names, "idle name/of another profile"]),
+            "serving_gateway_roles": sorted(self.names),
+            "serving_gateway_paths": PATHS,
+            "serving_gateway_wait_s": 5,
+            "serving_gateway_waiting": 4,
+            "serving_gateway_max_tokens": 32768,
+            **variables,
+        }
+        for served in self.names:
+            self.link(served)
+        for name in ("models", "clients", "rights", "lists", "state", "ports"):
+            self.write(name)
+        (self.etc / "haproxy.cfg").write_text(self.render())
+        self.log = self.root / "log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def render(self) -> str:
+        """The configuration, with the paths of this test and without the change of user."""
+        environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+        environment.filters["edge.vllm_edge.backend_name"] = name_backend
+        text = environment.from_string(TEMPLATE.read_text()).render(self.variables)
+        for place, here in (("/etc/vllm-edge/gateway", self.etc), ("/run/vllm-edge-gateway", self.run)):
+            text = text.replace(place, str(here))
+        return re.sub("^ +(user|group) .*\n", "", text.replace("/run/vllm-edge/", f"{self.vllm}/"), flags=re.M)
+
+    def map(self, name: str) -> dict[str, str]:
+        """What a map has to hold now."""
+        names = self.names
+        ports = {engine: str(self.ports.get(engine, "-")) for engine in ENGINES}
+        rights = {
+            f"{client}:{served}": "1" for client, only in CLIENTS.items() for served in names if only in ("", served)
+        }
+        rights |= {f"{client}@{engine}": "1" for client, only in CLIENTS.items() for engine in ENGINES if not only}
+        entry = {served: {"id": served, "object": "model"} for served in names}
+        return {
+            "models": {
+                served: f"{name_backend(served)} {engine} {self.states[served]} "
+                f"{served if self.states[served] == 'stand-in' else '-'} 55 {ports[engine]}"
+                for served, engine in names.items()
+            },
+            "clients": {
+                hashlib.sha256(KEYS[client].encode()).hexdigest(): "{} {} {}".format(
+                    client, *LIMITS.get(client, (0, 0))
+                )
+                for client in CLIENTS
+            },
+            "rights": rights,
+            "lists": {
+                client: json.dumps({"object": "list", "data": [entry[one] for one in names if only in ("", one)]})
+                for client, only in CLIENTS.items()
+            },
+            "state": {"host": '"h1"', "profile": '"p\\"1"', "generation": "7", "switch": "null"}
+            | {
+                f"role:{served}": f'"state":"{self.states[served]}","engine":"{engine}","back_in_s":null'
+                for served, engine in names.items()
+            },
+            "ports": {str(port): engine for engine, port in self.ports.items()},
+        }[name]
+
+    def write(self, name: str, content: dict[str, str] | None = None) -> str:
+        """Write a map's file and return its text."""
+        entries = self.map(name) if content is None else content
+        text = "".join(f"{key} {value}\n" for key, value in entries.items())
+        (self.etc / f"{name}.map").write_text(text)
+        return text
+
+    def commit(self, name: str, content: dict[str, str] | None = None) -> None:
+        """Write a map, and replace it in the running HAProxy."""
+        text, path = self.write(name, content), self.etc / f"{name}.map"
+        version = self.command(f"prepare map {path}").rpartition(":")[2].strip()
+        if text:  # a payload of no line is an error
+            assert self.command(f"add map @{version} {path} <<\n{text}").strip() == ""
+        assert self.command(f"commit map @{version} {path}").strip() == ""
+
+    def command(self, text: str) -> str:
+        """Ask the admin socket."""
+        with socket.socket(socket.AF_UNIX) as admin:
+            admin.settimeout(5)
+            admin.connect(str(self.run / "admin.sock"))
+            admin.sendall(text.encode() + b"\n")
+            return b"".join(iter(lambda: admin.recv(65536), b"")).decode()
+
+    def link(self, served: str) -> None:
+        """Let the link of a name lead to its engine."""
+        path = self.vllm / f"roles/{name_backend(served)}.sock"
+        new = path.with_suffix(".new")
+        new.symlink_to(f"../engines/{self.names[served]}/api.sock")
+        new.replace(path)
+
+    def send_away(self, served: str, live: bool = True) -> None:
+        """What the host's program does when a role's engine stops (without `live`: what a crash leaves)."""
+        (self.vllm / f"roles/{name_backend(served)}.sock").unlink()
+        if live:
+            self.states[served] = "away"
+            self.commit("models")
+            self.set_server(served, "maint")
+
+    def bring_back(self, served: str, engine: str, state: str = "up") -> None:
+        """What the host's program does when a role is back."""
+        self.names[served], self.states[served] = engine, state
+        self.link(served)
+        for name in ("models", "state"):
+            self.commit(name)
+        self.set_server(served, "ready")
+
+    def set_server(self, served: str, state: str) -> None:
+        """Tell HAProxy about the server of a name."""
+        assert self.command(f"set server role_{name_backend(served)}/engine state {state}").strip() == ""
+
+    def start(self) -> None:
+        """Start the engines and HAProxy as its unit does."""
+        for engine in self.engines.values():
+            engine.start()
+        words = [str(HAPROXY), "-Ws", "-f", str(self.etc / "haproxy.cfg"), "-p", str(self.run / "pid")]
+        self.process = subprocess.Popen(words, stdout=self.log.open("wb"), stderr=subprocess.STDOUT)
+        wait_until(lambda: b"Loading success" in self.log.read_bytes() or (self.process and self.process.poll()))
+        assert self.process.poll() is None, self.log.read_text()
+        wait_until(lambda: "architect" in self.command("show servers state"))
+
+    def reload(self) -> None:
+        """What `systemctl reload` does; it returns when the new worker answers."""
+        assert self.process
+        before = self.log.read_bytes().count(b"Loading success")
+        self.process.send_signal(signal.SIGUSR2)
+        wait_until(lambda: self.log.read_bytes().count(b"Loading success") > before)
+
+    def get_workers(self) -> list[int]:
+        """The process ids of the workers, the oldest first."""
+        assert self.process
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return sorted(map(int, path.read_text().split()))
+
+    def get_rss_mib(self) -> float:
+        """The memory of all workers."""
+        texts = [Path(f"/proc/{worker}/status").read_text() for worker in self.get_workers()]
+        return sum(int(re.search(r"VmRSS:\s+(\d+)", text)[1]) for text in texts) / 1024  # type: ignore[index]
+
+    def get_log(self, request_id: str) -> dict[str, Any]:
+        """The line of the access log with this request id."""
+        line = wait_until(lambda: [one for one in self.read_log() if one["request_id"] == request_id])
+        assert isinstance(line[0], dict)
+        return line[0]
+
+    def read_log(self) -> list[dict[str, Any]]:
+        """The access log; each of its lines must be JSON."""
+        text = self.log.read_text()
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line.startswith("{")]
+
+    def ask(self, raw: bytes, port: int = 0, timeout: float = 30) -> Answer:
+        """Send one request on a connection of its own and read the answer."""
+        connection = Connection(port or self.port, timeout)
+        try:
+            connection.send(raw)
+            return connection.read()
+        finally:
+            connection.close()
+
+    def stop(self) -> None:
+        """End what was started, and remove the directory."""
+        for engine in self.engines.values():
+            engine.stop()
+        if self.process:
+            workers = self.get_workers() if self.process.poll() is None else []
+            self.process.terminate()
+            for worker in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGKILL)
+            self.process.wait(10)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        shutil.rmtree(self.root)

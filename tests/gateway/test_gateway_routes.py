@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engine a request reaches, what the gateway answers by itself, and what it logs."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+from gateway_world import ENGINES, H2, KEYS, PATHS, Connection, Gateway, name_backend, write_request
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("served", "engine"), [(name, engine) for engine, names in ENGINES.items() for name in names])
+def test_a_request_reaches_the_engine_of_its_model(gateway: Gateway, path: str, served: str, engine: str) -> None:
+    answer = gateway.ask(write_request({"input": "x" * 10000, "model": served}, path))
+    assert (answer.status, answer.json, answer.headers["x-served-by"]) == (200, {"engine": engine}, engine)
+    assert "x-stand-in" not in answer.headers and "server" not in answer.headers
+
+
+def test_the_engine_gets_no_header_that_it_does_not_need(gateway: Gateway) -> None:
+    secrets = "X-Request-Id: mine\r\nX-Api-Key: k\r\nCookie: c\r\nX-Data-Parallel-Rank: 3\r\n"
+    gateway.ask(write_request({"model": "worker"}, PATHS[0] + "?key=1", headers=secrets))
+    seen = gateway.engines["mid"].seen[-1]
+    own = seen.headers.pop("x-request-id")
+    assert len(own) == 36 and seen.target == PATHS[0]
+    assert seen.headers == {"host": "localhost", "content-length": "19", "connection": "close"}
+
+
+@pytest.mark.parametrize(
+    ("served", "status"), [("architect", 200), ("worker", 404), ("sentry", 404)], ids=["its own", "other", "ported"]
+)
+def test_a_port_answers_for_its_engine_only(gateway: Gateway, served: str, status: int) -> None:
+    answer = gateway.ask(write_request({"model": served}), gateway.ports["big"])
+    assert answer.status == status
+    gateway.commit("ports", {})
+    try:
+        assert gateway.ask(write_request({"model": served}), gateway.ports["big"]).status == 404
+    finally:
+        gateway.commit("ports")
+
+
+@pytest.mark.parametrize(
+    ("key", "names"), [("all", ["architect", "auditor", "sentry", "worker"]), ("part", ["sentry"])]
+)
+def test_a_client_sees_the_models_that_it_may_use(gateway: Gateway, key: str, names: list[str]) -> None:
+    answer = gateway.ask(write_request(path="/v1/models", key=key))
+    assert sorted(one["id"] for one in answer.json["data"]) == names
+    gateway.commit("lists", {})
+    assert gateway.ask(write_request(path="/v1/models", key=key)).json == {"object": "list", "data": []}
+    gateway.commit("lists", gateway.map("lists") | {f"{key}@big": '{"data":[1]}'})
+    assert gateway.ask(write_request(path="/v1/models", key=key), gateway.ports["big"]).json == {"data": [1]}
+    gateway.commit("lists")
+
+
+def test_status_says_what_the_host_serves(gateway: Gateway) -> None:
+    answer = gateway.ask(write_request(path="/status", key="part"))
+    role = {"state": "up", "back_in_s": None, "waiting": 0}
+    assert answer.json == {
+        "host": "h1",
+        "profile": 'p"1',
+        "generation": 7,
+        "switch": None,
+        "roles": {served: role | {"engine": engine} for served, engine in gateway.names.items()},
+    }
+    gateway.commit("state", {})
+    assert gateway.ask(write_request(path="/status")).json["roles"] == {}
+    gateway.commit("state")
+
+
+def ask_probe(gateway: Gateway, path: str) -> int:
+    """The status of the probe's answer."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(str(gateway.run / "probe.sock"))
+        probe.sendall(write_request(path=path, key=None))
+        return int(probe.recv(4096).split()[1])
+
+
+def test_ready_is_true_while_the_role_is_served(gateway: Gateway) -> None:
+    def ask(name: str) -> tuple[int, int, bytes]:
+        answer = gateway.ask(write_request(path="/ready/" + name))
+        return answer.status, ask_probe(gateway, "/ready/" + name), answer.body if answer.status != 404 else b""
+
+    assert (gateway.run / "probe.sock").stat().st_mode & 0o777 == 0o600
+    assert ask("sentry") == (200, 200, b"") and ask("idle") == (404, 404, b"")
+    gateway.set_server("sentry", "maint")
+    assert ask("sentry") == (503, 503, b"")
+    gateway.set_server("sentry", "ready")
+    gateway.states["sentry"] = "away"
+    gateway.commit("models")
+    assert ask("sentry") == (503, 503, b"")
+    gateway.states["sentry"] = "stand-in"
+    gateway.commit("models")
+    assert ask("sentry") == (200, 200, b"")
+    gateway.states["sentry"] = "up"
+    gateway.commit("models")
+    assert ask_probe(gateway, PATHS[0]) == ask_probe(gateway, "/status") == 404
+
+
+def test_a_stand_in_says_so(gateway: Gateway) -> None:
+    gateway.bring_back("architect", "small", "stand-in")
+    answer = gateway.ask(write_request({"model": "architect"}))
+    gateway.bring_back("architect", "big")
+    assert answer.json == {"engine": "small"}
+    assert (answer.headers["x-served-by"], answer.headers["x-stand-in"]) == ("small", "architect")
+
+
+def test_an_open_connection_follows_a_link_that_moved(gateway: Gateway) -> None:
+    connection = Connection(gateway.port)
+    engines = []
+    for engine in ("big", "small", "big"):
+        gateway.bring_back("architect", engine)
+        connection.send(write_request({"model": "architect"}))
+        engines.append(connection.read().json["engine"])
+    connection.close()
+    assert engines == ["big", "small", "big"]
+
+
+@pytest.mark.parametrize("version", ["1.1", "2"])
+def test_an_error_has_the_request_id_of_its_header_and_of_the_log(gateway: Gateway, version: str) -> None:
+    if version == "2":
+        client = H2(gateway.port)
+        client.ask(1, b'{"model": "nobody"}')
+        assert client.read(lambda: 1 in client.ended)
+        status, error = client.status[1], json.loads(client.data[1])["error"]
+    else:
+        answer = gateway.ask(write_request({"model": "nobody"}, headers="X-Request-Id: mine\r\n"))
+        status, error = answer.status, answer.json["error"]
+        assert answer.headers["x-request-id"] == error["request_id"]
+    assert (status, error["type"], error["code"]) == (404, "invalid_request_error", "model_not_found")
+    line = gateway.get_log(error["request_id"])
+    assert (line["client"], line["status"], line["role"]) == ("all", 404, "-")
+
+
+HOSTILE = '"\\\x01\x7f\xff\xe2\x28%00%n'
+
+
+def test_the_log_is_json_without_keys_and_prompts(gateway: Gateway) -> None:
+    key = KEYS["all"]
+    raws = [
+        write_request(
+            {"model": "worker", "prompt": "my prompt"}, f"{PATHS[1]}?key={key}", headers=f"X-A: {HOSTILE}\r\n"
+        ),
+        write_request({"model": HOSTILE}),
+        write_request(path=f"/{key}/{HOSTILE.replace(chr(1), '')}"),
+        write_request(path=f"/ready/{HOSTILE[:2]}%ff"),
+        write_request(path="/v1/models", method=HOSTILE[:2]),
+        write_request(path="/v1/models", key=HOSTILE),
+        b"\x00\xff\r\n\r\n",
+    ]
+    answers = [gateway.ask(raw) for raw in raws]
+    line = gateway.get_log(answers[0].headers["x-request-id"])
+    assert {key: line[key] for key in ("client", "role", "engine", "method", "path", "status")} == {
+        "client": "all",
+        "role": "worker",
+        "engine": "mid",
+        "method": "POST",
+        "path": PATHS[1],
+        "status": 200,
+    }
+    assert line["time"].endswith("Z") and line["bytes_in"] > 19 and line["bytes_out"] > 10
+    assert min(line["queue_ms"], line["first_byte_ms"], line["total_ms"]) >= 0
+    text = gateway.log.read_text(errors="strict")
+    assert len([one for one in text.splitlines() if one.startswith("{")]) == len(gateway.read_log())
+    assert "my prompt" not in text and key not in text
+
+
+def test_every_name_has_a_backend_of_its_own(gateway: Gateway) -> None:
+    known = gateway.command("show backend")
+    for name in gateway.variables["serving_gateway_names"]:
+        assert f"role_{name_backend(name)}\n" in known
