@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gateway as clients see it: the official `openai` client, on the machine that runs the lab."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from conftest import ENGINES, INVENTORY_HOST, PROFILE, ROLES, ROOT, Controller, Machine, Served
+
+CLIENT_FILES = ROOT / "reports" / "clients"
+QUESTION: Any = [{"role": "user", "content": "Count to three."}]
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "set_lamp",
+        "description": "Sets the lamp.",
+        "parameters": {
+            "type": "object",
+            "properties": {"on": {"type": "boolean"}, "model": {"type": "string", "enum": ["small", "large"]}},
+            "required": ["on", "model"],
+        },
+    },
+}
+SCHEMA: Any = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "lamp",
+        "schema": {
+            "type": "object",
+            "properties": {"colour": {"enum": ["green", "red"]}},
+            "required": ["colour"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def read_environment(client: str) -> dict[str, str]:
+    text = (CLIENT_FILES / f"{INVENTORY_HOST}-{client}.env").read_text()
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
+
+
+def connect(environment: dict[str, str], **options: Any) -> openai.OpenAI:
+    verified = httpx.Client(verify=environment["SSL_CERT_FILE"], timeout=180)
+    return openai.OpenAI(
+        base_url=environment["OPENAI_BASE_URL"],
+        api_key=environment["OPENAI_API_KEY"],
+        http_client=verified,
+        max_retries=0,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[openai.OpenAI]:
+    with connect(read_environment("default")) as client:
+        yield client
+
+
+def test_key_is_for_its_owner_only(machine: Machine) -> None:
+    file = CLIENT_FILES / f"{INVENTORY_HOST}-default.env"
+    key = read_environment("default")["OPENAI_API_KEY"]
+    assert (oct(file.stat().st_mode & 0o777), len(key)) == ("0o600", len("vllm-") + 43)
+    assert (
+        machine.host.run(f"grep -rl {shlex.quote(key)} /etc /var/lib/vllm-edge /var/log /run 2>/dev/null").stdout == ""
+    )
+
+
+def test_unit_runs_and_the_packages_own_service_does_not(machine: Machine) -> None:
+    assert machine.unit("ActiveState", "UnitFileState", unit="vllm-edge-gateway.service") == {
+        "ActiveState": "active",
+        "UnitFileState": "enabled",
+    }
+    assert machine.unit("LoadState", unit="haproxy.service") == {"LoadState": "masked"}
+
+
+def test_models_are_those_of_the_profile(client: openai.OpenAI) -> None:
+    assert sorted(model.id for model in client.models.list()) == sorted(ROLES)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_role_answers(client: openai.OpenAI, role: str) -> None:
+    raw = client.chat.completions.with_raw_response.create(model=role, messages=QUESTION, max_tokens=8)
+    assert raw.headers["X-Served-By"] == ROLES[role].name
+    assert "X-Stand-In" not in raw.headers
+    assert raw.parse().usage.completion_tokens > 0
+
+
+def test_stream_comes_in_chunks(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(model="sentry", messages=QUESTION, max_tokens=32, stream=True)
+    chunks = list(stream)
+    assert len(chunks) > 8
+    assert chunks[-1].choices[0].finish_reason in ("length", "stop")
+
+
+def test_other_endpoints(client: openai.OpenAI) -> None:
+    assert client.completions.create(model="auditor", prompt="one, two,", max_tokens=4).choices[0].text
+    assert client.responses.create(model="sentry", input="Count.", max_output_tokens=16).id
+
+
+def test_tool_with_a_parameter_that_is_called_model(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="architect", messages=QUESTION, tools=[TOOL], tool_choice="required", max_tokens=256
+    )
+    assert answer.choices[0].message is not None
+
+
+def test_json_schema_is_kept_to(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="sentry", messages=QUESTION, response_format=SCHEMA, max_tokens=64, temperature=0
+    )
+    assert json.loads(answer.choices[0].message.content or "")["colour"] in ("green", "red")
+
+
+def test_body_of_10_mb_reaches_its_engine(client: openai.OpenAI) -> None:
+    """The engine refuses it, as it is longer than its context. A gateway that lost a part would say something else."""
+    long: Any = [{"role": "user", "content": "on " * (10_000_000 // 3)}]
+    with pytest.raises(openai.BadRequestError, match=r"context length|max_model_len|maximum"):
+        client.chat.completions.create(model="sentry", messages=long, max_tokens=4)
+
+
+def test_errors_have_the_form_that_the_client_knows(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(model="nobody", messages=QUESTION)
+    assert unknown.value.code == "model_not_found"
+    assert unknown.value.body["request_id"] == unknown.value.response.headers["X-Request-Id"]  # type: ignore[index]
+    wrong = read_environment("default") | {"OPENAI_API_KEY": "vllm-" + "x" * 43}
+    with connect(wrong) as stranger, pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
+
+
+def test_request_id_is_in_the_log_without_prompt_and_key(client: openai.OpenAI, machine: Machine) -> None:
+    raw = client.chat.completions.with_raw_response.create(
+        model="sentry", messages=[{"role": "user", "content": "planted-prompt-51"}], max_tokens=2
+    )
+    machine.wait("the request is in the log", lambda: raw.headers["X-Request-Id"] in log(machine), 10)
+    line = next(line for line in log(machine).splitlines() if raw.headers["X-Request-Id"] in line)
+    entry = json.loads(line)
+    assert (entry["client"], entry["role"], entry["engine"], entry["status"]) == ("default", "sentry", "e2b", 200)
+    assert "planted-prompt-51" not in log(machine)
+    assert read_environment("default")["OPENAI_API_KEY"] not in log(machine)
+
+
+def log(machine: Machine) -> str:
+    return machine.run("journalctl", "--quiet", "--output=cat", "--unit=vllm-edge-gateway.service", "--lines=400")
+
+
+def ask_status(environment: dict[str, str]) -> dict[str, Any]:
+    address = environment["OPENAI_BASE_URL"].removesuffix("/v1")
+    bearer = {"Authorization": f"Bearer {environment['OPENAI_API_KEY']}"}
+    return dict(httpx.get(f"{address}/status", headers=bearer, verify=environment["SSL_CERT_FILE"]).json())
+
+
+def test_status_names_profile_and_roles() -> None:
+    status = ask_status(read_environment("default"))
+    assert (status["profile"], status["switch"], set(status["roles"])) == (PROFILE, None, set(ROLES))
+    assert {name: (role["state"], role["engine"], role["waiting"]) for name, role in status["roles"].items()} == {
+        name: ("up", engine.name, 0) for name, engine in ROLES.items()
+    }
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
+def test_port_of_an_engine_answers_for_it_alone_and_with_a_key(machine: Machine, engine: Served) -> None:
+    key = read_environment("default")["OPENAI_API_KEY"]
+    program = (
+        "import json,sys,urllib.request,urllib.error\n"
+        "try:\n"
+        " r=urllib.request.urlopen(urllib.request.Request(sys.argv[1],headers=dict([sys.argv[2].split(': ')])))\n"
+        " print(json.dumps([r.status,json.load(r)]))\n"
+        "except urllib.error.HTTPError as e:\n"
+        " print(json.dumps([e.code,json.load(e)]))"
+    )
+    url = f"http://127.0.0.1:{engine.port}/v1/models"
+    ask = lambda header: json.loads(machine.run("python3", "-c", program, url, header))  # noqa: E731
+    status, listed = ask(f"Authorization: Bearer {key}")
+    assert (status, sorted(model["id"] for model in listed["data"])) == (200, sorted(engine.served_names))
+    assert ask("X-None: none")[0] == 401
+
+
+# ---- clients ----------------------------------------------------------------------------------------------------
+
+
+def declare(controller: Controller, *options: str) -> None:
+    clients = {
+        "default": {},
+        "ci": {"served_names": ["sentry"], "requests_per_minute": 5},
+        "partial": {"served_names": ["worker"]},
+    }
+    done = controller.play("playbooks/clients.yml", "-e", json.dumps({"serving_clients": clients}), *options)
+    assert done.rc == 0, done.output[-3000:]
+    for name in clients:
+        file = CLIENT_FILES / f"{INVENTORY_HOST}-{name}.env"
+        assert not file.exists() or read_environment(name)["OPENAI_API_KEY"] not in done.output
+
+
+def test_clients_are_declared_limited_rotated_and_revoked(controller: Controller) -> None:
+    declare(controller)
+    first = read_environment("ci")
+    with connect(first) as ci, connect(read_environment("partial")) as partial:
+        assert [model.id for model in ci.models.list()] == ["sentry"]
+        with pytest.raises(openai.PermissionDeniedError):
+            ci.chat.completions.create(model="architect", messages=QUESTION, max_tokens=2)
+        with pytest.raises(openai.RateLimitError) as limited:
+            for _ in range(8):
+                ci.models.list()
+        assert int(limited.value.response.headers["Retry-After"]) > 0
+        # worker's engine has another name, architect, which the engine would take from a second key.
+        with pytest.raises(openai.BadRequestError) as twice:
+            partial.post(
+                "/chat/completions",
+                cast_to=httpx.Response,
+                content=b'{"model":"worker","messages":[{"role":"user","content":"x"}],"max_tokens":2,"model":"architect"}',
+                options={"headers": {"Content-Type": "application/json"}},
+            )
+        assert twice.value.code == "model_ambiguous"
+    declare(controller, "-e", "rotate=partial")
+    declare(controller, "-e", "revoke=ci")
+    with connect(first) as gone, pytest.raises(openai.AuthenticationError):
+        gone.models.list()
+    assert not (CLIENT_FILES / f"{INVENTORY_HOST}-ci.env").exists()
+    models = (CLIENT_FILES / f"{INVENTORY_HOST}-models.yaml").read_text()
+    assert all(role in models for role in ROLES)
+
+
+# ---- what breaks -------------------------------------------------------------------------------------------------
+
+
+def find_gateway_checks(machine: Machine) -> dict[str, str]:
+    found = json.loads(machine.host.run("vllm-edge doctor --format json").stdout)
+    return {row["check"]: row["status"] for row in found["checks"] if row["check"].startswith("gateway.")}
+
+
+def test_doctor_finds_nothing_wrong_with_the_gateway(machine: Machine) -> None:
+    assert set(find_gateway_checks(machine).values()) == {"ok"}
+
+
+def test_a_gateway_that_is_killed_comes_back(machine: Machine, client: openai.OpenAI) -> None:
+    machine.shell("kill -9 $(systemctl show -p MainPID --value vllm-edge-gateway.service)")
+    begin = time.monotonic()
+    seen: list[str] = []
+    while time.monotonic() - begin < 30:
+        try:
+            client.models.list()
+            break
+        except openai.APIConnectionError as error:
+            seen.append(type(error).__name__)
+            time.sleep(0.2)
+    else:
+        pytest.fail(f"no answer within 30 s: {log(machine)[-2000:]}")
+    test_role_answers(client, "sentry")
+
+
+def test_a_damaged_map_is_found_and_mended(machine: Machine, client: openai.OpenAI) -> None:
+    machine.shell("echo 'nonsense' > /etc/vllm-edge/gateway/models.map")
+    assert find_gateway_checks(machine)["gateway.maps"] == "fail"
+    test_role_answers(client, "sentry")  # the running gateway has the former one
+    machine.run("vllm-edge", "gateway", "sync")
+    assert find_gateway_checks(machine)["gateway.maps"] == "ok"
+
+
+def test_a_certificate_that_ends_is_told_and_renewed_by_a_reload(
+    machine: Machine, controller: Controller, client: openai.OpenAI
+) -> None:
+    tls = "/etc/vllm-edge/gateway/tls"
+    before = machine.unit("MainPID", unit="vllm-edge-gateway.service")
+    machine.shell(
+        f"cp -a {tls}/server.pem /root/server.pem && openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=x "
+        f"-keyout /root/k.pem -out /root/c.pem 2>/dev/null && cat /root/c.pem /root/k.pem > {tls}/server.pem"
+    )
+    assert find_gateway_checks(machine)["gateway.certificate"] == "fail"
+    done = controller.play("playbooks/gateway.yml")
+    assert done.rc == 0, done.output[-3000:]
+    assert find_gateway_checks(machine)["gateway.certificate"] == "ok"
+    assert machine.unit("MainPID", unit="vllm-edge-gateway.service") == before
+    with connect(read_environment("default")) as anew:
+        assert len(list(anew.models.list())) == len(ROLES)
