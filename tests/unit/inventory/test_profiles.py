@@ -451,6 +451,7 @@ CASES: list[Case] = [
     one("path of the gateway", "gateway.serving_gateway_paths", ["/v1//x"], "write the path of an interface"),
     one("path of the gateway", "gateway.serving_gateway_paths", ["/v1/x\n"], "line break"),
     one("certificate", "gateway.serving_gateway_certificate", "/x.pem", "private_key: is not set", "set both"),
+    one("certificate", "gateway.serving_gateway_certificate", "x.pem", "certificate: 'x.pem' is no absolute path"),
     one("certificate", "gateway.serving_gateway_url", "llm:8443", "scheme, host and port"),
     case(
         "certificate",

@@ -20,6 +20,10 @@ from unittest.mock import MagicMock
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.vllm_edge.system import listeners
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 Act = Callable[..., dict[str, Any]]
 
@@ -163,6 +167,45 @@ def test_the_certificate_is_made_once_and_again_when_it_has_to(tmp_path: Path, r
         assert (subprocess.run(verify, capture_output=True, check=False).returncode == 0) == (name != "other")
     (tmp_path / "server.pem").write_text("damaged")
     assert "ends within" in run_module("gateway_certificate", given, check=True)["why"]
+
+
+def make_certificate(directory: Path, name: str, days: int) -> None:
+    """A certificate that ends in so many days, and its key, in NAME.pem and NAME.key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    issued = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "x")])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(issued, issued, key.public_key(), x509.random_serial_number())
+    signed = builder.not_valid_before(now - timedelta(9)).not_valid_after(now + timedelta(days)).sign(key, SHA256())
+    (directory / f"{name}.pem").write_bytes(signed.public_bytes(Encoding.PEM))
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (directory / f"{name}.key").write_bytes(private)
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key", "words"),
+    [
+        ("good.pem", "good.key", ""),
+        ("good.pem", "other.key", "serving_gateway_private_key: 'other.key' is not the key of 'good.pem'"),
+        ("ended.pem", "ended.key", "serving_gateway_certificate: 'ended.pem' ended on"),
+        ("good.key", "good.key", "serving_gateway_certificate: 'good.key': holds nothing that can be read"),
+        ("good.pem", "none.key", "serving_gateway_private_key: 'none.key': No such file or directory"),
+        ("", "good.key", ""),
+    ],
+)
+def test_an_unfit_certificate_is_refused_on_the_controller(
+    load_module: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    certificate: str,
+    key: str,
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, days in (("good", 2), ("other", 2), ("ended", -2)):
+        make_certificate(tmp_path, name, days)
+    given = {"serving_gateway_certificate": certificate, "serving_gateway_private_key": key}
+    found = load_module("serving_check", "action").find_certificate_fault(given)
+    assert found.startswith(words) and bool(found) == bool(words)
 
 
 def test_the_gateways_own_process_and_ignored_programs_do_not_take_a_port() -> None:

@@ -22,7 +22,8 @@ echo "$@" >> "$STATE/asked"
 case "$1" in
 show)
     up=$(cat "$STATE/up-$2" 2>/dev/null || echo inactive)
-    printf 'Id=%s\\nLoadState=loaded\\nActiveState=%s\\n' "$2" "$up"
+    load=$([ -L "$STATE/units/$2" ] && echo masked || echo loaded)
+    printf 'Id=%s\\nLoadState=%s\\nActiveState=%s\\n' "$2" "$load" "$up"
     ;;
 is-enabled) [ -e "$STATE/on-$2" ] && echo enabled || { echo disabled; exit 1; } ;;
 enable) touch "$STATE/on-$2" ;;
