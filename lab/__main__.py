@@ -20,6 +20,12 @@ def main() -> None:
         default=int(os.environ.get("VLLM_EDGE_LAB_SSH_PORT", "22022")),
         help="loopback port of its ssh",
     )
+    parser.add_argument(
+        "--gateway-port",
+        type=int,
+        default=int(os.environ.get("VLLM_EDGE_LAB_GATEWAY_PORT", "0")),
+        help="loopback port of its gateway; 0 for the port of ssh and 400",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("images", help="build images and artefacts only")
     bring = commands.add_parser("up", help="bring the lab up")
@@ -49,7 +55,7 @@ def main() -> None:
     if (cpu := getattr(options, "cpu", "")) not in ("", LESSER):
         parser.error(f"VLLM_EDGE_LAB_CPU is {cpu!r}; it is {LESSER}, or empty for the CPU of this machine")
     seed = getattr(options, "seed", "")
-    world = World(options.name, options.ssh_port, getattr(options, "medium", ""), cpu, seed)
+    world = World(options.name, options.ssh_port, getattr(options, "medium", ""), cpu, seed, options.gateway_port)
     if options.command == "images":
         prepare()
     elif options.command == "up":

@@ -60,6 +60,10 @@ PASSED = re.compile(
 )
 
 
+GATEWAY_PORT = 8443
+"""Port of the host's gateway, as inventories/lab has it."""
+
+
 @dataclass(frozen=True)
 class World:
     """One simulated host with its vendors, by name."""
@@ -72,6 +76,8 @@ class World:
     """The CPU that a new host's engines compute as on; empty for that of this machine."""
     seed: str = ""
     """What a new host's engines take besides their weights; empty for the default host."""
+    gateway_port: int = 0
+    """Port of this machine that leads to GATEWAY_PORT of a new host; 0 for one that follows from the port of ssh."""
 
     def __post_init__(self) -> None:
         """Refuse a name that Docker does not take; it is also the name of a directory that is removed."""
@@ -80,6 +86,11 @@ class World:
                 f"lab: VLLM_EDGE_LAB_NAME is {self.name[:80]!a}; a name has up to 63 letters, digits, '_', '.' and "
                 "'-', and begins with a letter or digit"
             )
+
+    @property
+    def published_gateway_port(self) -> int:
+        """Port of this machine that leads to the gateway of a new host."""
+        return self.gateway_port or self.ssh_port + 400
 
     @property
     def host(self) -> str:
@@ -222,6 +233,7 @@ def create_host(world: World, image: str, *options: str) -> None:
         "--restart=unless-stopped",
         f"--network={world.name}",
         f"--publish=127.0.0.1:{world.ssh_port}:22",
+        f"--publish=127.0.0.1:{world.published_gateway_port}:{GATEWAY_PORT}",
         "--cap-add=ALL",
         *([] if can_raise_limits() else ["--cap-drop=SYS_RESOURCE"]),
         "--security-opt=seccomp=unconfined",
@@ -360,6 +372,12 @@ def vendors_address(world: World) -> str:
     return docker_output("inspect", "--format", form, world.vendors)
 
 
+def read_gateway_port(world: World) -> int:
+    """Port of this machine that leads to the host's gateway; GATEWAY_PORT where the host was made without one."""
+    done = docker("port", world.host, f"{GATEWAY_PORT}/tcp", check=False)
+    return int(done.stdout.splitlines()[0].rpartition(":")[2]) if done.returncode == 0 and done.stdout else GATEWAY_PORT
+
+
 def write_variables(world: World, names: dict[str, str]) -> None:
     """What only this lab knows and the inventory needs: port, keys, fingerprints of the generated vendor keys."""
     fingerprints = json.loads((Path(names["apt"]) / "fingerprints.json").read_text())
@@ -368,6 +386,7 @@ def write_variables(world: World, names: dict[str, str]) -> None:
         "ansible_ssh_private_key_file": str(world.generated / "id_ed25519"),
         "ansible_ssh_common_args": f"-o UserKnownHostsFile={world.generated / 'known_hosts'} -o IdentitiesOnly=yes",
         "lab_fingerprints": fingerprints,
+        "lab_gateway_port": read_gateway_port(world),
         # For whoever downloads on this machine, which does not know the names that the host knows.
         "lab_distribution_image": names["distribution"],
         "lab_hub": f"http://{vendors_address(world)}:8081",

@@ -33,9 +33,9 @@ def find_certificate_fault(variables: Mapping[str, Any]) -> str:
     remedy = "write the path of a PEM file on this machine, the certificate with its chain, the key without a password."
     at = name
     try:
-        certificate = x509.load_pem_x509_certificate(Path(files[0]).expanduser().read_bytes())
+        certificate = x509.load_pem_x509_certificate(Path(files[0]).read_bytes())
         at = other
-        key = load_pem_private_key(Path(files[1]).expanduser().read_bytes(), None)
+        key = load_pem_private_key(Path(files[1]).read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
         why = error.strerror if isinstance(error, OSError) else "holds nothing that can be read, or has a password"
         return f"{at}: {shown(variables[at])}: {why}; {remedy}"

@@ -75,5 +75,20 @@ def test_real_packages_of_debian(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=NAMES)
+def test_the_packages_own_haproxy_runs_only_where_somebody_runs_it(machine: Machine) -> None:
+    state = machine.run("systemctl show --property=LoadState,ActiveState --value haproxy.service").split()
+    assert state == (["loaded", "active"] if machine is UBUNTU else ["masked", "inactive"])
+    started = machine.run("journalctl --unit haproxy.service --output cat --quiet | grep -c Started || true")
+    assert started == ("1" if machine is UBUNTU else "0"), "it was never restarted"
+
+
+@pytest.mark.parametrize("machine", [DEBIAN_13, UBUNTU], ids=NAMES[1:])
+def test_the_gateway_runs_beside_it_and_asks_for_a_key(machine: Machine) -> None:
+    assert machine.run("systemctl is-active vllm-edge-gateway.service vllm-edge-gateway-sync.timer") == "active\nactive"
+    ask = "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/v1/models')"
+    assert "HTTP Error 401" in machine.ask(f'python3 -c "{ask}"').stderr
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=NAMES)
 def test_nothing_of_somebody_else_was_touched(machine: Machine) -> None:
     assert machine.somebody() == machine.run("cat /root/somebody")

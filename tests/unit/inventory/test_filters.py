@@ -17,6 +17,11 @@ PROFILES = {"both": {"engines": ["a", "b"], "when": "Always."}, "one": {"engines
 SLOTS = [{"name": "L4", "total_mib": 23, "reserved_mib": 0}, {"name": "", "total_mib": 24, "reserved_mib": None}]
 CARDS = [{"total_mib": 23, "reserved_mib": 1}] * 2
 SERVED = {"tensor_parallel_size": 1, "port": 8050, "served_names": ["r"]}
+GATED = {
+    "a": SERVED | {"max_model_len": 128},
+    "b": {"served_names": ["s"]},
+    "unused": {"port": 1, "served_names": ["t"]},
+}
 STATUS = {"unit": "vllm-a.service", "load_seconds": 1.5, "active_since": "then", "active_state": "active"}
 STATUS |= {"peer_to_peer_off": ["why"], "accept_risk": ["--lax"]}
 
@@ -31,6 +36,21 @@ STATUS |= {"peer_to_peer_off": ["why"], "accept_risk": ["--lax"]}
             "list_containers",
             (NAMED, ["GPU-a", "GPU-b"]),
             [{"name": "vllm-a", "gpus": ["GPU-a", "GPU-b"]}, {"name": "vllm-b", "gpus": ["GPU-b"]}],
+        ),
+        ("list_ports", (PROFILES, GATED), [8050]),
+        ("list_served_names", (PROFILES, GATED), ["r", "s"]),
+        (
+            "client_models",
+            (
+                [{"engine": "a", "served_names": ["r"]}, {"engine": "x", "served_names": ["q"]}],
+                GATED,
+                "http://h:1",
+                100,
+            ),
+            {
+                "q": {"endpoint": "http://h:1/v1", "model": "q"},
+                "r": {"endpoint": "http://h:1/v1", "model": "r", "context": 128, "max_tokens": 100},
+            },
         ),
         (
             "describe_gpus",

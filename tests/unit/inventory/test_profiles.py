@@ -136,7 +136,7 @@ CASES: list[Case] = [
     small("unknown key", "kv_cache_memory", 4294967296, "vLLM's name for it is kv_cache_memory_bytes"),
     small("unknown key", "served_model_name", ["sentry"], "it is called served_names here"),
     small("unknown key", "gpu_ids", [2], "did you mean gpus"),
-    small("unknown key", "api_key", "secret", "nothing reads this key", "docs/gateway.md"),
+    small("unknown key", "api_key", "secret", "nothing reads this key", "gateway asks clients"),
     one("unknown key", "models.tiny.sha", "0", "vllm_models.tiny.sha: nothing reads", "there are: dir, facts"),
     one("unknown key", "models.tiny.repositry", "0", "vllm_models.tiny.repositry", "did you mean repo?"),
     one("unknown key", "profiles.pair.engine", ["small"], "serving_profiles.pair.engine", "did you mean engines?"),
@@ -287,7 +287,7 @@ CASES: list[Case] = [
     one("wrong type", "engines", 3, "serving_engines: 3 is not a mapping"),
     one("wrong type", "models", ["tiny"], "vllm_models", "is not a mapping"),
     extra("not free to choose", ["--port=9000"], "'--port=9000' is not free", "the key port"),
-    extra("not free to choose", ["--host", "0.0.0.0"], "listens on a socket"),
+    extra("not free to choose", ["--host", "0.0.0.0"], "serves on a socket"),
     extra("not free to choose", ["--api-key=secret"], "'--api-key=...' is not free", "readable"),
     extra("not free to choose", ["--revision=main"], "the key revision of the model"),
     extra("not free to choose", ["--served-model-name", "a", "b"], "the key served_names"),
@@ -394,8 +394,8 @@ CASES: list[Case] = [
     small(
         "secret", "extra_env", {"VLLM_PROXY": "http://u:hunter2@proxy"}, "by its name or form", "vllm_engine_secrets"
     ),
-    small("secret", "extra_env", {"VLLM_API_KEY": "hunter2"}, "is not free to choose, the canary"),
-    small("secret", "secret_env", {"VLLM_API_KEY": "good"}, "is not free to choose, the canary"),
+    small("secret", "extra_env", {"VLLM_API_KEY": "hunter2"}, "is not free to choose, the gateway"),
+    small("secret", "secret_env", {"VLLM_API_KEY": "good"}, "is not free to choose, the gateway"),
     small("secret", "secret_env", ["hunter2 x"], "secret_env: is not a mapping", "vllm_engine_secrets"),
     small("secret", "secret_env", {"STORE_KEY": "hunter2 x"}, "secret_env.STORE_KEY: its value is no name of a secret"),
     small("secret", "secret_env", {"STORE_KEY": 7}, "secret_env.STORE_KEY: its value is no name of a secret"),
@@ -451,6 +451,7 @@ CASES: list[Case] = [
     one("path of the gateway", "gateway.serving_gateway_paths", ["/v1//x"], "write the path of an interface"),
     one("path of the gateway", "gateway.serving_gateway_paths", ["/v1/x\n"], "line break"),
     one("certificate", "gateway.serving_gateway_certificate", "/x.pem", "private_key: is not set", "set both"),
+    one("certificate", "gateway.serving_gateway_certificate", "x.pem", "certificate: 'x.pem' is no absolute path"),
     one("certificate", "gateway.serving_gateway_url", "llm:8443", "scheme, host and port"),
     case(
         "certificate",

@@ -165,7 +165,7 @@ def test_the_whole_installation_is_a_playbook_of_the_collection(collections: Pat
         cwd=tmp_path,
         ANSIBLE_COLLECTIONS_PATH=str(collections),
     )
-    assert re.findall(r"play #\d+ \(gpu_hosts\): (.*?)\t", stages)[-2:] == ["Deploy the engines", "Print the report"]
+    assert re.findall(r"play #\d+ \(gpu_hosts\): (.*?)\t", stages)[-2:] == ["Install the gateway", "Print the report"]
 
 
 def test_what_has_to_be_called_by_its_full_name_is() -> None:

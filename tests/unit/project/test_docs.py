@@ -19,8 +19,8 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# Commands and settings of Ansible, which no source of ours needs to know.
-ANSIBLES = re.compile(r"ANSIBLE_[A-Z_]+|encrypt_string")
+# Commands and settings of Ansible, and packages of clients, which no source of ours needs to know.
+ANSIBLES = re.compile(r"ANSIBLE_[A-Z_]+|encrypt_string|langchain_openai")
 
 
 def tracked(*patterns: str) -> list[str]:

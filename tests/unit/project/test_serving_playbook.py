@@ -54,7 +54,7 @@ def test_good_variables_pass_without_a_connection(play: Any) -> None:
     assert "failed=0" in done.stdout
 
 
-STAGES = ("host", "image", "weights", "engines")
+STAGES = ("host", "image", "weights", "engines", "gateway", "clients")
 
 
 @pytest.mark.parametrize("stage", [STAGES[0], *(pytest.param(name, marks=pytest.mark.thorough) for name in STAGES[1:])])

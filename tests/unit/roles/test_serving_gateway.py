@@ -20,7 +20,11 @@ from role_cases import ROOT
 SYSTEMCTL = """
 echo "$@" >> "$STATE/asked"
 case "$1" in
-show) printf 'Id=%s\\nLoadState=%s\\nActiveState=%s\\n' "$2" loaded "$(cat "$STATE/up-$2" 2>/dev/null || echo inactive)" ;;
+show)
+    up=$(cat "$STATE/up-$2" 2>/dev/null || echo inactive)
+    load=$([ -L "$STATE/units/$2" ] && echo masked || echo loaded)
+    printf 'Id=%s\\nLoadState=%s\\nActiveState=%s\\n' "$2" "$load" "$up"
+    ;;
 is-enabled) [ -e "$STATE/on-$2" ] && echo enabled || { echo disabled; exit 1; } ;;
 enable) touch "$STATE/on-$2" ;;
 disable) rm -f "$STATE/on-$2" ;;
@@ -41,7 +45,10 @@ def run(tmp_path: Path, program: Callable[[str, str], None]) -> Run:
     program("haproxy", 'echo "haproxy $*" >> "$STATE/asked"; exit "$(cat "$STATE/haproxy" 2>/dev/null || echo 0)"')
     program("vllm-edge", SYNC)
     program("dpkg-query", 'cat "$STATE/packages"')
-    program("apt-get", '[ -L "$STATE/units/haproxy.service" ] && echo masked >> "$STATE/apt"; echo "apt-get $*" >> "$STATE/apt"')
+    program(
+        "apt-get",
+        '[ -L "$STATE/units/haproxy.service" ] && echo masked >> "$STATE/apt"; echo "apt-get $*" >> "$STATE/apt"',
+    )
     (tmp_path / "packages").write_text("haproxy installed\nopenssl installed\n")
     for name in ("etc", "state", "units"):
         (tmp_path / name).mkdir()
@@ -65,7 +72,17 @@ def run(tmp_path: Path, program: Callable[[str, str], None]) -> Run:
         (tmp_path / "play.yml").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": include}]))
         (tmp_path / "vars.json").write_text(json.dumps(variables | more))
         done = subprocess.run(
-            ["ansible-playbook", "-i", "box,", "-c", "local", "-e", f"@{tmp_path}/vars.json", *options, tmp_path / "play.yml"],
+            [
+                "ansible-playbook",
+                "-i",
+                "box,",
+                "-c",
+                "local",
+                "-e",
+                f"@{tmp_path}/vars.json",
+                *options,
+                tmp_path / "play.yml",
+            ],
             cwd=tmp_path,
             env=os.environ
             | {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_DISPLAY_OK_HOSTS": "true", "ANSIBLE_NOCOLOR": "1"},
@@ -87,7 +104,7 @@ def asked(tmp_path: Path) -> list[str]:
     return [line for line in lines if not line.startswith(("show", "is-enabled", "is-active"))]
 
 
-def test_the_gateway_comes_once_changes_by_a_reload_and_goes(tmp_path: Path, run: Run) -> None:
+def test_the_gateway_comes_once(tmp_path: Path, run: Run) -> None:
     printed = run(["main"])
     key = re.search(r"vllm-[\w-]{43}", (tmp_path / "clients/box-default.env").read_text())
     assert key and key[0] not in printed and "BEGIN" not in printed
@@ -107,13 +124,18 @@ def test_the_gateway_comes_once_changes_by_a_reload_and_goes(tmp_path: Path, run
     assert "changed=0" in run(["main"])
     assert not [line for line in asked(tmp_path) if line.split()[0] in ("start", "reload", "restart", "daemon-reload")]
 
+
+@pytest.mark.thorough
+def test_the_gateway_changes_by_a_reload_and_goes(tmp_path: Path, run: Run) -> None:
+    run(["main"])
     checked = run(["main"], "--check", serving_gateway_listen=[{"address": "127.0.0.1", "port": 61998, "tls": True}])
     assert "changed=0" not in checked and "gateway sync --format json --check" in asked(tmp_path)
     (tmp_path / "etc/gateway/haproxy.cfg").write_text("other\n")
+    asked(tmp_path)
     run(["main"])
     assert [line for line in asked(tmp_path) if line.startswith("re")] == ["reload vllm-edge-gateway.service"]
 
-    printed = run(["uninstall"])
+    run(["uninstall"])
     assert not (tmp_path / "etc/gateway").exists() and list((tmp_path / "units").iterdir()) == []
     assert "changed=0" in run(["uninstall"])
     assert (tmp_path / "clients/box-default.env").exists()
@@ -131,7 +153,8 @@ def test_a_configuration_that_haproxy_refuses_is_not_installed(tmp_path: Path, r
     assert not [line for line in asked(tmp_path) if line.startswith("re")]
 
 
-@pytest.mark.parametrize("installed", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("installed", [False, True])
 def test_the_packages_own_service_is_masked_only_where_it_was_not(tmp_path: Path, run: Run, installed: bool) -> None:
     (tmp_path / "packages").write_text("haproxy installed\n" if installed else "openssl installed\n")
     assert "would install" in run(["install"], "--check")

@@ -129,8 +129,9 @@ def _is_all(address: str) -> bool:
 def _find_certificate_errors(variables: Mapping[str, Any], fault: str) -> Iterator[str]:
     names = ("serving_gateway_certificate", "serving_gateway_private_key")
     for name in names:
-        if not isinstance(variables.get(name, ""), str):
-            yield f"{name}: {shown(variables[name])} is not a text; write the path of a PEM file on this machine."
+        value = variables.get(name, "")
+        if not isinstance(value, str) or not re.match(r"/|$", value):
+            yield f"{name}: {shown(value)} is no absolute path; write that of a PEM file on this machine."
             return
     given = [name for name in names if variables.get(name)]
     if len(given) == 1:

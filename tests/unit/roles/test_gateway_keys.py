@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of the gateway's clients on the controller, the certificate on the host, and who listens on its ports."""
+
+from __future__ import annotations
+
+import grp
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from ansible.errors import AnsibleActionFail
+from ansible.module_utils.vllm_edge.system import listeners
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+Act = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def act(tmp_path: Path, load_module: Callable[..., Any]) -> Act:
+    """act(clients.json, check=False, **options): the action plugin's result, with its files in `clients`."""
+    plugin = load_module("gateway_clients", "action")
+
+    def run(on_host: str = "", *, check: bool = False, host: str = "box", **options: Any) -> dict[str, Any]:
+        given = {"directory": str(tmp_path / "clients"), "environment": {"OPENAI_BASE_URL": "http://x/v1", "A": ""}}
+        task = MagicMock(async_val=0, check_mode=check, args={**given, "host_clients": on_host, **options})
+        action = plugin.ActionModule(task, MagicMock(), MagicMock(), MagicMock(), MagicMock(), MagicMock())
+        result: dict[str, Any] = action.run(None, {"inventory_hostname": host})
+        return result
+
+    return run
+
+
+def read_key(file: str) -> str:
+    found = re.search(r"^OPENAI_API_KEY=(.*)$", Path(file).read_text(), re.MULTILINE)
+    assert found and re.fullmatch(r"vllm-[A-Za-z0-9_-]{43}", found[1])
+    return found[1]
+
+
+def list_hashes(result: dict[str, Any], client: str, *, ended: bool = False) -> list[str]:
+    return [key["sha256"] for key in json.loads(result["content"])[client]["keys"] if bool(key["until"]) == ended]
+
+
+def sha256(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def test_a_client_gets_a_key_once(act: Act) -> None:
+    foreseen = act(check=True)
+    assert foreseen["changed"] and foreseen["made"] == ["default"] and not Path(foreseen["files"]["default"]).exists()
+    first = act()
+    file = first["files"]["default"]
+    assert list_hashes(first, "default") == [sha256(read_key(file))]
+    assert read_key(file) not in json.dumps(first)
+    assert Path(file).stat().st_mode & 0o777 == 0o600 and Path(file).parent.stat().st_mode & 0o777 == 0o700
+    again = act(first["content"])
+    assert (again["changed"], again["made"], again["notes"]) == (False, [], [])
+    assert again["content"] == first["content"]
+
+
+def test_declared_clients_have_their_limits_and_default_comes_only_to_a_new_host(act: Act) -> None:
+    first = act(declared={"ci": {"served_names": ["sentry"], "streams": 2}})
+    (name, client) = next(iter(json.loads(first["content"]).items()))
+    assert (name, client["served_names"], client["requests_per_minute"], client["streams"]) == (
+        "ci",
+        ["sentry"],
+        600,
+        2,
+    )
+    changed = act(first["content"], declared={"ci": {}})
+    assert json.loads(changed["content"])["ci"]["served_names"] == [] and changed["made"] == []
+    assert act("{}\n")["made"] == []
+
+
+def test_a_rotated_key_stays_valid_until_a_mark_of_the_timer(act: Act) -> None:
+    first = act()
+    old = read_key(first["files"]["default"])
+    second = act(first["content"], rotate="default", rotation_hours=2)
+    assert read_key(second["files"]["default"]) != old
+    assert list_hashes(second, "default") == [sha256(read_key(second["files"]["default"]))]
+    assert list_hashes(second, "default", ended=True) == [sha256(old)]
+    until = datetime.fromisoformat(json.loads(second["content"])["default"]["keys"][0]["until"])
+    assert until.timestamp() % 300 == 0
+    assert timedelta(hours=2) <= until - datetime.now(UTC) + timedelta(minutes=1) <= timedelta(hours=2, minutes=6)
+    ended = second["content"].replace(until.strftime("%Y"), "2001")
+    assert list_hashes(act(ended), "default", ended=True) == []
+
+
+def test_a_revoked_client_is_gone_with_its_file(act: Act) -> None:
+    first = act(declared={"ci": {}, "ui": {}})
+    file = Path(first["files"]["ci"])
+    act(first["content"], check=True, revoke="ci", declared={"ci": {}, "ui": {}})
+    assert file.exists()
+    second = act(first["content"], revoke="ci", declared={"ci": {}, "ui": {}})
+    assert list(json.loads(second["content"])) == ["ui"] and not file.exists()
+    assert "still in serving_clients" in second["notes"][0]
+    third = act(second["content"], declared={"ci": {}, "ui": {}})
+    assert third["made"] == ["ci"] and list_hashes(third, "ci") != list_hashes(first, "ci"), "another key"
+
+
+def test_a_key_that_is_not_here_is_told_with_a_way_out(act: Act) -> None:
+    first = act()
+    Path(first["files"]["default"]).unlink()
+    again = act(first["content"])
+    assert again["changed"] is False and "`-e rotate=default` makes a new one" in again["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("on_host", "options", "words"),
+    [
+        ("", {"rotate": "defualt", "declared": {"default": {}}}, "rotate is 'defualt', which is no client of box"),
+        ("{}", {"revoke": "ci"}, "revoke is 'ci', which is no client of box"),
+        ("{", {}, "clients.json of box is damaged"),
+        ('{"ci": {"keys": [{}]}}', {}, "clients.json of box is damaged"),
+    ],
+)
+def test_what_cannot_be_is_refused(act: Act, tmp_path: Path, on_host: str, options: Any, words: str) -> None:
+    with pytest.raises(AnsibleActionFail, match=re.escape(words)):
+        act(on_host, **options)
+    assert not (tmp_path / "clients").exists()
+
+
+def test_a_file_of_another_host_is_not_overwritten(act: Act) -> None:
+    act(host="box", declared={"a-b": {}})
+    with pytest.raises(AnsibleActionFail, match="does not belong to the client b of box-a"):
+        act(host="box-a", declared={"b": {}})
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_the_certificate_is_made_once_and_again_when_it_has_to(tmp_path: Path, run_module: Callable[..., Any]) -> None:
+    names = ["Llm.example.org", "192.0.2.5", "::1"]
+    given = {"directory": str(tmp_path), "names": names, "group": grp.getgrgid(os.getgid()).gr_name}
+    assert run_module("gateway_certificate", given, check=True)["changed"] and not list(tmp_path.iterdir())
+    first = run_module("gateway_certificate", given)
+    assert "BEGIN CERTIFICATE" in first["ca"] and "PRIVATE" not in json.dumps(first)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    assert modes == {"ca.key": 0o600, "ca.pem": 0o644, "server.pem": 0o640}
+    assert run_module("gateway_certificate", given)["changed"] is False
+    assert run_module("gateway_certificate", given | {"names": names[:1]})["changed"] is False
+    more = run_module("gateway_certificate", given | {"names": [*names, "other"]})
+    assert more["why"] == "the certificate lacks other" and more["ca"] == first["ca"]
+    soon = run_module("gateway_certificate", given | {"days": 20, "names": [*names, "more"]})
+    again = run_module("gateway_certificate", given)
+    assert soon["changed"] and again["why"] == "the certificate ends within 30 days" and again["ca"] == first["ca"]
+    for name in (names[0].lower(), "other"):
+        verify = [
+            "openssl",
+            "verify",
+            "-CAfile",
+            tmp_path / "ca.pem",
+            "-verify_hostname",
+            name,
+            tmp_path / "server.pem",
+        ]
+        assert (subprocess.run(verify, capture_output=True, check=False).returncode == 0) == (name != "other")
+    (tmp_path / "server.pem").write_text("damaged")
+    assert "ends within" in run_module("gateway_certificate", given, check=True)["why"]
+
+
+def make_certificate(directory: Path, name: str, days: int) -> None:
+    """A certificate that ends in so many days, and its key, in NAME.pem and NAME.key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    issued = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "x")])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(issued, issued, key.public_key(), x509.random_serial_number())
+    signed = builder.not_valid_before(now - timedelta(9)).not_valid_after(now + timedelta(days)).sign(key, SHA256())
+    (directory / f"{name}.pem").write_bytes(signed.public_bytes(Encoding.PEM))
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (directory / f"{name}.key").write_bytes(private)
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key", "words"),
+    [
+        ("good.pem", "good.key", ""),
+        ("good.pem", "other.key", "serving_gateway_private_key: 'other.key' is not the key of 'good.pem'"),
+        ("ended.pem", "ended.key", "serving_gateway_certificate: 'ended.pem' ended on"),
+        ("good.key", "good.key", "serving_gateway_certificate: 'good.key': holds nothing that can be read"),
+        ("good.pem", "none.key", "serving_gateway_private_key: 'none.key': No such file or directory"),
+        ("", "good.key", ""),
+    ],
+)
+def test_an_unfit_certificate_is_refused_on_the_controller(
+    load_module: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    certificate: str,
+    key: str,
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, days in (("good", 2), ("other", 2), ("ended", -2)):
+        make_certificate(tmp_path, name, days)
+    given = {"serving_gateway_certificate": certificate, "serving_gateway_private_key": key}
+    found = load_module("serving_check", "action").find_certificate_fault(given)
+    assert found.startswith(words) and bool(found) == bool(words)
+
+
+def test_the_gateways_own_process_and_ignored_programs_do_not_take_a_port() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        (found,) = listeners.find_port_users([("0.0.0.0", port)], "no.service")
+        assert f"pid {os.getpid()} (" in found
+        assert listeners.find_port_users([("127.0.0.2", port)], "no.service") == []
+        group = Path("/proc/self/cgroup").read_text().strip().rpartition("/")[2] or "/"
+        assert listeners.find_port_users([("127.0.0.1", port)], group) == []
+        name = Path("/proc/self/comm").read_text().strip()
+        assert listeners.find_port_users([("127.0.0.1", port)], "no.service", [name]) == []
