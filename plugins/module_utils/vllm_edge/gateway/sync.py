@@ -107,7 +107,7 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def _stage(path: Path, text: str, group: int) -> Path:
+def _stage(path: Path, text: str, group: int) -> None:
     fresh = make_fresh_name(path)
     fresh.unlink(missing_ok=True)
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -118,7 +118,6 @@ def _stage(path: Path, text: str, group: int) -> Path:
             os.fchown(handle, 0, group)
         os.fchmod(handle, FILE_MODE)
         os.fsync(handle)
-    return fresh
 
 
 def _list_links(roles: Path) -> dict[str, str]:
