@@ -24,7 +24,7 @@ import pytest
 from ansible.module_utils.vllm_edge.gateway import sync
 from ansible.module_utils.vllm_edge.gateway.admin import AdminSocket, GatewayDown, GatewayRefused, split_entries
 from ansible.module_utils.vllm_edge.gateway.clients import GatewayError, read_clients
-from ansible.module_utils.vllm_edge.gateway.command import run_sync, synchronize
+from ansible.module_utils.vllm_edge.gateway.command import run_status, run_sync, synchronize
 from ansible.module_utils.vllm_edge.gateway.describe import describe_gateway, render_gateway
 from ansible.module_utils.vllm_edge.gateway.names import backend_name
 from ansible.module_utils.vllm_edge.gateway.sync import Report, publish_phase, view_host
@@ -114,6 +114,8 @@ def test_maps_and_links_of_a_host_that_serves(host: Host) -> None:
     assert {"default:architect", "default@e4b", "default@31b-nvfp4"} <= rights.keys()
     listed = json.loads(host.map("lists")["robot"])
     assert [(model["id"], model["max_model_len"]) for model in listed["data"]] == [("auditor", 32768)]
+    by_port = json.loads(host.map("lists")["default@31b-nvfp4"])
+    assert [model["id"] for model in by_port["data"]] == ["architect", "worker"]
     state = host.map("state")
     assert json.loads(f"{{{state['role:auditor']}}}") == {"state": "up", "engine": "e4b", "back_in_s": None}
     assert (state["profile"], state["generation"], state["switch"]) == ('"nvfp4-tp2"', "1", "null")
@@ -242,14 +244,14 @@ def test_commands_fit_into_the_buffer_of_haproxy(size: int) -> None:
     assert max(map(len, parts)) <= max(8_000, size + 4) and (len(parts) == 1) is (size == 1)
 
 
-def test_an_admin_socket_that_is_none_is_not_asked(host: Host, tmp_path: Path) -> None:
-    for path in (tmp_path / "none", tmp_path / "link", tmp_path / "file"):
-        if path.name == "link":
-            path.symlink_to("/run/docker.sock")
-        elif path.name == "file":
-            path.write_text("")
+def test_an_admin_socket_that_is_none_is_not_asked(tmp_path: Path) -> None:
+    other = serve(tmp_path / "other" / "api.sock", "the Docker Engine, for example")
+    (tmp_path / "link").symlink_to(tmp_path / "other" / "api.sock")
+    (tmp_path / "file").write_text("")
+    for name in ("none", "link", "file"):
         with pytest.raises(GatewayDown):
-            AdminSocket(path).ask("show info")
+            AdminSocket(tmp_path / name).ask("show info")
+    other.shutdown()
 
 
 # ---- a real HAProxy ---------------------------------------------------------------------------------------------
@@ -301,6 +303,8 @@ backend role_architect
     retries 30
     option redispatch 1
     server engine unix@{roles}/architect.sock check inter 500ms
+    option http-server-close
+    http-reuse never
     server hold 127.0.0.1:1 backup
 """
 
@@ -343,8 +347,8 @@ def test_a_switch_as_a_client_sees_it(host: Host, haproxy: Callable[[], str]) ->
     assert haproxy() == "31b-nvfp4"
     report = host.sync()
     assert report.answers and report.changes == (), "what HAProxy has read is what the files say"
-    # An engine stands in: also for a client whose connection to the former engine HAProxy has kept.
-    assert "server of architect moved" in host.away("e4b").changes
+    # An engine stands in: also for a client that had used the other one over the same connection.
+    assert "link architect.sock" in host.away("e4b").changes
     assert haproxy() == "e4b"
     # Nobody is there: the request waits, and goes to the new engine.
     assert host.away().changes[-1] == "server of architect away" and admin.read_servers() == {"architect": True}
@@ -371,6 +375,7 @@ def test_many_clients_are_replaced_at_once(host: Host, haproxy: Callable[[], str
         report.changes
     )
     assert len(admin.read_map(host.paths.gateway / "rights.map") or {}) == 2000
+    assert len(host.map("lists")) == 1200
     assert admin.read_map(host.paths.gateway / "lists.map") == host.map("lists")
     assert admin.read_map(host.paths.gateway / "ports.map") is None, "this configuration has none"
     with pytest.raises(GatewayRefused, match="Unknown map identifier"):
@@ -380,7 +385,7 @@ def test_many_clients_are_replaced_at_once(host: Host, haproxy: Callable[[], str
 # ---- status -----------------------------------------------------------------------------------------------------
 
 
-def test_the_status_of_a_gateway(host: Host) -> None:
+def test_the_status_of_a_gateway(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
     text = (
         "frontend api\n  bind 127.0.0.1:8000\n  bind 10.0.0.1:8443 ssl crt x\n  bind unix@/run/x/probe.sock mode 600\n"
     )
@@ -393,8 +398,10 @@ def test_the_status_of_a_gateway(host: Host) -> None:
     assert gateway["roles"]["worker"] == {"engine": "31b-w4a16", "state": "away", "retry_after_s": 55}
     (line,) = render_gateway(gateway)
     assert line.startswith("gateway active; http://127.0.0.1:8000") and "architect stand-in, worker away" in line
+    assert run_status(host.paths, output="text") == 0
+    assert ["architect", "e4b", "stand-in"] in [line.split() for line in capsys.readouterr().out.splitlines()]
     (host.paths.gateway / "haproxy.cfg").unlink()
-    assert describe_gateway(host.paths, {}) is None
+    assert describe_gateway(host.paths, {}) is None and run_status(host.paths, output="json") == 1
 
 
 def test_views_are_pure(host: Host) -> None:

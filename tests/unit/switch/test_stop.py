@@ -62,11 +62,12 @@ def test_every_engine_leaves_after_its_requests_and_a_switch_brings_them_back(be
     status, told = stop()
     assert (status, told["status"], told["generation"]) == (Exit.OK, "ok", 1)
     assert set(told["engines"]) == set(bench.old.engines)
-    assert actions(bench) == ["hook before_drain", "away", "drain", "stop"]
+    assert actions(bench) == ["hook before_drain", "away", "drain", "stop", "back"]
     after = bench.world.load()
     assert {unit["active"] for unit in after["units"].values()} == {"inactive"}
     assert after["target"] == {"enabled": True, "active": False}
     assert after["foreign"] == before["foreign"]
+    assert after["away"] == [], "an engine that systemctl starts must be reached"
     assert "'vllm-edge switch 1' brings back" in told["message"]
     bench.switch(bench.old, origin="host")
     assert bench.unlike(bench.old) == []

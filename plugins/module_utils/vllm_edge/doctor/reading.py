@@ -22,6 +22,7 @@ from ..gateway.admin import AdminSocket
 from ..gateway.certificate import Certificate, read_certificate, server_pem
 from ..gateway.clients import GatewayError
 from ..gateway.command import synchronize
+from ..gateway.describe import list_addresses
 from ..gateway.names import PREFIX, backend_name
 from ..gateway.sync import CONFIGURATION, Report, is_installed, open_admin
 from ..generation.model import CREATE_FILE
@@ -555,7 +556,7 @@ class Reader(DriverReader):
             report = synchronize(self.paths, read_course, check=True, admin=self.admin(self.paths))
         except GatewayError as error:
             report, problems = Report(True), (str(error),)
-        backends = set(re.findall(rf"^backend {PREFIX}(\S+)", text, re.MULTILINE))
+        backends = {line.removeprefix(f"backend {PREFIX}").strip() for line in text.splitlines()}
         certificate: Certificate | Unread | None = None
         if server_pem(self.paths).exists():
             try:
@@ -568,6 +569,6 @@ class Reader(DriverReader):
             differences=report.changes,
             problems=problems + report.warnings,
             without_backend=tuple(name for name in report.served if backend_name(name) not in backends),
-            with_tls=re.search(r"^\s*bind\s.*\sssl(\s|$)", text, re.MULTILINE) is not None,
+            with_tls=any(address.startswith("https:") for address in list_addresses(text)),
             certificate=certificate,
         )

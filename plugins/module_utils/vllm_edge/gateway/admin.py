@@ -8,7 +8,7 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..text import shown
@@ -106,17 +106,12 @@ class AdminSocket:
 
 def split_entries(entries: Mapping[str, str], most: int = CHUNK_BYTES) -> Iterator[str]:
     """Yield the entries as lines, in parts of at most `most` bytes; a longer entry is a part of its own."""
-    part, size = "", 0
-    for line in _lines(entries.items()):
-        length = len(line.encode())
-        if part and size + length > most:
+    part = ""
+    for key, value in sorted(entries.items()):
+        line = f"{key} {value}\n"
+        if part and len(part.encode()) + len(line.encode()) > most:
             yield part
-            part, size = "", 0
-        part, size = part + line, size + length
+            part = ""
+        part += line
     if part:
         yield part
-
-
-def _lines(entries: Iterable[tuple[str, str]]) -> Iterator[str]:
-    for key, value in sorted(entries):
-        yield f"{key} {value}\n"

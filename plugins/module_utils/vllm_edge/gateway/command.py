@@ -14,11 +14,10 @@ from ..names import GATEWAY_UNIT
 from ..paths import HostPaths
 from ..system.systemd import ask_units
 from ..text import table
-from .admin import AdminSocket, GatewayDown
+from .admin import AdminSocket
 from .clients import GatewayError
 from .describe import describe_gateway, render_gateway
-from .names import backend_name
-from .sync import CONFIGURATION, Report, apply, open_admin, view_host
+from .sync import CONFIGURATION, Report, apply, view_host
 from .view import Course, View
 
 ReadCourse = Callable[[HostPaths], Course | None]
@@ -71,20 +70,10 @@ def run_status(paths: HostPaths, *, output: str) -> int:
     if gateway is None:
         print(f"This host has no gateway: {paths.gateway / CONFIGURATION} does not exist.", file=sys.stderr)
         return 1
-    try:
-        servers: dict[str, bool] | None = open_admin(paths).read_servers()
-    except GatewayDown as down:
-        servers, problem = None, problem or f"The gateway does not answer: {down}"
-    for name, role in gateway["roles"].items():
-        away = None if servers is None else servers.get(backend_name(name))
-        role["server"] = None if away is None else "away" if away else "ready"
-    if problem:
-        gateway["problem"] = "; ".join(text for text in (gateway["problem"], problem) if text)
+    gateway["problem"] = gateway["problem"] or problem
     if output == "json":
         print(json.dumps(gateway, indent=2, ensure_ascii=False))
         return 0
-    rows = [
-        [name, role["engine"], role["state"], role["server"] or "unknown"] for name, role in gateway["roles"].items()
-    ]
-    print("\n".join([*render_gateway(gateway), "", *table(["served name", "engine", "state", "server"], rows)]))
+    rows = [[name, role["engine"], role["state"]] for name, role in gateway["roles"].items()]
+    print("\n".join([*render_gateway(gateway), "", *table(["served name", "engine", "state"], rows)]))
     return 0

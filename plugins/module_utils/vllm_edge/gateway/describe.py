@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +15,15 @@ from .certificate import read_certificate, server_pem
 from .sync import CONFIGURATION, is_installed
 from .view import MODELS, parse_text
 
-_BIND = re.compile(r"^\s*bind\s+(\S+)(.*)$", re.MULTILINE)
+
+def list_addresses(configuration: str) -> list[str]:
+    """Return the URLs at which clients reach the gateway; sockets of this host are left out."""
+    lines = (line.split() for line in configuration.splitlines())
+    return [
+        f"{'https' if 'ssl' in words else 'http'}://{words[1]}"
+        for words in lines
+        if len(words) > 1 and words[0] == "bind" and "@" not in words[1] and not words[1].startswith("/")
+    ]
 
 
 def describe_gateway(paths: HostPaths, unit: Mapping[str, str]) -> dict[str, Any] | None:
@@ -45,11 +52,7 @@ def describe_gateway(paths: HostPaths, unit: Mapping[str, str]) -> dict[str, Any
             found["certificate_ends"] = stamp(read_certificate(server_pem(paths)).ends)
     except (OSError, ValueError) as error:
         return {**found, "problem": f"the gateway's files cannot be read: {error}"}
-    found["addresses"] = [
-        f"{'https' if ' ssl' in options else 'http'}://{address}"
-        for address, options in _BIND.findall(text)
-        if "@" not in address and not address.startswith("/")
-    ]
+    found["addresses"] = list_addresses(text)
     words = {name: value.split(" ") for name, value in parse_text(models).items()}
     found["roles"] = {
         name: {"engine": row[1], "state": row[2], "retry_after_s": int(row[4])}

@@ -107,7 +107,7 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def _stage(path: Path, text: str, group: int) -> Path:
+def _stage(path: Path, text: str, group: int) -> None:
     fresh = make_fresh_name(path)
     fresh.unlink(missing_ok=True)
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -118,7 +118,6 @@ def _stage(path: Path, text: str, group: int) -> Path:
             os.fchown(handle, 0, group)
         os.fchmod(handle, FILE_MODE)
         os.fsync(handle)
-    return fresh
 
 
 def _list_links(roles: Path) -> dict[str, str]:
@@ -192,9 +191,7 @@ def _write(paths: HostPaths, difference: _Difference) -> None:
 # -- the running gateway
 
 
-def _tell(
-    paths: HostPaths, admin: AdminSocket, maps: Maps, view: View, links: Mapping[str, str | None], check: bool
-) -> list[str]:
+def _tell(paths: HostPaths, admin: AdminSocket, maps: Maps, view: View, check: bool) -> list[str]:
     """Make the running gateway fit, and return what differed. Raises GatewayDown, GatewayRefused."""
     changes = []
     for name, entries in maps.items():
@@ -210,16 +207,11 @@ def _tell(
         if backend not in servers:
             continue  # the doctor says so; the play of the gateway brings it
         away = role.state == "away"
-        moved = not away and not servers[backend] and f"{backend}.sock" in links
-        if servers[backend] == away and not moved:
+        if servers[backend] == away:
             continue
-        changes.append(f"server of {role.name} {'moved' if moved else 'away' if away else 'back'}")
-        if check:
-            continue
-        if moved:
-            # HAProxy keeps idle connections to the engine where the link led before, for clients that had used them.
-            admin.set_away(backend, True)
-        admin.set_away(backend, away)
+        changes.append(f"server of {role.name} {'away' if away else 'back'}")
+        if not check:
+            admin.set_away(backend, away)
     return changes
 
 
@@ -264,7 +256,7 @@ def apply(
         changes = [path.name for path in difference.files] + [f"link {name}" for name in difference.links]
         answers = False
         try:
-            changes += _tell(paths, admin or open_admin(paths), maps, view, difference.links, check)
+            changes += _tell(paths, admin or open_admin(paths), maps, view, check)
             answers = True
         except GatewayDown:
             pass

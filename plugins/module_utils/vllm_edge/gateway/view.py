@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -148,8 +148,21 @@ def render_models(view: View) -> Maps:
     return {MODELS: models, STATE: state, PORTS: {str(port): engine for port, engine in view.ports.items()}}
 
 
+def _list_models(roles: Sequence[Role]) -> str:
+    """Return the answer of GET /v1/models."""
+    models = [
+        {"id": role.name, "object": "model", "created": 0, "owned_by": "vllm-edge"}
+        | ({"max_model_len": role.max_model_len} if role.max_model_len else {})
+        for role in roles
+    ]
+    return _to_json({"object": "list", "data": models})
+
+
 def render_clients(view: View, clients: Mapping[str, Client], now: str) -> Maps:
-    """Return the maps of clients, rights and lists. A key that has ended by `now` (a stamp) is left out."""
+    """Return the maps of clients, rights and lists. A key that has ended by `now` (a stamp) is left out.
+
+    `<client>@<engine>` in rights means all names of the engine; in lists it is the list at the engine's own port.
+    """
     keys: dict[str, str] = {}
     rights: dict[str, str] = {}
     lists: dict[str, str] = {}
@@ -159,12 +172,9 @@ def render_clients(view: View, clients: Mapping[str, Client], now: str) -> Maps:
         roles = [role for role in view.roles if client.may((role.name,))]
         rights |= {f"{name}:{role.name}": "1" for role in roles}
         rights |= {f"{name}@{engine}": "1" for engine, names in view.engines.items() if client.may(names)}
-        models = [
-            {"id": role.name, "object": "model", "created": 0, "owned_by": "vllm-edge"}
-            | ({"max_model_len": role.max_model_len} if role.max_model_len else {})
-            for role in roles
-        ]
-        lists[name] = _to_json({"object": "list", "data": models})
+        lists[name] = _list_models(roles)
+        for engine in view.ports.values():
+            lists[f"{name}@{engine}"] = _list_models([role for role in roles if role.engine == engine])
     return {CLIENTS: keys, RIGHTS: rights, LISTS: lists}
 
 

@@ -56,8 +56,8 @@ def find_gateway_problems(status: Mapping[str, Any]) -> list[str]:
     away = [name for name, role in gateway["roles"].items() if role["state"] != "up"]
     if away and status.get("switch") is None and status.get("unfinished_switch") is None:
         problems.append(
-            f"The gateway lets requests for {', '.join(away)} wait, and no switch runs. After 'vllm-edge stop', "
-            "'vllm-edge switch' brings them back; otherwise 'vllm-edge gateway sync' does."
+            f"The gateway keeps requests for {', '.join(away)} waiting, and no switch runs: 'vllm-edge gateway sync' "
+            "lets them go on."
         )
     return problems
 

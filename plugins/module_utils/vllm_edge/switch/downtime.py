@@ -122,7 +122,7 @@ class RoleWatch:
     def _find_up(self, url: str, roles: Sequence[str]) -> frozenset[str]:
         """Return the roles that are up at an address; `roles` are those that are looked for."""
         if self._gateway is not None:
-            return frozenset(role for role in roles if self._ask(url, f"/ready/{quote(role)}", TIMEOUT_S).ok)
+            return frozenset(role for role in roles if self._ask(url, f"/ready/{quote(role, safe='/:')}", TIMEOUT_S).ok)
         answer = self._ask(url, "/v1/models", TIMEOUT_S)
         try:
             names = frozenset(parse_models(answer)) if answer.ok else frozenset()

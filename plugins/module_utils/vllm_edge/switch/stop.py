@@ -70,21 +70,21 @@ def stop_engines(world: HostWorld, systemd: Systemd, paths: HostPaths) -> Stoppe
 
     done: list[Done] = []
     engines: tuple[str, ...] = ()
-    away = False
     try:
         moves = world.moves(replace(committed, engines={}))
         if moves.stop:
             done.append(world.hook("before_drain", committed, committed))
-            away = True
-            done.append(replace(world.away(committed, committed, moves), detail=""))
-            done.append(world.drain(moves, committed.limits))
-            engines = moves.stop
-            done.append(world.stop(moves))
-    except PhaseFailed as failure:
-        if not engines:
-            if away:
+            try:
+                done.append(replace(world.away(committed, committed, moves), detail=""))
+                done.append(world.drain(moves, committed.limits))
+                engines = moves.stop
+                done.append(world.stop(moves))
+            finally:
+                # The gateway finds out by itself when an engine answers: systemctl may start it as well as a switch.
                 with contextlib.suppress(PhaseFailed):
                     world.back(committed)
+    except PhaseFailed as failure:
+        if not engines:
             return ended(Exit.REFUSED, failure.text, (), *done)
         return ended(Exit.FAILED, f"{failure.text.rstrip('.')}. {_back(committed)}", engines, *done)
     # Stop the target last: stopping it stops its engines too, without waiting for their requests.
