@@ -80,7 +80,7 @@ class Engine:
     """A stand-in for an engine on a Unix socket; `test` in the body says how it answers.
 
     `chunks` (number of chunks of a stream), `interval` (seconds between them), `silent` (seconds before the answer),
-    `die` (chunks after which the connection breaks off).
+    `die` (chunks after which the connection breaks off), `break` (it does so before the answer).
     """
 
     def __init__(self, name: str, path: Path, loop: asyncio.AbstractEventLoop) -> None:
@@ -128,6 +128,8 @@ class Engine:
         gone = asyncio.ensure_future(reader.read(1))
         gone.add_done_callback(lambda _: setattr(seen, "left_at", time.time()))
         await asyncio.wait([gone], timeout=orders.get("silent", 0))
+        if orders.get("break"):
+            return
         if "chunks" not in orders:
             body = json.dumps({"engine": self.name}).encode()
             writer.write(
@@ -366,6 +368,7 @@ class Gateway:
         self.port, self.tls_port = get_free_port(), get_free_port()
         self.ports = {engine: get_free_port() for engine in PORTED}
         tls = variables.pop("tls", False)
+        self.edit: tuple[str, str] = variables.pop("edit", ("", ""))
         self.variables: dict[str, Any] = {
             "ansible_managed": "Ansible managed",
             "serving_gateway_listen": [{"address": "127.0.0.1", "port": self.port, "tls": False}]
@@ -394,6 +397,7 @@ class Gateway:
         text = environment.from_string(TEMPLATE.read_text()).render(self.variables)
         for place, here in (("/etc/vllm-edge/gateway", self.etc), ("/run/vllm-edge-gateway", self.run)):
             text = text.replace(place, str(here))
+        text = text.replace(*self.edit)
         return re.sub("^ +(user|group) .*\n", "", text.replace("/run/vllm-edge/", f"{self.vllm}/"), flags=re.M)
 
     def map(self, name: str) -> dict[str, str]:

@@ -118,11 +118,11 @@ CASES: list[Case] = [
                 "/health",
                 "/invocations",
                 "/tokenize",
-                "*",
             ),
             *("/v1/load_lora_adapter", "/v1/chat\\completions", "/ready", "/docs", "/sleep"),
         ]
     ),
+    post("path *", GOOD, 400, 404, path="*"),
     post("path with a fragment", GOOD, 400, 404, path=PATHS[0] + "#x"),
     post("path with a query", GOOD, 200, path=PATHS[0] + "?model=architect&../../x", engine="mid"),
     post("absolute URI of another host", GOOD, 400, path="http://169.254.169.254/v1/chat/completions"),
@@ -193,7 +193,7 @@ CASES: list[Case] = [
                 "no model": b'{"messages": []}',
                 "null as model": b'{"model": null}',
             },
-            **{"object as model": b'{"model": {"model": "worker"}}', "array as model": b'{"model": ["worker"]}'},
+            **{"object as model": b'{"model": {"model": "worker"}}'},
             **{
                 "nested model": b'{"a": {"model": "worker"}}',
                 "empty model": b'{"model": ""}',
@@ -207,6 +207,7 @@ CASES: list[Case] = [
             **{"multipart": b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nworker\r\n--x--'},
         }.items()
     ),
+    post("body: array as model", b'{"model": ["worker"]}', 400, 404),
     post("body: number as model", b'{"model": 5}', 400, 404),
     post("body: true as model", b'{"model": true}', 400, 404),
     post("no body", b"", 400, method="POST", headers="Content-Length: 0\r\n"),
@@ -273,7 +274,7 @@ CASES: list[Case] = [
     post("Expect: 100-continue", GOOD, 200, headers="Expect: 100-continue\r\n", engine="mid"),
     post("Expect of something else", GOOD, 200, 400, headers="Expect: tea\r\n", engine="mid"),
     post("Content-Encoding: gzip", b"\x1f\x8b\x08" + b"x" * 50, 400, headers="Content-Encoding: gzip\r\n"),
-    post("Upgrade: websocket", GOOD, 200, headers="Connection: Upgrade\r\nUpgrade: websocket\r\n", engine="mid"),
+    post("Upgrade: websocket", GOOD, 200, 400, headers="Connection: Upgrade\r\nUpgrade: websocket\r\n", engine="mid"),
     post(
         "Upgrade: h2c",
         GOOD,
