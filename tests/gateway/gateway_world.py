@@ -368,6 +368,7 @@ class Gateway:
         self.port, self.tls_port = get_free_port(), get_free_port()
         self.ports = {engine: get_free_port() for engine in PORTED}
         tls = variables.pop("tls", False)
+        prepare: Callable[[Path], None] = variables.pop("prepare", lambda etc: None)
         self.edit: tuple[str, str] = variables.pop("edit", ("", ""))
         self.variables: dict[str, Any] = {
             "ansible_managed": "Ansible managed",
@@ -382,6 +383,7 @@ class Gateway:
             "serving_gateway_max_tokens": 32768,
             **variables,
         }
+        prepare(self.etc)
         for served in self.names:
             self.link(served)
         for name in ("models", "clients", "rights", "lists", "state", "ports"):
@@ -494,12 +496,24 @@ class Gateway:
         assert self.process.poll() is None, self.log.read_text()
         wait_until(lambda: "architect" in self.command("show servers state"))
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """HAProxy's version, as (2, 6)."""
+        found = re.search(r"Version: (\d+)\.(\d+)", self.command("show info"))
+        assert found
+        return int(found[1]), int(found[2])
+
     def reload(self) -> None:
         """What `systemctl reload` does; it returns when the new worker answers."""
         assert self.process
-        before = self.log.read_bytes().count(b"Loading success")
-        self.process.send_signal(signal.SIGUSR2)
-        wait_until(lambda: self.log.read_bytes().count(b"Loading success") > before)
+        # A master that has just started executes itself once more, and may lose a signal meanwhile.
+        for _ in range(3):
+            before = self.log.read_bytes().count(b"Loading success")
+            self.process.send_signal(signal.SIGUSR2)
+            with contextlib.suppress(AssertionError):
+                wait_until(lambda before=before: self.log.read_bytes().count(b"Loading success") > before, 3)
+                return
+        raise AssertionError(self.log.read_text())
 
     def get_workers(self) -> list[int]:
         """The process ids of the workers, the oldest first."""
