@@ -33,7 +33,7 @@ PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embedd
 ENGINES = {"big": ["architect"], "mid": ["worker"], "small": ["auditor", "sentry"]}
 PORTED = ("big", "small")
 """The engines that have a port of their own."""
-CLIENTS = {"all": "", "part": "sentry", "slow": "", "narrow": "", "revoked": ""}
+CLIENTS = {"all": "", "part": "sentry", "solo": "architect", "slow": "", "narrow": "", "revoked": ""}
 """Each client, and the only name that it may use (empty: all)."""
 LIMITS = {"slow": (5, 0), "narrow": (0, 3)}
 KEYS = {client: f"vllm-{client:x<43}" for client in CLIENTS}  # pragma: allowlist secret
@@ -409,7 +409,10 @@ class Gateway:
         rights = {
             f"{client}:{served}": "1" for client, only in CLIENTS.items() for served in names if only in ("", served)
         }
-        rights |= {f"{client}@{engine}": "1" for client, only in CLIENTS.items() for engine in ENGINES if not only}
+        for client, only in CLIENTS.items():
+            held = {engine: {served for served in names if names[served] == engine} for engine in ENGINES}
+            rights |= {f"{client}@{engine}": "1" for engine in ENGINES if not only or held[engine] == {only}}
+            rights |= {} if only else {f"{client}@*": "1"}
         entry = {served: {"id": served, "object": "model"} for served in names}
         return {
             "models": {

@@ -246,6 +246,7 @@ CASES: list[Case] = [
     part("only model escaped", '{"mod\\u0065l": "sentry"}', 400),
     part("name escaped", '{"model": "s\\u0065ntry"}', 400),
     part("second model after a NUL", '{"model": "sentry", "a": "\0", "model": "auditor"}', 400),
+    part("model twice, 900 KB apart", fill(900_000, '{"model": "sentry", "x": "', '", "model": "auditor"}'), 400),
     part("model in a tool's schema", json.dumps({"model": "sentry", "tools": [TOOL]}), 400),
     part("model in a text", json.dumps({"model": "sentry", "prompt": 'write "model": "auditor"'}), 200),
     post("model twice, all names allowed", '{"model": "worker", "model": "architect"}', 200, engine="mid"),
@@ -290,6 +291,7 @@ CASES: list[Case] = [
     limit("n twice", '"n": 1, "n": 100', 400),
     limit("n with blanks", '"n" \n:\t 100', 400),
     limit("n escaped", '"\\u006e": 100', 400),
+    limit("n after 900 KB", '"x": "' + "x" * 900_000 + '", "n": 100', 400),
     limit("n in a text", '"prompt": "\\"n\\": 100"', 200),
     limit("best_of 100", '"best_of": 100', 400),
     *(
@@ -312,6 +314,7 @@ CASES: list[Case] = [
         }.items()
     ),
     limit("schema of 100 KB", '"response_format": {"json_schema": {"enum": ["}' + "x" * 100_000 + '"]}}', 200),
+    limit("400 tools of 600 bytes", '"tools": ' + json.dumps([TOOL | {"function": {"name": "x" * 480}}] * 400), 200),
     limit("schema of 300 KB", '"response_format": {"json_schema": {"enum": ["{' + "x" * 300_000 + '"]}}', 400),
     limit("schemas of 300 KB, together", ", ".join(['"structured_outputs": {"a": "' + "x" * 100_000 + '"}'] * 3), 400),
     limit("schema nested too deeply", '"tools": ' + "[" * 50_000 + "]" * 50_000, 400),

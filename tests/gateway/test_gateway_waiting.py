@@ -71,7 +71,7 @@ def test_a_request_waits_for_the_next_engine(roles: Gateway, pool: ThreadPoolExe
     assert line["role"] == "architect" and 1000 < line["queue_ms"] < 4000
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS[:1], *(pytest.param(way, marks=pytest.mark.thorough) for way in WAYS[1:])])
 def test_no_more_than_some_requests_wait(roles: Gateway, pool: ThreadPoolExecutor, way: str) -> None:
     running = [ask(roles, pool, chunks=60, interval=0.05) for _ in range(6)]
     wait_until(lambda: len([one for one in roles.engines["big"].seen if one.sent and not one.left_at]) >= 6)
@@ -90,8 +90,21 @@ def test_no_more_than_some_requests_wait(roles: Gateway, pool: ThreadPoolExecuto
     assert all(b"[DONE]" in one.result(10).body for one in running)
 
 
-@pytest.mark.parametrize("way", ["told", "socket gone"])
-@pytest.mark.parametrize("version", ["1.1", "2"])
+def test_an_ambiguous_body_waits_only_for_a_client_that_may_use_every_name(
+    roles: Gateway, pool: ThreadPoolExecutor
+) -> None:
+    def send(key: str) -> Answer:
+        return roles.ask(write_request(b'{"model": "architect", "x": {"model": "sentry"}}', key=key))
+
+    assert [send(key).status for key in ("all", "solo")] == [200, 200]
+    send_away(roles, "told")
+    waiting = pool.submit(send, "all")
+    assert send("solo").json["error"]["code"] == "model_ambiguous"
+    roles.bring_back("architect", "small")
+    assert waiting.result(5).status == 200
+
+
+@pytest.mark.parametrize(("version", "way"), [("1.1", "told"), ("2", "socket gone")])
 def test_a_request_waits_no_longer_than_it_may(roles: Gateway, way: str, version: str) -> None:
     send_away(roles, way)
     start = time.monotonic()
@@ -170,7 +183,7 @@ def test_an_engine_that_dies_before_the_answer_is_an_error(roles: Gateway) -> No
 
 def test_a_silent_engine_loses_no_client(make_gateway: Callable[..., Gateway]) -> None:
     gateway = make_gateway(edit=("timeout client 60s", "timeout client 1s"))
-    assert gateway.ask(write_request({"model": "worker", "test": {"silent": 3}})).status == 200
+    assert gateway.ask(write_request({"model": "worker", "test": {"silent": 2}})).status == 200
 
 
 def test_streams_and_waiting_requests_survive_reloads(roles: Gateway, pool: ThreadPoolExecutor) -> None:
