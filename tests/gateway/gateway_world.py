@@ -33,7 +33,7 @@ PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embedd
 ENGINES = {"big": ["architect"], "mid": ["worker"], "small": ["auditor", "sentry"]}
 PORTED = ("big", "small")
 """The engines that have a port of their own."""
-CLIENTS = {"all": "", "part": "sentry", "slow": "", "narrow": "", "revoked": ""}
+CLIENTS = {"all": "", "part": "sentry", "solo": "architect", "slow": "", "narrow": "", "revoked": ""}
 """Each client, and the only name that it may use (empty: all)."""
 LIMITS = {"slow": (5, 0), "narrow": (0, 3)}
 KEYS = {client: f"vllm-{client:x<43}" for client in CLIENTS}  # pragma: allowlist secret
@@ -80,7 +80,7 @@ class Engine:
     """A stand-in for an engine on a Unix socket; `test` in the body says how it answers.
 
     `chunks` (number of chunks of a stream), `interval` (seconds between them), `silent` (seconds before the answer),
-    `die` (chunks after which the connection breaks off).
+    `die` (chunks after which the connection breaks off), `break` (it does so before the answer).
     """
 
     def __init__(self, name: str, path: Path, loop: asyncio.AbstractEventLoop) -> None:
@@ -128,6 +128,8 @@ class Engine:
         gone = asyncio.ensure_future(reader.read(1))
         gone.add_done_callback(lambda _: setattr(seen, "left_at", time.time()))
         await asyncio.wait([gone], timeout=orders.get("silent", 0))
+        if orders.get("break"):
+            return
         if "chunks" not in orders:
             body = json.dumps({"engine": self.name}).encode()
             writer.write(
@@ -366,6 +368,8 @@ class Gateway:
         self.port, self.tls_port = get_free_port(), get_free_port()
         self.ports = {engine: get_free_port() for engine in PORTED}
         tls = variables.pop("tls", False)
+        prepare: Callable[[Path], None] = variables.pop("prepare", lambda etc: None)
+        self.edit: tuple[str, str] = variables.pop("edit", ("", ""))
         self.variables: dict[str, Any] = {
             "ansible_managed": "Ansible managed",
             "serving_gateway_listen": [{"address": "127.0.0.1", "port": self.port, "tls": False}]
@@ -379,6 +383,7 @@ class Gateway:
             "serving_gateway_max_tokens": 32768,
             **variables,
         }
+        prepare(self.etc)
         for served in self.names:
             self.link(served)
         for name in ("models", "clients", "rights", "lists", "state", "ports"):
@@ -394,6 +399,7 @@ class Gateway:
         text = environment.from_string(TEMPLATE.read_text()).render(self.variables)
         for place, here in (("/etc/vllm-edge/gateway", self.etc), ("/run/vllm-edge-gateway", self.run)):
             text = text.replace(place, str(here))
+        text = text.replace(*self.edit)
         return re.sub("^ +(user|group) .*\n", "", text.replace("/run/vllm-edge/", f"{self.vllm}/"), flags=re.M)
 
     def map(self, name: str) -> dict[str, str]:
@@ -403,7 +409,10 @@ class Gateway:
         rights = {
             f"{client}:{served}": "1" for client, only in CLIENTS.items() for served in names if only in ("", served)
         }
-        rights |= {f"{client}@{engine}": "1" for client, only in CLIENTS.items() for engine in ENGINES if not only}
+        for client, only in CLIENTS.items():
+            held = {engine: {served for served in names if names[served] == engine} for engine in ENGINES}
+            rights |= {f"{client}@{engine}": "1" for engine in ENGINES if not only or held[engine] == {only}}
+            rights |= {} if only else {f"{client}@*": "1"}
         entry = {served: {"id": served, "object": "model"} for served in names}
         return {
             "models": {
@@ -490,12 +499,24 @@ class Gateway:
         assert self.process.poll() is None, self.log.read_text()
         wait_until(lambda: "architect" in self.command("show servers state"))
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """HAProxy's version, as (2, 6)."""
+        found = re.search(r"Version: (\d+)\.(\d+)", self.command("show info"))
+        assert found
+        return int(found[1]), int(found[2])
+
     def reload(self) -> None:
         """What `systemctl reload` does; it returns when the new worker answers."""
         assert self.process
-        before = self.log.read_bytes().count(b"Loading success")
-        self.process.send_signal(signal.SIGUSR2)
-        wait_until(lambda: self.log.read_bytes().count(b"Loading success") > before)
+        # A master that has just started executes itself once more, and may lose a signal meanwhile.
+        for _ in range(3):
+            before = self.log.read_bytes().count(b"Loading success")
+            self.process.send_signal(signal.SIGUSR2)
+            with contextlib.suppress(AssertionError):
+                wait_until(lambda before=before: self.log.read_bytes().count(b"Loading success") > before, 3)
+                return
+        raise AssertionError(self.log.read_text())
 
     def get_workers(self) -> list[int]:
         """The process ids of the workers, the oldest first."""

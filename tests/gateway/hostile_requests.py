@@ -118,11 +118,11 @@ CASES: list[Case] = [
                 "/health",
                 "/invocations",
                 "/tokenize",
-                "*",
             ),
             *("/v1/load_lora_adapter", "/v1/chat\\completions", "/ready", "/docs", "/sleep"),
         ]
     ),
+    post("path *", GOOD, 400, 404, path="*"),
     post("path with a fragment", GOOD, 400, 404, path=PATHS[0] + "#x"),
     post("path with a query", GOOD, 200, path=PATHS[0] + "?model=architect&../../x", engine="mid"),
     post("absolute URI of another host", GOOD, 400, path="http://169.254.169.254/v1/chat/completions"),
@@ -193,7 +193,7 @@ CASES: list[Case] = [
                 "no model": b'{"messages": []}',
                 "null as model": b'{"model": null}',
             },
-            **{"object as model": b'{"model": {"model": "worker"}}', "array as model": b'{"model": ["worker"]}'},
+            **{"object as model": b'{"model": {"model": "worker"}}'},
             **{
                 "nested model": b'{"a": {"model": "worker"}}',
                 "empty model": b'{"model": ""}',
@@ -207,6 +207,7 @@ CASES: list[Case] = [
             **{"multipart": b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nworker\r\n--x--'},
         }.items()
     ),
+    post("body: array as model", b'{"model": ["worker"]}', 400, 404),
     post("body: number as model", b'{"model": 5}', 400, 404),
     post("body: true as model", b'{"model": true}', 400, 404),
     post("no body", b"", 400, method="POST", headers="Content-Length: 0\r\n"),
@@ -245,6 +246,7 @@ CASES: list[Case] = [
     part("only model escaped", '{"mod\\u0065l": "sentry"}', 400),
     part("name escaped", '{"model": "s\\u0065ntry"}', 400),
     part("second model after a NUL", '{"model": "sentry", "a": "\0", "model": "auditor"}', 400),
+    part("model twice, 900 KB apart", fill(900_000, '{"model": "sentry", "x": "', '", "model": "auditor"}'), 400),
     part("model in a tool's schema", json.dumps({"model": "sentry", "tools": [TOOL]}), 400),
     part("model in a text", json.dumps({"model": "sentry", "prompt": 'write "model": "auditor"'}), 200),
     post("model twice, all names allowed", '{"model": "worker", "model": "architect"}', 200, engine="mid"),
@@ -273,7 +275,7 @@ CASES: list[Case] = [
     post("Expect: 100-continue", GOOD, 200, headers="Expect: 100-continue\r\n", engine="mid"),
     post("Expect of something else", GOOD, 200, 400, headers="Expect: tea\r\n", engine="mid"),
     post("Content-Encoding: gzip", b"\x1f\x8b\x08" + b"x" * 50, 400, headers="Content-Encoding: gzip\r\n"),
-    post("Upgrade: websocket", GOOD, 200, headers="Connection: Upgrade\r\nUpgrade: websocket\r\n", engine="mid"),
+    post("Upgrade: websocket", GOOD, 200, 400, headers="Connection: Upgrade\r\nUpgrade: websocket\r\n", engine="mid"),
     post(
         "Upgrade: h2c",
         GOOD,
@@ -289,6 +291,7 @@ CASES: list[Case] = [
     limit("n twice", '"n": 1, "n": 100', 400),
     limit("n with blanks", '"n" \n:\t 100', 400),
     limit("n escaped", '"\\u006e": 100', 400),
+    limit("n after 900 KB", '"x": "' + "x" * 900_000 + '", "n": 100', 400),
     limit("n in a text", '"prompt": "\\"n\\": 100"', 200),
     limit("best_of 100", '"best_of": 100', 400),
     *(
@@ -311,6 +314,7 @@ CASES: list[Case] = [
         }.items()
     ),
     limit("schema of 100 KB", '"response_format": {"json_schema": {"enum": ["}' + "x" * 100_000 + '"]}}', 200),
+    limit("400 tools of 600 bytes", '"tools": ' + json.dumps([TOOL | {"function": {"name": "x" * 480}}] * 400), 200),
     limit("schema of 300 KB", '"response_format": {"json_schema": {"enum": ["{' + "x" * 300_000 + '"]}}', 400),
     limit("schemas of 300 KB, together", ", ".join(['"structured_outputs": {"a": "' + "x" * 100_000 + '"}'] * 3), 400),
     limit("schema nested too deeply", '"tools": ' + "[" * 50_000 + "]" * 50_000, 400),

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys, what a client may use of the gateway, TLS, and what attackers cost."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from gateway_world import CLIENTS, H2, KEYS, LIMITS, Connection, Gateway, wait_until, write_request
+from hostile_requests import CASES, MIB, Case, chunk, fill, raw, send
+
+WORKER = {"model": "worker"}
+STREAM = {"model": "worker", "test": {"chunks": 40, "interval": 0.05}}
+
+
+@pytest.fixture
+def clients(gateway: Gateway) -> Iterator[Gateway]:
+    """The gateway; afterwards each client is as before."""
+    before = dict(LIMITS), dict(CLIENTS)
+    yield gateway
+    for now, old in zip((LIMITS, CLIENTS), before, strict=True):
+        now.clear()
+        now.update(old)  # type: ignore[arg-type]
+    gateway.commit("clients")
+
+
+def test_a_client_sends_no_more_requests_a_minute(clients: Gateway) -> None:
+    statuses = [clients.ask(write_request(WORKER, key="slow")).status for _ in range(7)]
+    refused = clients.ask(write_request(WORKER, key="slow"))
+    assert statuses == [200] * 5 + [429] * 2
+    assert refused.headers["retry-after"] == "10" and refused.json["error"]["type"] == "rate_limit_error"
+    assert clients.ask(write_request(WORKER)).status == 200
+    LIMITS["slow"] = (100, 0)
+    clients.commit("clients")
+    assert clients.ask(write_request(WORKER, key="slow")).status == 200
+
+
+@pytest.mark.parametrize("version", ["1.1", "2"])
+def test_a_client_has_no_more_streams_at_once(clients: Gateway, version: str) -> None:
+    seen = clients.engines["mid"].seen
+    before = len(seen)
+    if version == "2":
+        client = H2(clients.port)
+        for stream in (1, 3, 5, 7):
+            client.ask(stream, json.dumps(STREAM).encode(), authorization=f"Bearer {KEYS['narrow']}")
+        client.read(lambda: len(client.status) == 4)
+        assert sorted(client.status.values()) == [200, 200, 200, 429]
+        client.close()
+    else:
+        connections = [Connection(clients.port) for _ in range(4)]
+        for number, connection in enumerate(connections):
+            connection.send(write_request(STREAM, key="narrow"))
+            if number < 3:
+                wait_until(lambda number=number: len(seen) == before + number + 1)
+        answer = connections[3].read()
+        assert (answer.status, answer.json["error"]["code"]) == (429, "too_many_streams")
+        LIMITS["narrow"] = (0, 4)
+        clients.commit("clients")
+        connections[3].send(write_request(WORKER, key="narrow"))
+        assert connections[3].read().status == 200
+        for connection in connections:
+            connection.close()
+    wait_until(lambda: clients.ask(write_request(WORKER, key="narrow")).status == 200)
+
+
+@pytest.mark.parametrize("reload", [False, True], ids=["at run time", "and a reload"])
+def test_a_revoked_key_is_refused_on_open_connections(clients: Gateway, reload: bool) -> None:
+    h1, h2 = Connection(clients.port), H2(clients.port)
+    h1.send(write_request(WORKER, key="revoked"))
+    h2.ask(1, b'{"model": "worker"}', authorization=f"Bearer {KEYS['revoked']}")
+    h2.ask(3, json.dumps(STREAM).encode(), authorization=f"Bearer {KEYS['revoked']}")
+    assert h1.read().status == 200 and h2.read(lambda: 1 in h2.ended and 3 in h2.data)
+    del CLIENTS["revoked"]
+    if reload:
+        clients.write("clients")
+        clients.reload()
+    else:
+        clients.commit("clients")
+    h1.send(write_request(WORKER, key="revoked"))
+    assert h1.read().status in ((0, 401) if reload else (401,))
+    h2.ask(5, b'{"model": "worker"}', authorization=f"Bearer {KEYS['revoked']}")
+    h2.read(lambda: h2.status.get(5) or h2.away, 3)
+    assert h2.status.get(5, 0) in ((0, 401) if reload else (401,))
+    assert h2.read(lambda: 3 in h2.ended), "a stream that runs goes on"
+    assert clients.ask(write_request(WORKER, key="revoked")).status == 401
+
+
+def write_certificate(path: Path, number: int) -> None:
+    """A key and its certificate for 127.0.0.1, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"gateway {number}")])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), number, now, now + datetime.timedelta(1))
+    certificate = builder.sign(key, hashes.SHA256())
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    path.write_bytes(key.private_bytes(*form) + certificate.public_bytes(form[0]))
+
+
+def connect_tls(port: int, *protocols: str, newest: ssl.TLSVersion | None = None) -> ssl.SSLSocket:
+    """A connection with TLS that believes every certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(list(protocols))
+    if newest:
+        context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, newest
+        context.set_ciphers("ALL:@SECLEVEL=0")
+    return context.wrap_socket(socket.create_connection(("127.0.0.1", port), 10))
+
+
+def get_serial(connection: ssl.SSLSocket) -> int:
+    """The number of the certificate."""
+    return x509.load_der_x509_certificate(connection.getpeercert(True) or b"").serial_number
+
+
+def test_tls_with_http_2_and_a_renewed_certificate(make_gateway: Callable[..., Gateway], tmp_path: Path) -> None:
+    gateway = make_gateway(tls=True, prepare=lambda etc: write_certificate(etc / "tls/server.pem", 1))
+    running = connect_tls(gateway.tls_port, "h2", "http/1.1")
+    assert running.selected_alpn_protocol() == "h2" and get_serial(running) == 1
+    client = H2(0, running)
+    client.ask(1, json.dumps(STREAM).encode())
+    assert client.read(lambda: 1 in client.data)
+    write_certificate(gateway.etc / "tls/server.pem", 2)
+    gateway.reload()
+    renewed = connect_tls(gateway.tls_port, "http/1.1")
+    assert renewed.selected_alpn_protocol() == "http/1.1" and get_serial(renewed) == 2
+    assert client.read(lambda: 1 in client.ended) and b"[DONE]" in client.data[1]
+    with pytest.raises(ssl.SSLError):
+        connect_tls(gateway.tls_port, "h2", newest=ssl.TLSVersion.TLSv1_1)
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        connect_tls(gateway.port, "h2")
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.slow], ids=lambda case: case.name)
+def test_a_slow_request_ends(make_gateway: Callable[..., Gateway], case: Case) -> None:
+    gateway = make_gateway(
+        edit=(
+            "http-request 10s" if "headers" in case.name else "time 20s",
+            "http-request 1s" if "headers" in case.name else "time 1s",
+        )
+    )
+    start = time.monotonic()
+    assert send(gateway, case)[0] == 408 and time.monotonic() - start < 3
+
+
+KINDS = ("big", "chunked", "slow", "headers", "h2 streams", "without a key")
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.thorough) for kind in KINDS[1:])])
+def test_memory_stays_bounded(make_gateway: Callable[..., Gateway], kind: str) -> None:
+    gateway = make_gateway()
+    peak = before = gateway.get_rss_mib()
+    connections: list[Connection | H2] = []
+    body = fill(8 * MIB)
+    raws = {
+        "big": write_request(body),
+        "chunked": raw("", "Transfer-Encoding: chunked", chunk(body)).raw,
+        "slow": write_request(body)[:MIB],
+        "headers": b"GET /status HTTP/1.1\r\nX-A: " + b"a" * MIB,
+        "without a key": write_request(body, key=None),
+        "h2 streams": body[:60_000],
+    }
+    with ThreadPoolExecutor(40) as pool:
+        for _ in range(200 if kind != "h2 streams" else 20):
+            if kind == "h2 streams":
+                client = H2(gateway.port)
+                connections.append(client)
+                for stream in range(1, 201, 2):
+                    pool.submit(client.ask, stream, raws[kind][:60_000], False)
+            else:
+                connection = Connection(gateway.port)
+                connection.socket.settimeout(5)
+                connections.append(connection)
+                assert isinstance(raws[kind], bytes)
+                pool.submit(connection.send, raws[kind])  # type: ignore[arg-type]
+        for _ in range(40):
+            peak = max(peak, gateway.get_rss_mib())
+            time.sleep(0.05)
+        assert gateway.ask(write_request(path="/status"), timeout=20).status == 200
+        for one in connections:
+            one.close()
+    print(f"{kind}: {before:.0f} MiB before, {peak:.0f} MiB at most")
+    assert peak < 700
+    wait_until(lambda: gateway.ask(write_request(WORKER)).status == 200)
