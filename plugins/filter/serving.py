@@ -162,7 +162,7 @@ def report_engines(
             "precision": models[engine["model"]]["precision"],
             "tensor_parallel_size": engine["tensor_parallel_size"],
             "slots": engine["gpus"],
-            "port": engine["port"],
+            "port": engine.get("port"),
             "served_names": engine["served_names"],
             "state": state["active_state"],
             "load_seconds": state["load_seconds"],

@@ -14,15 +14,21 @@ from pathlib import Path
 ETC = "/etc/vllm-edge"
 STATE = "/var/lib/vllm-edge"
 UNITS = "/etc/systemd/system"
+RUN = "/run/vllm-edge"
+GATEWAY_RUN = "/run/vllm-edge-gateway"
 
 
 @dataclass(frozen=True)
 class HostPaths:
-    """The three directory trees of the program, and the files in them."""
+    """The directory trees of the program, and the files in them."""
 
     etc: Path = Path(ETC)
     state: Path = Path(STATE)
     units: Path = Path(UNITS)
+    run: Path = Path(RUN)
+    """Sockets of the engines, and the links of the gateway to them; the host forgets it at a reboot."""
+    gateway_run: Path = Path(GATEWAY_RUN)
+    """Sockets of the gateway itself."""
 
     def engine_dir(self, engine: str) -> Path:
         """Return the directory of the engine's live files (`engine.json`, `docker-create`, ...)."""
@@ -35,6 +41,23 @@ class HostPaths:
     def engine_canary(self, engine: str) -> Path:
         """Return the file that records which run of the engine's container has passed the canary."""
         return self.state / "engines" / f"{engine}.canary.json"
+
+    def engine_socket(self, engine: str) -> Path:
+        """Return the socket on which the engine serves. Its directory is made anew for each container."""
+        return self.run / "engines" / engine / "api.sock"
+
+    def role_link(self, backend: str) -> Path:
+        """Return the link by which the gateway finds the socket of the engine that serves a name.
+
+        Args:
+            backend: the name as `gateway.names.backend_name` spells it
+        """
+        return self.run / "roles" / f"{backend}.sock"
+
+    @property
+    def gateway(self) -> Path:
+        """The directory of the gateway's configuration, maps and certificates."""
+        return self.etc / "gateway"
 
     @property
     def secrets(self) -> Path:
@@ -84,6 +107,8 @@ def host_paths(
 ) -> HostPaths:
     """Return the paths to use: an argument overrides the environment variable, which overrides the default.
 
+    VLLM_EDGE_RUN and VLLM_EDGE_GATEWAY_RUN replace /run/vllm-edge and /run/vllm-edge-gateway.
+
     Args:
         etc: configuration directory; default VLLM_EDGE_ETC, else /etc/vllm-edge
         state: state directory; default VLLM_EDGE_STATE, else /var/lib/vllm-edge
@@ -95,6 +120,8 @@ def host_paths(
         etc=Path(etc or env.get("VLLM_EDGE_ETC") or ETC),
         state=Path(state or env.get("VLLM_EDGE_STATE") or STATE),
         units=Path(units or env.get("VLLM_EDGE_UNITS") or UNITS),
+        run=Path(env.get("VLLM_EDGE_RUN") or RUN),
+        gateway_run=Path(env.get("VLLM_EDGE_GATEWAY_RUN") or GATEWAY_RUN),
     )
 
 
