@@ -51,18 +51,18 @@ KEY_OF_OPTION: dict[str, str] = {"--served-model-name": "served_names", "--model
 
 # Options that the role sets, or that the way engines run rules out, with what to use instead.
 OURS: dict[str, str] = {
-    "--host": "the engine's port is published on 127.0.0.1 of the host alone; remove it",
-    "--port": "the port on the host is the key port; remove it",
-    "--uds": "engines are reached over a TCP port; remove it",
+    "--host": "an engine has no network, and serves on a socket; remove it",
+    "--port": "an engine serves on a socket; the key port says where the gateway answers for it; remove it",
+    "--uds": "the role sets it to the socket that the gateway connects to; remove it",
     "--grpc": "engines are reached over HTTP; remove it",
-    "--grpc-port": "an engine has one port, the key port; remove it",
+    "--grpc-port": "an engine has no network; remove it",
     "--headless": "an engine without an API would never be ready; remove it",
     "--root-path": "health and completions are requested at the root; remove it",
-    "--ssl-keyfile": "health and completions are requested over HTTP on 127.0.0.1; remove it",
-    "--ssl-certfile": "health and completions are requested over HTTP on 127.0.0.1; remove it",
+    "--ssl-keyfile": "an engine serves on a socket; the gateway speaks TLS; remove it",
+    "--ssl-certfile": "an engine serves on a socket; the gateway speaks TLS; remove it",
     "--api-key": (
-        "it would be readable in the unit's files; the port is published on 127.0.0.1 alone, and docs/operator.md, "
-        "'Connect to an engine', says who reaches it; remove it"
+        "it would be readable in the unit's files, and the host's own checks send none; the gateway asks clients for a "
+        "key of their own; remove it"
     ),
     "--enable-auto-tool-choice": "the key tool_call_parser turns it on; use that one",
     "--config": "a file would hide arguments from plan and validation; write them here",
