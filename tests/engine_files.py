@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
     "stall_timeout_s": 300,
     "health_timeout_s": 5,
 }
-CAGE = ["--user=8050:8050", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
+CAGE = ["--user=8050:8050", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none"]
 """Options of `docker create` without which no engine is created."""
 CREATE = [
     "--name=vllm-e2b",

@@ -6,8 +6,8 @@
 
 Tests read the log with `read`, `gaps` and `summary`.
 
-It knows of vllm-edge what any client knows: the ports and the names of the roles. A role is where /v1/models lists it;
-that is asked again after an answer that failed. A gap is from the moment of the first question that failed to the
+It runs as root, and asks the engines over their sockets. A role is where /v1/models lists it; that is asked again after
+an answer that failed. A gap is from the moment of the first question that failed to the
 answer of the first good one, on the monotonic clock, which is also the journal's. It needs nothing but Python.
 """
 
@@ -17,23 +17,20 @@ import argparse
 import http.client
 import json
 import signal
+import socket
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 ROLES = ("architect", "worker", "auditor", "sentry")
-PORTS = (8050, 8060, 8070)
+SOCKETS = Path("/run/vllm-edge/engines")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MODELS_TIMEOUT_S = 2.0
 TOKENS = 1
-# Engines are on loopback: a proxy of the environment has no part in it.
-OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class Asked:
     ok: bool
     seconds: float
     status: int | None
-    port: int | None
+    engine: str | None
     """None: no engine lists the role."""
     error: str = ""
 
@@ -55,27 +52,44 @@ class Asked:
 # ---- asking -----------------------------------------------------------------------------------------------------
 
 
-def exchange(url: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> tuple[int | None, Any, str]:
+class Connection(http.client.HTTPConnection):
+    """A connection to an engine's socket."""
+
+    def __init__(self, place: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self.place = place
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self.place))
+
+
+def exchange(
+    place: Path, path: str, timeout_s: float, body: Mapping[str, Any] | None = None
+) -> tuple[int | None, Any, str]:
     """HTTP status, the JSON that came, and what was wrong."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    connection = Connection(place, timeout_s)
     try:
-        with OPENER.open(request, timeout=timeout_s) as answer:
+        connection.request("GET" if data is None else "POST", path, data, {"Content-Type": "application/json"})
+        with connection.getresponse() as answer:
+            if answer.status >= 400:
+                return answer.status, None, f"HTTP {answer.status}: {answer.read(200).decode(errors='replace')}"
             return answer.status, json.load(answer), ""
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, None, f"HTTP {error.code}: {error.read(200).decode(errors='replace')}"
     except (OSError, http.client.HTTPException, ValueError) as error:
         return None, None, f"{type(error).__name__}: {error}"
+    finally:
+        connection.close()
 
 
-def find(role: str, ports: Iterable[int], timeout_s: float) -> int | None:
-    """The port whose /v1/models lists the role."""
-    for port in ports:
-        _, answer, _ = exchange(f"http://127.0.0.1:{port}/v1/models", timeout_s)
+def find(role: str, sockets: Path, timeout_s: float) -> Path | None:
+    """The socket whose /v1/models lists the role."""
+    for place in sorted(sockets.glob("*/api.sock")):
+        _, answer, _ = exchange(place, "/v1/models", timeout_s)
         models = answer.get("data", []) if isinstance(answer, dict) else []
         if any(isinstance(model, dict) and model.get("id") == role for model in models):
-            return port
+            return place
     return None
 
 
@@ -91,33 +105,33 @@ def said_something(answer: Any) -> bool:
 class Role:
     """One role and where it was last found."""
 
-    def __init__(self, name: str, ports: Sequence[int], timeout_s: float) -> None:
+    def __init__(self, name: str, sockets: Path, timeout_s: float) -> None:
         self.name = name
-        self.ports = ports
+        self.sockets = sockets
         self.timeout_s = timeout_s
-        self.port: int | None = None
+        self.place: Path | None = None
 
     def ask(self) -> Asked:
         began, at = time.monotonic(), time.time()
-        if self.port is None:
-            self.port = find(self.name, self.ports, min(MODELS_TIMEOUT_S, self.timeout_s))
+        if self.place is None:
+            self.place = find(self.name, self.sockets, min(MODELS_TIMEOUT_S, self.timeout_s))
         status, error, ok = None, "no engine lists the role", False
-        if self.port is not None:
+        if self.place is not None:
             question = {
                 "model": self.name,
                 "messages": [{"role": "user", "content": "Say hello."}],
                 "max_tokens": TOKENS,
                 "temperature": 0,
             }
-            url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
-            status, answer, error = exchange(url, self.timeout_s, question)
+            status, answer, error = exchange(self.place, "/v1/chat/completions", self.timeout_s, question)
             ok = status == 200 and said_something(answer)
             error = error if error or ok else "an answer without text"
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) + f".{int(at % 1 * 1000):03}Z"
         seconds = round(time.monotonic() - began, 3)
-        asked = Asked(round(began, 3), stamp, self.name, ok, seconds, status, self.port, error)
+        engine = self.place.parent.name if self.place is not None else None
+        asked = Asked(round(began, 3), stamp, self.name, ok, seconds, status, engine, error)
         if not ok:
-            self.port = None
+            self.place = None
         return asked
 
 
@@ -143,9 +157,7 @@ def keep_asking(role: Role, log: Log, interval_s: float, stop: threading.Event) 
         stop.wait(interval_s - passed % interval_s)
 
 
-def watch(
-    log: Path, roles: Sequence[str], ports: Sequence[int], interval_s: float, timeout_s: float, for_s: float
-) -> None:
+def watch(log: Path, roles: Sequence[str], sockets: Path, interval_s: float, timeout_s: float, for_s: float) -> None:
     stop = threading.Event()
     for word in (signal.SIGTERM, signal.SIGINT):
         signal.signal(word, lambda *_: stop.set())
@@ -153,7 +165,7 @@ def watch(
         written = Log(file)
         written.write({"boot_id": BOOT_ID.read_text().strip(), "interval_s": interval_s, "timeout_s": timeout_s})
         threads = [
-            threading.Thread(target=keep_asking, args=(Role(name, ports, timeout_s), written, interval_s, stop))
+            threading.Thread(target=keep_asking, args=(Role(name, sockets, timeout_s), written, interval_s, stop))
             for name in roles
         ]
         for thread in threads:
@@ -332,7 +344,7 @@ def parser() -> argparse.ArgumentParser:
     asking = commands.add_parser("watch", help="ask until SIGTERM or SIGINT")
     asking.add_argument("--log", type=Path, required=True, help="lines are appended")
     asking.add_argument("--roles", nargs="+", default=ROLES)
-    asking.add_argument("--ports", nargs="+", type=int, default=PORTS, help="where engines may be")
+    asking.add_argument("--sockets", type=Path, default=SOCKETS, help="where engines have their directories")
     asking.add_argument("--interval", type=float, default=1.0, help="seconds between questions (default 1)")
     # A question that is given up makes a gap longer, and the first answer of an engine takes long on a busy machine.
     asking.add_argument("--timeout", type=float, default=60.0, help="seconds that an answer may take (default 60)")
@@ -342,7 +354,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
-    watch(given.log, given.roles, given.ports, given.interval, given.timeout, given.seconds)
+    watch(given.log, given.roles, given.sockets, given.interval, given.timeout, given.seconds)
     return 0
 
 

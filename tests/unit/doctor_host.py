@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,7 @@ from ansible.module_utils.vllm_edge.gateway.command import synchronize
 from ansible.module_utils.vllm_edge.gateway.view import parse_text
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
 from engine_files import CAGE
 from generations import activate, rendered
@@ -150,7 +152,7 @@ class FakeHost:
             "engine": name,
             "unit": f"vllm-{name}.service",
             "container": f"vllm-{name}",
-            "url": f"http://127.0.0.1:{port}",
+            "url": f"unix:/run/vllm-edge/engines/{name}/api.sock",
             "served_names": ["sentry"],
             "model": name,
             "repo": "google/gemma-4-E2B-it",
@@ -175,13 +177,14 @@ class FakeHost:
             *CAGE,
             *(f"--device=nvidia.com/gpu={gpu}" for gpu in gpus),
             *([f"--shm-size={shm}"] if shm else []),
+            f"--mount=type=bind,source=/run/vllm-edge/engines/{name},target=/run/api",
             "vllm-edge:1",
             "/models/e2b",
         ]
         self.write(f"etc/vllm-edge/engines/{name}/engine.json", json.dumps(config))
         self.write(f"etc/vllm-edge/engines/{name}/docker-create", "\n".join(create) + "\n")
         self.unit(f"vllm-{name}.service")
-        self.listen(*self.ports, port)
+        self.listen(name)
 
     containers: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Pid to what Docker says of the container."""
@@ -239,10 +242,19 @@ class FakeHost:
     owner: Owner = SOMEBODY
     """Whose every process on a GPU is."""
 
-    def listen(self, *ports: int) -> None:
-        self.ports = ports
-        lines = [f"   0: 0100007F:{port:04X} 00000000:0000 0A 0:0 00:0 0 0 0 {port} 1 0 100 0" for port in ports]
-        self.write("proc/net/tcp", "\n".join(["  sl  local_address rem_address   st", *lines]) + "\n")
+    silent: str = ""
+    """Why engines do not answer."""
+
+    def listen(self, name: str = "e2b") -> Path:
+        """The socket of an engine, in directories as the supervisor makes them."""
+        place = self.root / f"run/vllm-edge/engines/{name}/api.sock"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        for directory, mode in zip(place.parents, (0o755, 0o710, 0o755), strict=False):
+            directory.chmod(mode)
+        if not place.exists():
+            os.mknod(place, 0o140666)
+        place.chmod(0o666)
+        return place
 
     # -- the programs
 
@@ -309,6 +321,7 @@ class FakeHost:
             engine_uid=lambda: ENGINES,
             admin=lambda paths: cast(AdminSocket, self),
             space=lambda what, path: Space(what, f"/{path.relative_to(self.root)}", self.free_bytes, self.free_inodes),
+            health=lambda url, timeout_s: Answer(None, error=self.silent) if self.silent else Answer(200),
         )
 
     def examine(self, expected: Expectation = NOTHING) -> dict[str, Any]:

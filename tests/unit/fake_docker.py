@@ -47,7 +47,6 @@ class FakeDocker:
             image_id=self.container.image_id if self.container else "",
             pid=self.process.pid,
             started_at=time.strftime("%Y-%m-%dT%H:%M:%S.000000000Z", time.gmtime()),
-            direct=("172.30.0.2:8000",),
         )
         return self.container
 

@@ -130,10 +130,9 @@ class FakeDocker:
         self.killed: list[str] = []
         self.refuse_remove = ""
 
-    def engine(self, name: str, input_hash: str = "h", state: str = "running", port: int | None = None) -> Container:
+    def engine(self, name: str, input_hash: str = "h", state: str = "running") -> Container:
         labels = {"vllm-edge.engine": name, "vllm-edge.input-hash": input_hash}
-        ports = () if port is None else (("127.0.0.1", port),)
-        made = Container(f"id-{name}", f"vllm-{name}", state, labels, ports=ports)
+        made = Container(f"id-{name}", f"vllm-{name}", state, labels)
         self.containers.append(made)
         return made
 

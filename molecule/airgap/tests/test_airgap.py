@@ -35,11 +35,7 @@ try:
 except OSError as error:
     print(error)
 """
-ASK = """
-import json, sys, urllib.request
-request = urllib.request.Request(sys.argv[1], sys.argv[2].encode() or None, {"Content-Type": "application/json"})
-print(urllib.request.urlopen(request, timeout=60).read().decode())
-"""
+ASK = (ROOT / "tests" / "tools" / "ask.py").read_text()
 
 
 def lab(*words: str) -> str:
@@ -190,11 +186,18 @@ def test_weights_are_the_staged_ones(host: Host) -> None:
 
 def test_engine_serves(host: Host) -> None:
     assert host.service(CONTAINER).is_running
-    models = json.loads(python(host, ASK, "http://127.0.0.1:8070/v1/models", ""))
+    url = f"unix:/run/vllm-edge/engines/{CONTAINER.removeprefix('vllm-')}/api.sock"
+
+    def ask(path: str, question: str = "") -> Any:
+        status, answer = json.loads(python(host, ASK, f"{url}{path}", question, "60"))
+        assert status == 200, answer
+        return json.loads(answer)
+
+    models = ask("/v1/models")
     assert [model["id"] for model in models["data"]] == SERVED_NAMES
     for name in SERVED_NAMES:
         question = {"model": name, "messages": [{"role": "user", "content": "Count."}], "max_tokens": 8}
-        answer = json.loads(python(host, ASK, "http://127.0.0.1:8070/v1/chat/completions", json.dumps(question)))
+        answer = ask("/v1/chat/completions", json.dumps(question))
         assert answer["usage"]["completion_tokens"] > 0
 
 

@@ -67,7 +67,7 @@ class Served:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"unix:/run/vllm-edge/engines/{self.name}/api.sock"
 
     @property
     def etc(self) -> str:
@@ -106,21 +106,8 @@ SSH_OPTIONS = "-o ControlMaster=auto -o ControlPath=~/.ansible/cp/vllm-edge-%C -
 LOADED_S = 240
 """The longest that one engine may take from its start until it answers, on a slow machine beside other tests."""
 
-# Runs on the host with the system's Python: a bare Debian has no curl.
-ASK = """
-import json, sys, urllib.error, urllib.request
-url, data, seconds = sys.argv[1:]
-request = urllib.request.Request(url, data.encode() or None, {"Content-Type": "application/json"})
-try:
-    with urllib.request.urlopen(request, timeout=float(seconds)) as answer:
-        print(json.dumps([answer.status, answer.read().decode()]))
-except urllib.error.HTTPError as error:
-    print(json.dumps([error.code, error.read().decode()]))
-except OSError as error:
-    print(json.dumps([0, str(error)]))
-except Exception as error:  # a connection that ends in the middle of an answer
-    print(json.dumps([0, repr(error)]))
-"""
+ASK = (ROOT / "tests" / "tools" / "ask.py").read_text()
+"""Runs on the host, with its Python and as root."""
 
 FAULTS_ROWS = pytest.StashKey[list[tuple[str, str, str]]]()
 TEXTS = pytest.StashKey[list[tuple[str, list[str]]]]()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import (
+    ASK,
     BYSTANDER,
     ENGINES,
     GPUS,
@@ -442,7 +443,8 @@ def test_container_is_what_docker_create_says(host: Host, engine: Served) -> Non
     assert machine_config["ReadonlyRootfs"] is True and "--read-only" in flags
     assert machine_config["CapDrop"] == ["ALL"] and "--cap-drop=ALL" in flags
     assert machine_config["SecurityOpt"] == ["no-new-privileges"] and "--security-opt=no-new-privileges" in flags
-    assert machine_config["NetworkMode"] == "vllm-edge" and "--network=vllm-edge" in flags
+    assert machine_config["NetworkMode"] == "none" and "--network=none" in flags
+    assert not machine_config["PortBindings"]
     assert machine_config["RestartPolicy"]["Name"] == "no", "systemd owns the engine, not Docker"
     assert (machine_config["Privileged"], machine_config["CapAdd"]) == (False, None)
     devices = [flag.removeprefix("--device=") for flag in flags if flag.startswith("--device=")]
@@ -528,14 +530,49 @@ def test_engine_runs_as_its_own_user_without_capabilities(machine: Machine, engi
 # ---- serving ----------------------------------------------------------------------------------------------------
 
 
+REACH = """
+import socket
+for index, name in socket.if_nameindex():
+    print("interface", name)
+for address in {addresses}:
+    try:
+        socket.create_connection(address, 3)
+        print("reached", address)
+    except OSError as error:
+        print(error)
+"""
+
+
 @each_engine
-def test_listens_on_the_loopback_only(host: Host, machine: Machine, engine: Served) -> None:
-    listening = [line.split()[3] for line in machine.run("ss", "-Hltn", f"sport = :{engine.port}").splitlines()]
-    assert listening == [f"127.0.0.1:{engine.port}"]
-    for address in host.interface("eth0").addresses:
-        if ":" not in address:
-            probe = f"import socket; socket.create_connection(('{address}', {engine.port}), 3)"
-            assert "refused" in host.run(shlex.join(["python3", "-c", probe])).stderr
+def test_is_in_no_network(host: Host, machine: Machine, engine: Served) -> None:
+    """Nothing of it listens on the host, and from inside it reaches nobody: not the host, not what the host reaches."""
+    pid = machine.run("docker", "inspect", "--format={{.State.Pid}}", engine.container).strip()
+    listening = machine.run("nsenter", f"--target={pid}", "--net", "ss", "-Hltn").split("\n")
+    assert all(line.split()[3].startswith(("127.", "[::1]")) for line in listening if line), listening
+    own = [(address, 22) for address in host.interface("eth0").addresses if ":" not in address]
+    addresses = [*own, (machine.shell("ip route show default").split()[2], 22), ("172.17.0.1", 22), ("192.0.2.1", 80)]
+    program = REACH.format(addresses=addresses)
+    said = machine.run("docker", "exec", engine.container, "python3", "-c", program).splitlines()
+    assert said.count("interface lo") == 1 and not [line for line in said if line.startswith("reached")], said
+    assert len(said) == 1 + len(addresses) and all("unreachable" in line for line in said[1:]), said
+
+
+@each_engine
+def test_only_root_and_the_gateway_open_its_socket(host: Host, machine: Machine, engine: Served) -> None:
+    """Other local users do not, those of the engines included, and neither does a container of somebody else."""
+    place = f"/run/vllm-edge/engines/{engine.name}"
+    shown = machine.run(
+        "stat", "--format=%F %U:%G %a", "/run/vllm-edge/engines", place, f"{place}/api.sock"
+    ).splitlines()
+    assert shown == [
+        "directory root:vllm-edge-gateway 710",
+        "directory root:root 755",
+        "socket vllm-edge:vllm-edge 666",
+    ]
+    ask = shlex.join(["python3", "-c", ASK, f"{engine.url}/health", "", "5"])
+    for user, status in (("nobody", 0), ("vllm-edge", 0), ("vllm-edge-gateway", 200)):
+        answer = json.loads(machine.run("runuser", "--user", user, "--", "sh", "-c", ask))
+        assert answer[0] == status and (status or "Permission denied" in answer[1]), (user, answer)
 
 
 @each_engine

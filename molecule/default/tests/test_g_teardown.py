@@ -140,9 +140,14 @@ def test_check_mode_lists_what_would_go(foreseen: list[str], before: dict[str, A
     for engine in before["engines"]:
         assert f"container {engine['container']}" in foreseen
         assert f"/etc/systemd/system/{engine['unit']}" in foreseen
-    assert {"Docker network vllm-edge", "/opt/vllm-edge/", "/usr/local/bin/vllm-edge", "/data/vllm/cache/"} <= {
-        *foreseen
-    }
+    assert {
+        "/etc/tmpfiles.d/vllm-edge.conf",
+        "/run/vllm-edge/",
+        "user vllm-edge-gateway",
+        "/opt/vllm-edge/",
+        "/usr/local/bin/vllm-edge",
+        "/data/vllm/cache/",
+    } <= {*foreseen}
     assert f"image {before['engines'][0]['image']}" in foreseen
     assert not any(path.startswith("/data/vllm/weights") for path in foreseen)
     assert not any(before["base"] in line for line in foreseen)

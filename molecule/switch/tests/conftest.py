@@ -43,7 +43,7 @@ PROFILE = "e2b-only"
 INVENTORY_PROFILE = "nvfp4-tp2"
 ENGINE, CONTAINER, UNIT = "e2b-all", "vllm-e2b-all", "vllm-e2b-all.service"
 GPU = GPUS[3]
-PORT = 8070
+SOCKETS = "unix:/run/vllm-edge/engines"
 ROLES = ["architect", "worker", "auditor", "sentry"]
 SWITCH_UNIT = "vllm-edge-switch.service"
 STATE = "/var/lib/vllm-edge"
@@ -311,14 +311,14 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
         words = ["docker", "ps", "--all", "--filter", "label=vllm-edge.engine", "--format", "{{.Names}}"]
         return {name: default.life(self, name) for name in sorted(self.run(*words).split())}
 
-    def complete_at(self, port: int, role: str, seconds: int = 60) -> int:
+    def complete_at(self, engine: str, role: str, seconds: int = 60) -> int:
         question = {
             "model": role,
             "messages": [{"role": "user", "content": "Count to three."}],
             "max_tokens": 8,
             "temperature": 0,
         }
-        arguments = [f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(question), str(seconds)]
+        arguments = [f"{SOCKETS}/{engine}/api.sock/v1/chat/completions", json.dumps(question), str(seconds)]
         return int(json.loads(self.run("python3", "-c", default.ASK, *arguments))[0])
 
     def serves(self, number: int) -> str:
@@ -332,7 +332,7 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
         hashes = {name: engine["input_hash"] for name, engine in active["engines"].items()}
         assert {engine["engine"]: engine["running_input_hash"] for engine in status["engines"]} == hashes
         answers = {
-            role: self.complete_at(engine["port"], role)
+            role: self.complete_at(engine["engine"], role)
             for engine in status["engines"]
             for role in engine["served_names"]
         }

@@ -19,7 +19,6 @@ from conftest import (
     GPU,
     LOADED_S,
     OK,
-    PORT,
     REFUSED,
     ROLES,
     ROLLED_BACK,
@@ -36,12 +35,6 @@ from conftest import (
 Seen = Callable[..., None]
 
 WEIGHTS = "/data/vllm/weights/gemma-4-E2B-it"
-
-LISTEN = """
-import socket, sys, time
-server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-time.sleep(600)
-"""
 
 
 def back(edge: Edge, done: Switched, pair: Pair, phase: str) -> str:
@@ -90,20 +83,6 @@ class Faults:
             self.edge.run("mv", "--force", "/data/moved", path)
             self.edge.run("rm", "/data/kept-by-the-test")
 
-    def port_taken(self) -> Iterator[int]:
-        number = self.edge.variant(
-            self.pair.here,
-            (f"127.0.0.1:{PORT}", "127.0.0.1:8077"),
-            (f'"port": {PORT}', '"port": 8077'),
-        )
-        words = ["systemd-run", "--quiet", "--collect", "--unit=somebody-listens", "python3", "-c", LISTEN, "8077"]
-        self.edge.run(*words)
-        self.edge.wait("the port to be taken", lambda: "8077" in self.edge.run("ss", "-ltn"), 15, every=0.2)
-        try:
-            yield number
-        finally:
-            self.edge.run("systemctl", "stop", "somebody-listens")
-
     def foreign_on_the_gpu(self) -> Iterator[int]:
         pid = self.edge.run("lab-gpu", "foreign", "start", "--gpu", "3", "--mib", "1900").strip()
         try:
@@ -146,7 +125,6 @@ def with_large_disk(edge: Edge) -> None:
 
 REFUSALS = {
     "weights_damaged": r"weights of e2b .*is damaged .*playbooks/weights\.yml -e verify_weights=full",
-    "port_taken": r"Port 8077 of engine e2b-all is taken: pid \d+ \(\S*python3 .*stop it",
     "foreign_on_the_gpu": r"GPU 3 .* is used by others: pid \d+ \(foreign-cuda-job .*less than the budget of 20900 MiB",
     "gpu_lost": rf"The GPU is lost: {GPU}|{GPU}.*has fallen off the bus",
     "disk_full": r"has \d+ MiB free, a switch wants 64 .*make room",

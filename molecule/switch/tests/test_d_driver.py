@@ -8,17 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import BUSY, CONTAINER, ENGINE, OK, PORT, PYTHON, SETTINGS, UNIT, Bystanders, Edge, Pair, default, play
+from conftest import BUSY, CONTAINER, ENGINE, OK, PYTHON, SETTINGS, SOCKETS, UNIT, Bystanders, Edge, Pair, default, play
 
 Seen = Callable[..., None]
 NOTE = 'echo "$VLLM_EDGE_HOOK $VLLM_EDGE_FROM_GENERATION $VLLM_EDGE_GENERATION" >> /run/hooks-noted'
 WORDS = 300
 """Tokens of an answer that takes some seconds."""
 IN_WORK = """
-import sys, time, urllib.request
+import sys, time
 from vllm_edge.engine.metrics import requests_in_work
+from vllm_edge.system.http import request
 deadline = time.monotonic() + 60
-while not requests_in_work(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode()):
+while not requests_in_work(request(sys.argv[1], "/metrics", 5).body.decode()):
     if time.monotonic() > deadline:
         sys.exit("no request was seen at work")
     time.sleep(0.05)
@@ -47,9 +48,9 @@ def test_stop_finishes_what_runs(edge: Edge, pair: Pair, seen: Seen) -> None:
         "min_tokens": WORDS,
         "temperature": 0,
     }
-    url = f"http://127.0.0.1:{PORT}"
+    url = f"{SOCKETS}/{ENGINE}/api.sock"
     asking = edge.begin("python3", "-c", default.ASK, f"{url}/v1/chat/completions", json.dumps(question), "120")
-    edge.python(IN_WORK, f"{url}/metrics", interpreter=PYTHON)
+    edge.python(IN_WORK, url, interpreter=PYTHON)
     stopped = json.loads(edge.run("vllm-edge", "stop", "--format", "json"))
     answer = json.loads(asking.process.communicate(timeout=120)[0])
     assert answer[0] == 200, answer

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.vllm_edge.doctor.facts import TOOLKIT
@@ -16,6 +17,8 @@ from doctor_host import BUSES, DRIVER, DROP_IN, GPUS, KERNEL, NEW_GPU, FakeHost,
 
 Change = Callable[[FakeHost], Any]
 ENGINE, TARGET = "vllm-e2b.service", "vllm-edge.target"
+RUN = "run/vllm-edge/engines"
+SOCKET = f"{RUN}/e2b/api.sock"
 
 
 def write(path: str, text: str = "") -> Change:
@@ -93,8 +96,17 @@ def several(*changes: Change) -> Change:
 
 
 def down(**state: str) -> Change:
-    """The engine is in this state, and its port is free."""
-    return several(unit(ENGINE, Result="exit-code", **state), lambda host: host.listen())
+    """The engine is in this state, and its socket is gone."""
+    return several(unit(ENGINE, Result="exit-code", **state), lambda host: host.remove(SOCKET))
+
+
+def in_place(mode: int, path: str) -> Change:
+    return lambda host: (host.root / path).chmod(mode)
+
+
+def replaced(make: Callable[[Path], object]) -> Change:
+    """Something else where the socket should be."""
+    return several(lambda host: host.remove(SOCKET), lambda host: make(host.root / SOCKET))
 
 
 def cdi(*devices: str, path: str = "var/run/cdi/nvidia.yaml", **more: Any) -> Change:
@@ -172,7 +184,7 @@ def settings(**values: Any) -> Change:
     return docker_config(json.dumps({"features": {"cdi": True}} | values))
 
 
-SETTINGS, PORTS = "runtime.docker-settings", "runtime.published-ports"
+SETTINGS = "runtime.docker-settings"
 WITHOUT_MODULE = (
     "; unknown driver.versions gpus.answer gpus.expected gpus.holders runtime.cdi-devices topology.pcie topology.numa "
     "topology.iommu topology.peer-to-peer topology.ecc topology.power"
@@ -183,7 +195,7 @@ WITHOUT_DRIVER = (
 )
 UNLOADED = "fail driver.module-loaded"
 NO_DOCKER = (
-    "unknown runtime.docker-version runtime.published-ports runtime.docker-running runtime.cdi-enabled "
+    "unknown runtime.docker-version runtime.docker-running runtime.cdi-enabled "
     "runtime.gpu-access runtime.docker-settings"
 )
 DEBIAN = "http://deb.example.org/debian trixie/non-free amd64 Packages"
@@ -280,8 +292,6 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
             ({"hosts": ["tcp://\x1b[2J"]}, SETTINGS, "'tcp://\\x1b[2J' is root", "tlsverify"),
             ({"userns-remap": "default"}, SETTINGS, "neither their weights nor their caches", "userns-remap"),
             ({"seccomp-profile": "unconfined"}, SETTINGS, "every system call", "seccomp-profile"),
-            ({"iptables": False}, PORTS, '"iptables": false', "Remove iptables"),
-            ({"allow-direct-routing": True}, PORTS, '"allow-direct-routing": true', "Remove allow-direct-routing"),
         )
     ),
     *(
@@ -295,24 +305,15 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
             (("-H", "fd://", "-H", "tcp://0.0.0.0:2375"), SETTINGS, "'tcp://0.0.0.0:2375' is root"),
             (("-Htcp://:2375",), SETTINGS, "'tcp://:2375' is root"),
             (("--host=tcp://[::]:2376", "--tls"), SETTINGS, "'tcp://[::]:2376' is root"),
-            (("--iptables=false",), PORTS, '"iptables": false'),
         )
     ),
-    (unit("firewalld.service"), f"warn {PORTS}", "28.1.1, ports on 127.0.0.1 can be reached", "28.3.3 or newer"),
     (dockerd("", 127), f"fail runtime.docker-installed; {NO_DOCKER}", "no dockerd", "installs it"),
     (
         dockerd("Docker version 20.10.24, build 297e128"),
-        "fail runtime.docker-version; warn runtime.published-ports; unknown runtime.cdi-enabled",
+        "fail runtime.docker-version; unknown runtime.cdi-enabled",
         "20.10.24 does not know CDI",
         "Docker's repository",
     ),
-    (
-        dockerd("Docker version 26.1.5+dfsg1, build a72d7cd"),
-        "warn runtime.published-ports",
-        "with Docker Engine 26.1.5, hosts of the same network segment can reach ports",
-        "Install Docker 28.3.3 or newer",
-    ),
-    (dockerd("Docker version 27.5.1, build 9f9e405"), "warn runtime.published-ports", "27.5.1", "with two rules"),
     (docker(ActiveState="failed"), f"fail {RUNNING}; unknown runtime.gpu-access", "failed", "systemctl start docker"),
     (docker(UnitFileState="disabled"), f"warn {RUNNING}", "does not start at boot", "systemctl enable docker.service"),
     (docker_config("{,}"), "fail runtime.docker-config runtime.cdi-enabled", "is no JSON", "dockerd --validate"),
@@ -367,9 +368,24 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
         f"{ENGINE} activating (exit-code)",
         "vllm-edge explain e2b",
     ),
-    # Stopped, and its port is taken.
-    (unit(ENGINE, ActiveState="inactive"), "warn serving.units; fail serving.ports", "inactive", "systemctl start"),
-    (lambda host: host.listen(), "fail serving.ports", "e2b on 8070", "docker ps"),
+    *(
+        (change, "fail serving.sockets", evidence, remedy)
+        for change, evidence, remedy in (
+            (lambda host: host.remove(SOCKET), "api.sock: No such file or directory", "restart' of the unit"),
+            (in_place(0o755, SOCKET), "api.sock has mode 0755, with which the gateway", "restart' of the unit"),
+            (replaced(lambda place: place.symlink_to("x")), "it is a link and no socket", "restart' of the unit"),
+            (replaced(Path.mkdir), "it is a directory and no socket", "restart' of the unit"),
+            (
+                lambda host: setattr(host, "silent", "connection refused"),
+                "e2b: /health: connection refused",
+                "journalctl",
+            ),
+            (in_place(0o755, RUN), "engines has mode 0755, wanted 0710", "systemd-tmpfiles --create"),
+            (in_place(0o777, f"{RUN}/e2b"), "engines/e2b has mode 0777, wanted 0755", "systemd-tmpfiles"),
+            (in_place(0o777, "run/vllm-edge"), "vllm-edge has mode 0777", "systemd-tmpfiles"),
+        )
+    ),
+    (unit(ENGINE, ActiveState="inactive"), "warn serving.units", "inactive", "systemctl start"),
     (unit(TARGET, UnitFileState="disabled"), "warn serving.boot", "not enabled", f"systemctl enable {TARGET}"),
     (
         lambda host: (host.root / "etc/vllm-edge/secrets").mkdir(mode=0o755),
@@ -431,7 +447,7 @@ NAMED_FAULTS: tuple[tuple[str, Change, dict[str, str], str, str], ...] = (
         {
             "serving.configuration": "fail",
             "serving.units": "unknown",
-            "serving.ports": "unknown",
+            "serving.sockets": "unknown",
             "serving.libraries": "unknown",
             "serving.boot": "unknown",
             "serving.risks": "unknown",
@@ -524,12 +540,6 @@ FINE: tuple[tuple[Change, str, str], ...] = (
         "runtime.docker-settings",
         "the containers of others: those of Docker's default network",
     ),
-    # A release that is not affected by a reload of firewalld.
-    (
-        several(unit("firewalld.service"), answer("dockerd --version", "Docker version 28.3.3, build 980b856")),
-        "runtime.published-ports",
-        "28.3.3 lets nobody but the host",
-    ),
     # Docker's default.
     (
         several(
@@ -539,7 +549,7 @@ FINE: tuple[tuple[Change, str, str], ...] = (
         "by CDI",
     ),
     (
-        several(unit(ENGINE, ActiveState="activating"), lambda host: host.listen()),
+        several(unit(ENGINE, ActiveState="activating"), lambda host: host.remove(SOCKET)),
         "serving.units",
         f"{ENGINE} is activating",
     ),

@@ -40,8 +40,6 @@ ENGINE: dict[str, Any] = {
     "image_id": "sha256:aa",
     "input_hash": "ab12",
     "running_input_hash": "ab12",
-    "listens_on": ["127.0.0.1"],
-    "published": ["127.0.0.1:8070"],
     "port": 8070,
 }
 SWITCH: dict[str, Any] = {
@@ -118,7 +116,6 @@ CASES: list[tuple[str, Deep, str, str]] = [
     ("images", engine(container_image_id="sha256:bb"), "runs the image sha256:bb, recorded is sha256:aa", "site.yml"),
     ("images", engine(container_state="absent"), "is active and has no container", "systemctl restart"),
     ("images", replace(GOOD, images=("somebody moved the tag",)), "somebody moved the tag", ""),
-    ("status", engine(listens_on=["0.0.0.0"]), "open beyond the loopback", "ss -ltnp"),
     ("status", host(gpus=[{"problem": "GPU 3 is over budget"}]), "GPU 3 is over budget", ""),
     ("status", host(unfinished_switch=SWITCH), "was ended in phase healthy and left unfinished", "vllm-edge recover"),
     ("status", host(switch=SWITCH), "A switch to generation 5 (bf16-tp4) runs, asked by site.yml by alice", "progress"),

@@ -184,13 +184,13 @@ def test_prebuilt_modules_are_held_too(host: FakeHost) -> None:
     assert host.not_ok() == {"driver.held": "warn"}
 
 
-def test_a_running_switch_moves_units_and_ports(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_switch_moves_units_and_sockets(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
     from ansible.module_utils.vllm_edge.doctor import reading
 
     monkeypatch.setattr(reading, "read_switches", lambda paths: ({"switch": {"generation": 2}}, []))
     host.unit("vllm-e2b.service", ActiveState="inactive")
     assert host.not_ok() == dict.fromkeys(
-        ("serving.units", "serving.ports", "serving.libraries", "gateway.maps"), "unknown"
+        ("serving.units", "serving.sockets", "serving.libraries", "gateway.maps"), "unknown"
     )
 
 

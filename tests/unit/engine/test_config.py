@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def test_both_files_as_rendered(tmp_path: Path) -> None:
     paths = written(tmp_path)
     engine = load_engine("e2b", paths)
     assert engine.config.served_names == ("sentry",)
-    assert engine.config.address == "127.0.0.1:8070"
+    assert (engine.config.socket, engine.config.stands_in_for) == (None, ())
     assert engine.create.arguments == tuple(CREATE)
     assert engine.create.labels["vllm-edge.input-hash"] == "ab12"
     assert list_engine_names(paths) == ["e2b"]
@@ -51,8 +52,14 @@ def test_both_files_as_rendered(tmp_path: Path) -> None:
         ({"weights_path": None}, "weights_path is None: a text"),
         ({"max_model_len": "8k"}, "max_model_len is '8k': tokens"),
         ({"shutdown_timeout_s": 0}, "shutdown_timeout_s is 0: seconds, more than 0, or null"),
-        ({"url": "https://127.0.0.1:8070"}, "url is 'https://127.0.0.1:8070': http://"),
-        ({"url": "http://127.0.0.1:8070/v1"}, "url is 'http://127.0.0.1:8070/v1': http://"),
+        ({"stands_in_for": "architect"}, "stands_in_for is 'architect': a list"),
+        *(
+            ({"url": url}, f"url is '{url}': unix:/<path of its socket>, or http://")
+            for url in (
+                *("https://127.0.0.1:8070", "http://127.0.0.1:8070/v1"),
+                *("unix:", "unix:run/a.sock", "unix://host/run/a.sock", "unix:/run/a.sock?x", "unix:/run/a.sock#x"),
+            )
+        ),
     ],
 )
 def test_a_bad_value_is_named(change: dict[str, Any], told: str) -> None:
@@ -62,10 +69,10 @@ def test_a_bad_value_is_named(change: dict[str, Any], told: str) -> None:
 
 
 def test_all_defects_at_once() -> None:
-    data = {key: value for key, value in CONFIG.items() if key not in ("unit", "port")}
+    data = {key: value for key, value in CONFIG.items() if key not in ("unit", "image")}
     with pytest.raises(EngineConfigError) as caught:
         parse_engine(json.dumps({**data, "precision": ""}), "engine.json")
-    for told in ("unit is missing", "port is missing", "precision is ''"):
+    for told in ("unit is missing", "image is missing", "precision is ''"):
         assert told in str(caught.value)
 
 
@@ -163,3 +170,31 @@ def test_where_the_trees_are() -> None:
     env = {"VLLM_EDGE_ETC": "/a", "VLLM_EDGE_STATE": "/b"}
     assert host_paths(environ=env) == HostPaths(Path("/a"), Path("/b"))
     assert host_paths(etc="/c", environ=env).etc == Path("/c")
+
+
+SOCKET = "unix:/run/vllm-edge/engines/e2b/api.sock"
+API = "--mount=type=bind,source=/run/vllm-edge/engines/{},target=/run/api"
+
+
+@pytest.mark.parametrize(
+    ("mounted", "told"),
+    [
+        ("e2b", ""),
+        (
+            "other",
+            "--mount of /run/api is '/run/vllm-edge/engines/other', engine.json says '/run/vllm-edge/engines/e2b'",
+        ),
+        (None, "--mount of /run/api is '', engine.json says"),
+    ],
+)
+def test_the_directory_of_the_socket_is_mounted(tmp_path: Path, mounted: str | None, told: str) -> None:
+    config = {key: value for key, value in CONFIG.items() if key != "port"}
+    lines = [API.format(mounted)] if mounted else []
+    paths = written(tmp_path, {**config, "url": SOCKET, "stands_in_for": ["architect"]}, [*lines, *CREATE])
+    if told:
+        with pytest.raises(EngineConfigError, match=re.escape(told)):
+            load_engine("e2b", paths)
+        return
+    read = load_engine("e2b", paths).config
+    assert read.socket == HostPaths().engine_socket("e2b") and f"unix:{read.socket}" == SOCKET
+    assert (read.port, read.stands_in_for) == (None, ("architect",))

@@ -15,8 +15,6 @@ INSTALLED = json.loads((ROOT / "tests/fixtures/installed_by_0464f07.json").read_
 OLD = {path: text for path, text in INSTALLED.items() if path.endswith("/docker-create")}
 FULL = [
     *CREATE[:-4],
-    "--network=vllm-edge",
-    "--publish=127.0.0.1:8070:8000",
     "--device=nvidia.com/gpu=GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710003",
     "--shm-size=4g",
     "--ulimit=memlock=1073741824:1073741824",
@@ -28,6 +26,7 @@ FULL = [
     "--tmpfs=/tmp:exec,mode=1777,size=4g",
     "--mount=type=bind,source=/data/my weights/gemma-4,target=/models/gemma-4,readonly",
     "--mount=type=bind,source=/data/vllm/cache/e2b/0513f85ea5f4,target=/cache",
+    "--mount=type=bind,source=/run/vllm-edge/engines/e2b,target=/run/api",
     "--mount=type=bind,source=/etc/vllm-edge/engines/e2b/chat-template.jinja,target=/chat-template.jinja,readonly",
     "--env=HOME=/cache",
     "--env=EMPTY=",
@@ -42,9 +41,29 @@ UUID = "GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710003"
 BIND = "--mount=type=bind,source="
 
 
-@pytest.mark.parametrize("text", ["\n".join(FULL) + "\n", *OLD.values()], ids=["full", *OLD])
-def test_what_the_role_writes_and_wrote_is_taken(text: str) -> None:
-    assert parse_docker_create(text, "docker-create").name.startswith("vllm-")
+def test_what_the_role_writes_is_taken() -> None:
+    read = parse_docker_create("\n".join(FULL) + "\n", "docker-create")
+    assert (read.name, read.uid, read.publishes) == ("vllm-e2b", 8050, False)
+
+
+@pytest.mark.parametrize("text", OLD.values(), ids=OLD)
+def test_a_file_of_an_earlier_release_is_taken_from_a_host_and_not_from_a_rendering(text: str) -> None:
+    assert parse_docker_create(text, "docker-create", former=True).publishes
+    with pytest.raises(EngineConfigError, match=r"--publish=.*no network; the gateway answers on its port"):
+        parse_docker_create(text, "docker-create")
+
+
+@pytest.mark.parametrize("network", ["host", "bridge", "container:x", "vllm-edge"])
+def test_a_network_needs_the_published_port_of_an_earlier_release(network: str) -> None:
+    lines = [line if line != "--network=none" else f"--network={network}" for line in FULL]
+    with pytest.raises(EngineConfigError, match="the value none"):
+        parse_docker_create("\n".join(lines) + "\n", "docker-create", former=True)
+    lines.insert(0, "--publish=127.0.0.1:8070:8000")
+    if network == "vllm-edge":
+        assert parse_docker_create("\n".join(lines) + "\n", "docker-create", former=True).publishes
+        return
+    with pytest.raises(EngineConfigError, match="not the host's"):
+        parse_docker_create("\n".join(lines) + "\n", "docker-create", former=True)
 
 
 # Lines that reach further than an engine may, each another way; abbreviated, spelled otherwise, or out of bounds.
@@ -56,7 +75,7 @@ BAD = f"""
 --user=0:0|--user=root|--user=8050|--user=8050:0|--user=1:1|-u=0|--use=0:0|--read-only=false|--read-only=|--read-onl
 --cap-drop=NET_RAW|--cap-drop=all|--cap-dro=ALL|--security-opt=seccomp=unconfined|--security-opt=apparmor=unconfined
 --security-opt=no-new-privileges=false|--security-opt=no-new-privileges:false|--network=host|--network=container:x
---network=bridge|--network=a,b|--net=host|--publish=0.0.0.0:8070:8000|--publish=8070:8000|--publish=127.0.0.1:80:8000
+--network=bridge|--network=a,b|--network=vllm-edge|--net=host|--publish=127.0.0.1:8070:8000|--publish=0.0.0.0:8070:8000|--publish=8070:8000|--publish=127.0.0.1:80:8000
 --publish=127.0.0.1:8070-8090:8000|--publish=127.0.0.1:8070:8000/udp|-p=8070:8000|-P|--publish-all|--device=/dev/sda
 --device=nvidia.com/gpu=all|--device=nvidia.com/gpu=0|--device=vendor.com/x=1|--device=nvidia.com/gpu={UUID},/dev/sda
 --shm-size=-1|--shm-size=4x|--ulimit=rtprio=99|--ulimit=nice=-20|--ulimit=nofile|--tmpfs=/etc|--tmpfs=/tmp:exec
@@ -69,6 +88,8 @@ BAD = f"""
 {BIND}/data/m,target=/models/m,readonly,bind-propagation=shared|{BIND}/data/m,source=/etc,target=/models/m,readonly
 {BIND}/data/x/cache,target=/cache|{BIND}/etc/cron.d/e2b/00,target=/cache|{BIND}/var/lib/docker/e2b/00,target=/cache
 {BIND}/tmp/chat-template.jinja,target=/chat-template.jinja,readonly|--mount=type=volume,source=a,target=/cache
+{BIND}/run/vllm-edge/engines/e2b,target=/run/api,readonly|{BIND}/run/vllm-edge/engines/../x,target=/run/api
+{BIND}/run/vllm-edge/roles/e2b,target=/run/api|{BIND}/run/docker.sock,target=/run/api
 --mount=type=tmpfs,target=/cache|--mount=target=/cache,type=bind,source=/data/c/e2b/00|--mount="type=bind"
 --env|--env=A|--env=A B=1|--env==1|--env=1A=1|-e=A=1|--env-file=/etc/shadow|--env-file=/etc/vllm-edge/secrets/../x.env
 --env-file=secrets/x.env|--env-file=/etc/vllm-edge/secrets/E.env|--log-driver=syslog|--log-driver=fluentd|--log-opt=max-size=0|--log-opt=tag=x

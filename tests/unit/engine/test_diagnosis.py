@@ -84,8 +84,6 @@ too_few_gpus | asks for 4 GPUs, the container has 2
     ValueError: World size (4) is larger than the number of available GPUs (2) in this node.
 image_missing | vllm:1
     docker create: Error response from daemon: No such image: vllm:1
-network_missing | network vllm-edge
-    docker start: network vllm-edge not found
 limit_refused | LimitMEMLOCK
     docker start: failed to create shim task: OCI runtime create failed: runc create failed: unable to start
     container process: error during container init: error setting rlimits for ready process: error setting rlimit
@@ -133,11 +131,6 @@ cuda_unknown | create-device-nodes
     torch.AcceleratorError: CUDA error: unknown error
 no_gpu | sees no GPU
     RuntimeError: No CUDA GPUs are available
-port_taken | 127.0.0.1:8070 | ss -ltnp
-    docker start: driver failed programming external connectivity on endpoint vllm-e2b (1b): Bind for 127.0.0.1:8070
-    failed: port is already allocated
-port_taken | 127.0.0.1:8070
-    docker start: Error starting userland proxy: listen tcp4 127.0.0.1:8070: bind: address already in use
 name_taken | vllm-e2b
     docker create: Error response from daemon: Conflict. The container name "/vllm-e2b" is already in use by
     container "9f". You have to remove (or rename) that container to be able to reuse that name.

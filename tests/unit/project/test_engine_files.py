@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.engine.config import EngineConfigError, parse_docker_create
+from ansible.module_utils.vllm_edge.engine.config import EngineConfigError, engine_problems, parse_docker_create
 from ansible.module_utils.vllm_edge.generation.render import labelled
 from helpers import ROOT, run_playbook
 
@@ -25,7 +25,6 @@ ENGINES: list[dict[str, Any]] = [
         "model": "m",
         "gpus": gpus,
         "tensor_parallel_size": len(gpus),
-        "port": 8050,
         "served_names": ["one"],
         "max_model_len": 4096,
         **more,
@@ -38,6 +37,10 @@ ENGINES: list[dict[str, Any]] = [
     )
 ]
 UUIDS = [f"GPU-f52a6b98-d1e7-5b3c-a05f-38c2d471000{slot}" for slot in range(3)]
+MODEL = {
+    **{"path": "/data/m", "manifest_sha256": "0", "precision": "bf16", "record": "/r"},
+    **{"repo": "o/n", "revision": "main"},
+}
 BUS = {"environment": {"NCCL_P2P_DISABLE": "1"}, "arguments": ["--disable-custom-all-reduce"], "reasons": ["the IOMMU"]}
 
 
@@ -47,9 +50,7 @@ def rendered(tmp_path: Path) -> Any:
         """Name of the engine to its unit and its docker-create, by lines."""
         given = {
             "vllm_engine_engines": ENGINES,
-            "vllm_engine_models": {
-                "m": {"path": "/data/m", "manifest_sha256": "0", "precision": "bf16", "record": "/r"}
-            },
+            "vllm_engine_models": {"m": MODEL},
             "vllm_engine_gpu_uuids": UUIDS,
             "vllm_engine_image": "image",
             "vllm_engine_image_id": IMAGE,
@@ -76,7 +77,7 @@ def rendered(tmp_path: Path) -> Any:
                             "dest": f"{tmp_path}/{{{{ item.0.name }}}}-{{{{ item.1 }}}}",
                             "mode": "0644",
                         },
-                        "loop": "{{ vllm_engine_engines | product(['docker-create', 'vllm-engine.service']) }}",
+                        "loop": f"{{{{ vllm_engine_engines | product({KINDS}) }}}}",
                     },
                 ],
             }
@@ -88,16 +89,14 @@ def rendered(tmp_path: Path) -> Any:
         done = run_playbook("-i", "localhost,", "-e", f"@{tmp_path}/given.json", str(tmp_path / "play.json"))
         assert done.returncode == 0, done.stdout + done.stderr
         return {
-            engine["name"]: {
-                kind: (tmp_path / f"{engine['name']}-{kind}").read_text().splitlines()
-                for kind in ("docker-create", "vllm-engine.service")
-            }
+            engine["name"]: {kind: (tmp_path / f"{engine['name']}-{kind}").read_text().splitlines() for kind in KINDS}
             for engine in ENGINES
         }
 
     return render
 
 
+KINDS = ["docker-create", "engine.json", "vllm-engine.service"]
 NOTE = "# Its GPUs are kept from reading each other's memory: the IOMMU."
 
 
@@ -122,7 +121,7 @@ def test_what_the_bus_wants_goes_to_engines_over_several_gpus(rendered: Any) -> 
 def test_an_engine_starts_after_the_mounts_of_its_disks_whether_they_succeed_or_not(
     rendered: Any, model: dict[str, str], disk: str
 ) -> None:
-    given = {"path": "/data/m", "manifest_sha256": "0", "precision": "bf16", "record": "/r", **model}
+    given = {**MODEL, **model}
     unit = rendered(vllm_engine_models={"m": given})["one"]["vllm-engine.service"]
     head = unit[unit.index("[Unit]") : unit.index("[Service]")]
     mounts = f"data.mount data-m.mount{disk} data-vllm.mount data-vllm-cache.mount"
@@ -145,6 +144,27 @@ def test_without_a_look_at_the_bus(rendered: Any, forbidden: bool) -> None:
     note = "# Its GPUs are kept from reading each other's memory: vllm_engine_peer_to_peer says so."
     assert (note in unit) is forbidden
     assert found["one"]["docker-create"].count("--env=NCCL_P2P_DISABLE=1") == 0
+
+
+def test_an_engine_has_a_socket_and_no_network_with_or_without_a_port(rendered: Any) -> None:
+    found = rendered(
+        vllm_engine_engines=[*ENGINES[:-1], {**ENGINES[-1], "port": 8050, "stands_in_for": ["two", "three"]}]
+    )
+    for name, port in (("two", None), ("one", 8050)):
+        create, config = found[name]["docker-create"], json.loads("".join(found[name]["engine.json"]))
+        image = create.index(IMAGE)
+        place = f"/run/vllm-edge/engines/{name}"
+        assert {"--network=none", f"--mount=type=bind,source={place},target=/run/api"} <= {*create[:image]}
+        assert not [line for line in create if "publish" in line or "8050" in line.replace("8050:8050", "")]
+        assert "--uds=/run/api/api.sock" in create[image:] and "--env=VLLM_HOST_IP=127.0.0.1" in create[:image]
+        assert (config["url"], config["port"], config["served_names"]) == (f"unix:{place}/api.sock", port, ["one"])
+        assert engine_problems({**config, "input_hash": "ab", "generation": 1}) == []
+    one = found["one"]["docker-create"]
+    at = one.index("--served-model-name")
+    assert one[at + 1 : at + 4] == ["one", "two", "three"], "its own name first, which is in each answer"
+    assert json.loads("".join(found["one"]["engine.json"]))["stands_in_for"] == ["two", "three"]
+    unit = found["one"]["vllm-engine.service"]
+    assert "ReadWritePaths=/var/lib/vllm-edge -/run/vllm-edge" in unit and "RestrictAddressFamilies=AF_UNIX" in unit
 
 
 def test_the_limits_of_an_engine_and_what_it_may_fetch(rendered: Any) -> None:
@@ -175,7 +195,7 @@ IN_ENGINE = {
     "name": lambda odd: odd,
     "served_names": lambda odd: [odd],
     "dtype": lambda odd: odd,
-    "port": lambda odd: odd,
+    "stands_in_for": lambda odd: [odd],
     "extra_args": lambda odd: [f"--seed={odd}"],
     "extra_env": lambda odd: {"VLLM_A": odd},
 }
@@ -183,7 +203,7 @@ OF_ROLE = {
     **{
         f"vllm_engine_{name}": lambda odd: odd
         for name in (
-            *("network", "shm_size", "tmp_size", "memory", "image", "cache_directory", "program", "state_directory"),
+            *("shm_size", "tmp_size", "memory", "image", "cache_directory", "program", "state_directory"),
             *("uid", "pids_limit", "oom_score_adj", "max_logprobs", "start_timeout_s", "watchdog_s"),
         )
     },

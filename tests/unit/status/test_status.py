@@ -24,7 +24,6 @@ from ansible.module_utils.vllm_edge.status.problems import describe_state, judge
 from ansible.module_utils.vllm_edge.switch.journal import Lock, to_json
 from ansible.module_utils.vllm_edge.switch.model import Journal, Result
 from ansible.module_utils.vllm_edge.system.docker import Container
-from ansible.module_utils.vllm_edge.system.sockets import Listener, is_loopback, parse_listeners
 from ansible.module_utils.vllm_edge.text import WIDTH
 from engine_files import CONFIG, written
 from fake_docker import FakeDocker
@@ -73,7 +72,6 @@ class Host:
         self,
         unit: dict[str, str] | None = UNIT,
         boards: Any = (),
-        listeners: dict[int, list[str]] | None = None,
         target: dict[str, str] = TARGET,
         expected: str | None = None,
         gpu_problem: str | None = None,
@@ -84,7 +82,6 @@ class Host:
             self.docker,
             lambda names: (units, None),
             lambda budgets, paths: (list(boards), gpu_problem),
-            lambda: listeners or {8070: ["127.0.0.1"]},
             expected,
         )
 
@@ -124,9 +121,7 @@ def serving(configured: Host) -> Host:
     write_state(paths.engine_state("e2b"), EngineState("e2b", "serving", stamp(), load_seconds=25.3))
     record = {"profile": "e2b-only", "generation": 1, "engines": {"e2b": {"input_hash": "ab12", "generation": 1}}}
     paths.active_profile.write_text(json.dumps(record))
-    configured.docker.container = Container(
-        "c" * 64, "vllm-e2b", "running", OURS, started_at="2026-11-21T03:00:00.5Z", published=("127.0.0.1:8070",)
-    )
+    configured.docker.container = Container("c" * 64, "vllm-e2b", "running", OURS, started_at="2026-11-21T03:00:00.5Z")
     return configured
 
 
@@ -239,7 +234,6 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"unit": UNIT | {"NeedDaemonReload": "yes"}}, "systemd knows the former one"),
     ({"target": TARGET | {"UnitFileState": "disabled"}}, "vllm-edge.target is active and not enabled"),
     ({"target": TARGET | {"ActiveState": "inactive"}}, "vllm-edge.target is inactive, as after 'vllm-edge stop'"),
-    ({"listeners": {8070: ["0.0.0.0"]}}, "Port 8070 of e2b is open beyond the loopback (0.0.0.0)"),
     ({"boards": [BOARD | {"within_budget": False, "problem": "GPU 3 is over budget."}]}, "GPU 3 is over budget."),
 ]
 
@@ -297,7 +291,6 @@ def test_what_a_switch_is_just_changing_is_no_problem(switching: Host, differ: C
 
 def test_what_a_switch_does_not_excuse(switching: Host) -> None:
     assert "is failed" in switching.ask(UNIT | {"ActiveState": "failed"})["problems"][0]
-    assert "open beyond" in switching.ask(listeners={8070: ["0.0.0.0"]})["problems"][0]
     (problem,) = switching.ask(expected="w4a16-tp4")["problems"]
     assert "The inventory says profile w4a16-tp4" in problem
 
@@ -464,25 +457,6 @@ def test_budgets_of_engines_that_share_a_gpu() -> None:
     assert sum_budgets([config, replace(other, vram_budget_mib=None)]) == {"GPU-a": 100, "GPU-b": None, "GPU-c": None}
 
 
-def test_listeners_as_the_kernel_writes_them() -> None:
-    """Lines of /proc/net/tcp and tcp6: listening on both loopbacks and everywhere, and a connection, which is none."""
-    four = (
-        "  sl  local_address rem_address   st\n"
-        "   0: 0100007F:1F86 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 7001 1 0 100 0\n"
-        "   1: 00000000:1F72 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 7002 1 0 100 0\n"
-        "   2: 0100007F:1F86 0100007F:9C40 01 00000000:00000000 00:00000000 00000000 0 0 7003 1 0 100 0\n"
-    )
-    six = (
-        "  sl  local_address rem_address   st\n"
-        "   0: 00000000000000000000000001000000:1F86 00000000000000000000000000000000:0000 0A 0:0 00:0 0 0 0 7004 1\n"
-        "   1: 0000000000000000FFFF00000100007F:1F7C 00000000000000000000000000000000:0000 0A 0:0 00:0 0 0 0 7005 1\n"
-    )
-    assert parse_listeners(four) == [Listener("127.0.0.1", "7001", 8070), Listener("0.0.0.0", "7002", 8050)]
-    assert parse_listeners(six) == [Listener("::1", "7004", 8070), Listener("127.0.0.1", "7005", 8060)]
-    assert [is_loopback(text) for text in ("127.0.0.1", "::1", "[::1]", "127.9.9.9")] == [True] * 4
-    assert [is_loopback(text) for text in ("0.0.0.0", "::", "10.0.0.1", "")] == [False] * 4
-
-
 def test_a_container_that_nobody_can_be_asked_about_is_unknown(configured: Host) -> None:
     configured.docker.away.set()
     assert configured.ask()["engines"][0]["container_state"] == "unknown"
@@ -514,9 +488,3 @@ def test_broken_files_are_named_and_the_rest_is_shown(configured: Host, tmp_path
     assert [engine["engine"] for engine in status["engines"]] == ["e2b"]
     assert any("e4b/engine.json: engine is missing" in text for text in status["problems"])
     assert any("active-profile.json cannot be read" in text for text in status["problems"])
-
-
-def test_a_port_published_to_everybody(serving: Host) -> None:
-    serving.replace_container(published=(":8070",))
-    (problem,) = serving.ask()["problems"]
-    assert "open beyond the loopback (:8070)" in problem

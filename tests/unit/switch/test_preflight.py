@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import socket
-import sys
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +14,7 @@ from ansible.module_utils.vllm_edge.generation.model import Generation
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.switch import preflight
 from ansible.module_utils.vllm_edge.switch.model import Done, Moves
-from ansible.module_utils.vllm_edge.system.docker import Container, parse_listed
-from ansible.module_utils.vllm_edge.system.sockets import Listener
+from ansible.module_utils.vllm_edge.system.docker import parse_listed
 from ansible.module_utils.vllm_edge.system.systemd import Systemd
 from ansible.module_utils.vllm_edge.weights.record import Record
 from ansible.module_utils.vllm_edge.weights.survey import observe
@@ -27,12 +24,6 @@ from generations import engine
 from lab.nvidia.testing import UUIDS, LabRoot
 
 SHARD = "model-00001-of-00001.safetensors"
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def recorded(root: Path, model: str = "e2b") -> tuple[Path, Path]:
@@ -51,12 +42,11 @@ class ReadyHost(Bench):
     def __init__(self, root: Path, boards: LabRoot) -> None:
         super().__init__(root)
         self.boards = boards
-        self.port = free_port()
         self.directory, self.record = recorded(root)
 
     def generation(self, foreign: str = "warn", **config: Any) -> Generation:
         settings = {"weights_path": str(self.directory), "weights_record": str(self.record), "gpus": [UUIDS[1]]}
-        return self.stored(engine("e2b", self.port, **(settings | config)), foreign=foreign)
+        return self.stored(engine("e2b", **(settings | config)), foreign=foreign)
 
     def check(self, wanted: Generation | None = None, **moves: tuple[str, ...]) -> Done:
         return self.world.preflight(wanted or self.generation(), Moves(**{"start": ("e2b",), **moves}))
@@ -72,7 +62,7 @@ def bench(tmp_path: Path, gpus: LabRoot) -> ReadyHost:
 
 def test_a_host_that_is_ready(bench: ReadyHost) -> None:
     done = bench.check()
-    assert done.detail.startswith("image, weights, ports, GPUs and disk as they should be") and done.warnings == ()
+    assert done.detail.startswith("image, weights, GPUs and disk as they should be") and done.warnings == ()
 
 
 def test_everything_that_is_wrong_is_said_at_once(bench: ReadyHost, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,16 +70,15 @@ def test_everything_that_is_wrong_is_said_at_once(bench: ReadyHost, monkeypatch:
     (bench.directory / SHARD).unlink()
     bench.boards.set_fault(1, "gpu-lost")
     monkeypatch.setattr(preflight, "STATE_MIB", 10**12)
-    with socket.create_server(("127.0.0.1", bench.port)):
-        text = bench.refused()
-    for part in ("Image vllm-edge/vllm:1", f"{SHARD} is missing", f"Port {bench.port}", "fallen off", "MiB free"):
+    text = bench.refused()
+    for part in ("Image vllm-edge/vllm:1", f"{SHARD} is missing", "fallen off", "MiB free"):
         assert part in text
 
 
 def test_what_does_not_start_is_not_looked_at(bench: ReadyHost) -> None:
     bench.docker.images = {}
     (bench.directory / SHARD).unlink()
-    with socket.create_server(("127.0.0.1", bench.port)), bench.boards.claim(1, 20_000):
+    with bench.boards.claim(1, 20_000):
         assert bench.world.preflight(bench.generation(foreign="fail"), Moves(keep=("e2b",))).warnings == ()
 
 
@@ -173,40 +162,16 @@ def test_weights_that_cannot_be_read(bench: ReadyHost) -> None:
     assert "cannot be read: " in bench.refused() and "Is the disk mounted?" in bench.refused()
 
 
-# -- ports
+# -- release
 
 
-def test_a_port_that_a_process_holds_is_named_with_it(bench: ReadyHost) -> None:
-    with socket.create_server(("127.0.0.1", bench.port)):
-        text = bench.refused()
-    assert f"Port {bench.port} of engine e2b is taken: pid {os.getpid()} (" in text and sys.executable in text
-    assert f"listens on 127.0.0.1: stop it, or give the engine another port; 'ss -ltnp sport = :{bench.port}'" in text
-
-
-def test_a_port_that_only_another_address_uses_is_free(bench: ReadyHost) -> None:
-    with socket.create_server(("127.0.0.2", bench.port)):
-        assert bench.check()
-    with socket.create_server(("0.0.0.0", bench.port)):
-        assert "listens on 0.0.0.0" in bench.refused()
-
-
-def test_the_port_of_an_engine_that_stops_is_free_and_a_strangers_is_not(bench: ReadyHost) -> None:
-    bench.docker.engine("old", port=bench.port)
-    with socket.create_server(("127.0.0.1", bench.port)):  # as Docker's proxy does for its container
-        assert bench.check(stop=("old",))
-        assert "container vllm-old publishes it on 127.0.0.1: stop it" in bench.refused()
-    bench.docker.containers = [Container("1", "somebody", "running", ports=(("0.0.0.0", bench.port),))]
-    text = bench.refused()
-    assert f"Port {bench.port} of engine e2b is taken: container somebody publishes it on 0.0.0.0" in text
-    assert "pid" not in text
-
-
-def test_a_holder_that_cannot_be_seen() -> None:
-    config = engine("e2b").config
-    wanted = preflight.check_ports(
-        [SimpleNamespace(**config)], (), [], lambda port: [Listener("::", "77")], lambda inode: None
-    )
-    assert "a process that is not visible from here listens on ::" in wanted[0]
+def test_a_generation_of_an_earlier_release_is_refused_with_the_way_on(bench: ReadyHost) -> None:
+    files = engine("e2b", weights_path=str(bench.directory), weights_record=str(bench.record), gpus=[UUIDS[1]])
+    former = files.docker_create.replace("--network=none", "--network=vllm-edge\n--publish=127.0.0.1:8070:8000")
+    wanted = bench.stored(replace(files, docker_create=former))
+    text = bench.refused(wanted)
+    assert f"Generation {wanted.number} is of an earlier release" in text
+    assert f"site.yml -e serving_profile={wanted.profile}" in text
 
 
 def test_containers_as_docker_lists_them() -> None:
@@ -215,15 +180,10 @@ def test_containers_as_docker_lists_them() -> None:
         "Names": ["/vllm-e2b"],
         "State": "running",
         "Labels": {"vllm-edge.engine": "e2b", "vllm-edge.input-hash": "ab12"},
-        "Ports": [
-            {"IP": "127.0.0.1", "PrivatePort": 8000, "PublicPort": 8070, "Type": "tcp"},
-            {"PrivatePort": 9000, "Type": "tcp"},
-        ],
     }
     listed = parse_listed(entry)
     assert (listed.name, listed.engine, listed.input_hash, listed.running) == ("vllm-e2b", "e2b", "ab12", True)
-    assert listed.ports == (("127.0.0.1", 8070),)
-    bare = parse_listed({"Id": "c" * 64, "Names": None, "Labels": None, "Ports": None})
+    bare = parse_listed({"Id": "c" * 64, "Names": None, "Labels": None})
     assert (bare.name, bare.engine, bare.running) == ("c" * 12, None, False)
 
 

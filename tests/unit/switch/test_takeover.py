@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that an earlier commit installed: this program reads what is recorded there and restarts no engine.
+"""A host that an earlier commit installed: this program reads what is recorded there, and takes the engines off the
+network with the first switch.
 
 tests/fixtures/installed_by_0464f07.json was recorded on the simulated host after `make lab` of that commit: the
 files, what `docker inspect` said of the containers, and what `systemctl show` said of the units.
@@ -8,18 +9,21 @@ files, what `docker inspect` said of the containers, and what `systemctl show` s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible.module_utils.vllm_edge.engine.config import load_engine
 from ansible.module_utils.vllm_edge.generation import committed, live, store
 from ansible.module_utils.vllm_edge.generation.render import OF_NO_ENGINE, bare
 from ansible.module_utils.vllm_edge.gpu.slots import load
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.status.collect import collect
 from ansible.module_utils.vllm_edge.switch.moves import decide_moves
+from ansible.module_utils.vllm_edge.switch.preflight import check_release
 from ansible.module_utils.vllm_edge.system.docker import parse_container
 from ansible.module_utils.vllm_edge.weights.record import parse_record
 
@@ -47,8 +51,7 @@ def status(installed: HostPaths, monkeypatch: pytest.MonkeyPatch) -> dict[str, A
     containers = {found.name: found for found in map(parse_container, RECORDED["containers"])}
     docker = SimpleNamespace(ping=lambda timeout_s: None, find=containers.get)
     units = {unit["Id"]: unit for unit in RECORDED["units"]}
-    ports = {8050: ["127.0.0.1"], 8060: ["127.0.0.1"], 8070: ["127.0.0.1"]}
-    return collect(installed, docker, lambda names: (units, None), lambda *_: ([], None), lambda: ports)  # type: ignore[arg-type]
+    return collect(installed, docker, lambda names: (units, None), lambda *_: ([], None))  # type: ignore[arg-type]
 
 
 def test_the_recorded_state_is_read_and_only_modes_are_corrected(installed: HostPaths, status: dict[str, Any]) -> None:
@@ -65,10 +68,20 @@ def test_the_recorded_state_is_read_and_only_modes_are_corrected(installed: Host
     assert {slot.uuid for slot in load(str(installed.state / "gpu-slots.json"))} == generation.budgets_mib.keys()
 
 
-def test_units_of_this_commit_are_installed_without_a_restart(
-    installed: HostPaths, status: dict[str, Any], run_module: Callable[..., dict[str, Any]], tmp_path: Path
+def test_a_supervisor_of_this_release_starts_an_engine_of_the_recorded_generation(installed: HostPaths) -> None:
+    """Between the installation of the program and the first switch an engine may crash, or the host boot."""
+    read = load_engine("e2b", installed)
+    assert read.create.publishes and (read.config.url, read.config.socket) == ("http://127.0.0.1:8070", None)
+
+
+@pytest.mark.parametrize("rendered_now", [True, False], ids=["sockets", "ports"])
+def test_an_update_stops_the_engines_that_publish_ports_and_renders_none(
+    installed: HostPaths,
+    status: dict[str, Any],
+    run_module: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    rendered_now: bool,
 ) -> None:
-    """Their section [Unit] has one more line. The hash over the rest, weights included, is the recorded one."""
     program = tmp_path / "vllm-edge"
     (tmp_path / "status.json").write_text(json.dumps(status))
     program.write_text(f"#!/bin/sh\ncat {tmp_path}/status.json\n")
@@ -78,14 +91,19 @@ def test_units_of_this_commit_are_installed_without_a_restart(
     engines = []
     for name in ENGINES:
         config = json.loads((directory / "engines" / name / "engine.json").read_text())
+        create = bare((directory / "engines" / name / "docker-create").read_text())
         weights = parse_record((installed.state / "weights" / f"{config['model']}.json").read_text())
-        unit = (directory / "units" / config["unit"]).read_text()
+        if rendered_now:
+            place = f"/run/vllm-edge/engines/{name}"
+            config["url"] = f"unix:{place}/api.sock"
+            mount = f"--mount=type=bind,source={place},target=/run/api"
+            create = re.sub(r"--network=\S+\n--publish=\S+", f"--network=none\n{mount}", create)
         engines.append(
             {
                 "name": name,
                 "config": {key: value for key, value in config.items() if key not in OF_NO_ENGINE},
-                "docker_create": bare((directory / "engines" / name / "docker-create").read_text()),
-                "unit": unit.replace("\nStartLimit", f"\nRequiresMountsFor={weights.path}\nStartLimit", 1),
+                "docker_create": create,
+                "unit": (directory / "units" / config["unit"]).read_text(),
                 "chat_template": (directory / "engines" / name / "chat-template.jinja").read_text(),
                 "manifest_sha256": weights.manifest_sha256,
             }
@@ -106,11 +124,19 @@ def test_units_of_this_commit_are_installed_without_a_restart(
         },
         check=True,
     )
+    if not rendered_now:
+        assert result["rc"] != 0 and "the gateway answers on its port" in result["msg"], result
+        return
     assert (result["rc"], result["changed"]) == (0, True), result
     moves = result["moves"]
-    assert (sorted(moves["keep"]), moves["stop"], moves["start"]) == (sorted(ENGINES), [], [])
-    shown = {Path(row.get("after_header") or row["after"]["path"]).suffix for row in result["diff"]}
-    assert shown == {".service", ".json", ""}, "docker-create is closed to others"
-    assert {name: row["input_hash"] for name, row in result["engines"].items()} == {
-        name: row["input_hash"] for name, row in recorded["engines"].items()
-    }
+    assert sorted(moves["stop"]) == sorted(moves["start"]) == sorted(ENGINES) and moves["keep"] == []
+    hashes = {name: row["input_hash"] for name, row in recorded["engines"].items()}
+    assert not {row["input_hash"] for row in result["engines"].values()} & set(hashes.values())
+
+
+def test_a_failed_update_goes_back_to_the_published_ports_and_a_later_switch_does_not(installed: HostPaths) -> None:
+    """The way back loads the recorded generation as it is; only as the aim of a switch it is refused."""
+    former = store.load(installed, 1)
+    assert all(engine.create.publishes for engine in former.engines.values())
+    (said,) = check_release(former)
+    assert "Generation 1 is of an earlier release" in said and "-e serving_profile=nvfp4-tp2" in said

@@ -33,8 +33,6 @@ INSPECT: dict[str, Any] = {
         "StartedAt": "2026-11-21T03:00:00.123456789Z",
         "FinishedAt": "0001-01-01T00:00:00Z",
     },
-    "HostConfig": {"PortBindings": {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": "8070"}], "53/udp": None}},
-    "NetworkSettings": {"Networks": {"vllm-edge": {"IPAddress": "172.30.0.2"}, "other": {"IPAddress": ""}}},
 }
 STAMP = "2026-11-21T03:00:00.000000001Z"
 
@@ -42,15 +40,14 @@ STAMP = "2026-11-21T03:00:00.000000001Z"
 def test_a_running_container() -> None:
     found = parse_container(INSPECT)
     assert (found.name, found.running, found.pid, found.exit_code) == ("vllm-e2b", True, 4711, None)
-    assert found.direct == ("172.30.0.2:8000",)
     assert found.labels == {"vllm-edge.engine": "e2b"}
 
 
 @pytest.mark.parametrize(("status", "code"), [("exited", 137), ("created", None), ("dead", 137)])
 def test_a_container_that_does_not_run_has_no_pid(status: str, code: int | None) -> None:
     state = {**INSPECT["State"], "Status": status, "ExitCode": 137}
-    found = parse_container({**INSPECT, "State": state, "NetworkSettings": {}})
-    assert (found.running, found.pid, found.exit_code, found.direct) == (False, 0, code, ())
+    found = parse_container({**INSPECT, "State": state})
+    assert (found.running, found.pid, found.exit_code) == (False, 0, code)
 
 
 def test_records_of_a_log() -> None:

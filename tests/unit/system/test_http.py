@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from ansible.module_utils.vllm_edge.system.http import HEAD_BYTES, request
@@ -42,11 +45,21 @@ def answer(text: bytes) -> Script:
     return lambda client, _closing: client.sendall(text)
 
 
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Where an engine makes its socket; short, because the path of a socket is."""
+    with tempfile.TemporaryDirectory(prefix="s") as directory:
+        yield Path(directory) / "api.sock"
+
+
 @contextlib.contextmanager
-def engine(script: Script) -> Iterator[str]:
-    """The address of an engine that answers one request as the script says."""
+def engine(script: Script, place: Path | None = None) -> Iterator[str]:
+    """The address of an engine that answers one request as the script says, on a port or on the socket `place`."""
     closing = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    family, where = (socket.AF_INET, ("127.0.0.1", 0)) if place is None else (socket.AF_UNIX, str(place))
+    with socket.socket(family) as server:
+        server.bind(where)
+        server.listen(1)
         server.settimeout(5)
 
         def serve() -> None:
@@ -57,7 +70,7 @@ def engine(script: Script) -> Iterator[str]:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+            yield f"unix:{place}" if place else f"http://127.0.0.1:{server.getsockname()[1]}"
         finally:
             closing.set()
             thread.join(5)
@@ -79,8 +92,9 @@ def engine(script: Script) -> Iterator[str]:
     ],
     ids=["status", "header", "headers", "body", "to-the-end", "chunks", "size", "trailers", "continue", "silence"],
 )
-def test_an_answer_that_does_not_end_ends_at_the_deadline(script: Script) -> None:
-    with engine(script) as url:
+@pytest.mark.parametrize("unix", [False, True])
+def test_an_answer_that_does_not_end_ends_at_the_deadline(script: Script, place: Path, unix: bool) -> None:
+    with engine(script, place if unix else None) as url:
         began = time.monotonic()
         said = request(url, "/metrics", 0.3)
         assert time.monotonic() - began < 1.0
@@ -96,8 +110,8 @@ def test_an_answer_that_does_not_end_ends_at_the_deadline(script: Script) -> Non
     ],
     ids=["negative-chunk", "extensions", "continue"],
 )
-def test_no_more_is_read_than_was_asked_for(script: Script) -> None:
-    with engine(script) as url:
+def test_no_more_is_read_than_was_asked_for(script: Script, place: Path) -> None:
+    with engine(script, place) as url:
         said = request(url, "/metrics", 20, limit=1000)
     assert said.status is None
     assert "longer than is read of it" in said.error
@@ -111,9 +125,67 @@ def test_the_body_is_cut_at_the_limit(head: bytes) -> None:
     assert HEAD_BYTES >= 65536, "less than one header, which http.client takes"
 
 
-def test_an_answer_within_the_deadline_is_whole() -> None:
-    with engine(answer(b'HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n{"a": 1}')) as url:
+@pytest.mark.parametrize("unix", [False, True])
+def test_an_answer_within_the_deadline_is_whole(place: Path, unix: bool) -> None:
+    whole = answer(b'HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n{"a": 1}')
+    with engine(whole, place if unix else None) as url:
         assert request(url, "/v1/models", 5).json() == {"a": 1}
+
+
+def make(place: Path, what: str) -> None:
+    """What an engine may leave in place of its socket."""
+    other = place.with_name("other.sock")
+    if what in ("link", "link to nothing", "link in the way"):
+        place.symlink_to(other)
+    if what == "link":
+        os.mknod(other, 0o140666)
+    elif what == "directory":
+        place.mkdir()
+    elif what == "file":
+        place.write_text("x")
+    elif what == "pipe":
+        os.mkfifo(place)
+    elif what == "socket of nobody":
+        os.mknod(place, 0o140666)
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("nothing", "api.sock does not exist: the engine makes this socket"),
+        ("link", "it is a link and no socket"),
+        ("link to nothing", "it is a link and no socket"),
+        ("directory", "it is a directory and no socket"),
+        ("file", "it is a file and no socket"),
+        ("pipe", "it is a file and no socket"),
+        ("socket of nobody", "connection refused: nothing listens there"),
+    ],
+)
+def test_what_an_engine_puts_in_place_of_its_socket_is_not_followed(place: Path, what: str, told: str) -> None:
+    make(place, what)
+    said = request(f"unix:{place}", "/health", 1)
+    assert said.status is None and told in said.error and said.error.isprintable()
+
+
+def test_a_link_in_place_of_the_socket_does_not_lead_to_another_one(place: Path) -> None:
+    with engine(answer(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"), place.with_name("other.sock")) as url:
+        make(place, "link in the way")
+        assert request(f"unix:{place}", "/health", 1).status is None
+        assert request(url, "/health", 1).ok
+
+
+def test_a_listener_that_takes_nobody_ends_at_the_deadline(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server, contextlib.ExitStack() as waiting:
+        server.bind(str(place))
+        server.listen(0)
+        for _ in range(2):  # its queue is full then
+            client = waiting.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                client.connect(str(place))
+        began = time.monotonic()
+        said = request(f"unix:{place}", "/health", 0.3)
+    assert said.error == "no answer within 0.3 s" and 0.2 < time.monotonic() - began < 1.0
 
 
 @pytest.mark.parametrize("text", [b"\x1b[2Jx\r\n\r\n", b"HTTP/1.1 \xff\x00 y\r\n\r\n", b"HTTP/1.1 99999 x\r\n\r\n"])

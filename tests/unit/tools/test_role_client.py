@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import signal
+import socketserver
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +21,19 @@ import role_client
 from role_client import Asked, Gap
 
 
-class Engine(ThreadingHTTPServer):
-    """Lists its roles, and answers each with `text`."""
+class Engine(socketserver.ThreadingUnixStreamServer):
+    """Lists its roles on a socket of its own, and answers each with `text`."""
 
-    def __init__(self, *roles: str) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    daemon_threads = True
+
+    def __init__(self, sockets: Path, *roles: str) -> None:
+        self.name = f"e{len(list(sockets.iterdir()))}"
+        (sockets / self.name).mkdir()
+        super().__init__(str(sockets / self.name / "api.sock"), Handler)
         self.roles = roles
         self.text: str | None = "hello"
         self.delay_s = 0.0
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that waited no longer is no error of the engine's."""
@@ -43,6 +45,9 @@ class Engine(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: Engine
+
+    def address_string(self) -> str:
+        return ""
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -64,6 +69,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
+def sockets() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="s") as directory:  # the path of a socket is short
+        yield Path(directory)
+
+
+@pytest.fixture
 def engines() -> Iterator[list[Engine]]:
     started: list[Engine] = []
     yield started
@@ -71,45 +82,52 @@ def engines() -> Iterator[list[Engine]]:
         engine.end()
 
 
-def test_a_role_is_asked_where_it_is_listed(engines: list[Engine]) -> None:
-    engines += [Engine("architect", "worker"), Engine("sentry")]
-    asked = role_client.Role("sentry", [engine.port for engine in engines], 2.0).ask()
-    assert (asked.ok, asked.status, asked.port, asked.error) == (True, 200, engines[1].port, "")
-    nowhere = role_client.Role("auditor", [engine.port for engine in engines], 2.0).ask()
-    assert (nowhere.ok, nowhere.status, nowhere.port, nowhere.error) == (False, None, None, "no engine lists the role")
+def test_a_role_is_asked_where_it_is_listed(engines: list[Engine], sockets: Path) -> None:
+    engines += [Engine(sockets, "architect", "worker"), Engine(sockets, "sentry")]
+    asked = role_client.Role("sentry", sockets, 2.0).ask()
+    assert (asked.ok, asked.status, asked.engine, asked.error) == (True, 200, engines[1].name, "")
+    nowhere = role_client.Role("auditor", sockets, 2.0).ask()
+    assert (nowhere.ok, nowhere.status, nowhere.engine, nowhere.error) == (
+        False,
+        None,
+        None,
+        "no engine lists the role",
+    )
 
 
-def test_a_role_that_moves_is_found_again_after_one_failure(engines: list[Engine]) -> None:
-    engines += [Engine("sentry"), Engine("auditor")]
-    role = role_client.Role("sentry", [engine.port for engine in engines], 2.0)
+def test_a_role_that_moves_is_found_again_after_one_failure(engines: list[Engine], sockets: Path) -> None:
+    engines += [Engine(sockets, "sentry"), Engine(sockets, "auditor")]
+    role = role_client.Role("sentry", sockets, 2.0)
     assert role.ask().ok
     engines[0].roles, engines[1].roles = ("auditor",), ("sentry",)
     assert [(asked.ok, asked.status) for asked in (role.ask(), role.ask())] == [(False, 404), (True, 200)]
-    assert role.port == engines[1].port
+    assert role.place is not None and role.place.parent.name == engines[1].name
 
 
 @pytest.mark.parametrize("text", ["", None])
-def test_an_answer_without_text_is_none(engines: list[Engine], text: str | None) -> None:
-    engines.append(Engine("sentry"))
+def test_an_answer_without_text_is_none(engines: list[Engine], sockets: Path, text: str | None) -> None:
+    engines.append(Engine(sockets, "sentry"))
     engines[0].text = text
-    asked = role_client.Role("sentry", [engines[0].port], 2.0).ask()
+    asked = role_client.Role("sentry", sockets, 2.0).ask()
     assert (asked.ok, asked.status, asked.error) == (False, 200, "an answer without text")
 
 
-def test_an_answer_that_takes_too_long_is_none(engines: list[Engine]) -> None:
-    engines.append(Engine("sentry"))
+def test_an_answer_that_takes_too_long_is_none(engines: list[Engine], sockets: Path) -> None:
+    engines.append(Engine(sockets, "sentry"))
     engines[0].delay_s = 1.0
-    asked = role_client.Role("sentry", [engines[0].port], 0.2).ask()
+    asked = role_client.Role("sentry", sockets, 0.2).ask()
     assert (asked.ok, asked.status) == (False, None)
     assert "timed out" in asked.error
     assert asked.seconds < 0.9
 
 
-def test_the_program_writes_a_line_per_question_and_ends_on_sigterm(engines: list[Engine], tmp_path: Path) -> None:
-    engines.append(Engine("architect", "sentry"))
+def test_the_program_writes_a_line_per_question_and_ends_on_sigterm(
+    engines: list[Engine], sockets: Path, tmp_path: Path
+) -> None:
+    engines.append(Engine(sockets, "architect", "sentry"))
     log = tmp_path / "log"
     command = [sys.executable, role_client.__file__, "watch", "--log", str(log), "--interval", "0.1"]
-    command += ["--roles", "architect", "sentry", "--ports", str(engines[0].port)]
+    command += ["--roles", "architect", "sentry", "--sockets", str(sockets)]
     with subprocess.Popen(command) as client:
         deadline = time.monotonic() + 60
         while not (log.exists() and len(log.read_text().splitlines()) > 10) and time.monotonic() < deadline:
@@ -129,7 +147,7 @@ def test_the_program_writes_a_line_per_question_and_ends_on_sigterm(engines: lis
 
 def asked(at: float, role: str = "sentry", ok: bool = True, seconds: float = 0.2) -> Asked:
     stamp = f"2026-11-21T10:00:{int(at) % 60:02}.000Z"
-    return Asked(at, stamp, role, ok, seconds, 200 if ok else None, 8070, "" if ok else "refused")
+    return Asked(at, stamp, role, ok, seconds, 200 if ok else None, "e2b", "" if ok else "refused")
 
 
 def test_a_gap_is_from_the_first_failure_to_the_first_good_answer() -> None:

@@ -98,8 +98,6 @@ class Runtime:
     """Why daemon.json is not valid; empty if it is."""
     flags: Mapping[str, Any]
     """Settings on the command line of the dockerd that runs, under their names in daemon.json."""
-    firewalld: Unit | Unread
-    """The unit firewalld.service."""
     refresh: Unit | Unread
     """The unit nvidia-cdi-refresh.path."""
     creates_nodes: bool
@@ -141,8 +139,8 @@ class Engine:
 
     name: str
     unit: Unit
-    port: int
-    listeners: tuple[str, ...]
+    silent: str | Unread
+    """Why it does not answer on its socket; empty if it does."""
     gpus: tuple[str, ...]
     shm_bytes: int | None
     """Size of its /dev/shm; None if the container uses that of the host."""
@@ -166,6 +164,8 @@ class Serving:
     """Whether a switch is running."""
     over_budget: str = ""
     """What the last switch that committed said, if that was over its budget."""
+    socket_directories: tuple[str, ...] | Unread = ()
+    """What is wrong with the directories of the engines' sockets."""
     open_to_others: tuple[str, ...] = ()
     """Sentences on secrets and hooks that others than root could read or change."""
 

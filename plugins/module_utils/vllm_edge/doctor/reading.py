@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..engine.config import EngineConfigError, list_engine_names, load_engine
+from ..engine.api_socket import MODE, PARENT_MODE, SOCKET_MODE, find_gateway_group
+from ..engine.config import EngineConfig, EngineConfigError, list_engine_names, load_engine
 from ..gateway.admin import AdminSocket
 from ..gateway.certificate import Certificate, read_certificate, server_pem
 from ..gateway.clients import GatewayError
@@ -32,7 +33,7 @@ from ..gpu.driver import GENERATED, STATIC, resolve
 from ..gpu.driver_facts import DriverReader, switch
 from ..gpu.owners import Owner, find_owners
 from ..gpu.topology import Topology, Xid
-from ..names import GATEWAY_UNIT, TARGET
+from ..names import GATEWAY_UNIT, GATEWAY_USER, TARGET
 from ..paths import HostPaths
 from ..switch import hooks
 from ..switch.course import read_course
@@ -42,8 +43,9 @@ from ..system import cdi, dpkg
 from ..system.dpkg import Packages
 from ..system.files import find_wrong_attributes
 from ..system.host import Unread
+from ..system.http import Answer, get_health
 from ..system.process import engine_uid
-from ..system.sockets import listeners
+from ..system.sockets import pin
 from .facts import (
     NOTHING_EXPECTED,
     Engine,
@@ -111,7 +113,7 @@ class Reader(DriverReader):
           runtime()   dockerd, runc, daemon.json, CDI specifications and their unit, GPUs of running containers
           topology()  PCIe, NUMA, IOMMU and ACS of each GPU, ECC, Xid messages, /dev/shm
           image()     the record of the engines' image
-          serving()   engines, their units and ports, switches
+          serving()   engines, their units and sockets, switches
           gateway()   the unit, maps, links and certificate of the gateway
 
     Each method returns a part of Facts, and an Unread where something could not be read; none raises for that.
@@ -123,6 +125,7 @@ class Reader(DriverReader):
     engine_uid: Callable[[], int | None] = engine_uid
     space: Callable[[str, Path], Space | Unread] = read_free_space
     admin: Callable[[HostPaths], AdminSocket] = open_admin
+    health: Callable[[str, float], Answer] = get_health
 
     def read(self, expected: Expectation = NOTHING_EXPECTED) -> Facts:
         """Read all facts."""
@@ -408,7 +411,6 @@ class Reader(DriverReader):
             flags=parse_dockerd_flags(self.plain(f"proc/{pid}/cmdline").split("\0") if pid else ()),
             config=config,
             config_error=error,
-            firewalld=self.unit("firewalld.service"),
             refresh=self.unit("nvidia-cdi-refresh.path"),
             creates_nodes=any(
                 "create-device-nodes" in self.plain(str(path.relative_to(self.root)))
@@ -480,6 +482,44 @@ class Reader(DriverReader):
 
     # -- what serves
 
+    def _find_open_directories(self, engines: Iterable[str]) -> tuple[str, ...] | Unread:
+        """Return what is wrong with the directories of sockets; that of an engine may still be the engine's own."""
+        above = self.paths.engine_socket("any").parent.parent
+        places = {self.paths.run: 0o755, above: PARENT_MODE, **{above / name: MODE for name in engines}}
+        wrong = []
+        for place, mode in places.items():
+            try:
+                found = place.lstat()
+            except FileNotFoundError:
+                if place.parent != above:
+                    return (f"{place} does not exist",)
+                continue
+            except OSError as error:
+                return Unread(f"{place}: {error.strerror}")
+            if not stat.S_ISDIR(found.st_mode):
+                wrong.append(f"{place} is no directory")
+            elif (have := stat.S_IMODE(found.st_mode)) != mode:
+                wrong.append(f"{place} has mode {have:04o}, wanted {mode:04o}")
+            elif place == above and os.geteuid() == 0 and found.st_gid != find_gateway_group():
+                wrong.append(f"{place} belongs to group {found.st_gid}, wanted {GATEWAY_USER}")
+        return tuple(wrong)
+
+    def _find_silence(self, config: EngineConfig) -> str | Unread:
+        """Return why an engine does not answer; empty if it does."""
+        if config.socket is not None:
+            place = self.paths.engine_socket(config.engine)
+            try:
+                with pin(place):
+                    mode = stat.S_IMODE(place.lstat().st_mode)
+            except PermissionError:
+                return Unread(f"{place} is for root")
+            except OSError as error:
+                return f"{place}: {error.strerror}"
+            if mode != SOCKET_MODE:
+                return f"{place} has mode {mode:04o}, with which the gateway cannot connect, wanted {SOCKET_MODE:04o}"
+        answer = self.health(config.url, config.health_timeout_s)
+        return "" if answer.ok else f"/health: {answer.words()}"
+
     def _find_open(self) -> Iterator[str]:
         """Yield what others than root could read of the engines' secrets, or change of hooks."""
         for hook in hooks.HOOKS:
@@ -490,9 +530,10 @@ class Reader(DriverReader):
                 yield f"{path} has {wrong}."
 
     def serving(self) -> Serving:
-        """Read the engines, their units and ports, the target and switches."""
+        """Read the engines, their units and sockets, the target and switches."""
         errors: list[str] = []
         engines: list[Engine] = []
+        sockets: list[str] = []
         unread: Unread | None = None
         try:
             names = list_engine_names(self.paths)
@@ -512,13 +553,13 @@ class Reader(DriverReader):
                 unread = unit
                 continue
             maps = self.text(f"proc/{unit.main_pid}/maps") if unit.main_pid else ""
-            found = {item.address for item in listeners(engine.config.port, self.at("proc"))}
+            if engine.config.socket is not None:
+                sockets.append(name)
             engines.append(
                 Engine(
                     name=name,
                     unit=unit,
-                    port=engine.config.port,
-                    listeners=tuple(sorted(found)),
+                    silent=self._find_silence(engine.config) if unit.active_state == "active" else "",
                     gpus=engine.config.gpus,
                     shm_bytes=find_shm_bytes(engine.create),
                     accept_risk=engine.config.accept_risk,
@@ -535,6 +576,7 @@ class Reader(DriverReader):
             unfinished_switch=str(killed["message"] or killed["id"]) if killed else "",
             switching=switches.get("switch") is not None,
             open_to_others=tuple(self._find_open()),
+            socket_directories=self._find_open_directories(sockets) if sockets else (),
             over_budget=kept[0]["message"] if kept and kept[0]["result"] == Result.OVER_BUDGET else "",
         )
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from ..names import ENGINE_NAME, LABEL_ENGINE, LABEL_GENERATION, LABEL_INPUT_HASH
 from ..paths import HostPaths
 from ..system.records import read_record
-from .create_options import find_line_error, find_option_errors
+from .create_options import find_line_error, find_option_errors, publishes
 
 
 class EngineConfigError(ValueError):
@@ -35,7 +35,7 @@ class EngineConfig:
     container: str
     """Name of the container."""
     url: str
-    """`http://host:port` of the published port."""
+    """`unix:/path` of its socket, or `http://host:port`."""
     served_names: tuple[str, ...]
     model: str
     repo: str
@@ -44,7 +44,6 @@ class EngineConfig:
     tensor_parallel_size: int
     gpus: tuple[str, ...]
     """UUIDs of the GPUs."""
-    port: int
     input_hash: str
     generation: int
     """Number of the generation in which this input hash first appeared."""
@@ -60,6 +59,8 @@ class EngineConfig:
     """
     idle_probe_s: float = 300.0
     """Seconds without a request after which an engine is asked for one token; 0 for never."""
+    port: int | None = None
+    """TCP port on which the gateway answers for this engine alone; None for none."""
     vram_budget_mib: int | None = None
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
@@ -80,9 +81,10 @@ class EngineConfig:
     """What the planner predicted for the engine (`expectation` in planning/drift.py); None if nothing was planned."""
 
     @property
-    def address(self) -> str:
-        """`host:port` of the published port."""
-        return urlsplit(self.url).netloc
+    def socket(self) -> Path | None:
+        """The socket on which it serves; None if it has an address."""
+        parts = urlsplit(self.url)
+        return Path(parts.path) if parts.scheme == "unix" else None
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,21 @@ class DockerCreate:
     """Values of --label by key."""
     devices: tuple[str, ...] = ()
     """Names of the GPUs that are given by CDI: `<name>` of --device=nvidia.com/gpu=<name>."""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The arguments before the image."""
+        return self.arguments[: self.arguments.index(self.image)]
+
+    @property
+    def publishes(self) -> bool:
+        """Whether it is of an earlier release, whose engines are in a network and publish a port."""
+        return publishes(self.options)
+
+    @property
+    def uid(self) -> int:
+        """The user id, and group id, of the engine's processes."""
+        return int(_get_option_values(self.options, "--user")[0].partition(":")[0])
 
     @property
     def image(self) -> str:
@@ -146,6 +163,8 @@ def _is_plan(value: object) -> bool:
 
 def _is_url(value: object) -> bool:
     parts = urlsplit(str(value))
+    if parts.scheme == "unix":
+        return str(value) == f"unix:{parts.path}" and parts.path.startswith("/")
     return parts.scheme == "http" and bool(parts.hostname) and parts.path in ("", "/")
 
 
@@ -160,11 +179,11 @@ _REQUIRED: dict[str, _Rule] = {
     **dict.fromkeys(("served_names", "gpus"), _NAMES),
     "tensor_parallel_size": _COUNT,
     "generation": (partial(_is_count, least=0), "a whole number from 0"),
-    "port": (lambda value: _is_count(value) and cast(int, value) <= 65535, "a TCP port, 1 to 65535"),
     **dict.fromkeys(("stop_timeout_s", "stall_timeout_s", "health_timeout_s"), _SECONDS),
 }
 """What a key must be, as a test and in words."""
 _NULLABLE: dict[str, _Rule] = {
+    "port": (lambda value: _is_count(value) and cast(int, value) <= 65535, "a TCP port, 1 to 65535"),
     "vram_budget_mib": (_is_count, "MiB, a whole number from 1"),
     **dict.fromkeys(("tool_call_parser", "reasoning_parser"), _TEXT),
     "max_model_len": (_is_count, "tokens, a whole number from 1"),
@@ -183,7 +202,7 @@ _OPTIONAL: dict[str, _Rule] = {
 """Keys that are missing in files of older generations."""
 _FORMS: dict[str, _Rule] = {
     "engine": (lambda value: bool(ENGINE_NAME.fullmatch(str(value))), "small letters, digits and '-', at most 63"),
-    "url": (_is_url, "http://<address>:<port> of the published port"),
+    "url": (_is_url, "unix:/<path of its socket>, or http://<address>:<port>"),
 }
 """Forms that texts must have besides."""
 
@@ -228,12 +247,13 @@ def _get_option_values(lines: Sequence[str], option: str) -> list[str]:
     return [line.removeprefix(f"{option}=") for line in lines if line.startswith(f"{option}=")]
 
 
-def parse_docker_create(text: str, source: str) -> DockerCreate:
+def parse_docker_create(text: str, source: str, *, former: bool = False) -> DockerCreate:
     """Parse the argument file. The arguments after the image are vLLM's and are not checked here.
 
     Args:
         text: its content
         source: its path, for messages
+        former: whether the options of an earlier release are taken, too
 
     Raises:
         EngineConfigError: a line is blank, an option is none that the role writes, or name or image are missing; the
@@ -246,7 +266,7 @@ def parse_docker_create(text: str, source: str) -> DockerCreate:
     if image is None:
         raise EngineConfigError(f"{source}: names no image: one line that does not begin with '-' is expected")
     options = lines[:image]
-    if faults := list(find_option_errors(options, lines[image])):
+    if faults := list(find_option_errors(options, lines[image], former=former)):
         raise EngineConfigError(f"{source}: {'; '.join(faults)}")
     names = _get_option_values(options, "--name")
     labels = dict(item.split("=", 1) for item in _get_option_values(options, "--label") if "=" in item)
@@ -272,6 +292,10 @@ def check_together(config: EngineConfig, create: DockerCreate, source: str) -> N
         mounted = [item for item in _get_option_values(create.arguments, "--mount") if ",target=/models/" in item]
         sources = [item.partition("source=")[2].partition(",")[0] for item in mounted]
         expected["--mount of /models"] = (", ".join(sources) or config.weights_path, config.weights_path)
+    if config.socket is not None:
+        mounted = [item for item in _get_option_values(create.options, "--mount") if item.endswith(",target=/run/api")]
+        sources = [item.partition("source=")[2].partition(",")[0] for item in mounted]
+        expected["--mount of /run/api"] = (", ".join(sources), str(config.socket.parent))
     secrets = _get_option_values(create.arguments, "--env-file")
     if secrets:
         expected["--env-file"] = (Path(secrets[0]).name, f"{config.engine}.env")
@@ -308,7 +332,7 @@ def load_engine(engine: str, paths: HostPaths) -> Engine:
     """Read and check both files of one engine. Raises EngineConfigError."""
     config = load_config(engine, paths)
     source = paths.engine_dir(engine) / "docker-create"
-    create = parse_docker_create(_read(source), str(source))
+    create = parse_docker_create(_read(source), str(source), former=True)
     check_together(config, create, str(source))
     return Engine(config, create)
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ..paths import RUN
 from ..text import nearest, shown
 
 _SIZE = r"[1-9]\d{0,15}[bkmgBKMG]?"
@@ -35,6 +36,7 @@ _MOUNTS = (
     rf"source={_SOURCE}/(?P<model>{_NAME}),target=/models/(?P=model),readonly",
     rf"source={_SOURCE}/{_ENGINE}/[0-9a-f]{{1,64}},target=/cache",
     rf"source=(?:/(?!\.\.?/)[^/,\"=]+)*/engines/{_ENGINE}/chat-template\.jinja,target=/chat-template\.jinja,readonly",
+    rf"source={RUN}/engines/{_ENGINE},target=/run/api",
 )
 OPTIONS: dict[str, Rule] = {
     "--name": Rule(rf"vllm-{_ENGINE}", "vllm-<engine>", required=True),
@@ -43,8 +45,7 @@ OPTIONS: dict[str, Rule] = {
     "--read-only": Rule("", "", required=True),
     "--cap-drop": Rule("ALL", "ALL", required=True),
     "--security-opt": Rule("no-new-privileges", "no-new-privileges", required=True),
-    "--network": Rule(rf"(?!(?:host|bridge|default)$){_NAME}", "a network of the engines' own, not the host's"),
-    "--publish": Rule(r"127\.0\.0\.1:[1-9]\d{3,4}:8000", "127.0.0.1:<port>:8000"),
+    "--network": Rule("none", "none", required=True),
     "--device": Rule(r"nvidia\.com/gpu=GPU-[0-9A-Fa-f-]{36}", "nvidia.com/gpu=GPU-<UUID>", 64),
     "--shm-size": Rule(_SIZE, "a size such as 4g"),
     "--ulimit": Rule(
@@ -57,8 +58,9 @@ OPTIONS: dict[str, Rule] = {
     "--memory-swap": Rule(_SIZE, "the size that --memory has"),
     "--mount": Rule(
         rf"type=bind,(?:{'|'.join(_MOUNTS)})",
-        "type=bind of the weights at /models/<directory>,readonly, the engine's cache at /cache, or its chat template",
-        3,
+        "type=bind of the weights at /models/<directory>,readonly, the engine's cache at /cache, the directory of its "
+        "socket at /run/api, or its chat template",
+        4,
     ),
     "--env": Rule(r"[A-Za-z_][A-Za-z0-9_]*=.*", "<NAME>=<value>", 200),
     "--env-file": Rule(rf"(?:/(?!\.\.?/)[^/,\"=]+)+/secrets/{_ENGINE}\.env", "<configuration>/secrets/<engine>.env"),
@@ -66,6 +68,13 @@ OPTIONS: dict[str, Rule] = {
     "--log-opt": Rule(r"max-(?:size=[1-9]\d{0,3}[km]|file=[1-9]\d?)", "max-size=16m or max-file=2", 2),
 }
 """Each is written as one line, `--option=value`, with its whole name."""
+PUBLISH = "--publish"
+FORMER = {
+    **OPTIONS,
+    "--network": Rule(rf"(?!(?:host|bridge|default)$){_NAME}", "a network of the engines' own, not the host's"),
+    PUBLISH: Rule(r"127\.0\.0\.1:[1-9]\d{3,4}:8000", "127.0.0.1:<port>:8000"),
+}
+"""The same for files of earlier releases, whose engines publish a port (docs/decisions/0120)."""
 
 _IMAGE = re.compile(r"sha256:[0-9a-f]{64}|(?!sha256:)[a-z0-9][A-Za-z0-9._:/@-]{0,511}")
 _REASONS = {
@@ -73,6 +82,7 @@ _REASONS = {
     "--restart": "systemd restarts the engine; a second judge would hide crashes from it",
     "--gpus": "GPUs are given by CDI: --device=nvidia.com/gpu=<UUID>",
     "--privileged": "an engine needs no privileges on the host",
+    PUBLISH: "an engine serves on a socket and has no network; the gateway answers on its port",
 }
 """Why an option is none of these, where a person may expect it."""
 LONGEST = 100_000
@@ -94,17 +104,24 @@ def find_line_error(lines: Sequence[str]) -> str:
     return ""
 
 
-def find_option_errors(options: Sequence[str], image: str) -> Iterator[str]:
+def publishes(options: Sequence[str]) -> bool:
+    """Return whether these are the options of an earlier release, whose engines publish a port."""
+    return any(line.startswith(f"{PUBLISH}=") for line in options)
+
+
+def find_option_errors(options: Sequence[str], image: str, *, former: bool = False) -> Iterator[str]:
     """Yield what is wrong with the options and the image of a container, one phrase each.
 
     Args:
         options: the lines before the image.
         image: the line of the image.
+        former: whether those of an earlier release are taken, too.
     """
+    rules = FORMER if former and publishes(options) else OPTIONS
     values: dict[str, list[str]] = {}
     for line in options:
         option, equals, value = line.partition("=")
-        rule = OPTIONS.get(option)
+        rule = rules.get(option)
         if rule is None:
             yield f"{shown(line)} must not stand here: {_explain_unknown(option)}"
             continue
@@ -112,7 +129,7 @@ def find_option_errors(options: Sequence[str], image: str) -> Iterator[str]:
             spelled = f"{option}=<value> on one line, the value {rule.wanted}" if rule.pattern else f"{option} alone"
             yield f"{shown(line)} is refused: it must be {spelled}"
         values.setdefault(option, []).append(value)
-    for option, rule in OPTIONS.items():
+    for option, rule in rules.items():
         given = values.get(option, [])
         if len(given) > rule.most or (rule.required and not given):
             number = "one" if rule.most == 1 else f"{rule.most}"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from ..system.files import is_locked
 from ..system.http import Answer
 from ..system.systemd import Systemd, SystemdError
 from ..system.usage import read_usage
+from .api_socket import make_directory
 from .config import Engine
 from .container import ContainerControl, LaunchFailed
 from .diagnosis import Death, explain
@@ -204,6 +206,7 @@ class Launcher:
         self._refuse_mismatch()
         self.reporter.enter(Phase.STARTING)
         self.reporter.notifier.send(extend_s=CREATE_S + EXTEND_BY_S)
+        self._make_socket_directory()
         container_id = self.control.docker.create(self.engine.list_arguments())
         try:
             self._refuse_other_image(container_id)
@@ -215,6 +218,23 @@ class Launcher:
         if started is None:
             raise LaunchFailed(explain(Death(removed=True)))
         return started, Existing.CREATE
+
+    def _make_socket_directory(self) -> None:
+        """Make the directory for the engine's socket anew. Raises LaunchFailed."""
+        if self.engine.config.socket is None:
+            return
+        place = self.paths.engine_socket(self.engine.config.engine)
+        try:
+            make_directory(place, self.engine.create.uid)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise LaunchFailed(
+                Explanation(
+                    "socket_directory",
+                    f"the directory {place.parent}, in which the engine makes its socket, could not be made: {error}",
+                    "`systemd-tmpfiles --create /etc/tmpfiles.d/vllm-edge.conf` makes the directories around it, and "
+                    "so does each boot",
+                )
+            ) from error
 
     def _refuse_other_image(self, container_id: str) -> None:
         """Raise LaunchFailed if a new container was made from another image than the engine's."""

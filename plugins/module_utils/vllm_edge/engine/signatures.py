@@ -361,24 +361,10 @@ DOCKER_SIGNATURES: tuple[Signature, ...] = (
         "Run the image stage (`ansible-playbook site.yml`); units never pull",
     ),
     Signature(
-        "port_taken",
-        r"(?:Bind for (?P<address>\S+) failed: port is already allocated)|"
-        r"(?:listen tcp\d? (?P<address2>\S+): bind: )?address already in use",
-        "the port {address}{address2} is taken by something else",
-        "`ss -ltnp` names it; stop it or give the engine another port. If it names docker-proxy and `docker ps` "
-        "shows no container with that port, Docker kept it through a power cut: `systemctl restart docker` frees it",
-    ),
-    Signature(
         "name_taken",
         r'Conflict\. The container name "/?(?P<name>[^"]+)" is already in use',
         "a container named {name} appeared while this one was being created",
         "Look with `docker ps -a`; this name belongs to the engine",
-    ),
-    _final(
-        "network_missing",
-        r"network (?P<network>\S+) not found",
-        "the Docker network {network} does not exist",
-        "Run the engines stage again (`ansible-playbook playbooks/engines.yml`): it makes the network",
     ),
     Signature(
         "mount_missing",

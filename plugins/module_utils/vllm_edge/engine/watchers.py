@@ -7,12 +7,14 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..system.docker import Container, ContainerGone, DockerAway, DockerRefused
 from ..system.http import Answer
 from ..system.usage import read_usage
+from .api_socket import open_to_gateway
 from .config import EngineConfig
 from .container import ContainerControl
 from .events import Died, DockerSeen, Events, HealthSeen, LogLine, LogLost, ProbeSeen, UsageSeen
@@ -22,6 +24,8 @@ ASK_AGAIN_S = 1.0
 """Seconds before Docker is asked again after an error of its API."""
 USAGE_S = 5.0
 """Most seconds between two looks at what a loading container reads and computes."""
+OPEN_S = 0.2
+"""Seconds between two looks for the engine's socket."""
 PROBE_S = 86_400.0
 """Seconds to wait for the token of a probe: whether the engine stands still is judged without its end."""
 
@@ -60,7 +64,9 @@ class Watchers:
         if container.pid > 0:
             self._thread(self._watch_process, container.pid)
             self._thread(self._watch_usage, container.pid)
-        self._thread(self._probe, container.direct)
+        self._thread(self._probe)
+        if self.config.socket is not None:
+            self._thread(self._open_socket, self.config.socket)
 
     def wait_for_log(self, wait_s: float) -> None:
         """Wait up to `wait_s` seconds for the end of the log."""
@@ -172,12 +178,27 @@ class Watchers:
             if usage is not None:
                 self.events.put(UsageSeen(usage))
 
-    def _probe(self, direct: Iterable[str]) -> None:
+    def _open_socket(self, place: Path) -> None:
+        """Open the socket to the gateway, once the engine has made it."""
+        said = ""
+        while not self.closing.is_set():
+            try:
+                open_to_gateway(place)
+                return
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if str(error) != said:
+                    self.journal.write(f"the socket of the engine cannot be opened to the gateway: {error}", 4)
+                said = str(error)
+            self.closing.wait(OPEN_S)
+
+    def _probe(self) -> None:
         """Report the answers of /health."""
         interval = compute_health_interval(self.watchdog_s)
         while not self.closing.is_set():
             begin = time.monotonic()
-            answer = self._ask_health(direct)
+            answer = self.health(self.config.url, self.config.health_timeout_s)
             self.events.put(HealthSeen(answer, self._ask_metrics() if answer.ok else ""))
             if answer.ok:
                 self.served.set()
@@ -197,15 +218,3 @@ class Watchers:
         asked = {"model": self.config.served_names[0], "prompt": ".", "max_tokens": 1, "temperature": 0}
         path = f"/v1/completions{OWN_MARK}"
         self.events.put(ProbeSeen(self.ask(self.config.url, path, PROBE_S, method="POST", payload=asked)))
-
-    def _ask_health(self, direct: Iterable[str]) -> Answer:
-        answer = self.health(self.config.url, self.config.health_timeout_s)
-        if answer.ok or not self.control.away.is_set():
-            return answer
-        # Docker's proxy on the loopback ends with Docker. With live-restore the engine goes on serving and must not be
-        # killed because its port is unreachable.
-        for address in direct:
-            inner = self.health(f"http://{address}", self.config.health_timeout_s)
-            if inner.ok:
-                return inner
-        return answer

@@ -113,7 +113,7 @@ def _load(directory: Path, number: int) -> Generation:
         text = (place / CONFIG_FILE).read_text(encoding="utf-8")
         config = parse_engine(text, str(place / CONFIG_FILE))
         line = (place / CREATE_FILE).read_text(encoding="utf-8")
-        create = parse_docker_create(line, str(place / CREATE_FILE))
+        create = parse_docker_create(line, str(place / CREATE_FILE), former=True)
         check_together(config, create, str(place / CREATE_FILE))
         if (config.engine, config.input_hash, config.generation) != (name, row["input_hash"], row["generation"]):
             raise ValueError(f"engine {name} is not the one that its {CONFIG_FILE} describes")

@@ -85,10 +85,6 @@ _PATH = Form(r"(/(?!\.\.?(/|$))[A-Za-z0-9._@+-]+)+", "write an absolute path of 
 # Variables of the role vllm_engine that end in `docker create` or in a unit, as they are.
 ROLE_FORMS: dict[str, Form] = {
     **dict.fromkeys(("vllm_engine_shm_size", "vllm_engine_tmp_size", "vllm_engine_memory"), _SIZE),
-    "vllm_engine_network": Form(
-        r"(?!(host|none|bridge|default)$)[A-Za-z0-9][A-Za-z0-9._-]*",
-        "write the name of a Docker network that only engines use, such as vllm-edge",
-    ),
     "vllm_engine_ulimits": Form(
         r"(core|memlock|nofile|nproc|stack)=(-1|\d{1,18})(:(-1|\d{1,18}))?",
         "write core, memlock, nofile, nproc or stack with a number, such as nofile=65536:65536",

@@ -27,7 +27,6 @@ from ..switch.gpu_memory import load_slots, read_boards
 from ..switch.history import read_switches
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, docker_unit
 from ..system.nvml import NvmlFailure, open_nvml, pynvml_missing
-from ..system.sockets import listeners
 from ..system.systemd import ask_units
 from .problems import judge
 
@@ -103,14 +102,6 @@ def ask_gpus(budgets: Mapping[str, int | None], paths: HostPaths, foreign: Forei
             board |= {"budget_mib": None, "headroom_mib": None, "within_budget": None, "problem": None}
         boards.append({key: value for key, value in board.items() if key not in ("slot", "expected_mib")})
     return boards, " ".join(map(str, reading.lost)) or None
-
-
-def ask_listeners() -> dict[int, list[str]]:
-    """Return the addresses that something listens on, by TCP port."""
-    found: dict[int, list[str]] = {}
-    for listener in listeners():
-        found.setdefault(listener.port, []).append(listener.address)
-    return found
 
 
 def read_active_profile(paths: HostPaths) -> tuple[Json | None, str | None]:
@@ -214,7 +205,6 @@ def _describe_container(container: Container | None, identity: EngineIdentity) -
         "container_ours": ours if container else None,
         "container_started_at": f"{running.started_at[:19]}Z" if running else None,
         "container_image_id": running.image_id if running else None,
-        "published": list(running.published) if running else [],
         "running_input_hash": labels.get(LABEL_INPUT_HASH),
         "running_generation": int(generation) if generation.isdigit() else None,
     }
@@ -222,7 +212,17 @@ def _describe_container(container: Container | None, identity: EngineIdentity) -
 
 CONFIGURED = (
     *("engine", "unit", "container", "input_hash", "generation", "model", "repo", "revision", "precision"),
-    *("tensor_parallel_size", "gpus", "port", "url", "served_names", "vram_budget_mib", "image", "image_id"),
+    *(
+        "tensor_parallel_size",
+        "gpus",
+        "port",
+        "url",
+        "served_names",
+        "stands_in_for",
+        "vram_budget_mib",
+        "image",
+        "image_id",
+    ),
     "accept_risk",
 )
 """Values of an engine's configuration that the status has."""
@@ -237,7 +237,6 @@ def describe_engine(
     unit: Mapping[str, str] | None,
     container: Container | None,
     state: EngineState | None,
-    listeners: Mapping[int, Sequence[str]],
 ) -> Json:
     """Return one engine as `status --format json` shows it.
 
@@ -245,7 +244,6 @@ def describe_engine(
         unit: properties of its unit, or None if systemd does not know it.
         container: its container, or None.
         state: the supervisor's record, or None.
-        listeners: addresses by TCP port.
     """
     configured = {key: getattr(config, key) for key in CONFIGURED}
     return {
@@ -253,7 +251,6 @@ def describe_engine(
         **_describe_unit(unit or {}),
         **_describe_container(container, EngineIdentity(config.engine)),
         **{key: getattr(state, key, None) for key in RECORDED},
-        "listens_on": sorted(set(listeners.get(config.port, ()))),
         "load_seconds": _measure_load_seconds(unit or {}, state),
         "log_facts": state.log_facts if state else {},
         "last_failure": asdict(state.last_failure) if state and state.last_failure else None,
@@ -285,14 +282,13 @@ def collect(
     docker: DockerEngine,
     units: Callable[[Sequence[str]], tuple[dict[str, dict[str, str]], str | None]] = ask_units,
     gpus: Callable[[Mapping[str, int | None], HostPaths], Asked] = ask_gpus,
-    listeners: Callable[[], Mapping[int, Sequence[str]]] = ask_listeners,
     expected_profile: str | None = None,
 ) -> Json:
     """Collect everything that `vllm-edge status` shows.
 
     Args:
         docker: the connection to Docker.
-        units, gpus, listeners: the readers of systemd, NVML and sockets; stand-ins for tests.
+        units, gpus: the readers of systemd and NVML; stand-ins for tests.
         expected_profile: the profile that the inventory names.
 
     Returns:
@@ -305,7 +301,6 @@ def collect(
     shown, unit_problem = units([*[config.unit for config in configs], TARGET, GATEWAY_UNIT])
     containers, docker_problem = ask_containers(docker, [config.container for config in configs])
     boards, gpu_problem = gpus(sum_budgets(configs), paths)
-    listening = listeners()
     live_files, file_problems = read_live_files(paths, profile)
     problems += [text for text in (profile_problem, unit_problem, docker_problem, gpu_problem) if text]
     problems += [*switch_problems, *file_problems]
@@ -316,7 +311,7 @@ def collect(
         states[config.engine] = state = read_state(path)
         if state is None and path.exists() and not os.access(path, os.R_OK):
             problems.append(f"{path} is not for this user: phases and failures of {config.engine} are shown to root")
-        engine = describe_engine(config, shown.get(config.unit), containers.get(config.container), state, listening)
+        engine = describe_engine(config, shown.get(config.unit), containers.get(config.container), state)
         engine["peer_to_peer_off"] = read_peer_obstacles(config, paths)
         if docker_problem is not None and config.container not in containers:
             engine["container_state"] = "unknown"

@@ -10,7 +10,6 @@ from ..engine.startup import WORDS, Phase
 from ..names import TARGET
 from ..planning import drift
 from ..switch.render import describe_generation
-from ..system.sockets import is_loopback
 
 
 def judge(status: Mapping[str, Any]) -> list[str]:
@@ -145,11 +144,7 @@ def file_problems(status: Mapping[str, Any]) -> list[str]:
 def engine_problems(engine: Mapping[str, Any], *, switching: bool = False) -> list[str]:
     """Return what is wrong with one engine. While a switch runs (`switching`) it may stop, load and differ from its
     files."""
-    unit, running, port = engine["unit"], engine["running_input_hash"], engine["port"]
-    wide = sorted(
-        {address for address in engine["listens_on"] if not is_loopback(address)}
-        | {address for address in engine["published"] if not is_loopback(address.rpartition(":")[0])}
-    )
+    unit, running = engine["unit"], engine["running_input_hash"]
     moving = switching and engine["active_state"] in ("activating", "deactivating", "inactive")
     unwanted = engine["active_state"] is not None and engine["wanted_by_target"] is False
     rules = (
@@ -170,11 +165,6 @@ def engine_problems(engine: Mapping[str, Any], *, switching: bool = False) -> li
             running not in (None, engine["input_hash"]) and not switching,
             f"The running container of {unit} was made from other inputs than the files on disk: run site.yml, or "
             f"'systemctl restart {unit}'.",
-        ),
-        (
-            wide,
-            f"Port {port} of {engine['engine']} is open beyond the loopback ({', '.join(wide)}): vLLM asks nobody who "
-            f"they are. 'ss -ltnp sport = :{port}' says who listens; run site.yml if it is the engine's own container.",
         ),
     )
     return [*([] if moving else _find_unit_problems(engine)), *(text for is_so, text in rules if is_so)]

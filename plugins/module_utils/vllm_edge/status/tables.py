@@ -40,7 +40,7 @@ def render_engine_table(heading: str, engines: Sequence[Row]) -> list[str]:
             f"{engine['model']} {engine['precision']}",
             str(engine["tensor_parallel_size"]),
             ",".join(str(slot) for slot in engine["slots"]),
-            str(engine["port"]),
+            str(engine.get("port") or "-"),
             str(engine["state"]),
             "-" if engine.get("load_seconds") is None else f"{engine['load_seconds']:.0f} s",
             str(engine.get("since") or "-"),
@@ -235,7 +235,7 @@ def render(report: Mapping[str, Any]) -> list[str]:
         "",
     ]
     if report["completions"]:
-        ports = {engine.get("engine"): engine["port"] for engine in report["engines"]}
+        ports = {engine.get("engine"): engine.get("port") for engine in report["engines"]}
         lines += [*render_role_table([{"port": ports.get(row["engine"]), **row} for row in report["completions"]]), ""]
     if report.get("gateway"):
         lines += [*render_gateway(report["gateway"]), ""]

@@ -20,7 +20,7 @@ class Phase(StrEnum):
     """The phases of a switch, in order. Each is written to the journal before it begins."""
 
     PREFLIGHT = "preflight"
-    """Checks image, weights, ports, GPUs and disk: everything that can be known to fail before anything is changed."""
+    """Checks image, weights, GPUs and disk: everything that can be known to fail before anything is changed."""
     PREPARE = "prepare"
     """Reads the weights of the new engines into the page cache while the old engines serve."""
     AWAY = "away"

@@ -1,26 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that run before a switch changes anything. Each problem is a sentence that says what to do.
 
-Memory and ports of engines that will be stopped count as free.
+Memory of engines that will be stopped counts as free.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from ..engine.config import EngineConfig
 from ..generation import secrets
 from ..generation.model import Generation, GenerationError
 from ..paths import HostPaths
-from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused
+from ..system.docker import DockerAway, DockerEngine, DockerRefused
 from ..system.nvml import NvmlFailure
-from ..system.process import command_of, engine_uid
-from ..system.sockets import Listener, listeners, process_of
+from ..system.process import engine_uid
 from ..weights.record import load_record
 from ..weights.survey import survey_recorded
 from . import hooks
@@ -31,9 +29,6 @@ if TYPE_CHECKING:
     from .host import HostWorld
 
 STATE_MIB = 64
-POLL_S = 0.5
-WILDCARDS = ("0.0.0.0", "::", "")
-ALL_ADDRESSES = "all addresses"
 
 
 @dataclass
@@ -57,18 +52,13 @@ def check_host(host: HostWorld, wanted: Generation, moves: Moves) -> Done:
     began = host.clock()
     start = [wanted.engines[name].config for name in moves.start]
     found = Found()
+    found.problems += check_release(wanted)
     try:
-        containers = host.list_containers()
+        host.list_containers()  # waits for a Docker Engine that is being restarted
     except PhaseFailed as failed:
         found.problems.append(failed.text)
     else:
         found.problems += check_images(start, host.docker)
-        ports = check_ports(start, moves.stop, containers)
-        if ports:
-            # While systemd restarts a container, Docker may listen on its port before the container is listed.
-            host.sleep(POLL_S)
-            ports = check_ports(start, moves.stop, host.list_containers())
-        found.problems += ports
     found.add(check_weights(start))
     found.problems += check_disk(host.paths.state)
     found.problems += check_secrets(host.paths, wanted, moves)
@@ -80,9 +70,22 @@ def check_host(host: HostWorld, wanted: Generation, moves: Moves) -> Done:
     if found.problems:
         raise PhaseFailed(" ".join(found.problems), engines=moves.start)
     return Done(
-        f"image, weights, ports, GPUs and disk as they should be; {host.clock() - began:.1f} s",
+        f"image, weights, GPUs and disk as they should be; {host.clock() - began:.1f} s",
         warnings=tuple(found.warnings),
     )
+
+
+# -- release
+
+
+def check_release(wanted: Generation) -> list[str]:
+    """Check that no engine of the generation publishes a port, as those of earlier releases did."""
+    if not any(engine.create.publishes for engine in wanted.engines.values()):
+        return []
+    return [
+        f"Generation {wanted.number} is of an earlier release of vllm-edge: its engines publish ports and are in a "
+        f"Docker network. Run site.yml -e serving_profile={wanted.profile}, which renders that profile anew."
+    ]
 
 
 # -- secrets
@@ -166,54 +169,6 @@ def check_weights(configs: Iterable[EngineConfig]) -> Found:
         if wrong:
             found.problems.append(f"In {record.path}, the {name}: {'; '.join(wrong)}. {again}.")
     return found
-
-
-# -- ports
-
-
-def _conflicts(ours: str, other: str) -> bool:
-    """Return whether two addresses cannot both be bound to the same port."""
-    return ours == other or ours in WILDCARDS or other in WILDCARDS
-
-
-def check_ports(
-    configs: Iterable[EngineConfig],
-    stop: Collection[str],
-    containers: Sequence[Container],
-    listening: Callable[[int], list[Listener]] = listeners,
-    process: Callable[[str], int | None] = process_of,
-    command: Callable[[int], str] = command_of,
-) -> list[str]:
-    """Check that nothing else uses the ports of these engines.
-
-    Args:
-        stop: engines that will be stopped; their ports count as free.
-        containers: all containers with the ports that they publish.
-        listening, process, command: sockets of a port, pid of a socket's inode, command of a pid; stand-ins for tests.
-    """
-
-    def find_users(config: EngineConfig) -> Iterator[str]:
-        host = urlsplit(config.url).hostname or ""
-        known = set()
-        for container in containers:
-            for address, port in container.ports:
-                if port == config.port and _conflicts(host, address):
-                    known.add(address)
-                    if container.engine not in stop:
-                        yield f"container {container.name} publishes it on {address or ALL_ADDRESSES}"
-        for listener in listening(config.port):
-            # Docker listens for its containers, which were checked above.
-            if listener.address not in known and _conflicts(host, listener.address):
-                pid = process(listener.inode)
-                holder = "a process that is not visible from here" if pid is None else f"pid {pid} ({command(pid)})"
-                yield f"{holder} listens on {listener.address}"
-
-    return [
-        f"Port {config.port} of engine {config.engine} is taken: {user}: stop it, or give the engine another port; "
-        f"'ss -ltnp sport = :{config.port}' shows who listens."
-        for config in configs
-        for user in find_users(config)
-    ]
 
 
 # -- disk

@@ -53,7 +53,7 @@ class ContainerGone(DockerRefused):
 
 @dataclass(frozen=True)
 class Container:
-    """State of one container. A list of containers gives the first four fields and `ports` only."""
+    """State of one container. A list of containers gives the first four fields only."""
 
     id: str
     name: str
@@ -67,12 +67,6 @@ class Container:
     error: str = ""
     started_at: str = ""
     finished_at: str = ""
-    # `host:port` on the container's own networks: reachable from this host without Docker's proxy.
-    direct: tuple[str, ...] = ()
-    # `host:port` on this host at which the ports are published; an empty host stands for all addresses.
-    published: tuple[str, ...] = ()
-    ports: tuple[tuple[str, int], ...] = ()
-    """Published ports, as (address on this host, port)."""
 
     @property
     def engine(self) -> str | None:
@@ -100,7 +94,6 @@ class LogRecord:
 def parse_container(info: Mapping[str, Any]) -> Container:
     """Convert one object of Docker's `inspect` answer."""
     state, config = info.get("State") or {}, info.get("Config") or {}
-    direct, published = _list_addresses(info)
     running = state.get("Status") == "running"
     return Container(
         id=info["Id"],
@@ -115,21 +108,6 @@ def parse_container(info: Mapping[str, Any]) -> Container:
         error=state.get("Error") or "",
         started_at=state.get("StartedAt") or "",
         finished_at=state.get("FinishedAt") or "",
-        direct=direct,
-        published=published,
-    )
-
-
-def _list_addresses(info: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return `Container.direct` and `Container.published`."""
-    networks = (info.get("NetworkSettings") or {}).get("Networks") or {}
-    ports = (info.get("HostConfig") or {}).get("PortBindings") or {}
-    addresses = filter(None, ((network or {}).get("IPAddress") for network in networks.values()))
-    inner = [port.split("/")[0] for port in ports if port.endswith("/tcp")]
-    bindings = [binding for listed in ports.values() for binding in listed or ()]
-    return (
-        tuple(f"{address}:{port}" for address in addresses for port in inner),
-        tuple(f"{binding.get('HostIp', '')}:{binding.get('HostPort', '')}" for binding in bindings),
     )
 
 
@@ -183,13 +161,11 @@ def find_kill_signal(events: Sequence[Mapping[str, Any]]) -> str | None:
 def parse_listed(entry: Mapping[str, Any]) -> Container:
     """Convert one entry of Docker's list of containers."""
     names = entry.get("Names") or [entry["Id"][:12]]
-    ports = [port for port in entry.get("Ports") or [] if port.get("PublicPort")]
     return Container(
         id=entry["Id"],
         name=str(names[0]).lstrip("/"),
         status=str(entry.get("State", "")),
         labels=dict(entry.get("Labels") or {}),
-        ports=tuple(sorted({(str(port.get("IP", "")), int(port["PublicPort"])) for port in ports})),
     )
 
 

@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from ..text import printable
+from . import sockets
 from .records import parse_json
 
 Item = TypeVar("Item")
@@ -77,11 +79,17 @@ class _Connection(http.client.HTTPConnection):
     """A connection of which connecting, sending and the whole answer together end at a deadline."""
 
     limit = 0
+    path: Path | None = None
+    """Unix socket to connect to, in place of host and port."""
 
     def connect(self) -> None:
         """Connect. Raises OSError."""
-        deadline = time.monotonic() + float(self.timeout or 0)
-        plain = socket.create_connection((self.host, self.port), self.timeout)
+        timeout_s = float(self.timeout or 0)
+        deadline = time.monotonic() + timeout_s
+        if self.path is not None:
+            plain = sockets.connect(self.path, timeout_s)
+        else:
+            plain = socket.create_connection((self.host, self.port), timeout_s)
         self.sock = _BoundedSocket(fileno=plain.detach())
         self.sock.deadline, self.sock.bytes_left = deadline, self.limit + HEAD_BYTES
         self.sock.settimeout(max(0.001, deadline - time.monotonic()))
@@ -97,9 +105,13 @@ def explain_oserror(error: Exception, timeout_s: float) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {timeout_s:g} s"
     if isinstance(error, ConnectionRefusedError):
-        return "connection refused: nothing listens on the port"
+        return "connection refused: nothing listens there"
     if isinstance(error, http.client.RemoteDisconnected | ConnectionResetError):
-        return "connection closed without an answer: the port is published, but nothing listens behind it yet"
+        return "connection closed without an answer"
+    if isinstance(error, FileNotFoundError):
+        return printable(f"{error.filename} does not exist: the engine makes this socket when it starts", "")
+    if isinstance(error, PermissionError) and error.filename:
+        return printable(f"{error.filename} is for root and the gateway", "")
     return printable(f"{type(error).__name__}: {error}"[:MOST_TEXT], "")
 
 
@@ -109,7 +121,7 @@ def request(
     """Send one GET or POST request. It does not raise for a failed request: `Answer.error` then says why.
 
     Args:
-        url: `http://host:port`
+        url: `http://host:port`, or `unix:/path` of a socket; a link in place of the socket is not followed
         path: path below it, with a leading slash
         timeout_s: seconds that the connection, the request and the whole response may take together
         method: HTTP method
@@ -117,8 +129,10 @@ def request(
         limit: bytes of the body to read at most; the rest of a longer one is left out
     """
     parts = urlsplit(url)
-    connection = _Connection(parts.hostname or "", parts.port or 80, timeout=timeout_s)
+    connection = _Connection(parts.hostname or "localhost", parts.port or 80, timeout=timeout_s)
     connection.limit = limit
+    if parts.scheme == "unix":
+        connection.path = Path(parts.path)
     headers = {"Connection": "close", "User-Agent": "vllm-edge"}
     body: bytes | None = None
     if payload is not None:
@@ -146,7 +160,7 @@ def takes_work(url: str, name: str, timeout_s: float, ask: Callable[..., Answer]
     an error. So the engine is asked to count tokens, which costs it nothing and shows the difference.
 
     Args:
-        url: `http://host:port` of the engine
+        url: address of the engine, as for `request`
         name: served name
         timeout_s: timeout in seconds
         ask: function to send the request with

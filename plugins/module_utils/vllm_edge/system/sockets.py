@@ -1,78 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listening TCP sockets of this host, from /proc/net/tcp and /proc/net/tcp6, and the processes that hold them."""
+"""Unix sockets in directories that an engine may write: a link in place of a socket is not followed."""
 
 from __future__ import annotations
 
-import ipaddress
+import contextlib
+import errno
 import os
-import sys
-from dataclasses import dataclass
+import socket
+import stat
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 
-from .process import PROC
 
+@contextlib.contextmanager
+def pin(path: Path) -> Iterator[str]:
+    """Yield a name under /proc that leads to this very socket, whatever `path` is meanwhile.
 
-@dataclass(frozen=True)
-class Listener:
-    """A socket that listens on a TCP port of this host."""
-
-    address: str
-    inode: str
-    """Inode of the socket, by which `process_of` finds its process."""
-    port: int = 0
-
-
-def parse_listeners(text: str) -> list[Listener]:
-    """Return the listening sockets.
-
-    Args:
-        text: content of /proc/net/tcp or /proc/net/tcp6
+    Raises OSError: there is nothing at `path`, or something else than a socket.
     """
-    found = []
-    for words in (line.split() for line in text.splitlines()[1:]):
-        if len(words) < 10 or words[3] != "0A":
-            continue
-        digits, _, port = words[1].partition(":")
-        # The kernel prints 32-bit words in the byte order of this machine.
-        packed = b"".join(int(digits[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(digits), 8))
-        address = ipaddress.ip_address(packed)
-        found.append(Listener(str(getattr(address, "ipv4_mapped", None) or address), words[9], int(port, 16)))
-    return found
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether only this host can reach the address."""
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        return ipaddress.ip_address(address.strip("[]")).is_loopback
-    except ValueError:
-        return False  # an empty address stands for all of them
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISSOCK(mode):
+            kind = "a link" if stat.S_ISLNK(mode) else "a directory" if stat.S_ISDIR(mode) else "a file"
+            raise OSError(errno.ENOTSOCK, f"it is {kind} and no socket", str(path))
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
-def listeners(port: int | None = None, proc: Path = PROC) -> list[Listener]:
-    """Return the sockets that listen on the port.
-
-    Args:
-        port: TCP port; None for all ports
-        proc: the proc file system
-    """
-    found: list[Listener] = []
-    for name in ("tcp", "tcp6"):
-        try:
-            found += parse_listeners((proc / "net" / name).read_text(encoding="ascii"))
-        except OSError:
-            continue  # the kernel has no IPv6
-    return [listener for listener in found if port in (None, listener.port)]
-
-
-def process_of(inode: str, proc: Path = PROC) -> int | None:
-    """Return the pid of a process that has the socket open; None if none is visible."""
-    for entry in proc.iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            for descriptor in (entry / "fd").iterdir():
-                if os.readlink(descriptor) == f"socket:[{inode}]":
-                    return int(entry.name)
-        except OSError:
-            continue  # the process has ended since
-    return None
+def connect(path: Path, timeout_s: float) -> socket.socket:
+    """Return a connection to the socket. Raises OSError; TimeoutError if nobody takes it within `timeout_s` seconds."""
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # While the queue of the listener is full, connect() waits so long. With a timeout of Python's, which makes the
+        # socket a non-blocking one, it would fail at once.
+        whole, part = divmod(max(0.001, timeout_s), 1)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(whole), int(part * 1e6)))
+        with pin(path) as place:
+            client.connect(place)
+    except BlockingIOError as error:
+        client.close()
+        raise TimeoutError from error
+    except BaseException:
+        client.close()
+        raise
+    return client

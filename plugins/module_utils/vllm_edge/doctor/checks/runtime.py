@@ -9,7 +9,6 @@ from ...gpu import toolkit
 from ...gpu.access import REMEDY
 from ...system.cdi import UVM, compare
 from ...system.dpkg import parse_upstream_version
-from ...system.host import Unread
 from ..contract import Verdict, fail, good, known, warn
 from ..facts import TOOLKIT, Facts
 from .driver import ENABLED
@@ -20,11 +19,6 @@ CDI_SINCE = (25,)
 CDI_DEFAULT_SINCE = (28, 2, 0)
 # opencontainers/runc#3671: a regression of 1.1.3, corrected in 1.1.7.
 RUNC_WITHOUT_NVIDIA = ((1, 1, 3), (1, 1, 6))
-# Before 28.0.0 a neighbour in the same network segment reaches ports that are published on 127.0.0.1, by sending their
-# packets to the host's MAC address, and the containers behind them (moby/moby#45610, fixed by moby/moby#49325).
-LOOPBACK_SINCE = (28,)
-# CVE-2025-54388: before 28.3.3 a reload of firewalld takes Docker's rule against that away until Docker starts again.
-RELOAD_SINCE = (28, 3, 3)
 
 
 def parse_docker_version(facts: Facts) -> tuple[int, ...]:
@@ -110,37 +104,6 @@ def check_runtime_cdi_enabled(facts: Facts) -> Verdict:
         f"{why} in /etc/docker/daemon.json",
         f'Add {{"features": {{"cdi": true}}}} to it; it counts from Docker\'s next start on. {HOST_STAGE} does so.',
     )
-
-
-def check_runtime_published_ports(facts: Facts) -> Verdict:
-    """Warn if ports that are published on 127.0.0.1 can be reached from the host's network segment."""
-    version, parsed = facts.runtime.docker_version, parse_docker_version(facts)
-    settings = {**facts.runtime.flags, **({} if isinstance(facts.runtime.config, Unread) else facts.runtime.config)}
-    unknown = "and engines ask nobody who they are"
-    if parsed < LOOPBACK_SINCE:
-        return warn(
-            f"with Docker Engine {version}, hosts of the same network segment can reach ports that are published on "
-            f"127.0.0.1 (moby/moby#45610), {unknown}",
-            "Install Docker 28.3.3 or newer from Docker's repository, or drop such packets with two rules: see "
-            "'Connect to an engine' in docs/operator.md. Where everybody in the segment may use the engines, nothing "
-            "has to be done.",
-        )
-    for name, value in (("iptables", False), ("allow-direct-routing", True)):
-        if settings.get(name) is value:
-            return warn(
-                f'with "{name}": {str(value).lower()} Docker keeps nobody in the network '
-                f"segment from the containers of engines, {unknown}",
-                f"Remove {name} from /etc/docker/daemon.json and docker.service and restart Docker, or drop such "
-                "packets with the rules in docs/operator.md, 'Connect to an engine'.",
-            )
-    firewalld = facts.runtime.firewalld
-    if parsed < RELOAD_SINCE and not isinstance(firewalld, Unread) and firewalld.active_state == "active":
-        return warn(
-            f"with Docker Engine {version}, ports on 127.0.0.1 can be reached from the network segment after firewalld "
-            f"was reloaded, until Docker starts again (CVE-2025-54388), {unknown}",
-            "Install Docker 28.3.3 or newer from Docker's repository; until then restart Docker after firewalld.",
-        )
-    return good(f"Docker Engine {version} lets nobody but the host reach ports on 127.0.0.1")
 
 
 def check_runtime_docker_settings(facts: Facts) -> Verdict:

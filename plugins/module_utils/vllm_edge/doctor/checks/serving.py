@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of the engines: files, units, ports, start at boot and switches."""
+"""The checks of the engines: files, units, sockets, start at boot and switches."""
 
 from __future__ import annotations
 
@@ -47,24 +47,22 @@ def check_serving_units(facts: Facts) -> Verdict:
     return warn(told, f"'systemctl start {down[0].unit.id}', or site.yml, which starts all of them.")
 
 
-def check_serving_ports(facts: Facts) -> Verdict:
-    """Fail if another program listens on the port of an engine, or the engine itself does not."""
+def check_serving_sockets(facts: Facts) -> Verdict:
+    """Fail if others than root and the gateway could reach the sockets of engines, or an engine does not answer."""
     found = settled(facts)
-    taken = [
-        f"port {engine.port} of {engine.name} is listened on at {', '.join(engine.listeners)} while its unit is "
-        f"{engine.unit.active_state}"
-        for engine in found
-        if engine.listeners and engine.unit.down
-    ]
-    if taken:
-        return fail("; ".join(taken), "Stop who has it ('ss -ltnp' names it), or give the engine another port.")
-    silent = [f"{engine.name} on {engine.port}" for engine in found if not engine.listeners and up(engine)]
+    if wrong := known(facts.serving.socket_directories):
+        return fail(
+            "; ".join(wrong),
+            "'systemd-tmpfiles --create /etc/tmpfiles.d/vllm-edge.conf' corrects the directories, and so does a boot; "
+            "site.yml brings that file.",
+        )
+    silent = [f"{engine.name}: {problem}" for engine in found if up(engine) and (problem := known(engine.silent))]
     if silent:
         return fail(
-            f"nobody listens for {', '.join(silent)} although the unit is active",
-            "'docker ps' shows what the container publishes; 'systemctl restart' of the unit makes a new one.",
+            f"the socket of an engine whose unit is active is not as it should be: {'; '.join(silent)}",
+            "'systemctl restart' of the unit makes a new container and socket; 'journalctl -u' of it says more.",
         )
-    return good(", ".join(f"{engine.name} on {engine.port}" for engine in found))
+    return good(f"{listed([engine.name for engine in found if up(engine)])} answer on sockets")
 
 
 def up(engine: Engine) -> bool:
