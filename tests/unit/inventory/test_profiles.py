@@ -323,8 +323,6 @@ CASES: list[Case] = [
             ("tmp_size", "0", "write a size"),
             ("memory", "-1", "write a size"),
             ("memory", "1\n--rm", "holds a line break"),
-            ("network", "host", "write the name of a Docker network"),
-            ("network", "a,b", "holds ,"),
             ("cache_directory", "/data/../etc", "leads out of its directory"),
             ("cache_directory", "/data/a,target=/x", "write an absolute path"),
             ("program", "/bin/sh -c", "write an absolute path"),
