@@ -26,7 +26,7 @@ def run_playbook(
         check=check,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 
