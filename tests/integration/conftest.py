@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Host, docker, free_port, why_not
+from harness import Host, docker, why_not
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def docker_ready() -> None:
 
 @pytest.fixture
 def host(docker_ready: None, tmp_path: Path) -> Iterator[Host]:
-    made = Host(f"t{uuid.uuid4().hex[:8]}", tmp_path, free_port())
+    made = Host(f"t{uuid.uuid4().hex[:8]}", tmp_path)
     try:
         yield made
     finally:

@@ -19,11 +19,12 @@ import json
 import mmap
 import os
 import signal
+import socketserver
 import sys
 import threading
 import time
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--mode", default="good")
@@ -116,6 +117,11 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+class Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+
 class Handler(BaseHTTPRequestHandler):
     def answer(self, status: int, data: object) -> None:
         """JSON, or text as it is."""
@@ -127,7 +133,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, template: str, *values: object) -> None:
-        say(f'INFO:     {self.client_address[0]}:{self.client_address[1]} - "{self.requestline}" {values[1]} OK')
+        say(f'INFO:      - "{self.requestline}" {values[1]} OK')
 
     def do_GET(self) -> None:
         while hanging.is_set():
@@ -191,7 +197,7 @@ say(
     "INFO 11-21 03:00:00 [kv_cache_utils.py:1] GPU KV cache size: 71,234 tokens, Maximum concurrency for 4,096 tokens "
     "per request: 17.39x"
 )
-server = ThreadingHTTPServer(("0.0.0.0", 8000), Handler)
+server = Server("/run/api/api.sock", Handler)
 say("INFO:     Application startup complete.")
 core.start()
 if options.mode in ("hang", "freeze"):

@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).with_name("fake_engine.py")
 IMAGE = os.environ.get("VLLM_EDGE_TEST_IMAGE", "vllm-edge-lab/host:latest")
 
+# Who is not root cannot give the directory of the socket away.
+USER = 8050 if os.geteuid() == 0 else os.geteuid()
 # The program, with two options more than an engine may have: the stand-in for vLLM is a file, and an image of its own
 # would have to be built.
 PROGRAM = """
@@ -29,7 +31,7 @@ import sys
 from vllm_edge import cli
 from vllm_edge.engine.create_options import OPTIONS, Rule
 OPTIONS["--entrypoint"] = Rule("python3", "python3")
-OPTIONS["--mount"] = Rule("type=bind,.*,readonly", "")._replace(most=3)
+OPTIONS["--mount"] = Rule("type=bind,.*", "")._replace(most=4)
 sys.exit(cli.main(sys.argv[1:]))
 """
 
@@ -51,12 +53,6 @@ def why_not() -> str | None:
     if docker("image", "ls", "--quiet", IMAGE) == "":
         return f"the image {IMAGE} (with python3) is not here; VLLM_EDGE_TEST_IMAGE names another"
     return None
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @dataclass
@@ -140,12 +136,20 @@ class Host:
 
     engine: str
     root: Path
-    port: int
     runs: list[Run] = field(default_factory=list)
 
     @property
     def container(self) -> str:
         return f"vllm-{self.engine}"
+
+    @property
+    def place(self) -> Path:
+        """The engine's socket."""
+        return self.root / "run" / "engines" / self.engine / "api.sock"
+
+    @property
+    def url(self) -> str:
+        return f"unix:{self.place}"
 
     @property
     def state_file(self) -> Path:
@@ -174,8 +178,7 @@ class Host:
             "engine": self.engine,
             "unit": f"vllm-{self.engine}.service",
             "container": self.container,
-            "url": f"http://127.0.0.1:{self.port}",
-            "port": self.port,
+            "url": self.url,
             "input_hash": input_hash,
             "image": image,
             "stop_timeout_s": 2,
@@ -188,8 +191,8 @@ class Host:
             f"--label=vllm-edge.engine={self.engine}",
             "--label=vllm-edge.generation=1",
             f"--label=vllm-edge.input-hash={input_hash}",
-            *CAGE,
-            f"--publish=127.0.0.1:{self.port}:8000",
+            *(f"--user={USER}:{USER}" if line.startswith("--user=") else line for line in CAGE),
+            f"--mount=type=bind,source={self.place.parent},target=/run/api",
             f"--mount=type=bind,source={FAKE},target=/fake_engine.py,readonly",
             "--entrypoint=python3",
             *options,
@@ -205,6 +208,7 @@ class Host:
             "PYTHONPATH": str(ROOT / "plugins" / "module_utils"),
             "VLLM_EDGE_ETC": str(self.root / "etc"),
             "VLLM_EDGE_STATE": str(self.root / "state"),
+            "VLLM_EDGE_RUN": str(self.root / "run"),
         }
 
     def start(self, *, watchdog_s: float | None = None, **environment: str) -> Run:

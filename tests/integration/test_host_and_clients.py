@@ -4,51 +4,48 @@
 from __future__ import annotations
 
 import json
-import os
+import socketserver
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.switch import preflight
 from ansible.module_utils.vllm_edge.switch.downtime import RoleWatch
 from ansible.module_utils.vllm_edge.switch.host import HostWorld
 from ansible.module_utils.vllm_edge.switch.model import Moves
-from ansible.module_utils.vllm_edge.system import sockets
 from ansible.module_utils.vllm_edge.system.docker import Container, DockerEngine
 from ansible.module_utils.vllm_edge.system.systemd import Ran, Systemd
-from harness import IMAGE, docker, free_port
+from harness import IMAGE, docker
 
 # -- Docker
 
 
 @dataclass
 class Made:
-    """A container of ours and one of somebody else, with a published port each."""
+    """A container of ours and one of somebody else."""
 
     engine: str
     ours: str
     foreign: str
-    port: int
 
 
 @pytest.fixture
 def made(docker_ready: None) -> Iterator[Made]:
     name = f"t{uuid.uuid4().hex[:8]}"
-    port = free_port()
     run = ["run", "--detach", "--init", "--entrypoint", "sleep"]
     labels = ["--label", f"vllm-edge.engine={name}", "--label", "vllm-edge.input-hash=ab12"]
-    ours = docker(*run, "--name", f"vllm-{name}", *labels, "--publish", f"127.0.0.1:{port}:8000", IMAGE, "300")
+    ours = docker(*run, "--name", f"vllm-{name}", *labels, IMAGE, "300")
     foreign = docker(*run, "--name", f"vllm-{name}-of-somebody", IMAGE, "300")
     try:
-        yield Made(name, ours, foreign, port)
+        yield Made(name, ours, foreign)
     finally:
         docker("rm", "--force", "--volumes", ours, foreign, check=False)
 
@@ -61,7 +58,7 @@ def test_containers_as_a_real_docker_lists_them(made: Made) -> None:
     ours, foreign = find(made.ours), find(made.foreign)
     assert ours is not None and foreign is not None
     assert (ours.name, ours.engine, ours.input_hash) == (f"vllm-{made.engine}", made.engine, "ab12")
-    assert ours.running and ours.ports == (("127.0.0.1", made.port),)
+    assert ours.running
     assert foreign.engine is None and foreign.running
 
 
@@ -92,14 +89,6 @@ def test_a_container_is_ended_at_once(made: Made) -> None:
     assert left is not None and left.running
 
 
-def test_the_port_of_a_running_container_is_its_containers(made: Made) -> None:
-    config: Any = SimpleNamespace(engine="new", port=made.port, url=f"http://127.0.0.1:{made.port}")
-    containers = DockerEngine().listed()
-    assert preflight.check_ports([config], (made.engine,), containers) == []
-    problems = preflight.check_ports([config], (), containers)
-    assert len(problems) == 1 and f"container vllm-{made.engine} publishes it on 127.0.0.1" in problems[0]
-
-
 # -- a client's view
 
 
@@ -119,28 +108,34 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-def serve(port: int) -> ThreadingHTTPServer:
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+def serve(place: Path) -> socketserver.ThreadingUnixStreamServer:
+    place.unlink(missing_ok=True)
+    server = socketserver.ThreadingUnixStreamServer(str(place), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
 
 
-def end(server: ThreadingHTTPServer) -> None:
+def end(server: socketserver.ThreadingUnixStreamServer) -> None:
     server.shutdown()
     server.server_close()
 
 
-def test_a_server_that_goes_away_and_comes_back_is_one_gap() -> None:
-    port = free_port()
-    config = SimpleNamespace(url=f"http://127.0.0.1:{port}")
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="s") as directory:  # the path of a socket is short
+        yield Path(directory) / "api.sock"
+
+
+def test_a_server_that_goes_away_and_comes_back_is_one_gap(place: Path) -> None:
+    config = SimpleNamespace(url=f"unix:{place}")
     generation: Any = SimpleNamespace(roles={"architect": "a"}, engines={"a": SimpleNamespace(config=config)})
-    server = serve(port)
+    server = serve(place)
     watch = RoleWatch(generation, generation, clock=time.monotonic)
     time.sleep(1.2)
     end(server)
     down = time.monotonic()
     time.sleep(2.0)
-    server = serve(port)
+    server = serve(place)
     up = time.monotonic()
     time.sleep(1.2)
     seen = watch.end([])["architect"]
@@ -152,15 +147,3 @@ def test_a_server_that_goes_away_and_comes_back_is_one_gap() -> None:
     assert down - 0.8 < gap.from_s <= down + 0.05 and up - 0.05 <= gap.to_s < up + 0.8
     assert seen.seconds == pytest.approx(gap.to_s - gap.from_s)
     assert seen.asked >= 6
-
-
-def test_a_listener_is_found_with_its_process() -> None:
-    port = free_port()
-    server = serve(port)
-    try:
-        found = sockets.listeners(port)
-        assert [listener.address for listener in found] == ["127.0.0.1"]
-        assert sockets.process_of(found[0].inode) == os.getpid()
-    finally:
-        end(server)
-    assert sockets.listeners(port) == []

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import stat
 import threading
 import time
 from datetime import datetime
@@ -38,7 +39,7 @@ def test_ready_only_after_health_and_a_clean_stop(host: Host) -> None:
     assert any(re.match(r"loading weights, \d+ %, \d+ s", text) for text in run.statuses())
     assert run.has("EXTEND_TIMEOUT_USEC")
     ready = next(m for m in run.messages if "READY" in m.fields)
-    assert ready.fields["STATUS"].startswith("serving sentry at http://127.0.0.1:")
+    assert ready.fields["STATUS"].startswith(f"serving sentry at {host.url} ")
     state = host.state()
     assert state["phase"] == "serving" and state["last_failure"] is None
     assert isinstance(state["load_seconds"], float) and state["load_seconds"] >= 2.5
@@ -128,7 +129,7 @@ def complete(host: Host, prompt: str) -> None:
     asked = {"model": "sentry", "prompt": prompt, "max_tokens": 1}
     threading.Thread(
         target=request,
-        args=(f"http://127.0.0.1:{host.port}", "/v1/completions", 60),
+        args=(host.url, "/v1/completions", 60),
         kwargs={"method": "POST", "payload": asked},
         daemon=True,
     ).start()
@@ -305,21 +306,23 @@ def test_gpus_that_are_not_there_are_waited_for(host: Host) -> None:
     assert run.stop(5) == 0
 
 
-def test_the_port_is_taken_and_then_free(host: Host) -> None:
-    other = f"{host.container}-other"
-    docker(
-        "run", "--detach", f"--name={other}", f"--publish=127.0.0.1:{host.port}:1", "--entrypoint=sleep", IMAGE, "60"
-    )
-    try:
-        host.configure("--mode=good")
-        run = host.start()
-        run.until(lambda: run.has("STATUS", "Trying again in"), 10)
-        failure = host.failure()
-        assert failure["cause"] == "port_taken"
-        assert str(host.port) in str(failure["reason"])
-    finally:
-        docker("rm", "--force", other)
-    run.until_ready(30)
+def test_the_socket_is_opened_and_a_link_in_its_place_is_not(host: Host) -> None:
+    run = host.serve("--mode=good")
+    assert stat.S_IMODE(host.place.lstat().st_mode) == 0o666
+    assert request(host.url, "/health", 5).ok
+    found = json.loads(docker("inspect", host.container))[0]
+    assert found["HostConfig"]["NetworkMode"] == "none"
+    wrote = docker("exec", host.container, "sh", "-c", "touch /run/api/x && echo wrote", check=False)
+    assert wrote == "" or os.geteuid() != 0, "the directory is still the engine's"
+    inside = docker("exec", host.container, "python3", "-c", "import socket; print(socket.if_nameindex())")
+    assert inside == "[(1, 'lo')]"
+    run.stop(8)
+    shadow = host.root / "shadow"
+    shadow.touch(mode=0o600)
+    host.place.unlink()
+    host.place.symlink_to(shadow)
+    host.start().until_ready()  # the directory is made anew
+    assert request(host.url, "/health", 5).ok and stat.S_IMODE(shadow.stat().st_mode) == 0o600
 
 
 def test_waiting_for_docker_can_be_stopped(host: Host) -> None:

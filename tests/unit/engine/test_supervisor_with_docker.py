@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import socket
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.engine import container, launch
 from ansible.module_utils.vllm_edge.engine.config import load_engine
+from ansible.module_utils.vllm_edge.engine.create_options import OPTIONS, Rule
 from ansible.module_utils.vllm_edge.engine.journal import Journal
 from ansible.module_utils.vllm_edge.engine.supervisor import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Supervisor
 from ansible.module_utils.vllm_edge.gpu.driver import DriverVersions, find_missing_access
@@ -49,7 +51,7 @@ class Case:
         config = {**CONFIG, "stop_timeout_s": 2, "stall_timeout_s": 20, **changes}
         self.root = root
         self.ordered: list[str] = []
-        self.paths = written(root, config=config, create=create)
+        self.paths = replace(written(root, config=config, create=create), run=root / "run")
         self.docker = docker
         self.healthy = threading.Event()
         if healthy:
@@ -729,3 +731,47 @@ def test_container_of_another_image_is_refused(begin: Begin, docker: FakeDocker)
     failure = begin(image_id="sha256:11", healthy=True).start().fails_with("image_other", EXIT_CONFIG)
     assert "from the image sha256:22, and the engine's is sha256:11 (vllm-edge/vllm:1)" in failure["reason"]
     assert docker.container is None and "start" not in docker.calls
+
+
+def test_the_socket_of_an_engine_is_opened_when_it_appears(
+    begin: Begin, docker: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its directory is there before the container is; one that a former container left is not used."""
+    monkeypatch.setitem(OPTIONS, "--mount", Rule("type=bind,.*", "", 4))
+    place = tmp_path / "case0" / "run" / "engines" / "e2b" / "api.sock"
+    (place.parent / "left").mkdir(parents=True)
+    mount = f"--mount=type=bind,source={place.parent},target=/run/api"
+    uid = 8050 if os.geteuid() == 0 else os.geteuid()
+    case = begin(url=f"unix:{place}", create=[mount, *(line.replace("8050", str(uid)) for line in CREATE)])
+    seen: list[tuple[list[Path], int]] = []
+    create = docker.create
+
+    def look(arguments: Sequence[str]) -> str:
+        seen.append((list(place.parent.iterdir()), place.parent.stat().st_uid))
+        return create(arguments)
+
+    monkeypatch.setattr(docker, "create", look)
+    case.start()
+    case.until(lambda: "start" in docker.calls)
+    assert seen == [([], uid)]
+    place.symlink_to(tmp_path / "shadow")
+    case.until(lambda: "it is a link and no socket" in case.output.getvalue())
+    place.unlink()
+    os.mknod(place, 0o140755)
+    case.until(lambda: place.stat().st_mode == 0o140666)
+    case.until(lambda: place.parent.stat().st_uid == os.geteuid())
+    case.healthy.set()
+    case.until_ready()
+    assert not (tmp_path / "shadow").exists()
+
+
+def test_a_directory_that_cannot_be_made_is_tried_again(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPTIONS, "--mount", Rule("type=bind,.*", "", 4))
+    case = begin(
+        url="unix:/proc/none/engines/e2b/api.sock",
+        create=["--mount=type=bind,source=/proc/none/engines/e2b,target=/run/api", *CREATE],
+        patience_s=0.5,
+    )
+    case.paths = case.supervisor.launcher.paths = replace(case.paths, run=Path("/proc/none"))
+    failure = case.start().fails_with("socket_directory")
+    assert "/proc/none/engines/e2b" in failure["reason"] and "systemd-tmpfiles --create" in failure["remedy"]
