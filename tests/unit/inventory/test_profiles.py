@@ -136,18 +136,11 @@ CASES: list[Case] = [
     small("unknown key", "kv_cache_memory", 4294967296, "vLLM's name for it is kv_cache_memory_bytes"),
     small("unknown key", "served_model_name", ["sentry"], "it is called served_names here"),
     small("unknown key", "gpu_ids", [2], "did you mean gpus"),
-<<<<<<< HEAD
     small("unknown key", "api_key", "secret", "nothing reads this key", "gateway asks clients"),
     one("unknown key", "models.tiny.sha", "0", "vllm_models.tiny.sha: nothing reads", "there are: dir, facts"),
     one("unknown key", "models.tiny.repositry", "0", "vllm_models.tiny.repositry", "did you mean repo?"),
     one("unknown key", "profiles.pair.engine", ["small"], "serving_profiles.pair.engine", "did you mean engines?"),
     small("missing key", "tensor_parallel_size", ABSENT, "is missing", "GPUs"),
-=======
-    small("unknown key", "api_key", "secret", "nothing reads this key", "the gateway asks clients"),
-    one("unknown key", "models.tiny.sha", "0", "vllm_models.tiny.sha: nothing reads", "there are: dir, facts"),
-    one("unknown key", "models.tiny.repositry", "0", "vllm_models.tiny.repositry", "did you mean repo?"),
-    one("unknown key", "profiles.pair.engine", ["small"], "serving_profiles.pair.engine", "did you mean engines?"),
->>>>>>> e1349a7b1e9838b1c5e08deabdbd983fa92232e9
     small("missing key", "gpus", ABSENT, "is missing", "[0]"),
     one("missing key", "models.tiny.precision", ABSENT, "vllm_models.tiny.precision: is missing", "bf16"),
     small("missing key", "max_model_len", None, "has no value", "16384", "remove the line"),
@@ -294,11 +287,7 @@ CASES: list[Case] = [
     one("wrong type", "engines", 3, "serving_engines: 3 is not a mapping"),
     one("wrong type", "models", ["tiny"], "vllm_models", "is not a mapping"),
     extra("not free to choose", ["--port=9000"], "'--port=9000' is not free", "the key port"),
-<<<<<<< HEAD
     extra("not free to choose", ["--host", "0.0.0.0"], "serves on a socket"),
-=======
-    extra("not free to choose", ["--host", "0.0.0.0"], "no network"),
->>>>>>> e1349a7b1e9838b1c5e08deabdbd983fa92232e9
     extra("not free to choose", ["--api-key=secret"], "'--api-key=...' is not free", "readable"),
     extra("not free to choose", ["--revision=main"], "the key revision of the model"),
     extra("not free to choose", ["--served-model-name", "a", "b"], "the key served_names"),
