@@ -26,26 +26,13 @@ class HostPaths:
     state: Path = Path(STATE)
     units: Path = Path(UNITS)
     run: Path = Path(RUN)
-    """Sockets of the engines, and the gateway's links to them."""
+    """Sockets of the engines, and the links of the gateway to them; the host forgets it at a reboot."""
     gateway_run: Path = Path(GATEWAY_RUN)
-    """Sockets of the gateway."""
+    """Sockets of the gateway itself."""
 
     def engine_dir(self, engine: str) -> Path:
         """Return the directory of the engine's live files (`engine.json`, `docker-create`, ...)."""
         return self.etc / "engines" / engine
-
-    def engine_socket(self, engine: str) -> Path:
-        """Return the socket on which the engine serves."""
-        return self.run / "engines" / engine / "api.sock"
-
-    def role_link(self, backend: str) -> Path:
-        """Return the link to the socket of the engine that serves a backend of the gateway (`backend_name`)."""
-        return self.run / "roles" / f"{backend}.sock"
-
-    @property
-    def gateway(self) -> Path:
-        """The directory of the gateway's configuration and maps."""
-        return self.etc / "gateway"
 
     def engine_state(self, engine: str) -> Path:
         """Return the file in which the supervisor records the state of the engine."""
@@ -54,6 +41,23 @@ class HostPaths:
     def engine_canary(self, engine: str) -> Path:
         """Return the file that records which run of the engine's container has passed the canary."""
         return self.state / "engines" / f"{engine}.canary.json"
+
+    def engine_socket(self, engine: str) -> Path:
+        """Return the socket on which the engine serves. Its directory is made anew for each container."""
+        return self.run / "engines" / engine / "api.sock"
+
+    def role_link(self, backend: str) -> Path:
+        """Return the link by which the gateway finds the socket of the engine that serves a name.
+
+        Args:
+            backend: the name as `gateway.names.backend_name` spells it
+        """
+        return self.run / "roles" / f"{backend}.sock"
+
+    @property
+    def gateway(self) -> Path:
+        """The directory of the gateway's configuration, maps and certificates."""
+        return self.etc / "gateway"
 
     @property
     def secrets(self) -> Path:
@@ -102,6 +106,8 @@ def host_paths(
     units: str | None = None,
 ) -> HostPaths:
     """Return the paths to use: an argument overrides the environment variable, which overrides the default.
+
+    VLLM_EDGE_RUN and VLLM_EDGE_GATEWAY_RUN replace /run/vllm-edge and /run/vllm-edge-gateway.
 
     Args:
         etc: configuration directory; default VLLM_EDGE_ETC, else /etc/vllm-edge
