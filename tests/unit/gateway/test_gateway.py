@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.gateway import sync
+from ansible.module_utils.vllm_edge.gateway import sync, view
 from ansible.module_utils.vllm_edge.gateway.admin import AdminSocket, GatewayDown, GatewayRefused, split_entries
 from ansible.module_utils.vllm_edge.gateway.clients import GatewayError, read_clients
 from ansible.module_utils.vllm_edge.gateway.command import run_status, run_sync, synchronize
@@ -367,7 +367,9 @@ def test_a_switch_as_a_client_sees_it(host: Host, haproxy: Callable[[], str]) ->
     assert (admin.read_map(host.paths.gateway / "state.map") or {})["switch"] == '"clean_up"'
 
 
-def test_many_clients_are_replaced_at_once(host: Host, haproxy: Callable[[], str]) -> None:
+def test_many_clients_are_replaced_at_once(
+    host: Host, haproxy: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     admin = AdminSocket(host.paths.gateway_run / "admin.sock")
     host.clients({f"c{number}": {"keys": []} for number in range(400)})
     report = host.sync()
@@ -378,6 +380,12 @@ def test_many_clients_are_replaced_at_once(host: Host, haproxy: Callable[[], str
     assert len(host.map("lists")) == 1200
     assert admin.read_map(host.paths.gateway / "lists.map") == host.map("lists")
     assert admin.read_map(host.paths.gateway / "ports.map") is None, "this configuration has none"
+    # An entry that is longer than the buffer, 16 KiB here: HAProxy hangs up.
+    host.clients({"c": {"keys": [], "served_names": []}, **{f"c{number}": {"keys": []} for number in range(3)}})
+    with monkeypatch.context() as patch:
+        patch.setattr(view, "_list_models", lambda roles: "x" * 20_000)
+        report = host.sync()
+    assert report.answers and "systemctl reload" in report.warnings[0]
     with pytest.raises(GatewayRefused, match="Unknown map identifier"):
         admin.replace_map(host.paths.gateway / "ports.map", {"a": "b"})
 
@@ -407,9 +415,9 @@ def test_the_status_of_a_gateway(host: Host, capsys: pytest.CaptureFixture[str])
 def test_views_are_pure(host: Host) -> None:
     """An engine whose arguments change keeps its name; it is away, with the context that comes."""
     longer = replace(host.live, engines={**host.live.engines, "e4b": host.coming.engines["e4b"]})
-    view = build_view("edge", longer, Course("away", (), host.coming), lambda name: 0.2)
-    assert {role.state for role in view.roles} == {"away"} and {role.retry_after_s for role in view.roles} == {1}
-    assert render_models(view)["ports.map"] == {"8050": "31b-w4a16", "8060": "e4b"}
-    assert render_clients(view, read_clients(host.paths.gateway / "clients.json"), "2026-10-01T00:00:00Z")[
+    seen = build_view("edge", longer, Course("away", (), host.coming), lambda name: 0.2)
+    assert {role.state for role in seen.roles} == {"away"} and {role.retry_after_s for role in seen.roles} == {1}
+    assert render_models(seen)["ports.map"] == {"8050": "31b-w4a16", "8060": "e4b"}
+    assert render_clients(seen, read_clients(host.paths.gateway / "clients.json"), "2026-10-01T00:00:00Z")[
         "clients.map"
     ].keys() == {KEY, OLD_KEY}

@@ -392,8 +392,8 @@ CASES: list[Case] = [
     small(
         "secret", "extra_env", {"VLLM_PROXY": "http://u:hunter2@proxy"}, "by its name or form", "vllm_engine_secrets"
     ),
-    small("secret", "extra_env", {"VLLM_API_KEY": "hunter2"}, "is not free to choose, the gateway"),
-    small("secret", "secret_env", {"VLLM_API_KEY": "good"}, "is not free to choose, the gateway"),
+    small("secret", "extra_env", {"VLLM_API_KEY": "hunter2"}, "is not free to choose, the canary, the gateway"),
+    small("secret", "secret_env", {"VLLM_API_KEY": "good"}, "is not free to choose, the canary, the gateway"),
     small("secret", "secret_env", ["hunter2 x"], "secret_env: is not a mapping", "vllm_engine_secrets"),
     small("secret", "secret_env", {"STORE_KEY": "hunter2 x"}, "secret_env.STORE_KEY: its value is no name of a secret"),
     small("secret", "secret_env", {"STORE_KEY": 7}, "secret_env.STORE_KEY: its value is no name of a secret"),

@@ -20,7 +20,7 @@ from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
 from ansible.module_utils.vllm_edge.status import collect as status_module
 from ansible.module_utils.vllm_edge.status.collect import collect, sum_budgets
 from ansible.module_utils.vllm_edge.status.command import render_status
-from ansible.module_utils.vllm_edge.status.problems import describe_state, judge
+from ansible.module_utils.vllm_edge.status.problems import describe_state, find_gateway_problems, judge
 from ansible.module_utils.vllm_edge.switch.journal import Lock, to_json
 from ansible.module_utils.vllm_edge.switch.model import Journal, Result
 from ansible.module_utils.vllm_edge.system.docker import Container
@@ -488,3 +488,20 @@ def test_broken_files_are_named_and_the_rest_is_shown(configured: Host, tmp_path
     assert [engine["engine"] for engine in status["engines"]] == ["e2b"]
     assert any("e4b/engine.json: engine is missing" in text for text in status["problems"])
     assert any("active-profile.json cannot be read" in text for text in status["problems"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "switch", "words"),
+    [
+        ({}, None, None),
+        ({"active_state": "failed"}, None, "vllm-edge-gateway.service is failed: no client is answered"),
+        ({"problem": "the gateway's files are for root"}, None, "The gateway's files are for root."),
+        ({"roles": {"architect": {"state": "away"}}}, None, "keeps requests for architect waiting"),
+        ({"roles": {"architect": {"state": "away"}}}, {"phase": "drain"}, None),
+    ],
+)
+def test_what_is_wrong_with_the_gateway(changes: dict[str, Any], switch: object, words: str | None) -> None:
+    gateway = {"unit": "vllm-edge-gateway.service", "active_state": "active", "problem": None, "roles": {}, **changes}
+    found = find_gateway_problems({"gateway": gateway, "switch": switch})
+    assert len(found) == (words is not None) and (words or "") in " ".join(found)
+    assert find_gateway_problems({"gateway": None}) == []

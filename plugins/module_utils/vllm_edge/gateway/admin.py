@@ -60,7 +60,7 @@ class AdminSocket:
             finally:
                 os.close(place)
         except OSError as error:
-            raise GatewayDown(f"{self._path}: {error.strerror or error or 'no answer'}") from error
+            raise GatewayDown(f"{self._path}: {error.strerror or error or 'no answer'}.") from error
         return answer.decode("utf-8", "replace").strip("\n")
 
     def _order(self, command: str, expected: str = "") -> re.Match[str]:

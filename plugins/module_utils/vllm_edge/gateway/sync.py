@@ -191,7 +191,9 @@ def _write(paths: HostPaths, difference: _Difference) -> None:
 # -- the running gateway
 
 
-def _tell(paths: HostPaths, admin: AdminSocket, maps: Maps, view: View, check: bool) -> list[str]:
+def _tell(
+    paths: HostPaths, admin: AdminSocket, maps: Maps, view: View, servers: Mapping[str, bool], check: bool
+) -> list[str]:
     """Make the running gateway fit, and return what differed. Raises GatewayDown, GatewayRefused."""
     changes = []
     for name, entries in maps.items():
@@ -201,7 +203,6 @@ def _tell(paths: HostPaths, admin: AdminSocket, maps: Maps, view: View, check: b
         changes.append(f"{name} in the running gateway")
         if not check:
             admin.replace_map(paths.gateway / name, entries)
-    servers = admin.read_servers()
     for role in view.roles:
         backend = backend_name(role.name)
         if backend not in servers:
@@ -254,14 +255,17 @@ def apply(
                 "gone, 'vllm-edge gateway sync' writes them."
             ) from error
         changes = [path.name for path in difference.files] + [f"link {name}" for name in difference.links]
-        answers = False
+        admin = admin or open_admin(paths)
+        answers = True
         try:
-            changes += _tell(paths, admin or open_admin(paths), maps, view, check)
-            answers = True
+            servers = admin.read_servers()
         except GatewayDown:
-            pass
-        except GatewayRefused as refused:
-            warnings.append(f"{refused} 'systemctl reload vllm-edge-gateway.service' makes it read the files.")
+            answers = False
+        else:
+            try:
+                changes += _tell(paths, admin, maps, view, servers, check)
+            except (GatewayDown, GatewayRefused) as refused:
+                warnings.append(f"{refused} 'systemctl reload vllm-edge-gateway.service' makes it read the files.")
     away = tuple(role.name for role in view.roles if role.state == "away")
     served = tuple(role.name for role in view.roles)
     return Report(True, tuple(changes), tuple(warnings), answers, away, served)
