@@ -183,9 +183,14 @@ def test_a_listener_that_takes_nobody_ends_at_the_deadline(place: Path) -> None:
             client.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 client.connect(str(place))
+        said: list[str] = []
         began = time.monotonic()
-        said = request(f"unix:{place}", "/health", 0.3)
-    assert said.error == "no answer within 0.3 s" and 0.2 < time.monotonic() - began < 1.0
+        asking = threading.Thread(
+            target=lambda: said.append(request(f"unix:{place}", "/health", 0.3).error), daemon=True
+        )
+        asking.start()
+        asking.join(3)
+    assert said == ["no answer within 0.3 s"] and time.monotonic() - began > 0.2
 
 
 @pytest.mark.parametrize("text", [b"\x1b[2Jx\r\n\r\n", b"HTTP/1.1 \xff\x00 y\r\n\r\n", b"HTTP/1.1 99999 x\r\n\r\n"])
