@@ -42,7 +42,10 @@ def run(tmp_path: Path, program: Callable[[str, str], None]) -> Run:
     """run(entry points, *options, **variables): one play; returns what it printed, and fails if it failed."""
     program("systemctl", SYSTEMCTL)
     program("systemd-analyze", "exit 0")
-    program("haproxy", 'echo "haproxy $*" >> "$STATE/asked"; exit "$(cat "$STATE/haproxy" 2>/dev/null || echo 0)"')
+    program(
+        "haproxy",
+        'echo "haproxy $* $(ls "$STATE"/etc/gateway/*.map | wc -l) maps" >> "$STATE/asked"; exit "$(cat "$STATE/haproxy" 2>/dev/null || echo 0)"',
+    )
     program("vllm-edge", SYNC)
     program("dpkg-query", 'cat "$STATE/packages"')
     program(
@@ -118,8 +121,9 @@ def test_the_gateway_comes_once(tmp_path: Path, run: Run) -> None:
     begun = asked(tmp_path)
     assert "start vllm-edge-gateway.service" in begun and "start vllm-edge-gateway-sync.timer" in begun
     assert not [line for line in begun if line.startswith(("restart", "reload"))]
-    # The sync comes before the check of the configuration, which needs the maps.
-    assert begun.index("gateway sync --format json") < [line.startswith("haproxy -c") for line in begun].index(True)
+    checked = next(line for line in begun if line.startswith("haproxy -c"))
+    assert checked.endswith(" 6 maps"), "HAProxy accepts no configuration without them"
+    assert begun[-1] == "gateway sync --format json", "at last, when the gateway runs"
 
     assert "changed=0" in run(["main"])
     assert not [line for line in asked(tmp_path) if line.split()[0] in ("start", "reload", "restart", "daemon-reload")]
