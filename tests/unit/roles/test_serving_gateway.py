@@ -42,10 +42,8 @@ def run(tmp_path: Path, program: Callable[[str, str], None]) -> Run:
     """run(entry points, *options, **variables): one play; returns what it printed, and fails if it failed."""
     program("systemctl", SYSTEMCTL)
     program("systemd-analyze", "exit 0")
-    program(
-        "haproxy",
-        'echo "haproxy $* $(ls "$STATE"/etc/gateway/*.map | wc -l) maps" >> "$STATE/asked"; exit "$(cat "$STATE/haproxy" 2>/dev/null || echo 0)"',
-    )
+    count = '$(ls "$STATE"/etc/gateway/*.map | wc -l)'
+    program("haproxy", f'echo "haproxy $* {count} maps" >> "$STATE/asked"; exit "$(cat "$STATE/refuse" || echo 0)"')
     program("vllm-edge", SYNC)
     program("dpkg-query", 'cat "$STATE/packages"')
     program(
@@ -150,7 +148,7 @@ def test_a_configuration_that_haproxy_refuses_is_not_installed(tmp_path: Path, r
     run(["main"])
     before = (tmp_path / "etc/gateway/haproxy.cfg").read_text()
     asked(tmp_path)
-    (tmp_path / "haproxy").write_text("1")
+    (tmp_path / "refuse").write_text("1")
     (tmp_path / "etc/gateway/haproxy.cfg").write_text("works\n")
     run(["main"], succeeds=False)
     assert (tmp_path / "etc/gateway/haproxy.cfg").read_text() == "works\n" != before
