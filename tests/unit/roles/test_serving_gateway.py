@@ -22,10 +22,12 @@ echo "$@" >> "$STATE/asked"
 case "$1" in
 show)
     up=$(cat "$STATE/up-$2" 2>/dev/null || echo inactive)
-    load=$([ -L "$STATE/units/$2" ] && echo masked || echo loaded)
-    printf 'Id=%s\\nLoadState=%s\\nActiveState=%s\\n' "$2" "$load" "$up"
+    printf 'Id=%s\\nLoadState=loaded\\nActiveState=%s\\n' "$2" "$up"
     ;;
-is-enabled) [ -e "$STATE/on-$2" ] && echo enabled || { echo disabled; exit 1; } ;;
+is-enabled)
+    [ -L "$STATE/units/$2" ] && echo masked && exit 1
+    [ -e "$STATE/on-$2" ] && echo enabled || { echo disabled; exit 1; }
+    ;;
 enable) touch "$STATE/on-$2" ;;
 disable) rm -f "$STATE/on-$2" ;;
 start | reload) echo active > "$STATE/up-$2" ;;
