@@ -148,7 +148,7 @@ OUR_ENVIRONMENT: dict[str, str] = {
     "CUDA_CACHE_PATH": "the role sets it to the engine's cache",
     "FLASHINFER_WORKSPACE_BASE": "the role sets it to the engine's cache",
     "VLLM_API_KEY": (
-        "the gateway, the canary and the probe of idle engines send no key, so a switch to the engine would fail; the "
+        "the canary, the gateway and the probe of idle engines send no key, so a switch to the engine would fail; the "
         "gateway asks clients for a key of their own"
     ),
     "VLLM_CACHE_ROOT": "the role sets it to the engine's cache",
