@@ -5,7 +5,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: gateway_clients
-short_description: Make, rotate and revoke the keys of the gateway's clients
+short_description: Manage the keys of the gateway's clients
 version_added: "0.2.0"
 description:
   - Makes a key of 256 random bits on the controller for each client that has none, and writes it into

@@ -274,6 +274,22 @@ def test_a_plain_run_does_not_end_what_was_chosen(
     assert lives(ask(machine)) == before
 
 
+# ---- the gateway ------------------------------------------------------------------------------------------------
+
+
+def test_the_curl_line_of_the_clients_play_works_as_pasted(watched: Watched) -> None:
+    watched.play("playbooks/clients.yml")
+    play = watched.play("playbooks/clients.yml")
+    assert (play.rc, play.recap["changed"]) == (0, 0), play.output[-3000:]
+    (line,) = [line for line in play.output.splitlines() if line.startswith("(. ")]
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=120)
+    assert json.loads(done.stdout)["choices"], done.stdout + done.stderr
+    key = re.search(r"vllm-[\w-]{43}", (ROOT / "reports/clients" / f"{INVENTORY_HOST}-default.env").read_text())
+    assert key and key[0] not in play.output + line
+    models = (ROOT / "reports/clients" / f"{INVENTORY_HOST}-models.yaml").read_text()
+    assert re.search(r"^architect:\n  endpoint: https://127\.0\.0\.1:\d+/v1\n", models, re.MULTILINE)
+
+
 # ---- verify -----------------------------------------------------------------------------------------------------
 
 

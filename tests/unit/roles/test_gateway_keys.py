@@ -1,4 +1,4 @@
-# SPDX-License-Identifier: Apache-2.0
+# SPDX-License-Identifier: GPL-3.0-or-later
 """Keys of the gateway's clients on the controller, the certificate on the host, and who listens on its ports."""
 
 from __future__ import annotations

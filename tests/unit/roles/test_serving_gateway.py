@@ -22,10 +22,12 @@ echo "$@" >> "$STATE/asked"
 case "$1" in
 show)
     up=$(cat "$STATE/up-$2" 2>/dev/null || echo inactive)
-    load=$([ -L "$STATE/units/$2" ] && echo masked || echo loaded)
-    printf 'Id=%s\\nLoadState=%s\\nActiveState=%s\\n' "$2" "$load" "$up"
+    printf 'Id=%s\\nLoadState=loaded\\nActiveState=%s\\n' "$2" "$up"
     ;;
-is-enabled) [ -e "$STATE/on-$2" ] && echo enabled || { echo disabled; exit 1; } ;;
+is-enabled)
+    [ -L "$STATE/units/$2" ] && echo masked && exit 1
+    [ -e "$STATE/on-$2" ] && echo enabled || { echo disabled; exit 1; }
+    ;;
 enable) touch "$STATE/on-$2" ;;
 disable) rm -f "$STATE/on-$2" ;;
 start | reload) echo active > "$STATE/up-$2" ;;
@@ -42,7 +44,8 @@ def run(tmp_path: Path, program: Callable[[str, str], None]) -> Run:
     """run(entry points, *options, **variables): one play; returns what it printed, and fails if it failed."""
     program("systemctl", SYSTEMCTL)
     program("systemd-analyze", "exit 0")
-    program("haproxy", 'echo "haproxy $*" >> "$STATE/asked"; exit "$(cat "$STATE/haproxy" 2>/dev/null || echo 0)"')
+    count = '$(ls "$STATE"/etc/gateway/*.map | wc -l)'
+    program("haproxy", f'echo "haproxy $* {count} maps" >> "$STATE/asked"; exit "$(cat "$STATE/refuse" || echo 0)"')
     program("vllm-edge", SYNC)
     program("dpkg-query", 'cat "$STATE/packages"')
     program(
@@ -118,8 +121,9 @@ def test_the_gateway_comes_once(tmp_path: Path, run: Run) -> None:
     begun = asked(tmp_path)
     assert "start vllm-edge-gateway.service" in begun and "start vllm-edge-gateway-sync.timer" in begun
     assert not [line for line in begun if line.startswith(("restart", "reload"))]
-    # The sync comes before the check of the configuration, which needs the maps.
-    assert begun.index("gateway sync --format json") < [line.startswith("haproxy -c") for line in begun].index(True)
+    checked = next(line for line in begun if line.startswith("haproxy -c"))
+    assert checked.endswith(" 6 maps"), "HAProxy accepts no configuration without them"
+    assert begun[-1] == "gateway sync --format json", "at last, when the gateway runs"
 
     assert "changed=0" in run(["main"])
     assert not [line for line in asked(tmp_path) if line.split()[0] in ("start", "reload", "restart", "daemon-reload")]
@@ -146,7 +150,7 @@ def test_a_configuration_that_haproxy_refuses_is_not_installed(tmp_path: Path, r
     run(["main"])
     before = (tmp_path / "etc/gateway/haproxy.cfg").read_text()
     asked(tmp_path)
-    (tmp_path / "haproxy").write_text("1")
+    (tmp_path / "refuse").write_text("1")
     (tmp_path / "etc/gateway/haproxy.cfg").write_text("works\n")
     run(["main"], succeeds=False)
     assert (tmp_path / "etc/gateway/haproxy.cfg").read_text() == "works\n" != before

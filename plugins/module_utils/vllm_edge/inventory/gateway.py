@@ -19,7 +19,7 @@ VARIABLES = (
 LISTEN_KEYS: Spec = {
     "address": {"type": "str", "required": True},
     "listen_port": {"type": "int", "required": True},
-    "tls": {"type": "bool"},
+    "tls": {"type": "bool", "required": True},
 }
 CLIENT_KEYS: Spec = {
     "allowed_names": {"type": "list", "elements": "str"},
@@ -92,7 +92,7 @@ def _find_keys(where: str, given: Mapping[str, Any], spec: Spec) -> Iterator[str
 def _find_listen_errors(value: Any, engines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     where = "serving_gateway_listen"
     if not isinstance(value, list) or not value:
-        yield f"{where}: {shown(value)} is no list of addresses; write [{{address: 127.0.0.1, port: 8000}}]."
+        yield f"{where}: {shown(value)} is no list; write [{{address: 127.0.0.1, port: 8000, tls: false}}]."
         return
     ports = {engine["port"]: name for name, engine in engines.items() if isinstance(engine.get("port"), int)}
     taken: list[tuple[str, int]] = []
