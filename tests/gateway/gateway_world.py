@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -514,9 +515,13 @@ class Gateway:
             before = self.log.read_bytes().count(b"Loading success")
             self.process.send_signal(signal.SIGUSR2)
             with contextlib.suppress(AssertionError):
-                wait_until(lambda before=before: self.log.read_bytes().count(b"Loading success") > before, 3)
+                wait_until(functools.partial(self.has_loaded, before + 1), 3)
                 return
         raise AssertionError(self.log.read_text())
+
+    def has_loaded(self, times: int) -> bool:
+        """Whether HAProxy has read its configuration so often."""
+        return self.log.read_bytes().count(b"Loading success") >= times
 
     def get_workers(self) -> list[int]:
         """The process ids of the workers, the oldest first."""
@@ -526,8 +531,8 @@ class Gateway:
 
     def get_rss_mib(self) -> float:
         """The memory of all workers."""
-        texts = [Path(f"/proc/{worker}/status").read_text() for worker in self.get_workers()]
-        return sum(int(re.search(r"VmRSS:\s+(\d+)", text)[1]) for text in texts) / 1024  # type: ignore[index]
+        text = "".join(Path(f"/proc/{worker}/status").read_text() for worker in self.get_workers())
+        return sum(map(int, re.findall(r"VmRSS:\s+(\d+)", text))) / 1024
 
     def get_log(self, request_id: str) -> dict[str, Any]:
         """The line of the access log with this request id."""

@@ -143,7 +143,7 @@ def test_the_log_is_json_without_keys_and_prompts(gateway: Gateway) -> None:
         ),
         write_request({"model": HOSTILE}),
         write_request(path=f"/{key}/{HOSTILE.replace(chr(1), '')}"),
-        write_request(path=f"/ready/{HOSTILE[:2]}%ff"),
+        write_request(path=f"/ready/{key}{HOSTILE[:2]}%ff"),
         write_request(path="/v1/models", method=HOSTILE[:2]),
         write_request(path="/v1/models", key=HOSTILE),
         b"\x00\xff\r\n\r\n",
