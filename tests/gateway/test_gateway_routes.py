@@ -149,6 +149,10 @@ def test_the_log_is_json_without_keys_and_prompts(gateway: Gateway) -> None:
         b"\x00\xff\r\n\r\n",
     ]
     answers = [gateway.ask(raw) for raw in raws]
+    client = H2(gateway.port)
+    client.ask(1, _method=f'A{HOSTILE[:1]}"')
+    client.read(lambda: client.status.get(1) or client.reset or client.away)
+    client.close()
     line = gateway.get_log(answers[0].headers["x-request-id"])
     assert {key: line[key] for key in ("client", "role", "engine", "method", "path", "status")} == {
         "client": "all",
