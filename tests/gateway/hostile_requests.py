@@ -442,9 +442,7 @@ if __name__ == "__main__":
         print("# Hostile and broken requests, and what the gateway answers\n")
         print(f"Printed by `python tests/gateway/hostile_requests.py`: {len(CASES)} requests to HAProxy", end=" ")
         print(".".join(map(str, started.version)) + ", with three stand-in engines.")
-        print(
-            "`closed` is a connection that ends without an answer; the last column names the engines that were reached.\n"
-        )
+        print("`closed` is a connection that ends without an answer; the last column names what was reached.\n")
         print("| request | answer | code | engine |\n|---|---|---|---|")
         for one in CASES:
             result = send(started, one)
