@@ -37,6 +37,7 @@ test: bootstrap $(VENV)/.stamp collections ## Every test
 .PHONY: test-all
 test-all: export VLLM_EDGE_THOROUGH := 1
 test-all: test ## Every test and the cases that take longer: further cases on the simulated host, real engines in containers, the judge of the plan, ansible-test sanity
+	@tools/timed "load of the gateway" pytest tests/gateway/test_gateway_load.py
 	@tools/timed "engines in containers" pytest -m docker tests/unit tests/judge
 	@$(MAKE) sanity
 
@@ -55,8 +56,8 @@ audit: bootstrap-python $(VENV)/.stamp ## Known vulnerabilities of the locked Py
 	@tools/timed "pip-audit" tools/audit
 
 .PHONY: unit
-unit: bootstrap-python $(VENV)/.stamp collections ## Unit tests; no Docker Engine needed
-	@tools/timed "unit tests" pytest -n 2 -m "not docker" tests/unit
+unit: bootstrap-python $(VENV)/.stamp collections ## Unit tests, and the gateway with a real HAProxy; no Docker Engine needed
+	@tools/timed "unit tests" pytest -n 2 -m "not docker" tests/unit tests/gateway
 
 .PHONY: integration
 integration: bootstrap $(VENV)/.stamp collections ## The host's program against real containers

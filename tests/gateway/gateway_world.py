@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -101,19 +102,20 @@ class Engine:
             self.server = None
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request, one connection."""
+        """Requests of a connection, until one of them asks to close it."""
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            await self.work(reader, writer)
+            while await self.work(reader, writer):
+                pass
         writer.close()
 
-    async def work(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read a request, record it, answer it."""
+    async def work(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Read a request, record it, answer it; returns whether another one may follow."""
         lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, target, _ = lines[0].split(" ")
         headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines[1:] if line)}
         if target == "/health":
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-            return
+            return False
         seen = Seen(method, target, headers, b"")
         self.seen.append(seen)
         if headers.get("transfer-encoding") == "chunked":
@@ -126,10 +128,10 @@ class Engine:
         with contextlib.suppress(ValueError, AttributeError, RecursionError):
             orders = json.loads(seen.body).get("test", {})
         gone = asyncio.ensure_future(reader.read(1))
-        gone.add_done_callback(lambda _: setattr(seen, "left_at", time.time()))
+        gone.add_done_callback(lambda done: done.cancelled() or setattr(seen, "left_at", time.time()))
         await asyncio.wait([gone], timeout=orders.get("silent", 0))
         if orders.get("break"):
-            return
+            return False
         if "chunks" not in orders:
             body = json.dumps({"engine": self.name}).encode()
             writer.write(
@@ -137,22 +139,25 @@ class Engine:
             )
             writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
             await writer.drain()
-            return
+            gone.cancel()
+            await asyncio.wait([gone])
+            return headers.get("connection") != "close"
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         start = self.loop.time()
         for number in range(orders["chunks"]):
             if number == orders.get("die", -1):
                 writer.transport.abort()
-                return
+                return False
             data = b"data: %.6f\n\n" % time.time()
             writer.write(b"%x\r\n%s\r\n" % (len(data), data))
             await writer.drain()
             seen.sent += 1
             await asyncio.wait([gone], timeout=max(0, start + (number + 1) * orders["interval"] - self.loop.time()))
             if gone.done():
-                return
+                return False
         writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
         await writer.drain()
+        return False
 
 
 @dataclass
@@ -514,9 +519,13 @@ class Gateway:
             before = self.log.read_bytes().count(b"Loading success")
             self.process.send_signal(signal.SIGUSR2)
             with contextlib.suppress(AssertionError):
-                wait_until(lambda before=before: self.log.read_bytes().count(b"Loading success") > before, 3)
+                wait_until(functools.partial(self.has_loaded, before + 1), 3)
                 return
         raise AssertionError(self.log.read_text())
+
+    def has_loaded(self, times: int) -> bool:
+        """Whether HAProxy has read its configuration so often."""
+        return self.log.read_bytes().count(b"Loading success") >= times
 
     def get_workers(self) -> list[int]:
         """The process ids of the workers, the oldest first."""
@@ -526,8 +535,8 @@ class Gateway:
 
     def get_rss_mib(self) -> float:
         """The memory of all workers."""
-        texts = [Path(f"/proc/{worker}/status").read_text() for worker in self.get_workers()]
-        return sum(int(re.search(r"VmRSS:\s+(\d+)", text)[1]) for text in texts) / 1024  # type: ignore[index]
+        text = "".join(Path(f"/proc/{worker}/status").read_text() for worker in self.get_workers())
+        return sum(map(int, re.findall(r"VmRSS:\s+(\d+)", text))) / 1024
 
     def get_log(self, request_id: str) -> dict[str, Any]:
         """The line of the access log with this request id."""

@@ -439,6 +439,10 @@ if __name__ == "__main__":
     started = Gateway()
     started.start()
     try:
+        print("# Hostile and broken requests, and what the gateway answers\n")
+        print(f"Printed by `python tests/gateway/hostile_requests.py`: {len(CASES)} requests to HAProxy", end=" ")
+        print(".".join(map(str, started.version)) + ", with three stand-in engines.")
+        print("`closed` is a connection that ends without an answer; the last column names what was reached.\n")
         print("| request | answer | code | engine |\n|---|---|---|---|")
         for one in CASES:
             result = send(started, one)

@@ -29,9 +29,8 @@ def clients(gateway: Gateway) -> Iterator[Gateway]:
     """The gateway; afterwards each client is as before."""
     before = dict(LIMITS), dict(CLIENTS)
     yield gateway
-    for now, old in zip((LIMITS, CLIENTS), before, strict=True):
-        now.clear()
-        now.update(old)  # type: ignore[arg-type]
+    LIMITS.update(before[0])
+    CLIENTS.update(before[1])
     gateway.commit("clients")
 
 
@@ -153,6 +152,36 @@ def test_a_slow_request_ends(make_gateway: Callable[..., Gateway], case: Case) -
     assert send(gateway, case)[0] == 408 and time.monotonic() - start < 3
 
 
+def test_one_address_has_not_all_connections(make_gateway: Callable[..., Gateway]) -> None:
+    gateway = make_gateway(edit=("src 127.0.0.0/8", "src 127.0.0.2"))  # here 127.0.0.1 is a stranger's address
+    opened = [Connection(gateway.port) for _ in range(512)]
+    wait_until(lambda: "conn_cur=512" in gateway.command("show table addresses"))
+    refused = Connection(gateway.port)
+    refused.send(write_request(path="/status"))
+    assert refused.read().status == 0
+    opened[0].send(write_request(path="/status"))
+    assert opened[0].read().status == 200
+    local = socket.create_connection(("127.0.0.1", gateway.port), 5, ("127.0.0.2", 0))
+    local.sendall(write_request(path="/status"))
+    assert local.recv(12) == b"HTTP/1.1 200"
+    for one in [*opened, refused]:
+        one.close()
+    local.close()
+
+
+DAMAGED = ("role_x", "x", "nobody big up - 5 -", "architect big", "architect")
+
+
+@pytest.mark.parametrize("entry", DAMAGED)
+def test_a_damaged_map_is_an_error_for_its_role_only(clients: Gateway, entry: str) -> None:
+    clients.commit("models", clients.map("models") | {"architect": entry})
+    answer = clients.ask(write_request({"model": "architect"}, key="solo"))
+    others = [clients.ask(write_request({"model": served})).status for served in ("worker", "sentry")]
+    clients.commit("models")
+    assert answer.status in (200, 503) and others == [200, 200]
+    assert answer.status == 200 or answer.headers["retry-after"] in ("5", "10")
+
+
 KINDS = ("big", "chunked", "slow", "headers", "h2 streams", "without a key")
 
 
@@ -182,7 +211,7 @@ def test_memory_stays_bounded(make_gateway: Callable[..., Gateway], kind: str) -
                 connection.socket.settimeout(5)
                 connections.append(connection)
                 assert isinstance(raws[kind], bytes)
-                pool.submit(connection.send, raws[kind])  # type: ignore[arg-type]
+                pool.submit(connection.send, raws[kind])
         for _ in range(40):
             peak = max(peak, gateway.get_rss_mib())
             time.sleep(0.05)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -48,6 +49,7 @@ def measure(where: int | str) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="tests beside it would be measured, too")
 def test_the_gateway_costs_little(make_gateway: Callable[..., Gateway], capsys: pytest.CaptureFixture[str]) -> None:
     gateway = make_gateway()
     places = {"direct": str(gateway.engines["mid"].path), "gateway": str(gateway.port)}

@@ -143,12 +143,16 @@ def test_the_log_is_json_without_keys_and_prompts(gateway: Gateway) -> None:
         ),
         write_request({"model": HOSTILE}),
         write_request(path=f"/{key}/{HOSTILE.replace(chr(1), '')}"),
-        write_request(path=f"/ready/{HOSTILE[:2]}%ff"),
+        write_request(path=f"/ready/{key}{HOSTILE[:2]}%ff"),
         write_request(path="/v1/models", method=HOSTILE[:2]),
         write_request(path="/v1/models", key=HOSTILE),
         b"\x00\xff\r\n\r\n",
     ]
     answers = [gateway.ask(raw) for raw in raws]
+    client = H2(gateway.port)
+    client.ask(1, _method=f'A{HOSTILE[:1]}"')
+    client.read(lambda: client.status.get(1) or client.reset or client.away)
+    client.close()
     line = gateway.get_log(answers[0].headers["x-request-id"])
     assert {key: line[key] for key in ("client", "role", "engine", "method", "path", "status")} == {
         "client": "all",
