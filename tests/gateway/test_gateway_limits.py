@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import socket
@@ -156,15 +157,14 @@ def test_one_address_has_not_all_connections(make_gateway: Callable[..., Gateway
     gateway = make_gateway(edit=("src 127.0.0.0/8", "src 127.0.0.2"))  # here 127.0.0.1 is a stranger's address
     opened = [Connection(gateway.port) for _ in range(512)]
     wait_until(lambda: "conn_cur=512" in gateway.command("show table addresses"))
-    refused = Connection(gateway.port)
-    refused.send(write_request(path="/status"))
-    assert refused.read().status == 0
+    with contextlib.suppress(ConnectionError):  # it may be refused before a byte was sent
+        assert gateway.ask(write_request(path="/status")).status == 0
     opened[0].send(write_request(path="/status"))
     assert opened[0].read().status == 200
     local = socket.create_connection(("127.0.0.1", gateway.port), 5, ("127.0.0.2", 0))
     local.sendall(write_request(path="/status"))
     assert local.recv(12) == b"HTTP/1.1 200"
-    for one in [*opened, refused]:
+    for one in opened:
         one.close()
     local.close()
 
