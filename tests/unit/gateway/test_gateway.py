@@ -376,7 +376,7 @@ def test_many_clients_are_replaced_at_once(
     assert "lists.map in the running gateway" in report.changes and "models.map in the running gateway" not in (
         report.changes
     )
-    assert len(admin.read_map(host.paths.gateway / "rights.map") or {}) == 2000
+    assert len(admin.read_map(host.paths.gateway / "rights.map") or {}) == 2400
     assert len(host.map("lists")) == 1200
     assert admin.read_map(host.paths.gateway / "lists.map") == host.map("lists")
     assert admin.read_map(host.paths.gateway / "ports.map") is None, "this configuration has none"

@@ -172,6 +172,8 @@ def render_clients(view: View, clients: Mapping[str, Client], now: str) -> Maps:
         roles = [role for role in view.roles if client.may((role.name,))]
         rights |= {f"{name}:{role.name}": "1" for role in roles}
         rights |= {f"{name}@{engine}": "1" for engine, names in view.engines.items() if client.may(names)}
+        # While a role is away, nobody knows which engine will take a request of which two readings are possible.
+        rights |= {f"{name}@*": "1"} if not client.served_names else {}
         lists[name] = _list_models(roles)
         for engine in view.ports.values():
             lists[f"{name}@{engine}"] = _list_models([role for role in roles if role.engine == engine])
