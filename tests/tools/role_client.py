@@ -6,9 +6,10 @@
 
 Tests read the log with `read`, `gaps` and `summary`.
 
-It runs as root, and asks the engines over their sockets. A role is where /v1/models lists it; that is asked again after
-an answer that failed. A gap is from the moment of the first question that failed to the
-answer of the first good one, on the monotonic clock, which is also the journal's. It needs nothing but Python.
+It runs as root, and asks engines over their sockets, without the gateway, which would keep requests waiting. A role is
+where the gateway's link leads, or, where there are no such links, where /v1/models lists it; that is looked for again
+after an answer that failed. A gap is from the moment of the first question that failed to the answer of the first good
+one, on the monotonic clock, which is also the journal's. It needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -84,7 +85,11 @@ def exchange(
 
 
 def find(role: str, sockets: Path, timeout_s: float) -> Path | None:
-    """The socket whose /v1/models lists the role."""
+    """The socket to which the gateway's link leads; without links the one whose /v1/models lists the role."""
+    links = sockets.parent / "roles"
+    if links.is_dir():
+        place = (links / f"{role}.sock").resolve()
+        return place if place.parent.parent == sockets else None
     for place in sorted(sockets.glob("*/api.sock")):
         _, answer, _ = exchange(place, "/v1/models", timeout_s)
         models = answer.get("data", []) if isinstance(answer, dict) else []

@@ -4,17 +4,23 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
+import openai
 import pytest
 import role_client
 from conftest import BYSTANDER, PROFILE, ROLES, Clients, Controller, Life, Machine, life, no_gap_beyond, play_result
+from test_a_gateway import connect, read_environment
 
 ENGINE = "31b-nvfp4-tp2"
 THREE = [ENGINE, "e2b", "e4b"]
 ALL_FOUR = "31b-bf16-tp4"
 PLAYED_S = 1500
+WAIT_S = 120
+"""serving_gateway_wait_s."""
 # On the host: which of vLLM's extensions the processes of a container have loaded.
 KERNELS = """
 docker top {0} -eo pid | tail -n +2 | while read pid; do
@@ -24,12 +30,57 @@ done | sort -u
 
 
 @dataclass
+class Sent:
+    """A request of the `openai` client to the gateway, and its end."""
+
+    role: str
+    at: float
+    seconds: float
+    status: int
+    retry_after: str = ""
+
+
+class Load:
+    """Asks for each role through the gateway, one request after the other, from the machine that runs the lab."""
+
+    def __init__(self) -> None:
+        self.sent: list[Sent] = []
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(role,)) for role in ROLES]
+
+    def _ask(self, role: str) -> None:
+        with connect(read_environment("default")) as client:
+            while not self._stop.wait(1):
+                began, status, after = time.time(), 200, ""
+                try:
+                    client.chat.completions.create(
+                        model=role, messages=[{"role": "user", "content": "Say hello."}], max_tokens=2
+                    )
+                except openai.APIStatusError as error:
+                    status, after = error.status_code, error.response.headers.get("Retry-After", "")
+                except openai.APIConnectionError:
+                    status = 0
+                self.sent.append(Sent(role, began, time.time() - began, status, after))
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@dataclass
 class Mission:
-    """nvfp4-tp2 -> bf16-tp4 -> nvfp4-tp2, each role asked every other second throughout."""
+    """nvfp4-tp2 -> bf16-tp4 -> nvfp4-tp2, each role asked every other second throughout, and through the gateway."""
 
     there: dict[str, Any]
     back: dict[str, Any]
     recorded: role_client.Recorded
+    sent: list[Sent]
 
 
 def bring(machine: Machine, controller: Controller, profile: str) -> dict[str, Any]:
@@ -53,10 +104,11 @@ def mission(
     clients = Clients(machine)
     clients.start("--interval", "2")
     try:
-        there, back = bring(machine, controller, "bf16-tp4"), bring(machine, controller, PROFILE)
+        with Load() as load:
+            there, back = bring(machine, controller, "bf16-tp4"), bring(machine, controller, PROFILE)
     finally:
         recorded = clients.stop(tmp_path_factory.mktemp("mission"))
-    return Mission(there, back, recorded)
+    return Mission(there, back, recorded, load.sent)
 
 
 def test_the_switch_of_the_mission(machine: Machine, mission: Mission, bystander: Life, tell: Any) -> None:
@@ -72,6 +124,23 @@ def test_the_switch_of_the_mission(machine: Machine, mission: Mission, bystander
 
 def test_clients_miss_nothing_beyond_the_journals(mission: Mission) -> None:
     no_gap_beyond([mission.there, mission.back], mission.recorded, [list(ROLES), list(ROLES)])
+
+
+def test_requests_to_the_gateway_wait_and_are_answered(mission: Mission, tell: Any) -> None:
+    """Nobody is sent away before `serving_gateway_wait_s` is over, and then with the time to come again."""
+    lines = [f"{'role':<10} {'sent':>5} {'waited':>7} {'longest':>9} {'failed':>7}"]
+    for role in sorted(ROLES):
+        sent = [one for one in mission.sent if one.role == role]
+        failed = [one for one in sent if one.status != 200]
+        waited = [one for one in sent if one.seconds > 5]
+        lines.append(
+            f"{role:<10} {len(sent):>5} {len(waited):>7} {max(one.seconds for one in sent):>7.1f} s {len(failed):>7}"
+        )
+        assert len(waited) >= 2, f"two switches, and {role} waited {len(waited)} times"
+        for one in failed:
+            assert (one.status, one.retry_after.isdigit()) == (503, True), one
+            assert one.seconds > 0.9 * WAIT_S, one
+    tell("nvfp4-tp2 -> bf16-tp4 -> nvfp4-tp2, by the openai client through the gateway", lines)
 
 
 def test_an_fp8_cache_on_a_cpu_without_avx512(machine: Machine, mission: Mission) -> None:
