@@ -81,7 +81,8 @@ class Engine:
     """A stand-in for an engine on a Unix socket; `test` in the body says how it answers.
 
     `chunks` (number of chunks of a stream), `interval` (seconds between them), `silent` (seconds before the answer),
-    `die` (chunks after which the connection breaks off), `break` (it does so before the answer).
+    `die` (chunks after which the connection breaks off), `break` (it does so before the answer), `data` (text of each
+    chunk instead of the time).
     """
 
     def __init__(self, name: str, path: Path, loop: asyncio.AbstractEventLoop) -> None:
@@ -148,7 +149,7 @@ class Engine:
             if number == orders.get("die", -1):
                 writer.transport.abort()
                 return False
-            data = b"data: %.6f\n\n" % time.time()
+            data = f"data: {orders.get('data') or f'{time.time():.6f}'}\n\n".encode()
             writer.write(b"%x\r\n%s\r\n" % (len(data), data))
             await writer.drain()
             seen.sent += 1

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import httpx2
+import openai
 import pytest
-from gateway_world import H2, Answer, Connection, Gateway, wait_until, write_request
+from gateway_world import H2, KEYS, Answer, Connection, Gateway, wait_until, write_request
 
 WAYS = ("told", "link gone", "socket gone")
 """How a role goes away: as in a switch, with HAProxy told nothing, and as in a crash of the engine."""
@@ -174,6 +176,18 @@ def test_a_stream_whose_engine_dies_has_no_end(roles: Gateway, version: str) -> 
         assert answer.status == 200 and not answer.whole
         text = answer.body
     assert text.count(b"data: ") == 3 and b"[DONE]" not in text
+
+
+def test_the_openai_client_raises_an_error_where_a_stream_breaks(roles: Gateway) -> None:
+    data = json.dumps({"choices": [{"index": 0, "delta": {"content": "."}, "finish_reason": None}]})
+    orders = {"test": {"chunks": 9, "interval": 0.02, "die": 3, "data": data}}
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{roles.port}/v1", api_key=KEYS["all"], max_retries=0) as client:
+        stream = client.chat.completions.create(model="worker", messages=[], stream=True, extra_body=orders)
+        with pytest.raises((openai.APIError, httpx2.RemoteProtocolError)):
+            list(stream)
+        whole = {"test": {**orders["test"], "die": -1}}
+        stream = client.chat.completions.create(model="worker", messages=[], stream=True, extra_body=whole)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "." * 9
 
 
 def test_an_engine_that_dies_before_the_answer_is_an_error(roles: Gateway) -> None:
