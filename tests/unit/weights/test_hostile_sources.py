@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -219,7 +220,8 @@ def test_file_that_grows_while_it_is_read_is_refused(weights: Run, arguments: Re
             writer.join()
 
     result = run_bounded(run)
-    assert result["rc"] == 1 and "bytes that were listed: it changes" in result["msg"], result
+    # Which of the two is seen first depends on when the writer gets the processor.
+    assert result["rc"] == 1 and re.search("bytes that were listed: it changes|does not verify", result["msg"]), result
     check_nothing_is_left(arguments)
 
 
