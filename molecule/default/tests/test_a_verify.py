@@ -459,7 +459,12 @@ def test_container_is_what_docker_create_says(host: Host, engine: Served) -> Non
     assert config["Cmd"] == lines[lines.index(image) + 1 :]
     mounts = {mount["Destination"]: (mount["Type"], mount["RW"]) for mount in found["Mounts"]}
     model = next(word for word in config["Cmd"] if word.startswith("/models/"))
-    assert mounts == {model: ("bind", False), "/cache": ("bind", True), "/chat-template.jinja": ("bind", False)}
+    assert mounts == {
+        model: ("bind", False),
+        "/cache": ("bind", True),
+        "/chat-template.jinja": ("bind", False),
+        "/run/api": ("bind", True),
+    }
     assert machine_config["Tmpfs"] == {"/tmp": "exec,mode=1777,size=4g"}
     assert machine_config["OomScoreAdj"] == 500
     # Docker drops the limit, with a warning, where the kernel of the lab's machine has no pids controller.
