@@ -42,8 +42,8 @@ def render_engines(engines: Sequence[Mapping[str, Any]], boards: Sequence[Mappin
         for engine in engines
     ]
     lines = [*render_engine_table("engine", rows), ""]
-    roles = [[name, engine["engine"], engine["url"]] for engine in engines for name in engine["served_names"]]
-    lines += [*table(["served name", "engine", "address"], roles), ""]
+    roles = [[name, engine["engine"]] for engine in engines for name in engine["served_names"]]
+    lines += [*table(["served name", "engine"], roles), ""]
     for engine in engines:
         lines += wrapped(f"{engine['unit']}: {engine['status_text'] or 'no status'}")
         since = f" since {engine['container_started_at']}" if engine["container_started_at"] else ""
