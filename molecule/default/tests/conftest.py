@@ -28,6 +28,7 @@ import role_client
 
 INVENTORY = ROOT / "inventories" / "lab"
 INVENTORY_HOST = "xr7620-lab"
+LAB = os.environ.get("VLLM_EDGE_LAB_NAME", "vllm-edge-molecule")
 
 # The boards of the reference host, in the order of their PCI bus ids.
 GPUS = [
@@ -159,7 +160,7 @@ class Controller:
         self.environment = operators | {
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_NOCOLOR": "1",
-            "VLLM_EDGE_LAB_NAME": os.environ.get("VLLM_EDGE_LAB_NAME", "vllm-edge-molecule"),
+            "VLLM_EDGE_LAB_NAME": LAB,
         }
 
     def _command(self, program: str, *arguments: str) -> list[str]:

@@ -12,9 +12,9 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from conftest import ENGINES, INVENTORY_HOST, PROFILE, ROLES, ROOT, Controller, Machine, Served
+from conftest import ENGINES, INVENTORY_HOST, LAB, PROFILE, ROLES, ROOT, Controller, Machine, Served
 
-CLIENT_FILES = ROOT / "reports" / "clients"
+CLIENT_FILES = ROOT / "lab" / "generated" / LAB / "clients"
 QUESTION: Any = [{"role": "user", "content": "Count to three."}]
 TOOL: Any = {
     "type": "function",

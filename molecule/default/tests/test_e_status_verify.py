@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import INVENTORY, INVENTORY_HOST, ROOT, Controller, Machine
+from conftest import INVENTORY, INVENTORY_HOST, LAB, ROOT, Controller, Machine
 from neighbours import Watched, watched
 
 __all__ = ["watched"]  # a fixture
@@ -284,9 +284,11 @@ def test_the_curl_line_of_the_clients_play_works_as_pasted(watched: Watched) -> 
     (line,) = [line for line in play.output.splitlines() if line.startswith("(. ")]
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=120)
     assert json.loads(done.stdout)["choices"], done.stdout + done.stderr
-    key = re.search(r"vllm-[\w-]{43}", (ROOT / "reports/clients" / f"{INVENTORY_HOST}-default.env").read_text())
+    key = re.search(
+        r"vllm-[\w-]{43}", (ROOT / "lab/generated" / LAB / "clients" / f"{INVENTORY_HOST}-default.env").read_text()
+    )
     assert key and key[0] not in play.output + line
-    models = (ROOT / "reports/clients" / f"{INVENTORY_HOST}-models.yaml").read_text()
+    models = (ROOT / "lab/generated" / LAB / "clients" / f"{INVENTORY_HOST}-models.yaml").read_text()
     assert re.search(r"^architect:\n  endpoint: https://127\.0\.0\.1:\d+/v1\n", models, re.MULTILINE)
 
 
