@@ -288,7 +288,7 @@ def test_the_curl_line_of_the_clients_play_works_as_pasted(watched: Watched) -> 
         r"vllm-[\w-]{43}", (ROOT / "lab/generated" / LAB / "clients" / f"{INVENTORY_HOST}-default.env").read_text()
     )
     assert key and key[0] not in play.output + line
-    models = (files / f"{INVENTORY_HOST}-models.yaml").read_text()
+    models = (ROOT / "lab/generated" / LAB / "clients" / f"{INVENTORY_HOST}-models.yaml").read_text()
     assert re.search(r"^architect:\n  endpoint: https://127\.0\.0\.1:\d+/v1\n", models, re.MULTILINE)
 
 

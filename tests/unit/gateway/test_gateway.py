@@ -100,6 +100,15 @@ def test_backends_are_named_by_what_is_served() -> None:
     assert len(backend_name("a" * 61)) == 49
 
 
+def test_an_engine_that_was_loaded_again_is_no_difference(host: Host) -> None:
+    host.sync()
+    record = {"engine": "e4b", "phase": "serving", "since": "", "load_seconds": 301.0}
+    host.paths.engine_state("e4b").write_text(json.dumps(record))
+    assert host.sync(check=True).changes == ()
+    host.away("31b-nvfp4")
+    assert host.map("models")["auditor"].split()[2:5] == ["away", "-", "301"], "what is away has the new time"
+
+
 def test_maps_and_links_of_a_host_that_serves(host: Host) -> None:
     assert host.sync().changes and host.sync().changes == (), "a second run changes nothing"
     assert host.map("models") == {

@@ -23,7 +23,19 @@ from ..system.files import make_fresh_name, sync
 from .admin import AdminSocket, GatewayDown, GatewayRefused
 from .clients import GatewayError, read_clients
 from .names import backend_name
-from .view import STATE, Course, Maps, View, build_view, parse_text, render_clients, render_models, to_text
+from .view import (
+    MODELS,
+    STATE,
+    Course,
+    Maps,
+    View,
+    build_view,
+    keep_seconds,
+    parse_text,
+    render_clients,
+    render_models,
+    to_text,
+)
 
 CONFIGURATION = "haproxy.cfg"
 FILE_MODE, DIRECTORY_MODE = 0o640, 0o710
@@ -246,6 +258,7 @@ def apply(
         except GatewayError as error:
             warnings.append(str(error))
         try:
+            maps = keep_seconds(maps, _read(paths.gateway / MODELS) or "")
             difference = _compare(paths, maps, view)
             if not check:
                 _write(paths, difference)

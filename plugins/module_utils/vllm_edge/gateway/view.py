@@ -158,6 +158,23 @@ def _list_models(roles: Sequence[Role]) -> str:
     return _to_json({"object": "list", "data": models})
 
 
+def keep_seconds(maps: Maps, text: str) -> Maps:
+    """Return the maps with the former seconds of names that are up, where nothing else of their entries is new.
+
+    An engine that was loaded again by itself has another load time, which alone is no difference.
+
+    Args:
+        text: the former content of models.map
+    """
+    former = {name: line.split(" ") for name, line in parse_text(text).items()}
+    kept = {}
+    for name, line in maps[MODELS].items():
+        now, then = line.split(" "), former.get(name, [])
+        same = now[2] == "up" and len(then) == len(now) and (*now[:4], *now[5:]) == (*then[:4], *then[5:])
+        kept[name] = " ".join(then) if same and then[4].isdigit() else line
+    return {**maps, MODELS: kept}
+
+
 def render_clients(view: View, clients: Mapping[str, Client], now: str) -> Maps:
     """Return the maps of clients, rights and lists. A key that has ended by `now` (a stamp) is left out.
 
