@@ -147,6 +147,7 @@ class Certificate:
     def make(self, *, ca: bool) -> None:
         """Make a certificate, and the CA if asked; each file is complete before it has its name."""
         group = grp.getgrnam(self.module.params["group"]).gr_gid
+        # The directory is closed to all others; each file has its mode before it leaves it.
         with tempfile.TemporaryDirectory(dir=self.directory, prefix=".new-") as name:
             new = Path(name)
             configuration = new / "openssl.cnf"
@@ -183,7 +184,6 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    os.umask(0o077)
     certificate = Certificate(module)
     why, ca = certificate.find_fault()
     if why and not module.check_mode:

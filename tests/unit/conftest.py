@@ -73,8 +73,14 @@ def run_module(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
         module_warnings._global_warnings.clear()  # of this process, hence of the run before
         # A test that imported a plugin of the controller makes the warnings of later modules go to its display.
         monkeypatch.setattr(_internal, "is_controller", False)
-        with patch_module_args({**args, "_ansible_check_mode": check}), pytest.raises(SystemExit) as ended:
-            module.main()
+        # What a module does to this process would reach the tests after it.
+        umask = os.umask(0o022)
+        try:
+            with patch_module_args({**args, "_ansible_check_mode": check}), pytest.raises(SystemExit) as ended:
+                module.main()
+        finally:
+            left = os.umask(umask)
+        assert left == 0o022, "a module changed the umask and did not set it back"
         result: Result = json.loads(capsys.readouterr().out)
         result["rc"] = int(ended.value.code or 0)
         result["warnings"] = [warning["event"]["msg"] for warning in result.get("warnings", [])]

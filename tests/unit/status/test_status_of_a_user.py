@@ -25,14 +25,17 @@ NOBODY = 65534
 def host() -> Iterator[HostPaths]:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
-    root = Path(tempfile.mkdtemp(prefix="vllm-edge-test-"))  # pytest's own directory is closed to others
+    # Neither pytest's directory nor everybody's TMPDIR is open to others.
+    root = Path(tempfile.mkdtemp(prefix="vllm-edge-test-", dir="/var/tmp"))
     root.chmod(0o755)
+    umask = os.umask(0o022)
     paths = HostPaths(root / "etc", root / "state", root / "units")
     activate(paths, rendered(engine()))
     (paths.state / "generations").chmod(0o750)
     paths.history.mkdir(mode=0o750)
     paths.switch_journal.write_text("{}")
     paths.switch_journal.chmod(0o640)
+    os.umask(umask)
     yield paths
     shutil.rmtree(root)
 
@@ -48,14 +51,16 @@ def ask(act: Callable[[], Any]) -> Any:
             os.setuid(NOBODY)
             os.write(write_end, json.dumps(act()).encode())
         except BaseException as error:
-            os.write(write_end, json.dumps(f"{type(error).__name__}: {error}").encode())
+            os.write(write_end, json.dumps({"raised": f"{type(error).__name__}: {error}"}).encode())
         finally:
             os._exit(0)
     os.close(write_end)
     with os.fdopen(read_end) as answer:
         said = answer.read()
     os.waitpid(child, 0)
-    return json.loads(said)
+    result = json.loads(said)
+    assert not isinstance(result, dict) or "raised" not in result, result
+    return result
 
 
 def test_switches_are_for_root_and_none_is_called_unfinished(host: HostPaths) -> None:
