@@ -29,7 +29,9 @@ LANES = ("engines", "engines", "beside")
 MAKE = ["make", "--no-print-directory"]
 BESIDE = ["nice", "-n", "10", *MAKE]
 FAILURES = re.compile(r"^(FAILED|ERROR) |^fatal: |^make.*Error|CRITICAL")
-DECORATION = re.compile(r"\x1b\[[0-9;]*m|^ *│ ", re.MULTILINE)
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+FRAME = re.compile(r"^ *│ ", re.MULTILINE)
+"""What Molecule writes before each line of another program."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,8 @@ class Run:
         for ended in self.ended:
             lines.append(row(ended))
             if ended.status:
-                text = DECORATION.sub("", (self.logs / f"{ended.part.name}.log").read_text(errors="replace"))
+                log = (self.logs / f"{ended.part.name}.log").read_text(errors="replace")
+                text = FRAME.sub("", COLOURS.sub("", log))
                 lines += [f"    {line[:300]}" for line in text.splitlines() if FAILURES.search(line)]
         if self.left:
             names = ", ".join(part.name for part in self.left)

@@ -48,10 +48,12 @@ def test_what_needs_no_engine_has_a_lane_of_its_own(tests: ModuleType, tmp_path:
 def test_a_part_that_fails_does_not_stop_the_others(
     tests: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, lines = run(tests, tmp_path, "echo 'FAILED test_x.py::test_y - no'; exit 3", "true", "echo last")
+    failed = "echo 'FAILED test_x.py::test_y - no'; printf '  \\033[2m│\\033[0m FAILED test_z.py::test_z\\n'; exit 3"
+    status, lines = run(tests, tmp_path, failed, "true", "echo last")
     assert status == 1
     assert any(line.startswith("a ") and line.endswith("FAILED, exit status 3") for line in lines)
     assert "    FAILED test_x.py::test_y - no" in lines
+    assert "    FAILED test_z.py::test_z" in lines, "as Molecule shows it"
     assert "\nlast\n" in capsys.readouterr().out, "what a part prints is printed"
 
 
