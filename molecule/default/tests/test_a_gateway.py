@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import ssl
 import time
@@ -191,6 +192,148 @@ def test_port_of_an_engine_answers_for_it_alone_and_with_a_key(machine: Machine,
     assert (status, sorted(model["id"] for model in listed["data"])) == (200, sorted(engine.served_names))
     assert json.loads(machine.run("python3", "-c", program, url, "/run/no-header"))[0] == 401
     machine.run("rm", "/run/header", "/run/no-header")
+
+
+# ---- everybody else ---------------------------------------------------------------------------------------------
+
+FROM_A_NEIGHBOUR = """
+import json, socket, struct, sys, time
+
+ports = json.loads(sys.argv[1])
+route = next(line.split() for line in open("/proc/net/route") if line.split()[1] == "00000000")
+host = socket.inet_ntoa(struct.pack("<L", int(route[2], 16)))
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    asked.connect((host, 9))
+    own = asked.getsockname()[0]
+
+
+def connect(port):
+    with socket.socket() as tried:
+        tried.settimeout(3)
+        return tried.connect_ex((host, port))
+
+
+def checksum(data):
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def is_answered(address, port):
+    # A frame to the host's own network card for an address of its choice, as a machine of the same segment sends it.
+    theirs = next(line.split()[3] for line in open("/proc/net/arp") if line.split()[0] == host)
+    ours = open(f"/sys/class/net/{route[0]}/address").read().strip()
+    source, target = socket.inet_aton(own), socket.inet_aton(address)
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800)) as wire:
+        wire.bind((route[0], 0))
+        begin = 20000 + port % 20000
+        tcp = struct.pack("!HHLLBBHHH", begin, port, 1, 0, 5 << 4, 2, 65535, 0, 0)
+        whole = source + target + struct.pack("!BBH", 0, 6, len(tcp)) + tcp
+        tcp = tcp[:16] + struct.pack("!H", checksum(whole)) + tcp[18:]
+        ip = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(tcp), 1, 0, 64, 6, 0, source, target)
+        ip = ip[:10] + struct.pack("!H", checksum(ip)) + ip[12:]
+        wire.send(bytes.fromhex((theirs + ours).replace(":", "")) + b"\\x08\\x00" + ip + tcp)
+        end = time.monotonic() + 3
+        while (left := end - time.monotonic()) > 0:
+            wire.settimeout(left)
+            try:
+                frame = wire.recv(65535)
+            except TimeoutError:
+                break
+            if frame[23] == 6 and frame[26:30] == target and struct.unpack("!HH", frame[34:38]) == (port, begin):
+                return frame[47] & 0x12 == 0x12
+    return False
+
+
+ssh = connect(22)
+print(json.dumps({
+    "ssh": [ssh, is_answered(host, 22)],
+    "refused": {port: connect(port) for port in ports},
+    "forged": {port: is_answered("127.0.0.1", port) for port in ports},
+}))
+"""
+"""Runs in a container of somebody else. That sshd answers shows that the frames are right."""
+
+
+def test_a_neighbouring_container_reaches_no_engine(machine: Machine) -> None:
+    image = json.loads(machine.host.file("/var/lib/vllm-edge/image.json").content_string)["base"]
+    ports = [8000, *(engine.port for engine in ENGINES)]
+    container = ["docker", "run", "--rm", "--user=0", "--entrypoint=python3", image, "-c", FROM_A_NEIGHBOUR]
+    seen = json.loads(machine.run(*container, json.dumps(ports)))
+    assert seen["ssh"] == [0, True]
+    assert seen["refused"] == dict.fromkeys(map(str, ports), errno.ECONNREFUSED)
+    assert seen["forged"] == dict.fromkeys(map(str, ports), False)
+
+
+FROM_ANOTHER_USER = """
+import json, os, socket, sys
+
+
+def look(path):
+    try:
+        os.listdir(path)
+        return ""
+    except OSError as error:
+        return type(error).__name__
+
+
+def connect(path):
+    with socket.socket(socket.AF_UNIX) as tried:
+        try:
+            tried.connect(path)
+            return ""
+        except OSError as error:
+            return type(error).__name__
+
+
+print(json.dumps([[look(path), look(os.path.dirname(path)), connect(path)] for path in sys.argv[1:]]))
+"""
+
+
+def test_another_local_user_opens_no_socket(machine: Machine) -> None:
+    sockets = [f"/run/vllm-edge/engines/{engine.name}/api.sock" for engine in ENGINES]
+    sockets += [f"/run/vllm-edge/roles/{name}.sock" for name in ROLES]
+    machine.run("test", "-S", sockets[0])
+    seen = json.loads(machine.run("runuser", "--user", "nobody", "--", "python3", "-c", FROM_ANOTHER_USER, *sockets))
+    assert seen == [["PermissionError"] * 3] * len(sockets)
+
+
+FROM_AN_ENGINE = """
+import errno, json, os, socket, sys
+
+
+def connect(address, port):
+    with socket.socket() as tried:
+        tried.settimeout(3)
+        return errno.errorcode.get(tried.connect_ex((address, port)), "")
+
+
+try:
+    name = socket.getaddrinfo("registry.lab.example", 443) and "found"
+except OSError as error:
+    name = type(error).__name__
+print(json.dumps({
+    "interfaces": os.listdir("/sys/class/net"),
+    "reached": [connect(address, int(port)) for address, port in (word.rsplit(":", 1) for word in sys.argv[1:])],
+    "name": name,
+}))
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
+def test_an_engine_reaches_nothing(machine: Machine, engine: Served) -> None:
+    addresses = machine.shell("hostname -I").split()
+    outside = [f"{address}:22" for address in addresses if "." in address]
+    assert outside
+    own = ["127.0.0.1:22", "127.0.0.1:8000", *(f"127.0.0.1:{other.port}" for other in ENGINES)]
+    seen = json.loads(machine.run("docker", "exec", engine.container, "python3", "-c", FROM_AN_ENGINE, *outside, *own))
+    assert seen["interfaces"] == ["lo"] and seen["name"] == "gaierror"
+    assert seen["reached"] == ["ENETUNREACH"] * len(outside) + ["ECONNREFUSED"] * len(own)
+    found = machine.container(engine.container)
+    assert found is not None
+    sockets = [mount["Source"] for mount in found["Mounts"] if mount["Source"].startswith("/run")]
+    assert sockets == [f"/run/vllm-edge/engines/{engine.name}"]
 
 
 # ---- clients ----------------------------------------------------------------------------------------------------
