@@ -144,7 +144,7 @@ def test_request_id_is_in_the_log_without_prompt_and_key(client: openai.OpenAI, 
     raw = client.chat.completions.with_raw_response.create(
         model="sentry", messages=[{"role": "user", "content": "planted-prompt-51"}], max_tokens=2
     )
-    machine.wait("the request is in the log", lambda: raw.headers["X-Request-Id"] in log(machine), 10)
+    machine.wait("the request is in the log", lambda: raw.headers["X-Request-Id"] in log(machine), 60)
     line = next(line for line in log(machine).splitlines() if raw.headers["X-Request-Id"] in line)
     entry = json.loads(line)
     assert (entry["client"], entry["role"], entry["engine"], entry["status"]) == ("default", "sentry", "e2b", 200)
@@ -266,76 +266,6 @@ def test_a_neighbouring_container_reaches_no_engine(machine: Machine) -> None:
     assert seen["forged"] == dict.fromkeys(map(str, ports), False)
 
 
-FROM_ANOTHER_USER = """
-import json, os, socket, sys
-
-
-def look(path):
-    try:
-        os.listdir(path)
-        return ""
-    except OSError as error:
-        return type(error).__name__
-
-
-def connect(path):
-    with socket.socket(socket.AF_UNIX) as tried:
-        try:
-            tried.connect(path)
-            return ""
-        except OSError as error:
-            return type(error).__name__
-
-
-print(json.dumps([[look(path), look(os.path.dirname(path)), connect(path)] for path in sys.argv[1:]]))
-"""
-
-
-def test_another_local_user_opens_no_socket(machine: Machine) -> None:
-    sockets = [f"/run/vllm-edge/engines/{engine.name}/api.sock" for engine in ENGINES]
-    sockets += [f"/run/vllm-edge/roles/{name}.sock" for name in ROLES]
-    machine.run("test", "-S", sockets[0])
-    seen = json.loads(machine.run("runuser", "--user", "nobody", "--", "python3", "-c", FROM_ANOTHER_USER, *sockets))
-    assert seen == [["PermissionError"] * 3] * len(sockets)
-
-
-FROM_AN_ENGINE = """
-import errno, json, os, socket, sys
-
-
-def connect(address, port):
-    with socket.socket() as tried:
-        tried.settimeout(3)
-        return errno.errorcode.get(tried.connect_ex((address, port)), "")
-
-
-try:
-    name = socket.getaddrinfo("registry.lab.example", 443) and "found"
-except OSError as error:
-    name = type(error).__name__
-print(json.dumps({
-    "interfaces": os.listdir("/sys/class/net"),
-    "reached": [connect(address, int(port)) for address, port in (word.rsplit(":", 1) for word in sys.argv[1:])],
-    "name": name,
-}))
-"""
-
-
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
-def test_an_engine_reaches_nothing(machine: Machine, engine: Served) -> None:
-    addresses = machine.shell("hostname -I").split()
-    outside = [f"{address}:22" for address in addresses if "." in address]
-    assert outside
-    own = ["127.0.0.1:22", "127.0.0.1:8000", *(f"127.0.0.1:{other.port}" for other in ENGINES)]
-    seen = json.loads(machine.run("docker", "exec", engine.container, "python3", "-c", FROM_AN_ENGINE, *outside, *own))
-    assert seen["interfaces"] == ["lo"] and seen["name"] == "gaierror"
-    assert seen["reached"] == ["ENETUNREACH"] * len(outside) + ["ECONNREFUSED"] * len(own)
-    found = machine.container(engine.container)
-    assert found is not None
-    sockets = [mount["Source"] for mount in found["Mounts"] if mount["Source"].startswith("/run")]
-    assert sockets == [f"/run/vllm-edge/engines/{engine.name}"]
-
-
 # ---- clients ----------------------------------------------------------------------------------------------------
 
 
@@ -397,7 +327,7 @@ def test_a_gateway_that_is_killed_comes_back(machine: Machine, client: openai.Op
     machine.shell("kill -9 $(systemctl show -p MainPID --value vllm-edge-gateway.service)")
     begin = time.monotonic()
     seen: list[str] = []
-    while time.monotonic() - begin < 30:
+    while time.monotonic() - begin < 120:
         try:
             client.models.list()
             break
@@ -405,15 +335,19 @@ def test_a_gateway_that_is_killed_comes_back(machine: Machine, client: openai.Op
             seen.append(type(error).__name__)
             time.sleep(0.2)
     else:
-        pytest.fail(f"no answer within 30 s: {log(machine)[-2000:]}")
+        pytest.fail(f"no answer within 120 s: {log(machine)[-2000:]}")
     test_role_answers(client, "sentry")
 
 
 def test_a_damaged_map_is_found_and_mended(machine: Machine, client: openai.OpenAI) -> None:
-    machine.shell("echo 'nonsense' > /etc/vllm-edge/gateway/models.map")
-    assert find_gateway_checks(machine)["gateway.maps"] == "fail"
-    test_role_answers(client, "sentry")  # the running gateway has the former one
-    machine.run("vllm-edge", "gateway", "sync")
+    machine.run("systemctl", "stop", "vllm-edge-gateway-sync.timer")  # which would mend it, every five minutes
+    try:
+        machine.shell("echo 'nonsense' > /etc/vllm-edge/gateway/models.map")
+        assert find_gateway_checks(machine)["gateway.maps"] == "fail"
+        test_role_answers(client, "sentry")  # the running gateway has the former one
+        machine.run("vllm-edge", "gateway", "sync")
+    finally:
+        machine.run("systemctl", "start", "vllm-edge-gateway-sync.timer")
     assert find_gateway_checks(machine)["gateway.maps"] == "ok"
 
 

@@ -574,7 +574,7 @@ def test_only_root_and_the_gateway_open_its_socket(host: Host, machine: Machine,
         "directory root:root 755",
         "socket vllm-edge:vllm-edge 666",
     ]
-    ask = shlex.join(["python3", "-c", ASK, f"{engine.url}/health", "", "5"])
+    ask = shlex.join(["python3", "-c", ASK, f"{engine.url}/health", "", "60"])
     for user, status in (("nobody", 0), ("vllm-edge", 0), ("vllm-edge-gateway", 200)):
         answer = json.loads(machine.run("runuser", "--user", user, "--", "sh", "-c", ask))
         assert answer[0] == status and (status or "Permission denied" in answer[1]), (user, answer)

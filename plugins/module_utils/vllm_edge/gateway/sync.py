@@ -289,7 +289,8 @@ def publish_phase(paths: HostPaths, phase: str | None) -> None:
     if not is_installed(paths):
         return
     path, value = paths.gateway / STATE, "null" if phase is None else f'"{phase}"'
-    with lock(paths, 1.0):
+    # A phase is over soon, and its switch does not wait for others; that none runs has to be right.
+    with lock(paths, 1.0 if phase else LOCK_S):
         entries = parse_text(_read(path) or "")
         if entries.get("switch") in (None, value):
             return
