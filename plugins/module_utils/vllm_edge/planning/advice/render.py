@@ -182,7 +182,11 @@ def _collect_advice(engine: Engine, advice: Advice) -> list[str]:
 
 def _describe_figures(planned: EnginePlan) -> str:
     speed = planned.decode_tok_s
-    fast = f"{speed.mid:.1f} tok/s (estimate: {speed.low:.1f} to {speed.high:.1f}), " if speed else ""
+    fast = (
+        f"{speed.mid:.1f} tok/s (estimate: {speed.low:.1f} to {speed.high:.1f}){render.describe_together(planned)}, "
+        if speed
+        else ""
+    )
     return (
         f"{fast}{planned.max_concurrency:.1f} requests of full context at once, KV cache {planned.kv_cache_dtype}. "
         f"{planned.reason}"
