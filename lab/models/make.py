@@ -37,6 +37,8 @@ REPOSITORIES = {
     "google/gemma-4-31B-it-qat-w4a16-ct": 262144,
     "RedHatAI/gemma-4-31B-it-FP8-dynamic": 262144,
     "nvidia/Gemma-4-31B-IT-NVFP4": 262144,
+    "RedHatAI/gemma-4-26B-A4B-it-FP8-dynamic": 262144,
+    "nvidia/Gemma-4-26B-A4B-NVFP4": 262144,
 }
 CARD = """---
 license: apache-2.0
@@ -47,7 +49,7 @@ pipeline_tag: text-generation
 # {repository}, the lab's stand-in
 
 A tiny random Gemma 4 that answers nonsense. It has the architecture, the markup and the maximum context of the
-checkpoint it is named after, and none of its knowledge.
+checkpoint it is named after, and none of its knowledge. It is dense, also under the name of a mixture of experts.
 """
 
 

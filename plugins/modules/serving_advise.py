@@ -40,8 +40,9 @@ options:
       What to rank the profiles by, as in C(advise_by). V(tok_s) is the estimated speed of the main engine, V(context)
       is its context length in tokens, and V(free_gpus) is the number of GPUs without an engine. Profiles that are
       equal in this are ranked by the speed of the main engine, by whether its KV cache has the model's own dtype or the
-      checkpoint's scales, by the number of roles that would have to wait, by its context length, by the number and
-      speed of the other engines, by the number of free GPUs, and by the number of concurrent requests.
+      checkpoint's scales, by the number of roles that would have to wait, by its context length, by its
+      C(max_num_seqs), by the number and speed of the other engines, by the number of free GPUs, and by the number of
+      concurrent requests.
     type: raw
     default: tok_s
   choose:
@@ -62,6 +63,16 @@ options:
       Model of the main engine, as in C(advise_main). If it is not set, every precision of the largest model that fits
       is considered.
     type: str
+  min_tok_s:
+    description: >-
+      Least estimated speed of one request in tokens per second, as in C(advise_min_tok_s), either one number for all
+      O(roles) or a mapping with a number for some of them. Profiles in which a role is slower are not considered; if
+      the largest model is too slow for that, a smaller one becomes the main engine.
+    type: raw
+  max_num_seqs:
+    description: Values of C(max_num_seqs) to consider, as in C(advise_max_num_seqs), a number or a list. V(16) if it is
+      not set.
+    type: raw
 seealso:
   - module: edge.vllm_edge.serving_plan
     description: Predict the memory use of a given profile.
@@ -95,6 +106,13 @@ advice:
     min_context:
       description: Minimum context length of every engine in tokens.
       type: int
+    min_tok_s:
+      description: Least estimated speed by role, in tokens per second.
+      type: dict
+    max_num_seqs:
+      description: Values of C(max_num_seqs) that were considered.
+      type: list
+      elements: int
     main_models:
       description: Models that were considered for the main engine.
       type: list
@@ -110,8 +128,8 @@ advice:
         engines:
           description: >-
             Engines of the profile, the main engine first, each with C(model), C(tensor_parallel_size),
-            C(pipeline_parallel_size), C(kv_cache_dtype), C(max_model_len), C(max_concurrency), C(served_names) and
-            C(tok_s_estimate).
+            C(pipeline_parallel_size), C(kv_cache_dtype), C(max_model_len), C(max_num_seqs), C(max_concurrency),
+            C(served_names), C(tok_s_estimate), and C(tok_s_together_estimate) for several requests at once.
           type: list
           elements: dict
         gpus_used:
@@ -149,6 +167,12 @@ advice:
         The profile of rank O(choose), with C(profile), C(serving_engines), C(serving_profiles), C(advice) by engine,
         and C(plan) as M(edge.vllm_edge.serving_plan) returns it.
       type: dict
+    lost:
+      description: >-
+        The best of the next choices of engines, each with its C(rank), its C(label), and the C(reason) why it is behind
+        the chosen profile.
+      type: list
+      elements: dict
 lines:
   description: The advice as lines for the terminal, each at most 100 columns wide.
   type: list
@@ -181,6 +205,9 @@ def advise(options: dict[str, Any], warn: Callable[[str], None]) -> dict[str, An
         min_context=options["min_context"],
         models=options["only"],
         main=options["main"],
+        min_tok_s=options["min_tok_s"],
+        max_num_seqs=options["max_num_seqs"],
+        roles=options["roles"],
     )
     models: dict[str, Model] = {}
     unreadable: dict[str, str] = {}
@@ -218,6 +245,8 @@ def main() -> None:
             "only": {"type": "list", "elements": "str", "default": []},
             "min_context": {"type": "raw", "default": model.MIN_CONTEXT_TOKENS},
             "main": {"type": "str"},
+            "min_tok_s": {"type": "raw"},
+            "max_num_seqs": {"type": "raw"},
         },
         supports_check_mode=True,
     )

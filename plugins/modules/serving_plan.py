@@ -137,6 +137,12 @@ engines:
         Estimated speed of one sequence at short context in tokens per second, with C(low), C(mid), C(high), and the
         C(ceiling) that the memory bandwidth sets. V(null) if the bandwidth of the GPU is not known.
       type: dict
+    decode_together_tok_s:
+      description: >-
+        Estimated speed of several requests at once, added up, in tokens per second, with C(low), C(mid), C(high), the
+        number of C(requests), and C(context_tokens) of each of them. V(null) if the bandwidth of the GPU is not known,
+        or if the engine takes one request at a time.
+      type: dict
     gpus:
       description: Memory that the engine needs on each of its GPUs.
       type: list

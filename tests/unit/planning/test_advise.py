@@ -142,6 +142,71 @@ def test_each_engine_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found.profiles) > len(calls) / 2
 
 
+# -- what is asked of roles and batches
+
+
+@functools.cache
+def with_experts(**asked: Any) -> Advice:
+    at = host(("31b-w4a16", "26b-nvfp4", "e2b"))
+    return advised(
+        at, roles=ROLES, **{name: dict(value) if name == "min_tok_s" else value for name, value in asked.items()}
+    )
+
+
+def test_a_minimum_of_speed_makes_a_faster_model_the_main_engine() -> None:
+    assert with_experts().mains == ("31b-w4a16",)
+    found = with_experts(min_tok_s=(("worker", 50.0),))
+    assert found.mains == ("26b-nvfp4",)
+    assert min(profile.main.fit.tok_s for profile in found.profiles) >= 50
+    # An engine beside the main one serves the last two roles, for which nothing was asked.
+    assert any(side.fit.tok_s < 60 for profile in found.profiles for side in profile.sides)
+    (slow,) = [rejection for rejection in found.rejections if rejection.verdict == "advise_min_tok_s 50"]
+    assert slow.model == "31b-w4a16" and "estimated to give 42.4 tok/s" in slow.reason
+    text = " ".join(" ".join(render.lines(found)).split())
+    assert "50 tok/s or more for worker" in text
+
+
+def test_a_minimum_for_all_roles_counts_for_every_engine() -> None:
+    found = with_experts(min_tok_s=tuple((role, 55.0) for role in ROLES))
+    assert found.profiles and all(engine.fit.tok_s >= 55 for profile in found.profiles for engine in profile.engines)
+
+
+def test_other_numbers_of_sequences() -> None:
+    found = advised(host(("31b-w4a16", "e2b")), max_num_seqs="8,64")
+    assert {profile.main.fit.max_num_seqs for profile in found.profiles} == {8, 64}
+    # Of equal speed and context more sequences are better; they leave less memory for the KV cache.
+    assert found.profiles[0].main.fit.max_num_seqs == 64
+    (engine,) = found.chosen.serving_engines.values()
+    assert engine["max_num_seqs"] == 64
+    _, label, why = found.lost[0]
+    assert label.endswith("seqs=8") and why == "max_num_seqs 8, the chosen one max_num_seqs 64"
+    other = next(p for p in found.profiles if p.main.fit.max_num_seqs == 8 and p.label[:13] == "31b-w4a16 tp4")
+    assert other.main.at_once > found.profiles[0].main.at_once
+    assert "max_num_seqs other than 8, 64" in " ".join(" ".join(render.lines(found)).split())
+
+
+@pytest.mark.parametrize("by", list(By))
+def test_the_chosen_one_is_first_and_says_why_others_lost(by: By) -> None:
+    found = reference(by.value)
+    lines = render.lines(found)
+    first, why, table = (
+        next(number for number, line in enumerate(lines) if line.startswith(text))
+        for text in ("chosen: 1 of", "why the next ones lost:", "rank ")
+    )
+    assert first < why < table and len(found.lost) == search.SHOWN_LOST
+    winner = found.profiles[0]
+    for rank, label, said in found.lost:
+        loser = found.profiles[rank - 1]
+        assert loser.label == label and loser.choice != winner.choice
+        figure = {
+            By.TOK_S: f"{loser.main.fit.tok_s:.1f} tok/s, the chosen one {winner.main.fit.tok_s:.1f} tok/s",
+            By.CONTEXT: f"{loser.main.max_model_len:,} tokens, the chosen one {winner.main.max_model_len:,} tokens",
+            By.FREE_GPUS: f"{loser.free_gpus} free GPUs, the chosen one {winner.free_gpus} free GPUs",
+        }[by]
+        equal = search.ORDERS[by][0][0](loser) == search.ORDERS[by][0][0](winner)
+        assert equal or said == figure
+
+
 # -- the chosen one is what the planner says it is
 
 
@@ -325,6 +390,12 @@ def test_the_document_has_them_all() -> None:
         ({"models": ["e3b"]}, "advise_models: 'e3b' is not a key of vllm_models; did you mean e2b?"),
         ({"main": "31b"}, "advise_main: '31b' is not a key of vllm_models"),
         ({"main": "e2b", "models": ["31b-w4a16"]}, "advise_main: 'e2b' is none of advise_models"),
+        ({"min_tok_s": "fast"}, "advise_min_tok_s: 'fast' is no number of tokens per second, such as 30"),
+        ({"min_tok_s": {"worker": True}}, "advise_min_tok_s.worker: true is no number"),
+        ({"min_tok_s": {"wroker": 3}}, "'advise_min_tok_s.wroker' is no role of serving_roles; did you mean worker?"),
+        ({"min_tok_s": 99}, "advise_min_tok_s (architect 99, worker 99, auditor 99, sentry 99): no profile is fast"),
+        ({"max_num_seqs": "16,x"}, "advise_max_num_seqs: 'x' is not a number of requests"),
+        ({"max_num_seqs": 0}, "advise_max_num_seqs: '0' is not a number of requests"),
         ({"main": "31b-bf16"}, "advise_main: no engine of 31b-bf16 fits on 1 x NVIDIA L4 with vLLM 0.32.0. 31b-bf16"),
         ({"models": ["31b-bf16"]}, "31b-bf16 as tp1: oom_weights. Weights need 58.89 GiB"),
     ],
@@ -332,7 +403,7 @@ def test_the_document_has_them_all() -> None:
 def test_what_cannot_be_advised_on_is_said(asked: dict[str, Any], said: str) -> None:
     at = host(("31b-bf16", "31b-w4a16", "e2b"), 1)
     with pytest.raises(AdviceError) as refused:
-        advised(at, **asked)
+        advised(at, roles=ROLES, **asked)
     assert said in str(refused.value)
 
 
@@ -346,3 +417,5 @@ def test_a_gpu_whose_bandwidth_nobody_knows() -> None:
     with pytest.raises(AdviceError, match="advise_by: 'tok_s' needs the bandwidth of the GPU"):
         advised(at)
     assert "not known" in "\n".join(render.lines(advised(at, by="context")))
+    with pytest.raises(AdviceError, match="advise_min_tok_s: needs the bandwidth of the GPU, which is not known"):
+        advised(at, by="context", min_tok_s=5, roles=ROLES)

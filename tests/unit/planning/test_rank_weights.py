@@ -350,3 +350,23 @@ def test_the_reference_runs_that_ran_out_of_memory() -> None:
     assert last.bytes == first.bytes
     first, last = ranks(model("nvidia/Gemma-4-31B-IT-NVFP4"), pipeline_parallel_size=2)
     assert first.bytes / GIB == pytest.approx(17.55, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("settings", "release", "part"),
+    [
+        ({"tensor_parallel_size": 1}, "0.32.0", 704),
+        ({"tensor_parallel_size": 2}, "0.32.0", 384),
+        ({"tensor_parallel_size": 4}, "0.32.0", 192),
+        ({"tensor_parallel_size": 2}, "0.19.0", 352),
+        ({"tensor_parallel_size": 2, "enable_expert_parallel": True}, "0.32.0", 352),
+    ],
+)
+def test_four_bit_experts_are_padded_to_the_tile_of_marlin(settings: dict[str, Any], release: str, part: int) -> None:
+    """0.32.0 model_executor/layers/quantization/utils/marlin_utils_fp4.py:358-381."""
+    whole = 30 * 128 * 3 * 2816 * 704 * 9 / 16
+    (rank,) = weights.per_rank(model("nvidia/Gemma-4-26B-A4B-NVFP4"), Arguments(**settings), release)
+    assert rank.by_kind["experts"] == pytest.approx(whole * part / 704, rel=1e-4)
+    assert rank.read_bytes_per_token > rank.by_kind["experts"] / 16
+    (fp8,) = weights.per_rank(model("RedHatAI/gemma-4-26B-A4B-it-FP8-dynamic"), Arguments(**settings), release)
+    assert fp8.by_kind["experts"] == pytest.approx(whole * 16 / 9 / settings["tensor_parallel_size"], rel=5e-3)

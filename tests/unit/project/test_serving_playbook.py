@@ -54,6 +54,22 @@ def test_good_variables_pass_without_a_connection(play: Any) -> None:
     assert "failed=0" in done.stdout
 
 
+def test_a_fifth_role_is_data_as_the_page_shows(play: Any) -> None:
+    page = (ROOT / "docs" / "profiles.md").read_text()
+    example = yaml.safe_load(
+        page.split("```yaml\n# inventories/<yours>/group_vars/gpu_hosts/serving.yml\n")[1].split("```")[0]
+    )
+    assert example["serving_roles"][4:] == ["reflector"]
+    options = ("-e", "plan_profile=with-reflector", "-e", "plan_facts=recorded")
+    done = play("playbooks/validate.yml", GOOD | example, "playbooks/plan.yml", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "e4b-reflector  fits" in done.stdout
+    # Nobody serves it: refused, so that the name is not only ignored.
+    example["serving_engines"]["e4b-reflector"]["served_names"] = ["other"]
+    refused = play("playbooks/validate.yml", GOOD | example)
+    assert refused.returncode == 2 and "'reflector'" in helpers.get_words(refused)
+
+
 STAGES = ("host", "image", "weights", "engines", "gateway", "clients")
 
 

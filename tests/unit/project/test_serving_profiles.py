@@ -29,7 +29,7 @@ MODELS: dict[str, Any] = DATA["vllm_models"]
 
 CUDA_MIB = CUDA_TOTAL_MIB[23034]
 L4 = Gpu("NVIDIA L4", GPU_MODELS["NVIDIA L4"].cuda_total_bytes or 0)
-OF_31B = [name for name in ENGINES if name.startswith("31b-")]
+LARGE = [name for name in ENGINES if name.startswith(("31b-", "26b-"))]
 
 
 @functools.cache
@@ -95,10 +95,35 @@ def test_small_models_stay_where_only_the_31b_changes() -> None:
     assert ENGINES["31b-w4a16-tp2"]["gpus"] == ENGINES["31b-nvfp4-tp2"]["gpus"]
 
 
-def test_an_engines_name_says_its_model_and_its_width() -> None:
-    for name in OF_31B:
-        assert name == f"{ENGINES[name]['model']}-tp{ENGINES[name]['tensor_parallel_size']}"
-        assert ENGINES[name]["model"] == f"31b-{MODELS[ENGINES[name]['model']]['precision']}"
+@pytest.mark.parametrize("name", LARGE)
+def test_an_engines_name_says_its_model_and_its_width(name: str) -> None:
+    assert name.removesuffix("-all") == f"{ENGINES[name]['model']}-tp{ENGINES[name]['tensor_parallel_size']}"
+    assert ENGINES[name]["model"] == f"{name[:3]}-{MODELS[ENGINES[name]['model']]['precision']}"
+
+
+def test_only_data_name_the_roles() -> None:
+    roles, found = set(DATA["serving_roles"]), []
+    for folder in ("plugins", "roles", "playbooks", "lab", "tools"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            words = {node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)}
+            found += [(file.name, role) for role in roles & {word for word in words if isinstance(word, str)}]
+        for file in sorted(set((ROOT / folder).rglob("*.yml")) - set((ROOT / folder).glob("group_vars/**"))):
+            text = re.sub(r"(?m)^ *#.*$", "", file.read_text())
+            found += [(file.name, role) for role in roles - {"worker"} if re.search(rf"\b{role}\b", text)]
+    assert found == []
+
+
+def test_what_the_page_says_about_speed() -> None:
+    said = {}
+    for row in rows(ROOT / "docs" / "profiles.md", "engine"):
+        for engine in row["engine"].replace("`", "").split(", ") if "one request, tok/s" in row else []:
+            said[engine] = (*map(row.get, ("one request, tok/s", "lowest to highest")), list(row.values())[-1])
+    known = {}
+    for name, plan in ((name, plan) for profile in PROFILES for name, plan in planned(profile).items()):
+        alone, together = plan.decode_tok_s, plan.decode_together_tok_s
+        assert alone and together and together.requests == 8
+        known[name] = (f"{alone.mid:.0f}", f"{alone.low:.0f} to {alone.high:.0f}", f"{together.mid:.0f}")
+    assert said == known
 
 
 def test_the_lab_has_a_checkpoint_for_every_model() -> None:

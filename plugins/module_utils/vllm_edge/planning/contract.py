@@ -305,6 +305,18 @@ class Decode:
 
 
 @dataclass(frozen=True)
+class DecodeTogether:
+    """Tokens per second of several requests at once, all of them added up. This is always an estimate."""
+
+    requests: int
+    context_tokens: int
+    """Of each request."""
+    low: float
+    mid: float
+    high: float
+
+
+@dataclass(frozen=True)
 class EnginePlan:
     """The plan of one engine."""
 
@@ -333,6 +345,8 @@ class EnginePlan:
     pinned: bool = False
     """Whether the size of its KV cache is fixed, by its own setting or by the plan, and is not the rest of a share of
     the GPU."""
+    decode_together_tok_s: DecodeTogether | None = None
+    """None if the bandwidth of the GPU is not known, or the engine takes one request at a time."""
     observed: tuple[str, ...] = ()
     """Figures that come from the operator (plan_observations), as fields of GpuPlan."""
 

@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimate of the decoding speed of one sequence at short context, from the bytes that each GPU reads per token."""
+"""Estimates of the decoding speed, of one sequence at short context and of several requests at once, from the bytes
+that each GPU reads in one step.
+
+One constant was fitted to a mixture of experts, because there is one public measurement of one with a known checkpoint,
+GPU and batch: EXPERTS_S. The same source has three more batch sizes, which the estimate for several requests meets
+within 15 % without any further constant (tests/unit/planning/test_decode.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ..gpu.models import GpuModel
-from .contract import Arguments, Decode, Model, RankWeights, Uncertain
+from .contract import Arguments, Attention, Decode, DecodeTogether, Model, RankWeights, Uncertain
+from .kv_cache import ELEMENT_BYTES
 
 REACHED_BANDWIDTH = Uncertain(
     0.85,
@@ -22,32 +29,105 @@ ALL_REDUCE_S = Uncertain(
 ALL_REDUCES_PER_LAYER = 2
 """One after o_proj and one after down_proj, which are both row-parallel."""
 FIXED_S = Uncertain(1e-3, 0.5e-3, 2e-3, "scheduling, sampling and launches of a dense model with CUDA graphs")
+EXPERTS_S = Uncertain(
+    3.7e-3,
+    2e-3,
+    12e-3,
+    "routing, sorting and launches of the experts with CUDA graphs: what is left of 1/127 s on an RTX 5090 (1,792 "
+    "GB/s) after reading and FIXED_S, by the model card of FusenAI/gemma-4-26B-A4B-it-NVFP4 (vLLM 0.19, one request). "
+    "Lowest: 196 tok/s of an AWQ checkpoint on the same GPU; highest: 29.8 tok/s at 4k tokens on a GB10, vLLM 0.20.1",
+)
 EAGER_S = Uncertain(4e-3, 3e-3, 6e-3, "launches without CUDA graphs on the dense 31B")
 EAGER_EXPERTS_S = Uncertain(
     48e-3, 20e-3, 60e-3, "launches without CUDA graphs on a mixture of experts: 18 instead of 127 tok/s on an RTX 5090"
 )
 
+TOGETHER_REQUESTS = 8
+"""Of the estimate for several requests, unless max_num_seqs or the KV cache allows fewer: the same number for all
+engines, so that they can be compared. Two for each of the usual roles."""
+TOGETHER_CONTEXT_TOKENS = 1024
+"""Context of each of them."""
+
 
 def estimate(model: Model, arguments: Arguments, ranks: Sequence[RankWeights], gpu: GpuModel) -> Decode:
-    """Estimate tokens per second.
+    """Estimate tokens per second of one sequence at short context.
 
-    The ceiling is bandwidth divided by bytes read. Low, mid and high add communication, fixed work and the launches of
-    eager mode; the constants above give their sources.
+    The ceiling is bandwidth divided by bytes read. Low, mid and high add communication, fixed work, the fixed cost of
+    experts and the launches of eager mode; the constants above give their sources.
 
     Args:
         ranks: the ranks of the pipeline, which work one after the other.
     """
     read = sum(rank.read_bytes_per_token for rank in ranks)
+    low, mid, high = _estimate_rates(model, arguments, read, gpu)
+    return Decode(low=low, mid=mid, high=high, ceiling=gpu.bandwidth_bytes_per_s / read)
+
+
+def estimate_together(
+    model: Model,
+    arguments: Arguments,
+    ranks: Sequence[RankWeights],
+    gpu: GpuModel,
+    kv_cache_dtype: str,
+    most_requests: int,
+    context_tokens: int = TOGETHER_CONTEXT_TOKENS,
+) -> DecodeTogether | None:
+    """Estimate tokens per second of all requests together if several are decoded at once.
+
+    A step reads the dense weights once, the experts that at least one of its tokens is routed to (as if the router
+    chose evenly), and the KV cache of each request. A pipeline is counted as if one batch were in flight, so more is
+    possible. Arithmetic is not counted, so the estimate is for tens of requests, not for hundreds.
+
+    Args:
+        ranks: the ranks of the pipeline, which work one after the other.
+        kv_cache_dtype: as resolved for the engine, such as `bfloat16` or `fp8`.
+        most_requests: how many the engine may run at once.
+        context_tokens: tokens that each request has in the KV cache.
+
+    Returns:
+        The estimate for TOGETHER_REQUESTS requests or `most_requests`, if that is fewer; None if it is fewer than two.
+    """
+    requests = min(TOGETHER_REQUESTS, most_requests)
+    if requests < 2:
+        return None
+    read = sum(rank.read_bytes_per_token for rank in ranks)
+    if model.experts:
+        one = model.experts_per_token / model.experts
+        experts = sum(rank.by_kind.get("experts", 0) for rank in ranks)
+        read += round(experts * (1 - (1 - one) ** requests - one))
+    read += requests * _count_kv_bytes(model, arguments, kv_cache_dtype, context_tokens)
+    low, mid, high = (requests * rate for rate in _estimate_rates(model, arguments, read, gpu))
+    return DecodeTogether(requests, context_tokens, low, mid, high)
+
+
+def _estimate_rates(model: Model, arguments: Arguments, read: int, gpu: GpuModel) -> tuple[float, float, float]:
+    """Return steps per second, low, mid and high, of an engine that reads so many bytes in a step."""
     reduces = ALL_REDUCES_PER_LAYER * len(model.layers) if arguments.tensor_parallel_size > 1 else 0
-    eager = EAGER_EXPERTS_S if model.experts else EAGER_S
+    fixed = [FIXED_S, *([EXPERTS_S] if model.experts else [])]
+    if arguments.enforce_eager:
+        fixed.append(EAGER_EXPERTS_S if model.experts else EAGER_S)
 
-    def rate(bandwidth: float, reduce_s: float, fixed_s: float, eager_s: float) -> float:
-        seconds = read / (gpu.bandwidth_bytes_per_s * bandwidth) + reduces * reduce_s + fixed_s
-        return 1 / (seconds + (eager_s if arguments.enforce_eager else 0))
+    def rate(bandwidth: float, reduce_s: float, fixed_s: float) -> float:
+        return 1 / (read / (gpu.bandwidth_bytes_per_s * bandwidth) + reduces * reduce_s + fixed_s)
 
-    return Decode(
-        low=rate(REACHED_BANDWIDTH.low, ALL_REDUCE_S.high, FIXED_S.high, eager.high),
-        mid=rate(REACHED_BANDWIDTH.value, ALL_REDUCE_S.value, FIXED_S.value, eager.value),
-        high=rate(REACHED_BANDWIDTH.high, ALL_REDUCE_S.low, FIXED_S.low, eager.low),
-        ceiling=gpu.bandwidth_bytes_per_s / read,
+    return (
+        rate(REACHED_BANDWIDTH.low, ALL_REDUCE_S.high, sum(part.high for part in fixed)),
+        rate(REACHED_BANDWIDTH.value, ALL_REDUCE_S.value, sum(part.value for part in fixed)),
+        rate(REACHED_BANDWIDTH.high, ALL_REDUCE_S.low, sum(part.low for part in fixed)),
+    )
+
+
+def _count_kv_bytes(model: Model, arguments: Arguments, kv_cache_dtype: str, tokens: int) -> int:
+    """Return the bytes of the KV cache that one rank of each stage reads to decode a token of one request.
+
+    Layers that share another's cache read it as well.
+    """
+    size = arguments.tensor_parallel_size
+    return sum(
+        2
+        * max(1, layer.kv_heads // size)
+        * layer.head_size
+        * ELEMENT_BYTES.get(kv_cache_dtype, 2)
+        * (min(tokens, layer.window_tokens or tokens) if layer.attention is Attention.SLIDING else tokens)
+        for layer in model.layers
     )

@@ -15,7 +15,7 @@ from .fixes import find_nearest_fix
 from .kv_cache import resolve_dtype
 from .outcome import Engine, Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
 from .overhead import MIB
-from .vllm_versions import Behaviour, behaviour, max_model_len
+from .vllm_versions import Behaviour, behaviour, max_model_len, max_num_seqs
 
 MARGIN_MIB = 512
 TOLERANCE_MIB = 300
@@ -186,6 +186,13 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         advice += feasibility.advise_on_context(max_model_len(engine.model, engine.arguments), kv.max_concurrency)
         advice += _check_highest(engine, outcome)
     weights = tuple(rank.loaded for rank in outcome.ranks)
+    together = None
+    if kv and weights and gpu_model:
+        fit = kv.tokens // decode.TOGETHER_CONTEXT_TOKENS
+        sequences = max_num_seqs(engine.model, engine.arguments, engine.release.version)
+        together = decode.estimate_together(
+            engine.model, engine.arguments, weights, gpu_model, engine.kv_cache_dtype, min(fit, sequences)
+        )
     return EnginePlan(
         engine=engine.name,
         verdict=outcome.verdict,
@@ -199,6 +206,7 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         decode_tok_s=decode.estimate(engine.model, engine.arguments, weights, gpu_model)
         if weights and gpu_model
         else None,
+        decode_together_tok_s=together,
         gpus=outcome.gpus,
         kv_groups=kv.groups if kv else (),
         advice=tuple(advice),

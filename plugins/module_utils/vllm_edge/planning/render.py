@@ -38,7 +38,11 @@ def lines(plan: Plan) -> list[str]:
 
 def legend() -> list[str]:
     """Return what the letters of a bar mean, and the units."""
-    return _wrapped("", f"{LEGEND}; figures are MiB per GPU; tok/s are estimates for one sequence at short context.")
+    return _wrapped(
+        "",
+        f"{LEGEND}; figures are MiB per GPU; tok/s are estimates, for one sequence at short "
+        f"context unless they say otherwise.",
+    )
 
 
 def refusals(plan: Plan) -> list[str]:
@@ -95,7 +99,8 @@ def _engine(engine: EnginePlan) -> Iterator[str]:
     if speed is not None and engine.verdict is Verdict.FITS:
         yield from _wrapped(
             "  speed: ",
-            f"{speed.mid:.1f} tok/s (estimate: {speed.low:.1f} to {speed.high:.1f}, ceiling {speed.ceiling:.1f})",
+            f"{speed.mid:.1f} tok/s (estimate: {speed.low:.1f} to {speed.high:.1f}, ceiling {speed.ceiling:.1f})"
+            f"{describe_together(engine)}",
         )
     if engine.derived_kv_cache_memory_bytes:
         pinned = engine.derived_kv_cache_memory_bytes
@@ -110,6 +115,17 @@ def _engine(engine: EnginePlan) -> Iterator[str]:
     if engine.gpus:
         yield "  GPU " + " " * (BAR_WIDTH + 3) + "".join(f"{heading:>8}" for heading in HEADINGS)
         yield from map(_render_gpu, engine.gpus)
+
+
+def describe_together(engine: EnginePlan) -> str:
+    """Return the estimate for several requests at once, to follow that for one; empty if there is none."""
+    several = engine.decode_together_tok_s
+    if several is None:
+        return ""
+    return (
+        f"; {several.requests} requests at once: {several.mid:.0f} tok/s together, "
+        f"{several.mid / several.requests:.1f} each (estimate: {several.low:.0f} to {several.high:.0f} together)"
+    )
 
 
 def _render_gpu(gpu: GpuPlan) -> str:

@@ -23,6 +23,12 @@ MAX_NUM_BATCHED_TOKENS = 2048
 EVERY_STAGE = frozenset({"gemma4", "gemma3", "qwen3_moe"})
 """Families whose model files build embeddings, head and last norm on every stage of the pipeline, whether used there or
 not (gemma4.py, gemma3.py, qwen3_moe.py of 0.19 to 0.33). llama.py and qwen2.py build them where they are used."""
+MARLIN_EXPERTS_TILE = 64
+MARLIN_EXPERTS_PADDED_SINCE = (0, 25)
+"""From this release on Marlin's experts have their intermediate size padded to a multiple of the tile (0.32.0
+quantization/utils/marlin_utils_fp4.py:358-381, prepare_nvfp4_moe_layer_for_marlin; marlin_utils.py:329,
+marlin_moe_padded_intermediate), and a token reads the padding too. Earlier ones refuse the shape. Other kernels for
+4-bit experts pad as much or more, so this is counted on every GPU."""
 SHARED_LAYERS_WITHOUT_KV = (0, 30)
 """From this release on a layer that shares another's KV cache has no K and V projection (gemma4.py of 0.30.0). Up to
 0.28.0 it has both and uses neither."""
@@ -69,6 +75,8 @@ def per_rank(model: Model, arguments: Arguments, vllm_version: str = "0.19.0") -
         read = Fraction(0)
         for component in loaded:
             size = _count(component, stage) * _compute_bytes_on_rank(component, model, arguments.tensor_parallel_size)
+            if component.sharding is Sharding.EXPERTS:
+                size = math.ceil(size * _compute_expert_padding(model, arguments, release))
             held[component.kind] += size
             if _is_read(component, stage):
                 read += size * Fraction(component.read_per_token)
@@ -129,6 +137,22 @@ def _compute_bytes_on_rank(component: Component, model: Model, ranks: int) -> in
     elif component.sharding is Sharding.KV_HEADS and component.kv_heads:
         share = Fraction(max(1, component.kv_heads // ranks), component.kv_heads)
     return math.ceil(elements * share * bits / 8)
+
+
+def _compute_expert_padding(model: Model, arguments: Arguments, release: tuple[int, ...]) -> Fraction:
+    """Return by what factor 4-bit experts grow on a rank because their intermediate size is padded; 1 for others."""
+    size = arguments.tensor_parallel_size
+    if (
+        model.quantization.weight_bits != 4
+        or arguments.enable_expert_parallel
+        or release < MARLIN_EXPERTS_PADDED_SINCE
+        or not model.expert_intermediate_size
+        or model.expert_intermediate_size % size
+    ):
+        return Fraction(1)
+    part = model.expert_intermediate_size // size
+    tile = math.lcm(MARLIN_EXPERTS_TILE, model.quantization.group_size or 1)
+    return Fraction(-(-part // tile) * tile, part)
 
 
 def _compute_rope_bytes(model: Model) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import overhead, planner
 from ..contract import Gpu
-from .model import MAX_NUM_SEQS, PROFILE_NAME, Chosen, Fit, Host, Profile, Shape, Wish
+from .model import PROFILE_NAME, Chosen, Fit, Host, Profile, Shape, Wish
 
 FIRST_PORT, PORT_STEP = 8050, 10
 SAME_WEIGHTS = ("model", "tensor_parallel_size", "pipeline_parallel_size")
@@ -17,7 +17,9 @@ DIALECT = ("chat_template", "tool_call_parser", "reasoning_parser")
 """What clients notice of an engine and does not follow from its checkpoint."""
 
 
-def build_arguments(model: str, shape: Shape, kv_cache_dtype: str, max_model_len: int) -> dict[str, Any]:
+def build_arguments(
+    model: str, shape: Shape, kv_cache_dtype: str, max_model_len: int, max_num_seqs: int
+) -> dict[str, Any]:
     """Return an engine as in serving_engines, without what depends on the host.
 
     Args:
@@ -31,7 +33,7 @@ def build_arguments(model: str, shape: Shape, kv_cache_dtype: str, max_model_len
         "tensor_parallel_size": shape.tensor_parallel_size,
         **stages,
         "max_model_len": max_model_len,
-        "max_num_seqs": MAX_NUM_SEQS,
+        "max_num_seqs": max_num_seqs,
         **({} if kv_cache_dtype == "auto" else {"kv_cache_dtype": kv_cache_dtype}),
     }
 
@@ -71,7 +73,7 @@ def describe_choice(asked: Wish, host: Host, profile: Profile) -> Chosen:
     for number, engine in enumerate(profile.engines):
         fit, name = engine.fit, f"{PROFILE_NAME}-{engine.fit.model}"
         engines[name] = {
-            **build_arguments(fit.model, fit.shape, fit.kv_cache_dtype, engine.max_model_len),
+            **build_arguments(fit.model, fit.shape, fit.kv_cache_dtype, engine.max_model_len, fit.max_num_seqs),
             "gpus": list(slots[number]),
             "port": FIRST_PORT + number * PORT_STEP,
             "served_names": list(engine.roles),

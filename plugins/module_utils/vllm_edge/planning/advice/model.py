@@ -14,8 +14,8 @@ from ..contract import EnginePlan, Gpu, Model, Plan
 
 MIN_CONTEXT_TOKENS = 8192
 MAX_NUM_SEQS = 16
-"""Of every engine that is advised: four for each of the usual roles. Each further sequence costs memory for the sampler
-and for CUDA graphs, whether it is used or not."""
+"""Of every engine that is advised unless advise_max_num_seqs says otherwise: four for each of the usual roles. Each
+further sequence costs memory for the sampler and for CUDA graphs, whether it is used or not."""
 PROFILE_NAME = "advised"
 """Name of the chosen profile, and the beginning of the names of its engines."""
 
@@ -42,6 +42,10 @@ class Wish:
     models: tuple[str, ...] = ()
     """Empty means all models."""
     main: str | None = None
+    min_tok_s: Mapping[str, float] = field(default_factory=dict)
+    """Tokens per second that a request to a role must be estimated to get alone, by role; a role may be absent."""
+    max_num_seqs: tuple[int, ...] = (MAX_NUM_SEQS,)
+    """The values that engines are planned with."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ class Fit:
     """The KV cache has the model's own dtype, or one for which the checkpoint has scales."""
     blocks_of_request: Callable[[int], int]
     """Returns how many blocks of the KV cache a request of so many tokens takes."""
+    max_num_seqs: int = MAX_NUM_SEQS
     observed_as: str = ""
     """The engine whose observations are in the plan; empty if there is none."""
 
@@ -108,7 +113,8 @@ class Fit:
 
     @property
     def spread(self) -> str:
-        return f"{self.shape}{'' if self.kv_cache_dtype == 'auto' else f' kv={self.kv_cache_dtype}'}"
+        sequences = "" if self.max_num_seqs == MAX_NUM_SEQS else f" seqs={self.max_num_seqs}"
+        return f"{self.shape}{'' if self.kv_cache_dtype == 'auto' else f' kv={self.kv_cache_dtype}'}{sequences}"
 
     def at_once(self, tokens: int) -> float:
         """Return how many requests of so many tokens the KV cache holds at once."""
@@ -164,6 +170,11 @@ class Profile:
         """Models and shapes, without the KV cache."""
         return tuple((engine.fit.model, engine.fit.shape) for engine in self.engines)
 
+    @property
+    def choice(self) -> tuple[tuple[str, Shape, int], ...]:
+        """Models, shapes and max_num_seqs: profiles in which they are the same share a row of the table."""
+        return tuple((engine.fit.model, engine.fit.shape, engine.fit.max_num_seqs) for engine in self.engines)
+
 
 @dataclass(frozen=True)
 class Rejection:
@@ -204,3 +215,5 @@ class Advice:
     """Best first."""
     rejections: tuple[Rejection, ...]
     chosen: Chosen
+    lost: tuple[tuple[int, str, str], ...] = ()
+    """The best of the next choices of engines: rank, label, and why it is behind the chosen profile."""

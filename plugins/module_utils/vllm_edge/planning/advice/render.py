@@ -12,11 +12,11 @@ import yaml  # comes with Ansible on the controller; the program of the host doe
 
 from ...text import WIDTH
 from .. import render
-from ..contract import EnginePlan
+from ..contract import Decode, DecodeTogether, EnginePlan
 from ..feasibility import advise_on_context
 from ..fixes import TENSOR_PARALLEL_SIZES
 from .choice import list_own_advice
-from .model import MAX_NUM_SEQS, PROFILE_NAME, Advice, Chosen, Engine, Profile
+from .model import PROFILE_NAME, Advice, Chosen, Engine, Profile
 
 ROWS = 20
 """Rows of the table. The document has all profiles."""
@@ -27,6 +27,8 @@ def document(advice: Advice) -> dict[str, Any]:
     return {
         "by": advice.wish.by.value,
         "min_context": advice.wish.min_context_tokens,
+        "min_tok_s": dict(advice.wish.min_tok_s),
+        "max_num_seqs": list(advice.wish.max_num_seqs),
         "main_models": list(advice.mains),
         "profiles": [_build_row(rank, profile, advice) for rank, profile in enumerate(advice.profiles, 1)],
         "rejected": [dataclasses.asdict(rejection) for rejection in advice.rejections],
@@ -38,28 +40,24 @@ def document(advice: Advice) -> dict[str, Any]:
             "advice": {name: list(said) for name, said in advice.chosen.advice.items()},
             "plan": render.document(advice.chosen.plan),
         },
+        "lost": [{"rank": rank, "label": label, "reason": why} for rank, label, why in advice.lost],
     }
 
 
 def lines(advice: Advice) -> list[str]:
     """Return the advice as text of at most WIDTH columns."""
     count, host, chosen = len(advice.profiles), advice.host, advice.chosen
+    wanted = "".join(f", {least:g} tok/s or more for {role}" for role, least in advice.wish.min_tok_s.items())
     return [
         *render.wrap(
             f"{host.describe_gpus()}, vLLM {host.vllm_version}: {count} feasible profiles of "
-            f"{advice.wish.min_context_tokens:,} tokens or more, ranked by {advice.wish.by.value}. The main engine has "
-            f"one of {', '.join(advice.mains)}."
+            f"{advice.wish.min_context_tokens:,} tokens or more{wanted}, ranked by {advice.wish.by.value}. The main "
+            f"engine has one of {', '.join(advice.mains)}."
         ),
         "",
-        *_render_table(advice),
-        "",
-        *render.wrap(NOTES),
-        "",
-        "rejected:",
-        *(line for rejection in advice.rejections for line in render.wrap(f"  {rejection}", "    ")),
-        *render.wrap(f"  {NOT_CONSIDERED}", "    "),
-        "",
-        f"chosen: {chosen.rank} of {count} (advise_choose), {advice.profiles[chosen.rank - 1].label}",
+        *render.wrap(
+            f"chosen: {chosen.rank} of {count} (advise_choose), {advice.profiles[chosen.rank - 1].label}", "    "
+        ),
         *(
             line
             for planned in chosen.plan.engines
@@ -72,8 +70,18 @@ def lines(advice: Advice) -> list[str]:
                 ),
             )
         ),
+        *(["why the next ones lost:"] if advice.lost else []),
+        *(line for rank, label, why in advice.lost for line in render.wrap(f"  {rank}, {label}: {why}", "    ")),
         "",
         *pasted(chosen),
+        "",
+        *_render_table(advice),
+        "",
+        *render.wrap(NOTES),
+        "",
+        "rejected:",
+        *(line for rejection in advice.rejections for line in render.wrap(f"  {rejection}", "    ")),
+        *render.wrap(f"  {NOT_CONSIDERED}, {_list_other_sequences(advice)}.", "    "),
     ]
 
 
@@ -95,11 +103,15 @@ NOTES = (
 )
 NOT_CONSIDERED = (
     "not considered: two engines on one GPU, two engines of one model, an engine over GPUs that are not alike, "
-    f"tensor_parallel_size other than {', '.join(map(str, TENSOR_PARALLEL_SIZES))}, max_num_seqs other than "
-    f"{MAX_NUM_SEQS}, a smaller model as main engine (advise_main)."
+    f"tensor_parallel_size other than {', '.join(map(str, TENSOR_PARALLEL_SIZES))}, a smaller model as main "
+    f"engine (advise_main)"
 )
 COLUMNS = (4, 31, 9, 17, 8, 7)
 """Widths of rank, engines, GPUs, tok/s, context and at once; the verdict gets the rest."""
+
+
+def _list_other_sequences(advice: Advice) -> str:
+    return f"max_num_seqs other than {', '.join(map(str, advice.wish.max_num_seqs))} (advise_max_num_seqs)"
 
 
 def _render_table(advice: Advice) -> Iterator[str]:
@@ -109,9 +121,9 @@ def _render_table(advice: Advice) -> Iterator[str]:
     yield _format_columns("", "", "used/free", "low-  mid- high", "tokens", "", "(advice)")
     seen: set[Any] = set()
     for rank, profile in enumerate(advice.profiles, 1):
-        if rank != advice.chosen.rank and (profile.kind in seen or len(seen) >= ROWS):
+        if rank != advice.chosen.rank and (profile.choice in seen or len(seen) >= ROWS):
             continue
-        seen.add(profile.kind)
+        seen.add(profile.choice)
         row = _build_row(rank, profile, advice)
         speed = row["tok_s_estimate"]
         label, *more = textwrap.wrap(profile.label, COLUMNS[1], subsequent_indent="  ", break_on_hyphens=False)
@@ -126,7 +138,7 @@ def _render_table(advice: Advice) -> Iterator[str]:
         )
         for line in more:
             yield _format_columns("", line).rstrip()
-    kinds = {profile.kind for profile in advice.profiles}
+    kinds = {profile.choice for profile in advice.profiles}
     if len(kinds) > len(seen):
         yield f"      ... and {len(kinds) - len(seen)} more choices of engines (-e format=json)"
 
@@ -151,15 +163,17 @@ def _build_row(rank: int, profile: Profile, advice: Advice) -> dict[str, Any]:
                 "pipeline_parallel_size": engine.fit.shape.pipeline_parallel_size,
                 "kv_cache_dtype": engine.fit.plan.kv_cache_dtype,
                 "max_model_len": engine.max_model_len,
+                "max_num_seqs": engine.fit.max_num_seqs,
                 "max_concurrency": round(engine.at_once, 2),
                 "served_names": list(engine.roles),
-                "tok_s_estimate": _describe_speed(engine),
+                "tok_s_estimate": _describe_speed(engine.fit.plan.decode_tok_s),
+                "tok_s_together_estimate": _describe_speed(engine.fit.plan.decode_together_tok_s),
             }
             for engine in profile.engines
         ],
         "gpus_used": profile.gpus,
         "gpus_free": profile.free_gpus,
-        "tok_s_estimate": _describe_speed(main),
+        "tok_s_estimate": _describe_speed(main.fit.plan.decode_tok_s),
         "context": main.max_model_len,
         "max_concurrency": round(main.at_once, 2),
         "verdict": main.fit.plan.verdict.value,
@@ -167,8 +181,7 @@ def _build_row(rank: int, profile: Profile, advice: Advice) -> dict[str, Any]:
     }
 
 
-def _describe_speed(engine: Engine) -> dict[str, float] | None:
-    speed = engine.fit.plan.decode_tok_s
+def _describe_speed(speed: Decode | DecodeTogether | None) -> dict[str, float] | None:
     return dataclasses.asdict(speed) if speed else None
 
 
@@ -182,7 +195,11 @@ def _collect_advice(engine: Engine, advice: Advice) -> list[str]:
 
 def _describe_figures(planned: EnginePlan) -> str:
     speed = planned.decode_tok_s
-    fast = f"{speed.mid:.1f} tok/s (estimate: {speed.low:.1f} to {speed.high:.1f}), " if speed else ""
+    fast = (
+        f"{speed.mid:.1f} tok/s (estimate: {speed.low:.1f} to {speed.high:.1f}){render.describe_together(planned)}, "
+        if speed
+        else ""
+    )
     return (
         f"{fast}{planned.max_concurrency:.1f} requests of full context at once, KV cache {planned.kv_cache_dtype}. "
         f"{planned.reason}"

@@ -23,6 +23,7 @@ from ..kv_cache import resolve_dtype
 from ..vllm_versions import count_batches_in_flight, max_num_batched_tokens
 from .choice import build_arguments, describe_choice, match_observed
 from .model import (
+    MAX_NUM_SEQS,
     MIN_CONTEXT_TOKENS,
     Advice,
     AdviceError,
@@ -42,6 +43,8 @@ ROLES_OF_MAIN = 2
 """This many roles stay with the main engine if there are others beside it."""
 WITHOUT_KV = (Verdict.UNSUPPORTED_ENGINE, Verdict.UNSUPPORTED_SHAPE, Verdict.NOT_FREE, Verdict.OOM_WEIGHTS)
 """Verdicts that another dtype of the KV cache does not change."""
+SHOWN_LOST = 3
+"""This many of the next choices of engines are shown with the reason why they lost."""
 BITS_OF_TENSORS = {"U8": 2, "F4": 1, "I32": 8, "I64": 16}
 """How many 4-bit weights one element of a packed tensor holds, by the tensor's dtype."""
 
@@ -54,6 +57,9 @@ def wish(
     min_context: Any = MIN_CONTEXT_TOKENS,
     models: Any = (),
     main: Any = None,
+    min_tok_s: Any = None,
+    max_num_seqs: Any = None,
+    roles: Sequence[str] = (),
 ) -> Wish:
     """Check the variables advise_*. Numbers may be text, because `-e` delivers text.
 
@@ -64,6 +70,9 @@ def wish(
         min_context: advise_min_context, in tokens.
         models: advise_models, one name or a list; empty means all.
         main: advise_main, the model of the main engine, or None.
+        min_tok_s: advise_min_tok_s, one number for all roles or numbers by role, in tokens per second; or None.
+        max_num_seqs: advise_max_num_seqs, one number or several; None means MAX_NUM_SEQS.
+        roles: the roles that min_tok_s may name.
 
     Raises:
         AdviceError: if a value is wrong.
@@ -82,7 +91,18 @@ def wish(
     if main not in (None, "") and main not in (names or known):
         where = "none of advise_models" if main in known else "not a key of vllm_models"
         raise AdviceError(f"advise_main: {shown(main)} is {where}; {nearest(str(main), names or known)}")
-    return Wish(By(by), chosen, tokens, tuple(dict.fromkeys(names)), main or None)
+    sequences = [] if max_num_seqs in (None, "") else max_num_seqs
+    sequences = sequences if isinstance(sequences, list) else str(sequences).split(",")
+    counts = [_parse_number("advise_max_num_seqs", text, 1, "a number of requests, such as 16") for text in sequences]
+    return Wish(
+        By(by),
+        chosen,
+        tokens,
+        tuple(dict.fromkeys(names)),
+        main or None,
+        _parse_min_tok_s(min_tok_s, roles),
+        tuple(dict.fromkeys(counts)) or (MAX_NUM_SEQS,),
+    )
 
 
 def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None) -> Advice:
@@ -97,22 +117,26 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
     """
     models = {name: model for name, model in host.models.items() if not asked.models or name in asked.models}
     fits, refused = _find_fits(asked, host, models)
+    if asked.min_tok_s and fits and all(fit.plan.decode_tok_s is None for fit in fits):
+        raise AdviceError(f"advise_min_tok_s: {_NEEDS_BANDWIDTH.format(host.describe_gpus())}; leave it out.")
+    refused += _list_too_slow(asked, fits)
     rejections = [*(Rejection(name, "unknown", (), why) for name, why in (unreadable or {}).items()), *refused]
     mains, profiles = _find_profiles(asked, host, models, fits)
     if not profiles:
         raise AdviceError(_describe_failure(asked, host, rejections))
     if asked.by is By.TOK_S and all(profile.main.fit.plan.decode_tok_s is None for profile in profiles):
         raise AdviceError(
-            f"advise_by: 'tok_s' needs the bandwidth of the GPU, which is not known of {host.describe_gpus()}; write "
-            f"'context' or 'free_gpus', or add the GPU to plugins/module_utils/vllm_edge/gpu/models.py."
+            f"advise_by: 'tok_s' {_NEEDS_BANDWIDTH.format(host.describe_gpus())}; write 'context' or 'free_gpus', or "
+            f"add the GPU to plugins/module_utils/vllm_edge/gpu/models.py."
         )
-    profiles.sort(key=ORDERS[asked.by])
+    profiles.sort(key=lambda profile: tuple(value(profile) for value, _ in ORDERS[asked.by]))
     if asked.choose > len(profiles):
         raise AdviceError(
             f"advise_choose: {asked.choose}, but {len(profiles)} profiles are feasible; write 1 to {len(profiles)}."
         )
     chosen = describe_choice(asked, host, profiles[asked.choose - 1])
-    return Advice(asked, host, mains, tuple(profiles), tuple(rejections), chosen)
+    lost = tuple(_explain_lost(asked, profiles))
+    return Advice(asked, host, mains, tuple(profiles), tuple(rejections), chosen, lost)
 
 
 # ---- engines -----------------------------------------------------------------------------------------------------
@@ -168,7 +192,11 @@ def _find_fits(asked: Wish, host: Host, models: Mapping[str, Model]) -> tuple[li
             continue
         for gpu, count in Counter(host.gpus).items():
             for shape in shapes(count):
-                for fit in _plan_fits(name, gpu, shape, asked, host):
+                for fit in (
+                    fit
+                    for sequences in asked.max_num_seqs
+                    for fit in _plan_fits(name, gpu, shape, sequences, asked, host)
+                ):
                     if fit.plan.verdict is Verdict.FITS:
                         found.append(fit)
                     else:
@@ -181,12 +209,12 @@ def _find_fits(asked: Wish, host: Host, models: Mapping[str, Model]) -> tuple[li
     return found, rejections
 
 
-def _plan_fits(name: str, gpu: Gpu, shape: Shape, asked: Wish, host: Host) -> Iterator[Fit]:
+def _plan_fits(name: str, gpu: Gpu, shape: Shape, max_num_seqs: int, asked: Wish, host: Host) -> Iterator[Fit]:
     """Yield the engine with each dtype of the KV cache that makes a difference."""
     model = host.models[name]
     seen: set[str] = set()
     for dtype in KV_CACHE_DTYPES:
-        engine = build_arguments(name, shape, dtype, asked.min_context_tokens)
+        engine = build_arguments(name, shape, dtype, asked.min_context_tokens, max_num_seqs)
         arguments = planner.arguments_of(engine)
         resolved = resolve_dtype(model, arguments, host.vllm_version)
         if resolved in seen:
@@ -212,7 +240,7 @@ def _plan_fits(name: str, gpu: Gpu, shape: Shape, asked: Wish, host: Host) -> It
             return sum(group.blocks(tokens, in_flight) for group in found)
 
         own = resolved == model.dtype or resolved == model.quantization.kv_cache_dtype
-        yield Fit(name, gpu, shape, dtype, plan, own, blocks, observed_as)
+        yield Fit(name, gpu, shape, dtype, plan, own, blocks, max_num_seqs, observed_as)
         if plan.verdict in WITHOUT_KV:
             return
 
@@ -249,8 +277,11 @@ def _build_profiles(
                 for side, roles in zip(sides, _distribute_roles(host.roles[ROLES_OF_MAIN:], len(sides)), strict=True)
             )
             free = left.total() - sum(side.shape.gpus for side in sides)
-            for tokens in _list_contexts(main, len(stay), asked.min_context_tokens):
-                yield Profile((Engine(main, tokens, tuple(stay)), *others), free)
+            if not all(_is_fast_enough(asked, engine.fit, engine.roles) for engine in others):
+                continue
+            if _is_fast_enough(asked, main, stay):
+                for tokens in _list_contexts(main, len(stay), asked.min_context_tokens):
+                    yield Profile((Engine(main, tokens, tuple(stay)), *others), free)
 
 
 def _select_best_sides(kind: Sequence[str], fits: Sequence[Fit]) -> list[Fit]:
@@ -261,12 +292,16 @@ def _select_best_sides(kind: Sequence[str], fits: Sequence[Fit]) -> list[Fit]:
     """
     fastest: dict[tuple[str, Gpu], Fit] = {}
     best = []
-    for fit in sorted((fit for fit in fits if fit.model in kind), key=lambda fit: (fit.shape.gpus, -fit.tok_s)):
+    for fit in sorted((fit for fit in fits if fit.model in kind), key=_order_of_side):
         known = fastest.get((fit.model, fit.gpu))
         if known is None or fit.tok_s > known.tok_s:
             fastest[fit.model, fit.gpu] = fit
             best.append(fit)
     return best
+
+
+def _order_of_side(fit: Fit) -> tuple[float, ...]:
+    return fit.shape.gpus, -fit.tok_s, -fit.max_num_seqs
 
 
 def _choose_sides(kinds: Sequence[Sequence[Fit]], left: Mapping[Gpu, int], most: int) -> Iterator[tuple[Fit, ...]]:
@@ -302,33 +337,78 @@ def _list_contexts(fit: Fit, requests: int, least: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*found, longest)))
 
 
-def _order_by_speed(profile: Profile) -> tuple[Any, ...]:
-    """Return the sort key of the ranking by tokens per second; later parts break ties."""
-    main = profile.main
-    return (
-        -main.fit.tok_s,
-        not main.fit.calibrated,
-        main.waiting,
-        -main.max_model_len,
-        -len(profile.sides),
-        -sum(side.fit.tok_s for side in profile.sides),
-        -profile.free_gpus,
-        -main.at_once,
-        profile.label,
-    )
+def _is_fast_enough(asked: Wish, fit: Fit, roles: Sequence[str]) -> bool:
+    return all(fit.tok_s >= asked.min_tok_s.get(role, 0.0) for role in roles)
 
 
-ORDERS: Mapping[By, Callable[[Profile], tuple[Any, ...]]] = {
-    By.TOK_S: _order_by_speed,
-    By.CONTEXT: lambda profile: (-profile.main.max_model_len, *_order_by_speed(profile)),
-    By.FREE_GPUS: lambda profile: (-profile.free_gpus, *_order_by_speed(profile)),
+def _list_too_slow(asked: Wish, fits: Sequence[Fit]) -> list[Rejection]:
+    """Return for each model why none of its engines is fast enough for any role, although it fits."""
+    least = min(asked.min_tok_s.values(), default=0.0)
+    found = []
+    for name in dict.fromkeys(fit.model for fit in fits):
+        mine = [fit for fit in fits if fit.model == name]
+        fastest = max(mine, key=lambda fit: fit.tok_s)
+        if fastest.tok_s < least:
+            said = f"Its fastest engine, {fastest.spread}, is estimated to give {fastest.tok_s:.1f} tok/s."
+            shapes = tuple(dict.fromkeys(fit.spread for fit in mine))
+            found.append(Rejection(name, f"advise_min_tok_s {least:g}", shapes, said))
+    return found
+
+
+def _explain_lost(asked: Wish, profiles: Sequence[Profile]) -> Iterator[tuple[int, str, str]]:
+    """Yield the next choices of engines after the chosen profile, each with the first criterion that it lost by."""
+    winner = profiles[asked.choose - 1]
+    seen = {winner.choice}
+    for rank, profile in enumerate(profiles[asked.choose :], asked.choose + 1):
+        if profile.choice in seen:
+            continue
+        seen.add(profile.choice)
+        says = next(says for value, says in ORDERS[asked.by] if value(profile) != value(winner))
+        yield rank, profile.label, f"{says(profile)}, the chosen one {says(winner)}"
+        if len(seen) > SHOWN_LOST:
+            return
+
+
+Criterion = tuple[Callable[[Profile], Any], Callable[[Profile], str]]
+"""The sort key of a profile, and what is said of it if that decides."""
+
+
+def _say_kv_cache(profile: Profile) -> str:
+    dtype = profile.main.fit.plan.kv_cache_dtype
+    return f"KV cache in {dtype}{'' if profile.main.fit.calibrated else ', which is not the type of the checkpoint'}"
+
+
+BY_SPEED: Sequence[Criterion] = (
+    (lambda profile: -profile.main.fit.tok_s, lambda profile: f"{profile.main.fit.tok_s:.1f} tok/s"),
+    (lambda profile: not profile.main.fit.calibrated, _say_kv_cache),
+    (lambda profile: profile.main.waiting, lambda profile: f"{profile.main.waiting} roles that may wait"),
+    (lambda profile: -profile.main.max_model_len, lambda profile: f"{profile.main.max_model_len:,} tokens"),
+    (lambda profile: -profile.main.fit.max_num_seqs, lambda profile: f"max_num_seqs {profile.main.fit.max_num_seqs}"),
+    (lambda profile: -len(profile.sides), lambda profile: f"{len(profile.sides)} engines beside the main one"),
+    (
+        lambda profile: -sum(side.fit.tok_s for side in profile.sides),
+        lambda profile: f"{sum(side.fit.tok_s for side in profile.sides):.1f} tok/s beside the main one",
+    ),
+    (lambda profile: -profile.free_gpus, lambda profile: f"{profile.free_gpus} free GPUs"),
+    (lambda profile: -profile.main.at_once, lambda profile: f"{profile.main.at_once:.1f} requests at once"),
+    (lambda profile: profile.label, lambda profile: f"the name {profile.label}"),
+)
+"""The ranking by tokens per second; later criteria break ties."""
+ORDERS: Mapping[By, Sequence[Criterion]] = {
+    By.TOK_S: BY_SPEED,
+    By.CONTEXT: (BY_SPEED[3], *BY_SPEED),
+    By.FREE_GPUS: (BY_SPEED[7], *BY_SPEED),
 }
+_NEEDS_BANDWIDTH = "needs the bandwidth of the GPU, which is not known of {}"
 
 
 def _describe_failure(asked: Wish, host: Host, rejections: Sequence[Rejection]) -> str:
     """Return why no profile is feasible, and what would work."""
     only = f"advise_main: no engine of {asked.main}" if asked.main else "advise_models: no engine of any of the models"
     why = [str(reason) for reason in rejections if asked.main in (None, reason.model)]
+    if asked.min_tok_s:
+        wanted = ", ".join(f"{role} {least:g}" for role, least in asked.min_tok_s.items())
+        only = f"advise_min_tok_s ({wanted}): no profile is fast enough for these roles. {only}"
     tried = f"advise_min_context is {asked.min_context_tokens:,} tokens: a smaller one, or another model, may do."
     return f"{only} fits on {host.describe_gpus()} with vLLM {host.vllm_version}. {' '.join(why)} {tried}"
 
@@ -339,3 +419,17 @@ def _parse_number(variable: str, value: Any, least: int, what: str) -> int:
     if isinstance(value, bool) or not re.fullmatch(r"\d+", text) or int(text) < least:
         raise AdviceError(f"{variable}: {shown(value)} is not {what}; write a whole number from {least} on.")
     return int(text)
+
+
+def _parse_min_tok_s(value: Any, roles: Sequence[str]) -> dict[str, float]:
+    """Parse advise_min_tok_s, whose numbers may be text. Raises AdviceError."""
+    if value in (None, "", {}):
+        return {}
+    given = value if isinstance(value, Mapping) else dict.fromkeys(roles, value)
+    for role, least in given.items():
+        where = f"advise_min_tok_s.{role}" if isinstance(value, Mapping) else "advise_min_tok_s"
+        if role not in roles:
+            raise AdviceError(f"{shown(where)} is no role of serving_roles; {nearest(str(role), sorted(roles))}")
+        if isinstance(least, bool) or not re.fullmatch(r"\d{1,6}(\.\d{1,6})?", str(least)):
+            raise AdviceError(f"{where}: {shown(least)} is no number of tokens per second, such as 30 or 12.5.")
+    return {str(role): float(least) for role, least in given.items()}
