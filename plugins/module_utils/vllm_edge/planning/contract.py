@@ -197,6 +197,7 @@ class Arguments:
     enable_expert_parallel: bool = False
     language_model_only: bool = False
     async_scheduling: bool | None = None
+    dtype: str = "auto"
 
 
 @dataclass(frozen=True)

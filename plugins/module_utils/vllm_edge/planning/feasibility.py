@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..gpu.models import GpuModel
 from .contract import Arguments, Gpu, Model, Verdict
+from .dtypes import ALSO_FLOAT32, BFLOAT16_SINCE, WITHOUT_FLOAT16, list_supported
 
 PIPELINE_FIXED = (0, 21)
 """Gemma 4 with pipeline parallelism: vLLM 0.19.0 and 0.20.0 call `IntermediateTensors.get`
@@ -126,20 +127,46 @@ def _capability(case: Case) -> Iterator[Finding]:
             f"(vLLM model_executor/layers/quantization/modelopt.py, get_min_capability)",
             "",
         )
-    if case.model.dtype == "bfloat16" and has < (8, 0):
+    if case.model.dtype == "bfloat16" and has < BFLOAT16_SINCE:
         yield Finding(
             Verdict.UNSUPPORTED_ENGINE,
             f"bfloat16 needs compute capability 8.0 and {case.gpu.name} has {_said(has)} (vLLM platforms/cuda.py, "
             f"check_if_supports_dtype)",
-            "dtype: float16",
+            _suggest_dtype(case),
         )
     if case.kv_cache_dtype.startswith("fp8") and has < (8, 9):
         yield Finding(
             Verdict.UNSUPPORTED_ENGINE,
             f"an FP8 KV cache needs compute capability 8.9 and {case.gpu.name} has {_said(has)} "
             f"(Triton has no fp8e4nv below it)",
-            f"kv_cache_dtype: {case.model.dtype}",
+            # vLLM has no KV cache named float32: that is `auto`, unless the checkpoint makes FP8 of it.
+            f"kv_cache_dtype: {case.model.dtype if case.model.dtype != 'float32' else 'auto'}",
         )
+
+
+def _check_dtype(case: Case) -> Iterator[Finding]:
+    """Yield findings for a dtype that vLLM refuses for the family or the quantization, whatever the GPU."""
+    dtype, method = case.model.dtype, case.model.quantization.method
+    if dtype == "float16" and case.model.family in WITHOUT_FLOAT16:
+        yield Finding(
+            Verdict.UNSUPPORTED_ENGINE,
+            f"vLLM refuses dtype float16 for {case.model.family}, which is numerically unstable in it (vLLM "
+            f"config/model.py, _check_valid_dtype)",
+            _suggest_dtype(case),
+        )
+    if dtype == "float32" and method not in ALSO_FLOAT32:
+        yield Finding(
+            Verdict.UNSUPPORTED_ENGINE,
+            f"the quantization {method} does not compute in dtype float32 (vLLM config/vllm.py, "
+            f"_get_quantization_config)",
+            _suggest_dtype(case),
+        )
+
+
+def _suggest_dtype(case: Case) -> str:
+    """Return the setting with the dtype that vLLM prefers for model and GPU; empty if it has none."""
+    supported = list_supported(case.model, case.gpu_model.compute_capability if case.gpu_model else None)
+    return f"dtype: {supported[0]}" if supported else ""
 
 
 # ---- shapes ------------------------------------------------------------------------------------------------------
@@ -219,7 +246,14 @@ def _build_misfit(case: Case, reason: str, where: str, fix: str = "") -> Finding
     return Finding(Verdict.UNSUPPORTED_SHAPE, f"{reason} (vLLM {_said(case.release)} {where})", fix)
 
 
-RULES: Sequence[Rule] = (_check_pipeline, _check_drafters, _capability, _check_divisibility, _check_marlin)
+RULES: Sequence[Rule] = (
+    _check_pipeline,
+    _check_drafters,
+    _check_dtype,
+    _capability,
+    _check_divisibility,
+    _check_marlin,
+)
 
 
 # ---- advice ------------------------------------------------------------------------------------------------------

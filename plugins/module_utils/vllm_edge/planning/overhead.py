@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .contract import Arguments, Model, Uncertain
+from .dtypes import BYTES as DTYPE_BYTES
 from .vllm_versions import GEMMA4_VIDEO_TOKENS
 
 MIB = 2**20
@@ -127,8 +128,12 @@ def captures(max_num_seqs: int, max_num_batched_tokens: int) -> Captures:
 
 
 def sampler(model: Model, rows: int) -> Uncertain:
-    """Return the bytes for sampling `rows` sequences at once, needed at profiling and again after the graphs."""
-    return scaled(SAMPLER_BYTES_PER_LOGIT, rows * model.vocabulary)
+    """Return the bytes for sampling `rows` sequences at once, needed at profiling and again after the graphs.
+
+    With float32 the model's logits need no copy in fp32, which is 2 bytes less for each.
+    """
+    per_logit = plus(SAMPLER_BYTES_PER_LOGIT, -2) if model.dtype == "float32" else SAMPLER_BYTES_PER_LOGIT
+    return scaled(per_logit, rows * model.vocabulary)
 
 
 def activations(model: Model, rows: int, *, samples: bool, text_only: bool = False) -> Uncertain:
@@ -146,6 +151,7 @@ def activations(model: Model, rows: int, *, samples: bool, text_only: bool = Fal
     """
     kept = model.multimodal and text_only and model.family == "gemma4"
     found = plus(ACTIVATION_BYTES, -GEMMA4_VIDEO_TOKENS * model.hidden_size * 2) if kept else ACTIVATION_BYTES
+    found = _widen(model, found)
     return together(found, sampler(model, rows)) if samples else found
 
 
@@ -184,8 +190,9 @@ def graphs(
     layers = -(-len(model.layers) // arguments.pipeline_parallel_size)
     ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
     per_layer = GRAPH_BYTES_PER_LAYER_TENSOR_PARALLEL if arguments.tensor_parallel_size > 1 else GRAPH_BYTES_PER_LAYER
+    pool = scaled(GRAPH_POOL_BYTES_PER_TOKEN_AND_HIDDEN, sizes.largest_tokens * model.hidden_size)
     found = together(
-        scaled(GRAPH_POOL_BYTES_PER_TOKEN_AND_HIDDEN, sizes.largest_tokens * model.hidden_size),
+        _widen(model, pool),
         scaled(per_layer, (sizes.piecewise + sizes.full) * layers),
     )
     if in_budget or ranks > 1:
@@ -194,6 +201,17 @@ def graphs(
     return Uncertain(
         found.value * seen.value, found.low * seen.low, found.high * seen.high, f"{found.source}; {seen.source}", True
     )
+
+
+def _widen(model: Model, figure: Uncertain) -> Uncertain:
+    """Return a figure that was found with two bytes for each element for the model's dtype.
+
+    How much of it is tensors is not known, so the range for float32 begins at the lowest of two bytes.
+    """
+    if DTYPE_BYTES.get(model.dtype, 2) == 2:
+        return figure
+    source = f"{figure.source}; twice as much in float32, which nobody measured"
+    return Uncertain(figure.value * 2, figure.low, figure.high * 2, source, figure.fitted)
 
 
 NOTHING = Uncertain(0.0, 0.0, 0.0, "nothing is taken")

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from ..gpu.models import known
+from ..inventory.engine_arguments import Argument, derive_key, parse_arguments
+from ..text import shown
 from . import decode, feasibility, overhead
 from .contract import Arguments, EnginePlan, Gpu, Model, Plan, Verdict
+from .dtypes import resolve_model_dtype
 from .fixes import find_nearest_fix
 from .kv_cache import resolve_dtype
 from .outcome import Engine, Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
@@ -19,15 +22,6 @@ from .vllm_versions import Behaviour, behaviour, max_model_len
 
 MARGIN_MIB = 512
 TOLERANCE_MIB = 300
-
-# Options of vLLM in extra_args that affect memory, with the field that they set; None if a value follows.
-FLAGS: Mapping[str, tuple[str, Any]] = {
-    "--enable-expert-parallel": ("enable_expert_parallel", True),
-    "--language-model-only": ("language_model_only", True),
-    "--async-scheduling": ("async_scheduling", True),
-    "--no-async-scheduling": ("async_scheduling", False),
-    "--block-size": ("block_size", None),
-}
 
 
 class PlanError(ValueError):
@@ -86,19 +80,35 @@ def plan(
 
 
 def arguments_of(engine: Mapping[str, Any]) -> Arguments:
-    """Return the keys and extra_args of an engine that affect memory."""
-    names = {field.name for field in fields(Arguments)}
-    chosen = {name: value for name, value in engine.items() if name in names and value is not None}
-    words = [str(word) for word in engine.get("extra_args") or ()]
-    for position, word in enumerate(words):
-        option, _, glued = word.partition("=")
-        if option in FLAGS:
-            name, value = FLAGS[option]
-            following = glued or (words[position + 1] if position + 1 < len(words) else "")
-            chosen[name] = int(following) if value is None and following.isdigit() else value
+    """Return the keys and extra_args of an engine that affect memory, the latter as vLLM's own parser reads them.
+
+    Raises:
+        PlanError: if one of extra_args has another value than the planner can read.
+    """
+    kinds = {field.name: str(field.type) for field in fields(Arguments)}
+    chosen = {name: value for name, value in engine.items() if name in kinds and value is not None}
+    for argument in parse_arguments([str(word) for word in engine.get("extra_args") or ()])[0]:
+        key = derive_key(argument.option) if argument.option and not argument.dotted else ""
+        if key in kinds:
+            chosen[key] = _read_value(engine, argument, kinds[key])
     if takes_text_only(engine.get("limit_mm_per_prompt")):
         chosen["language_model_only"] = True
     return Arguments(**chosen)
+
+
+def _read_value(engine: Mapping[str, Any], argument: Argument, kind: str) -> bool | int | float | str:
+    """Return the value of one of extra_args. Raises PlanError."""
+    if kind.startswith("bool"):
+        return not argument.name.startswith("--no-")
+    value = argument.values[0] if argument.values else ""
+    convert: Callable[[str], int | float | str] = {"int": int, "float": float}.get(kind.partition(" ")[0], str)
+    try:
+        return convert(value)
+    except ValueError:
+        raise PlanError(
+            f"serving_engines.{engine.get('name', '')}.extra_args: {shown(argument.text)} is not read by the plan, "
+            f"which expects {'a whole number' if convert is int else 'a number'} without a unit; write one."
+        ) from None
 
 
 def takes_text_only(limits: Any) -> bool:
@@ -134,7 +144,9 @@ def _parse_engine(
             f"{where}.gpus: {len(slots)} GPUs for tensor_parallel_size x pipeline_parallel_size = {ranks}; "
             f"give one for each."
         )
+    found = known(gpus[slots[0]].name)
     model = models[str(engine["model"])]
+    model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, found and found.compute_capability))
     return Engine(
         name,
         arguments,

@@ -11,6 +11,7 @@ from fractions import Fraction
 
 from .components import SCALES
 from .contract import Arguments, Component, Model, RankWeights, Sharding
+from .dtypes import BYTES as DTYPE_BYTES
 from .kv_cache import pipeline_stages
 from .model_facts import DTYPE_BITS
 
@@ -30,7 +31,6 @@ TOWERS_ON_FIRST_STAGE = (0, 33)
 """From this release on towers are built on the first stage only (`_mark_tower_model`, interfaces.py of 0.33.0)."""
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-_DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _compute_bytes_on_rank(component: Component, model: Model, ranks: int) -> in
     shape, bits = component.tensor.shape, DTYPE_BITS[component.tensor.dtype]
     if component.tensor.dtype in _FLOATS and component.tensor.name.rsplit(".", 1)[-1] not in SCALES:
         # A weight that is not quantized is kept in the model's dtype, whatever the file has.
-        bits = 8 * _DTYPE_BYTES.get(model.dtype, 2)
+        bits = 8 * DTYPE_BYTES.get(model.dtype, 2)
     elements = math.prod(shape)
     if component.sharding is Sharding.VOCABULARY:
         rows = -(-shape[0] // VOCABULARY_PADDING) * VOCABULARY_PADDING
@@ -134,7 +134,7 @@ def _compute_bytes_on_rank(component: Component, model: Model, ranks: int) -> in
 def _compute_rope_bytes(model: Model) -> int:
     """Return the bytes of cos and sin for every position; every rank has them."""
     rows = model.rope_cache_rows or (model.max_position_embeddings,) * len(model.rope_cache_sizes)
-    width = _DTYPE_BYTES.get(model.dtype, 2)
+    width = DTYPE_BYTES.get(model.dtype, 2)
     return sum(size * count * width for size, count in zip(model.rope_cache_sizes, rows, strict=True))
 
 
@@ -143,4 +143,4 @@ def _compute_per_layer_embedding_buffer(model: Model, arguments: Arguments) -> i
     if not model.multimodal or not model.per_layer_embedding_size:
         return 0
     tokens = arguments.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS
-    return tokens * len(model.layers) * model.per_layer_embedding_size * _DTYPE_BYTES.get(model.dtype, 2)
+    return tokens * len(model.layers) * model.per_layer_embedding_size * DTYPE_BYTES.get(model.dtype, 2)
