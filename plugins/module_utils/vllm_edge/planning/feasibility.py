@@ -8,10 +8,12 @@ on the GPU yields nothing if that GPU is not known.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from ..gpu.models import GpuModel
+from .context_length import ALLOW_LONGER, derive_limit, is_longer_allowed
 from .contract import Arguments, Gpu, Model, Verdict
 from .dtypes import ALSO_FLOAT32, BFLOAT16_SINCE, WITHOUT_FLOAT16, list_supported
 
@@ -47,6 +49,7 @@ class Case:
     kv_cache_dtype: str
     extra_args: tuple[str, ...] = ()
     tool_call_parser: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,19 @@ def _check_drafters(case: Case) -> Iterator[Finding]:
             Verdict.UNSUPPORTED_ENGINE,
             f"vLLM {_said(case.release)} has no drafters for Gemma 4; they came with 0.21.0 (vllm-project/vllm#41745)",
             "extra_args without --speculative-config, or vllm_image_base with vLLM 0.21.0 or newer",
+        )
+
+
+def _check_max_model_len(case: Case) -> Iterator[Finding]:
+    """Yield a finding for requests that are longer than the model allows."""
+    limit, wanted = derive_limit(case.model, case.release), case.arguments.max_model_len or 0
+    if wanted > limit and not is_longer_allowed(case.environment):
+        yield Finding(
+            Verdict.UNSUPPORTED_ENGINE,
+            f"max_model_len {wanted:,} is more than the {limit:,} tokens that vLLM derives from "
+            f"max_position_embeddings {case.model.max_position_embeddings:,} of the model and its RoPE (vLLM "
+            f"config/model.py, _get_and_verify_max_len)",
+            f"max_model_len: {limit}",
         )
 
 
@@ -249,6 +265,7 @@ def _build_misfit(case: Case, reason: str, where: str, fix: str = "") -> Finding
 RULES: Sequence[Rule] = (
     _check_pipeline,
     _check_drafters,
+    _check_max_model_len,
     _check_dtype,
     _capability,
     _check_divisibility,
@@ -264,6 +281,15 @@ def _advise_on_per_layer_pipeline(case: Case) -> Iterator[str]:
         yield (
             "a pipeline of a model with per-layer embeddings was questioned in the review of vllm-project/vllm#40786; "
             "try it before you rely on it"
+        )
+
+
+def _advise_on_longer_requests(case: Case) -> Iterator[str]:
+    limit = derive_limit(case.model, case.release)
+    if (case.arguments.max_model_len or 0) > limit:
+        yield (
+            f"{ALLOW_LONGER} lets requests be longer than the {limit:,} tokens of the model; what lies beyond them may "
+            f"come out as noise, or end the engine (vLLM config/model.py, _get_and_verify_max_len)"
         )
 
 
@@ -314,6 +340,7 @@ def _advise_on_experts(case: Case) -> Iterator[str]:
 
 HINTS: Sequence[Hint] = (
     _advise_on_per_layer_pipeline,
+    _advise_on_longer_requests,
     _advise_on_fp4,
     _advise_on_all_reduce,
     _advise_on_eager,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..gpu.models import known
 from . import feasibility, overhead
@@ -29,6 +30,8 @@ class Engine:
     model: Model
     extra_args: tuple[str, ...]
     tool_call_parser: str
+    environment: Mapping[str, Any]
+    """extra_env."""
     observed: Mapping[str, int]
     kv_cache_dtype: str
     margin_bytes: int
@@ -57,6 +60,7 @@ class Engine:
             self.kv_cache_dtype,
             self.extra_args,
             self.tool_call_parser,
+            self.environment,
         )
 
 

@@ -154,6 +154,7 @@ def _parse_engine(
         model,
         tuple(str(word) for word in engine.get("extra_args") or ()),
         str(engine.get("tool_call_parser") or ""),
+        dict(engine.get("extra_env") or {}),
         overhead.observed(observations, name),
         resolve_dtype(model, arguments, release.version),
         margin_bytes,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from .context_length import derive_default
 from .contract import Arguments, Model
 
 
@@ -138,8 +139,8 @@ def behaviour(version: str) -> Behaviour:
 
 
 def max_model_len(model: Model, arguments: Arguments) -> int:
-    """Return the tokens of the longest request: the argument, or the model's own maximum."""
-    return arguments.max_model_len or model.max_position_embeddings
+    """Return the tokens of the longest request: the argument, or what vLLM derives from the model."""
+    return arguments.max_model_len or derive_default(model)
 
 
 def max_num_batched_tokens(model: Model, arguments: Arguments, version: str) -> int:
