@@ -106,8 +106,9 @@ engines:
       type: str
     verdict:
       description: >-
-        V(fits), V(oom_weights), V(no_kv), V(kv_below_max_model_len), V(not_free), V(oom_warmup), V(unsupported_shape)
-        or V(unsupported_engine).
+        V(fits), V(oom_weights), V(no_kv), V(kv_below_max_model_len), V(not_free), V(oom_warmup), V(unsupported_shape),
+        V(unsupported_engine) or V(cannot_say). With the last one, an argument of the engine is not counted, which
+        C(reason) names.
       type: str
     reason:
       description: One sentence with the figure that decided the verdict.

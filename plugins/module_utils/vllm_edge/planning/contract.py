@@ -34,6 +34,8 @@ class Verdict(StrEnum):
     """The KV cache cannot hold one request of max_model_len tokens."""
     OOM_WARMUP = "oom_warmup"
     """CUDA graphs and the sampler's warm-up need memory beyond the budget, and it is not there."""
+    CANNOT_SAY = "cannot_say"
+    """An argument of the engine changes its memory in a way that the plan does not count. The reason names it."""
     FITS = "fits"
 
 
@@ -352,5 +354,6 @@ class Plan:
 
     @property
     def verdict(self) -> Verdict:
-        """The first verdict of its engines that is not `fits`."""
-        return next((engine.verdict for engine in self.engines if engine.verdict is not Verdict.FITS), Verdict.FITS)
+        """The first verdict that is neither `fits` nor `cannot_say`; otherwise `cannot_say` if an engine has it."""
+        found = [engine.verdict for engine in self.engines if engine.verdict is not Verdict.FITS]
+        return next((verdict for verdict in found if verdict is not Verdict.CANNOT_SAY), (found or [Verdict.FITS])[0])

@@ -18,6 +18,7 @@ from .fixes import find_nearest_fix
 from .kv_cache import resolve_dtype
 from .outcome import Engine, Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
 from .overhead import MIB
+from .uncounted import find_uncounted, judge
 from .vllm_versions import Behaviour, behaviour, max_model_len
 
 MARGIN_MIB = 512
@@ -68,6 +69,8 @@ def plan(
         outcome = compute_outcome(engine)
         if outcome.verdict is not Verdict.FITS:
             outcome = replace(outcome, fix=find_nearest_fix(engine, outcome) or outcome.fix)
+        uncounted = find_uncounted(engine.model, engine.extra_args, engine.environment)
+        outcome = judge(outcome, uncounted, engine.observed)
         found = _describe_engine(engine, outcome)
         budget = described.get("vram_budget_mib") or _compute_budget_mib(outcome, gpus, tolerance_mib)
         settings = {**found.settings, **({} if described.get("vram_budget_mib") else {"vram_budget_mib": budget})}
@@ -170,10 +173,10 @@ def _derive_settings(engine: Engine, outcome: Outcome) -> dict[str, float | int]
 
     vLLM checks that gpu_memory_utilization of the GPU is free even if the size of the KV cache is given
     (vllm/v1/worker/utils.py, request_memory). The share that the engine needs, in thousandths, makes it check just
-    that.
+    that. An engine of which the plan cannot say what it takes is left to vLLM, which measures it itself.
     """
     pinned = outcome.kv_cache_memory_bytes
-    if not pinned or engine.arguments.gpu_memory_utilization is not None:
+    if not pinned or engine.arguments.gpu_memory_utilization is not None or outcome.verdict is Verdict.CANNOT_SAY:
         return {}
     share = max(
         compute_requested_bytes(None, outcome.ranks[number], engine.gpus[slot], pinned)
@@ -185,7 +188,10 @@ def _derive_settings(engine: Engine, outcome: Outcome) -> dict[str, float | int]
 
 
 def _compute_budget_mib(outcome: Outcome, gpus: Sequence[Gpu], tolerance_mib: int) -> int:
-    """Return the MiB that NVML may show of the engine on each GPU: at most what there is, 0 if nothing is known."""
+    """Return the MiB that NVML may show of the engine on each GPU: at most what there is, 0 if nothing is known, and
+    the whole GPU if the plan cannot say."""
+    if outcome.verdict is Verdict.CANNOT_SAY and outcome.gpus:
+        return max(gpus[gpu.slot].cuda_total_bytes for gpu in outcome.gpus) // MIB
     most = max((min(gpu.total_bytes, gpus[gpu.slot].cuda_total_bytes) for gpu in outcome.gpus), default=0)
     return math.ceil(most / MIB) + tolerance_mib if most else 0
 
