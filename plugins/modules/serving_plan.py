@@ -187,6 +187,10 @@ engines:
         memory that has to be free for the plan. C(vram_budget_mib) is added if the engine does not set it. C(plan)
         contains the predictions that measurements are compared with.
       type: dict
+    uncertainty_mib:
+      description: By how many MiB what is beside the KV cache may be less, and more, on a GPU of the engine.
+      type: list
+      elements: int
     observed:
       description: Names of the figures that were taken from O(observations).
       type: list

@@ -200,6 +200,9 @@ class Arguments:
     language_model_only: bool = False
     async_scheduling: bool | None = None
     dtype: str = "auto"
+    default_max_num_seqs: int | None = None
+    """vLLM's default on the engine's GPU, no option; None for a GPU below 70 GiB. The next field too."""
+    default_max_num_batched_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -336,6 +339,8 @@ class EnginePlan:
     pinned: bool = False
     """Whether the size of its KV cache is fixed, by its own setting or by the plan, and is not the rest of a share of
     the GPU."""
+    uncertainty_mib: tuple[int, int] = (0, 0)
+    """By how many MiB what is beside the KV cache may be less, and more, on the GPU on which that is most."""
     observed: tuple[str, ...] = ()
     """Figures that come from the operator (plan_observations), as fields of GpuPlan."""
 
@@ -356,4 +361,5 @@ class Plan:
     def verdict(self) -> Verdict:
         """The first verdict that is neither `fits` nor `cannot_say`; otherwise `cannot_say` if an engine has it."""
         found = [engine.verdict for engine in self.engines if engine.verdict is not Verdict.FITS]
-        return next((verdict for verdict in found if verdict is not Verdict.CANNOT_SAY), (found or [Verdict.FITS])[0])
+        refused = [verdict for verdict in found if verdict is not Verdict.CANNOT_SAY]
+        return (refused or found or list(Verdict)[-1:])[0]

@@ -19,7 +19,15 @@ from .kv_cache import resolve_dtype
 from .outcome import Engine, Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
 from .overhead import MIB
 from .uncounted import find_uncounted, judge
-from .vllm_versions import Behaviour, behaviour, max_model_len
+from .vllm_versions import (
+    LARGE_GPU_GIB,
+    Behaviour,
+    behaviour,
+    max_model_len,
+    max_num_batched_tokens,
+    max_num_seqs,
+    set_gpu_defaults,
+)
 
 MARGIN_MIB = 512
 TOLERANCE_MIB = 300
@@ -147,6 +155,7 @@ def _parse_engine(
             f"{where}.gpus: {len(slots)} GPUs for tensor_parallel_size x pipeline_parallel_size = {ranks}; "
             f"give one for each."
         )
+    arguments = set_gpu_defaults(arguments, gpus[slots[0]])
     found = known(gpus[slots[0]].name)
     model = models[str(engine["model"])]
     model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, found and found.compute_capability))
@@ -205,6 +214,8 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         advice += feasibility.advise_on_context(max_model_len(engine.model, engine.arguments), kv.max_concurrency)
         advice += _check_highest(engine, outcome)
     weights = tuple(rank.loaded for rank in outcome.ranks)
+    uncertainty = _compute_uncertainty(outcome)
+    advice += _describe_extrapolation(engine, uncertainty)
     return EnginePlan(
         engine=engine.name,
         verdict=outcome.verdict,
@@ -225,8 +236,44 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         derived_kv_cache_memory_bytes=derive_kv_cache_bytes(engine, outcome.ranks),
         settings=_derive_settings(engine, outcome),
         pinned=outcome.kv_cache_memory_bytes is not None,
+        uncertainty_mib=uncertainty,
         observed=tuple(sorted(engine.observed)),
     )
+
+
+def _compute_uncertainty(outcome: Outcome) -> tuple[int, int]:
+    """Return by how many MiB what is beside the KV cache may be less, and more, on the rank on which that is most."""
+    less = max((sum(part.value - part.low for part in rank.parts) for rank in outcome.ranks), default=0.0)
+    more = max((sum(part.high - part.value for part in rank.parts) for rank in outcome.ranks), default=0.0)
+    return round(less / MIB), round(more / MIB)
+
+
+def _describe_extrapolation(engine: Engine, uncertainty_mib: tuple[int, int]) -> list[str]:
+    """Return advice with the uncertainty in MiB if the engine lies outside of what the figures were fitted on."""
+    if not any(uncertainty_mib):
+        return []
+    gpu, version = engine.gpus[engine.slots[0]], engine.release.version
+    outside = overhead.describe_extrapolation(
+        gpu.name,
+        engine.has_nvlink,
+        engine.model,
+        max_num_seqs(engine.model, engine.arguments, version),
+        max_num_batched_tokens(engine.model, engine.arguments, version),
+    )
+    if not outside:
+        return []
+    found = [
+        f"what is beside the KV cache is uncertain by {uncertainty_mib[0]:,} MiB less to {uncertainty_mib[1]:,} MiB "
+        f"more per GPU: its figures were fitted on an L4 with smaller batches, and this engine has {outside}; measure "
+        f"it with playbooks/calibrate.yml"
+    ]
+    unstated = engine.arguments.max_num_seqs is None or engine.arguments.max_num_batched_tokens is None
+    if not gpu.name and gpu.cuda_total_bytes >= LARGE_GPU_GIB * 2**30 and unstated:
+        found.append(
+            "vLLM's defaults of max_num_seqs and max_num_batched_tokens are planned as on an H100; on an A100 they are "
+            "256 and 2,048, which needs less"
+        )
+    return found
 
 
 def _check_highest(engine: Engine, outcome: Outcome) -> list[str]:

@@ -14,12 +14,11 @@ from .contract import Arguments, Component, Model, RankWeights, Sharding
 from .dtypes import BYTES as DTYPE_BYTES
 from .kv_cache import pipeline_stages
 from .model_facts import DTYPE_BITS
+from .vllm_versions import max_num_batched_tokens
 
 VOCABULARY_PADDING = 64
 """Rows of an embedding table are padded to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE,
 vllm/model_executor/layers/vocab_parallel_embedding.py)."""
-MAX_NUM_BATCHED_TOKENS = 2048
-"""vLLM's default on a GPU below 70 GiB (vllm/engine/arg_utils.py)."""
 
 EVERY_STAGE = frozenset({"gemma4", "gemma3", "qwen3_moe"})
 """Families whose model files build embeddings, head and last norm on every stage of the pipeline, whether used there or
@@ -73,7 +72,7 @@ def per_rank(model: Model, arguments: Arguments, vllm_version: str = "0.19.0") -
             if _is_read(component, stage):
                 read += size * Fraction(component.read_per_token)
         held["rope_caches"] += _compute_rope_bytes(model)
-        held["buffers"] += _compute_per_layer_embedding_buffer(model, arguments)
+        held["buffers"] += _compute_per_layer_embedding_buffer(model, arguments, vllm_version)
         by_kind = {kind: size for kind, size in held.items() if size}
         ranks.append(RankWeights(len(ranks), sum(by_kind.values()), by_kind, round(read)))
     return tuple(ranks)
@@ -138,9 +137,9 @@ def _compute_rope_bytes(model: Model) -> int:
     return sum(size * count * width for size, count in zip(model.rope_cache_sizes, rows, strict=True))
 
 
-def _compute_per_layer_embedding_buffer(model: Model, arguments: Arguments) -> int:
+def _compute_per_layer_embedding_buffer(model: Model, arguments: Arguments, version: str) -> int:
     """Return the bytes that gemma4_mm.py keeps for the per-layer embeddings of one batch (Gemma 4's E models)."""
     if not model.multimodal or not model.per_layer_embedding_size:
         return 0
-    tokens = arguments.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS
+    tokens = max_num_batched_tokens(model, arguments, version)
     return tokens * len(model.layers) * model.per_layer_embedding_size * DTYPE_BYTES.get(model.dtype, 2)
