@@ -356,6 +356,8 @@ class Plan:
     budgets_mib: Mapping[int, int]
     """Budget by slot: the sum over the engines of what each states, otherwise of its total, rounded up, plus the
     tolerance. 0 for a GPU without an engine."""
+    memory_warnings: tuple[str, ...] = ()
+    """One sentence for each GPU that holds more than memory_threshold_percent besides KV caches."""
 
     @property
     def verdict(self) -> Verdict:

@@ -16,6 +16,7 @@ from .contract import Arguments, EnginePlan, Gpu, Model, Plan, Verdict
 from .dtypes import resolve_model_dtype
 from .fixes import find_nearest_fix
 from .kv_cache import resolve_dtype
+from .memory_warning import THRESHOLD_PERCENT, check_threshold, warn_of_plan
 from .outcome import Engine, Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
 from .overhead import MIB
 from .uncounted import find_uncounted, judge
@@ -47,6 +48,7 @@ def plan(
     observations: Mapping[str, Any] | None = None,
     margin_mib: int = MARGIN_MIB,
     tolerance_mib: int = TOLERANCE_MIB,
+    memory_threshold_percent: int = THRESHOLD_PERCENT,
 ) -> Plan:
     """Plan a profile: what will happen when its engines start on these GPUs.
 
@@ -60,6 +62,7 @@ def plan(
         observations: plan_observations, what an operator measured of an engine, which replaces the prediction.
         margin_mib: plan_margin_mib.
         tolerance_mib: plan_tolerance_mib, which is added to each budget.
+        memory_threshold_percent: see memory_warning.
 
     Raises:
         PlanError: if an engine names an unknown model or slot, or the number of its GPUs is wrong.
@@ -87,7 +90,9 @@ def plan(
             budgets[slot] += budget
         for taken in outcome.gpus:
             free[taken.slot] -= taken.total_bytes
-    return Plan(profile_name, vllm_version, tuple(plans), budgets)
+    experts = [str(engine.get("name", "")) for engine in engines if models[str(engine["model"])].experts]
+    warnings = warn_of_plan(plans, gpus, experts, check_threshold(memory_threshold_percent))
+    return Plan(profile_name, vllm_version, tuple(plans), budgets, tuple(warnings))
 
 
 def arguments_of(engine: Mapping[str, Any]) -> Arguments:
