@@ -33,7 +33,7 @@ WIDTH = 120
 Doc = dict[str, Any]
 
 # Throughout the project the last word of a name is the unit.
-UNITS = {"tok_s": "tok/s", "_s": "seconds", "_mib": "MiB", "_gib": "GiB", "_bytes": "bytes"}
+UNITS = {"tok_s": "tok/s", "_percent": "percent", "_s": "seconds", "_mib": "MiB", "_gib": "GiB", "_bytes": "bytes"}
 
 
 def run_command(*command: str, **environment: str) -> str:

@@ -57,6 +57,11 @@ options:
     type: str
     choices: [ignore, warn, fail]
     default: warn
+  memory_threshold_percent:
+    description: Warn about a GPU of which the engines hold more than this percentage besides their KV caches, compared
+      with what CUDA can use of it. From 1 to 100, where 100 never warns.
+    type: int
+    default: 85
 seealso:
   - module: edge.vllm_edge.serving_advise
     description: Find the profiles that fit on a host.
@@ -106,8 +111,9 @@ engines:
       type: str
     verdict:
       description: >-
-        V(fits), V(oom_weights), V(no_kv), V(kv_below_max_model_len), V(not_free), V(oom_warmup), V(unsupported_shape)
-        or V(unsupported_engine).
+        V(fits), V(oom_weights), V(no_kv), V(kv_below_max_model_len), V(not_free), V(oom_warmup), V(unsupported_shape),
+        V(unsupported_engine) or V(cannot_say). With the last one, an argument of the engine is not counted, which
+        C(reason) names.
       type: str
     reason:
       description: One sentence with the figure that decided the verdict.
@@ -192,6 +198,10 @@ engines:
         memory that has to be free for the plan. C(vram_budget_mib) is added if the engine does not set it. C(plan)
         contains the predictions that measurements are compared with.
       type: dict
+    uncertainty_mib:
+      description: By how many MiB what is beside the KV cache may be less, and more, on a GPU of the engine.
+      type: list
+      elements: int
     observed:
       description: Names of the figures that were taken from O(observations).
       type: list
@@ -199,6 +209,11 @@ engines:
 budgets_mib:
   description: Memory that the engines may use on each GPU, by slot, in MiB. V(0) for a GPU without an engine.
   type: dict
+  returned: with O(profile)
+memory_warnings:
+  description: One sentence for each GPU above O(memory_threshold_percent).
+  type: list
+  elements: str
   returned: with O(profile)
 lines:
   description: The plan as lines for the terminal, each at most 100 columns wide.
@@ -229,15 +244,15 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.vllm_edge.planning import drift, families, inputs, observations, planner, render
+from ..module_utils.vllm_edge.planning import drift, families, inputs, memory_warning, observations, planner, render
 from ..module_utils.vllm_edge.planning.contract import Model, Plan
 
 
-def describe_plan(plan: Plan, tolerances: Mapping[str, float], on_drift: drift.OnDrift) -> dict[str, Any]:
+def describe_plan(plan: Plan, tolerances: Mapping[str, float], on_drift: drift.OnDrift, percent: int) -> dict[str, Any]:
     """Return the result for one profile."""
     document = render.document(plan)
     for engine, row in zip(plan.engines, document["engines"], strict=True):
-        row["settings"]["plan"] = drift.expectation(engine, plan.vllm_version, tolerances, on_drift)
+        row["settings"]["plan"] = drift.expectation(engine, plan.vllm_version, tolerances, on_drift, percent)
     return document | {"lines": render.lines(plan), "refusals": render.refusals(plan)}
 
 
@@ -250,6 +265,7 @@ def describe_error(name: str, version: str, error: str) -> dict[str, Any]:
         "verdict": None,
         "engines": [],
         "budgets_mib": {},
+        "memory_warnings": [],
         "lines": [head, "", *render.wrap(error)],
         "refusals": [error],
     }
@@ -272,6 +288,7 @@ def main() -> None:
             "image_id": {"type": "str", "default": ""},
             "drift_tolerances": {"type": "dict", "default": {}},
             "on_drift": {"type": "str", "choices": list(drift.ON_DRIFT), "default": "warn"},
+            "memory_threshold_percent": {"type": "int", "default": memory_warning.THRESHOLD_PERCENT},
         },
         mutually_exclusive=[("profile", "profiles")],
         required_one_of=[("profile", "profiles")],
@@ -300,8 +317,9 @@ def main() -> None:
             observations=observed,
             margin_mib=options["margin_mib"],
             tolerance_mib=options["tolerance_mib"],
+            memory_threshold_percent=options["memory_threshold_percent"],
         )
-        return describe_plan(plan, tolerances, options["on_drift"])
+        return describe_plan(plan, tolerances, options["on_drift"], options["memory_threshold_percent"])
 
     # All errors are a ValueError whose message contains the problem and its remedy.
     try:

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.planning import decode, overhead, planner
-from checkpoints import GIB, MIB, NVFP4_TP2, engine, model
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Gpu
+from ansible.module_utils.vllm_edge.planning.vllm_versions import (
+    max_num_batched_tokens,
+    max_num_seqs,
+    set_gpu_defaults,
+)
+from checkpoints import DEFAULT, GIB, L4, MIB, NVFP4_TP2, engine, model
 
 
 @pytest.mark.parametrize(
@@ -49,6 +55,101 @@ def test_activations_grow_with_rows_and_vocabulary() -> None:
 @pytest.mark.parametrize(("ranks", "mib"), [(1, 200), (2, 263.7), (4, 391)])
 def test_context(ranks: int, mib: float) -> None:
     assert overhead.context(ranks).value / MIB == pytest.approx(mib, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text_only", "mib"),
+    [("e4b", False, 61.4), ("e4b", True, 61.4), ("meta-llama/Llama-3.1-8B-Instruct", False, 0)],
+)
+def test_the_allocators_constant_is_for_models_that_have_it(name: str, text_only: bool, mib: float) -> None:
+    found = overhead.allocator(model(name), text_only=text_only)
+    assert found.value / MIB == pytest.approx(mib, abs=0.1)
+    assert found.low <= found.value <= found.high
+
+
+@pytest.mark.parametrize(
+    ("repo", "gib"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", 14.9889),
+        ("mistralai/Mistral-7B-Instruct-v0.3", 13.5084),
+        ("Qwen/Qwen3-8B", 15.2683),
+        ("google/gemma-3-27b-it", 51.45),
+    ],
+)
+def test_loads_that_others_logged(repo: str, gib: float) -> None:
+    gpu = dataclasses.replace(L4, cuda_total_bytes=79 * GIB)
+    found = planner.plan("profile", [engine(repo)], {repo: model(repo)}, [gpu], "0.19.0").engines[0]
+    assert found.gpus[0].weights_bytes / GIB == pytest.approx(gib, abs=0.015)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gib", "sequences", "tokens"),
+    [
+        ("NVIDIA L4", 22, None, None),
+        ("NVIDIA H100 80GB HBM3", 79, 1024, 8192),
+        ("", 79, 1024, 8192),
+        ("NVIDIA A100-SXM4-80GB", 79, None, None),
+        ("NVIDIA B200", 178, 1024, 16384),
+    ],
+)
+def test_defaults_of_vllm_by_gpu(gpu: str, gib: int, sequences: int | None, tokens: int | None) -> None:
+    found = set_gpu_defaults(Arguments(), Gpu(gpu, gib * GIB))
+    assert (found.default_max_num_seqs, found.default_max_num_batched_tokens) == (sequences, tokens)
+    llama = model("meta-llama/Llama-3.1-8B-Instruct")
+    assert max_num_seqs(llama, found, DEFAULT) == (sequences or 256)
+    assert max_num_batched_tokens(llama, found, DEFAULT) == (tokens or 2048)
+    stated = dataclasses.replace(found, max_num_seqs=4, max_num_batched_tokens=512)
+    assert (max_num_seqs(llama, stated, DEFAULT), max_num_batched_tokens(llama, stated, DEFAULT)) == (4, 512)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "count", "more", "said"),
+    [
+        ("NVIDIA L4", 1, {}, ""),
+        ("NVIDIA L4", 1, {"max_num_batched_tokens": 8192}, "has max_num_batched_tokens 8,192;"),
+        (
+            "NVIDIA H100 80GB HBM3",
+            2,
+            {},
+            "has NVIDIA H100 80GB HBM3, NVLink, max_num_seqs 1,024, max_num_batched_tokens 8,192;",
+        ),
+        ("", 1, {"max_num_seqs": 8, "max_num_batched_tokens": 2048}, "has a GPU whose name is not known;"),
+    ],
+)
+def test_what_lies_outside_of_the_fitted_runs_is_said_in_mib(
+    gpu: str, count: int, more: dict[str, Any], said: str
+) -> None:
+    host = [Gpu(gpu, (44 if "L4" in gpu else 79) * GIB)] * count
+    wanted = engine("31b-nvfp4", count, **more)
+    found = planner.plan("profile", [wanted], {"31b-nvfp4": model("31b-nvfp4")}, host, DEFAULT).engines[0]
+    sentences = [sentence for sentence in found.advice if "what is beside the KV cache is uncertain" in sentence]
+    assert len(sentences) == bool(said)
+    less, most = found.uncertainty_mib
+    assert 0 < less < most
+    if said:
+        assert said in sentences[0] and f"by {less:,} MiB less to {most:,} MiB more per GPU" in sentences[0]
+
+
+def test_larger_batches_need_larger_activations() -> None:
+    chosen = model("31b-bf16")
+    small, large = (
+        overhead.activations(chosen, 8, samples=True, tokens=tokens, tensor_parallel_size=2) for tokens in (2048, 8192)
+    )
+    # 8,192 tokens x 2 bytes x (hidden states, residual, output of the encoder, and three inputs of half of an MLP).
+    added = 8192 * 2 * (3 * 5376 + 3 * 21504 / 2) - overhead.FITTED_LAYER_BYTES
+    assert large.value - small.value == pytest.approx(added)
+    assert large.high - large.value > small.high - small.value
+
+
+def test_nvlink_and_other_gpus_widen_the_context() -> None:
+    fitted, other, linked = (
+        overhead.context(2),
+        overhead.context(2, "NVIDIA L40S"),
+        overhead.context(2, "NVIDIA H100", True),
+    )
+    assert fitted.value == other.value and fitted.high < other.high < linked.high
+    assert (linked.value - fitted.value) / MIB == 64
+    assert overhead.context(1, "NVIDIA H100", True) == overhead.context(1, "NVIDIA H100")
 
 
 def test_every_constant_says_where_it_is_from() -> None:

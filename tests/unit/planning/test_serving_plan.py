@@ -160,6 +160,17 @@ def test_site_refuses_a_profile_that_does_not_fit_before_a_host_is_asked() -> No
     play("validate", *options, "plan_override=true")
 
 
+def test_site_refuses_an_engine_about_which_the_plan_cannot_say() -> None:
+    options = ("serving_profile=e2b-only", '{"serving_engines": {"e2b": ENGINE}}')
+    engine = '{"model": "e2b", "gpus": [0], "port": 8050, "served_names": ["a"], "extra_args": ["--enable-lora"]}'
+    profile = '{"serving_profiles": {"e2b-only": {"engines": ["e2b"]}}}'
+    chosen = (options[0], options[1].replace("ENGINE", engine), profile, "plan_profile=e2b-only")
+    output = refused("plan", *chosen)
+    assert "The plan cannot say whether e2b-only starts with vLLM 0.32.0. e2b: cannot_say." in output
+    assert "does not count '--enable-lora', which needs more memory" in output
+    assert "plan_override: e2b-only would be started" in play("plan", *chosen, "plan_override=true")
+
+
 def test_json_is_for_programs() -> None:
     found = document("plan", "plan_profile=e2b-only", "serving_profile=e2b-only")
     assert found["host"] == "xr7620"

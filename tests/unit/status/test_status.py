@@ -196,6 +196,14 @@ def test_an_engine_that_is_not_as_planned(serving: Host) -> None:
     assert "weights of e2b 15,360 MiB, planned 10,024 (+5,336, tolerated 160)" in problem
     text = "\n".join(render_status(status))
     assert "plan against measurement" in text and re.search(r"^GPU 3 .* 20,612 +20,612 +\+0 +300 +within$", text, re.M)
+    # The lower threshold is exceeded by what is beside the KV cache; that is a warning and no problem.
+    low = {**CONFIG, "gpus": [BOARD["uuid"]], "plan": {**plan, "memory_threshold_percent": 30}}
+    file.write_text(json.dumps(low))
+    warned = serving.ask(boards=[board])
+    assert "besides KV caches, more than memory_threshold_percent 30" in warned["memory_warnings"][0]
+    assert warned["problems"] == status["problems"] and status["memory_warnings"] == []
+    assert "Warning: GPU 3 holds" in "\n".join(render_status(warned))
+    file.write_text(json.dumps({**CONFIG, "gpus": [BOARD["uuid"]], "plan": plan}))
     # What still loads holds less than it will.
     loading = serving.ask(UNIT | {"ActiveState": "activating"}, [board])
     assert not [text for text in loading["problems"] if "Plan" in text]

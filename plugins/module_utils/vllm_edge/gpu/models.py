@@ -25,6 +25,10 @@ GPU_MODELS: dict[str, GpuModel] = {
     "NVIDIA L4": GpuModel((8, 9), 300e9, False, 23034, 23_659_151_360),
     "NVIDIA L40S": GpuModel((8, 9), 864e9, False),
     "NVIDIA A10": GpuModel((8, 6), 600e9, False),
+    "NVIDIA A100 80GB PCIe": GpuModel((8, 0), 1935e9, False),
+    "NVIDIA A100-SXM4-80GB": GpuModel((8, 0), 2039e9, True),
+    "NVIDIA H100 80GB HBM3": GpuModel((9, 0), 3350e9, True),
+    "NVIDIA H200": GpuModel((9, 0), 4800e9, True),
     "Tesla T4": GpuModel((7, 5), 320e9, False),
 }
 

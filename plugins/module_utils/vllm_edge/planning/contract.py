@@ -34,6 +34,8 @@ class Verdict(StrEnum):
     """The KV cache cannot hold one request of max_model_len tokens."""
     OOM_WARMUP = "oom_warmup"
     """CUDA graphs and the sampler's warm-up need memory beyond the budget, and it is not there."""
+    CANNOT_SAY = "cannot_say"
+    """An argument of the engine changes its memory in a way that the plan does not count. The reason names it."""
     FITS = "fits"
 
 
@@ -197,6 +199,10 @@ class Arguments:
     enable_expert_parallel: bool = False
     language_model_only: bool = False
     async_scheduling: bool | None = None
+    dtype: str = "auto"
+    default_max_num_seqs: int | None = None
+    """vLLM's default on the engine's GPU, no option; None for a GPU below 70 GiB. The next field too."""
+    default_max_num_batched_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -347,6 +353,8 @@ class EnginePlan:
     the GPU."""
     decode_together_tok_s: DecodeTogether | None = None
     """None if the bandwidth of the GPU is not known, or the engine takes one request at a time."""
+    uncertainty_mib: tuple[int, int] = (0, 0)
+    """By how many MiB what is beside the KV cache may be less, and more, on the GPU on which that is most."""
     observed: tuple[str, ...] = ()
     """Figures that come from the operator (plan_observations), as fields of GpuPlan."""
 
@@ -362,8 +370,12 @@ class Plan:
     budgets_mib: Mapping[int, int]
     """Budget by slot: the sum over the engines of what each states, otherwise of its total, rounded up, plus the
     tolerance. 0 for a GPU without an engine."""
+    memory_warnings: tuple[str, ...] = ()
+    """One sentence for each GPU that holds more than memory_threshold_percent besides KV caches."""
 
     @property
     def verdict(self) -> Verdict:
-        """The first verdict of its engines that is not `fits`."""
-        return next((engine.verdict for engine in self.engines if engine.verdict is not Verdict.FITS), Verdict.FITS)
+        """The first verdict that is neither `fits` nor `cannot_say`; otherwise `cannot_say` if an engine has it."""
+        found = [engine.verdict for engine in self.engines if engine.verdict is not Verdict.FITS]
+        refused = [verdict for verdict in found if verdict is not Verdict.CANNOT_SAY]
+        return (refused or found or list(Verdict)[-1:])[0]

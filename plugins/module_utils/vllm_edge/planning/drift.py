@@ -18,6 +18,7 @@ from ..engine.config import EngineConfig
 from ..engine.startup import Phase
 from ..engine.state import EngineState
 from .contract import EnginePlan, GpuPlan
+from .memory_warning import THRESHOLD_PERCENT
 
 MIB = 2**20
 GIB_MIB = 1024
@@ -98,12 +99,19 @@ def tolerances(given: Mapping[str, Any], tolerance_mib: int) -> dict[str, float]
     return found
 
 
-def expectation(plan: EnginePlan, vllm_version: str, limits: Mapping[str, float], on_drift: OnDrift) -> dict[str, Any]:
+def expectation(
+    plan: EnginePlan,
+    vllm_version: str,
+    limits: Mapping[str, float],
+    on_drift: OnDrift,
+    memory_threshold_percent: int = THRESHOLD_PERCENT,
+) -> dict[str, Any]:
     """Return what goes from the plan of an engine into its engine.json: whole MiB, one entry for each of its GPUs in
     order.
 
     Args:
         limits: tolerances by component.
+        memory_threshold_percent: above which `vllm-edge status` warns, see memory_warning.
     """
     # The error of the graphs is also an error of the total. Whether the total is too large is checked by the budget.
     graphs_mib = max((gpu.graphs_bytes for gpu in plan.gpus), default=0) / MIB
@@ -127,6 +135,7 @@ def expectation(plan: EnginePlan, vllm_version: str, limits: Mapping[str, float]
         "gpus": [_mib(gpu) for gpu in plan.gpus],
         "tolerances": {**limits, **share},
         "on_drift": on_drift,
+        "memory_threshold_percent": memory_threshold_percent,
     }
 
 

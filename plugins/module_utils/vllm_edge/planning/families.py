@@ -43,6 +43,7 @@ CONFIG_KEYS = frozenset(
         "num_key_value_heads",
         "num_kv_shared_layers",
         "num_local_experts",
+        "original_max_position_embeddings",
         "per_layer_config",
         "rope_parameters",
         "rope_scaling",

@@ -8,11 +8,14 @@ on the GPU yields nothing if that GPU is not known.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from ..gpu.models import GpuModel
+from .context_length import ALLOW_LONGER, derive_limit, is_longer_allowed
 from .contract import Arguments, Gpu, Model, Verdict
+from .dtypes import ALSO_FLOAT32, BFLOAT16_SINCE, WITHOUT_FLOAT16, list_supported
 
 PIPELINE_FIXED = (0, 21)
 """Gemma 4 with pipeline parallelism: vLLM 0.19.0 and 0.20.0 call `IntermediateTensors.get`
@@ -46,6 +49,7 @@ class Case:
     kv_cache_dtype: str
     extra_args: tuple[str, ...] = ()
     tool_call_parser: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,19 @@ def _check_drafters(case: Case) -> Iterator[Finding]:
         )
 
 
+def _check_max_model_len(case: Case) -> Iterator[Finding]:
+    """Yield a finding for requests that are longer than the model allows."""
+    limit, wanted = derive_limit(case.model, case.release), case.arguments.max_model_len or 0
+    if wanted > limit and not is_longer_allowed(case.environment):
+        yield Finding(
+            Verdict.UNSUPPORTED_ENGINE,
+            f"max_model_len {wanted:,} is more than the {limit:,} tokens that vLLM derives from "
+            f"max_position_embeddings {case.model.max_position_embeddings:,} of the model and its RoPE (vLLM "
+            f"config/model.py, _get_and_verify_max_len)",
+            f"max_model_len: {limit}",
+        )
+
+
 def _capability(case: Case) -> Iterator[Finding]:
     """Yield findings for dtypes that the GPU's compute capability does not support."""
     if case.gpu_model is None:
@@ -126,20 +143,46 @@ def _capability(case: Case) -> Iterator[Finding]:
             f"(vLLM model_executor/layers/quantization/modelopt.py, get_min_capability)",
             "",
         )
-    if case.model.dtype == "bfloat16" and has < (8, 0):
+    if case.model.dtype == "bfloat16" and has < BFLOAT16_SINCE:
         yield Finding(
             Verdict.UNSUPPORTED_ENGINE,
             f"bfloat16 needs compute capability 8.0 and {case.gpu.name} has {_said(has)} (vLLM platforms/cuda.py, "
             f"check_if_supports_dtype)",
-            "dtype: float16",
+            _suggest_dtype(case),
         )
     if case.kv_cache_dtype.startswith("fp8") and has < (8, 9):
         yield Finding(
             Verdict.UNSUPPORTED_ENGINE,
             f"an FP8 KV cache needs compute capability 8.9 and {case.gpu.name} has {_said(has)} "
             f"(Triton has no fp8e4nv below it)",
-            f"kv_cache_dtype: {case.model.dtype}",
+            # vLLM has no KV cache named float32: that is `auto`, unless the checkpoint makes FP8 of it.
+            f"kv_cache_dtype: {case.model.dtype if case.model.dtype != 'float32' else 'auto'}",
         )
+
+
+def _check_dtype(case: Case) -> Iterator[Finding]:
+    """Yield findings for a dtype that vLLM refuses for the family or the quantization, whatever the GPU."""
+    dtype, method = case.model.dtype, case.model.quantization.method
+    if dtype == "float16" and case.model.family in WITHOUT_FLOAT16:
+        yield Finding(
+            Verdict.UNSUPPORTED_ENGINE,
+            f"vLLM refuses dtype float16 for {case.model.family}, which is numerically unstable in it (vLLM "
+            f"config/model.py, _check_valid_dtype)",
+            _suggest_dtype(case),
+        )
+    if dtype == "float32" and method not in ALSO_FLOAT32:
+        yield Finding(
+            Verdict.UNSUPPORTED_ENGINE,
+            f"the quantization {method} does not compute in dtype float32 (vLLM config/vllm.py, "
+            f"_get_quantization_config)",
+            _suggest_dtype(case),
+        )
+
+
+def _suggest_dtype(case: Case) -> str:
+    """Return the setting with the dtype that vLLM prefers for model and GPU; empty if it has none."""
+    supported = list_supported(case.model, case.gpu_model.compute_capability if case.gpu_model else None)
+    return f"dtype: {supported[0]}" if supported else ""
 
 
 # ---- shapes ------------------------------------------------------------------------------------------------------
@@ -219,7 +262,15 @@ def _build_misfit(case: Case, reason: str, where: str, fix: str = "") -> Finding
     return Finding(Verdict.UNSUPPORTED_SHAPE, f"{reason} (vLLM {_said(case.release)} {where})", fix)
 
 
-RULES: Sequence[Rule] = (_check_pipeline, _check_drafters, _capability, _check_divisibility, _check_marlin)
+RULES: Sequence[Rule] = (
+    _check_pipeline,
+    _check_drafters,
+    _check_max_model_len,
+    _check_dtype,
+    _capability,
+    _check_divisibility,
+    _check_marlin,
+)
 
 
 # ---- advice ------------------------------------------------------------------------------------------------------
@@ -230,6 +281,15 @@ def _advise_on_per_layer_pipeline(case: Case) -> Iterator[str]:
         yield (
             "a pipeline of a model with per-layer embeddings was questioned in the review of vllm-project/vllm#40786; "
             "try it before you rely on it"
+        )
+
+
+def _advise_on_longer_requests(case: Case) -> Iterator[str]:
+    limit = derive_limit(case.model, case.release)
+    if (case.arguments.max_model_len or 0) > limit:
+        yield (
+            f"{ALLOW_LONGER} lets requests be longer than the {limit:,} tokens of the model; what lies beyond them may "
+            f"come out as noise, or end the engine (vLLM config/model.py, _get_and_verify_max_len)"
         )
 
 
@@ -280,6 +340,7 @@ def _advise_on_experts(case: Case) -> Iterator[str]:
 
 HINTS: Sequence[Hint] = (
     _advise_on_per_layer_pipeline,
+    _advise_on_longer_requests,
     _advise_on_fp4,
     _advise_on_all_reduce,
     _advise_on_eager,

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from . import feasibility
+from .context_length import derive_limit, is_longer_allowed
 from .contract import Verdict
 from .outcome import Engine, Outcome, compute_outcome, derive_kv_cache_bytes
 from .vllm_versions import max_model_len, max_num_seqs
@@ -19,10 +21,25 @@ TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 
 def find_nearest_fix(engine: Engine, outcome: Outcome) -> str:
     """Return the first change with which the engine fits, in the order in which an operator loses least."""
+    limit = derive_limit(engine.model, feasibility.parse_release(engine.release.version))
+    if (engine.arguments.max_model_len or 0) > limit and not is_longer_allowed(engine.environment):
+        return _find_allowed_context(engine, limit)
     for change, changed in _list_changes(engine, outcome):
         if compute_outcome(changed).verdict is Verdict.FITS:
             return change
     return ""
+
+
+def _find_allowed_context(engine: Engine, limit: int) -> str:
+    """Return the longest max_model_len that the model allows and, if possible, the GPUs hold; empty if the engine
+    would not fit with it either."""
+    allowed = _replace_arguments(engine, max_model_len=limit)
+    outcome = compute_outcome(allowed)
+    if outcome.verdict is Verdict.FITS:
+        return f"max_model_len: {limit}"
+    shorter = _find_shorter_context(allowed, outcome)
+    fits = shorter and compute_outcome(_replace_arguments(engine, max_model_len=shorter)).verdict is Verdict.FITS
+    return f"max_model_len: {shorter}" if fits else ""
 
 
 def _list_changes(engine: Engine, outcome: Outcome) -> Iterator[tuple[str, Engine]]:

@@ -16,6 +16,7 @@ import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from .context_length import derive_limit
 from .contract import Arguments, Attention, DecoderLayer, KvCapacity, KvGroup, Model
 from .vllm_versions import (
     Behaviour,
@@ -185,6 +186,7 @@ def capacity(model: Model, arguments: Arguments, available_bytes: int | Sequence
     if len(available) != len(ranks):
         raise ValueError(f"{len(available)} sizes of memory for {len(ranks)} pipeline ranks")
     request_tokens = max_model_len(model, arguments)
+    limit = max(derive_limit(model), request_tokens)
     in_rank = [max(size, 0) // rank.block_bytes for rank, size in zip(ranks, available, strict=True)]
     blocks = min(in_rank)
     fewest = in_rank.index(blocks)
@@ -201,10 +203,7 @@ def capacity(model: Model, arguments: Arguments, available_bytes: int | Sequence
         tokens=tokens,
         max_concurrency=concurrency,
         needed_bytes=rank.needed_bytes(request_tokens),
-        max_context_tokens=min(
-            each.longest_request(size, model.max_position_embeddings)
-            for each, size in zip(ranks, available, strict=True)
-        ),
+        max_context_tokens=min(each.longest_request(size, limit) for each, size in zip(ranks, available, strict=True)),
         used_bytes=blocks * rank.block_bytes,
     )
 

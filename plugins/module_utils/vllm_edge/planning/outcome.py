@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..gpu.models import known
 from . import feasibility, overhead
@@ -29,6 +30,8 @@ class Engine:
     model: Model
     extra_args: tuple[str, ...]
     tool_call_parser: str
+    environment: Mapping[str, Any]
+    """extra_env."""
     observed: Mapping[str, int]
     kv_cache_dtype: str
     margin_bytes: int
@@ -45,6 +48,12 @@ class Engine:
         """Each slot of the engine with its pipeline rank."""
         return [(slot, number // self.arguments.tensor_parallel_size) for number, slot in enumerate(self.slots)]
 
+    @property
+    def has_nvlink(self) -> bool:
+        """Whether its GPUs are of a model with NVLink, and there are several."""
+        gpu_model = known(self.gpus[self.slots[0]].name)
+        return len(self.slots) > 1 and gpu_model is not None and gpu_model.nvlink
+
     def build_case(self) -> feasibility.Case:
         """Return the engine as the rules of feasibility see it."""
         gpu = self.gpus[self.slots[0]]
@@ -57,6 +66,7 @@ class Engine:
             self.kv_cache_dtype,
             self.extra_args,
             self.tool_call_parser,
+            self.environment,
         )
 
 
@@ -143,17 +153,27 @@ def _compute_ranks(engine: Engine) -> tuple[Rank, ...]:
     if release.graphs_in_budget:
         kept = _replace_observed(engine, "graphs_bytes", overhead.scaled(graphs, overhead.GRAPH_ESTIMATE_RATIO.value))
     weights = per_rank(model, arguments, release.version)
+    gpu = engine.gpus[engine.slots[0]]
+    context = overhead.context(len(engine.slots), gpu.name, engine.has_nvlink)
     ranks = []
     for rank in weights:
         samples = rank.pipeline_rank == len(weights) - 1
-        loaded = overhead.plus(overhead.ALLOCATOR_BYTES, rank.bytes)
-        activations = overhead.activations(model, rows, samples=samples, text_only=arguments.language_model_only)
+        text_only = arguments.language_model_only
+        loaded = overhead.plus(overhead.allocator(model, text_only=text_only), rank.bytes)
+        activations = overhead.activations(
+            model,
+            rows,
+            samples=samples,
+            text_only=text_only,
+            tokens=tokens,
+            tensor_parallel_size=arguments.tensor_parallel_size,
+        )
         ranks.append(
             Rank(
                 loaded=rank,
                 weights=_replace_observed(engine, "weights_bytes", loaded),
                 overhead=_replace_observed(engine, "overhead_bytes", activations),
-                context=_replace_observed(engine, "context_bytes", overhead.context(len(engine.slots))),
+                context=_replace_observed(engine, "context_bytes", context),
                 graphs=_replace_observed(engine, "graphs_bytes", graphs),
                 graphs_kept=kept,
                 warm_up_bytes=overhead.sampler(model, rows).bytes if samples else 0,

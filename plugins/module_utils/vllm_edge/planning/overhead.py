@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .contract import Arguments, Model, Uncertain
+from .dtypes import BYTES as DTYPE_BYTES
 from .vllm_versions import GEMMA4_VIDEO_TOKENS
 
 MIB = 2**20
@@ -37,10 +38,17 @@ SAMPLER_BYTES_PER_LOGIT = Uncertain(
 )
 ALLOCATOR_BYTES = Uncertain(
     0.06 * GIB,
-    0.05 * GIB,
+    0.03 * GIB,
     0.2 * GIB,
-    "what vLLM logs for the weights beyond their tensors: 15.18 GiB for E4B (0.22.1), whose tensors and caches are "
-    "15.12; 0.05 to 0.2 elsewhere",
+    "what vLLM logs for the weights of multimodal models beyond their tensors: 15.18 GiB for E4B (0.22.1), whose "
+    "tensors and caches are 15.12; 0.03 to 0.16 for five others",
+)
+ALLOCATOR_BYTES_TEXT = Uncertain(
+    0.0,
+    0.0,
+    0.02 * GIB,
+    "what vLLM logs for Llama 3.1 8B, Mistral 7B, Qwen3-8B and Qwen3-30B-A3B is what their tensors take, to 0.002 GiB "
+    "(docs/evidence/2026-11-22-planning.md)",
 )
 CONTEXT_BYTES_ALONE = Uncertain(
     200 * MIB,
@@ -56,6 +64,26 @@ CONTEXT_BYTES_PER_PEER = Uncertain(
     "NVML's 21,149 MiB of 31B bf16 over 4 GPUs minus 0.92 of CUDA's 22,563 leave 391 MiB for context and NCCL, here "
     "divided among three peers. Over two GPUs 105 MiB were left, less than one GPU alone takes: hence +-300 MiB",
     fitted=True,
+)
+CONTEXT_BYTES_ELSEWHERE = Uncertain(
+    0.0,
+    0.0,
+    400 * MIB,
+    "an assumption: the context grows with the GPU, and nobody measured it for this planner on another one than an L4",
+)
+NVLINK_BYTES = Uncertain(
+    64 * MIB,
+    32 * MIB,
+    512 * MIB,
+    "buffers for all-reduce over NVLink: 32 to 128 MiB of symmetric memory (vLLM 0.32.0 "
+    "distributed/device_communicators/all_reduce_utils.py:58), and what NCCL adds for its channels, which is "
+    "an assumption",
+)
+BEYOND_FITTED = Uncertain(
+    1.0,
+    0.5,
+    2.0,
+    "an assumption about the peak of activations that is computed from the tensors of one layer instead of measured",
 )
 GRAPH_POOL_BYTES_PER_TOKEN_AND_HIDDEN = Uncertain(
     0.167 * GIB / (512 * 2560),
@@ -95,6 +123,10 @@ GRAPHS_SEEN_ALONE = Uncertain(
     fitted=True,
 )
 
+FITTED_GPU, FITTED_SEQUENCES, FITTED_TOKENS, FITTED_HIDDEN_SIZE = "NVIDIA L4", 256, GEMMA4_VIDEO_TOKENS, 5376
+FITTED_LAYER_BYTES = GEMMA4_VIDEO_TOKENS * 2 * (2 * 5376 + 3 * 21504 // 2)
+"""What `_compute_layer_bytes` gives for the run of the reference with the most: 31B over two GPUs."""
+
 OBSERVABLE = ("weights_bytes", "overhead_bytes", "context_bytes", "graphs_bytes")
 """The components that an operator's observation of an engine may replace."""
 
@@ -127,11 +159,59 @@ def captures(max_num_seqs: int, max_num_batched_tokens: int) -> Captures:
 
 
 def sampler(model: Model, rows: int) -> Uncertain:
-    """Return the bytes for sampling `rows` sequences at once, needed at profiling and again after the graphs."""
-    return scaled(SAMPLER_BYTES_PER_LOGIT, rows * model.vocabulary)
+    """Return the bytes for sampling `rows` sequences at once, needed at profiling and again after the graphs.
+
+    With float32 the model's logits need no copy in fp32, which is 2 bytes less for each.
+    """
+    per_logit = plus(SAMPLER_BYTES_PER_LOGIT, -2) if model.dtype == "float32" else SAMPLER_BYTES_PER_LOGIT
+    return scaled(per_logit, rows * model.vocabulary)
 
 
-def activations(model: Model, rows: int, *, samples: bool, text_only: bool = False) -> Uncertain:
+def allocator(model: Model, *, text_only: bool = False) -> Uncertain:
+    """Return the bytes that vLLM logs for the weights beyond their tensors, which only multimodal models have.
+
+    With text only it is not known whether they stay, so the range begins at 0.
+    """
+    if not model.multimodal:
+        return ALLOCATOR_BYTES_TEXT
+    figure = ALLOCATOR_BYTES
+    return Uncertain(figure.value, 0.0 if text_only else figure.low, figure.high, figure.source)
+
+
+def _compute_layer_bytes(model: Model, tokens: int, tensor_parallel_size: int, text_only: bool) -> float:
+    """Return the bytes of the largest tensors that live at once while a batch passes a layer, in two bytes each.
+
+    Those are the hidden states, the residual, and the inputs of the MLP before and after its activation; of experts the
+    workspaces of vLLM's fused kernel (model_executor/layers/fused_moe/fused_moe.py, 0.32.0).
+    """
+    mlp = 3 * max(model.intermediate_sizes, default=0) / tensor_parallel_size
+    part = model.expert_intermediate_size / tensor_parallel_size
+    experts = model.experts_per_token * (max(2 * part, model.hidden_size) + part)
+    encoder = model.hidden_size if model.multimodal and not text_only and tokens > FITTED_TOKENS else 0
+    return tokens * 2 * (2 * model.hidden_size + max(mlp, experts) + encoder)
+
+
+def describe_extrapolation(gpu_name: str, nvlink: bool, model: Model, sequences: int, tokens: int) -> str:
+    """Return what of an engine lies outside of what the figures were fitted on, as words; empty if nothing does."""
+    outside = [
+        gpu_name or "a GPU whose name is not known" if gpu_name != FITTED_GPU else "",
+        "NVLink" if nvlink else "",
+        f"max_num_seqs {sequences:,}" if sequences > FITTED_SEQUENCES else "",
+        f"max_num_batched_tokens {tokens:,}" if tokens > FITTED_TOKENS else "",
+        f"hidden size {model.hidden_size:,}" if model.hidden_size > FITTED_HIDDEN_SIZE else "",
+    ]
+    return ", ".join(filter(None, outside))
+
+
+def activations(
+    model: Model,
+    rows: int,
+    *,
+    samples: bool,
+    text_only: bool = False,
+    tokens: int = 0,
+    tensor_parallel_size: int = 1,
+) -> Uncertain:
     """Return the bytes that vLLM's profile finds besides the weights: activations, sampler, growth outside of torch.
 
     The fitted runs took images and videos. For text only, the output of the encoder is left out, which the profile
@@ -143,23 +223,34 @@ def activations(model: Model, rows: int, *, samples: bool, text_only: bool = Fal
         rows: the smaller of max_num_seqs and max_num_batched_tokens.
         samples: whether the rank samples; only the last rank of a pipeline does (vLLM 0.19.0
             v1/worker/gpu_model_runner.py:5785).
+        tokens: of one batch. Where a layer needs more for them than in the fitted runs, the difference is added.
+        tensor_parallel_size: over which the MLP is divided.
     """
     kept = model.multimodal and text_only and model.family == "gemma4"
     found = plus(ACTIVATION_BYTES, -GEMMA4_VIDEO_TOKENS * model.hidden_size * 2) if kept else ACTIVATION_BYTES
+    beyond = _compute_layer_bytes(model, tokens, tensor_parallel_size, text_only) - FITTED_LAYER_BYTES
+    if beyond > 0:
+        found = together(found, scaled(BEYOND_FITTED, beyond))
+    found = _widen(model, found)
     return together(found, sampler(model, rows)) if samples else found
 
 
-def context(ranks: int) -> Uncertain:
+def context(ranks: int, gpu_name: str = FITTED_GPU, nvlink: bool = False) -> Uncertain:
     """Return the bytes of the CUDA context and NCCL's buffers on each GPU of an engine.
 
     vLLM takes its first snapshot after them (0.19.0 v1/worker/gpu_worker.py:277-283).
 
     Args:
         ranks: number of GPUs of the engine.
+        gpu_name: as NVML names it; on another GPU than that of the reference the range is wider.
+        nvlink: whether the GPUs are connected by it.
     """
-    return (
-        together(CONTEXT_BYTES_ALONE, scaled(CONTEXT_BYTES_PER_PEER, ranks - 1)) if ranks > 1 else CONTEXT_BYTES_ALONE
-    )
+    found = CONTEXT_BYTES_ALONE
+    if ranks > 1:
+        found = together(found, scaled(CONTEXT_BYTES_PER_PEER, ranks - 1))
+    if gpu_name != FITTED_GPU:
+        found = together(found, CONTEXT_BYTES_ELSEWHERE)
+    return together(found, NVLINK_BYTES) if nvlink and ranks > 1 else found
 
 
 def graphs(
@@ -184,8 +275,9 @@ def graphs(
     layers = -(-len(model.layers) // arguments.pipeline_parallel_size)
     ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
     per_layer = GRAPH_BYTES_PER_LAYER_TENSOR_PARALLEL if arguments.tensor_parallel_size > 1 else GRAPH_BYTES_PER_LAYER
+    pool = scaled(GRAPH_POOL_BYTES_PER_TOKEN_AND_HIDDEN, sizes.largest_tokens * model.hidden_size)
     found = together(
-        scaled(GRAPH_POOL_BYTES_PER_TOKEN_AND_HIDDEN, sizes.largest_tokens * model.hidden_size),
+        _widen(model, pool),
         scaled(per_layer, (sizes.piecewise + sizes.full) * layers),
     )
     if in_budget or ranks > 1:
@@ -194,6 +286,17 @@ def graphs(
     return Uncertain(
         found.value * seen.value, found.low * seen.low, found.high * seen.high, f"{found.source}; {seen.source}", True
     )
+
+
+def _widen(model: Model, figure: Uncertain) -> Uncertain:
+    """Return a figure that was found with two bytes for each element for the model's dtype.
+
+    How much of it is tensors is not known, so the range for float32 begins at the lowest of two bytes.
+    """
+    if DTYPE_BYTES.get(model.dtype, 2) == 2:
+        return figure
+    source = f"{figure.source}; twice as much in float32, which nobody measured"
+    return Uncertain(figure.value * 2, figure.low, figure.high * 2, source, figure.fitted)
 
 
 NOTHING = Uncertain(0.0, 0.0, 0.0, "nothing is taken")

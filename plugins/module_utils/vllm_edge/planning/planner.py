@@ -4,30 +4,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from ..gpu.models import known
+from ..inventory.engine_arguments import Argument, derive_key, parse_arguments
+from ..text import shown
 from . import decode, feasibility, overhead
 from .contract import Arguments, EnginePlan, Gpu, Model, Plan, Verdict
+from .dtypes import resolve_model_dtype
 from .fixes import find_nearest_fix
 from .kv_cache import resolve_dtype
+from .memory_warning import THRESHOLD_PERCENT, check_threshold, warn_of_plan
 from .outcome import Engine, Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
 from .overhead import MIB
-from .vllm_versions import Behaviour, behaviour, max_model_len, max_num_seqs
+from .uncounted import find_uncounted, judge
+from .vllm_versions import (
+    LARGE_GPU_GIB,
+    Behaviour,
+    behaviour,
+    max_model_len,
+    max_num_batched_tokens,
+    max_num_seqs,
+    set_gpu_defaults,
+)
 
 MARGIN_MIB = 512
 TOLERANCE_MIB = 300
-
-# Options of vLLM in extra_args that affect memory, with the field that they set; None if a value follows.
-FLAGS: Mapping[str, tuple[str, Any]] = {
-    "--enable-expert-parallel": ("enable_expert_parallel", True),
-    "--language-model-only": ("language_model_only", True),
-    "--async-scheduling": ("async_scheduling", True),
-    "--no-async-scheduling": ("async_scheduling", False),
-    "--block-size": ("block_size", None),
-}
 
 
 class PlanError(ValueError):
@@ -44,6 +48,7 @@ def plan(
     observations: Mapping[str, Any] | None = None,
     margin_mib: int = MARGIN_MIB,
     tolerance_mib: int = TOLERANCE_MIB,
+    memory_threshold_percent: int = THRESHOLD_PERCENT,
 ) -> Plan:
     """Plan a profile: what will happen when its engines start on these GPUs.
 
@@ -57,6 +62,7 @@ def plan(
         observations: plan_observations, what an operator measured of an engine, which replaces the prediction.
         margin_mib: plan_margin_mib.
         tolerance_mib: plan_tolerance_mib, which is added to each budget.
+        memory_threshold_percent: see memory_warning.
 
     Raises:
         PlanError: if an engine names an unknown model or slot, or the number of its GPUs is wrong.
@@ -74,6 +80,8 @@ def plan(
         outcome = compute_outcome(engine)
         if outcome.verdict is not Verdict.FITS:
             outcome = replace(outcome, fix=find_nearest_fix(engine, outcome) or outcome.fix)
+        uncounted = find_uncounted(engine.model, engine.extra_args, engine.environment)
+        outcome = judge(outcome, uncounted, engine.observed)
         found = _describe_engine(engine, outcome)
         budget = described.get("vram_budget_mib") or _compute_budget_mib(outcome, gpus, tolerance_mib)
         settings = {**found.settings, **({} if described.get("vram_budget_mib") else {"vram_budget_mib": budget})}
@@ -82,23 +90,41 @@ def plan(
             budgets[slot] += budget
         for taken in outcome.gpus:
             free[taken.slot] -= taken.total_bytes
-    return Plan(profile_name, vllm_version, tuple(plans), budgets)
+    experts = [str(engine.get("name", "")) for engine in engines if models[str(engine["model"])].experts]
+    warnings = warn_of_plan(plans, gpus, experts, check_threshold(memory_threshold_percent))
+    return Plan(profile_name, vllm_version, tuple(plans), budgets, tuple(warnings))
 
 
 def arguments_of(engine: Mapping[str, Any]) -> Arguments:
-    """Return the keys and extra_args of an engine that affect memory."""
-    names = {field.name for field in fields(Arguments)}
-    chosen = {name: value for name, value in engine.items() if name in names and value is not None}
-    words = [str(word) for word in engine.get("extra_args") or ()]
-    for position, word in enumerate(words):
-        option, _, glued = word.partition("=")
-        if option in FLAGS:
-            name, value = FLAGS[option]
-            following = glued or (words[position + 1] if position + 1 < len(words) else "")
-            chosen[name] = int(following) if value is None and following.isdigit() else value
+    """Return the keys and extra_args of an engine that affect memory, the latter as vLLM's own parser reads them.
+
+    Raises:
+        PlanError: if one of extra_args has another value than the planner can read.
+    """
+    kinds = {field.name: str(field.type) for field in fields(Arguments)}
+    chosen = {name: value for name, value in engine.items() if name in kinds and value is not None}
+    for argument in parse_arguments([str(word) for word in engine.get("extra_args") or ()])[0]:
+        key = derive_key(argument.option) if argument.option and not argument.dotted else ""
+        if key in kinds:
+            chosen[key] = _read_value(engine, argument, kinds[key])
     if takes_text_only(engine.get("limit_mm_per_prompt")):
         chosen["language_model_only"] = True
     return Arguments(**chosen)
+
+
+def _read_value(engine: Mapping[str, Any], argument: Argument, kind: str) -> bool | int | float | str:
+    """Return the value of one of extra_args. Raises PlanError."""
+    if kind.startswith("bool"):
+        return not argument.name.startswith("--no-")
+    value = argument.values[0] if argument.values else ""
+    convert: Callable[[str], int | float | str] = {"int": int, "float": float}.get(kind.partition(" ")[0], str)
+    try:
+        return convert(value)
+    except ValueError:
+        raise PlanError(
+            f"serving_engines.{engine.get('name', '')}.extra_args: {shown(argument.text)} is not read by the plan, "
+            f"which expects {'a whole number' if convert is int else 'a number'} without a unit; write one."
+        ) from None
 
 
 def takes_text_only(limits: Any) -> bool:
@@ -134,7 +160,10 @@ def _parse_engine(
             f"{where}.gpus: {len(slots)} GPUs for tensor_parallel_size x pipeline_parallel_size = {ranks}; "
             f"give one for each."
         )
+    arguments = set_gpu_defaults(arguments, gpus[slots[0]])
+    found = known(gpus[slots[0]].name)
     model = models[str(engine["model"])]
+    model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, found and found.compute_capability))
     return Engine(
         name,
         arguments,
@@ -142,6 +171,7 @@ def _parse_engine(
         model,
         tuple(str(word) for word in engine.get("extra_args") or ()),
         str(engine.get("tool_call_parser") or ""),
+        dict(engine.get("extra_env") or {}),
         overhead.observed(observations, name),
         resolve_dtype(model, arguments, release.version),
         margin_bytes,
@@ -157,10 +187,10 @@ def _derive_settings(engine: Engine, outcome: Outcome) -> dict[str, float | int]
 
     vLLM checks that gpu_memory_utilization of the GPU is free even if the size of the KV cache is given
     (vllm/v1/worker/utils.py, request_memory). The share that the engine needs, in thousandths, makes it check just
-    that.
+    that. An engine of which the plan cannot say what it takes is left to vLLM, which measures it itself.
     """
     pinned = outcome.kv_cache_memory_bytes
-    if not pinned or engine.arguments.gpu_memory_utilization is not None:
+    if not pinned or engine.arguments.gpu_memory_utilization is not None or outcome.verdict is Verdict.CANNOT_SAY:
         return {}
     share = max(
         compute_requested_bytes(None, outcome.ranks[number], engine.gpus[slot], pinned)
@@ -172,7 +202,10 @@ def _derive_settings(engine: Engine, outcome: Outcome) -> dict[str, float | int]
 
 
 def _compute_budget_mib(outcome: Outcome, gpus: Sequence[Gpu], tolerance_mib: int) -> int:
-    """Return the MiB that NVML may show of the engine on each GPU: at most what there is, 0 if nothing is known."""
+    """Return the MiB that NVML may show of the engine on each GPU: at most what there is, 0 if nothing is known, and
+    the whole GPU if the plan cannot say."""
+    if outcome.verdict is Verdict.CANNOT_SAY and outcome.gpus:
+        return max(gpus[gpu.slot].cuda_total_bytes for gpu in outcome.gpus) // MIB
     most = max((min(gpu.total_bytes, gpus[gpu.slot].cuda_total_bytes) for gpu in outcome.gpus), default=0)
     return math.ceil(most / MIB) + tolerance_mib if most else 0
 
@@ -193,6 +226,8 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         together = decode.estimate_together(
             engine.model, engine.arguments, weights, gpu_model, engine.kv_cache_dtype, min(fit, sequences)
         )
+    uncertainty = _compute_uncertainty(outcome)
+    advice += _describe_extrapolation(engine, uncertainty)
     return EnginePlan(
         engine=engine.name,
         verdict=outcome.verdict,
@@ -214,8 +249,44 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         derived_kv_cache_memory_bytes=derive_kv_cache_bytes(engine, outcome.ranks),
         settings=_derive_settings(engine, outcome),
         pinned=outcome.kv_cache_memory_bytes is not None,
+        uncertainty_mib=uncertainty,
         observed=tuple(sorted(engine.observed)),
     )
+
+
+def _compute_uncertainty(outcome: Outcome) -> tuple[int, int]:
+    """Return by how many MiB what is beside the KV cache may be less, and more, on the rank on which that is most."""
+    less = max((sum(part.value - part.low for part in rank.parts) for rank in outcome.ranks), default=0.0)
+    more = max((sum(part.high - part.value for part in rank.parts) for rank in outcome.ranks), default=0.0)
+    return round(less / MIB), round(more / MIB)
+
+
+def _describe_extrapolation(engine: Engine, uncertainty_mib: tuple[int, int]) -> list[str]:
+    """Return advice with the uncertainty in MiB if the engine lies outside of what the figures were fitted on."""
+    if not any(uncertainty_mib):
+        return []
+    gpu, version = engine.gpus[engine.slots[0]], engine.release.version
+    outside = overhead.describe_extrapolation(
+        gpu.name,
+        engine.has_nvlink,
+        engine.model,
+        max_num_seqs(engine.model, engine.arguments, version),
+        max_num_batched_tokens(engine.model, engine.arguments, version),
+    )
+    if not outside:
+        return []
+    found = [
+        f"what is beside the KV cache is uncertain by {uncertainty_mib[0]:,} MiB less to {uncertainty_mib[1]:,} MiB "
+        f"more per GPU: its figures were fitted on an L4 with smaller batches, and this engine has {outside}; measure "
+        f"it with playbooks/calibrate.yml"
+    ]
+    unstated = engine.arguments.max_num_seqs is None or engine.arguments.max_num_batched_tokens is None
+    if not gpu.name and gpu.cuda_total_bytes >= LARGE_GPU_GIB * 2**30 and unstated:
+        found.append(
+            "vLLM's defaults of max_num_seqs and max_num_batched_tokens are planned as on an H100; on an A100 they are "
+            "256 and 2,048, which needs less"
+        )
+    return found
 
 
 def _check_highest(engine: Engine, outcome: Outcome) -> list[str]:

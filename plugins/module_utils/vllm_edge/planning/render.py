@@ -33,7 +33,8 @@ def lines(plan: Plan) -> list[str]:
     for engine in plan.engines:
         result += ["", *_engine(engine)]
     budgets = ", ".join(f"GPU {slot} {mib:,}" for slot, mib in sorted(plan.budgets_mib.items()))
-    return [*result, "", *_wrapped("budgets, MiB: ", budgets)]
+    warnings = [line for sentence in plan.memory_warnings for line in _wrapped("warning: ", sentence)]
+    return [*result, "", *_wrapped("budgets, MiB: ", budgets), *warnings]
 
 
 def legend() -> list[str]:

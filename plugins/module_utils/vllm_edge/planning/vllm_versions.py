@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from .contract import Arguments, Model
+from .context_length import derive_default
+from .contract import Arguments, Gpu, Model
 
 
 class UnknownVersion(ValueError):
@@ -79,6 +80,7 @@ class Change:
     """File and line under vllm/ in the release that made the change."""
 
 
+LARGE_GPU_GIB, LARGEST_GPU_GIB = 70, 160
 FIRST = (0, 19)
 LAST = (0, 33)
 CHANGES = (
@@ -137,26 +139,40 @@ def behaviour(version: str) -> Behaviour:
     return result
 
 
+def set_gpu_defaults(arguments: Arguments, gpu: Gpu) -> Arguments:
+    """Return the arguments with the defaults of vLLM's API server on a GPU from 70 GiB on.
+
+    An A100 counts as a smaller one. Source: 0.32.0 engine/arg_utils.py:2894 (get_batch_defaults); of the tokens from
+    160 GiB on it is not known which release introduced them. vLLM compares NVML's total, of which CUDA has all but 1
+    to 3 GiB: no GPU lies between.
+    """
+    gib = gpu.cuda_total_bytes / 2**30
+    if gib < LARGE_GPU_GIB or (gib < LARGEST_GPU_GIB and "a100" in gpu.name.lower()):
+        return arguments
+    tokens = 16384 if gib >= LARGEST_GPU_GIB else 8192
+    return replace(arguments, default_max_num_seqs=1024, default_max_num_batched_tokens=tokens)
+
+
 def max_model_len(model: Model, arguments: Arguments) -> int:
-    """Return the tokens of the longest request: the argument, or the model's own maximum."""
-    return arguments.max_model_len or model.max_position_embeddings
+    """Return the tokens of the longest request: the argument, or what vLLM derives from the model."""
+    return arguments.max_model_len or derive_default(model)
 
 
 def max_num_batched_tokens(model: Model, arguments: Arguments, version: str) -> int:
-    """Return the tokens of one batch, as vLLM's API server decides on a GPU below 70 GiB.
+    """Return the tokens of one batch, as vLLM's API server decides.
 
     Source: 0.33.0 engine/arg_utils.py:3190-3224, and the rows of CHANGES.
     """
     release = behaviour(version)
     if arguments.max_num_batched_tokens is not None:
         return arguments.max_num_batched_tokens
-    tokens = release.default_max_num_batched_tokens
+    tokens = arguments.default_max_num_batched_tokens or release.default_max_num_batched_tokens
     item_must_fit = release.batch_holds_multimodal_item and not (
         arguments.language_model_only and release.text_only_needs_no_item
     )
     if item_must_fit and _attends_to_whole_items(model):
         tokens = max(tokens, GEMMA4_VIDEO_TOKENS)
-    sequences = release.default_max_num_seqs if arguments.max_num_seqs is None else arguments.max_num_seqs
+    sequences = arguments.max_num_seqs or arguments.default_max_num_seqs or release.default_max_num_seqs
     return min(tokens, sequences * max_model_len(model, arguments))
 
 
@@ -164,7 +180,8 @@ def max_num_seqs(model: Model, arguments: Arguments, version: str) -> int:
     """Return the sequences of one batch. Source: 0.33.0 engine/arg_utils.py:3232."""
     if arguments.max_num_seqs is not None:
         return arguments.max_num_seqs
-    return min(behaviour(version).default_max_num_seqs, max_num_batched_tokens(model, arguments, version))
+    sequences = arguments.default_max_num_seqs or behaviour(version).default_max_num_seqs
+    return min(sequences, max_num_batched_tokens(model, arguments, version))
 
 
 def count_batches_in_flight(model: Model, arguments: Arguments, version: str) -> int:

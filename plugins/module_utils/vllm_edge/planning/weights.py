@@ -11,14 +11,14 @@ from fractions import Fraction
 
 from .components import SCALES
 from .contract import Arguments, Component, Model, RankWeights, Sharding
+from .dtypes import BYTES as DTYPE_BYTES
 from .kv_cache import pipeline_stages
 from .model_facts import DTYPE_BITS
+from .vllm_versions import max_num_batched_tokens
 
 VOCABULARY_PADDING = 64
 """Rows of an embedding table are padded to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE,
 vllm/model_executor/layers/vocab_parallel_embedding.py)."""
-MAX_NUM_BATCHED_TOKENS = 2048
-"""vLLM's default on a GPU below 70 GiB (vllm/engine/arg_utils.py)."""
 
 EVERY_STAGE = frozenset({"gemma4", "gemma3", "qwen3_moe"})
 """Families whose model files build embeddings, head and last norm on every stage of the pipeline, whether used there or
@@ -36,7 +36,6 @@ TOWERS_ON_FIRST_STAGE = (0, 33)
 """From this release on towers are built on the first stage only (`_mark_tower_model`, interfaces.py of 0.33.0)."""
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-_DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def per_rank(model: Model, arguments: Arguments, vllm_version: str = "0.19.0") -
             if _is_read(component, stage):
                 read += size * Fraction(component.read_per_token)
         held["rope_caches"] += _compute_rope_bytes(model)
-        held["buffers"] += _compute_per_layer_embedding_buffer(model, arguments)
+        held["buffers"] += _compute_per_layer_embedding_buffer(model, arguments, vllm_version)
         by_kind = {kind: size for kind, size in held.items() if size}
         ranks.append(RankWeights(len(ranks), sum(by_kind.values()), by_kind, round(read)))
     return tuple(ranks)
@@ -126,7 +125,7 @@ def _compute_bytes_on_rank(component: Component, model: Model, ranks: int) -> in
     shape, bits = component.tensor.shape, DTYPE_BITS[component.tensor.dtype]
     if component.tensor.dtype in _FLOATS and component.tensor.name.rsplit(".", 1)[-1] not in SCALES:
         # A weight that is not quantized is kept in the model's dtype, whatever the file has.
-        bits = 8 * _DTYPE_BYTES.get(model.dtype, 2)
+        bits = 8 * DTYPE_BYTES.get(model.dtype, 2)
     elements = math.prod(shape)
     if component.sharding is Sharding.VOCABULARY:
         rows = -(-shape[0] // VOCABULARY_PADDING) * VOCABULARY_PADDING
@@ -158,13 +157,13 @@ def _compute_expert_padding(model: Model, arguments: Arguments, release: tuple[i
 def _compute_rope_bytes(model: Model) -> int:
     """Return the bytes of cos and sin for every position; every rank has them."""
     rows = model.rope_cache_rows or (model.max_position_embeddings,) * len(model.rope_cache_sizes)
-    width = _DTYPE_BYTES.get(model.dtype, 2)
+    width = DTYPE_BYTES.get(model.dtype, 2)
     return sum(size * count * width for size, count in zip(model.rope_cache_sizes, rows, strict=True))
 
 
-def _compute_per_layer_embedding_buffer(model: Model, arguments: Arguments) -> int:
+def _compute_per_layer_embedding_buffer(model: Model, arguments: Arguments, version: str) -> int:
     """Return the bytes that gemma4_mm.py keeps for the per-layer embeddings of one batch (Gemma 4's E models)."""
     if not model.multimodal or not model.per_layer_embedding_size:
         return 0
-    tokens = arguments.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS
-    return tokens * len(model.layers) * model.per_layer_embedding_size * _DTYPE_BYTES.get(model.dtype, 2)
+    tokens = max_num_batched_tokens(model, arguments, version)
+    return tokens * len(model.layers) * model.per_layer_embedding_size * DTYPE_BYTES.get(model.dtype, 2)

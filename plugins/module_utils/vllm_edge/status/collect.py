@@ -22,7 +22,7 @@ from ..gpu.budget import Foreign, Limits, evaluate
 from ..gpu.owners import find_owners
 from ..names import GATEWAY_UNIT, LABEL_GENERATION, LABEL_INPUT_HASH, TARGET, EngineIdentity
 from ..paths import HostPaths
-from ..planning import drift
+from ..planning import drift, memory_warning
 from ..switch.gpu_memory import load_slots, read_boards
 from ..switch.history import read_switches
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, docker_unit
@@ -334,5 +334,6 @@ def collect(
         "gpus": boards,
         "drift": [row.as_dict() for row in drift.compare_engines(configs, states, boards)],
         "on_drift": drift.wanted(configs),
+        "memory_warnings": memory_warning.warn_of_measurement(configs, states, boards),
     }
     return status | {"problems": [*problems, *judge(status)]}

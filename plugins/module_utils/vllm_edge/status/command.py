@@ -96,6 +96,8 @@ def render_status(status: Mapping[str, Any]) -> list[str]:
         lines += ["", *render_gpus(status["gpus"])]
     if status.get("drift"):
         lines += ["", *render_drift_table(status["drift"], {board["uuid"]: board["index"] for board in status["gpus"]})]
+    for warning in status.get("memory_warnings") or []:
+        lines += ["", *wrapped(f"Warning: {warning}")]
     if status["history"]:
         lines += ["", *render_switches(status["history"][:SHOWN])]
     if status["problems"]:

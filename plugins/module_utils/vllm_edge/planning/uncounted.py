@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of an engine that change its memory and that the plan does not count.
+
+The plan never says `fits` about such an engine. It says `cannot_say`, with the argument, unless what the argument
+changes was measured (plan_observations, playbooks/calibrate.yml). Names are those of vLLM 0.32.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from ..inventory.engine_arguments import parse_arguments
+from ..text import shown
+from .contract import Model, Verdict
+from .outcome import Outcome, to_sentence
+
+
+class Effect(StrEnum):
+    """What an argument does to the figures of a plan."""
+
+    MORE = "needs more memory"
+    OTHER = "needs more or less memory"
+    MODEL = "makes another model of the checkpoint"
+
+
+@dataclass(frozen=True)
+class Uncounted:
+    """An argument that is not counted."""
+
+    key: str
+    """`extra_args` or `extra_env`."""
+    text: str
+    """As the operator wrote it, shortened."""
+    effect: Effect
+    what: str
+    measured: frozenset[str] = frozenset()
+    """The observations that contain it; empty if it changes the KV cache too."""
+
+
+_LOADED = frozenset({"weights_bytes", "overhead_bytes"})
+_GRAPHS = frozenset({"graphs_bytes"})
+
+_MORE: Mapping[str, tuple[str, frozenset[str]]] = {
+    "--enable-lora": ("the adapters' weights, on every GPU", _LOADED | _GRAPHS),
+    **dict.fromkeys(
+        ("--speculative-config", "--spec-method", "--spec-model", "--spec-tokens"),
+        ("weights and KV cache of the drafter, and larger batches", frozenset[str]()),
+    ),
+    **dict.fromkeys(
+        ("--kv-transfer-config", "--ec-transfer-config", "--kv-offloading-size"),
+        ("buffers of the connector, which may also lay out the KV cache in another way", frozenset[str]()),
+    ),
+    "--enable-dbo": ("buffers of a second batch", _LOADED | _GRAPHS),
+    "--enable-eplb": ("redundant experts and their buffers", _LOADED),
+    "--enable-sleep-mode": ("the allocator that can free the weights", _LOADED | {"context_bytes"}),
+    "--enable-return-routed-experts": ("a buffer for the experts of each token", _LOADED),
+    "--mm-ipc-gpu-memory-gb": ("a buffer for images and videos", _LOADED),
+}
+_OTHER: Mapping[str, tuple[str, frozenset[str]]] = {
+    **dict.fromkeys(
+        ("--quantization", "--quantization-config"), ("the weights that vLLM quantizes while it loads them", _LOADED)
+    ),
+    **dict.fromkeys(
+        ("--cpu-offload-gb", "--cpu-offload-params", "--offload-backend", "--offload-group-size", "--offload-params"),
+        ("the weights that stay in the host's memory, and buffers for them", _LOADED),
+    ),
+    **dict.fromkeys(
+        (
+            *("--compilation-config", "--cudagraph-capture-sizes", "--max-cudagraph-capture-size"),
+            "--optimization-level",
+        ),
+        ("the CUDA graphs", _GRAPHS | _LOADED),
+    ),
+    "--performance-mode": ("vLLM's defaults of max_num_seqs and max_num_batched_tokens", frozenset()),
+    "--mm-encoder-tp-mode": ("the copies of the vision tower", _LOADED),
+    "--skip-mm-profiling": ("the activations of the vision tower, which vLLM then leaves out", _LOADED),
+    **dict.fromkeys(
+        (
+            *("--decode-context-parallel-size", "--prefill-context-parallel-size", "--disable-hybrid-kv-cache-manager"),
+            *("--kv-cache-dtype-skip-layers", "--kv-sharing-fast-prefill", "--num-gpu-blocks-override"),
+            *("--attention-backend", "--enable-mamba-shared-prefix-checkpoint"),
+        ),
+        ("the KV cache", frozenset()),
+    ),
+}
+_MODEL: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("--hf-overrides", "--hf-config-path", "--model-class-overrides", "--diffusion-config"), "values of config.json"
+    ),
+    **dict.fromkeys(("--runner", "--convert", "--mm-encoder-only"), "the task, so that there may be no KV cache"),
+    "--model-impl": "the implementation of the model",
+    "--disable-sliding-window": "KV cache and longest request",
+}
+_VARIABLES: Mapping[str, str] = {
+    "VLLM_PP_LAYER_PARTITION": "the layers of each rank",
+    "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "what vLLM keeps out of its share for CUDA graphs",
+    "VLLM_USE_V2_MODEL_RUNNER": "the batches that a request holds at once",
+}
+_NEUTRAL = frozenset({"0", "0.0", "null", "none", "auto", "", "{}"})
+_ONE_IS_NONE = frozenset({"--decode-context-parallel-size", "--prefill-context-parallel-size"})
+
+
+def find_uncounted(model: Model, extra_args: Sequence[str], environment: Mapping[str, Any]) -> Iterator[Uncounted]:
+    """Yield what the plan does not count of an engine, in the order in which it is written.
+
+    Args:
+        extra_args: of the engine.
+        environment: extra_env of the engine.
+    """
+    for argument in parse_arguments(list(extra_args))[0]:
+        name = argument.option.name if argument.option else argument.name
+        value = argument.values[0].strip().lower() if argument.values else ""
+        switched_off = argument.name.startswith("--no-")
+        valueless = argument.option is not None and argument.option.takes == "none"
+        neutral = (
+            not valueless and not argument.dotted and (value in _NEUTRAL or (name in _ONE_IS_NONE and value == "1"))
+        )
+        if switched_off or neutral or (name == "--quantization" and _is_own_quantization(model, value)):
+            continue
+        text = shown(argument.text)
+        if name in _MORE:
+            yield Uncounted("extra_args", text, Effect.MORE, *_MORE[name])
+        elif name in _OTHER:
+            yield Uncounted("extra_args", text, Effect.OTHER, *_OTHER[name])
+        elif name in _MODEL:
+            yield Uncounted("extra_args", text, Effect.MODEL, _MODEL[name])
+    for name in sorted(_VARIABLES.keys() & environment.keys()):
+        yield Uncounted("extra_env", name, Effect.OTHER, _VARIABLES[name])
+
+
+def _is_own_quantization(model: Model, value: str) -> bool:
+    """Return whether `--quantization` only names what the checkpoint is: `awq_marlin` is `awq` with another kernel."""
+    own = model.quantization.method.replace("-", "_")
+    said = value.replace("-", "_").removeprefix("auto_").removesuffix("_marlin")
+    return own != "none" and (said == own or (said == "modelopt" and own == "modelopt_fp4"))
+
+
+def judge(outcome: Outcome, found: Iterable[Uncounted], observed: Mapping[str, int]) -> Outcome:
+    """Return the outcome of an engine with what is not counted: `cannot_say` wherever that could change the verdict.
+
+    Args:
+        outcome: of the engine without these arguments.
+        found: what is not counted.
+        observed: what was measured of the engine, by component.
+    """
+    for item in found:
+        if item.measured and item.measured <= observed.keys():
+            continue
+        unsupported = outcome.verdict in (Verdict.UNSUPPORTED_ENGINE, Verdict.UNSUPPORTED_SHAPE)
+        if outcome.verdict is not Verdict.FITS and (
+            item.effect is Effect.MORE or (unsupported and item.effect is not Effect.MODEL)
+        ):
+            continue
+        without = "it would fit" if outcome.verdict is Verdict.FITS else f"it would be {outcome.verdict.value}"
+        return replace(
+            outcome,
+            verdict=Verdict.CANNOT_SAY,
+            reason=to_sentence(
+                f"the plan does not count {item.text}, which {item.effect.value}: {item.what}. Without it {without}: "
+                f"{outcome.reason.removesuffix('.')}"
+            ),
+            fix=f"{item.key} without {item.text}",
+        )
+    return outcome

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""max_model_len above what the model allows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.planning.context_length import derive_default, derive_limit
+from ansible.module_utils.vllm_edge.planning.contract import Verdict
+from checkpoints import DEFAULT, engine, model, plan_of
+
+
+@pytest.mark.parametrize(
+    ("name", "rope", "more", "limit", "default"),
+    [
+        ("31b-bf16", None, {}, 262_144, 262_144),
+        ("Qwen/Qwen3-8B", {"rope_type": "linear", "factor": 2.0}, {}, 81_920, 81_920),
+        ("Qwen/Qwen3-8B", {"type": "dynamic", "factor": 4.0}, {}, 163_840, 163_840),
+        ("Qwen/Qwen3-8B", {"rope_type": "llama3", "factor": 8.0}, {}, 40_960, 40_960),
+        ("Qwen/Qwen3-8B", {"rope_type": "linear", "factor": None}, {}, 40_960, 40_960),
+        (
+            "Qwen/Qwen3-8B",
+            {"rope_type": "longrope"},
+            {"original_max_position_embeddings": 4096},
+            40_960,
+            4096,
+        ),
+        ("google/gemma-3-27b-it", {"rope_type": "linear", "factor": 8.0}, {}, 131_072, 131_072),
+    ],
+)
+def test_what_vllm_derives(
+    name: str, rope: dict[str, Any] | None, more: dict[str, Any], limit: int, default: int
+) -> None:
+    chosen = model(name)
+    config = {**chosen.facts.config, **({"rope_scaling": rope, "rope_parameters": None} if rope else {}), **more}
+    if rope and "text_config" in config:
+        config["text_config"] = {**config["text_config"], "rope_parameters": rope}
+    chosen = dataclasses.replace(chosen, facts=dataclasses.replace(chosen.facts, config=config))
+    assert (derive_limit(chosen), derive_default(chosen)) == (limit, default)
+
+
+def test_yarn_is_scaled_by_earlier_releases_only() -> None:
+    chosen = model("Qwen/Qwen3-8B")
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+    facts = dataclasses.replace(chosen.facts, config={**chosen.facts.config, "rope_parameters": rope})
+    chosen = dataclasses.replace(chosen, facts=facts)
+    assert (derive_limit(chosen, (0, 19)), derive_limit(chosen, (0, 32))) == (131_072, 40_960)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "verdict", "fix"),
+    [
+        (engine("e2b", max_model_len=131_072), Verdict.FITS, ""),
+        (engine("e2b", max_model_len=131_073), Verdict.UNSUPPORTED_ENGINE, "max_model_len: 131072"),
+        # The model allows more than the GPU holds.
+        (engine("26b-nvfp4", max_model_len=300_000, max_num_seqs=2), Verdict.UNSUPPORTED_ENGINE, "max_model_len: "),
+        (
+            engine("e2b", max_model_len=200_000, extra_env={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}),
+            Verdict.FITS,
+            "",
+        ),
+        (
+            engine("e2b", max_model_len=200_000, extra_env={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "0"}),
+            Verdict.UNSUPPORTED_ENGINE,
+            "max_model_len: 131072",
+        ),
+    ],
+)
+def test_more_than_the_model_allows_is_refused(wanted: dict[str, Any], verdict: Verdict, fix: str) -> None:
+    found = plan_of(wanted, DEFAULT)
+    assert found.verdict is verdict, found.reason
+    assert found.fix.startswith(fix) and bool(found.fix) == bool(fix)
+    if verdict is Verdict.FITS:
+        assert any("VLLM_ALLOW_LONG" in sentence for sentence in found.advice) == ("extra_env" in wanted)
+        return
+    assert f"max_model_len {wanted['max_model_len']:,} is more than the " in found.reason
+    followed = {**wanted, "max_model_len": int(found.fix.removeprefix("max_model_len: "))}
+    assert plan_of(followed, DEFAULT).verdict is Verdict.FITS

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that change the memory of an engine and that the plan does not count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.inventory.engine_arguments import find_option
+from ansible.module_utils.vllm_edge.planning import uncounted
+from ansible.module_utils.vllm_edge.planning.contract import Verdict
+from checkpoints import DEFAULT, GIB, L4, MIB, engine, plan, plan_of
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--quantization", "fp8"],
+        ["-q=bitsandbytes"],
+        ["--enable-lora"],
+        ["--cpu-offload-gb=4"],
+        ["--offload_group_size", "2"],
+        ["--speculative-config", '{"model": "x", "num_speculative_tokens": 2}'],
+        ["-sc.model=x"],
+        ["--kv-transfer-config={}x"],
+        ["--kv-offloading-size", "8"],
+        ["--decode-context-parallel-size=2"],
+        ["--hf-overrides", '{"max_position_embeddings": 99}'],
+        ["--cudagraph-capture-sizes", "1", "2"],
+        ["--no-disable-sliding-window", "--disable-hybrid-kv-cache-manager"],
+    ],
+)
+def test_the_plan_never_says_that_it_fits(words: list[str]) -> None:
+    found = plan_of(engine("e2b", extra_args=words), DEFAULT)
+    assert found.verdict is Verdict.CANNOT_SAY
+    named = words[-1] if words[0].startswith("--no-") else words[0].partition("=")[0].partition(".")[0]
+    assert named in found.reason and "it would fit" in found.reason
+    assert found.fix.startswith("extra_args without ") and named in found.fix
+    # vLLM measures it itself, and the budget is the GPU.
+    assert found.settings == {"vram_budget_mib": L4.cuda_total_bytes // MIB}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("e2b", ["--cpu-offload-gb", "0"]),
+        ("e2b", ["--no-enable-lora", "--decode-context-parallel-size", "1", "--offload-backend=auto"]),
+        ("e2b", ["--max-loras", "4", "--seed=1"]),
+        ("31b-nvfp4", ["--quantization", "modelopt_fp4"]),
+        ("31b-nvfp4", ["-q", "modelopt"]),
+        ("31b-w4a16", ["--quantization=compressed-tensors"]),
+    ],
+)
+def test_what_changes_nothing_is_no_doubt(name: str, words: list[str]) -> None:
+    assert plan_of(engine(name, 4, extra_args=words), DEFAULT).verdict is Verdict.FITS
+
+
+@pytest.mark.parametrize(
+    ("wanted", "verdict"),
+    [
+        # More memory makes it only worse; less may help; another model may be anything.
+        (engine("31b-bf16", extra_args=["--enable-lora"]), Verdict.OOM_WEIGHTS),
+        (engine("31b-bf16", extra_args=["--quantization=fp8"]), Verdict.CANNOT_SAY),
+        (engine("31b-bf16", extra_args=["--cpu-offload-gb=50"]), Verdict.CANNOT_SAY),
+        (engine("31b-bf16", 3, extra_args=["--quantization=fp8"]), Verdict.UNSUPPORTED_SHAPE),
+        (engine("e2b", max_model_len=300_000, extra_args=["--hf-overrides={}x"]), Verdict.CANNOT_SAY),
+        (engine("e2b", extra_env={"VLLM_PP_LAYER_PARTITION": "1,2"}), Verdict.CANNOT_SAY),
+    ],
+)
+def test_what_it_may_change(wanted: dict[str, Any], verdict: Verdict) -> None:
+    found = plan_of(wanted, DEFAULT)
+    assert found.verdict is verdict, found.reason
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"), [(["--enable-lora"], Verdict.FITS), (["--speculative-config={}x"], Verdict.CANNOT_SAY)]
+)
+def test_a_measurement_counts_it(words: list[str], verdict: Verdict) -> None:
+    """Except what changes the KV cache, of which nothing is measured."""
+    seen = {"engine": {"weights_bytes": 12 * GIB, "overhead_bytes": GIB, "graphs_bytes": GIB}}
+    assert plan_of(engine("e2b", extra_args=words), DEFAULT, observations=seen).verdict is verdict
+
+
+def test_the_verdict_of_a_profile_is_the_worst() -> None:
+    unsure = engine("e2b", gpus=[1], extra_args=["--enable-lora"])
+    sure = engine("e2b", gpus=[2]) | {"name": "sure"}
+    assert plan(unsure, sure, version=DEFAULT).verdict is Verdict.CANNOT_SAY
+    assert plan(unsure, engine("31b-bf16") | {"name": "large"}, version=DEFAULT).verdict is Verdict.OOM_WEIGHTS
+
+
+def test_every_name_is_an_option_of_the_recorded_release() -> None:
+    names = [*uncounted._MORE, *uncounted._OTHER, *uncounted._MODEL]
+    assert [name for name in names if (found := find_option(name)) is None or found.name != name] == []
