@@ -37,7 +37,7 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
         (r"self_attn\.[kv]_proj$", "attention", Sharding.KV_HEADS),
         (r"self_attn\.[qo]_proj$", "attention", Sharding.SHARDED),
         (r"self_attn\.[kv]_(proj\.[kv]_)?scale$|self_attn\.q_scale$", "other", Sharding.REPLICATED),
-        (r"mlp\.(gate|up|down)_proj$", "mlp", Sharding.SHARDED),
+        (r"mlp\.(gate|up|down|gate_up)_proj$", "mlp", Sharding.SHARDED),
         (r"(mlp\.|moe\.)?experts(\.\*)?\.(gate|up|down|gate_up)_proj$", "experts", Sharding.EXPERTS),
         (r"mlp\.gate$|router(\.|$)", "router", Sharding.REPLICATED),
         (r"per_layer_(input_gate|projection)$", "other", Sharding.REPLICATED),
@@ -59,8 +59,24 @@ def build_components(model: Model, towers: Sharding, tied: bool) -> Iterator[Com
         FactsError: if a tensor is unknown.
     """
     for tensor in model.facts.tensors:
-        for part in _split_by_kv_heads(model, tensor):
-            yield _classify_tensor(model, towers, part, tied)
+        for single in _split_qkv(model, tensor):
+            for part in _split_by_kv_heads(model, single):
+                yield _classify_tensor(model, towers, part, tied)
+
+
+def _split_qkv(model: Model, tensor: Tensor) -> Iterator[Tensor]:
+    """Split a tensor of Q, K and V (Phi), because ranks have a part of Q, and at least one head of K and V."""
+    layers = tensor.layers
+    if layers is None or ".self_attn.qkv_proj." not in tensor.name or max(tensor.shape, default=1) == 1:
+        yield tensor
+        return
+    # AutoAWQ and GPTQ store the outputs in columns.
+    axis = 1 if tensor.name.endswith((".qweight", ".qzeros", ".scales")) else 0
+    heads = {"q": model.query_heads, "k": model.layers[layers[0]].kv_heads, "v": model.layers[layers[0]].kv_heads}
+    for part, count in heads.items():
+        shape = list(tensor.shape)
+        shape[axis] = shape[axis] * count // sum(heads.values())
+        yield replace(tensor, name=tensor.name.replace(".qkv_proj.", f".{part}_proj."), shape=tuple(shape))
 
 
 def _split_by_kv_heads(model: Model, tensor: Tensor) -> Iterator[Tensor]:
@@ -77,7 +93,7 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool)
     if _NOT_LOADED.search(tensor.name):
         return Component(tensor, "other", Sharding.NOT_LOADED, read_per_token=0.0)
     if any(tower in tensor.name.split(".") for tower in _TOWERS):
-        sharding = _shard_siglip(tensor) if towers is Sharding.SHARDED else towers
+        sharding = _shard_tower(tensor) if towers is Sharding.SHARDED else towers
         return Component(tensor, "towers", sharding, read_per_token=0.0)
     path, leaf = _split_name(tensor.name)
     kind, sharding = next((rule[1:] for rule in _RULES if rule[0].search(path)), ("", Sharding.NOT_LOADED))
@@ -128,17 +144,21 @@ def _is_whole(path: str, leaf: str, tensor: Tensor) -> bool:
     return per_channel and bool(_ROW_PARALLEL.search(path))
 
 
-def _shard_siglip(tensor: Tensor) -> Sharding:
-    """Return how a tensor of SigLIP is distributed: siglip.py shards linear layers, not embeddings and norms.
+_TOWER_LINEAR = re.compile(
+    r"(encoder|transformer)\.layers\.\*\.(self_attn|mlp|attention|feed_forward)\.(\w+_proj|fc\d)$"
+    r"|multi_modal_projector\.linear_\d$"
+)
 
-    The projector of gemma3_mm.py is not sharded either.
-    """
-    path = tensor.name.rsplit(".", 1)[0]
-    if tensor.name.endswith(".weight") and re.search(r"encoder\.layers\.\*\.(self_attn\.\w+_proj|mlp\.fc\d)$", path):
-        return Sharding.SHARDED
-    if re.search(r"encoder\.layers\.\*\.(self_attn\.[qkv]_proj|mlp\.fc1)$", path):
-        return Sharding.SHARDED
-    return Sharding.REPLICATED
+
+def _shard_tower(tensor: Tensor) -> Sharding:
+    """Return how a tensor of SigLIP (siglip.py) or Pixtral (pixtral.py) is distributed: linear layers of its
+    transformer and of the projector of mistral3.py are sharded; embeddings, norms, the merger of patches and the
+    projector of gemma3_mm.py are not."""
+    path, leaf = tensor.name.rsplit(".", 1)
+    if not _TOWER_LINEAR.search(path):
+        return Sharding.REPLICATED
+    column = not re.search(r"(o_proj|out_proj|down_proj|fc2|linear_2)$", path)
+    return Sharding.SHARDED if leaf == "weight" or column else Sharding.REPLICATED
 
 
 def copy_k_to_v(model: Model, components: list[Component]) -> Iterator[Component]:

@@ -152,7 +152,7 @@ class Model:
     facts: Facts
     architecture: str
     family: str
-    """`gemma4`, `gemma3`, `llama3`, `qwen3`, `qwen3_moe`, `mistral`."""
+    """The name in a row of families.FAMILIES: `gemma4`, `llama3`, ..."""
     dtype: str
     """As vLLM names it, for example `bfloat16`."""
     hidden_size: int
@@ -175,6 +175,8 @@ class Model:
     multimodal: bool = False
     rope_cache_rows: tuple[int, ...] = ()
     """Rows of each cache of `rope_cache_sizes`: more than max_position_embeddings if RoPE is scaled."""
+    embeddings_on_every_stage: bool = False
+    """Whether each stage of a pipeline has embeddings, head and last norm, used there or not."""
 
 
 # ---- an engine and its GPUs --------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ CONFIG_KEYS = frozenset(
         "num_key_value_heads",
         "num_kv_shared_layers",
         "num_local_experts",
+        "original_max_position_embeddings",
+        "partial_rotary_factor",
         "per_layer_config",
         "rope_parameters",
         "rope_scaling",
@@ -98,6 +100,11 @@ def _find_mistake(key: str, value: Any) -> str:
     """Return what is expected of the value of a key instead of this one; empty if it is right."""
     if value is None or key == "use_bidirectional_attention":
         return ""
+    if key == "partial_rotary_factor":
+        return "" if type(value) in (int, float) and 0 < value <= 1 else "a number above 0, at most 1"
+    if key == "sliding_window_pattern" and isinstance(value, str):
+        # EXAONE's; its config.json has layer_types too, which decide.
+        return "" if re.fullmatch("[LG]{1,100}", value) else "a whole number, or L and G"
     if key in _BOOLEANS:
         return "" if isinstance(value, bool) else "true or false"
     kind = _OTHERS.get(key)
@@ -166,6 +173,11 @@ class _Family:
     """Defaults of config.json keys, from the family's configuration class in transformers 5.16."""
     towers: Sharding = Sharding.NOT_LOADED
     """How the vision and audio towers are distributed, if the architecture has any."""
+    every_stage: bool = False
+    """Whether the model file builds embeddings, head and last norm on every stage of the pipeline. llama.py, qwen2.py
+    and granite.py build them where they are used."""
+    ropes: int = 1
+    """Sets of RoPE parameters: Gemma's sliding layers have another base than its full ones."""
 
 
 def _read_window(config: _Config) -> int | None:
@@ -207,8 +219,9 @@ def _build_qwen_layers(config: _Config) -> tuple[DecoderLayer, ...]:
 
 
 def _read_layer_types(config: _Config) -> list[str]:
-    """Return Gemma's layer_types: every sixth layer has full attention, unless config.json says otherwise."""
-    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+    """Return layer_types: each layer whose number is a multiple of the pattern has full attention, unless config.json
+    says otherwise."""
+    pattern = config.get("sliding_window_pattern") or config["_sliding_window_pattern"]
     types = config.get("layer_types") or [
         Attention.SLIDING if (index + 1) % pattern else Attention.FULL for index in config.layers
     ]
@@ -221,12 +234,19 @@ def _read_layer_types(config: _Config) -> list[str]:
     return list(types)
 
 
-def _build_gemma3_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+def _build_patterned_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return layers of which each has the attention that layer_types or the pattern says."""
+
     def layer(index: int, kind: str) -> DecoderLayer:
         window = config["sliding_window"] if kind == Attention.SLIDING else None
         return DecoderLayer(index, Attention(kind), config.kv_heads, config.head_size, window)
 
     return tuple(layer(index, kind) for index, kind in enumerate(_read_layer_types(config)))
+
+
+def _build_exaone_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return EXAONE 4's layers: the small model has no window, and only full attention."""
+    return _build_patterned_layers(config) if config.get("sliding_window") else _build_uniform_layers(config)
 
 
 def _gemma4(config: _Config) -> tuple[DecoderLayer, ...]:
@@ -261,7 +281,16 @@ def _gemma4(config: _Config) -> tuple[DecoderLayer, ...]:
     return tuple(layer(index, kind) for index, kind in enumerate(types))
 
 
+_GEMMA2 = {
+    "vocab_size": 256000,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+    "_sliding_window_pattern": 2,
+    "tie_word_embeddings": True,
+}
 _GEMMA3 = {
+    "_sliding_window_pattern": 6,
     "vocab_size": 262208,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -272,6 +301,7 @@ _GEMMA3 = {
     "dtype": "bfloat16",
 }
 _GEMMA4 = {
+    "_sliding_window_pattern": 6,
     "vocab_size": 262144,
     "head_dim": 256,
     "global_head_dim": 512,
@@ -281,21 +311,32 @@ _GEMMA4 = {
     "dtype": "bfloat16",
 }
 _MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072}
+_QWEN2 = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _QWEN3 = {"head_dim": 128, "use_sliding_window": False, "max_window_layers": 28}
 _QWEN3_MOE = {"use_sliding_window": False, "decoder_sparse_step": 1}
 
 FAMILIES: Mapping[str, _Family] = {
-    # gemma4_mm.py builds transformers' own towers, replicated on every rank; gemma3_mm.py builds vLLM's SigLIP, which
-    # is sharded.
-    "Gemma4ForConditionalGeneration": _Family("gemma4", _gemma4, _GEMMA4, Sharding.REPLICATED),
-    "Gemma4ForCausalLM": _Family("gemma4", _gemma4, _GEMMA4),
-    "Gemma3ForConditionalGeneration": _Family("gemma3", _build_gemma3_layers, _GEMMA3, Sharding.SHARDED),
-    "Gemma3ForCausalLM": _Family("gemma3", _build_gemma3_layers, _GEMMA3),
+    # gemma4_mm.py builds transformers' own towers, replicated on every rank; gemma3_mm.py builds vLLM's SigLIP and
+    # mistral3.py its Pixtral, which are sharded.
+    "Gemma4ForConditionalGeneration": _Family("gemma4", _gemma4, _GEMMA4, Sharding.REPLICATED, True, 2),
+    "Gemma4ForCausalLM": _Family("gemma4", _gemma4, _GEMMA4, every_stage=True, ropes=2),
+    "Gemma3ForConditionalGeneration": _Family(
+        "gemma3", _build_patterned_layers, _GEMMA3, Sharding.SHARDED, every_stage=True, ropes=2
+    ),
+    "Gemma3ForCausalLM": _Family("gemma3", _build_patterned_layers, _GEMMA3, every_stage=True, ropes=2),
+    "Gemma2ForCausalLM": _Family("gemma2", _build_patterned_layers, _GEMMA2, every_stage=True),
     "LlamaForCausalLM": _Family("llama3", _build_uniform_layers, {}),
     "MistralForCausalLM": _Family("mistral", _build_uniform_layers, _MISTRAL),
+    "Mistral3ForConditionalGeneration": _Family("mistral3", _build_uniform_layers, _MISTRAL, Sharding.SHARDED),
+    "Phi3ForCausalLM": _Family("phi3", _build_uniform_layers, {"max_position_embeddings": 4096}),
+    "GraniteForCausalLM": _Family("granite", _build_uniform_layers, {}),
+    "Exaone4ForCausalLM": _Family("exaone4", _build_exaone_layers, {"sliding_window_pattern": 4}),
+    "Qwen2ForCausalLM": _Family("qwen2", _build_qwen_layers, _QWEN2),
     "Qwen3ForCausalLM": _Family("qwen3", _build_qwen_layers, _QWEN3),
-    "Qwen3MoeForCausalLM": _Family("qwen3_moe", _build_qwen_layers, _QWEN3_MOE),
+    "Qwen3MoeForCausalLM": _Family("qwen3_moe", _build_qwen_layers, _QWEN3_MOE, every_stage=True),
 }
+"""One row for each architecture that the planner knows. Another one is a row here and cases in
+tests/unit/planning/published.py."""
 
 
 def interpret(facts: Facts) -> Model:
@@ -345,7 +386,7 @@ def _interpret(facts: Facts) -> Model:
     config = _Config(facts.repo, {**facts.config, **said}, family.defaults)
     layers = family.layers(config)
     experts, per_token, expert_size = _read_experts(config)
-    sizes, rows = _list_rope_caches(config, layers)
+    sizes, rows = _list_rope_caches(config, layers, family.ropes)
     model = Model(
         facts=facts,
         architecture=architecture,
@@ -366,6 +407,7 @@ def _interpret(facts: Facts) -> Model:
         per_layer_embedding_size=config.get("hidden_size_per_layer_input") or 0,
         multimodal=family.towers is not Sharding.NOT_LOADED,
         rope_cache_rows=rows,
+        embeddings_on_every_stage=family.every_stage,
     )
     _check(model)
     tied = bool(config.get("tie_word_embeddings"))
@@ -411,17 +453,19 @@ def _list_intermediate_sizes(config: _Config, experts: int) -> tuple[int, ...]:
     return (base, 2 * base) if doubled else (base,)
 
 
-def _list_rope_caches(config: _Config, layers: tuple[DecoderLayer, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _list_rope_caches(
+    config: _Config, layers: tuple[DecoderLayer, ...], ropes: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return rotary dimension and rows of each cos/sin cache.
 
     `get_rope` keeps one cache for each head size and set of parameters. `linear` has factor times as many rows, `yarn`
-    factor times the original positions (vllm/model_executor/layers/rotary_embedding/).
+    factor times the original positions, `longrope` both caches in one (vllm/model_executor/layers/rotary_embedding/).
     """
     given: Mapping[str, Any] = config.get("rope_parameters") or {}
     legacy: Mapping[str, Any] = config.get("rope_scaling") or {}
     split = config.get("layer_types") is not None and any(kind in given for kind in Attention)
     # Gemma uses another base for sliding layers than for full ones, even if config.json does not say so.
-    split = split or {layer.attention for layer in layers} == set(Attention)
+    split = split or (ropes > 1 and {layer.attention for layer in layers} == set(Attention))
     caches: dict[tuple[str, int], tuple[int, int]] = {}
     for layer in layers:
         kind = layer.attention if split else Attention.FULL
@@ -436,13 +480,17 @@ def _size_rope_cache(config: _Config, parameters: Mapping[str, Any], head_size: 
     """Return rotary dimension and rows of one cache."""
     rope = str(parameters.get("rope_type") or parameters.get("type") or "default")
     # `proportional` also stores the dimensions that it does not rotate (gemma4_rope.py).
-    part = 1.0 if rope == "proportional" else float(parameters.get("partial_rotary_factor") or 1.0)
+    part = float(parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
+    part = 1.0 if rope == "proportional" else part
     rows = config["max_position_embeddings"]
     if rope == "linear":
         rows = int(rows * _read_scaling(config, parameters, "factor"))
     elif rope == "yarn":
         original = _read_scaling(config, parameters, "original_max_position_embeddings")
         rows = int(original * _read_scaling(config, parameters, "factor"))
+    elif rope in ("longrope", "su"):
+        original = parameters.get("original_max_position_embeddings") or config["original_max_position_embeddings"]
+        rows += int(original)
     return int(head_size * part), rows
 
 

@@ -20,9 +20,6 @@ vllm/model_executor/layers/vocab_parallel_embedding.py)."""
 MAX_NUM_BATCHED_TOKENS = 2048
 """vLLM's default on a GPU below 70 GiB (vllm/engine/arg_utils.py)."""
 
-EVERY_STAGE = frozenset({"gemma4", "gemma3", "qwen3_moe"})
-"""Families whose model files build embeddings, head and last norm on every stage of the pipeline, whether used there or
-not (gemma4.py, gemma3.py, qwen3_moe.py of 0.19 to 0.33). llama.py and qwen2.py build them where they are used."""
 SHARED_LAYERS_WITHOUT_KV = (0, 30)
 """From this release on a layer that shares another's KV cache has no K and V projection (gemma4.py of 0.30.0). Up to
 0.28.0 it has both and uses neither."""
@@ -98,7 +95,7 @@ def _is_on(component: Component, stage: _Stage) -> bool:
     """Return whether the stage has a component that belongs to no decoder layer."""
     if component.kind == "towers":
         return stage.towers and (stage.first or stage.release < TOWERS_ON_FIRST_STAGE)
-    if stage.model.family in EVERY_STAGE:
+    if stage.model.embeddings_on_every_stage:
         return True
     if component.kind == "embeddings" and not _is_head(component):
         return stage.first or (stage.tied and stage.last)

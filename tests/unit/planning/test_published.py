@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published checkpoints of every family against what vLLM's own model classes answered for them (judged.json).
+
+`tests/judge/test_model_judge.py` asks vLLM again, in the image that the lab runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import published
+import pytest
+from ansible.module_utils.vllm_edge.planning import families, model_facts, weights
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Model
+from ansible.module_utils.vllm_edge.planning.model_facts import FactsError
+
+JUDGED: Mapping[str, Any] = json.loads((Path(__file__).parent / "judged.json").read_text())
+ANSWERS = {(each["name"], each["tensor_parallel_size"]): each for each in JUDGED["answers"]}
+
+
+@functools.cache
+def first_layers(repo: str) -> Model:
+    return families.interpret(published.facts(repo, published.JUDGED_LAYERS))
+
+
+def test_every_published_checkpoint_was_judged() -> None:
+    assert {repo for repo, _ in ANSWERS} == set(published.CONFIGS)
+    known = {found["architectures"][0] for found in published.CONFIGS.values()}
+    older = {"Gemma4ForConditionalGeneration", "Gemma4ForCausalLM", "Gemma3ForConditionalGeneration"}
+    older |= {"Gemma3ForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"}
+    assert set(families.FAMILIES) == known | older
+
+
+@pytest.mark.parametrize("repo", published.PARAMETERS)
+def test_parameters_are_the_hubs(repo: str) -> None:
+    assert model_facts.parameters(published.facts(repo)) == published.PARAMETERS[repo]
+
+
+@pytest.mark.parametrize(("repo", "size"), ANSWERS)
+def test_layers_and_bytes_are_vllms(repo: str, size: int) -> None:
+    told, found = ANSWERS[repo, size], first_layers(repo)
+    layers = [[max(1, layer.kv_heads // size), layer.head_size, layer.window_tokens] for layer in found.layers]
+    assert layers == told["layers"]
+    (rank,) = weights.per_rank(found, Arguments(tensor_parallel_size=size), JUDGED["version"])
+    rope = rank.by_kind["rope_caches"]
+    assert (rank.bytes - rope, rope) == (told["parameters_bytes"], told["rope_bytes"])
+
+
+def test_fused_q_k_and_v_of_awq_are_divided_by_columns() -> None:
+    facts = published.facts("microsoft/phi-4", 1)
+    packed = [
+        replace(tensor, name=tensor.name.replace("weight", "qweight"), dtype="I32", shape=(5120, 7680 // 8))
+        for tensor in facts.tensors
+        if "qkv_proj" in tensor.name
+    ]
+    found = families.interpret(replace(facts, tensors=(*facts.tensors, *packed)))
+    shapes = {part.tensor.name[-14:-8]: part.tensor.shape for part in found.components if "qweight" in part.tensor.name}
+    assert shapes == {"q_proj": (5120, 640), "k_proj": (5120, 160), "v_proj": (5120, 160)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"partial_rotary_factor": 2}, r"partial_rotary_factor in config\.json is 2; a number above 0"),
+        ({"sliding_window_pattern": "LLX"}, r"sliding_window_pattern in config\.json is .*LLX.*; a whole number, or L"),
+    ],
+)
+def test_odd_values_are_refused(changes: Mapping[str, Any], said: str) -> None:
+    facts = published.facts("microsoft/phi-4", 1)
+    with pytest.raises(FactsError, match=said):
+        families.interpret(replace(facts, config={**facts.config, **changes}))
