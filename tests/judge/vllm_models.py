@@ -28,6 +28,9 @@ from vllm.config import CacheConfig, LoadConfig, ModelConfig, VllmConfig, set_cu
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.attention.attention import Attention
+from vllm.model_executor.layers.fused_moe.oracle.fp8 import Fp8MoeBackend
+from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
+from vllm.model_executor.layers.quantization import fp8, mxfp4
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models import registry
 
@@ -46,11 +49,18 @@ for absent in ("", ".io", ".transforms", ".transforms.v2", ".transforms.v2.funct
     stand_in = mock.MagicMock(__spec__=ModuleSpec(f"torchvision{absent}", None), __path__=[])
     sys.modules.setdefault(f"torchvision{absent}", stand_in)
 
+# The CPU has no kernel for these formats, so vLLM is given those of a GPU of Ada's generation; none runs.
+fp8.init_fp8_linear_kernel = lambda *_, **__: mock.MagicMock()
+fp8.select_fp8_moe_backend = lambda *_, **__: (Fp8MoeBackend.TRITON, mock.MagicMock())
+mxfp4.select_mxfp4_moe_backend = lambda *_, **__: (Mxfp4MoeBackend.MARLIN, mock.MagicMock())
+
 
 def group(size: int) -> Any:
     ranks = {"rank": 0, "rank_in_group": 0, "local_rank": 0, "first_rank": 0, "ranks": list(range(size))}
     ends = {"is_first_rank": True, "is_last_rank": True, "last_rank": size - 1}
-    return SimpleNamespace(world_size=size, device_group=None, cpu_group=None, unique_name="judge", **ranks, **ends)
+    processes = SimpleNamespace(size=lambda: size, rank=lambda: 0)
+    names = {"device_group": processes, "cpu_group": processes, "unique_name": "judge"}
+    return SimpleNamespace(world_size=size, **names, **ranks, **ends)
 
 
 def build(given: dict[str, Any], directory: str) -> tuple[Any, ModelConfig]:
@@ -109,7 +119,9 @@ def answer(given: dict[str, Any]) -> dict[str, Any]:
             layers[index] = [module.num_kv_heads, module.head_size, module.sliding_window]
     ropes = {id(rope): rope for rope in rotary_embedding._ROPE_DICT.values()}
     caches = [buffer for rope in ropes.values() for buffer in rope.buffers()]
-    parameters = dict(model.named_parameters())
+    # BaseKVCacheMethod deletes its scales after loading (quantization/kv_cache.py).
+    deleted = tuple(f".attn.{name}_scale" for name in ("q", "k", "v", "prob"))
+    parameters = {name: value for name, value in model.named_parameters() if not name.endswith(deleted)}
     return {
         "layers": [layers[index] for index in sorted(layers)],
         "parameters_bytes": size_of(parameters.values()),

@@ -51,6 +51,49 @@ def _exaone4(sizes: tuple[int, ...], tied: bool, **more: Any) -> dict[str, Any]:
     return config("Exaone4ForCausalLM", "exaone4", sizes, tie_word_embeddings=tied, layer_types=types, **more)
 
 
+def _qwen2_moe(sizes: tuple[int, ...], experts: tuple[int, ...]) -> dict[str, Any]:
+    keys = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
+    more = dict(zip(keys, experts, strict=True)) | {"decoder_sparse_step": 1, "use_sliding_window": False}
+    return config("Qwen2MoeForCausalLM", "qwen2_moe", sizes, tie_word_embeddings=False, **more)
+
+
+def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
+    yarn = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
+    return config(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        (layers, 2880, 2880, 64, 8, 201088, 131072),
+        head_dim=64,
+        sliding_window=128,
+        num_local_experts=experts,
+        num_experts_per_tok=4,
+        rope_scaling={**yarn, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+        quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": NOT_MXFP4},
+    )
+
+
+NOT_MXFP4 = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+FP8_BLOCKS = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+    "fmt": "float8_e4m3fn",
+}
+QWEN_TOWER = {
+    "model_type": "qwen3_vl_moe",
+    "depth": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+    "out_hidden_size": 2048,
+    "num_position_embeddings": 2304,
+    "in_channels": 3,
+    "hidden_act": "gelu_pytorch_tanh",
+    "deepstack_visual_indexes": [8, 16, 24],
+}
 LONG_ROPE = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
 MISTRAL_SMALL = (40, 5120, 32768, 32, 8, 131072)
 PIXTRAL = {
@@ -115,9 +158,60 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "LGAI-EXAONE/EXAONE-4.0-1.2B": _exaone4(
         (30, 2048, 4096, 32, 8, 102400, 65536), True, head_dim=64, sliding_window=None, sliding_window_pattern=None
     ),
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": config(
+        "MixtralForCausalLM",
+        "mixtral",
+        (32, 4096, 14336, 32, 8, 32000, 32768),
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        sliding_window=None,
+    ),
+    "Qwen/Qwen1.5-MoE-A2.7B-Chat": _qwen2_moe((24, 2048, 5632, 16, 16, 151936, 8192), (60, 4, 1408, 5632)),
+    "Qwen/Qwen2-57B-A14B-Instruct": _qwen2_moe((28, 3584, 18944, 28, 4, 151936, 32768), (64, 8, 2560, 20480)),
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": {
+        "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+        "model_type": "qwen3_vl_moe",
+        "tie_word_embeddings": False,
+        "image_token_id": 151655,
+        "video_token_id": 151656,
+        "vision_start_token_id": 151652,
+        "vision_end_token_id": 151653,
+        "text_config": config(
+            "Qwen3VLMoeForConditionalGeneration",
+            "qwen3_vl_moe_text",
+            (48, 2048, 6144, 32, 4, 151936, 262144),
+            head_dim=128,
+            num_experts=128,
+            num_experts_per_tok=8,
+            moe_intermediate_size=768,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+            norm_topk_prob=True,
+            rope_scaling={"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+        ),
+        "vision_config": QWEN_TOWER,
+    },
+    "MiniMaxAI/MiniMax-M2": config(
+        "MiniMaxM2ForCausalLM",
+        "minimax_m2",
+        (62, 3072, 1536, 48, 8, 200064, 196608),
+        head_dim=128,
+        rotary_dim=64,
+        num_local_experts=256,
+        num_experts_per_tok=8,
+        use_routing_bias=True,
+        use_qk_norm=True,
+        scoring_func="sigmoid",
+        quantization_config={**FP8_BLOCKS, "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]},
+    ),
+    "openai/gpt-oss-20b": _gpt_oss(24, 32),
+    "openai/gpt-oss-120b": _gpt_oss(36, 128),
 }
 
 PARAMETERS: Mapping[str, int] = {
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": 46_702_792_704,
+    "Qwen/Qwen1.5-MoE-A2.7B-Chat": 14_315_784_192,
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": 31_070_754_032,
     "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
     "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
     "Qwen/Qwen2.5-14B-Instruct": 14_770_033_664,

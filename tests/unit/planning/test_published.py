@@ -13,14 +13,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import published
 import pytest
-from ansible.module_utils.vllm_edge.planning import families, model_facts, weights
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, Model
+from ansible.module_utils.vllm_edge.planning import families, feasibility, model_facts, weights
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Model, Quantization, Verdict
 from ansible.module_utils.vllm_edge.planning.model_facts import FactsError
 
 JUDGED: Mapping[str, Any] = json.loads((Path(__file__).parent / "judged.json").read_text())
 ANSWERS = {(each["name"], each["tensor_parallel_size"]): each for each in JUDGED["answers"]}
+
+
+# gpt-oss in MXFP4 over four GPUs: 2880 / 4 is no multiple of 32, and vLLM pads it.
+def test_mxfp4_is_padded_where_other_formats_are_refused() -> None:
+    case = feasibility.Case(
+        first_layers("openai/gpt-oss-20b"), Arguments(tensor_parallel_size=4), (0, 32), checkpoints.L4, None, "bfloat16"
+    )
+    assert feasibility.findings(case) == []
+    integers = replace(case.model, quantization=Quantization("awq", 4, 32))
+    found = feasibility.findings(replace(case, model=integers))
+    assert [finding.verdict for finding in found] == [Verdict.UNSUPPORTED_SHAPE]
 
 
 @functools.cache
@@ -61,6 +73,17 @@ def test_fused_q_k_and_v_of_awq_are_divided_by_columns() -> None:
     found = families.interpret(replace(facts, tensors=(*facts.tensors, *packed)))
     shapes = {part.tensor.name[-14:-8]: part.tensor.shape for part in found.components if "qweight" in part.tensor.name}
     assert shapes == {"q_proj": (5120, 640), "k_proj": (5120, 160), "v_proj": (5120, 160)}
+
+
+def test_experts_and_what_a_token_reads_of_them() -> None:
+    """Number, number for each token, intermediate size, and sizes of dense MLPs."""
+    repos = ("openai/gpt-oss-20b", "mistralai/Mixtral-8x7B-Instruct-v0.1", "Qwen/Qwen2-57B-A14B-Instruct")
+    found = [first_layers(repo) for repo in repos]
+    sizes = [(x.experts, x.experts_per_token, x.expert_intermediate_size, x.intermediate_sizes) for x in found]
+    assert sizes == [(32, 4, 2880, ()), (8, 2, 14336, ()), (64, 8, 2560, (20480,))]
+    for model in found:
+        parts = [part for part in model.components if part.kind == "experts"]
+        assert {part.read_per_token for part in parts} == {model.experts_per_token / model.experts}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,15 @@ from dataclasses import replace
 from .contract import Component, Model, Sharding, Tensor
 from .model_facts import FactsError
 
-_TOWERS = ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "multi_modal_projector", "vision_embedder")
+_TOWERS = (
+    "vision_tower",
+    "visual",
+    "audio_tower",
+    "embed_vision",
+    "embed_audio",
+    "multi_modal_projector",
+    "vision_embedder",
+)
 SCALES = frozenset(
     {
         "weight_scale",
@@ -35,17 +43,22 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
     for pattern, kind, sharding in (
         (r"embed_tokens(_per_layer)?$|lm_head$", "embeddings", Sharding.VOCABULARY),
         (r"self_attn\.[kv]_proj$", "attention", Sharding.KV_HEADS),
-        (r"self_attn\.[qo]_proj$", "attention", Sharding.SHARDED),
+        (r"self_attn\.([qo]_proj|sinks)$", "attention", Sharding.SHARDED),
         (r"self_attn\.[kv]_(proj\.[kv]_)?scale$|self_attn\.q_scale$", "other", Sharding.REPLICATED),
-        (r"mlp\.(gate|up|down|gate_up)_proj$", "mlp", Sharding.SHARDED),
-        (r"(mlp\.|moe\.)?experts(\.\*)?\.(gate|up|down|gate_up)_proj$", "experts", Sharding.EXPERTS),
-        (r"mlp\.gate$|router(\.|$)", "router", Sharding.REPLICATED),
+        (r"mlp\.(shared_expert\.)?(gate|up|down|gate_up)_proj$", "mlp", Sharding.SHARDED),
+        (
+            r"(^|\.)experts(\.\*)?\.((gate|up|down|gate_up)_proj(_blocks|_scales|_bias)?|w[123])$",
+            "experts",
+            Sharding.EXPERTS,
+        ),
+        (r"(mlp|block_sparse_moe)\.gate$|router(\.|$)|shared_expert_gate$", "router", Sharding.REPLICATED),
+        (r"e_score_correction_bias$", "router", Sharding.REPLICATED),
         (r"per_layer_(input_gate|projection)$", "other", Sharding.REPLICATED),
         (r"per_layer_model_projection$", "other", Sharding.SHARDED),
         (r"(^|\.|_)(layer)?norm(_\d)?$|layer_scalar$", "norms", Sharding.REPLICATED),
     )
 )
-_ROW_PARALLEL = re.compile(r"(o|down|out)_proj$|fc2$")
+_ROW_PARALLEL = re.compile(r"(o|down|out)_proj$|fc2$|experts\.\*\.w2$")
 
 
 def build_components(model: Model, towers: Sharding, tied: bool) -> Iterator[Component]:
@@ -109,6 +122,14 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool)
     if kind == "experts":
         read = model.experts_per_token / model.experts if model.experts else 1.0
         return Component(tensor, kind, sharding, read_per_token=read)
+    if kind == "router":
+        wide = model.router_float32 or path.endswith("e_score_correction_bias")
+        return Component(tensor, kind, sharding, float32=wide)
+    if path in ("self_attn.q_norm", "self_attn.k_norm") and tensor.layers:
+        # Of all heads together (MiniMax), not of each.
+        layer = model.layers[tensor.layers[0]]
+        if tensor.shape[0] > layer.head_size:
+            sharding = Sharding.SHARDED if path.endswith("q_norm") else Sharding.KV_HEADS
     heads = None
     if sharding is Sharding.KV_HEADS:
         heads = model.layers[tensor.layers[0]].kv_heads if tensor.layers else None
@@ -147,17 +168,18 @@ def _is_whole(path: str, leaf: str, tensor: Tensor) -> bool:
 _TOWER_LINEAR = re.compile(
     r"(encoder|transformer)\.layers\.\*\.(self_attn|mlp|attention|feed_forward)\.(\w+_proj|fc\d)$"
     r"|multi_modal_projector\.linear_\d$"
+    r"|^(model\.)?visual\..*\.(attn\.(qkv|proj)|linear_fc\d)$"
 )
 
 
 def _shard_tower(tensor: Tensor) -> Sharding:
-    """Return how a tensor of SigLIP (siglip.py) or Pixtral (pixtral.py) is distributed: linear layers of its
-    transformer and of the projector of mistral3.py are sharded; embeddings, norms, the merger of patches and the
-    projector of gemma3_mm.py are not."""
+    """Return how a tensor of SigLIP (siglip.py), Pixtral (pixtral.py) or Qwen's tower (qwen3_vl.py) is distributed:
+    linear layers of its transformer, of the projector of mistral3.py and of Qwen's mergers are sharded; embeddings,
+    norms, the merger of patches of mistral3.py and the projector of gemma3_mm.py are not."""
     path, leaf = tensor.name.rsplit(".", 1)
     if not _TOWER_LINEAR.search(path):
         return Sharding.REPLICATED
-    column = not re.search(r"(o_proj|out_proj|down_proj|fc2|linear_2)$", path)
+    column = not re.search(r"((o|out|down)_proj|attn\.proj|fc2|linear_2)$", path)
     return Sharding.SHARDED if leaf == "weight" or column else Sharding.REPLICATED
 
 

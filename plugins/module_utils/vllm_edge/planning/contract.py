@@ -130,6 +130,8 @@ class Component:
     read_per_token: float = 1.0
     """The fraction of it that is read to decode one token of one sequence: 1 for dense weights, top-k of all for
     experts, one row for embeddings, 0 for towers."""
+    float32: bool = False
+    """Whether vLLM keeps it in float32, and not in the model's dtype."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,10 @@ class Model:
     """Rows of each cache of `rope_cache_sizes`: more than max_position_embeddings if RoPE is scaled."""
     embeddings_on_every_stage: bool = False
     """Whether each stage of a pipeline has embeddings, head and last norm, used there or not."""
+    rope_float32: bool = False
+    """Whether the RoPE caches are in float32, and not in the model's dtype."""
+    router_float32: bool = False
+    """Whether the router is in float32, and not in the model's dtype."""
 
 
 # ---- an engine and its GPUs --------------------------------------------------------------------------------------

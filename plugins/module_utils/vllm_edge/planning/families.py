@@ -48,6 +48,8 @@ CONFIG_KEYS = frozenset(
         "per_layer_config",
         "rope_parameters",
         "rope_scaling",
+        "rotary_dim",
+        "shared_expert_intermediate_size",
         "sliding_window",
         "sliding_window_pattern",
         "tie_word_embeddings",
@@ -178,6 +180,14 @@ class _Family:
     and granite.py build them where they are used."""
     ropes: int = 1
     """Sets of RoPE parameters: Gemma's sliding layers have another base than its full ones."""
+    rope_float32: bool = False
+    """Whether the RoPE caches are in float32 whatever the model's dtype is."""
+    tower_rope: tuple[int, int] | None = None
+    """Rotary dimension and rows of the tower's own RoPE cache, if it has one."""
+    expert_size: str = "moe_intermediate_size"
+    """The key of an expert's intermediate size. If it is intermediate_size, no layer has a dense MLP."""
+    router_float32: bool = False
+    """Whether the router is in float32 whatever the model's dtype is."""
 
 
 def _read_window(config: _Config) -> int | None:
@@ -310,9 +320,20 @@ _GEMMA4 = {
     "tie_word_embeddings": True,
     "dtype": "bfloat16",
 }
+_GPT_OSS = {
+    "vocab_size": 201088,
+    "head_dim": 64,
+    "max_position_embeddings": 131072,
+    "sliding_window": 128,
+    "_sliding_window_pattern": 2,
+    "dtype": "bfloat16",
+    "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
+}
+_MIXTRAL = {"vocab_size": 32000, "max_position_embeddings": 131072}
 _MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072}
 _QWEN2 = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _QWEN3 = {"head_dim": 128, "use_sliding_window": False, "max_window_layers": 28}
+_QWEN2_MOE = {"use_sliding_window": False, "decoder_sparse_step": 1, "shared_expert_intermediate_size": 5632}
 _QWEN3_MOE = {"use_sliding_window": False, "decoder_sparse_step": 1}
 
 FAMILIES: Mapping[str, _Family] = {
@@ -334,6 +355,29 @@ FAMILIES: Mapping[str, _Family] = {
     "Qwen2ForCausalLM": _Family("qwen2", _build_qwen_layers, _QWEN2),
     "Qwen3ForCausalLM": _Family("qwen3", _build_qwen_layers, _QWEN3),
     "Qwen3MoeForCausalLM": _Family("qwen3_moe", _build_qwen_layers, _QWEN3_MOE, every_stage=True),
+    "Qwen3VLMoeForConditionalGeneration": _Family(
+        "qwen3_vl_moe",
+        _build_uniform_layers,
+        {"decoder_sparse_step": 1},
+        Sharding.SHARDED,
+        every_stage=True,
+        tower_rope=(36, 8192),  # qwen3_vl.py: half of each head of 1152 / 16
+    ),
+    "Qwen2MoeForCausalLM": _Family("qwen2_moe", _build_qwen_layers, _QWEN2_MOE, every_stage=True),
+    "MixtralForCausalLM": _Family(
+        "mixtral", _build_uniform_layers, _MIXTRAL, every_stage=True, expert_size="intermediate_size"
+    ),
+    "MiniMaxM2ForCausalLM": _Family(
+        "minimax_m2", _build_uniform_layers, {}, expert_size="intermediate_size", router_float32=True
+    ),
+    "GptOssForCausalLM": _Family(
+        "gpt_oss",
+        _build_patterned_layers,
+        _GPT_OSS,
+        every_stage=True,
+        rope_float32=True,
+        expert_size="intermediate_size",
+    ),
 }
 """One row for each architecture that the planner knows. Another one is a row here and cases in
 tests/unit/planning/published.py."""
@@ -385,8 +429,10 @@ def _interpret(facts: Facts) -> Model:
     said = {key: value for key, value in text.items() if value is not None or key not in facts.config}
     config = _Config(facts.repo, {**facts.config, **said}, family.defaults)
     layers = family.layers(config)
-    experts, per_token, expert_size = _read_experts(config)
+    experts, per_token, expert_size = _read_experts(config, family)
     sizes, rows = _list_rope_caches(config, layers, family.ropes)
+    if family.tower_rope:
+        sizes, rows = (*sizes, family.tower_rope[0]), (*rows, family.tower_rope[1])
     model = Model(
         facts=facts,
         architecture=architecture,
@@ -399,7 +445,7 @@ def _interpret(facts: Facts) -> Model:
         layers=layers,
         components=(),
         quantization=read_quantization(facts),
-        intermediate_sizes=_list_intermediate_sizes(config, experts),
+        intermediate_sizes=_list_intermediate_sizes(config, experts, family),
         experts=experts,
         experts_per_token=per_token,
         expert_intermediate_size=expert_size,
@@ -408,6 +454,8 @@ def _interpret(facts: Facts) -> Model:
         multimodal=family.towers is not Sharding.NOT_LOADED,
         rope_cache_rows=rows,
         embeddings_on_every_stage=family.every_stage,
+        rope_float32=family.rope_float32,
+        router_float32=family.router_float32,
     )
     _check(model)
     tied = bool(config.get("tie_word_embeddings"))
@@ -422,14 +470,14 @@ def _interpret(facts: Facts) -> Model:
     return replace(model, components=tuple(components))
 
 
-def _read_experts(config: _Config) -> tuple[int, int, int]:
+def _read_experts(config: _Config, family: _Family) -> tuple[int, int, int]:
     """Return how many experts there are, how many a token reads, and their intermediate size; 0 for dense models."""
     # When transformers itself writes Qwen's config.json, the key is num_local_experts.
     experts = config.get("num_experts") or config.get("num_local_experts") or 0
     if not experts:
         return 0, 0, 0
     per_token = config.get("top_k_experts") or config.get("num_experts_per_tok") or 0
-    return experts, per_token, config.get("moe_intermediate_size") or 0
+    return experts, per_token, config.get(family.expert_size) or 0
 
 
 def _read_dtype(config: _Config) -> str:
@@ -441,14 +489,16 @@ def _read_dtype(config: _Config) -> str:
     return "bfloat16" if dtype == "float32" else dtype
 
 
-def _list_intermediate_sizes(config: _Config, experts: int) -> tuple[int, ...]:
-    """Return the sizes of the dense MLPs. Gemma 4 has one beside its experts; a layer of Qwen3 MoE has one or the
-    other."""
-    base = config.get("intermediate_size") or 0
+def _list_intermediate_sizes(config: _Config, experts: int, family: _Family) -> tuple[int, ...]:
+    """Return the sizes of the dense MLPs. Gemma 4 has one beside its experts, Qwen2 MoE a shared expert; a layer of
+    Qwen3 MoE has one or the other."""
+    base, shared = config.get("intermediate_size") or 0, config.get("shared_expert_intermediate_size") or 0
+    if experts and family.expert_size == "intermediate_size":
+        return ()
     if experts and config.get("decoder_sparse_step"):
         step, dense = config["decoder_sparse_step"], set(config.get("mlp_only_layers") or [])
         some = any(index in dense or (index + 1) % step for index in config.layers)
-        return (base,) if some else ()
+        return tuple(size for size, there in ((base, some), (shared, bool(shared))) if there)
     doubled = config.get("use_double_wide_mlp") and config.get("num_kv_shared_layers")
     return (base, 2 * base) if doubled else (base,)
 
@@ -482,6 +532,8 @@ def _size_rope_cache(config: _Config, parameters: Mapping[str, Any], head_size: 
     # `proportional` also stores the dimensions that it does not rotate (gemma4_rope.py).
     part = float(parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
     part = 1.0 if rope == "proportional" else part
+    if config.get("rotary_dim") and part == 1.0:
+        part = config["rotary_dim"] / head_size
     rows = config["max_position_embeddings"]
     if rope == "linear":
         rows = int(rows * _read_scaling(config, parameters, "factor"))
