@@ -37,7 +37,7 @@ def judged() -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-3000:]
     answers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     for asked, told in zip(questions, answers["answers"], strict=True):
-        told |= {"name": asked["name"], "tensor_parallel_size": asked["tensor_parallel_size"]}
+        told |= {key: asked[key] for key in ("name", "tensor_parallel_size", "pipeline_rank")}
     if os.environ.get("VLLM_EDGE_RECORD"):
         RECORD.write_text(published.render(answers))
     return answers

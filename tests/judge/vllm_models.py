@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inside an image with vLLM: what vLLM's own model classes make of checkpoints on standard input.
 
-Reads a JSON list of {"config": config.json, "headers": [[name, dtype, shape], ...], "tensor_parallel_size": n}, prints
-{"version": ..., "answers": [...]}, in the same order. vLLM builds each model on the meta device, where tensors have a
-shape and no memory, as rank 0 of n; then its own load_weights gets the tensors of the checkpoint. What stands here is
-only the group of ranks, which needs no second process. Nothing is imported from this project.
+Reads a JSON list of {"config": config.json, "headers": [[name, dtype, shape], ...], "tensor_parallel_size": n,
+"pipeline_rank": null, 0 or 1}, prints {"version": ..., "answers": [...]}, in the same order. vLLM builds each model on
+the meta device, where tensors have a shape and no memory, as rank 0 of n, of all layers or of one stage of a pipeline
+of two; then its own load_weights gets the tensors of the checkpoint. What stands here is only the group of ranks, which
+needs no second process. Nothing is imported from this project.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ fp8.select_fp8_moe_backend = lambda *_, **__: (Fp8MoeBackend.TRITON, mock.MagicM
 mxfp4.select_mxfp4_moe_backend = lambda *_, **__: (Mxfp4MoeBackend.MARLIN, mock.MagicMock())
 
 
-def group(size: int) -> Any:
-    ranks = {"rank": 0, "rank_in_group": 0, "local_rank": 0, "first_rank": 0, "ranks": list(range(size))}
-    ends = {"is_first_rank": True, "is_last_rank": True, "last_rank": size - 1}
+def group(size: int, rank: int = 0) -> Any:
+    ranks = {"rank": rank, "rank_in_group": rank, "local_rank": rank, "first_rank": 0, "ranks": list(range(size))}
+    ends = {"is_first_rank": rank == 0, "is_last_rank": rank == size - 1, "last_rank": size - 1}
     processes = SimpleNamespace(size=lambda: size, rank=lambda: 0)
     names = {"device_group": processes, "cpu_group": processes, "unique_name": "judge"}
     return SimpleNamespace(world_size=size, **names, **ranks, **ends)
@@ -68,8 +69,10 @@ def build(given: dict[str, Any], directory: str) -> tuple[Any, ModelConfig]:
     size = given["tensor_parallel_size"]
     for name in ("_TP", "_EP", "_WORLD"):
         setattr(parallel_state, name, group(size))
-    for name in ("_PP", "_DP", "_PCP", "_DCP"):
+    for name in ("_DP", "_PCP", "_DCP"):
         setattr(parallel_state, name, group(1))
+    stage = given["pipeline_rank"]
+    parallel_state._PP = group(1) if stage is None else group(2, stage)
     (Path(directory) / "config.json").write_text(json.dumps(given["config"]))
     # vLLM looks into the header of the weights for a head of its own.
     header = {name: {"dtype": kind, "shape": shape, "data_offsets": [0, 0]} for name, kind, shape in given["headers"]}
@@ -88,6 +91,7 @@ def build(given: dict[str, Any], directory: str) -> tuple[Any, ModelConfig]:
     cache = CacheConfig(block_size=32, sliding_window=window)
     engine = VllmConfig(model_config=config, cache_config=cache, load_config=LoadConfig())
     engine.parallel_config.tensor_parallel_size = size
+    engine.parallel_config.pipeline_parallel_size = parallel_state._PP.world_size
     rotary_embedding._ROPE_DICT.clear()
     torch.set_default_dtype(config.dtype)
     try:

@@ -391,7 +391,7 @@ def _pixtral(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Header]:
     yield "multi_modal_projector.linear_2.weight", "BF16", (text_hidden, text_hidden)
 
 
-JUDGED_LAYERS = 4
+JUDGED_LAYERS = 6
 
 
 def cut(made: Mapping[str, Any], layers: int = JUDGED_LAYERS) -> dict[str, Any]:
@@ -417,7 +417,8 @@ def facts(repo: str, layers: int = 0) -> Facts:
 
 
 def questions() -> list[dict[str, Any]]:
-    """What `tests/judge/vllm_models.py` is asked: each checkpoint on one, two and four GPUs, if its heads allow it."""
+    """What `tests/judge/vllm_models.py` is asked: each checkpoint on one, two and four GPUs, if its heads allow it, and
+    each stage of a pipeline of two."""
     asked = []
     for repo, made in CONFIGS.items():
         few = cut(made)
@@ -426,12 +427,12 @@ def questions() -> list[dict[str, Any]]:
             kv_heads = heads["num_key_value_heads"]
             if heads["num_attention_heads"] % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0):
                 found = {"name": repo, "config": few, "headers": list(headers(few)), "tensor_parallel_size": size}
-                asked.append(found)
+                asked += [{**found, "pipeline_rank": stage} for stage in ((None, 0, 1) if size == 1 else (None,))]
     return asked
 
 
 def render(judged: Mapping[str, Any]) -> str:
     """judged.json: one line for each answer."""
-    keys = ("name", "tensor_parallel_size", "layers", "parameters_bytes", "rope_bytes")
+    keys = ("name", "tensor_parallel_size", "pipeline_rank", "layers", "parameters_bytes", "rope_bytes")
     lines = [json.dumps({key: each.get(key) for key in keys}) for each in judged["answers"]]
     return f'{{"version": "{judged["version"]}", "answers": [\n' + ",\n".join(lines) + "\n]}\n"

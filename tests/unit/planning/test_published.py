@@ -16,12 +16,12 @@ from typing import Any
 import checkpoints
 import published
 import pytest
-from ansible.module_utils.vllm_edge.planning import families, feasibility, model_facts, weights
+from ansible.module_utils.vllm_edge.planning import families, feasibility, kv_cache, model_facts, weights
 from ansible.module_utils.vllm_edge.planning.contract import Arguments, Model, Quantization, Verdict
 from ansible.module_utils.vllm_edge.planning.model_facts import FactsError
 
 JUDGED: Mapping[str, Any] = json.loads((Path(__file__).parent / "judged.json").read_text())
-ANSWERS = {(each["name"], each["tensor_parallel_size"]): each for each in JUDGED["answers"]}
+ANSWERS = {(each["name"], each["tensor_parallel_size"], each["pipeline_rank"]): each for each in JUDGED["answers"]}
 
 
 # gpt-oss in MXFP4 over four GPUs: 2880 / 4 is no multiple of 32, and vLLM pads it.
@@ -41,7 +41,7 @@ def first_layers(repo: str) -> Model:
 
 
 def test_every_published_checkpoint_was_judged() -> None:
-    assert {repo for repo, _ in ANSWERS} == set(published.CONFIGS)
+    assert {repo for repo, *_ in ANSWERS} == set(published.CONFIGS)
     known = {found["architectures"][0] for found in published.CONFIGS.values()}
     older = {"Gemma4ForConditionalGeneration", "Gemma4ForCausalLM", "Gemma3ForConditionalGeneration"}
     older |= {"Gemma3ForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"}
@@ -53,12 +53,19 @@ def test_parameters_are_the_hubs(repo: str) -> None:
     assert model_facts.parameters(published.facts(repo)) == published.PARAMETERS[repo]
 
 
-@pytest.mark.parametrize(("repo", "size"), ANSWERS)
-def test_layers_and_bytes_are_vllms(repo: str, size: int) -> None:
-    told, found = ANSWERS[repo, size], first_layers(repo)
-    layers = [[max(1, layer.kv_heads // size), layer.head_size, layer.window_tokens] for layer in found.layers]
+@pytest.mark.parametrize(("repo", "size", "stage"), ANSWERS)
+def test_layers_and_bytes_are_vllms(repo: str, size: int, stage: int | None) -> None:
+    """On one rank of tensor parallelism, of the whole model or of one of two stages of a pipeline."""
+    told, found = ANSWERS[repo, size, stage], first_layers(repo)
+    arguments = Arguments(tensor_parallel_size=size, pipeline_parallel_size=1 if stage is None else 2)
+    here = kv_cache.select_layers(found, arguments, stage or 0)
+    layers = [
+        [max(1, layer.kv_heads // size), layer.head_size, layer.window_tokens]
+        for layer in found.layers
+        if layer.index in here
+    ]
     assert layers == told["layers"]
-    (rank,) = weights.per_rank(found, Arguments(tensor_parallel_size=size), JUDGED["version"])
+    rank = weights.per_rank(found, arguments, JUDGED["version"])[stage or 0]
     rope = rank.by_kind["rope_caches"]
     assert (rank.bytes - rope, rope) == (told["parameters_bytes"], told["rope_bytes"])
 

@@ -422,7 +422,8 @@ def _interpret(facts: Facts) -> Model:
     if family is None:
         raise UnknownArchitecture(
             f"{facts.repo} is a {printable(architecture[:100], '')}, which the planner does not know; it knows "
-            f"{', '.join(FAMILIES)}."
+            f"{', '.join(FAMILIES)}. Take a model of one of these, start it without a plan (-e plan_override=true), or "
+            "add the architecture (CONTRIBUTING.md, Add a model)."
         )
     check_config(facts.repo, facts.config)
     text = facts.config.get("text_config") or {}
