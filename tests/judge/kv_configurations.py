@@ -92,6 +92,19 @@ def shapes(generator: random.Random) -> Iterator[tuple[str, list[DecoderLayer], 
     # 7B v0.1, whose layers all slide, 7B v0.3, Nemo, Small 24B
     for count, window in ((32, 4096), (32, None), (40, None), (40, None)):
         yield "Mistral", [_layer(index, 8, 128, window) for index in range(count)], 32768
+    # layers, KV heads, head size, window and pattern; Qwen2 and Phi-4, Granite, Mixtral and MiniMax M2 are as Llama.
+    for family, count, heads, size, window, pattern in (
+        ("Gemma 2", 42, 8, 256, 4096, 2),
+        ("Gemma 2", 46, 16, 128, 4096, 2),
+        ("EXAONE 4", 64, 8, 128, 4096, 4),
+        ("gpt-oss", 24, 8, 64, 128, 2),
+        ("gpt-oss", 36, 8, 64, 128, 2),
+        ("Phi-3 and 4", 32, 32, 96, 2047, 33),
+        ("Phi-3 and 4", 32, 8, 128, 262144, 33),
+        ("Phi-3 and 4", 40, 10, 128, 0, 1),
+    ):
+        layers = [_layer(index, heads, size, None if (index + 1) % pattern == 0 else window) for index in range(count)]
+        yield family, layers, 131072 if family != "Gemma 2" else 8192
     for _ in range(12):
         yield "made up", _made_up(generator), generator.choice((4096, 40000, 131072))
 

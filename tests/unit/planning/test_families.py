@@ -73,6 +73,7 @@ def test_another_architecture_is_refused_by_name(architectures: list[str] | None
         families.interpret(facts)
     assert str(refused.value).startswith(f"Qwen/Qwen3-8B is a {(architectures or ['(none)'])[0]}, which")
     assert all(name in str(refused.value) for name in families.FAMILIES)
+    assert "-e plan_override=true" in str(refused.value)
 
 
 def test_a_weight_that_is_not_known_is_refused() -> None:

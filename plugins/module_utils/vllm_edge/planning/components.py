@@ -10,7 +10,15 @@ from dataclasses import replace
 from .contract import Component, Model, Sharding, Tensor
 from .model_facts import FactsError
 
-_TOWERS = ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "multi_modal_projector", "vision_embedder")
+_TOWERS = (
+    "vision_tower",
+    "visual",
+    "audio_tower",
+    "embed_vision",
+    "embed_audio",
+    "multi_modal_projector",
+    "vision_embedder",
+)
 SCALES = frozenset(
     {
         "weight_scale",
@@ -35,17 +43,22 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
     for pattern, kind, sharding in (
         (r"embed_tokens(_per_layer)?$|lm_head$", "embeddings", Sharding.VOCABULARY),
         (r"self_attn\.[kv]_proj$", "attention", Sharding.KV_HEADS),
-        (r"self_attn\.[qo]_proj$", "attention", Sharding.SHARDED),
+        (r"self_attn\.([qo]_proj|sinks)$", "attention", Sharding.SHARDED),
         (r"self_attn\.[kv]_(proj\.[kv]_)?scale$|self_attn\.q_scale$", "other", Sharding.REPLICATED),
-        (r"mlp\.(gate|up|down)_proj$", "mlp", Sharding.SHARDED),
-        (r"(mlp\.|moe\.)?experts(\.\*)?\.(gate|up|down|gate_up)_proj$", "experts", Sharding.EXPERTS),
-        (r"mlp\.gate$|router(\.|$)", "router", Sharding.REPLICATED),
+        (r"mlp\.(shared_expert\.)?(gate|up|down|gate_up)_proj$", "mlp", Sharding.SHARDED),
+        (
+            r"(^|\.)experts(\.\*)?\.((gate|up|down|gate_up)_proj(_blocks|_scales|_bias)?|w[123])$",
+            "experts",
+            Sharding.EXPERTS,
+        ),
+        (r"(mlp|block_sparse_moe)\.gate$|router(\.|$)|shared_expert_gate$", "router", Sharding.REPLICATED),
+        (r"e_score_correction_bias$", "router", Sharding.REPLICATED),
         (r"per_layer_(input_gate|projection)$", "other", Sharding.REPLICATED),
         (r"per_layer_model_projection$", "other", Sharding.SHARDED),
         (r"(^|\.|_)(layer)?norm(_\d)?$|layer_scalar$", "norms", Sharding.REPLICATED),
     )
 )
-_ROW_PARALLEL = re.compile(r"(o|down|out)_proj$|fc2$")
+_ROW_PARALLEL = re.compile(r"(o|down|out)_proj$|fc2$|experts\.\*\.w2$")
 
 
 def build_components(model: Model, towers: Sharding, tied: bool) -> Iterator[Component]:
@@ -59,8 +72,24 @@ def build_components(model: Model, towers: Sharding, tied: bool) -> Iterator[Com
         FactsError: if a tensor is unknown.
     """
     for tensor in model.facts.tensors:
-        for part in _split_by_kv_heads(model, tensor):
-            yield _classify_tensor(model, towers, part, tied)
+        for single in _split_qkv(model, tensor):
+            for part in _split_by_kv_heads(model, single):
+                yield _classify_tensor(model, towers, part, tied)
+
+
+def _split_qkv(model: Model, tensor: Tensor) -> Iterator[Tensor]:
+    """Split a tensor of Q, K and V (Phi), because ranks have a part of Q, and at least one head of K and V."""
+    layers = tensor.layers
+    if layers is None or ".self_attn.qkv_proj." not in tensor.name or max(tensor.shape, default=1) == 1:
+        yield tensor
+        return
+    # AutoAWQ and GPTQ store the outputs in columns.
+    axis = 1 if tensor.name.endswith((".qweight", ".qzeros", ".scales")) else 0
+    heads = {"q": model.query_heads, "k": model.layers[layers[0]].kv_heads, "v": model.layers[layers[0]].kv_heads}
+    for part, count in heads.items():
+        shape = list(tensor.shape)
+        shape[axis] = shape[axis] * count // sum(heads.values())
+        yield replace(tensor, name=tensor.name.replace(".qkv_proj.", f".{part}_proj."), shape=tuple(shape))
 
 
 def _split_by_kv_heads(model: Model, tensor: Tensor) -> Iterator[Tensor]:
@@ -77,7 +106,7 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool)
     if _NOT_LOADED.search(tensor.name):
         return Component(tensor, "other", Sharding.NOT_LOADED, read_per_token=0.0)
     if any(tower in tensor.name.split(".") for tower in _TOWERS):
-        sharding = _shard_siglip(tensor) if towers is Sharding.SHARDED else towers
+        sharding = _shard_tower(tensor) if towers is Sharding.SHARDED else towers
         return Component(tensor, "towers", sharding, read_per_token=0.0)
     path, leaf = _split_name(tensor.name)
     kind, sharding = next((rule[1:] for rule in _RULES if rule[0].search(path)), ("", Sharding.NOT_LOADED))
@@ -93,6 +122,14 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool)
     if kind == "experts":
         read = model.experts_per_token / model.experts if model.experts else 1.0
         return Component(tensor, kind, sharding, read_per_token=read)
+    if kind == "router":
+        wide = model.router_float32 or path.endswith("e_score_correction_bias")
+        return Component(tensor, kind, sharding, float32=wide)
+    if path in ("self_attn.q_norm", "self_attn.k_norm") and tensor.layers:
+        # Of all heads together (MiniMax), not of each.
+        layer = model.layers[tensor.layers[0]]
+        if tensor.shape[0] > layer.head_size:
+            sharding = Sharding.SHARDED if path.endswith("q_norm") else Sharding.KV_HEADS
     heads = None
     if sharding is Sharding.KV_HEADS:
         heads = model.layers[tensor.layers[0]].kv_heads if tensor.layers else None
@@ -128,17 +165,22 @@ def _is_whole(path: str, leaf: str, tensor: Tensor) -> bool:
     return per_channel and bool(_ROW_PARALLEL.search(path))
 
 
-def _shard_siglip(tensor: Tensor) -> Sharding:
-    """Return how a tensor of SigLIP is distributed: siglip.py shards linear layers, not embeddings and norms.
+_TOWER_LINEAR = re.compile(
+    r"(encoder|transformer)\.layers\.\*\.(self_attn|mlp|attention|feed_forward)\.(\w+_proj|fc\d)$"
+    r"|multi_modal_projector\.linear_\d$"
+    r"|^(model\.)?visual\..*\.(attn\.(qkv|proj)|linear_fc\d)$"
+)
 
-    The projector of gemma3_mm.py is not sharded either.
-    """
-    path = tensor.name.rsplit(".", 1)[0]
-    if tensor.name.endswith(".weight") and re.search(r"encoder\.layers\.\*\.(self_attn\.\w+_proj|mlp\.fc\d)$", path):
-        return Sharding.SHARDED
-    if re.search(r"encoder\.layers\.\*\.(self_attn\.[qkv]_proj|mlp\.fc1)$", path):
-        return Sharding.SHARDED
-    return Sharding.REPLICATED
+
+def _shard_tower(tensor: Tensor) -> Sharding:
+    """Return how a tensor of SigLIP (siglip.py), Pixtral (pixtral.py) or Qwen's tower (qwen3_vl.py) is distributed:
+    linear layers of its transformer, of the projector of mistral3.py and of Qwen's mergers are sharded; embeddings,
+    norms, the merger of patches of mistral3.py and the projector of gemma3_mm.py are not."""
+    path, leaf = tensor.name.rsplit(".", 1)
+    if not _TOWER_LINEAR.search(path):
+        return Sharding.REPLICATED
+    column = not re.search(r"((o|out|down)_proj|attn\.proj|fc2|linear_2)$", path)
+    return Sharding.SHARDED if leaf == "weight" or column else Sharding.REPLICATED
 
 
 def copy_k_to_v(model: Model, components: list[Component]) -> Iterator[Component]:

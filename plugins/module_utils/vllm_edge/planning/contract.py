@@ -132,6 +132,8 @@ class Component:
     read_per_token: float = 1.0
     """The fraction of it that is read to decode one token of one sequence: 1 for dense weights, top-k of all for
     experts, one row for embeddings, 0 for towers."""
+    float32: bool = False
+    """Whether vLLM keeps it in float32, and not in the model's dtype."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class Model:
     facts: Facts
     architecture: str
     family: str
-    """`gemma4`, `gemma3`, `llama3`, `qwen3`, `qwen3_moe`, `mistral`."""
+    """The name in a row of families.FAMILIES: `gemma4`, `llama3`, ..."""
     dtype: str
     """As vLLM names it, for example `bfloat16`."""
     hidden_size: int
@@ -177,6 +179,12 @@ class Model:
     multimodal: bool = False
     rope_cache_rows: tuple[int, ...] = ()
     """Rows of each cache of `rope_cache_sizes`: more than max_position_embeddings if RoPE is scaled."""
+    embeddings_on_every_stage: bool = False
+    """Whether each stage of a pipeline has embeddings, head and last norm, used there or not."""
+    rope_float32: bool = False
+    """Whether the RoPE caches are in float32, and not in the model's dtype."""
+    router_float32: bool = False
+    """Whether the router is in float32, and not in the model's dtype."""
 
 
 # ---- an engine and its GPUs --------------------------------------------------------------------------------------

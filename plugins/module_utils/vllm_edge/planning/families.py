@@ -44,9 +44,12 @@ CONFIG_KEYS = frozenset(
         "num_kv_shared_layers",
         "num_local_experts",
         "original_max_position_embeddings",
+        "partial_rotary_factor",
         "per_layer_config",
         "rope_parameters",
         "rope_scaling",
+        "rotary_dim",
+        "shared_expert_intermediate_size",
         "sliding_window",
         "sliding_window_pattern",
         "tie_word_embeddings",
@@ -99,6 +102,11 @@ def _find_mistake(key: str, value: Any) -> str:
     """Return what is expected of the value of a key instead of this one; empty if it is right."""
     if value is None or key == "use_bidirectional_attention":
         return ""
+    if key == "partial_rotary_factor":
+        return "" if type(value) in (int, float) and 0 < value <= 1 else "a number above 0, at most 1"
+    if key == "sliding_window_pattern" and isinstance(value, str):
+        # EXAONE's; its config.json has layer_types too, which decide.
+        return "" if re.fullmatch("[LG]{1,100}", value) else "a whole number, or L and G"
     if key in _BOOLEANS:
         return "" if isinstance(value, bool) else "true or false"
     kind = _OTHERS.get(key)
@@ -167,6 +175,19 @@ class _Family:
     """Defaults of config.json keys, from the family's configuration class in transformers 5.16."""
     towers: Sharding = Sharding.NOT_LOADED
     """How the vision and audio towers are distributed, if the architecture has any."""
+    every_stage: bool = False
+    """Whether the model file builds embeddings, head and last norm on every stage of the pipeline. llama.py, qwen2.py
+    and granite.py build them where they are used."""
+    ropes: int = 1
+    """Sets of RoPE parameters: Gemma's sliding layers have another base than its full ones."""
+    rope_float32: bool = False
+    """Whether the RoPE caches are in float32 whatever the model's dtype is."""
+    tower_rope: tuple[int, int] | None = None
+    """Rotary dimension and rows of the tower's own RoPE cache, if it has one."""
+    expert_size: str = "moe_intermediate_size"
+    """The key of an expert's intermediate size. If it is intermediate_size, no layer has a dense MLP."""
+    router_float32: bool = False
+    """Whether the router is in float32 whatever the model's dtype is."""
 
 
 def _read_window(config: _Config) -> int | None:
@@ -208,8 +229,9 @@ def _build_qwen_layers(config: _Config) -> tuple[DecoderLayer, ...]:
 
 
 def _read_layer_types(config: _Config) -> list[str]:
-    """Return Gemma's layer_types: every sixth layer has full attention, unless config.json says otherwise."""
-    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+    """Return layer_types: each layer whose number is a multiple of the pattern has full attention, unless config.json
+    says otherwise."""
+    pattern = config.get("sliding_window_pattern") or config["_sliding_window_pattern"]
     types = config.get("layer_types") or [
         Attention.SLIDING if (index + 1) % pattern else Attention.FULL for index in config.layers
     ]
@@ -222,12 +244,19 @@ def _read_layer_types(config: _Config) -> list[str]:
     return list(types)
 
 
-def _build_gemma3_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+def _build_patterned_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return layers of which each has the attention that layer_types or the pattern says."""
+
     def layer(index: int, kind: str) -> DecoderLayer:
         window = config["sliding_window"] if kind == Attention.SLIDING else None
         return DecoderLayer(index, Attention(kind), config.kv_heads, config.head_size, window)
 
     return tuple(layer(index, kind) for index, kind in enumerate(_read_layer_types(config)))
+
+
+def _build_exaone_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return EXAONE 4's layers: the small model has no window, and only full attention."""
+    return _build_patterned_layers(config) if config.get("sliding_window") else _build_uniform_layers(config)
 
 
 def _gemma4(config: _Config) -> tuple[DecoderLayer, ...]:
@@ -262,7 +291,16 @@ def _gemma4(config: _Config) -> tuple[DecoderLayer, ...]:
     return tuple(layer(index, kind) for index, kind in enumerate(types))
 
 
+_GEMMA2 = {
+    "vocab_size": 256000,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+    "_sliding_window_pattern": 2,
+    "tie_word_embeddings": True,
+}
 _GEMMA3 = {
+    "_sliding_window_pattern": 6,
     "vocab_size": 262208,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -273,6 +311,7 @@ _GEMMA3 = {
     "dtype": "bfloat16",
 }
 _GEMMA4 = {
+    "_sliding_window_pattern": 6,
     "vocab_size": 262144,
     "head_dim": 256,
     "global_head_dim": 512,
@@ -281,22 +320,67 @@ _GEMMA4 = {
     "tie_word_embeddings": True,
     "dtype": "bfloat16",
 }
+_GPT_OSS = {
+    "vocab_size": 201088,
+    "head_dim": 64,
+    "max_position_embeddings": 131072,
+    "sliding_window": 128,
+    "_sliding_window_pattern": 2,
+    "dtype": "bfloat16",
+    "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
+}
+_MIXTRAL = {"vocab_size": 32000, "max_position_embeddings": 131072}
 _MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072}
+_QWEN2 = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _QWEN3 = {"head_dim": 128, "use_sliding_window": False, "max_window_layers": 28}
+_QWEN2_MOE = {"use_sliding_window": False, "decoder_sparse_step": 1, "shared_expert_intermediate_size": 5632}
 _QWEN3_MOE = {"use_sliding_window": False, "decoder_sparse_step": 1}
 
 FAMILIES: Mapping[str, _Family] = {
-    # gemma4_mm.py builds transformers' own towers, replicated on every rank; gemma3_mm.py builds vLLM's SigLIP, which
-    # is sharded.
-    "Gemma4ForConditionalGeneration": _Family("gemma4", _gemma4, _GEMMA4, Sharding.REPLICATED),
-    "Gemma4ForCausalLM": _Family("gemma4", _gemma4, _GEMMA4),
-    "Gemma3ForConditionalGeneration": _Family("gemma3", _build_gemma3_layers, _GEMMA3, Sharding.SHARDED),
-    "Gemma3ForCausalLM": _Family("gemma3", _build_gemma3_layers, _GEMMA3),
+    # gemma4_mm.py builds transformers' own towers, replicated on every rank; gemma3_mm.py builds vLLM's SigLIP and
+    # mistral3.py its Pixtral, which are sharded.
+    "Gemma4ForConditionalGeneration": _Family("gemma4", _gemma4, _GEMMA4, Sharding.REPLICATED, True, 2),
+    "Gemma4ForCausalLM": _Family("gemma4", _gemma4, _GEMMA4, every_stage=True, ropes=2),
+    "Gemma3ForConditionalGeneration": _Family(
+        "gemma3", _build_patterned_layers, _GEMMA3, Sharding.SHARDED, every_stage=True, ropes=2
+    ),
+    "Gemma3ForCausalLM": _Family("gemma3", _build_patterned_layers, _GEMMA3, every_stage=True, ropes=2),
+    "Gemma2ForCausalLM": _Family("gemma2", _build_patterned_layers, _GEMMA2, every_stage=True),
     "LlamaForCausalLM": _Family("llama3", _build_uniform_layers, {}),
     "MistralForCausalLM": _Family("mistral", _build_uniform_layers, _MISTRAL),
+    "Mistral3ForConditionalGeneration": _Family("mistral3", _build_uniform_layers, _MISTRAL, Sharding.SHARDED),
+    "Phi3ForCausalLM": _Family("phi3", _build_uniform_layers, {"max_position_embeddings": 4096}),
+    "GraniteForCausalLM": _Family("granite", _build_uniform_layers, {}),
+    "Exaone4ForCausalLM": _Family("exaone4", _build_exaone_layers, {"sliding_window_pattern": 4}),
+    "Qwen2ForCausalLM": _Family("qwen2", _build_qwen_layers, _QWEN2),
     "Qwen3ForCausalLM": _Family("qwen3", _build_qwen_layers, _QWEN3),
-    "Qwen3MoeForCausalLM": _Family("qwen3_moe", _build_qwen_layers, _QWEN3_MOE),
+    "Qwen3MoeForCausalLM": _Family("qwen3_moe", _build_qwen_layers, _QWEN3_MOE, every_stage=True),
+    "Qwen3VLMoeForConditionalGeneration": _Family(
+        "qwen3_vl_moe",
+        _build_uniform_layers,
+        {"decoder_sparse_step": 1},
+        Sharding.SHARDED,
+        every_stage=True,
+        tower_rope=(36, 8192),  # qwen3_vl.py: half of each head of 1152 / 16
+    ),
+    "Qwen2MoeForCausalLM": _Family("qwen2_moe", _build_qwen_layers, _QWEN2_MOE, every_stage=True),
+    "MixtralForCausalLM": _Family(
+        "mixtral", _build_uniform_layers, _MIXTRAL, every_stage=True, expert_size="intermediate_size"
+    ),
+    "MiniMaxM2ForCausalLM": _Family(
+        "minimax_m2", _build_uniform_layers, {}, expert_size="intermediate_size", router_float32=True
+    ),
+    "GptOssForCausalLM": _Family(
+        "gpt_oss",
+        _build_patterned_layers,
+        _GPT_OSS,
+        every_stage=True,
+        rope_float32=True,
+        expert_size="intermediate_size",
+    ),
 }
+"""One row for each architecture that the planner knows. Another one is a row here and cases in
+tests/unit/planning/published.py."""
 
 
 def interpret(facts: Facts) -> Model:
@@ -338,15 +422,18 @@ def _interpret(facts: Facts) -> Model:
     if family is None:
         raise UnknownArchitecture(
             f"{facts.repo} is a {printable(architecture[:100], '')}, which the planner does not know; it knows "
-            f"{', '.join(FAMILIES)}."
+            f"{', '.join(FAMILIES)}. Take a model of one of these, start it without a plan (-e plan_override=true), or "
+            "add the architecture (CONTRIBUTING.md, Add a model)."
         )
     check_config(facts.repo, facts.config)
     text = facts.config.get("text_config") or {}
     said = {key: value for key, value in text.items() if value is not None or key not in facts.config}
     config = _Config(facts.repo, {**facts.config, **said}, family.defaults)
     layers = family.layers(config)
-    experts, per_token, expert_size = _read_experts(config)
-    sizes, rows = _list_rope_caches(config, layers)
+    experts, per_token, expert_size = _read_experts(config, family)
+    sizes, rows = _list_rope_caches(config, layers, family.ropes)
+    if family.tower_rope:
+        sizes, rows = (*sizes, family.tower_rope[0]), (*rows, family.tower_rope[1])
     model = Model(
         facts=facts,
         architecture=architecture,
@@ -359,7 +446,7 @@ def _interpret(facts: Facts) -> Model:
         layers=layers,
         components=(),
         quantization=read_quantization(facts),
-        intermediate_sizes=_list_intermediate_sizes(config, experts),
+        intermediate_sizes=_list_intermediate_sizes(config, experts, family),
         experts=experts,
         experts_per_token=per_token,
         expert_intermediate_size=expert_size,
@@ -367,6 +454,9 @@ def _interpret(facts: Facts) -> Model:
         per_layer_embedding_size=config.get("hidden_size_per_layer_input") or 0,
         multimodal=family.towers is not Sharding.NOT_LOADED,
         rope_cache_rows=rows,
+        embeddings_on_every_stage=family.every_stage,
+        rope_float32=family.rope_float32,
+        router_float32=family.router_float32,
     )
     _check(model)
     tied = bool(config.get("tie_word_embeddings"))
@@ -381,14 +471,14 @@ def _interpret(facts: Facts) -> Model:
     return replace(model, components=tuple(components))
 
 
-def _read_experts(config: _Config) -> tuple[int, int, int]:
+def _read_experts(config: _Config, family: _Family) -> tuple[int, int, int]:
     """Return how many experts there are, how many a token reads, and their intermediate size; 0 for dense models."""
     # When transformers itself writes Qwen's config.json, the key is num_local_experts.
     experts = config.get("num_experts") or config.get("num_local_experts") or 0
     if not experts:
         return 0, 0, 0
     per_token = config.get("top_k_experts") or config.get("num_experts_per_tok") or 0
-    return experts, per_token, config.get("moe_intermediate_size") or 0
+    return experts, per_token, config.get(family.expert_size) or 0
 
 
 def _read_dtype(config: _Config) -> str:
@@ -400,29 +490,33 @@ def _read_dtype(config: _Config) -> str:
     return "bfloat16" if dtype == "float32" else dtype
 
 
-def _list_intermediate_sizes(config: _Config, experts: int) -> tuple[int, ...]:
-    """Return the sizes of the dense MLPs. Gemma 4 has one beside its experts; a layer of Qwen3 MoE has one or the
-    other."""
-    base = config.get("intermediate_size") or 0
+def _list_intermediate_sizes(config: _Config, experts: int, family: _Family) -> tuple[int, ...]:
+    """Return the sizes of the dense MLPs. Gemma 4 has one beside its experts, Qwen2 MoE a shared expert; a layer of
+    Qwen3 MoE has one or the other."""
+    base, shared = config.get("intermediate_size") or 0, config.get("shared_expert_intermediate_size") or 0
+    if experts and family.expert_size == "intermediate_size":
+        return ()
     if experts and config.get("decoder_sparse_step"):
         step, dense = config["decoder_sparse_step"], set(config.get("mlp_only_layers") or [])
         some = any(index in dense or (index + 1) % step for index in config.layers)
-        return (base,) if some else ()
+        return tuple(size for size, there in ((base, some), (shared, bool(shared))) if there)
     doubled = config.get("use_double_wide_mlp") and config.get("num_kv_shared_layers")
     return (base, 2 * base) if doubled else (base,)
 
 
-def _list_rope_caches(config: _Config, layers: tuple[DecoderLayer, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _list_rope_caches(
+    config: _Config, layers: tuple[DecoderLayer, ...], ropes: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return rotary dimension and rows of each cos/sin cache.
 
     `get_rope` keeps one cache for each head size and set of parameters. `linear` has factor times as many rows, `yarn`
-    factor times the original positions (vllm/model_executor/layers/rotary_embedding/).
+    factor times the original positions, `longrope` both caches in one (vllm/model_executor/layers/rotary_embedding/).
     """
     given: Mapping[str, Any] = config.get("rope_parameters") or {}
     legacy: Mapping[str, Any] = config.get("rope_scaling") or {}
     split = config.get("layer_types") is not None and any(kind in given for kind in Attention)
     # Gemma uses another base for sliding layers than for full ones, even if config.json does not say so.
-    split = split or {layer.attention for layer in layers} == set(Attention)
+    split = split or (ropes > 1 and {layer.attention for layer in layers} == set(Attention))
     caches: dict[tuple[str, int], tuple[int, int]] = {}
     for layer in layers:
         kind = layer.attention if split else Attention.FULL
@@ -437,13 +531,19 @@ def _size_rope_cache(config: _Config, parameters: Mapping[str, Any], head_size: 
     """Return rotary dimension and rows of one cache."""
     rope = str(parameters.get("rope_type") or parameters.get("type") or "default")
     # `proportional` also stores the dimensions that it does not rotate (gemma4_rope.py).
-    part = 1.0 if rope == "proportional" else float(parameters.get("partial_rotary_factor") or 1.0)
+    part = float(parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
+    part = 1.0 if rope == "proportional" else part
+    if config.get("rotary_dim") and part == 1.0:
+        part = config["rotary_dim"] / head_size
     rows = config["max_position_embeddings"]
     if rope == "linear":
         rows = int(rows * _read_scaling(config, parameters, "factor"))
     elif rope == "yarn":
         original = _read_scaling(config, parameters, "original_max_position_embeddings")
         rows = int(original * _read_scaling(config, parameters, "factor"))
+    elif rope in ("longrope", "su"):
+        original = parameters.get("original_max_position_embeddings") or config["original_max_position_embeddings"]
+        rows += int(original)
     return int(head_size * part), rows
 
 

@@ -40,7 +40,7 @@ def read_quantization(facts: Facts) -> Quantization:
         name = f"modelopt {str(algorithm or '').upper()}" if family == "modelopt" else method
         raise FactsError(
             f"{facts.repo}: the planner does not know the quantization '{name}'; it knows modelopt (NVFP4, FP8), "
-            "compressed-tensors, fp8, awq and gptq."
+            "compressed-tensors, fp8, mxfp4, awq and gptq."
         )
     return found
 
@@ -78,6 +78,7 @@ READERS: Mapping[str, Callable[[str, Mapping[str, Any]], Quantization | None]] =
     "modelopt": _read_modelopt,
     "compressed-tensors": _read_compressed_tensors,
     "fp8": _read_fp8,
+    "mxfp4": lambda method, config: Quantization(method, 4, 32),
     "awq": _read_integers,
     "gptq": _read_integers,
 }

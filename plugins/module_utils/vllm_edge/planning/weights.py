@@ -20,9 +20,6 @@ VOCABULARY_PADDING = 64
 """Rows of an embedding table are padded to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE,
 vllm/model_executor/layers/vocab_parallel_embedding.py)."""
 
-EVERY_STAGE = frozenset({"gemma4", "gemma3", "qwen3_moe"})
-"""Families whose model files build embeddings, head and last norm on every stage of the pipeline, whether used there or
-not (gemma4.py, gemma3.py, qwen3_moe.py of 0.19 to 0.33). llama.py and qwen2.py build them where they are used."""
 MARLIN_EXPERTS_TILE = 64
 MARLIN_EXPERTS_PADDED_SINCE = (0, 25)
 """From this release on Marlin's experts have their intermediate size padded to a multiple of the tile (0.32.0
@@ -34,6 +31,10 @@ SHARED_LAYERS_WITHOUT_KV = (0, 30)
 0.28.0 it has both and uses neither."""
 TOWERS_ON_FIRST_STAGE = (0, 33)
 """From this release on towers are built on the first stage only (`_mark_tower_model`, interfaces.py of 0.33.0)."""
+
+MXFP4_TILE = (128, 256)
+"""Multiples of the intermediate size on a rank and of the hidden size, to which Marlin pads experts in MXFP4. Of the
+kernels for CUDA it pads most: on Hopper Triton's pads the first to 64 and the second not at all."""
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
@@ -105,7 +106,7 @@ def _is_on(component: Component, stage: _Stage) -> bool:
     """Return whether the stage has a component that belongs to no decoder layer."""
     if component.kind == "towers":
         return stage.towers and (stage.first or stage.release < TOWERS_ON_FIRST_STAGE)
-    if stage.model.family in EVERY_STAGE:
+    if stage.model.embeddings_on_every_stage:
         return True
     if component.kind == "embeddings" and not _is_head(component):
         return stage.first or (stage.tied and stage.last)
@@ -123,9 +124,11 @@ def _is_read(component: Component, stage: _Stage) -> bool:
 def _compute_bytes_on_rank(component: Component, model: Model, ranks: int) -> int:
     """Return the bytes of one tensor of a component on one of `ranks` ranks of tensor parallelism."""
     shape, bits = component.tensor.shape, DTYPE_BITS[component.tensor.dtype]
+    if component.kind == "experts" and model.quantization.method == "mxfp4":
+        return _compute_mxfp4_bytes(component, model, ranks)
     if component.tensor.dtype in _FLOATS and component.tensor.name.rsplit(".", 1)[-1] not in SCALES:
         # A weight that is not quantized is kept in the model's dtype, whatever the file has.
-        bits = 8 * DTYPE_BYTES.get(model.dtype, 2)
+        bits = 32 if component.float32 else 8 * DTYPE_BYTES.get(model.dtype, 2)
     elements = math.prod(shape)
     if component.sharding is Sharding.VOCABULARY:
         rows = -(-shape[0] // VOCABULARY_PADDING) * VOCABULARY_PADDING
@@ -143,6 +146,7 @@ def _compute_expert_padding(model: Model, arguments: Arguments, release: tuple[i
     size = arguments.tensor_parallel_size
     if (
         model.quantization.weight_bits != 4
+        or model.quantization.method == "mxfp4"  # see _compute_mxfp4_bytes
         or arguments.enable_expert_parallel
         or release < MARLIN_EXPERTS_PADDED_SINCE
         or not model.expert_intermediate_size
@@ -154,10 +158,24 @@ def _compute_expert_padding(model: Model, arguments: Arguments, release: tuple[i
     return Fraction(-(-part // tile) * tile, part)
 
 
+def _compute_mxfp4_bytes(component: Component, model: Model, ranks: int) -> int:
+    """Return the bytes of a tensor of gpt-oss's experts: each rank's part is padded to the tiles of the kernel
+    (mxfp4_round_up_hidden_size_and_intermediate_size, vllm/model_executor/layers/fused_moe/oracle/mxfp4.py)."""
+    inner, hidden = MXFP4_TILE
+    inner = -(-(model.expert_intermediate_size // ranks) // inner) * inner
+    hidden = -(-model.hidden_size // hidden) * hidden
+    first = "gate_up_proj" in component.tensor.name
+    rows, columns = (2 * inner, hidden) if first else (hidden, inner)
+    if component.tensor.name.endswith("_bias"):
+        return model.experts * rows * 2
+    per_byte = 32 if component.tensor.name.endswith("_scales") else 2
+    return model.experts * rows * columns // per_byte
+
+
 def _compute_rope_bytes(model: Model) -> int:
     """Return the bytes of cos and sin for every position; every rank has them."""
     rows = model.rope_cache_rows or (model.max_position_embeddings,) * len(model.rope_cache_sizes)
-    width = DTYPE_BYTES.get(model.dtype, 2)
+    width = 4 if model.rope_float32 else DTYPE_BYTES.get(model.dtype, 2)
     return sum(size * count * width for size, count in zip(model.rope_cache_sizes, rows, strict=True))
 
 

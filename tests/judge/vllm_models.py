@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inside an image with vLLM: what vLLM's own model classes make of checkpoints on standard input.
+
+Reads a JSON list of {"config": config.json, "headers": [[name, dtype, shape], ...], "tensor_parallel_size": n,
+"pipeline_rank": null, 0 or 1}, prints {"version": ..., "answers": [...]}, in the same order. vLLM builds each model on
+the meta device, where tensors have a shape and no memory, as rank 0 of n, of all layers or of one stage of a pipeline
+of two; then its own load_weights gets the tensors of the checkpoint. What stands here is only the group of ranks, which
+needs no second process. Nothing is imported from this project.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import tempfile
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+os.environ.update({"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"})
+
+import torch
+import vllm
+from vllm.config import CacheConfig, LoadConfig, ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.model_executor.layers import rotary_embedding
+from vllm.model_executor.layers.attention.attention import Attention
+from vllm.model_executor.layers.fused_moe.oracle.fp8 import Fp8MoeBackend
+from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
+from vllm.model_executor.layers.quantization import fp8, mxfp4
+from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.model_executor.models import registry
+
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "U8": torch.uint8, "I32": torch.int32}
+DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "I64": torch.int64}
+
+
+def inspect_here(lazy: Any) -> Any:
+    """Inspects a model class in this process; vLLM starts another one, which imports everything again."""
+    return registry._ModelInfo.from_model_cls(lazy.load_model_cls())
+
+
+registry._LazyRegisteredModel.inspect_model_cls = inspect_here
+# The image has no torchvision; it is imported with image processors, which no weight depends on.
+for absent in ("", ".io", ".transforms", ".transforms.v2", ".transforms.v2.functional"):
+    stand_in = mock.MagicMock(__spec__=ModuleSpec(f"torchvision{absent}", None), __path__=[])
+    sys.modules.setdefault(f"torchvision{absent}", stand_in)
+
+# The CPU has no kernel for these formats, so vLLM is given those of a GPU of Ada's generation; none runs.
+fp8.init_fp8_linear_kernel = lambda *_, **__: mock.MagicMock()
+fp8.select_fp8_moe_backend = lambda *_, **__: (Fp8MoeBackend.TRITON, mock.MagicMock())
+mxfp4.select_mxfp4_moe_backend = lambda *_, **__: (Mxfp4MoeBackend.MARLIN, mock.MagicMock())
+
+
+def group(size: int, rank: int = 0) -> Any:
+    ranks = {"rank": rank, "rank_in_group": rank, "local_rank": rank, "first_rank": 0, "ranks": list(range(size))}
+    ends = {"is_first_rank": rank == 0, "is_last_rank": rank == size - 1, "last_rank": size - 1}
+    processes = SimpleNamespace(size=lambda: size, rank=lambda: 0)
+    names = {"device_group": processes, "cpu_group": processes, "unique_name": "judge"}
+    return SimpleNamespace(world_size=size, **names, **ranks, **ends)
+
+
+def build(given: dict[str, Any], directory: str) -> tuple[Any, ModelConfig]:
+    """The model on the meta device, and its configuration, as rank 0 of all ranks of tensor parallelism."""
+    size = given["tensor_parallel_size"]
+    for name in ("_TP", "_EP", "_WORLD"):
+        setattr(parallel_state, name, group(size))
+    for name in ("_DP", "_PCP", "_DCP"):
+        setattr(parallel_state, name, group(1))
+    stage = given["pipeline_rank"]
+    parallel_state._PP = group(1) if stage is None else group(2, stage)
+    (Path(directory) / "config.json").write_text(json.dumps(given["config"]))
+    # vLLM looks into the header of the weights for a head of its own.
+    header = {name: {"dtype": kind, "shape": shape, "data_offsets": [0, 0]} for name, kind, shape in given["headers"]}
+    raw = json.dumps(header).encode()
+    (Path(directory) / "model.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw)
+    config = ModelConfig(
+        model=directory,
+        tokenizer=directory,
+        skip_tokenizer_init=True,
+        dtype="auto",
+        language_model_only=given.get("language_model_only", False),
+    )
+    # As EngineArgs.create_engine_config does.
+    types = getattr(config.hf_text_config, "layer_types", None) or ["sliding_attention"]
+    window = config.get_sliding_window() if set(types) == {"sliding_attention"} else None
+    cache = CacheConfig(block_size=32, sliding_window=window)
+    engine = VllmConfig(model_config=config, cache_config=cache, load_config=LoadConfig())
+    engine.parallel_config.tensor_parallel_size = size
+    engine.parallel_config.pipeline_parallel_size = parallel_state._PP.world_size
+    rotary_embedding._ROPE_DICT.clear()
+    torch.set_default_dtype(config.dtype)
+    try:
+        with set_current_vllm_config(engine), torch.device("meta"):
+            model = initialize_model(engine, model_config=config)
+            loaded = model.load_weights(
+                (name, torch.empty(shape, dtype=DTYPES[dtype])) for name, dtype, shape in given["headers"]
+            )
+    finally:
+        torch.set_default_dtype(torch.float32)
+    model.judge_loaded = loaded
+    return model, config
+
+
+def size_of(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def answer(given: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            model, config = build(given, directory)
+        except Exception as error:  # What vLLM raises is the answer.
+            return {"error": f"{type(error).__name__}: {str(error)[:600]}"}
+    layers = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Attention):
+            index = int(next(part for part in name.split(".") if part.isdecimal()))
+            layers[index] = [module.num_kv_heads, module.head_size, module.sliding_window]
+    ropes = {id(rope): rope for rope in rotary_embedding._ROPE_DICT.values()}
+    caches = [buffer for rope in ropes.values() for buffer in rope.buffers()]
+    # BaseKVCacheMethod deletes its scales after loading (quantization/kv_cache.py).
+    deleted = tuple(f".attn.{name}_scale" for name in ("q", "k", "v", "prob"))
+    parameters = {name: value for name, value in model.named_parameters() if not name.endswith(deleted)}
+    return {
+        "layers": [layers[index] for index in sorted(layers)],
+        "parameters_bytes": size_of(parameters.values()),
+        "rope_bytes": size_of(caches),
+        "not_loaded": sorted(set(parameters) - set(model.judge_loaded or parameters))[:5],
+        "max_model_len": config.max_model_len,
+    }
+
+
+def main() -> None:
+    logging.disable(logging.CRITICAL)
+    given = json.load(sys.stdin)
+    with mock.patch("sys.stdout", sys.stderr):
+        answers = [answer(each) for each in given]
+    json.dump({"version": vllm.__version__, "answers": answers}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published checkpoints of every family against what vLLM's own model classes answered for them (judged.json).
+
+`tests/judge/test_model_judge.py` asks vLLM again, in the image that the lab runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import published
+import pytest
+from ansible.module_utils.vllm_edge.planning import families, feasibility, kv_cache, model_facts, weights
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Model, Quantization, Verdict
+from ansible.module_utils.vllm_edge.planning.model_facts import FactsError
+
+JUDGED: Mapping[str, Any] = json.loads((Path(__file__).parent / "judged.json").read_text())
+ANSWERS = {(each["name"], each["tensor_parallel_size"], each["pipeline_rank"]): each for each in JUDGED["answers"]}
+
+
+# gpt-oss in MXFP4 over four GPUs: 2880 / 4 is no multiple of 32, and vLLM pads it.
+def test_mxfp4_is_padded_where_other_formats_are_refused() -> None:
+    case = feasibility.Case(
+        first_layers("openai/gpt-oss-20b"), Arguments(tensor_parallel_size=4), (0, 32), checkpoints.L4, None, "bfloat16"
+    )
+    assert feasibility.findings(case) == []
+    integers = replace(case.model, quantization=Quantization("awq", 4, 32))
+    found = feasibility.findings(replace(case, model=integers))
+    assert [finding.verdict for finding in found] == [Verdict.UNSUPPORTED_SHAPE]
+
+
+@functools.cache
+def first_layers(repo: str) -> Model:
+    return families.interpret(published.facts(repo, published.JUDGED_LAYERS))
+
+
+def test_every_published_checkpoint_was_judged() -> None:
+    assert {repo for repo, *_ in ANSWERS} == set(published.CONFIGS)
+    known = {found["architectures"][0] for found in published.CONFIGS.values()}
+    older = {"Gemma4ForConditionalGeneration", "Gemma4ForCausalLM", "Gemma3ForConditionalGeneration"}
+    older |= {"Gemma3ForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"}
+    assert set(families.FAMILIES) == known | older
+
+
+@pytest.mark.parametrize("repo", published.PARAMETERS)
+def test_parameters_are_the_hubs(repo: str) -> None:
+    assert model_facts.parameters(published.facts(repo)) == published.PARAMETERS[repo]
+
+
+@pytest.mark.parametrize(("repo", "size", "stage"), ANSWERS)
+def test_layers_and_bytes_are_vllms(repo: str, size: int, stage: int | None) -> None:
+    """On one rank of tensor parallelism, of the whole model or of one of two stages of a pipeline."""
+    told, found = ANSWERS[repo, size, stage], first_layers(repo)
+    arguments = Arguments(tensor_parallel_size=size, pipeline_parallel_size=1 if stage is None else 2)
+    here = kv_cache.select_layers(found, arguments, stage or 0)
+    layers = [
+        [max(1, layer.kv_heads // size), layer.head_size, layer.window_tokens]
+        for layer in found.layers
+        if layer.index in here
+    ]
+    assert layers == told["layers"]
+    rank = weights.per_rank(found, arguments, JUDGED["version"])[stage or 0]
+    rope = rank.by_kind["rope_caches"]
+    assert (rank.bytes - rope, rope) == (told["parameters_bytes"], told["rope_bytes"])
+
+
+def test_fused_q_k_and_v_of_awq_are_divided_by_columns() -> None:
+    facts = published.facts("microsoft/phi-4", 1)
+    packed = [
+        replace(tensor, name=tensor.name.replace("weight", "qweight"), dtype="I32", shape=(5120, 7680 // 8))
+        for tensor in facts.tensors
+        if "qkv_proj" in tensor.name
+    ]
+    found = families.interpret(replace(facts, tensors=(*facts.tensors, *packed)))
+    shapes = {part.tensor.name[-14:-8]: part.tensor.shape for part in found.components if "qweight" in part.tensor.name}
+    assert shapes == {"q_proj": (5120, 640), "k_proj": (5120, 160), "v_proj": (5120, 160)}
+
+
+def test_experts_and_what_a_token_reads_of_them() -> None:
+    """Number, number for each token, intermediate size, and sizes of dense MLPs."""
+    repos = ("openai/gpt-oss-20b", "mistralai/Mixtral-8x7B-Instruct-v0.1", "Qwen/Qwen2-57B-A14B-Instruct")
+    found = [first_layers(repo) for repo in repos]
+    sizes = [(x.experts, x.experts_per_token, x.expert_intermediate_size, x.intermediate_sizes) for x in found]
+    assert sizes == [(32, 4, 2880, ()), (8, 2, 14336, ()), (64, 8, 2560, (20480,))]
+    for model in found:
+        parts = [part for part in model.components if part.kind == "experts"]
+        assert {part.read_per_token for part in parts} == {model.experts_per_token / model.experts}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"partial_rotary_factor": 2}, r"partial_rotary_factor in config\.json is 2; a number above 0"),
+        ({"sliding_window_pattern": "LLX"}, r"sliding_window_pattern in config\.json is .*LLX.*; a whole number, or L"),
+    ],
+)
+def test_odd_values_are_refused(changes: Mapping[str, Any], said: str) -> None:
+    facts = published.facts("microsoft/phi-4", 1)
+    with pytest.raises(FactsError, match=said):
+        families.interpret(replace(facts, config={**facts.config, **changes}))
