@@ -664,7 +664,7 @@ def test_another_release_has_a_default_of_its_own(project: Project) -> None:
     assert find_mistakes(inventory({**variables, "image": "vllm/vllm-openai:v0.19.0"}), project) == []
 
 
-@pytest.mark.parametrize("image", ["vllm/vllm-openai:v0.32.0-x86_64", "registry.lab:5000/vllm:0.32.0"])
+@pytest.mark.parametrize("image", ["vllm/vllm-openai:v0.32.0-x86_64", "registry.lab:5000/vllm:0.32.0", "vllm:v0.33.0"])
 def test_release_is_read_from_the_tag(project: Project, image: str) -> None:
     variables = changed({"image": image, "engines.small.extra_args": ["--nonsense"]})
     assert len(find_mistakes(inventory(variables), project)) == 1
