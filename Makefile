@@ -125,6 +125,10 @@ sanity: collection ## ansible-test sanity on the built collection
 reference: bootstrap-python $(VENV)/.stamp collections ## Write docs/reference anew
 	@python tools/reference.py
 
+.PHONY: vllm-release
+vllm-release: bootstrap-python $(VENV)/.stamp ## Record a release of vLLM, judge the plan by it, and print what it changes: VERSION=0.33.0
+	@python tools/vllm_release.py "$(VERSION)"
+
 .PHONY: lock
 lock: ## Lock the Python packages anew
 	@uv pip compile --quiet --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_36 --no-annotate --no-header --group dev -o requirements-dev.txt

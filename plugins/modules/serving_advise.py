@@ -191,7 +191,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.vllm_edge.planning import families, inputs
+from ..module_utils.vllm_edge.planning import families, inputs, vllm_versions
 from ..module_utils.vllm_edge.planning.advice import model, render, search
 from ..module_utils.vllm_edge.planning.contract import Model
 
@@ -219,6 +219,8 @@ def advise(options: dict[str, Any], warn: Callable[[str], None]) -> dict[str, An
                 warn(warning)
         except ValueError as error:
             unreadable[name] = str(error)
+    if fallback := vllm_versions.describe_fallback(options["vllm_version"]):
+        warn(fallback)
     host = model.Host(
         models,
         [inputs.build_gpu(slot, given, warn) for slot, given in enumerate(options["gpus"])],

@@ -244,7 +244,16 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.vllm_edge.planning import drift, families, inputs, memory_warning, observations, planner, render
+from ..module_utils.vllm_edge.planning import (
+    drift,
+    families,
+    inputs,
+    memory_warning,
+    observations,
+    planner,
+    render,
+    vllm_versions,
+)
 from ..module_utils.vllm_edge.planning.contract import Model, Plan
 
 
@@ -297,6 +306,8 @@ def main() -> None:
     options = module.params
     root, version = Path(options["weights_root"]), options["vllm_version"]
     models: dict[str, Model] = {}
+    if fallback := vllm_versions.describe_fallback(version):
+        module.warn(fallback)
 
     def plan_profile(name: str, engines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for model in dict.fromkeys(str(engine.get("model")) for engine in engines):

@@ -1,25 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our arithmetic of the KV cache against vLLM's own code, block for block, in the image that the lab runs."""
+"""Our arithmetic of the KV cache against vLLM's own code, block for block: in the lab's image, or as asked.py says."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.planning import kv_cache, vllm_versions
 from ansible.module_utils.vllm_edge.planning.vllm_versions import TokenRule
+from asked import ask
 from kv_configurations import Configuration, configurations, differences, table
-
-from lab import images
 
 pytestmark = pytest.mark.docker
 
-HERE = Path(__file__).parent
 FLOAT_SCHEME = {"dynamic": False, "num_bits": 8, "type": "float"}
 # quantization_config of a checkpoint, and what `kv_cache_dtype: auto` becomes with it; `auto` is the model's own dtype.
 CHECKPOINTS = (
@@ -42,11 +37,7 @@ def asked() -> tuple[Configuration, ...]:
 def judged(asked: tuple[Configuration, ...]) -> dict[str, Any]:
     """vLLM's answers to all questions, from one container."""
     questions = [each.as_json() for each in asked] + [{"quantization_config": found} for found, _ in CHECKPOINTS]
-    command = ["docker", "run", "--rm", "--interactive", "--network", "none", f"--volume={HERE}:/judge:ro"]
-    command += ["--entrypoint", "python3", images.engine_image(), "/judge/vllm_kv.py"]
-    done = subprocess.run(command, input=json.dumps(questions), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    answers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    answers: dict[str, Any] = ask("vllm_kv.py", questions)
     return answers
 
 

@@ -175,7 +175,7 @@ CASES: list[Case] = [
         "served name 'x' is served by large and small",
     ),
     small("budget", "vram_budget_mib", 23035, "23035 is above gpu_memory_mib", "at most 23034"),
-    small("budget", "vram_budget_mib", 20000, "20000 is below the 20757 MiB", "0.92, vLLM 0.32.0's default", "22563"),
+    small("budget", "vram_budget_mib", 20000, "20000 is below the 20757 MiB", "0.92, vLLM's default", "22563"),
     one("budget", "large.vram_budget_mib", 20305, "below the 20306 MiB", "gpu_memory_utilization 0.9 of"),
     # What the weights take, and not what vLLM reserves.
     case(
@@ -638,15 +638,24 @@ def test_no_secret_is_printed(project: Project) -> None:
 
 
 def test_another_release_of_vllm_makes_its_arguments_a_warning(project: Project) -> None:
-    variables = changed({"image": "registry.example:5000/vllm/vllm-openai:v0.33.0"})
-    variables["engines"]["small"]["extra_args"] = ["--new-in-0-33=1", "--port=1"]
+    variables = changed({"image": "registry.example:5000/vllm/vllm-openai:v0.34.0"})
+    variables["engines"]["small"]["extra_args"] = ["--new-in-0-34=1", "--port=1"]
     variables["engines"]["small"]["tool_call_parser"] = "gemma5"
     assert ["--port" in sentence for sentence in find_mistakes(inventory(variables), project)] == [True]
     told = find_warnings(inventory(variables), project)
     assert len(told) == 2
-    for words, sentence in zip(("knows no 'gemma5'", "knows no '--new-in-0-33'"), told, strict=True):
+    for words, sentence in zip(("knows no 'gemma5'", "0.33.0 knows no '--new-in-0-34'"), told, strict=True):
         assert words in sentence
-        assert "v0.33.0" in sentence
+        assert "v0.34.0" in sentence and "those of vLLM 0.33.0 were compared" in sentence
+
+
+def test_each_recorded_release_has_options_of_its_own(project: Project) -> None:
+    """--monokernel came with 0.33; until then --kv-cache-dtype had a list of values."""
+    variables = changed({"engines.small.extra_args": ["--monokernel"], "engines.small.kv_cache_dtype": "octave"})
+    found = find_mistakes(inventory(variables), project)
+    assert ["0.32.0 knows no" in sentence for sentence in found] == [True, True]
+    newer = inventory({**variables, "image": "vllm/vllm-openai:v0.33.0"})
+    assert find_mistakes(newer, project) == [] and find_warnings(newer, project) == []
 
 
 def test_another_release_has_a_default_of_its_own(project: Project) -> None:
@@ -655,7 +664,7 @@ def test_another_release_has_a_default_of_its_own(project: Project) -> None:
     assert find_mistakes(inventory({**variables, "image": "vllm/vllm-openai:v0.19.0"}), project) == []
 
 
-@pytest.mark.parametrize("image", ["vllm/vllm-openai:v0.32.0-x86_64", "registry.lab:5000/vllm:0.32.0"])
+@pytest.mark.parametrize("image", ["vllm/vllm-openai:v0.32.0-x86_64", "registry.lab:5000/vllm:0.32.0", "vllm:v0.33.0"])
 def test_release_is_read_from_the_tag(project: Project, image: str) -> None:
     variables = changed({"image": image, "engines.small.extra_args": ["--nonsense"]})
     assert len(find_mistakes(inventory(variables), project)) == 1
@@ -663,7 +672,7 @@ def test_release_is_read_from_the_tag(project: Project, image: str) -> None:
 
 def test_recorded_arguments_are_those_of_the_default_release() -> None:
     image = yaml.safe_load((ROOT / "group_vars/all/versions.yml").read_text())["vllm_image_base"]
-    assert image.endswith(f":v{vllm_arguments.VERSION}"), "record them anew: the command is in tools/vllm_arguments.py"
+    assert image.endswith(f":v{vllm_arguments.VERSION}"), "make vllm-release VERSION=... of that image"
 
 
 def test_what_is_said_of_options_is_true_of_the_recorded_release() -> None:

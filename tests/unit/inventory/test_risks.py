@@ -10,7 +10,12 @@ import pytest
 import yaml
 from ansible.module_utils.vllm_edge.inventory import engine_arguments, risks
 from ansible.module_utils.vllm_edge.inventory.risks import find_risk_errors, find_risks
+from ansible.module_utils.vllm_edge.inventory.vllm_arguments import RELEASES
 from helpers import ROOT
+
+OPTION_OF = {
+    option.name: option for version in RELEASES for option in engine_arguments.read_spellings(version).values()
+}
 
 
 def judged(**engine: Any) -> list[str]:
@@ -22,15 +27,18 @@ def test_every_recorded_option_is_in_exactly_one_table() -> None:
     spec = yaml.safe_load((ROOT / "roles/vllm_engine/meta/argument_specs.yml").read_text())
     keys = spec["argument_specs"]["main"]["options"]["vllm_engine_engines"]["options"]
     tables = {}
-    for option in engine_arguments.OPTIONS:
+    for option in OPTION_OF.values():
         own = option.name in engine_arguments.KEY_OF_OPTION or engine_arguments.derive_key(option) in keys
         ours = own or option.name in engine_arguments.OURS
         tables[option.name] = [ours, option.name in risks.SAFE, option.name in risks.UNSAFE]
     assert {name: table for name, table in tables.items() if sum(table) != 1} == {}
-    assert set(risks.UNSAFE) | risks.SAFE <= set(tables), "an option that the release does not have"
+    assert set(risks.UNSAFE) | risks.SAFE <= set(tables), "an option that no release has"
 
 
-OPTION_OF = {option.name: option for option in engine_arguments.OPTIONS}
+@pytest.mark.parametrize("negated", ["--no-enable-prompt-embeds", "--disable-prompt-embeds"])
+def test_an_option_that_is_switched_off_opens_nothing(negated: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_arguments.parse_arguments, "__defaults__", ("0.33.0",))
+    assert judged(extra_args=[negated]) == [] and len(judged(extra_args=["--enable-prompt-embeds"])) == 1
 
 
 @pytest.mark.parametrize("name", risks.UNSAFE)
@@ -39,7 +47,7 @@ def test_an_unsafe_option_is_refused_unless_it_is_accepted(name: str) -> None:
     spellings = [[name], [name.replace("-", "_").replace("__", "--", 1)]]
     if option.takes != "none":
         spellings = [[f"{spelled}=x"] for (spelled,) in spellings] + [[name, "x"], [f"{name}.a.b=1"]]
-    spellings += [[alias] for alias in option.aliases if not alias.startswith("--no-")]
+    spellings += [[alias] for alias in option.aliases if not alias.startswith(("--no-", "--disable-"))]
     for items in spellings:
         (told,) = judged(extra_args=items)
         assert told.startswith(f"serving_engines.e.extra_args: '{name}' is a risk: ") and "accept_risk: [" in told

@@ -35,6 +35,11 @@ def test_what_the_module_gives(run_module: Run) -> None:
     assert "\n".join(found["pasted"]) in "\n".join(found["lines"])
 
 
+def test_advice_for_a_release_that_nobody_examined_has_a_warning(run_module: Run) -> None:
+    found = run_module("serving_advise", OPTIONS | {"vllm_version": "0.40.0"})
+    assert any("vLLM 0.40.0 uses memory: this is a plan for 0.33" in warning for warning in found["warnings"])
+
+
 def test_a_model_of_which_nothing_is_known_keeps_none_of_the_others(run_module: Run) -> None:
     models = MODELS | {"own": {"repo": "somebody/else", "dir": "else"}}
     found = run_module("serving_advise", OPTIONS | {"models": models, "gpus": [{"nvml_total_mib": 23034}]})

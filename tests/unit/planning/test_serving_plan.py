@@ -103,6 +103,12 @@ def test_gpus_by_what_nvidia_smi_prints(run_module: Run) -> None:
     assert unknown["engines"][0]["decode_tok_s"] is None
 
 
+def test_a_release_that_nobody_examined_is_planned_with_a_warning(run_module: Run) -> None:
+    found = run_module("serving_plan", arguments(vllm_version="0.40.0"))
+    assert len(found["warnings"]) == 1 and "vLLM 0.40.0 uses memory: this is a plan for 0.33" in found["warnings"][0]
+    assert found["verdict"] == run_module("serving_plan", arguments(vllm_version="0.33.0"))["verdict"]
+
+
 def test_what_the_plan_adds_to_an_engine(run_module: Run) -> None:
     given = arguments(profile={"engines": [E2B]}, drift_tolerances={"weights_mib": 7}, on_drift="fail")
     (engine,) = run_module("serving_plan", given)["engines"]

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import pytest
+from ansible.module_utils.vllm_edge.planning import render
 from ansible.module_utils.vllm_edge.planning import vllm_versions as versions
-from ansible.module_utils.vllm_edge.planning.contract import Arguments
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Plan
 from kv_models import full, gemma4, model
 
 DENSE = model([full(0, 8, 128)])
@@ -34,10 +35,19 @@ def test_other_spellings_of_a_release(version: str) -> None:
     assert replace(versions.behaviour(version), version="0.33.0") == versions.behaviour("0.33.0")
 
 
-@pytest.mark.parametrize("version", ["0.18.1", "0.34.0", "1.0.0", "0.9.2", "latest", "", "0", "0.19.0-", "v0.19.0"])
+@pytest.mark.parametrize("version", ["0.18.1", "0.9.2", "latest", "", "0", "0.19.0-", "v0.19.0"])
 def test_an_unknown_release_is_refused_with_what_is_known(version: str) -> None:
     with pytest.raises(versions.UnknownVersion, match=r"0\.19 to 0\.33"):
         versions.behaviour(version)
+
+
+@pytest.mark.parametrize("version", ["0.34.0", "1.0.0", "0.34.0rc1"])
+def test_a_release_after_the_last_examined_is_planned_like_that_and_says_so(version: str) -> None:
+    assert replace(versions.behaviour(version), version="0.33.0") == versions.behaviour("0.33.0")
+    told = versions.describe_fallback(version)
+    assert f"how vLLM {version} uses memory" in told and "a plan for 0.33, the last release" in told
+    assert told in " ".join(render.lines(Plan("any", version, (), {})))
+    assert versions.describe_fallback("0.33.4") == versions.describe_fallback("0.19.0") == ""
 
 
 def test_every_change_is_known_and_changes_something() -> None:

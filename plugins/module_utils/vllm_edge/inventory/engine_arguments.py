@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of the `extra_args` of an engine, which are read the way vLLM's own parser reads them.
 
-The sentences of `find_argument_errors` hold for every release of vLLM. Those of `find_release_errors` hold for the
-release whose options are recorded in vllm_arguments.
+The sentences of `find_argument_errors` hold for every release of vLLM. Those of `find_release_errors` hold for one
+release whose options are recorded in vllm_arguments. Where no release is named, it is that of vllm_image_base.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..text import describe_invalid_choice, nearest, shown
-from . import vllm_arguments as recorded
 from .engine_inputs import convert_to_yaml, describe_unknown_key, find_control_character
-from .vllm_arguments import VERSION
+from .vllm_arguments import RELEASES, VERSION
 
 
 class Option(NamedTuple):
@@ -43,8 +43,14 @@ def parse_options(groups: Mapping[str, str], choices: Mapping[str, str]) -> Iter
             yield Option(f"--{name}", (*negated, *aliases), takes, kind, allowed, bool(repeatable))
 
 
-OPTIONS = tuple(parse_options(recorded.OPTIONS, recorded.CHOICES))
-_SPELLED: dict[str, Option] = {spelled: option for option in OPTIONS for spelled in (option.name, *option.aliases)}
+@functools.cache
+def read_spellings(version: str) -> dict[str, Option]:
+    """Return the options of a recorded release by every spelling."""
+    options = parse_options(RELEASES[version]["options"], RELEASES[version]["choices"])
+    return {spelled: option for option in options for spelled in (option.name, *option.aliases)}
+
+
+OPTIONS = tuple(dict.fromkeys(read_spellings(VERSION).values()))
 
 # Keys of an engine whose name differs from that of the option.
 KEY_OF_OPTION: dict[str, str] = {"--served-model-name": "served_names", "--model": "model"}
@@ -85,11 +91,15 @@ FORMER: dict[str, str] = {
     "--device": "the image decides it; remove it",
 }
 
-_KEY_CHOICES: dict[str, tuple[str, ...]] = {
-    "tool_call_parser": tuple(recorded.TOOL_CALL_PARSERS.split()),
-    "reasoning_parser": tuple(recorded.REASONING_PARSERS.split()),
-    **{key: _SPELLED[f"--{key.replace('_', '-')}"].choices for key in ("dtype", "kv_cache_dtype")},
-}
+
+def _read_key_choices(version: str) -> dict[str, tuple[str, ...]]:
+    """Return the values that keys of an engine may have in a recorded release; without those that take any."""
+    spelled = read_spellings(version)
+    choices = {
+        **{f"{kind}_parser": RELEASES[version][f"{kind}_parsers"].split() for kind in ("tool_call", "reasoning")},
+        **{key: spelled[f"--{key.replace('_', '-')}"].choices for key in ("dtype", "kv_cache_dtype")},
+    }
+    return {key: tuple(values) for key, values in choices.items() if values}
 
 
 # Options whose value must not be printed.
@@ -122,17 +132,18 @@ def is_option(item: str) -> bool:
     return item.startswith("-") and re.fullmatch(r"-\d+(\.\d+)?|-", item) is None
 
 
-def find_option(name: str) -> Option | None:
+def find_option(name: str, version: str = VERSION) -> Option | None:
     """Return the option of a name, of an alias, or of an abbreviation that only one option has; otherwise None."""
+    known = read_spellings(version)
     if name.startswith("-O"):
-        return _SPELLED["--optimization-level"]
-    if name in _SPELLED or not name.startswith("--"):
-        return _SPELLED.get(name)
-    begun = {option for spelled, option in _SPELLED.items() if spelled.startswith(name)}
+        return known["--optimization-level"]
+    if name in known or not name.startswith("--"):
+        return known.get(name)
+    begun = {option for spelled, option in known.items() if spelled.startswith(name)}
     return begun.pop() if len(begun) == 1 and len(name) > 4 else None
 
 
-def parse_arguments(items: list[str]) -> tuple[list[Argument], list[str]]:
+def parse_arguments(items: list[str], version: str = VERSION) -> tuple[list[Argument], list[str]]:
     """Return the options with their values, and the words that belong to no option."""
     found: list[Argument] = []
     stray: list[str] = []
@@ -146,7 +157,7 @@ def parse_arguments(items: list[str]) -> tuple[list[Argument], list[str]]:
         written, equals, value = item.partition("=")
         base, dot, rest = written.partition(".")
         name = base.replace("_", "-") if base.startswith("--") else base
-        option = find_option(name)
+        option = find_option(name, version)
         values = [value] if equals else [name[2:]] if re.fullmatch(r"-O.+", name) else []
         room = {"none": 0, "optional": 1, "one": 1, "many": len(items)}[option.takes if option else "many"]
         while (
@@ -203,26 +214,41 @@ def _find_repeated_options(where: str, found: list[Argument]) -> Iterator[str]:
         seen[place] = argument
 
 
-def find_release_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the recorded release of vLLM does not know.
+def find_recorded_release(release: str) -> str:
+    """Return the recorded release that stands for a release: itself, or the newest before it, or the oldest of all.
+
+    Args:
+        release: numbers with dots between them; empty if it is not known, for which VERSION stands.
+    """
+    number = [int(part) for part in release.split(".") if part]
+    older = [each for each in RELEASES if [int(part) for part in each.split(".")] <= number]
+    return (older[-1] if older else next(iter(RELEASES))) if number else VERSION
+
+
+def find_release_errors(
+    where: str, engine: Mapping[str, Any], keys: Mapping[str, Any], version: str = VERSION
+) -> Iterator[str]:
+    """Yield what a recorded release of vLLM does not know.
 
     Args:
         where: the variable, for the beginning of each sentence.
         engine: the keys of the engine.
         keys: the keys that an engine may have.
+        version: a key of vllm_arguments.RELEASES.
     """
-    for key, choices in _KEY_CHOICES.items():
+    for key, choices in _read_key_choices(version).items():
         value = engine.get(key)
         if isinstance(value, str) and value and value not in choices:
-            yield f"{where}.{key}: vLLM {VERSION} knows no {shown(value)}; {nearest(value, choices)}"
+            yield f"{where}.{key}: vLLM {version} knows no {shown(value)}; {nearest(value, choices)}"
     given = engine.get("extra_args")
     if not isinstance(given, list):
         return
-    for argument in parse_arguments([item for item in given if isinstance(item, str) and not _find_fault(item)])[0]:
+    items = [item for item in given if isinstance(item, str) and not _find_fault(item)]
+    for argument in parse_arguments(items, version)[0]:
         option = argument.option
         if option is None:
-            instead = _suggest_instead(argument.name, keys)
-            yield f"{where}.extra_args: vLLM {VERSION} knows no {shown(argument.name)}; {instead}"
+            instead = _suggest_instead(argument.name, keys, version)
+            yield f"{where}.extra_args: vLLM {version} knows no {shown(argument.name)}; {instead}"
         elif option.name not in OURS and option.name not in KEY_OF_OPTION and derive_key(option) not in keys:
             yield from _find_value_errors(where, argument, option)
 
@@ -303,12 +329,13 @@ def _find_reserved_options(
         yield f"{where}.extra_args: {quote(argument.text)} is not free to choose: {OURS[option.name]}."
 
 
-def _suggest_instead(name: str, keys: Mapping[str, Any]) -> str:
+def _suggest_instead(name: str, keys: Mapping[str, Any], version: str) -> str:
     """Return what to write instead of an option that the release does not know."""
     if name in FORMER:
         return f"{FORMER[name]}."
-    offered = nearest(name, _SPELLED)
-    for option in (_SPELLED[word] for word in re.findall(r"--[a-z0-9-]+", offered)):
+    known = read_spellings(version)
+    offered = nearest(name, known)
+    for option in (known[word] for word in re.findall(r"--[a-z0-9-]+", offered)):
         if derive_key(option) in keys:
             return f"did you mean the key {derive_key(option)}?"
     return offered

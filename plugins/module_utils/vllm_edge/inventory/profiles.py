@@ -17,7 +17,12 @@ from typing import Any, NamedTuple, TypeGuard
 
 from ..gpu.models import GPU_MODELS
 from ..text import describe_invalid_choice, nearest, shown
-from .engine_arguments import describe_unknown_engine_key, find_argument_errors, find_release_errors
+from .engine_arguments import (
+    describe_unknown_engine_key,
+    find_argument_errors,
+    find_recorded_release,
+    find_release_errors,
+)
 from .engine_inputs import (
     PLAIN_NAME,
     QUANTITIES,
@@ -33,7 +38,7 @@ from .engine_inputs import (
 from .gateway import find_gateway_errors, find_shared_stand_ins, find_stand_in_errors
 from .risks import find_risk_errors
 from .variables import Project, find_unknown_variables
-from .vllm_arguments import DEFAULT_GPU_MEMORY_UTILIZATION, VERSION
+from .vllm_arguments import RELEASES
 
 PROFILE_KEYS: Spec = {
     "engines": {"type": "list", "elements": "str", "required": True},
@@ -110,7 +115,7 @@ def find_mistakes(inventory: Inventory, project: Project) -> list[str]:
 
 
 def find_warnings(inventory: Inventory, project: Project) -> list[str]:
-    """Return what is wrong by the recorded release of vLLM, if the image has another release, which may differ.
+    """Return what is wrong by the nearest recorded release of vLLM, if the image has one that nobody has recorded.
 
     Args:
         project: the variables that the project reads.
@@ -118,7 +123,8 @@ def find_warnings(inventory: Inventory, project: Project) -> list[str]:
     if _is_recorded_release(inventory):
         return []
     return [
-        f"{sentence} vllm_image_base is {shown(inventory.image)}, whose arguments nobody has recorded."
+        f"{sentence} vllm_image_base is {shown(inventory.image)}, whose arguments nobody has recorded, so that those "
+        f"of vLLM {find_recorded_release(find_release(inventory.image))} were compared."
         for sentence in _find_release_mistakes(inventory, project)
     ]
 
@@ -143,7 +149,7 @@ def compute_vram_floor(engine: Mapping[str, Any], gpu_memory_mib: int, default: 
     utilization = engine.get("gpu_memory_utilization", default)
     if cuda_total is None or not _is_number(utilization) or not 0 < utilization <= 1:
         return None
-    said = "" if "gpu_memory_utilization" in engine else f", vLLM {VERSION}'s default,"
+    said = "" if "gpu_memory_utilization" in engine else ", vLLM's default,"
     return Floor(
         math.floor(cuda_total * utilization),
         f"gpu_memory_utilization {utilization:g}{said} of the {cuda_total} MiB that CUDA has of {gpu_memory_mib}",
@@ -177,11 +183,12 @@ def _find_errors(inventory: Inventory, project: Project) -> Iterator[str]:
 
 
 def _find_release_mistakes(inventory: Inventory, project: Project) -> list[str]:
-    """Return every mistake by the recorded release of vLLM."""
+    """Return every mistake by the recorded release that stands for the image's."""
+    version = find_recorded_release(find_release(inventory.image))
     return [
         sentence
         for name, engine in _select_mappings(inventory.engines).items()
-        for sentence in find_release_errors(f"serving_engines.{name}", engine, project.engine_keys)
+        for sentence in find_release_errors(f"serving_engines.{name}", engine, project.engine_keys, version)
     ]
 
 
@@ -192,8 +199,8 @@ def find_release(image: Any) -> str:
 
 
 def _is_recorded_release(inventory: Inventory) -> bool:
-    """Return whether the image has the release of vLLM whose options are recorded."""
-    return find_release(inventory.image) == VERSION
+    """Return whether the image has a release of vLLM whose options are recorded."""
+    return find_release(inventory.image) in RELEASES
 
 
 def _find_choice_errors(inventory: Inventory) -> Iterator[str]:
@@ -387,7 +394,7 @@ def _find_host_errors(inventory: Inventory) -> Iterator[str]:
         if value is not None:
             yield from find_number_errors(key, key, value, whole=True)
     yield from _find_uuid_errors(uuids)
-    default = DEFAULT_GPU_MEMORY_UTILIZATION if _is_recorded_release(inventory) else None
+    default = RELEASES.get(find_release(inventory.image), {}).get("gpu_memory_utilization")
     slots = [(count, "gpu_count is")] if _is_whole(count) and count > 0 else []
     if isinstance(uuids, list) and uuids:
         slots.append((len(uuids), "gpu_uuids has"))

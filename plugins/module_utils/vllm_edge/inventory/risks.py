@@ -33,6 +33,7 @@ UNSAFE: dict[str, str] = {
     "--allow-credentials": "web pages of other sites use the engine with a visitor's credentials",
     "--enable-elastic-ep": "clients change the number of ranks by /scale_elastic_ep",
     "--tool-server": "the model runs tools, such as a Python interpreter or a browser",
+    "--watchdog-config": "it writes a file at a place of its own",
     "--additional-config": "it hands settings to plugins that nobody has judged",
     "--mm-encoder-fp8-scale-save-path": "it writes a file at a place of its own",
     **dict.fromkeys(("--enable-log-requests", "--enable-log-outputs", "--enable-log-deltas"), _JOURNAL),
@@ -76,7 +77,7 @@ UNSAFE_KEYS: dict[str, str] = {
 }
 """Keys of a JSON value that import code or write files, by option; `auto_map` and the names of UNSAFE in any."""
 
-# By what they do in vLLM 0.32. --allowed-media-domains replaces the role's default, which allows none.
+# By what they do in vLLM 0.32 and 0.33. --allowed-media-domains replaces the role's default, which allows none.
 _SAFE = """
 aggregate-engine-logging all2all-backend allow-deprecated-quantization allowed-headers allowed-media-domains
 allowed-methods allowed-origins anthropic-disabled-thinking-effort api-server-count async-scheduling attention-backend
@@ -109,19 +110,20 @@ max-lora-rank max-loras max-num-active-seqs max-num-queued-reqs max-num-queued-t
 max-parallel-loading-workers media-io-kwargs mm-device-do-normalize mm-encoder-attn-backend mm-encoder-attn-dtype
 mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-margin mm-encoder-only mm-encoder-tp-mode mm-hasher-algorithm
 mm-ipc-gpu-memory-gb mm-processor-cache-gb mm-processor-cache-type mm-processor-device mm-processor-kwargs
-mm-shm-cache-max-object-size-mb mm-tensor-ipc model-impl model-loader-extra-config moe-backend num-gpu-blocks-override
-numa-bind numa-bind-cpus numa-bind-nodes offload-backend offload-group-size offload-num-in-group offload-params
-offload-prefetch-step optimization-level override-generation-config per-request-spec-decode-metrics performance-mode
-pooler-config prefill-context-parallel-size prefill-schedule-interval prefix-cache-retention-interval
-prefix-caching-hash-algo prefix-match-unit pt-load-map-location quantization quantization-config
-ray-workers-use-nsight reasoning-config renderer-num-workers replayssm-buffer-len response-role return-sampling-mask
-return-tokens-as-token-ids runner safetensors-load-strategy safetensors-prefetch-block-size
-safetensors-prefetch-num-threads scheduler-reserve-full-isl scheduling-policy seed show-hidden-metrics-for-version
-skip-mm-profiling skip-tokenizer-init sleep-mode-offload-cudagraph sleep-preserve-parameter-names
-sparse-indexer-topk-backend spec-method spec-model spec-tokens specialize-active-lora speculative-config
-sse-keep-alive-interval ssl-ca-certs ssl-cert-reqs ssl-ciphers stream-interval structured-outputs-config
-swa-bounded-replay tokenizer-mode tokenizer-revision tool-strict-level ubatch-size use-fp64-gumbel use-replayssm
-use-tqdm-on-load uvicorn-log-level video-pruning-method video-pruning-rate watermark watermark-config
+mm-shm-cache-max-object-size-mb mm-tensor-ipc model-impl model-loader-extra-config moe-backend monokernel
+num-gpu-blocks-override numa-bind numa-bind-cpus numa-bind-nodes offload-backend offload-group-size
+offload-num-in-group offload-params offload-prefetch-step optimization-level override-generation-config
+per-request-spec-decode-metrics performance-mode pooler-config prefill-context-parallel-size prefill-schedule-interval
+prefix-cache-retention-interval prefix-caching-hash-algo prefix-match-unit pt-load-map-location quantization
+quantization-config ray-workers-use-nsight reasoning-config reasoning-effort-map renderer-num-workers
+replayssm-buffer-len response-role return-sampling-mask return-tokens-as-token-ids runner safetensors-load-strategy
+safetensors-prefetch-block-size safetensors-prefetch-num-threads scheduler-reserve-full-isl scheduling-policy seed
+show-hidden-metrics-for-version skip-mm-profiling skip-tokenizer-init sleep-mode-backend sleep-mode-offload-cudagraph
+sleep-preserve-parameter-names sparse-indexer-topk-backend spec-method spec-model spec-tokens specialize-active-lora
+speculative-config sse-keep-alive-interval ssl-ca-certs ssl-cert-reqs ssl-ciphers stream-interval
+structured-outputs-config swa-bounded-replay tokenizer-mode tokenizer-revision tool-strict-level ubatch-size
+use-fp64-gumbel use-replayssm use-tqdm-on-load uvicorn-log-level video-pruning-method video-pruning-rate watermark
+watermark-config
 """
 SAFE = frozenset(f"--{name}" for name in _SAFE.split())
 
@@ -210,7 +212,7 @@ def _find_argument_risks(argument: Argument) -> Iterator[tuple[str, str]]:
     names = [name] if name else [begun for begun in UNSAFE if _may_mean(argument.name, begun)]
     for option in names:
         harmless = HARMLESS_VALUES.get(option, frozenset())
-        negated = option != "" and argument.name.startswith("--no-")
+        negated = argument.name != option and argument.name.startswith(("--no-", "--disable-"))
         if option in UNSAFE and not negated and not (argument.values and harmless.issuperset(argument.values)):
             yield option, UNSAFE[option]
     base = name or argument.name

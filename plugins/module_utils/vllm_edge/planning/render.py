@@ -11,6 +11,7 @@ from typing import Any
 
 from ..text import WIDTH
 from .contract import EnginePlan, GpuPlan, Plan, Verdict
+from .vllm_versions import describe_fallback
 
 BAR_WIDTH = 34
 MIB = 2**20
@@ -30,6 +31,8 @@ def document(plan: Plan) -> dict[str, Any]:
 def lines(plan: Plan) -> list[str]:
     """Return the plan as text of at most WIDTH columns."""
     result = [f"profile {plan.profile}, vLLM {plan.vllm_version}: {plan.verdict.value}"]
+    if fallback := describe_fallback(plan.vllm_version):
+        result += _wrapped("", fallback)
     for engine in plan.engines:
         result += ["", *_engine(engine)]
     budgets = ", ".join(f"GPU {slot} {mib:,}" for slot, mib in sorted(plan.budgets_mib.items()))

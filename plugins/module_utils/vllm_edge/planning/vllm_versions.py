@@ -3,7 +3,8 @@
 
 CHANGES is the table: what each release changed, and the line of vLLM's sources that shows it. `behaviour` combines the
 rows up to a release. Every release from 0.19.0 to 0.33.0 was examined, so a row gives exactly the release that made a
-change. Environment variables of vLLM count as unset.
+change. A newer release is planned like the last of them, and `describe_fallback` says so. Environment
+variables of vLLM count as unset.
 """
 
 from __future__ import annotations
@@ -119,18 +120,18 @@ VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})(?:\.\d{1,9})?(?:[-.+]?[a-z].*)?")
 
 @functools.cache
 def behaviour(version: str) -> Behaviour:
-    """Return how a release of vLLM uses memory. Patch releases behave as their minor release.
+    """Return how a release of vLLM uses memory. Patch releases behave as their minor release, and releases after
+    LAST as LAST.
 
     Args:
         version: as vLLM names itself: `0.19.0`, also with a build suffix, such as `0.32.0+cpu`.
 
     Raises:
-        UnknownVersion: if the release is not between FIRST and LAST.
+        UnknownVersion: if it is no release, or one before FIRST.
     """
-    found = VERSION.fullmatch(version)
-    number = (int(found[1]), int(found[2])) if found else None
-    if number is None or not FIRST <= number <= LAST:
-        known = f"{FIRST[0]}.{FIRST[1]} to {LAST[0]}.{LAST[1]}"
+    number = _parse_release(version)
+    if number is None or number < FIRST:
+        known = f"{FIRST[0]}.{FIRST[1]} to {LAST[0]}.{LAST[1]}, and newer ones are planned like the last of them"
         raise UnknownVersion(f"how vLLM {version} uses memory is not known; known are the releases {known}")
     result = Behaviour(version)
     for change in CHANGES:
@@ -151,6 +152,22 @@ def set_gpu_defaults(arguments: Arguments, gpu: Gpu) -> Arguments:
         return arguments
     tokens = 16384 if gib >= LARGEST_GPU_GIB else 8192
     return replace(arguments, default_max_num_seqs=1024, default_max_num_batched_tokens=tokens)
+
+
+def describe_fallback(version: str) -> str:
+    """Return a sentence on the release by which an unexamined one is planned; empty if it was examined, or is none."""
+    number = _parse_release(version)
+    if number is None or number <= LAST:
+        return ""
+    return (
+        f"Nobody has examined how vLLM {version} uses memory: this is a plan for {LAST[0]}.{LAST[1]}, the last release "
+        f"that was examined. Figures may differ; playbooks/calibrate.yml measures them."
+    )
+
+
+def _parse_release(version: str) -> tuple[int, int] | None:
+    found = VERSION.fullmatch(version)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def max_model_len(model: Model, arguments: Arguments) -> int:
