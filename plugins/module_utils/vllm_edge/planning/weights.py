@@ -122,6 +122,8 @@ def _compute_bytes_on_rank(component: Component, model: Model, ranks: int) -> in
     if component.tensor.dtype in _FLOATS and component.tensor.name.rsplit(".", 1)[-1] not in SCALES:
         # A weight that is not quantized is kept in the model's dtype, whatever the file has.
         bits = 32 if component.float32 else 8 * _DTYPE_BYTES.get(model.dtype, 2)
+    elif component.tensor.dtype in _FLOATS and _is_w8a8(model):
+        bits = 32
     elements = math.prod(shape)
     if component.sharding is Sharding.VOCABULARY:
         rows = -(-shape[0] // VOCABULARY_PADDING) * VOCABULARY_PADDING
@@ -132,6 +134,12 @@ def _compute_bytes_on_rank(component: Component, model: Model, ranks: int) -> in
     elif component.sharding is Sharding.KV_HEADS and component.kv_heads:
         share = Fraction(max(1, component.kv_heads // ranks), component.kv_heads)
     return math.ceil(elements * share * bits / 8)
+
+
+def _is_w8a8(model: Model) -> bool:
+    """Return whether vLLM keeps the scales of the weights in float32, whatever the file has: compressed-tensors with 8
+    bits (model_executor/layers/quantization/compressed_tensors/schemes/compressed_tensors_w8a8_*.py)."""
+    return model.quantization.method == "compressed-tensors" and model.quantization.weight_bits == 8
 
 
 def _compute_mxfp4_bytes(component: Component, model: Model, ranks: int) -> int:
