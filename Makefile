@@ -64,6 +64,11 @@ integration: bootstrap $(VENV)/.stamp collections ## The host's program against 
 	@tools/timed "lab images" python -m lab images
 	@tools/timed "integration tests" pytest tests/integration
 
+.PHONY: judged
+judged: bootstrap $(VENV)/.stamp collections ## Record what vLLM's model classes say about the published checkpoints of the tests
+	@tools/timed "lab images" python -m lab images
+	@VLLM_EDGE_RECORD=1 tools/timed "answers of vLLM" pytest tests/judge/test_model_judge.py
+
 .PHONY: molecule
 molecule: bootstrap $(VENV)/.stamp collections ## site.yml on a simulated host of its own: converge, idempotence, verify, faults, teardown
 	@tools/timed "molecule" molecule test --scenario-name default

@@ -2,7 +2,7 @@
 """Published checkpoints against vLLM's own model classes, in the lab's image or as asked.py says: do the layers and
 bytes that the unit tests expect (judged.json) still hold, and does vLLM load every tensor under its name and shape.
 
-With VLLM_EDGE_RECORD=1 the answers are written to judged.json, after a family was added to published.py.
+`make judged` (VLLM_EDGE_RECORD=1) writes the answers to judged.json, after a family was added to published.py.
 """
 
 from __future__ import annotations

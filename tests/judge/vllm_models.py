@@ -36,7 +36,7 @@ from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models import registry
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "U8": torch.uint8, "I32": torch.int32}
-DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "I64": torch.int64}
+DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
 
 
 def inspect_here(lazy: Any) -> Any:
@@ -123,8 +123,11 @@ def answer(given: dict[str, Any]) -> dict[str, Any]:
             layers[index] = [module.num_kv_heads, module.head_size, module.sliding_window]
     ropes = {id(rope): rope for rope in rotary_embedding._ROPE_DICT.values()}
     caches = [buffer for rope in ropes.values() for buffer in rope.buffers()]
-    # BaseKVCacheMethod deletes its scales after loading (quantization/kv_cache.py).
-    deleted = tuple(f".attn.{name}_scale" for name in ("q", "k", "v", "prob"))
+    # BaseKVCacheMethod deletes its scales after loading (quantization/kv_cache.py); zero points are two bytes each.
+    deleted = tuple(f".attn.{name}_{what}" for name in ("q", "k", "v", "prob") for what in ("scale", "zero_point"))
+    # GPTQ's indices are replaced by empty tensors after loading, unless desc_act is set (marlin_make_empty_g_idx).
+    ordered = (given["config"].get("quantization_config") or {}).get("desc_act")
+    deleted += () if ordered else (".g_idx",)
     parameters = {name: value for name, value in model.named_parameters() if not name.endswith(deleted)}
     return {
         "layers": [layers[index] for index in sorted(layers)],

@@ -208,6 +208,43 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "openai/gpt-oss-120b": _gpt_oss(36, 128),
 }
 
+_QWEN_7B = CONFIGS["Qwen/Qwen2.5-7B-Instruct"]
+
+
+def _compressed(kind: str) -> dict[str, Any]:
+    """Of llm-compressor: 8 bits for each weight, a scale for each channel, activations scaled for each token."""
+    weights = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": "channel", "dynamic": False}
+    group = {
+        "targets": ["Linear"],
+        "weights": weights,
+        "input_activations": {**weights, "strategy": "token", "dynamic": True},
+    }
+    formats = {"float": "float-quantized", "int": "int-quantized"}
+    common = {"quant_method": "compressed-tensors", "format": formats[kind], "ignore": ["lm_head"]}
+    return {**common, "config_groups": {"group_0": group}, "quantization_status": "compressed"}
+
+
+QUANTIZED: Mapping[str, Mapping[str, Any]] = {
+    "Qwen/Qwen2.5-7B-Instruct-AWQ": {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": 128,
+        "zero_point": True,
+        "version": "gemm",
+    },
+    "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4": {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 128,
+        "desc_act": False,
+        "sym": True,
+    },
+    "Qwen2.5-7B-Instruct, FP8 by channel": _compressed("float"),
+    "Qwen2.5-7B-Instruct, INT8 by channel": _compressed("int"),
+}
+"""quantization_config of Qwen2.5 7B as quantizers write it; the last two stand for llm-compressor's checkpoints."""
+CONFIGS = {**CONFIGS, **{repo: {**_QWEN_7B, "quantization_config": how} for repo, how in QUANTIZED.items()}}
+
 PARAMETERS: Mapping[str, int] = {
     "mistralai/Mixtral-8x7B-Instruct-v0.1": 46_702_792_704,
     "Qwen/Qwen1.5-MoE-A2.7B-Chat": 14_315_784_192,
@@ -253,11 +290,30 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
         yield f"{head}lm_head.weight", "BF16", (text["vocab_size"], hidden)
     for index in range(text["num_hidden_layers"]):
         for name, *dtype, shape in [*_attention(text), *_MLPS.get(text["model_type"], _mlp)(text)]:
-            yield f"{before}layers.{index}.{name}", *(dtype or ["BF16"]), shape
+            full = f"{before}layers.{index}.{name}", *(dtype or ["BF16"]), shape
+            yield from _quantize(made.get("quantization_config"), *full)
         for norm in _NORMS.get(text["model_type"], ("input_layernorm", "post_attention_layernorm")):
             yield f"{before}layers.{index}.{norm}.weight", "BF16", (hidden,)
     if "vision_config" in made:
         yield from (_qwen_tower if qwen else _pixtral)(made["vision_config"], hidden)
+
+
+def _quantize(how: Mapping[str, Any] | None, name: str, dtype: str, shape: tuple[int, ...]) -> Iterator[Header]:
+    """A linear weight as the quantizers of QUANTIZED store it; everything else as it is."""
+    if how not in QUANTIZED.values() or not name.endswith("_proj.weight") or how is None:
+        yield name, dtype, shape
+        return
+    base, (rows, columns) = name.removesuffix(".weight"), shape
+    if how["quant_method"] == "compressed-tensors":
+        yield name, "F8_E4M3" if how["format"] == "float-quantized" else "I8", shape
+        yield f"{base}.weight_scale", "BF16", (rows, 1)
+        return
+    awq = how["quant_method"] == "awq"
+    yield f"{base}.qweight", "I32", (columns, rows // 8) if awq else (columns // 8, rows)
+    yield f"{base}.qzeros", "I32", (columns // 128, rows // 8)
+    yield f"{base}.scales", "F16", (columns // 128, rows)
+    if not awq:
+        yield f"{base}.g_idx", "I32", (columns,)
 
 
 def _blocked(name: str, rows: int, columns: int) -> Iterator[tuple[Any, ...]]:

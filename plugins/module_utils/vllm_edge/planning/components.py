@@ -117,6 +117,9 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool)
         )
     if kind == "embeddings":
         return _classify_embedding(tensor, path, tied)
+    if leaf in ("g_idx", "weight_g_idx") and model.facts.quantization.get("desc_act") is False:
+        # Marlin replaces it by an empty tensor (quantization/utils/marlin_utils.py, marlin_make_empty_g_idx).
+        return Component(tensor, kind, Sharding.NOT_LOADED, read_per_token=0.0)
     if sharding is not Sharding.REPLICATED and _is_whole(path, leaf, tensor):
         sharding = Sharding.REPLICATED
     if kind == "experts":

@@ -129,6 +129,8 @@ def _compute_bytes_on_rank(component: Component, model: Model, ranks: int) -> in
     if component.tensor.dtype in _FLOATS and component.tensor.name.rsplit(".", 1)[-1] not in SCALES:
         # A weight that is not quantized is kept in the model's dtype, whatever the file has.
         bits = 32 if component.float32 else 8 * DTYPE_BYTES.get(model.dtype, 2)
+    elif component.tensor.dtype in _FLOATS and _is_w8a8(model):
+        bits = 32
     elements = math.prod(shape)
     if component.sharding is Sharding.VOCABULARY:
         rows = -(-shape[0] // VOCABULARY_PADDING) * VOCABULARY_PADDING
@@ -156,6 +158,12 @@ def _compute_expert_padding(model: Model, arguments: Arguments, release: tuple[i
     part = model.expert_intermediate_size // size
     tile = math.lcm(MARLIN_EXPERTS_TILE, model.quantization.group_size or 1)
     return Fraction(-(-part // tile) * tile, part)
+
+
+def _is_w8a8(model: Model) -> bool:
+    """Return whether vLLM keeps the scales of the weights in float32, whatever the file has: compressed-tensors with 8
+    bits (model_executor/layers/quantization/compressed_tensors/schemes/compressed_tensors_w8a8_*.py)."""
+    return model.quantization.method == "compressed-tensors" and model.quantization.weight_bits == 8
 
 
 def _compute_mxfp4_bytes(component: Component, model: Model, ranks: int) -> int:
