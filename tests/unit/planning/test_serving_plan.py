@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_plays import document, play, refused
+from plan_plays import document, play, refused, run
 
 L4 = {"name": "NVIDIA L4", "cuda_total_bytes": 23_659_151_360}
 MODELS = {
@@ -148,6 +149,44 @@ def test_a_chosen_profile_that_does_not_fit_is_refused() -> None:
     assert "profile bf16-tp2" not in output
     overridden = play("plan", *options, "plan_override=true")
     assert "plan_override: nvfp4-tp1 would be started although the plan says that it will not start." in overridden
+
+
+def test_a_profile_that_does_not_fit_is_an_error_when_it_is_not_the_chosen_one_of_the_inventory() -> None:
+    output = refused("plan", "plan_profile=w4a16-tp2", "plan_margin_mib=10900")
+    assert "w4a16-tp2 will not start with vLLM 0.32.0" in output and "profile nvfp4-tp2" not in output
+
+
+def test_what_is_planned_is_validated_first() -> None:
+    engine = {"model": "e2b", "gpus": [3], "served_names": ["architect"], "tool_call_parsr": "gemma4"}
+    output = refused("plan", json.dumps({"serving_engines": {"e2b-all": engine}}), "plan_profile=e2b-only")
+    assert "serving_engines.e2b-all.tool_call_parsr" in output and "profile e2b-only" not in output
+
+
+UNREACHABLE = """
+[gpu_hosts]
+nowhere
+[gpu_hosts:vars]
+ansible_port="{{ lookup('ansible.builtin.file', '/nonexistent/port') }}"
+ansible_host="{{ lookup('ansible.builtin.file', '/nonexistent/address') }}"
+ansible_user="{{ not_set }}"
+ansible_ssh_private_key_file="{{ not_set }}"
+serving_profile=e2b-only
+gpu_count=4
+gpu_memory_mib=23034
+"""
+
+
+@pytest.mark.parametrize(
+    ("playbook", "options", "printed"),
+    [("plan", ["plan_profile=e2b-only"], "profile e2b-only"), ("advise", ["advise_models=e2b"], "4 x NVIDIA L4")],
+)
+def test_no_variable_of_the_connection_is_needed(
+    tmp_path: Path, playbook: str, options: list[str], printed: str
+) -> None:
+    inventory = tmp_path / "hosts.ini"
+    inventory.write_text(UNREACHABLE)
+    done = run(playbook, *options, inventory=str(inventory))
+    assert done.returncode == 0 and printed in done.stdout, done.stdout + done.stderr
 
 
 def test_site_refuses_a_profile_that_does_not_fit_before_a_host_is_asked() -> None:
