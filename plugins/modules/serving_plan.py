@@ -278,7 +278,9 @@ def main() -> None:
     def plan_profile(name: str, engines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for model in dict.fromkeys(str(engine.get("model")) for engine in engines):
             if model in options["models"] and model not in models:
-                models[model] = inputs.model_of(model, options["models"][model], root, options["facts"])
+                models[model] = inputs.model_of(
+                    model, options["models"][model], root, options["facts"], options["recorded"]
+                )
                 if warning := families.warn_of_code(models[model].facts):
                     module.warn(warning)
         host = observations.Host(options["image_id"], options["models"], tuple(gpu.name for gpu in gpus))

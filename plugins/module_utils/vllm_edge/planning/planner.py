@@ -12,6 +12,7 @@ from ..gpu.models import known
 from . import decode, feasibility, overhead
 from .contract import Arguments, EnginePlan, Gpu, Model, Plan, Verdict
 from .fixes import find_nearest_fix
+from .inferred import is_approximate
 from .kv_cache import resolve_dtype
 from .outcome import Engine, Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
 from .overhead import MIB
@@ -182,6 +183,8 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
     kv, fits = outcome.kv, outcome.verdict is Verdict.FITS
     gpu_model = known(engine.gpus[engine.slots[0]].name)
     advice = [to_sentence(finding.reason)[:-1] for finding in outcome.later] + feasibility.advice(engine.build_case())
+    if is_approximate(engine.model.facts.source):
+        advice.insert(0, f"this plan is {engine.model.facts.source.removeprefix('recorded: ')}")
     if fits and kv is not None:
         advice += feasibility.advise_on_context(max_model_len(engine.model, engine.arguments), kv.max_concurrency)
         advice += _check_highest(engine, outcome)
