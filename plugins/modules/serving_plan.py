@@ -173,6 +173,10 @@ engines:
       description: Recommendations for a configuration that is valid but could be better, each with a reference.
       type: list
       elements: str
+    max_model_len:
+      description: Context length of the engine in tokens, which C(max_concurrency) is about. C(max_context) is the
+        longest that one request could have.
+      type: int
     facts_source:
       description: Where the facts about the checkpoint come from.
       type: str
@@ -210,6 +214,12 @@ plans:
     C(refusals) contain the reason.
   type: dict
   returned: with O(profiles)
+overview:
+  description: A table with one line for each profile, the reasons of those that do not start, and what its columns
+    mean, as lines for the terminal.
+  type: list
+  elements: str
+  returned: success
 legend:
   description: Explanation of the letters in RV(lines).
   type: list
@@ -274,6 +284,7 @@ def main() -> None:
     options = module.params
     root, version = Path(options["weights_root"]), options["vllm_version"]
     models: dict[str, Model] = {}
+    plans: dict[str, Plan | None] = {}
 
     def plan_profile(name: str, engines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for model in dict.fromkeys(str(engine.get("model")) for engine in engines):
@@ -297,6 +308,7 @@ def main() -> None:
             margin_mib=options["margin_mib"],
             tolerance_mib=options["tolerance_mib"],
         )
+        plans[name] = plan
         return describe_plan(plan, tolerances, options["on_drift"])
 
     # All errors are a ValueError whose message contains the problem and its remedy.
@@ -314,8 +326,10 @@ def main() -> None:
             try:
                 answer["plans"][name] = plan_profile(name, profile.get("engines") or [])
             except ValueError as error:
+                plans[name] = None
                 answer["plans"][name] = describe_error(name, version, str(error))
-    module.exit_json(changed=False, legend=render.legend(), **answer)
+    why = {name: plan["refusals"] for name, plan in (answer.get("plans") or {"": answer}).items()}
+    module.exit_json(changed=False, legend=render.legend(), overview=render.overview(plans, why), **answer)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,12 @@ def test_several_profiles_at_once(run_module: Run) -> None:
     found = run_module("serving_plan", given)
     assert {name: plan["verdict"] for name, plan in found["plans"].items()} == {"small": "fits", "large": "oom_weights"}
     assert found["plans"]["small"]["profile"] == "small"
+    overview = "\n".join(found["overview"])
+    assert re.search(r"^small +fits +\d+\.\d +4,096 +\d+\.\d +512$", overview, re.MULTILINE), overview
+    assert (
+        re.search(r"^large +oom_weights +- +- +- +-\d", overview, re.MULTILINE)
+        and "large: 31b: oom_weights." in overview
+    )
 
 
 def test_one_of_several_that_cannot_be_planned_keeps_none_of_the_others(run_module: Run) -> None:
@@ -123,7 +130,7 @@ REFUSED = "@tests/by_hand/refused_profiles.yml"
 
 
 def test_the_reference_as_it_was_measured() -> None:
-    output = play("plan", REFUSED, "vllm_version=0.19.0")
+    output = play("plan", REFUSED, "vllm_version=0.19.0", "plan_details=true")
     for profile, verdict in {
         "bf16-tp2": "oom_weights",
         "bf16-pp2": "oom_weights",
@@ -134,12 +141,13 @@ def test_the_reference_as_it_was_measured() -> None:
         "bf16-tp4-graphs": "oom_warmup",
     }.items():
         assert f"profile {profile}, vLLM 0.19.0: {verdict}\n" in output
+        assert re.search(rf"^{profile} +{verdict} ", output, re.MULTILINE), output
     for engine in ("e4b", "e2b"):
         assert f"\n{engine}  fits: " in output
 
 
 def test_a_pipeline_fits_with_the_default_release() -> None:
-    assert "profile nvfp4-pp2, vLLM 0.32.0: fits\n" in play("plan", REFUSED, "serving_profile=nvfp4-pp2")
+    assert "profile nvfp4-pp2, vLLM 0.32.0: fits\n" in play("plan", REFUSED, "plan_profile=nvfp4-pp2")
 
 
 def test_a_chosen_profile_that_does_not_fit_is_refused() -> None:

@@ -335,6 +335,9 @@ class EnginePlan:
     the GPU."""
     observed: tuple[str, ...] = ()
     """Figures that come from the operator (plan_observations), as fields of GpuPlan."""
+    max_model_len: int = 0
+    """The context of the engine in tokens, which max_concurrency is about; max_context is the longest that one request
+    could have."""
 
 
 @dataclass(frozen=True)

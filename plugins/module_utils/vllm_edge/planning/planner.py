@@ -210,6 +210,7 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         settings=_derive_settings(engine, outcome),
         pinned=outcome.kv_cache_memory_bytes is not None,
         observed=tuple(sorted(engine.observed)),
+        max_model_len=max_model_len(engine.model, engine.arguments),
     )
 
 

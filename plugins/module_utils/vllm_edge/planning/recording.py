@@ -62,7 +62,9 @@ def describe_origin(facts: Facts) -> str:
     """Return where facts come from, for `record`: the hub and its commit, or the files."""
     if facts.source == "files":
         return "its files"
-    return facts.source if is_approximate(facts.source) else f"{facts.source}, commit {facts.revision}"
+    if facts.source.startswith("recorded: ") or is_approximate(facts.source):
+        return facts.source.removeprefix("recorded: ")
+    return f"{facts.source}, commit {facts.revision}"
 
 
 def find_file(directory: Path, repo: str) -> Path:
