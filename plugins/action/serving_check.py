@@ -57,8 +57,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the mistakes as a failure, or nothing."""
         super().run(tmp, task_vars)
-        self.validate_argument_spec(argument_spec={})
+        _spec, options = self.validate_argument_spec(argument_spec={"profile": {"type": "str"}})
         self._variables = task_vars or {}
+        self._profile: str | None = options["profile"]
         project = variables.load(PROJECT)
         inventory = self._read_inventory(project)
         for warning in profiles.find_warnings(inventory, project):
@@ -138,7 +139,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         templates = Path(directory or f"{self._read('inventory_dir')}/chat_templates")
         files = templates.iterdir() if templates.is_dir() else ()
         return profiles.Inventory(
-            profile=self._read("serving_profile"),
+            profile=self._profile or self._read("serving_profile"),
             **{
                 key: self._templar.template(self._variables.get(name))
                 for key, name in {

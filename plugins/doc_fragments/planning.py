@@ -53,6 +53,11 @@ options:
       files: Files below O(weights_root). If they do not exist, the facts recorded for the repository.
       recorded: The facts recorded for the repository, even if the files exist.
     default: files
+  recorded:
+    description: Recorded facts of the inventory by repository, as C(plan_recorded_facts). They take precedence over
+      those that the project ships.
+    type: dict
+    default: {}
   observations:
     description:
       - Measured values that replace the predicted ones, as in C(plan_observations). A mapping from the name of an

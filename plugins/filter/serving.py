@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from ansible.errors import AnsibleFilterError
 
 from ..module_utils.vllm_edge.gateway.names import backend_name
 from ..module_utils.vllm_edge.inventory import profiles
+from ..module_utils.vllm_edge.planning import model_facts, recording
 from ..module_utils.vllm_edge.text import shown
 
 Entry = Mapping[str, Any]
@@ -25,6 +29,18 @@ def name_entries(names: Iterable[str], entries: Mapping[str, Entry]) -> list[dic
 def plan_profiles(every: Mapping[str, Entry], engines: Mapping[str, Entry], only: str = "") -> dict[str, Any]:
     """Return the profiles, or one of them only, each with its engines as `name_entries` returns them."""
     return {name: {"engines": name_entries(every[name]["engines"], engines)} for name in ([only] if only else every)}
+
+
+def read_recorded_facts(models: Any, directory: str) -> dict[str, Any]:
+    """Return the records of the models' repositories that are in a directory of the controller, by repository.
+
+    Raises:
+        AnsibleFilterError: a file there is no record
+    """
+    try:
+        return recording.read_directory(models, Path(directory).expanduser())
+    except model_facts.FactsError as error:
+        raise AnsibleFilterError(str(error)) from error
 
 
 def list_containers(engines: Iterable[Entry], uuids: Sequence[str]) -> list[dict[str, Any]]:
@@ -249,6 +265,7 @@ class FilterModule:
         filters: tuple[Callable[..., Any], ...] = (
             name_entries,
             plan_profiles,
+            read_recorded_facts,
             list_containers,
             list_ports,
             list_served_names,

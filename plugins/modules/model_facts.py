@@ -26,7 +26,8 @@ options:
     type: str
     required: true
   path:
-    description: Directory with C(config.json) and safetensors files. If it is not set, they are read from the hub.
+    description: Directory with C(config.json) and safetensors files, or with C(config.json) and only the index of the
+      safetensors files, from which shapes are inferred. If it is not set, they are read from the hub.
     type: path
   revision:
     description:
@@ -48,6 +49,11 @@ options:
       V(its files) for a directory.
     type: str
     default: ""
+  recorded:
+    description: Records of the inventory by repository, with which RV(changes) are compared; otherwise with those that
+      the project ships.
+    type: dict
+    default: {}
 seealso:
   - module: edge.vllm_edge.serving_plan
     description: Predict memory use from these facts.
@@ -124,20 +130,15 @@ msg:
 """
 
 import functools
-import os
-import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.vllm_edge.planning import families, model_facts, recorded_facts, recording
+from ..module_utils.vllm_edge.planning import families, hub, model_facts, recorded_facts, recording
 from ..module_utils.vllm_edge.planning.apart import read_apart
-from ..module_utils.vllm_edge.planning.contract import Facts, UnknownArchitecture
-from ..module_utils.vllm_edge.text import shorten
-from ..module_utils.vllm_edge.weights.access import Secrets, find_endpoint_mistake, parse_token
-from ..module_utils.vllm_edge.weights.record import WeightsError
+from ..module_utils.vllm_edge.planning.contract import UnknownArchitecture
+from ..module_utils.vllm_edge.weights.access import Secrets
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "repo": {"type": "str", "required": True},
@@ -146,56 +147,8 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "endpoint": {"type": "str", "default": "https://huggingface.co"},
     "token": {"type": "str", "no_log": True},
     "origin": {"type": "str", "default": ""},
+    "recorded": {"type": "dict", "default": {}},
 }
-
-
-def from_hub(repo: str, revision: str, endpoint: str, token: str | None) -> Facts:
-    """Read the facts of a repository at one commit from a hub. Raises FactsError."""
-    try:
-        token = parse_token(token or "", "token")
-    except WeightsError as error:
-        raise model_facts.FactsError(str(error)) from error
-    mistake = find_endpoint_mistake("model_weights_endpoint", endpoint, bool(token))
-    if mistake:
-        raise model_facts.FactsError(mistake)
-    os.environ.update(HF_HUB_DISABLE_IMPLICIT_TOKEN="1", HF_TOKEN="")
-    try:
-        from huggingface_hub import HfApi
-        from huggingface_hub.errors import EntryNotFoundError, SafetensorsParsingError
-    except ImportError as error:
-        raise model_facts.FactsError(
-            f"The hub's client is needed to read {repo} there ({error}). Install huggingface_hub, or give path."
-        ) from error
-    # False and not None: the client would send the token of the calling user, who has not given one.
-    shown_endpoint = re.sub("//[^/]*@", "//", endpoint)  # without a password
-    api = HfApi(endpoint=endpoint, token=token or False)
-    try:
-        commit = str(api.model_info(repo, revision=revision or "main").sha)
-        with tempfile.TemporaryDirectory() as directory:
-
-            def document(name: str) -> dict[str, Any]:
-                path = api.hf_hub_download(repo, name, revision=commit, local_dir=directory)
-                return model_facts.read_json(Path(path), "Fetch it again.")
-
-            config = document("config.json")
-            quantization = None
-            if not model_facts.find_quantization(config):
-                try:
-                    quantization = document("hf_quant_config.json")
-                except EntryNotFoundError:
-                    quantization = None
-        files = api.get_safetensors_metadata(repo, revision=commit).files_metadata
-    except SafetensorsParsingError as error:
-        raise model_facts.FactsError(f"{repo} at {shown_endpoint} has a damaged safetensors file: {error}.") from error
-    except model_facts.FactsError:
-        raise
-    except Exception as error:  # of the client, and of the HTTP library that it uses, which changes between releases
-        raise model_facts.FactsError(
-            f"{repo} cannot be read at {shown_endpoint}: {shorten(str(error), 300)}. Is the name right, the hub within "
-            "reach, the licence accepted and the token given? With the files at hand, give path."
-        ) from error
-    headers = ((name, tensor.dtype, tensor.shape) for file in files.values() for name, tensor in file.tensors.items())
-    return model_facts.build_facts(repo, commit, config, headers, quantization, shown_endpoint)
 
 
 def main() -> None:
@@ -207,16 +160,16 @@ def main() -> None:
         if params["path"]:
             read = functools.partial(model_facts.read, Path(params["path"]), repo, params["revision"])
         else:
-            read = functools.partial(from_hub, repo, params["revision"], params["endpoint"], params["token"])
+            read = functools.partial(hub.read, repo, params["revision"], params["endpoint"], params["token"])
         facts = read_apart(repo, read, drop_root=False)
         model = families.interpret(facts)
     except (model_facts.FactsError, UnknownArchitecture) as error:
         module.fail_json(msg=str(error))
     if warning := families.warn_of_code(facts):
         module.warn(warning)
-    origin = params["origin"] or (f"{facts.source}, commit {facts.revision}" if not params["path"] else "its files")
+    origin = params["origin"] or recording.describe_origin(facts)
     record = recording.record(facts, origin)
-    changes = recording.changes(recorded_facts.RECORDS.get(repo), record)
+    changes = recording.changes(params["recorded"].get(repo) or recorded_facts.RECORDS.get(repo), record)
     elements, size = model_facts.parameters(facts), model_facts.checkpoint_bytes(facts)
     module.exit_json(
         changed=False,

@@ -214,7 +214,7 @@ def advise(options: dict[str, Any], warn: Callable[[str], None]) -> dict[str, An
     for name in asked.models or options["models"]:
         try:
             root = Path(options["weights_root"])
-            models[name] = inputs.model_of(name, options["models"][name], root, options["facts"])
+            models[name] = inputs.model_of(name, options["models"][name], root, options["facts"], options["recorded"])
             if warning := families.warn_of_code(models[name].facts):
                 warn(warning)
         except ValueError as error:

@@ -22,6 +22,10 @@ author:
   - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
+options:
+  profile:
+    description: Profile to check as the chosen one. If it is not set, C(serving_profile) is.
+    type: str
 seealso:
   - module: edge.vllm_edge.serving_plan
     description: Check whether the engines of the profile fit on the GPUs.

@@ -185,6 +185,10 @@ engines:
       description: Recommendations for a configuration that is valid but could be better, each with a reference.
       type: list
       elements: str
+    max_model_len:
+      description: Context length of the engine in tokens, which C(max_concurrency) is about. C(max_context) is the
+        longest that one request could have.
+      type: int
     facts_source:
       description: Where the facts about the checkpoint come from.
       type: str
@@ -231,6 +235,12 @@ plans:
     C(refusals) contain the reason.
   type: dict
   returned: with O(profiles)
+overview:
+  description: A table with one line for each profile, the reasons of those that do not start, and what its columns
+    mean, as lines for the terminal.
+  type: list
+  elements: str
+  returned: success
 legend:
   description: Explanation of the letters in RV(lines).
   type: list
@@ -308,11 +318,14 @@ def main() -> None:
     models: dict[str, Model] = {}
     if fallback := vllm_versions.describe_fallback(version):
         module.warn(fallback)
+    plans: dict[str, Plan | None] = {}
 
     def plan_profile(name: str, engines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for model in dict.fromkeys(str(engine.get("model")) for engine in engines):
             if model in options["models"] and model not in models:
-                models[model] = inputs.model_of(model, options["models"][model], root, options["facts"])
+                models[model] = inputs.model_of(
+                    model, options["models"][model], root, options["facts"], options["recorded"]
+                )
                 if warning := families.warn_of_code(models[model].facts):
                     module.warn(warning)
         host = observations.Host(options["image_id"], options["models"], tuple(gpu.name for gpu in gpus))
@@ -330,6 +343,7 @@ def main() -> None:
             tolerance_mib=options["tolerance_mib"],
             memory_threshold_percent=options["memory_threshold_percent"],
         )
+        plans[name] = plan
         return describe_plan(plan, tolerances, options["on_drift"], options["memory_threshold_percent"])
 
     # All errors are a ValueError whose message contains the problem and its remedy.
@@ -347,8 +361,10 @@ def main() -> None:
             try:
                 answer["plans"][name] = plan_profile(name, profile.get("engines") or [])
             except ValueError as error:
+                plans[name] = None
                 answer["plans"][name] = describe_error(name, version, str(error))
-    module.exit_json(changed=False, legend=render.legend(), **answer)
+    why = {name: plan["refusals"] for name, plan in (answer.get("plans") or {"": answer}).items()}
+    module.exit_json(changed=False, legend=render.legend(), overview=render.overview(plans, why), **answer)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vllm-edge`, the program of the serving host: this module parses the command line and calls the subcommand.
 
-Each subcommand is in a module of its own.
+Each subcommand is in a module of its own. `plan`, `advise` and `facts` run on any machine, the others on a serving
+host.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ from .paths import ETC, STATE, HostPaths, host_paths
 from .text import make_printable
 
 Options = argparse.Namespace
+HOST_PACKAGES = ("docker", "pynvml")
+"""Packages of the extra `host`, without which no command of a host runs."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class Command:
     summary: str
     options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[Options, HostPaths], int]
+    anywhere: bool = False
+    """Whether it runs on machines that are no serving host."""
 
 
 def _engine(parser: argparse.ArgumentParser) -> None:
@@ -232,6 +238,73 @@ def _run_gateway(options: Options, paths: HostPaths) -> int:
     return run_sync(paths, read_course, check=options.check, output=options.format)
 
 
+def _add_source_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--revision", default="", help="commit, branch or tag at the hub (default: main)")
+    parser.add_argument("--endpoint", default="https://huggingface.co", metavar="URL", help="address of the hub")
+    parser.add_argument("--token-file", metavar="FILE", help="file with a token for the hub, mode 0600")
+
+
+def _add_gpu_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpu", required=True, metavar="NAME", help="model of the GPUs, for example L4 or H100")
+    parser.add_argument("--count", type=int, default=1, metavar="N", help="number of GPUs (default: 1)")
+    parser.add_argument("--gpu-memory-mib", type=int, metavar="MIB", help="memory of a GPU as nvidia-smi prints it")
+    parser.add_argument("--vllm", default="0.32.0", metavar="RELEASE", help="release of vLLM (default: %(default)s)")
+    _add_source_options(parser)
+    _add_format(parser)
+
+
+_MODEL = "repository of the hub (owner/name), directory with config.json, or file that `vllm-edge facts` wrote"
+
+
+def _add_plan_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, metavar="MODEL", help=_MODEL)
+    _add_gpu_options(parser)
+    parser.add_argument("--context", type=int, metavar="TOKENS", help="max_model_len (default: the longest that fits)")
+    parser.add_argument("--tensor-parallel-size", type=int, metavar="N", help="only this number of GPUs")
+    parser.add_argument("--max-num-seqs", type=int, metavar="N", help="as vLLM's argument")
+    parser.add_argument("--kv-cache-dtype", metavar="DTYPE", help="as vLLM's argument")
+    parser.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE", help="as vLLM's argument")
+    parser.add_argument("--enforce-eager", action="store_true", help="as vLLM's argument")
+    parser.add_argument("--text-only", action="store_true", help="limit_mm_per_prompt of 0 for images, video and audio")
+    parser.add_argument("--details", action="store_true", help="also print the memory of each GPU, and advice")
+
+
+def _run_plan(options: Options, paths: HostPaths) -> int:
+    from .planning.command import run_plan
+
+    return run_plan(options)
+
+
+def _add_advise_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, action="append", metavar="MODEL", help=f"{_MODEL}; may be repeated")
+    _add_gpu_options(parser)
+    parser.add_argument(
+        "--role", action="append", metavar="NAME", help="name to serve (default: main); may be repeated"
+    )
+    parser.add_argument("--by", default="tok_s", help="what to rank by: tok_s, context or free_gpus")
+    parser.add_argument("--choose", default=1, metavar="RANK", help="rank of the profile to print as YAML")
+    parser.add_argument("--min-context", default=8192, metavar="TOKENS", help="minimum context (default: %(default)s)")
+    parser.add_argument("--main", metavar="NAME", help="model of the main engine: the last part of its name")
+
+
+def _run_advise(options: Options, paths: HostPaths) -> int:
+    from .planning.command import run_advise
+
+    return run_advise(options)
+
+
+def _add_facts_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, metavar="MODEL", help=_MODEL)
+    parser.add_argument("--repo", metavar="OWNER/NAME", help="name to record it under")
+    _add_source_options(parser)
+
+
+def _run_facts(options: Options, paths: HostPaths) -> int:
+    from .planning.command import run_facts
+
+    return run_facts(options)
+
+
 def _nothing(parser: argparse.ArgumentParser) -> None:
     del parser
 
@@ -265,6 +338,15 @@ COMMANDS: tuple[Command, ...] = (
         _add_gateway_options,
         _run_gateway,
     ),
+    Command("plan", "plan one model on some GPUs, anywhere", _add_plan_options, _run_plan, True),
+    Command(
+        "advise",
+        "rank the profiles of some models on some GPUs, on any machine",
+        _add_advise_options,
+        _run_advise,
+        True,
+    ),
+    Command("facts", "print the facts of a checkpoint as JSON, anywhere", _add_facts_options, _run_facts, True),
     Command("run-switch", "run a switch (used by vllm-edge-switch.service)", _add_run_switch_options, _run_switch),
     Command(
         "run-engine",
@@ -295,7 +377,7 @@ def build_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentPar
     for command in commands:
         sub = subparsers.add_parser(command.name, help=command.summary, description=command.summary)
         command.options(sub)
-        sub.set_defaults(run=command.run)
+        sub.set_defaults(run=command.run, command=command)
     return parser
 
 
@@ -310,6 +392,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         options = build_parser().parse_args(arguments)
         run: Callable[[Options, HostPaths], int] = options.run
+        command: Command = options.command
+        if not command.anywhere and any(importlib.util.find_spec(package) is None for package in HOST_PACKAGES):
+            print(
+                f"vllm-edge {command.name} is for a serving host, where playbooks/site.yml installs it with its "
+                "packages (vllm-edge[host]); plan, advise and facts run on any machine.",
+                file=sys.stderr,
+            )
+            return 2
         try:
             return run(options, host_paths(options.etc, options.state))
         except BrokenPipeError:

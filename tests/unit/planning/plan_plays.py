@@ -12,9 +12,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def run(playbook: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run playbooks/PLAYBOOK.yml for the reference inventory; each option follows a `-e`."""
-    command = ["ansible-playbook", "-i", "inventories/xr7620", f"playbooks/{playbook}.yml"]
+def run(playbook: str, *options: str, inventory: str = "inventories/xr7620") -> subprocess.CompletedProcess[str]:
+    """Run playbooks/PLAYBOOK.yml, for the reference inventory unless told; each option follows a `-e`."""
+    command = ["ansible-playbook", "-i", inventory, f"playbooks/{playbook}.yml"]
     variables = [word for option in ("model_weights_root=/nowhere", *options) for word in ("-e", option)]
     return subprocess.run(
         [*command, *variables],

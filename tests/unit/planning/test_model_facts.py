@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.vllm_edge.planning import families, model_facts, recorded_facts, recording
-from ansible.module_utils.vllm_edge.planning.contract import Tensor
+from ansible.module_utils.vllm_edge.planning import families, inputs, model_facts, recorded_facts, recording, weights
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Facts, Tensor
 from ansible.module_utils.vllm_edge.planning.model_facts import FactsError
 
 from lab.hub.server import Hub
@@ -352,3 +352,86 @@ def test_a_hub_that_is_away_is_said(run_module: Callable[..., Any], monkeypatch:
     result = run_module("model_facts", {"repo": "example/tiny", "endpoint": "http://127.0.0.1:9"})
     assert result["rc"] == 1
     assert result["msg"].startswith("example/tiny cannot be read at http://127.0.0.1:9")
+
+
+# -- what an operator has: an index without weights, and records in the inventory
+
+
+def list_names(facts: Facts) -> list[str]:
+    """The names of all tensors of recorded facts, as an index has them."""
+    names = []
+    for tensor in facts.tensors:
+        for layer in tensor.layers or (None,):
+            for number in range(tensor.count):
+                parts = tensor.name.replace("*", str(layer), 1) if layer is not None else tensor.name
+                names.append(parts.replace("*", str(number)))
+    return names
+
+
+INFERRED = {
+    "Qwen/Qwen3-8B": 0.0,
+    "Qwen/Qwen3-30B-A3B": 0.0,
+    "RedHatAI/gemma-4-31B-it-FP8-dynamic": 0.001,
+    "google/gemma-4-31B-it-qat-w4a16-ct": 0.001,
+    "nvidia/Gemma-4-31B-IT-NVFP4": 0.003,
+    "google/gemma-4-E4B-it": 0.001,
+    "google/gemma-3-27b-it": 0.02,
+}
+"""By repository, how far the weights of a rank of four may be from those of the headers."""
+
+
+@pytest.mark.parametrize("repo", INFERRED)
+def test_an_index_without_weights_is_enough_for_approximate_facts(tmp_path: Path, repo: str) -> None:
+    exact = model_facts.recorded(repo)
+    assert exact is not None
+    config = {**exact.config, **({"quantization_config": exact.quantization} if exact.quantization else {})}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    index = {
+        "metadata": {"total_size": model_facts.checkpoint_bytes(exact)},
+        "weight_map": {name: "model-00001-of-00002.safetensors" for name in list_names(exact)},
+    }
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    facts = model_facts.read(tmp_path, repo)
+    assert facts.source.startswith("approximate: ")
+    for ranks in (1, 4):
+        arguments = Arguments(tensor_parallel_size=ranks)
+        wanted, found = (
+            weights.per_rank(families.interpret(each), arguments, "0.32.0")[0].bytes for each in (exact, facts)
+        )
+        assert abs(found / wanted - 1) <= INFERRED[repo], (ranks, found / wanted)
+    index["metadata"]["total_size"] //= 2
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(FactsError, match="its shapes cannot be inferred"):
+        model_facts.read(tmp_path, repo)
+
+
+def test_records_of_the_inventory_come_first_and_are_checked(tmp_path: Path) -> None:
+    repo = "example/tiny"
+    (tmp_path / "model").mkdir()
+    facts = model_facts.read(write(tmp_path / "model"), repo, "abc")
+    record = json.loads(json.dumps(recording.record(facts, recording.describe_origin(facts))))
+    models = {"tiny": {"repo": repo}, "other": {"repo": "example/other"}, "odd": "text"}
+    file = recording.find_file(tmp_path, repo)
+    file.write_text(json.dumps(record))
+    records = recording.read_directory(models, tmp_path)
+    assert records == {repo: record}
+    read = model_facts.recorded(repo, records)
+    assert read is not None and (read.tensors, read.source) == (facts.tensors, "recorded: its files")
+    assert inputs.facts_of("tiny", models["tiny"], Path("/nowhere"), "files", records) == read
+    for damage in (
+        {"tensors": [["x", "BF16", [-1], None, 1]]},
+        {"tensors": [["x", "WRONG", [1], None, 1]]},
+        {"tensors": [["x", "BF16", [1], "0-99999999", 1]]},
+        {"config": "text"},
+        {"tensors": None},
+    ):
+        file.write_text(json.dumps({**record, **damage}))
+        with pytest.raises(FactsError, match=r"example--tiny\.json is no record of a checkpoint"):
+            recording.read_directory(models, tmp_path)
+
+
+def test_what_is_recorded_in_the_inventory_already_is_no_change(run_module: Callable[..., Any], tmp_path: Path) -> None:
+    arguments = {"repo": "example/tiny", "path": str(write(tmp_path))}
+    record = run_module("model_facts", arguments)["record"]
+    again = run_module("model_facts", {**arguments, "recorded": {"example/tiny": record}})
+    assert (again["rc"], again["changes"]) == (0, [])

@@ -36,6 +36,7 @@ def engine(verdict: Verdict = Verdict.FITS, **more: Any) -> EnginePlan:
         "kv_cache_tokens": 10544,
         "max_concurrency": 3.62,
         "max_context": 95712,
+        "max_model_len": 8192,
         "decode_tok_s": Decode(12.2, 15.0, 16.6, 18.9),
         "gpus": (gpu(0), gpu(1)),
     }
@@ -51,7 +52,8 @@ def test_what_an_operator_reads() -> None:
     for words in (
         "profile nvfp4-tp2, vLLM 0.32.0: fits",
         "31b  fits: 500 MiB stay free on GPU 0.",
-        "at most 95,712 tokens; 3.62 requests of max_model_len at once; KV cache fp8, 10,544 tokens",
+        "context: max_model_len 8,192 tokens, 3.62 requests of that length at once; max_model_len could be up to",
+        "KV cache: fp8, 3,956 blocks; vLLM's log counts them as 10,544 tokens",
         "15.0 tok/s (estimate: 12.2 to 16.6, ceiling 18.9)",
         "observed: graphs_bytes (plan_observations)",
         "advice: watch it",
@@ -108,6 +110,29 @@ def test_bars_are_as_long_as_asked_and_miss_no_part() -> None:
         missing = {letter for letter, size in parts.items() if size} - set(cells)
         assert len(missing) <= ("|" in cells), (parts, cells)
     assert 30 < over < 270
+
+
+def test_equal_gpus_are_one_line() -> None:
+    text = "\n".join(render.lines(plan(engine(gpus=(gpu(0), gpu(1), gpu(2, free_mib=7), gpu(3))))))
+    assert re.findall(r"^ +(\S+) \[W.* (\d+)$", text, re.MULTILINE) == [("0-1,3", "500"), ("2", "7")]
+
+
+def test_the_overview_has_one_line_for_each_profile() -> None:
+    refused = engine(Verdict.NO_KV, reason="It is 1 MiB too little.", kv_blocks=0, gpus=(gpu(0, free_mib=-9),))
+    plans = {
+        "a": plan(engine(facts_source="recorded: approximate: x"), engine(gpus=(gpu(2, free_mib=-3),))),
+        "b": plan(refused),
+        "c": None,
+        "d": plan(engine(decode_tok_s=None)),
+    }
+    lines = render.overview(plans, {"a": [], "b": ["31b: no_kv."], "c": ["nothing is recorded"], "d": []})
+    assert [line.split() for line in lines[2:6]] == [
+        ["a", "fits,", "approximate", "15.0", "8,192", "3.6", "-3"],
+        ["b", "no_kv", "-", "-", "-", "-9"],
+        ["c", "cannot", "be", "planned", "-", "-", "-", "-"],
+        ["d", "fits", "not", "known", "8,192", "3.6", "500"],
+    ]
+    assert lines[7:9] == ["b: 31b: no_kv.", "c: nothing is recorded"]
 
 
 def test_json_is_the_whole_plan() -> None:

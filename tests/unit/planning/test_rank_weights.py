@@ -369,4 +369,7 @@ def test_four_bit_experts_are_padded_to_the_tile_of_marlin(settings: dict[str, A
     assert rank.by_kind["experts"] == pytest.approx(whole * part / 704, rel=1e-4)
     assert rank.read_bytes_per_token > rank.by_kind["experts"] / 16
     (fp8,) = weights.per_rank(model("RedHatAI/gemma-4-26B-A4B-it-FP8-dynamic"), Arguments(**settings), release)
-    assert fp8.by_kind["experts"] == pytest.approx(whole * 16 / 9 / settings["tensor_parallel_size"], rel=5e-3)
+    ranks_of_tp = settings["tensor_parallel_size"]
+    # One float32 for each row: of gate and up a share, of down all. With whole experts on a rank 0.2 % too much.
+    scales = 30 * 128 * 4 * (2 * 704 / ranks_of_tp + 2816)
+    assert fp8.by_kind["experts"] == pytest.approx(whole * 16 / 9 / ranks_of_tp + scales, rel=1e-4)

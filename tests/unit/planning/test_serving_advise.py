@@ -84,7 +84,7 @@ def test_what_is_advised_is_valid_and_fits(tmp_path: Path) -> None:
 
     chosen = (f"@{file}", f"serving_profile={profile}")
     play("validate", *chosen)
-    assert f"profile {profile}, vLLM 0.32.0: fits\n" in play("plan", *chosen)
+    assert f"profile {profile}, vLLM 0.32.0: fits\n" in play("plan", *chosen, f"plan_profile={profile}")
 
 
 def test_json_is_for_programs() -> None:

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_plays import document, play, refused
+from plan_plays import document, play, refused, run
 
 L4 = {"name": "NVIDIA L4", "cuda_total_bytes": 23_659_151_360}
 MODELS = {
@@ -55,6 +57,12 @@ def test_several_profiles_at_once(run_module: Run) -> None:
     found = run_module("serving_plan", given)
     assert {name: plan["verdict"] for name, plan in found["plans"].items()} == {"small": "fits", "large": "oom_weights"}
     assert found["plans"]["small"]["profile"] == "small"
+    overview = "\n".join(found["overview"])
+    assert re.search(r"^small +fits +\d+\.\d +4,096 +\d+\.\d +512$", overview, re.MULTILINE), overview
+    assert (
+        re.search(r"^large +oom_weights +- +- +- +-\d", overview, re.MULTILINE)
+        and "large: 31b: oom_weights." in overview
+    )
 
 
 def test_one_of_several_that_cannot_be_planned_keeps_none_of_the_others(run_module: Run) -> None:
@@ -128,7 +136,7 @@ REFUSED = "@tests/by_hand/refused_profiles.yml"
 
 
 def test_the_reference_as_it_was_measured() -> None:
-    output = play("plan", REFUSED, "vllm_version=0.19.0")
+    output = play("plan", REFUSED, "vllm_version=0.19.0", "plan_details=true")
     for profile, verdict in {
         "bf16-tp2": "oom_weights",
         "bf16-pp2": "oom_weights",
@@ -139,12 +147,13 @@ def test_the_reference_as_it_was_measured() -> None:
         "bf16-tp4-graphs": "oom_warmup",
     }.items():
         assert f"profile {profile}, vLLM 0.19.0: {verdict}\n" in output
+        assert re.search(rf"^{profile} +{verdict} ", output, re.MULTILINE), output
     for engine in ("e4b", "e2b"):
         assert f"\n{engine}  fits: " in output
 
 
 def test_a_pipeline_fits_with_the_default_release() -> None:
-    assert "profile nvfp4-pp2, vLLM 0.32.0: fits\n" in play("plan", REFUSED, "serving_profile=nvfp4-pp2")
+    assert "profile nvfp4-pp2, vLLM 0.32.0: fits\n" in play("plan", REFUSED, "plan_profile=nvfp4-pp2")
 
 
 def test_a_chosen_profile_that_does_not_fit_is_refused() -> None:
@@ -154,6 +163,44 @@ def test_a_chosen_profile_that_does_not_fit_is_refused() -> None:
     assert "profile bf16-tp2" not in output
     overridden = play("plan", *options, "plan_override=true")
     assert "plan_override: nvfp4-tp1 would be started although the plan says that it will not start." in overridden
+
+
+def test_a_profile_that_does_not_fit_is_an_error_when_it_is_not_the_chosen_one_of_the_inventory() -> None:
+    output = refused("plan", "plan_profile=w4a16-tp2", "plan_margin_mib=10900")
+    assert "w4a16-tp2 will not start with vLLM 0.32.0" in output and "profile nvfp4-tp2" not in output
+
+
+def test_what_is_planned_is_validated_first() -> None:
+    engine = {"model": "e2b", "gpus": [3], "served_names": ["architect"], "tool_call_parsr": "gemma4"}
+    output = refused("plan", json.dumps({"serving_engines": {"e2b-all": engine}}), "plan_profile=e2b-only")
+    assert "serving_engines.e2b-all.tool_call_parsr" in output and "profile e2b-only" not in output
+
+
+UNREACHABLE = """
+[gpu_hosts]
+nowhere
+[gpu_hosts:vars]
+ansible_port="{{ lookup('ansible.builtin.file', '/nonexistent/port') }}"
+ansible_host="{{ lookup('ansible.builtin.file', '/nonexistent/address') }}"
+ansible_user="{{ not_set }}"
+ansible_ssh_private_key_file="{{ not_set }}"
+serving_profile=e2b-only
+gpu_count=4
+gpu_memory_mib=23034
+"""
+
+
+@pytest.mark.parametrize(
+    ("playbook", "options", "printed"),
+    [("plan", ["plan_profile=e2b-only"], "profile e2b-only"), ("advise", ["advise_models=e2b"], "4 x NVIDIA L4")],
+)
+def test_no_variable_of_the_connection_is_needed(
+    tmp_path: Path, playbook: str, options: list[str], printed: str
+) -> None:
+    inventory = tmp_path / "hosts.ini"
+    inventory.write_text(UNREACHABLE)
+    done = run(playbook, *options, inventory=str(inventory))
+    assert done.returncode == 0 and printed in done.stdout, done.stdout + done.stderr
 
 
 def test_site_refuses_a_profile_that_does_not_fit_before_a_host_is_asked() -> None:
@@ -168,8 +215,11 @@ def test_site_refuses_a_profile_that_does_not_fit_before_a_host_is_asked() -> No
 
 def test_site_refuses_an_engine_about_which_the_plan_cannot_say() -> None:
     options = ("serving_profile=e2b-only", '{"serving_engines": {"e2b": ENGINE}}')
-    engine = '{"model": "e2b", "gpus": [0], "port": 8050, "served_names": ["a"], "extra_args": ["--enable-lora"]}'
-    profile = '{"serving_profiles": {"e2b-only": {"engines": ["e2b"]}}}'
+    engine = (
+        '{"model": "e2b", "tensor_parallel_size": 1, "gpus": [0], "served_names": ["a"], '
+        '"extra_args": ["--enable-lora"]}'
+    )
+    profile = '{"serving_profiles": {"e2b-only": {"engines": ["e2b"]}}, "serving_roles": ["a"]}'
     chosen = (options[0], options[1].replace("ENGINE", engine), profile, "plan_profile=e2b-only")
     output = refused("plan", *chosen)
     assert "The plan cannot say whether e2b-only starts with vLLM 0.32.0. e2b: cannot_say." in output

@@ -12,8 +12,12 @@ from helpers import ROOT
 
 WRITERS = ("ansible.builtin.copy", "ansible.builtin.file", "ansible.builtin.template", "community.general.archive")
 PRIVATE = ("0600", "0700", "u+rwx")
-OF_THE_REPOSITORY = {"Write the recorded facts"}
-"""A file of the project itself, as git keeps it."""
+OF_THE_REPOSITORY = {
+    "Write the recorded facts",
+    "Create the directory of the inventory's facts",
+    "Write the facts into the inventory",
+}
+"""Files of the project itself or of an inventory, as git keeps them: shapes of published checkpoints."""
 
 
 def find_local_tasks(tasks: list[Any], local: bool = False) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,7 @@ if os.path.exists(os.environ["CASE"] + "/pip-fails"):
 packages = pathlib.Path(__file__).parents[1]
 for name in {PACKAGES!r}:
     (packages / f"{{name}}.py").write_text("")
-zipfile.ZipFile(sys.argv[-1].removeprefix("file://").partition("#")[0]).extractall(packages)
+zipfile.ZipFile(sys.argv[-1].partition("file://")[2].partition("#")[0]).extractall(packages)
 """
 PYTHON = f"""#!/bin/sh
 # As Debian's python3, of which only `-m venv` is asked; the environment's pip needs no index.

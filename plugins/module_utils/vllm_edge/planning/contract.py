@@ -365,6 +365,9 @@ class EnginePlan:
     """By how many MiB what is beside the KV cache may be less, and more, on the GPU on which that is most."""
     observed: tuple[str, ...] = ()
     """Figures that come from the operator (plan_observations), as fields of GpuPlan."""
+    max_model_len: int = 0
+    """The context of the engine in tokens, which max_concurrency is about; max_context is the longest that one request
+    could have."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from ..gpu import models
 from . import families, model_facts, planner
 from .apart import read_apart
 from .contract import Facts, Gpu, Model
+from .inferred import is_approximate
 
 UNKNOWN_RESERVE = 1 - 22563 / 23034
 """The fraction of a GPU that the driver keeps on an L4, used for GPUs whose CUDA total was never read."""
@@ -32,6 +33,7 @@ SPEC: dict[str, Any] = {
     "vllm_version": {"type": "str", "required": True},
     "weights_root": {"type": "path", "default": "/data/vllm/weights"},
     "facts": {"type": "str", "choices": ["files", "recorded"], "default": "files"},
+    "recorded": {"type": "dict", "default": {}},
     "observations": {"type": "dict", "default": {}},
     "margin_mib": {"type": "int", "default": planner.MARGIN_MIB},
     "tolerance_mib": {"type": "int", "default": planner.TOLERANCE_MIB},
@@ -39,7 +41,9 @@ SPEC: dict[str, Any] = {
 """Options that the modules of the planner share; the documentation fragment `planning` describes them."""
 
 
-def facts_of(name: str, model: Mapping[str, Any], weights_root: Path, facts: str) -> Facts:
+def facts_of(
+    name: str, model: Mapping[str, Any], weights_root: Path, facts: str, records: Mapping[str, Any] | None = None
+) -> Facts:
     """Return the facts of the checkpoint of an entry of vllm_models.
 
     Files below weights_root are preferred, unless `facts` of the entry, or the argument `facts` if it has none, is
@@ -48,6 +52,7 @@ def facts_of(name: str, model: Mapping[str, Any], weights_root: Path, facts: str
     Args:
         name: the key in vllm_models, for messages.
         facts: `files` or `recorded`.
+        records: plan_recorded_facts, the inventory's own records by repository.
 
     Raises:
         FactsError: if the files are damaged, or there are none and nothing is recorded.
@@ -56,8 +61,11 @@ def facts_of(name: str, model: Mapping[str, Any], weights_root: Path, facts: str
     directory = weights_root / str(model.get("dir", ""))
     if model.get("facts", facts) == "files" and model.get("dir") and (directory / "config.json").is_file():
         revision = str(model.get("revision") or "")
-        return read_apart(str(directory), lambda: model_facts.read(directory, repo, revision))
-    recorded = model_facts.recorded(repo)
+        found = read_apart(str(directory), lambda: model_facts.read(directory, repo, revision))
+        if not is_approximate(found.source):
+            return found
+        return model_facts.recorded(repo, records) or found
+    recorded = model_facts.recorded(repo, records)
     if recorded is None:
         raise model_facts.FactsError(
             f"vllm_models.{name}: {directory} does not exist here, and nothing is recorded of {repo or 'it'}. Record "
@@ -66,14 +74,16 @@ def facts_of(name: str, model: Mapping[str, Any], weights_root: Path, facts: str
     return recorded
 
 
-def model_of(name: str, model: Mapping[str, Any], weights_root: Path, facts: str) -> Model:
+def model_of(
+    name: str, model: Mapping[str, Any], weights_root: Path, facts: str, records: Mapping[str, Any] | None = None
+) -> Model:
     """Interpret the checkpoint of an entry of vllm_models. The parameters are those of `facts_of`.
 
     Raises:
         FactsError: see `facts_of` and `families.interpret`.
         UnknownArchitecture: if the planner does not know the architecture.
     """
-    return families.interpret(facts_of(name, model, weights_root, facts))
+    return families.interpret(facts_of(name, model, weights_root, facts, records))
 
 
 def build_gpu(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) -> Gpu:

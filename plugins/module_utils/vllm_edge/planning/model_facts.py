@@ -81,6 +81,8 @@ def checkpoint_bytes(facts: Facts) -> int:
 def read(directory: Path, repo: str = "", revision: str = "") -> Facts:
     """Read the facts of a model directory in Hugging Face's layout.
 
+    If the index is there and none of the files that it names, the tensors are inferred, and the source says so.
+
     Args:
         repo, revision: where the files come from, if the caller knows it; without `repo` the directory's name is used.
 
@@ -92,8 +94,23 @@ def read(directory: Path, repo: str = "", revision: str = "") -> Facts:
     path = directory / "hf_quant_config.json"
     if not find_quantization(config) and path.exists():
         quantization = read_json(path, "Fetch it again.")
-    headers = (header for shard in _list_shards(directory) for header in _read_headers(shard))
-    return build_facts(repo or directory.name, revision, config, headers, quantization)
+    repo = repo or directory.name
+    shards = _list_shards(directory)
+    if not any(shard.exists() for shard in shards):
+        from . import inferred  # it needs the types of this module
+
+        index = read_json(directory / INDEX, "Fetch it again.", MAX_HEADER_BYTES)
+        metadata = index.get("metadata")
+        size = metadata.get("total_size") if isinstance(metadata, dict) else None
+        if type(size) is not int or not 0 < size < 2**62:
+            size = None
+        scheme = find_quantization(config) or quantization or {}
+        found, exactness = inferred.infer_headers(repo, config, scheme, sorted(index["weight_map"]), size)
+        return build_facts(repo, revision, config, found, quantization, f"{inferred.APPROXIMATE}{exactness}")
+    if missing := [shard.name for shard in shards if not shard.exists()]:
+        raise FactsError(f"{directory} lacks {', '.join(missing)}, which {INDEX} names. Fetch the rest of it.")
+    headers = (header for shard in shards for header in _read_headers(shard))
+    return build_facts(repo, revision, config, headers, quantization)
 
 
 def find_quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -161,20 +178,49 @@ def build_facts(
     return Facts(repo, revision, config, tuple(tensors), find_quantization(config) or dict(quantization or {}), source)
 
 
-def recorded(repo: str) -> Facts | None:
-    """Return the facts of a repository that the project ships, or None if it is not recorded."""
+def recorded(repo: str, own: Mapping[str, Any] | None = None) -> Facts | None:
+    """Return the recorded facts of a repository, or None if it is not recorded.
+
+    Args:
+        own: records of the inventory (plan_recorded_facts), which come before those that the project ships.
+
+    Raises:
+        FactsError: if a record of the inventory has another form than `recording.record` returns.
+    """
     # Imported here because the data is large, and reading files does not need it.
     from . import recorded_facts
 
-    record = recorded_facts.RECORDS.get(repo)
-    if record is None:
-        return None
-    tensors = tuple(
-        Tensor(name, dtype, tuple(shape), None if layers is None else tuple(expand_ranges(layers)), count)
-        for name, dtype, shape, layers, count in record["tensors"]
-    )
-    config, quantization = record["config"], record["quantization"]
-    return Facts(repo, record["revision"], config, tensors, quantization, f"recorded: {record['source']}")
+    record = (own or {}).get(repo) or recorded_facts.RECORDS.get(repo)
+    return None if record is None else parse_record(repo, record, f"plan_recorded_facts.{repo}")
+
+
+def parse_record(repo: str, record: Any, where: str) -> Facts:
+    """Return the facts of a record as `recording.record` returns it.
+
+    Args:
+        where: the file or variable, for messages.
+
+    Raises:
+        FactsError: if it has another form.
+    """
+    try:
+        tensors = tuple(
+            Tensor(name, dtype, tuple(shape), None if layers is None else tuple(expand_ranges(layers)), count)
+            for name, dtype, shape, layers, count in record["tensors"]
+        )
+        for tensor in tensors:
+            whole = (*tensor.shape, *(tensor.layers or ()), tensor.count)
+            if tensor.dtype not in DTYPE_BITS or not all(type(size) is int and 0 <= size <= LARGEST for size in whole):
+                raise ValueError(f"{shown(tensor.name)} is {shown(tensor.dtype)} {shown(list(tensor.shape))}")
+        config, quantization = dict(record["config"]), dict(record["quantization"])
+        return Facts(
+            repo, str(record["revision"]), config, tensors, quantization, f"recorded: {printable(record['source'], '')}"
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FactsError(
+            f"{where} is no record of a checkpoint ({str(error)[:MAX_NAME]}). Write it with playbooks/record_facts.yml "
+            "or vllm-edge facts."
+        ) from error
 
 
 def _group_layers(counts: Mapping[int | None, int]) -> Iterator[tuple[tuple[int, ...] | None, int]]:
@@ -189,6 +235,8 @@ def expand_ranges(ranges: str) -> Iterator[int]:
     """Yield 0, 1, 2, 3, 4, 6 for `0-4,6`."""
     for part in ranges.split(","):
         first, _, last = part.partition("-")
+        if int(last or first) > MAX_TENSORS:
+            raise ValueError(f"layers {shown(part)} are more than any model has")
         yield from range(int(first), int(last or first) + 1)
 
 
@@ -204,7 +252,7 @@ def ranges(layers: Sequence[int]) -> str:
 
 
 def _list_shards(directory: Path) -> list[Path]:
-    """Return the safetensors files of a checkpoint. Raises FactsError if one is missing."""
+    """Return the safetensors files of a checkpoint, which may be missing. Raises FactsError if nothing names them."""
     index = directory / INDEX
     if index.exists():
         weight_map = read_json(index, "Fetch it again.", MAX_HEADER_BYTES).get("weight_map")
@@ -215,11 +263,7 @@ def _list_shards(directory: Path) -> list[Path]:
                 raise FactsError(
                     f"{index} names {shown(name)}, which is no safetensors file beside it. Fetch it again."
                 )
-        shards = [directory / name for name in sorted(set(weight_map.values()))]
-        missing = [shard.name for shard in shards if not shard.exists()]
-        if missing:
-            raise FactsError(f"{directory} lacks {', '.join(missing)}, which {INDEX} names. Fetch the rest of it.")
-        return shards
+        return [directory / name for name in sorted(set(weight_map.values()))]
     if (directory / SINGLE).exists():
         return [directory / SINGLE]
     raise FactsError(f"{directory} has neither {SINGLE} nor {INDEX}. Fetch its weights in safetensors format.")

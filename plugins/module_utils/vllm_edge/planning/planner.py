@@ -15,6 +15,7 @@ from . import decode, feasibility, overhead
 from .contract import Arguments, EnginePlan, Gpu, Model, Plan, Verdict
 from .dtypes import resolve_model_dtype
 from .fixes import find_nearest_fix
+from .inferred import is_approximate
 from .kv_cache import resolve_dtype
 from .memory_warning import THRESHOLD_PERCENT, check_threshold, warn_of_plan
 from .outcome import Engine, Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
@@ -215,6 +216,8 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
     kv, fits = outcome.kv, outcome.verdict is Verdict.FITS
     gpu_model = known(engine.gpus[engine.slots[0]].name)
     advice = [to_sentence(finding.reason)[:-1] for finding in outcome.later] + feasibility.advice(engine.build_case())
+    if is_approximate(engine.model.facts.source):
+        advice.insert(0, f"this plan is {engine.model.facts.source.removeprefix('recorded: ')}")
     if fits and kv is not None:
         advice += feasibility.advise_on_context(max_model_len(engine.model, engine.arguments), kv.max_concurrency)
         advice += _check_highest(engine, outcome)
@@ -251,6 +254,7 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         pinned=outcome.kv_cache_memory_bytes is not None,
         uncertainty_mib=uncertainty,
         observed=tuple(sorted(engine.observed)),
+        max_model_len=max_model_len(engine.model, engine.arguments),
     )
 
 

@@ -45,6 +45,12 @@ def read_quantization(facts: Facts) -> Quantization:
     return found
 
 
+def read_scheme(repo: str, quantization: Mapping[str, Any]) -> tuple[int, int | None]:
+    """Return bits and group size of the quantized weights. Raises FactsError as `read_quantization` does."""
+    found = read_quantization(Facts(repo, "", {}, (), quantization))
+    return found.weight_bits, found.group_size
+
+
 def _read_modelopt(method: str, config: Mapping[str, Any]) -> Quantization | None:
     inner = config.get("quantization") or config
     algorithm = str(inner.get("quant_algo") or "").upper()

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generator of recorded_facts.py, which allows planning without the files of a checkpoint."""
+"""Records of checkpoints, which allow planning without their files: those of an inventory, one JSON file each, and
+recorded_facts.py, which the project ships."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from .contract import Facts
 from .families import CONFIG_KEYS
-from .model_facts import ranges
+from .inferred import is_approximate
+from .model_facts import MAX_HEADER_BYTES, parse_record, ranges, read_json
 
 _HEAD = '''\
 # SPDX-License-Identifier: Apache-2.0
@@ -53,6 +56,37 @@ def record(facts: Facts, source: str) -> dict[str, Any]:
         "quantization": dict(facts.quantization),
         "tensors": tensors,
     }
+
+
+def describe_origin(facts: Facts) -> str:
+    """Return where facts come from, for `record`: the hub and its commit, or the files."""
+    if facts.source == "files":
+        return "its files"
+    if facts.source.startswith("recorded: ") or is_approximate(facts.source):
+        return facts.source.removeprefix("recorded: ")
+    return f"{facts.source}, commit {facts.revision}"
+
+
+def find_file(directory: Path, repo: str) -> Path:
+    """Return where the record of a repository is in a directory of records."""
+    return directory / f"{repo.replace('/', '--')}.json"
+
+
+def read_directory(models: Any, directory: Path) -> dict[str, Any]:
+    """Return the records in a directory, by repository, of the entries of vllm_models.
+
+    Raises:
+        FactsError: if a file is not what `record` returned.
+    """
+    entries = models.values() if isinstance(models, Mapping) else ()
+    repos = {entry.get("repo") for entry in entries if isinstance(entry, Mapping)}
+    found = {}
+    for repo in sorted(repo for repo in repos if isinstance(repo, str) and repo):
+        path = find_file(directory, repo)
+        if path.exists():
+            found[repo] = read_json(path, "Record it again.", MAX_HEADER_BYTES)
+            parse_record(repo, found[repo], str(path))
+    return found
 
 
 def render(records: Mapping[str, dict[str, Any]]) -> str:

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from ..text import WIDTH
+from ..text import WIDTH, table
 from .contract import EnginePlan, GpuPlan, Plan, Verdict
+from .inferred import is_approximate
+from .model_facts import ranges
 from .vllm_versions import describe_fallback
 
 BAR_WIDTH = 34
@@ -26,6 +28,40 @@ def document(plan: Plan) -> dict[str, Any]:
     """Return the plan as plain data: keys are texts, enums are their values."""
     found: dict[str, Any] = _plain(dataclasses.asdict(plan))
     return found | {"verdict": plan.verdict.value}
+
+
+NOTE = (
+    "tok/s, context and requests at once are of the first engine: tok/s is an estimate for one sequence at short "
+    "context, and at once are requests of the full context. free MiB is what the fullest GPU has left."
+)
+
+
+def overview(plans: Mapping[str, Plan | None], why: Mapping[str, Sequence[str]], note: str = NOTE) -> list[str]:
+    """Return a table with one line for each profile, and why some do not start, as text of at most WIDTH columns.
+
+    Args:
+        plans: by name of the profile; None is a profile that cannot be planned.
+        why: the reasons for each profile, empty for one that fits.
+        note: what the columns mean.
+    """
+    rows = [[name, *(_summarize(plan) if plan else ("cannot be planned", *["-"] * 4))] for name, plan in plans.items()]
+    lines = table(["profile", "verdict", "tok/s", "context", "at once", "free MiB"], rows, frozenset({2, 3, 4, 5}))
+    lines += [""]
+    lines += [line for name, said in why.items() for text in said for line in wrap(f"{name}: {text}", "  ")]
+    return [*lines, *wrap(note)]
+
+
+def _summarize(plan: Plan) -> tuple[str, ...]:
+    """Return verdict, tok/s, context, requests at once and free MiB; only what fits has the middle ones."""
+    free = [gpu.free_bytes // MIB for engine in plan.engines for gpu in engine.gpus]
+    least = f"{min(free):,}" if free else "-"
+    if plan.verdict is not Verdict.FITS or not plan.engines:
+        return plan.verdict.value, "-", "-", "-", least
+    first = plan.engines[0]
+    speed = f"{first.decode_tok_s.mid:.1f}" if first.decode_tok_s else "not known"
+    about = ", approximate" if any(is_approximate(engine.facts_source) for engine in plan.engines) else ""
+    context = f"{first.max_model_len:,}"
+    return f"{plan.verdict.value}{about}", speed, context, f"{first.max_concurrency:.1f}", least
 
 
 def lines(plan: Plan) -> list[str]:
@@ -94,10 +130,16 @@ def _engine(engine: EnginePlan) -> Iterator[str]:
     if engine.fix:
         yield from _wrapped("  fix: ", f"set {engine.fix}")
     if engine.kv_blocks:
+        alone = f"; max_model_len could be up to {engine.max_context:,}, for one request at once"
         yield from _wrapped(
             "  context: ",
-            f"at most {engine.max_context:,} tokens; {engine.max_concurrency:.2f} requests of max_model_len at once; "
-            f"KV cache {engine.kv_cache_dtype}, {engine.kv_cache_tokens:,} tokens in {engine.kv_blocks:,} blocks",
+            f"max_model_len {engine.max_model_len:,} tokens, {engine.max_concurrency:.2f} requests of that length at "
+            f"once{alone if engine.max_context > engine.max_model_len else ''}",
+        )
+        yield from _wrapped(
+            "  KV cache: ",
+            f"{engine.kv_cache_dtype}, {engine.kv_blocks:,} blocks; vLLM's log counts them as "
+            f"{engine.kv_cache_tokens:,} tokens",
         )
     speed = engine.decode_tok_s
     if speed is not None and engine.verdict is Verdict.FITS:
@@ -118,7 +160,11 @@ def _engine(engine: EnginePlan) -> Iterator[str]:
         yield from _wrapped("  advice: ", sentence)
     if engine.gpus:
         yield "  GPU " + " " * (BAR_WIDTH + 3) + "".join(f"{heading:>8}" for heading in HEADINGS)
-        yield from map(_render_gpu, engine.gpus)
+        alike: dict[str, list[int]] = {}
+        for gpu in engine.gpus:
+            alike.setdefault(_render_gpu(gpu), []).append(gpu.slot)
+        for line, slots in alike.items():
+            yield f"  {ranges(slots):>3} {line}"
 
 
 def describe_together(engine: EnginePlan) -> str:
@@ -136,7 +182,7 @@ def _render_gpu(gpu: GpuPlan) -> str:
     parts = _parts(gpu)
     cells = bar(parts, gpu.total_bytes + gpu.free_bytes)
     figures = [round(parts[letter] / MIB) for letter in "WASCGK"] + [gpu.free_bytes // MIB]
-    return f"  {gpu.slot:>3} [{cells}] " + "".join(f"{figure:>8,}" for figure in figures)
+    return f"[{cells}] " + "".join(f"{figure:>8,}" for figure in figures)
 
 
 def _parts(gpu: GpuPlan) -> dict[str, int]:

@@ -24,6 +24,10 @@ class AdviceError(ValueError):
     """No advice is possible as asked. The message names the variable, the value, why, and what would work."""
 
 
+class NothingFits(AdviceError):
+    """No profile is feasible."""
+
+
 class By(StrEnum):
     """What the profiles are ranked by."""
 

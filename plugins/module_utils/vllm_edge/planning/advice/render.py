@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-import yaml  # comes with Ansible on the controller; the program of the host does not import this file
+import yaml
 
 from ...text import WIDTH
 from .. import render

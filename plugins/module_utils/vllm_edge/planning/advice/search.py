@@ -31,6 +31,7 @@ from .model import (
     Engine,
     Fit,
     Host,
+    NothingFits,
     Profile,
     Rejection,
     Shape,
@@ -123,7 +124,7 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
     rejections = [*(Rejection(name, "unknown", (), why) for name, why in (unreadable or {}).items()), *refused]
     mains, profiles = _find_profiles(asked, host, models, fits)
     if not profiles:
-        raise AdviceError(_describe_failure(asked, host, rejections))
+        raise NothingFits(_describe_failure(asked, host, rejections))
     if asked.by is By.TOK_S and all(profile.main.fit.plan.decode_tok_s is None for profile in profiles):
         raise AdviceError(
             f"advise_by: 'tok_s' {_NEEDS_BANDWIDTH.format(host.describe_gpus())}; write 'context' or 'free_gpus', or "

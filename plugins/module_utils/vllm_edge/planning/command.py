@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands `vllm-edge plan`, `advise` and `facts`: the planner on any machine, without Ansible or a host."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..gpu.models import GPU_MODELS, find_by_short_name
+from ..text import nearest, shown
+from ..weights.access import read_token_file
+from ..weights.record import WeightsError
+from . import families, hub, inputs, model_facts, planner, recording, render
+from .advice import model as advice_model
+from .advice import render as advice_render
+from .advice import search
+from .apart import read_apart
+from .contract import Facts, Gpu, Model, Plan, Verdict
+from .fixes import TENSOR_PARALLEL_SIZES
+
+FITS, DOES_NOT_FIT, CANNOT_SAY = 0, 1, 2
+"""Exit status of `plan` and `advise`."""
+CONTEXT_STEP_TOKENS = 1024
+
+
+def run_plan(options: Namespace) -> int:
+    """Print the plan of one model over the GPUs, for each number of them. Returns the exit status."""
+    return _explain_errors(lambda: _plan(options))
+
+
+def run_advise(options: Namespace) -> int:
+    """Print the ranked profiles of some models on the GPUs. Returns the exit status."""
+    return _explain_errors(lambda: _advise(options))
+
+
+def run_facts(options: Namespace) -> int:
+    """Print the record of a checkpoint as JSON. Returns the exit status."""
+    return _explain_errors(lambda: _print_facts(options))
+
+
+def _explain_errors(run: Callable[[], int]) -> int:
+    try:
+        return run()
+    except advice_model.NothingFits as error:
+        print(error, file=sys.stderr)
+        return DOES_NOT_FIT
+    except (ValueError, WeightsError) as error:
+        # All errors of the planner are a ValueError whose message has the problem and its remedy.
+        print(error, file=sys.stderr)
+        return CANNOT_SAY
+
+
+def _warn(sentence: str) -> None:
+    print(f"note: {sentence}", file=sys.stderr)
+
+
+# ---- models and GPUs ---------------------------------------------------------------------------------------------
+
+
+def load_facts(source: str, options: Namespace) -> Facts:
+    """Return the facts of a checkpoint from a directory, a file, the project's records or a hub.
+
+    Args:
+        source: a path or `owner/name`.
+
+    Raises:
+        FactsError: nothing is there, or it is damaged.
+        WeightsError: the token's file cannot be used.
+    """
+    path = Path(source).expanduser()
+    if path.exists():
+        return _load_path(path)
+    if source.startswith(("/", ".", "~")) or source.count("/") != 1:
+        raise model_facts.FactsError(
+            f"--model: {shown(source)} is neither a path that exists nor a repository; write owner/name, such as "
+            "google/gemma-4-31B-it, or a directory with config.json."
+        )
+    found = model_facts.recorded(source)
+    if found is not None and not options.revision:
+        return found
+    token = read_token_file(Path(options.token_file).expanduser()) if options.token_file else None
+    return read_apart(source, lambda: hub.read(source, options.revision, options.endpoint, token), drop_root=False)
+
+
+def _load_path(path: Path) -> Facts:
+    """Read a directory, a file in one, or a record that `vllm-edge facts` wrote."""
+    if path.is_file() and path.name not in ("config.json", model_facts.INDEX) and path.suffix == ".json":
+        document = model_facts.read_json(path, "", model_facts.MAX_HEADER_BYTES)
+        return model_facts.parse_record(path.stem.replace("--", "/"), document, str(path))
+    directory = path if path.is_dir() else path.parent
+    return read_apart(str(directory), lambda: model_facts.read(directory), drop_root=False)
+
+
+def load_model(source: str, options: Namespace) -> Model:
+    """Interpret a checkpoint. Raises FactsError, UnknownArchitecture and WeightsError."""
+    facts = load_facts(source, options)
+    if warning := families.warn_of_code(facts):
+        _warn(warning)
+    return families.interpret(facts)
+
+
+def find_gpus(options: Namespace) -> list[Gpu]:
+    """Return the GPUs of the command line. Raises ValueError if one is not known and its memory is not given."""
+    name = find_by_short_name(options.gpu)
+    if name is None and options.gpu_memory_mib is None:
+        short = [known.removeprefix("NVIDIA ") for known in GPU_MODELS]
+        raise ValueError(
+            f"--gpu: {shown(options.gpu)} is not a GPU that the planner knows; {nearest(options.gpu, short)} For "
+            "another one give --gpu-memory-mib as nvidia-smi prints it; its speed is not estimated then."
+        )
+    if not 1 <= options.count <= 64:
+        raise ValueError(f"--count: {options.count} is not a number of GPUs from 1 to 64.")
+    known = GPU_MODELS[name] if name else None
+    given: dict[str, Any] = {"name": name or options.gpu, "nvml_total_mib": options.gpu_memory_mib}
+    if known and options.gpu_memory_mib is None:
+        given |= {"cuda_total_bytes": known.cuda_total_bytes, "nvml_total_mib": known.nvml_total_mib}
+    return [inputs.build_gpu(0, given, _warn)] * options.count
+
+
+# ---- plan --------------------------------------------------------------------------------------------------------
+
+
+def plan_layouts(model: Model, gpus: Sequence[Gpu], options: Namespace) -> dict[str, Plan]:
+    """Plan a model as one engine over 1, 2, 4, ... GPUs, by the name of the layout.
+
+    Without --context each has the longest context that fits, as with vLLM's `max_model_len: auto`.
+    """
+    sizes = [options.tensor_parallel_size] if options.tensor_parallel_size else list(TENSOR_PARALLEL_SIZES)
+    plans = {}
+    for size in sizes:
+        if size > len(gpus):
+            continue
+        engine: dict[str, Any] = {
+            "name": f"tp{size}",
+            "model": "model",
+            "tensor_parallel_size": size,
+            "gpus": list(range(size)),
+            "max_model_len": options.context or model.max_position_embeddings,
+        }
+        for key in ("max_num_seqs", "kv_cache_dtype", "gpu_memory_utilization"):
+            if getattr(options, key) is not None:
+                engine[key] = getattr(options, key)
+        if options.enforce_eager:
+            engine["enforce_eager"] = True
+        if options.text_only:
+            engine["limit_mm_per_prompt"] = {"image": 0, "video": 0, "audio": 0}
+        plan = planner.plan(engine["name"], [engine], {"model": model}, gpus, options.vllm)
+        longest = plan.engines[0].max_context // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
+        if not options.context and plan.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN and longest:
+            shorter = {**engine, "max_model_len": longest}
+            plan = planner.plan(engine["name"], [shorter], {"model": model}, gpus, options.vllm)
+        plans[engine["name"]] = plan
+    if not plans:
+        raise ValueError(f"--tensor-parallel-size: {sizes[0]} needs more GPUs than --count {len(gpus)}.")
+    return plans
+
+
+def _plan(options: Namespace) -> int:
+    model, gpus = load_model(options.model, options), find_gpus(options)
+    plans = plan_layouts(model, gpus, options)
+    fits = any(plan.verdict is Verdict.FITS for plan in plans.values())
+    if options.format == "json":
+        documents = {name: render.document(plan) for name, plan in plans.items()}
+        print(json.dumps({"model": model.facts.repo, "vllm_version": options.vllm, "plans": documents}, indent=2))
+        return FITS if fits else DOES_NOT_FIT
+    host = advice_model.Host({}, gpus, options.vllm, ())
+    lines = render.wrap(
+        f"{model.facts.repo} on {host.describe_gpus()}, vLLM {options.vllm}; facts {model.facts.source}"
+    )
+    why = {name: [said.split(": ", 1)[1] for said in render.refusals(plan)] for name, plan in plans.items()}
+    longest = "" if options.context else " The context is the longest that fits."
+    lines += ["", *render.overview(plans, why, render.NOTE + longest)]
+    if options.details:
+        for plan in plans.values():
+            lines += ["", "-" * 100, "", *render.lines(plan)]
+        lines += ["", *render.legend()]
+    else:
+        lines.append("--details has the memory of each GPU and advice.")
+    print("\n".join(lines))
+    return FITS if fits else DOES_NOT_FIT
+
+
+# ---- advise ------------------------------------------------------------------------------------------------------
+
+
+def _advise(options: Namespace) -> int:
+    models = {}
+    for source in options.model:
+        model = load_model(source, options)
+        models[model.facts.repo.rsplit("/", 1)[-1].lower()] = model
+    asked = search.wish(
+        models, by=options.by, choose=options.choose, min_context=options.min_context, main=options.main
+    )
+    roles = options.role or ["main"]
+    found = search.advise(asked, advice_model.Host(models, find_gpus(options), options.vllm, roles))
+    if options.format == "json":
+        print(json.dumps(advice_render.document(found), indent=2))
+    else:
+        print("\n".join(advice_render.lines(found)))
+    return FITS
+
+
+# ---- facts -------------------------------------------------------------------------------------------------------
+
+
+def _print_facts(options: Namespace) -> int:
+    facts = load_facts(options.model, options)
+    if options.repo:
+        facts = replace(facts, repo=options.repo)
+    families.interpret(facts)
+    record: Mapping[str, Any] = recording.record(facts, recording.describe_origin(facts))
+    print(json.dumps(record, indent=2))
+    return 0

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm-edge plan`, `advise` and `facts`, as they run on a laptop: no Ansible, no package of a host, no network."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ansible.module_utils.vllm_edge import cli
+from ansible.module_utils.vllm_edge.gpu.models import find_by_short_name
+from ansible.module_utils.vllm_edge.planning import model_facts
+from helpers import ROOT
+from test_model_facts import hub, write  # noqa: F401 (the fixture)
+
+from lab.hub.server import Hub
+
+PACKAGE = ROOT / "plugins/module_utils"
+LAPTOP = """
+import importlib.util, sys
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name in {absent!r} else find_spec(name, package)
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+from vllm_edge.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+OF_A_HOST = ("ansible", "cyclonedx", "docker", "packaging", "pynvml", "requests", "urllib3")
+
+
+def run_on_laptop(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command where none of the packages of the extra `host` can be imported."""
+    return subprocess.run(
+        [sys.executable, "-c", LAPTOP.format(absent=OF_A_HOST), *words],
+        env=os.environ | {"PYTHONPATH": str(PACKAGE)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "printed"),
+    [
+        (["plan", "--model", "google/gemma-4-31B-it", "--gpu", "L4", "--count", "4"], 0, "tp4      fits"),
+        (["plan", "--model", "google/gemma-4-31B-it", "--gpu", "L4", "--count", "2"], 1, "tp2: oom_weights. Weights"),
+        (["plan", "--model", "no-such-thing", "--gpu", "L4"], 2, "write owner/name"),
+        (["advise", "--model", "google/gemma-4-E2B-it", "--gpu", "L4"], 0, "serving_profiles:"),
+        pytest.param(
+            ["advise", "--model", "google/gemma-4-31B-it", "--gpu", "L4"], 1, "oom_weights", marks=pytest.mark.thorough
+        ),
+        (["facts", "--model", "Qwen/Qwen3-8B"], 0, '"tensors"'),
+        (["status"], 2, "vllm-edge status is for a serving host"),
+        (["doctor"], 2, "plan, advise and facts run on any machine"),
+    ],
+)
+def test_a_laptop_needs_no_package_of_a_host(words: list[str], status: int, printed: str) -> None:
+    done = run_on_laptop(*words)
+    assert (done.returncode, printed in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Exit status and output of the command in this process."""
+    status = cli.main(words)
+    printed = capsys.readouterr()
+    return status, printed.out + printed.err
+
+
+E2B = ("plan", "--model", "google/gemma-4-E2B-it", "--gpu", "L4")
+
+
+def test_without_a_context_the_longest_that_fits_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", "--model", "google/gemma-4-31B-it", "--gpu", "L4", "--count", "4", "--format", "json")
+    (longest,) = json.loads(run(capsys, *words, "--tensor-parallel-size", "4")[1])["plans"]["tp4"]["engines"]
+    assert longest["verdict"] == "fits" and longest["max_model_len"] > 32768 and longest["max_concurrency"] >= 1
+    document = json.loads(run(capsys, *words, "--context", "16384")[1])
+    assert document["plans"].keys() == {"tp1", "tp2", "tp4"} and document["vllm_version"] == "0.32.0"
+    (given,) = document["plans"]["tp4"]["engines"]
+    assert given["max_model_len"] == 16384 and given["max_concurrency"] > longest["max_concurrency"]
+    too_long = str(longest["max_model_len"] + 8192)
+    assert run(capsys, *words, "--context", too_long)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--gpu", "L5"], "--gpu: 'L5' is not a GPU that the planner knows"),
+        (["--count", "0"], "--count: 0 is not a number of GPUs"),
+        (["--tensor-parallel-size", "2"], "needs more GPUs than --count 1"),
+        (["--vllm", "0.1.0"], "0.1.0"),
+        (["--model", "/nonexistent"], "'/nonexistent' is neither a path that exists nor a repository"),
+        (["--model", "example/none", "--endpoint", "http://127.0.0.1:9"], "cannot be read at http://127.0.0.1:9"),
+    ],
+)
+def test_what_cannot_be_said_is_status_2(capsys: pytest.CaptureFixture[str], more: list[str], said: str) -> None:
+    status, printed = run(capsys, *E2B, *more)
+    assert status == 2 and said in printed, printed
+
+
+def test_gpus_have_short_names() -> None:
+    names = {name: find_by_short_name(name) for name in ("l4", "NVIDIA L4", "T4", "rtx 4090", "4090", "H100", "L", "")}
+    assert names == {
+        **dict.fromkeys(("l4", "NVIDIA L4"), "NVIDIA L4"),
+        "T4": "Tesla T4",
+        **dict.fromkeys(("rtx 4090", "4090"), "NVIDIA GeForce RTX 4090"),
+        "H100": "NVIDIA H100 80GB HBM3",
+        **dict.fromkeys(("L", "")),
+    }
+
+
+def test_another_gpu_is_planned_by_its_memory_and_without_a_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    status, printed = run(capsys, *E2B, "--gpu", "Some GPU", "--gpu-memory-mib", "32000")
+    assert status == 0 and "fits" in printed and "not known" in printed and "1 x Some GPU" in printed
+
+
+def test_the_source_is_a_hub_a_directory_or_a_file(
+    capsys: pytest.CaptureFixture[str],
+    hub: Hub,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / "hub" / "example" / "tiny"
+    directory.mkdir(parents=True)
+    write(directory)
+    endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
+    of_hub = json.loads(run(capsys, "facts", "--model", "example/tiny", "--endpoint", endpoint)[1])
+    of_directory = json.loads(run(capsys, "facts", "--model", str(directory))[1])
+    of_config = json.loads(run(capsys, "facts", "--model", str(directory / "config.json"))[1])
+    record = tmp_path / "example--tiny.json"
+    record.write_text(json.dumps(of_hub))
+    of_record = json.loads(run(capsys, "facts", "--model", str(record))[1])
+    assert of_hub["tensors"] == of_directory["tensors"] == of_config["tensors"]
+    assert of_record == of_hub and of_hub["source"].startswith(endpoint)
+    assert model_facts.parse_record("a/b", of_record, "").repo == "a/b"
+
+
+def list_requirements(text: str) -> Iterator[str]:
+    """The names of the packages in a lock file."""
+    for line in text.splitlines():
+        if "==" in line:
+            yield line.split("==")[0].replace("_", "-")
+
+
+def test_the_extra_of_a_host_is_what_the_lock_file_of_hosts_has() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["host"]]
+    names = {word.split(">")[0].split("<")[0].replace("_", "-") for word in wanted}
+    assert names <= set(list_requirements((ROOT / "roles/vllm_edge_host/files/requirements.txt").read_text()))
+    assert {"docker", "nvidia-ml-py"}.isdisjoint(word.split(">")[0] for word in project["dependencies"])
+    build = (ROOT / "roles/vllm_edge_host/tasks/build.yml").read_text()
+    assert '"vllm-edge[host] @ file://{{ __vllm_edge_host_program }}#sha256=' in build
