@@ -163,11 +163,12 @@ def plan_layouts(model: Model, gpus: Sequence[Gpu], options: Namespace) -> dict[
 def _plan(options: Namespace) -> int:
     model, gpus = load_model(options.model, options), find_gpus(options)
     plans = plan_layouts(model, gpus, options)
-    fits = any(plan.verdict is Verdict.FITS for plan in plans.values())
+    verdicts = {plan.verdict for plan in plans.values()}
+    status = FITS if Verdict.FITS in verdicts else CANNOT_SAY if Verdict.CANNOT_SAY in verdicts else DOES_NOT_FIT
     if options.format == "json":
         documents = {name: render.document(plan) for name, plan in plans.items()}
         print(json.dumps({"model": model.facts.repo, "vllm_version": options.vllm, "plans": documents}, indent=2))
-        return FITS if fits else DOES_NOT_FIT
+        return status
     host = advice_model.Host({}, gpus, options.vllm, ())
     lines = render.wrap(
         f"{model.facts.repo} on {host.describe_gpus()}, vLLM {options.vllm}; facts {model.facts.source}"
@@ -182,7 +183,7 @@ def _plan(options: Namespace) -> int:
     else:
         lines.append("--details has the memory of each GPU and advice.")
     print("\n".join(lines))
-    return FITS if fits else DOES_NOT_FIT
+    return status
 
 
 # ---- advise ------------------------------------------------------------------------------------------------------
