@@ -337,6 +337,9 @@ def test_a_gateway_that_is_killed_comes_back(machine: Machine, client: openai.Op
     else:
         pytest.fail(f"no answer within 120 s: {log(machine)[-2000:]}")
     test_role_answers(client, "sentry")
+    # It answers before its unit has compared the maps, which would mend those of the next test.
+    unit = "vllm-edge-gateway.service"
+    machine.wait("its start is over", lambda: machine.unit("ActiveState", unit=unit)["ActiveState"] == "active", 120)
 
 
 def test_a_damaged_map_is_found_and_mended(machine: Machine, client: openai.OpenAI) -> None:
