@@ -93,13 +93,19 @@ def _download(url: str, headers: Mapping[str, str]) -> bytes:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """Unpack the Python files and, last, the metadata of a source distribution, without its first directory."""
+    """Unpack the Python files and, last, the metadata of a source distribution, without its first directory.
+
+    Python 3.11.2, which Debian 12 has, lacks the filters of tarfile: only contents of regular files are taken.
+    """
     with tarfile.open(archive) as packed:
         members = {member.name.partition("/")[2]: member for member in packed if member.isfile()}
         for path in sorted(members, key=lambda path: path == "PKG-INFO"):
             if path == "PKG-INFO" or (path.startswith("vllm/") and path.endswith(".py")):
-                member = members[path].replace(name=path)
-                packed.extract(member, target, filter="data")
+                content = packed.extractfile(members[path])
+                if content is None or ".." in Path(path).parts:
+                    raise SystemExit(f"{archive.name} has the file {path!r}, which would lie elsewhere")
+                (target / path).parent.mkdir(parents=True, exist_ok=True)
+                (target / path).write_bytes(content.read())
 
 
 def record(sources: Sources) -> dict[str, Any]:
