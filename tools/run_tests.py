@@ -172,10 +172,12 @@ class Run:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, lane: str) -> None:
-        """Run the parts of a lane one after the other, as long as there are any, and time."""
+        """Run the parts of a lane one after the other, as long as there are any, and time; a lane for engines that has
+        none left helps the other one."""
         while True:
             with self.lock:
-                part = next((part for part in self.left if part.lane == lane), None)
+                own = (part for part in self.left if part.lane == lane)
+                part = next(own, next(iter(self.left), None) if lane == "engines" else None)
                 if part is None or time.monotonic() - self.began > self.limit_s:
                     return
                 self.left.remove(part)

@@ -45,6 +45,15 @@ def test_what_needs_no_engine_has_a_lane_of_its_own(tests: ModuleType, tmp_path:
     assert tests.Run(parts, lambda lab: 0.0, tmp_path, 60).all() == 0
 
 
+def test_a_lane_without_engines_left_helps_the_other_one(tests: ModuleType, tmp_path: Path) -> None:
+    """Each waits for the other, and both are of one lane."""
+    meet = "touch {0}; for i in $(seq 100); do [ -e {1} ] && exit 0; sleep 0.1; done; exit 1"
+    first, second = tmp_path / "first", tmp_path / "second"
+    commands = {"a": meet.format(first, second), "b": meet.format(second, first)}
+    parts = [tests.Part(name, ["sh", "-c", command], lane="beside") for name, command in commands.items()]
+    assert tests.Run(parts, lambda lab: 0.0, tmp_path, 60).all() == 0
+
+
 def test_a_part_that_fails_does_not_stop_the_others(
     tests: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
