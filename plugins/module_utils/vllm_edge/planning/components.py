@@ -61,12 +61,15 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
 _ROW_PARALLEL = re.compile(r"(o|down|out)_proj$|fc2$|experts\.\*\.w2$")
 
 
-def build_components(model: Model, towers: Sharding, tied: bool) -> Iterator[Component]:
+def build_components(
+    model: Model, towers: Sharding, tied: bool, unknown: Sharding | None = None
+) -> Iterator[Component]:
     """Yield what each tensor is for and how it is distributed.
 
     Args:
         towers: how the vision and audio towers are distributed.
         tied: whether the head is the table of embeddings.
+        unknown: how tensors that no rule knows are distributed; None refuses them.
 
     Raises:
         FactsError: if a tensor is unknown.
@@ -74,7 +77,7 @@ def build_components(model: Model, towers: Sharding, tied: bool) -> Iterator[Com
     for tensor in model.facts.tensors:
         for single in _split_qkv(model, tensor):
             for part in _split_by_kv_heads(model, single):
-                yield _classify_tensor(model, towers, part, tied)
+                yield _classify_tensor(model, towers, part, tied, unknown)
 
 
 def _split_qkv(model: Model, tensor: Tensor) -> Iterator[Tensor]:
@@ -101,7 +104,7 @@ def _split_by_kv_heads(model: Model, tensor: Tensor) -> Iterator[Tensor]:
         yield replace(tensor, layers=tuple(layer for layer in tensor.layers if model.layers[layer].kv_heads == heads))
 
 
-def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool) -> Component:
+def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool, unknown: Sharding | None) -> Component:
     """Determine what a tensor is for and how it is distributed. Raises FactsError if it is unknown."""
     if _NOT_LOADED.search(tensor.name):
         return Component(tensor, "other", Sharding.NOT_LOADED, read_per_token=0.0)
@@ -110,6 +113,8 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool)
         return Component(tensor, "towers", sharding, read_per_token=0.0)
     path, leaf = _split_name(tensor.name)
     kind, sharding = next((rule[1:] for rule in _RULES if rule[0].search(path)), ("", Sharding.NOT_LOADED))
+    if not kind and unknown:
+        return Component(tensor, "other", unknown)
     if not kind:
         raise FactsError(
             f"{model.facts.repo}: {tensor.name} {list(tensor.shape)} is not a weight that the planner knows of a "

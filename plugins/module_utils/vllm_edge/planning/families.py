@@ -16,6 +16,7 @@ from typing import Any
 from ..text import printable, shown
 from .components import build_components, copy_k_to_v
 from .contract import Attention, DecoderLayer, Facts, Model, Sharding, UnknownArchitecture
+from .generic import count_layers, describe_generic, find_unbounded, has_towers, widen_for_groups
 from .model_facts import LARGEST, FactsError
 from .quantization import read_quantization
 
@@ -259,6 +260,12 @@ def _build_exaone_layers(config: _Config) -> tuple[DecoderLayer, ...]:
     return _build_patterned_layers(config) if config.get("sliding_window") else _build_uniform_layers(config)
 
 
+def _build_generic_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return layers with full attention, whose KV cache is at least as large as that of any other attention."""
+    size = widen_for_groups(config.get("layer_types"), _read_window(config), config.head_size)
+    return tuple(DecoderLayer(index, Attention.FULL, config.kv_heads, size) for index in config.layers)
+
+
 def _gemma4(config: _Config) -> tuple[DecoderLayer, ...]:
     """Return Gemma 4's layers.
 
@@ -381,13 +388,15 @@ FAMILIES: Mapping[str, _Family] = {
 }
 """One row for each architecture that the planner knows. Another one is a row here and cases in
 tests/unit/planning/published.py."""
+GENERIC = _Family("generic", _build_generic_layers, {}, Sharding.REPLICATED, every_stage=True, rope_float32=True)
+"""For an architecture without a row. Its RoPE cache is counted in float32, the largest that it can be."""
 
 
 def interpret(facts: Facts) -> Model:
     """Interpret a checkpoint.
 
     Raises:
-        UnknownArchitecture: if the architecture is not in FAMILIES.
+        UnknownArchitecture: if the architecture is not in FAMILIES, and its memory cannot be bounded either.
         FactsError: if config.json lacks something or contradicts the tensors, or if a quantization or weight is
             unknown.
     """
@@ -418,17 +427,24 @@ def _interpret(facts: Facts) -> Model:
     if not isinstance(architectures, list | tuple) or not isinstance(architectures[0], str):
         raise FactsError(f"{facts.repo}: architectures in config.json is {shown(architectures)}, no list of names.")
     architecture = architectures[0]
-    family = FAMILIES.get(architecture)
-    if family is None:
-        raise UnknownArchitecture(
-            f"{facts.repo} is a {printable(architecture[:100], '')}, which the planner does not know; it knows "
-            f"{', '.join(FAMILIES)}. Take a model of one of these, start it without a plan (-e plan_override=true), or "
-            "add the architecture (CONTRIBUTING.md, Add a model)."
-        )
+    family = FAMILIES.get(architecture, GENERIC)
     check_config(facts.repo, facts.config)
     text = facts.config.get("text_config") or {}
     said = {key: value for key, value in text.items() if value is not None or key not in facts.config}
     config = _Config(facts.repo, {**facts.config, **said}, family.defaults)
+    if family is GENERIC:
+        found = find_unbounded(config.values, facts.tensors, read_quantization(facts))
+        unbounded = "config.json names no architecture" if architecture == "(none)" else found
+        if unbounded:
+            raise UnknownArchitecture(
+                f"{facts.repo} is a {printable(architecture[:100], '')}, which the planner does not know; it knows "
+                f"{', '.join(FAMILIES)}. A generic plan is not possible: {unbounded}. Take a model of one of these, "
+                "start it without a plan (-e plan_override=true), or add the architecture (CONTRIBUTING.md, Add a "
+                "model)."
+            )
+        layers_in_files = max(config["num_hidden_layers"], count_layers(facts.tensors))
+        config = replace(config, values={**config.values, "num_hidden_layers": layers_in_files})
+        facts = replace(facts, source=describe_generic(printable(architecture[:100], ""), facts.source))
     layers = family.layers(config)
     experts, per_token, expert_size = _read_experts(config, family)
     sizes, rows = _list_rope_caches(config, layers, family.ropes)
@@ -452,14 +468,21 @@ def _interpret(facts: Facts) -> Model:
         expert_intermediate_size=expert_size,
         rope_cache_sizes=sizes,
         per_layer_embedding_size=config.get("hidden_size_per_layer_input") or 0,
-        multimodal=family.towers is not Sharding.NOT_LOADED,
+        multimodal=has_towers(facts.tensors) if family is GENERIC else family.towers is not Sharding.NOT_LOADED,
         rope_cache_rows=rows,
         embeddings_on_every_stage=family.every_stage,
         rope_float32=family.rope_float32,
         router_float32=family.router_float32,
+        generic=family is GENERIC,
     )
-    _check(model)
     tied = bool(config.get("tie_word_embeddings"))
+    if model.generic:
+        # What no rule knows is counted on every rank; so are towers, even where the engine takes only text.
+        parts = build_components(model, family.towers, tied, Sharding.REPLICATED)
+        return replace(
+            model, components=tuple(replace(part, kind=part.kind.replace("towers", "other")) for part in parts)
+        )
+    _check(model)
     components = list(build_components(model, family.towers, tied))
     if not tied and not any(component.tensor.name.endswith("lm_head.weight") for component in components):
         raise FactsError(
