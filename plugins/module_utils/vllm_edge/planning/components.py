@@ -12,6 +12,7 @@ from .model_facts import FactsError
 
 _TOWERS = (
     "vision_tower",
+    "vision_model",
     "visual",
     "audio_tower",
     "embed_vision",
@@ -45,7 +46,7 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
         (r"self_attn\.[kv]_proj$", "attention", Sharding.KV_HEADS),
         (r"self_attn\.([qo]_proj|sinks)$", "attention", Sharding.SHARDED),
         (r"self_attn\.[kv]_(proj\.[kv]_)?scale$|self_attn\.q_scale$", "other", Sharding.REPLICATED),
-        (r"mlp\.(shared_expert\.)?(gate|up|down|gate_up)_proj$", "mlp", Sharding.SHARDED),
+        (r"(mlp|feed_forward)\.(shared_expert\.)?(gate|up|down|gate_up)_proj$", "mlp", Sharding.SHARDED),
         (
             r"(^|\.)experts(\.\*)?\.((gate|up|down|gate_up)_proj(_blocks|_scales|_bias)?|w[123])$",
             "experts",
@@ -174,16 +175,17 @@ def _is_whole(path: str, leaf: str, tensor: Tensor) -> bool:
 
 
 _TOWER_LINEAR = re.compile(
-    r"(encoder|transformer)\.layers\.\*\.(self_attn|mlp|attention|feed_forward)\.(\w+_proj|fc\d)$"
-    r"|multi_modal_projector\.linear_\d$"
+    r"(encoder|transformer|vision_model\.model)\.layers\.\*\.(self_attn|mlp|attention|feed_forward)\.(\w+_proj|fc\d)$"
+    r"|multi_modal_projector\.linear_\d$|vision_adapter\.mlp\.fc\d$|patch_embedding\.linear$"
     r"|^(model\.)?visual\..*\.(attn\.(qkv|proj)|linear_fc\d)$"
 )
 
 
 def _shard_tower(tensor: Tensor) -> Sharding:
-    """Return how a tensor of SigLIP (siglip.py), Pixtral (pixtral.py) or Qwen's tower (qwen3_vl.py) is distributed:
-    linear layers of its transformer, of the projector of mistral3.py and of Qwen's mergers are sharded; embeddings,
-    norms, the merger of patches of mistral3.py and the projector of gemma3_mm.py are not."""
+    """Return how a tensor of SigLIP (siglip.py), Pixtral (pixtral.py), Qwen's (qwen3_vl.py) or Llama's tower
+    (mllama4.py) is distributed: linear layers of its transformer, of the projector of mistral3.py and of the mergers of
+    Qwen and Llama are sharded; embeddings, norms, the merger of patches of mistral3.py and the projector of
+    gemma3_mm.py are not."""
     path, leaf = tensor.name.rsplit(".", 1)
     if not _TOWER_LINEAR.search(path):
         return Sharding.REPLICATED

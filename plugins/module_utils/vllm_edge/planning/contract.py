@@ -85,6 +85,8 @@ class Attention(StrEnum):
 
     FULL = "full_attention"
     SLIDING = "sliding_attention"
+    CHUNKED = "chunked_attention"
+    """Within chunks of a fixed number of tokens (Llama 4)."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class DecoderLayer:
     """Of the whole model, before tensor parallelism."""
     head_size: int
     window_tokens: int | None = None
-    """The window of sliding attention."""
+    """The window of sliding attention, or the chunk of chunked attention."""
     shares_with: int | None = None
     """The layer whose KV cache this layer reads; it has none of its own then."""
 

@@ -23,6 +23,7 @@ from .quantization import read_quantization
 CONFIG_KEYS = frozenset(
     {
         "_sliding_window_pattern",
+        "attention_chunk_size",
         "attention_k_eq_v",
         "decoder_sparse_step",
         "dtype",
@@ -30,12 +31,16 @@ CONFIG_KEYS = frozenset(
         "head_dim",
         "hidden_size",
         "hidden_size_per_layer_input",
+        "interleave_moe_layer_step",
         "intermediate_size",
+        "intermediate_size_mlp",
         "layer_types",
         "max_position_embeddings",
         "max_window_layers",
         "mlp_only_layers",
         "moe_intermediate_size",
+        "no_rope_layer_interval",
+        "no_rope_layers",
         "num_attention_heads",
         "num_experts",
         "num_experts_per_tok",
@@ -75,12 +80,13 @@ _OTHERS: Mapping[str, type] = {
     "dtype": str,
     "layer_types": list,
     "mlp_only_layers": list,
+    "no_rope_layers": list,
     "per_layer_config": dict,
     "rope_parameters": dict,
     "rope_scaling": dict,
     "torch_dtype": str,
 }
-_ELEMENTS: Mapping[str, type] = {"layer_types": str, "mlp_only_layers": int}
+_ELEMENTS: Mapping[str, type] = {"layer_types": str, "mlp_only_layers": int, "no_rope_layers": int}
 
 
 def check_config(repo: str, config: Mapping[str, Any]) -> None:
@@ -236,11 +242,12 @@ def _read_layer_types(config: _Config) -> list[str]:
     types = config.get("layer_types") or [
         Attention.SLIDING if (index + 1) % pattern else Attention.FULL for index in config.layers
     ]
-    unknown = set(types) - set(Attention)
+    known = (Attention.FULL, Attention.SLIDING)
+    unknown = set(types) - set(known)
     if unknown or len(types) != len(config.layers):
         raise FactsError(
             f"{config.repo}: layer_types in config.json has {len(types)} entries {sorted(set(types))} for "
-            f"{len(config.layers)} layers; the planner knows {' and '.join(Attention)}."
+            f"{len(config.layers)} layers; the planner knows {' and '.join(known)}."
         )
     return list(types)
 
@@ -258,6 +265,24 @@ def _build_patterned_layers(config: _Config) -> tuple[DecoderLayer, ...]:
 def _build_exaone_layers(config: _Config) -> tuple[DecoderLayer, ...]:
     """Return EXAONE 4's layers: the small model has no window, and only full attention."""
     return _build_patterned_layers(config) if config.get("sliding_window") else _build_uniform_layers(config)
+
+
+def _build_llama4_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return Llama 4's layers: each fourth has no RoPE and full attention, the others attend within chunks."""
+    chunk, interval = config.get("attention_chunk_size"), config["no_rope_layer_interval"]
+    ropes = config.get("no_rope_layers") or [(index + 1) % interval for index in config.layers]
+    if len(ropes) < len(config.layers):
+        raise FactsError(
+            f"{config.repo}: no_rope_layers in config.json has {len(ropes)} entries for {len(config.layers)} layers. "
+            "Fetch it again."
+        )
+    kinds = [Attention.CHUNKED if chunk and rope else Attention.FULL for rope in ropes]
+    return tuple(
+        DecoderLayer(
+            index, kinds[index], config.kv_heads, config.head_size, chunk if kinds[index] != "full_attention" else None
+        )
+        for index in config.layers
+    )
 
 
 def _build_generic_layers(config: _Config) -> tuple[DecoderLayer, ...]:
@@ -336,6 +361,17 @@ _GPT_OSS = {
     "dtype": "bfloat16",
     "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
 }
+_LLAMA4 = {
+    "vocab_size": 202048,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "attention_chunk_size": 8192,
+    "no_rope_layer_interval": 4,
+    "interleave_moe_layer_step": 1,
+    "intermediate_size_mlp": 16384,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 1,
+}
 _MIXTRAL = {"vocab_size": 32000, "max_position_embeddings": 131072}
 _MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072}
 _QWEN2 = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
@@ -376,6 +412,15 @@ FAMILIES: Mapping[str, _Family] = {
     ),
     "MiniMaxM2ForCausalLM": _Family(
         "minimax_m2", _build_uniform_layers, {}, expert_size="intermediate_size", router_float32=True
+    ),
+    "Llama4ForCausalLM": _Family("llama4", _build_llama4_layers, _LLAMA4, expert_size="intermediate_size"),
+    "Llama4ForConditionalGeneration": _Family(
+        "llama4",
+        _build_llama4_layers,
+        _LLAMA4,
+        Sharding.SHARDED,
+        expert_size="intermediate_size",
+        tower_rope=(176, 577),  # mllama4.py: 44 complex numbers of 8 bytes for each of 24 x 24 patches and one class
     ),
     "GptOssForCausalLM": _Family(
         "gpt_oss",
@@ -518,7 +563,10 @@ def _list_intermediate_sizes(config: _Config, experts: int, family: _Family) -> 
     Qwen3 MoE has one or the other."""
     base, shared = config.get("intermediate_size") or 0, config.get("shared_expert_intermediate_size") or 0
     if experts and family.expert_size == "intermediate_size":
-        return ()
+        # Llama 4 has a shared expert of the same size, and dense layers between those with experts.
+        dense = config.get("intermediate_size_mlp")
+        alternates = (config.get("interleave_moe_layer_step") or 1) > 1
+        return ((base, dense) if alternates else (base,)) if dense else ()
     if experts and config.get("decoder_sparse_step"):
         step, dense = config["decoder_sparse_step"], set(config.get("mlp_only_layers") or [])
         some = any(index in dense or (index + 1) % step for index in config.layers)
@@ -539,7 +587,7 @@ def _list_rope_caches(
     legacy: Mapping[str, Any] = config.get("rope_scaling") or {}
     split = config.get("layer_types") is not None and any(kind in given for kind in Attention)
     # Gemma uses another base for sliding layers than for full ones, even if config.json does not say so.
-    split = split or (ropes > 1 and {layer.attention for layer in layers} == set(Attention))
+    split = split or (ropes > 1 and len({layer.attention for layer in layers}) > 1)
     caches: dict[tuple[str, int], tuple[int, int]] = {}
     for layer in layers:
         kind = layer.attention if split else Attention.FULL
