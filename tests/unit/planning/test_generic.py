@@ -98,6 +98,7 @@ def test_layers_beyond_those_of_config_json_count() -> None:
         ("model.layers.*.x.A_log", (64,), {}, "A_log belongs to state-space or linear attention"),
         ("model.layers.*.linear_attn.in_proj.weight", (64, 64), {}, "belongs to state-space or linear attention"),
         ("model.layers.*.encoder_attn.k_proj.weight", (64, 64), {}, "belongs to an encoder"),
+        ("model.layers.*.self_attn.kv_b_proj.weight", (4096, 512), {}, r"belongs to latent attention \(MLA\)"),
         ("model.layers.*.self_attn.*.o_proj.weight", (64, 64), {}, "belongs to several attentions"),
         ("model.layers.*.attn.k_proj.weight", (4096, 3584), {}, r"k_proj\.weight has 3584 outputs, and .* says 512"),
         ("model.layers.*.norm.weight", (64,), {"vocab_size": None}, "config.json lacks vocab_size"),

@@ -30,6 +30,8 @@ _NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_siz
 # Layers that keep a state for each request, attention to an encoder, and several attentions in one layer.
 _STATES = re.compile(r"\.(A_log|ssm\w*|mamba\w*|mixer|conv1d|short_conv|linear_attn|rwkv|time_mix\w*|rg_lru|lru)(\.|$)")
 _ENCODERS = re.compile(r"(^|\.)(encoder_attn|cross_attn|crossattention|EncDecAttention)\.")
+# MLA: vLLM takes activations for up to 65,536 tokens of context at once, and copies of kv_b_proj (mla_attention.py).
+_LATENT = re.compile(r"\.kv_(a|b)_proj(_\w+)?\.")
 _SEVERAL = re.compile(r"attn(_\d|\.\*)\.")
 _TOWERS = re.compile(r"vis(ion|ual)|image|audio|speech|video|tower")
 _OUTPUTS = re.compile(r"[._](?P<part>k_proj|v_proj|qkv_proj|query_key_value|c_attn|Wqkv|wqkv|qkv)\.weight$")
@@ -54,7 +56,12 @@ def find_unbounded(config: Mapping[str, Any], tensors: Sequence[Tensor], quantiz
         experts and quantization.weight_bits == 4 and not config.get("moe_intermediate_size")
     ):
         return f"kernels pad experts in {quantization.method}, and by how much is not known"
-    kinds = ((_STATES, "state-space or linear attention"), (_ENCODERS, "an encoder"), (_SEVERAL, "several attentions"))
+    kinds = (
+        (_STATES, "state-space or linear attention"),
+        (_ENCODERS, "an encoder"),
+        (_LATENT, "latent attention (MLA)"),
+        (_SEVERAL, "several attentions"),
+    )
     for tensor in tensors:
         for pattern, what in kinds:
             if pattern.search(tensor.name):
