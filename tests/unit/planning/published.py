@@ -137,6 +137,18 @@ LLAMA4_TOWER = {
     "multi_modal_projector_bias": False,
 }
 LLAMA_ROPE = {"rope_type": "llama3", "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0}
+LLAVA = "llava-hf/llava-v1.6-mistral-7b-hf"
+CLIP = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 1024,
+    "image_size": 336,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "patch_size": 14,
+    "projection_dim": 768,
+    "vocab_size": 32000,
+}
 LONG_ROPE = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
 MISTRAL_SMALL = (40, 5120, 32768, 32, 8, 131072)
 PIXTRAL = {
@@ -251,6 +263,20 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         16, 1, 10485760, rope_scaling={**LLAMA_ROPE, "original_max_position_embeddings": 8192}
     ),
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct": _llama4(128, 2, 1048576, rope_scaling=None),
+    LLAVA: {
+        "architectures": ["LlavaNextForConditionalGeneration"],
+        "model_type": "llava_next",
+        "torch_dtype": "float16",
+        "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+        "image_token_index": 32000,
+        "projector_hidden_act": "gelu",
+        "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
+        "text_config": config(
+            "MistralForCausalLM", "mistral", (32, 4096, 14336, 32, 8, 32064, 32768), sliding_window=None
+        ),
+        "vision_config": CLIP,
+    },
     "openai/gpt-oss-20b": _gpt_oss(24, 32),
     "openai/gpt-oss-120b": _gpt_oss(36, 128),
 }
@@ -310,6 +336,7 @@ PARAMETERS: Mapping[str, int] = {
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": 24_011_361_280,
     "microsoft/Phi-3-mini-4k-instruct": 3_821_079_552,
     "microsoft/Phi-3-medium-4k-instruct": 13_960_238_080,
+    LLAVA: 7_566_747_648,
     "microsoft/phi-4": 14_659_507_200,
     "microsoft/Phi-4-mini-instruct": 3_836_021_760,
 }
@@ -347,7 +374,7 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
         for norm in _NORMS.get(text["model_type"], ("input_layernorm", "post_attention_layernorm")):
             yield f"{before}layers.{index}.{norm}.weight", "BF16", (hidden,)
     if "vision_config" in made:
-        towers = {"llama4_vision_model": _llama4_tower, "pixtral": _pixtral}
+        towers = {"clip_vision_model": _clip, "llama4_vision_model": _llama4_tower, "pixtral": _pixtral}
         yield from towers.get(made["vision_config"]["model_type"], _qwen_tower)(made["vision_config"], hidden)
 
 
@@ -470,6 +497,31 @@ _MLPS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[Any, ...]]]] = 
     "gpt_oss": _gpt_oss_experts,
     "llama4_text": _llama4_experts,
 }
+
+
+def _clip(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Header]:
+    hidden, inner, patch = vision["hidden_size"], vision["intermediate_size"], vision["patch_size"]
+    layer = {f"self_attn.{part}_proj": (hidden, hidden) for part in ("q", "k", "v", "out")}
+    layer |= {
+        "mlp.fc1": (inner, hidden),
+        "mlp.fc2": (hidden, inner),
+        "layer_norm1": (hidden,),
+        "layer_norm2": (hidden,),
+    }
+    named = dict.fromkeys(("pre_layrnorm", "post_layernorm"), (hidden,))
+    for index in range(vision["num_hidden_layers"]):
+        named |= {f"encoder.layers.{index}.{name}": shape for name, shape in layer.items()}
+    both = {f"vision_tower.vision_model.{name}": shape for name, shape in named.items()}
+    both["multi_modal_projector.linear_1"] = (text_hidden, hidden)
+    both["multi_modal_projector.linear_2"] = (text_hidden, text_hidden)
+    for name, shape in both.items():
+        yield f"{name}.weight", "BF16", shape
+        yield f"{name}.bias", "BF16", shape[:1]
+    embeddings = "vision_tower.vision_model.embeddings"
+    yield f"{embeddings}.class_embedding", "BF16", (hidden,)
+    yield f"{embeddings}.patch_embedding.weight", "BF16", (hidden, 3, patch, patch)
+    yield f"{embeddings}.position_embedding.weight", "BF16", ((vision["image_size"] // patch) ** 2 + 1, hidden)
+    yield "image_newline", "BF16", (text_hidden,)
 
 
 def _llama4_tower(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Header]:

@@ -18,7 +18,7 @@ import checkpoints
 import published
 import pytest
 from ansible.module_utils.vllm_edge.planning import families, feasibility, inferred, kv_cache, model_facts, weights
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, Model, Quantization, Verdict
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Model, Quantization, Sharding, Verdict
 from ansible.module_utils.vllm_edge.planning.model_facts import FactsError
 
 SCOUT = "meta-llama/Llama-4-Scout-17B-16E-Instruct"
@@ -92,6 +92,28 @@ def test_llama4s_text_model_alone_is_the_same() -> None:
         families.interpret(replace(facts, config={**text, "no_rope_layers": [1, 1, 0]}, tensors=tensors))
 
 
+def test_llavas_config_leaves_out_what_a_llama_has_by_default() -> None:
+    """As the published config.json does."""
+    facts = published.facts(published.LLAVA)
+    left_out = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    text = {key: value for key, value in facts.config["text_config"].items() if key not in left_out}
+    short = families.interpret(replace(facts, config={**facts.config, "text_config": text}))
+    assert short.layers == families.interpret(facts).layers and len(short.layers) == 32
+
+
+@pytest.mark.parametrize(("layer", "built"), [(-2, 23), (-1, 24), (3, 3), ([-10, 7], 15), (-30, 0), (None, 23)])
+def test_llavas_encoder_ends_at_the_layer_whose_output_is_read(layer: int | list[int] | None, built: int) -> None:
+    facts = published.facts(published.LLAVA)
+    config = {key: value for key, value in facts.config.items() if key != "vision_feature_layer"}
+    found = families.interpret(
+        replace(facts, config=config if layer is None else {**config, "vision_feature_layer": layer})
+    )
+    parts = [part for part in found.components if part.kind == "towers"]
+    assert {part.tensor.count for part in parts if ".encoder." in part.tensor.name} == {built}
+    left_out = {part.tensor.name for part in parts if part.sharding is Sharding.NOT_LOADED}
+    assert left_out == {f"vision_tower.vision_model.post_layernorm.{leaf}" for leaf in ("weight", "bias")}
+
+
 @pytest.mark.parametrize("repo", ["meta-llama/Llama-4-Maverick-17B-128E-Instruct"])
 def test_an_index_gives_the_same_shapes(repo: str) -> None:
     """Of the text model; encoders share what is left of the size."""
@@ -141,6 +163,7 @@ def test_experts_and_what_a_token_reads_of_them() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"vision_feature_layer": "last"}, r"vision_feature_layer in config\.json is .*; the number of a layer"),
         ({"no_rope_layers": ["1"]}, r"no_rope_layers in config\.json is .*; a list of whole numbers"),
         ({"partial_rotary_factor": 2}, r"partial_rotary_factor in config\.json is 2; a number above 0"),
         ({"sliding_window_pattern": "LLX"}, r"sliding_window_pattern in config\.json is .*LLX.*; a whole number, or L"),

@@ -18,6 +18,7 @@ _TOWERS = (
     "embed_vision",
     "embed_audio",
     "multi_modal_projector",
+    "image_newline",
     "vision_embedder",
 )
 SCALES = frozenset(
@@ -182,15 +183,34 @@ _TOWER_LINEAR = re.compile(
 
 
 def _shard_tower(tensor: Tensor) -> Sharding:
-    """Return how a tensor of SigLIP (siglip.py), Pixtral (pixtral.py), Qwen's (qwen3_vl.py) or Llama's tower
-    (mllama4.py) is distributed: linear layers of its transformer, of the projector of mistral3.py and of the mergers of
-    Qwen and Llama are sharded; embeddings, norms, the merger of patches of mistral3.py and the projector of
-    gemma3_mm.py are not."""
-    path, leaf = tensor.name.rsplit(".", 1)
+    """Return how a tensor of SigLIP (siglip.py), Pixtral (pixtral.py), CLIP (clip.py), Qwen's (qwen3_vl.py) or
+    Llama's tower (mllama4.py) is distributed: linear layers of its transformer, of the projector of mistral3.py and of
+    the mergers of Qwen and Llama are sharded; embeddings, norms, the merger of patches of mistral3.py and the projector
+    of gemma3_mm.py are not."""
+    path, _, leaf = tensor.name.rpartition(".")
     if not _TOWER_LINEAR.search(path):
         return Sharding.REPLICATED
     column = not re.search(r"((o|out|down)_proj|attn\.proj|fc2|linear_2)$", path)
     return Sharding.SHARDED if leaf == "weight" or column else Sharding.REPLICATED
+
+
+def cut_encoder(components: list[Component], feature_layer: int | list[int]) -> Iterator[Component]:
+    """Yield components without what vLLM does not build of LLaVA's encoder: the layers after the one whose output the
+    language model gets, and the last norm (init_vision_tower_for_llava, llava.py; get_layer_index, utils.py).
+
+    Args:
+        feature_layer: number of that layer, or of several, counted from 1, or negative and counted from the end.
+    """
+    wanted = feature_layer if isinstance(feature_layer, list) else [feature_layer]
+    for component in components:
+        tensor = component.tensor
+        if component.kind == "towers" and ".encoder.layers.*." in tensor.name:
+            built = max(tensor.count + layer + 1 if layer < 0 else layer for layer in wanted)
+            yield replace(component, tensor=replace(tensor, count=min(max(built, 0), tensor.count)))
+        elif component.kind == "towers" and ".post_layernorm." in tensor.name:
+            yield replace(component, sharding=Sharding.NOT_LOADED)
+        else:
+            yield component
 
 
 def copy_k_to_v(model: Model, components: list[Component]) -> Iterator[Component]:

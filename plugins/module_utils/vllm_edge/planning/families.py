@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..text import printable, shown
-from .components import build_components, copy_k_to_v
+from .components import build_components, copy_k_to_v, cut_encoder
 from .contract import Attention, DecoderLayer, Facts, Model, Sharding, UnknownArchitecture
 from .generic import count_layers, describe_generic, find_unbounded, has_towers, widen_for_groups
 from .model_facts import LARGEST, FactsError
@@ -64,6 +64,7 @@ CONFIG_KEYS = frozenset(
         "use_bidirectional_attention",
         "use_double_wide_mlp",
         "use_sliding_window",
+        "vision_feature_layer",
         "vocab_size",
     }
 )
@@ -109,6 +110,10 @@ def _find_mistake(key: str, value: Any) -> str:
     """Return what is expected of the value of a key instead of this one; empty if it is right."""
     if value is None or key == "use_bidirectional_attention":
         return ""
+    if key == "vision_feature_layer":
+        layers = value if isinstance(value, list) and value else [value]
+        right = all(type(layer) is int and abs(layer) <= MAX_LAYERS for layer in layers)
+        return "" if right else "the number of a layer, or a list of them"
     if key == "partial_rotary_factor":
         return "" if type(value) in (int, float) and 0 < value <= 1 else "a number above 0, at most 1"
     if key == "sliding_window_pattern" and isinstance(value, str):
@@ -372,6 +377,15 @@ _LLAMA4 = {
     "num_local_experts": 16,
     "num_experts_per_tok": 1,
 }
+# Those of LlamaConfig; config.json names only what differs, whether the language model is a Llama or a Mistral.
+_LLAVA_NEXT = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "max_position_embeddings": 2048,
+    "vision_feature_layer": -2,
+}
 _MIXTRAL = {"vocab_size": 32000, "max_position_embeddings": 131072}
 _MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072}
 _QWEN2 = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
@@ -413,6 +427,7 @@ FAMILIES: Mapping[str, _Family] = {
     "MiniMaxM2ForCausalLM": _Family(
         "minimax_m2", _build_uniform_layers, {}, expert_size="intermediate_size", router_float32=True
     ),
+    "LlavaNextForConditionalGeneration": _Family("llava_next", _build_uniform_layers, _LLAVA_NEXT, Sharding.SHARDED),
     "Llama4ForCausalLM": _Family("llama4", _build_llama4_layers, _LLAMA4, expert_size="intermediate_size"),
     "Llama4ForConditionalGeneration": _Family(
         "llama4",
@@ -529,6 +544,8 @@ def _interpret(facts: Facts) -> Model:
         )
     _check(model)
     components = list(build_components(model, family.towers, tied))
+    if family.name == "llava_next":
+        components = list(cut_encoder(components, config["vision_feature_layer"]))
     if not tied and not any(component.tensor.name.endswith("lm_head.weight") for component in components):
         raise FactsError(
             f"{facts.repo}: config.json says that tie_word_embeddings is false, and there is no lm_head.weight. "
