@@ -26,6 +26,7 @@ GROUPS = 3 / 2
 """By how much more a KV cache may take in which layers with and without a window are grouped: groups have equally many
 layers, so that some have unused pages (kv_cache.FEW_MORE_LAYERS)."""
 
+_MARK = f"{APPROXIMATE}generic, "
 _NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings")
 # Layers that keep a state for each request, attention to an encoder, and several attentions in one layer.
 _STATES = re.compile(r"\.(A_log|ssm\w*|mamba\w*|mixer|conv1d|short_conv|linear_attn|rwkv|time_mix\w*|rg_lru|lru)(\.|$)")
@@ -89,6 +90,11 @@ def widen_for_groups(layer_types: Sequence[str] | None, window: int | None, head
     return int(head_size * GROUPS) if window or len(set(layer_types or ())) > 1 else head_size
 
 
+def is_generic(source: str) -> bool:
+    """Return whether facts of this source are those of a generic plan."""
+    return source.startswith(_MARK)
+
+
 def describe_generic(architecture: str, source: str) -> str:
     """Return the source of the facts of a generic plan, which marks it as approximate.
 
@@ -97,7 +103,7 @@ def describe_generic(architecture: str, source: str) -> str:
     """
     before = source.removeprefix("recorded: ").removeprefix(APPROXIMATE)
     return (
-        f"{APPROXIMATE}generic, because the planner does not know {architecture}: weights and KV cache are upper "
+        f"{_MARK}because the planner does not know {architecture}: weights and KV cache are upper "
         f"bounds from config.json and the tensors ({before}). For published checkpoints of other architectures such "
         f"weights were 1 to 11 % above what vLLM loads"
     )
