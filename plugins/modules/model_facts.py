@@ -13,7 +13,8 @@ description:
     reads the weights themselves. From a hub that is some KiB per file.
   - Returns the facts, and the text of the planner's file of recorded facts with this model added. It writes nothing on
     the host.
-  - A model whose architecture the planner does not know is an error, because its facts could not be used.
+  - A model whose architecture the planner does not know, and whose memory has no upper bound, is an error, because its
+    facts could not be used.
 author:
   - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:

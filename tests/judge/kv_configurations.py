@@ -44,7 +44,8 @@ class Configuration:
                 "index": layer.index,
                 "kv_heads": layer.kv_heads,
                 "head_size": layer.head_size,
-                "window": layer.window_tokens,
+                "window": layer.window_tokens if layer.attention is Attention.SLIDING else None,
+                "chunk": layer.window_tokens if layer.attention is Attention.CHUNKED else None,
                 "own_cache": layer.shares_with is None,
             }
             for layer in self.model.layers
@@ -107,6 +108,14 @@ def shapes(generator: random.Random) -> Iterator[tuple[str, list[DecoderLayer], 
         yield family, layers, 131072 if family != "Gemma 2" else 8192
     for _ in range(12):
         yield "made up", _made_up(generator), generator.choice((4096, 40000, 131072))
+    # After the others, whose configurations depend on the order.
+    for chunk in (8192, 1024):
+        kinds = [Attention.FULL if index % 4 == 3 else Attention.CHUNKED for index in range(48)]
+        chunks = [
+            DecoderLayer(index, kind, 8, 128, chunk if kind is Attention.CHUNKED else None)
+            for index, kind in enumerate(kinds)
+        ]
+        yield "Llama 4", chunks, 1048576
 
 
 def differences(configuration: Configuration, told: Mapping[str, Any], version: str) -> list[str]:

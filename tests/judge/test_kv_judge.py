@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.planning import kv_cache, vllm_versions
+from ansible.module_utils.vllm_edge.planning.contract import Attention
 from ansible.module_utils.vllm_edge.planning.vllm_versions import TokenRule
 from asked import ask
 from kv_configurations import Configuration, configurations, differences, table
@@ -59,7 +60,7 @@ def test_every_configuration_is_as_vllm_computes_it(
 def test_the_configurations_reach_every_verdict(asked: tuple[Configuration, ...], judged: dict[str, Any]) -> None:
     answers = judged["answers"][: len(asked)]
     refusals = [check["refusal"] for told in answers for check in told.get("checks", ())]
-    assert len(asked) >= 500 and len({each.family for each in asked}) == 11
+    assert len(asked) >= 500 and len({each.family for each in asked}) == 12
     assert sum("No available memory" in refusal for refusal in refusals) > 10
     assert sum("estimated maximum model length" in refusal for refusal in refusals) > 50
     assert sum(not refusal for refusal in refusals) > 100
@@ -88,6 +89,11 @@ MISTAKES: dict[str, tuple[Any, str, Any]] = {
         kv_cache.Spec,
         "blocks",
         lambda spec, *tokens: BLOCKS(spec, *tokens) + (spec.window_tokens is not None),
+    ),
+    "a chunk is a window": (
+        kv_cache.Spec,
+        "blocks",
+        lambda spec, *tokens: BLOCKS(replace(spec, attention=Attention.SLIDING), *tokens),
     ),
     "one batch in flight": (kv_cache, "count_batches_in_flight", lambda *_: 1),
     "groups as large as the largest kind": (kv_cache, "FEW_MORE_LAYERS", 100),

@@ -23,6 +23,7 @@ import vllm
 from vllm.config import ModelConfig, VllmConfig
 from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.layers.attention.attention import Attention
+from vllm.model_executor.layers.attention.chunked_local_attention import ChunkedLocalAttention
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype, resolve_kv_cache_dtype_string
 from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleOf
 from vllm.v1.core import kv_cache_utils
@@ -112,11 +113,13 @@ def spec_of(layer: dict[str, Any], given: dict[str, Any], config: Config) -> Any
         kv_cache_dtype=dtype,
         kv_cache_torch_dtype=kv_cache_dtype_str_to_dtype(dtype, config.model_config),
         sliding_window=layer["window"],
+        attention_chunk_size=layer["chunk"],
         num_kv_heads=ModelConfig.get_num_kv_heads(heads, config.parallel_config),
         head_size=layer["head_size"],
         head_size_v=layer["head_size"],
     )
-    return Attention.get_kv_cache_spec(attention, config)
+    kind = ChunkedLocalAttention if layer["chunk"] else Attention
+    return kind.get_kv_cache_spec(attention, config)
 
 
 def workers(given: dict[str, Any], config: Config) -> list[dict[str, Any]]:

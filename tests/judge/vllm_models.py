@@ -120,7 +120,11 @@ def answer(given: dict[str, Any]) -> dict[str, Any]:
     for name, module in model.named_modules():
         if isinstance(module, Attention):
             index = int(next(part for part in name.split(".") if part.isdecimal()))
-            layers[index] = [module.num_kv_heads, module.head_size, module.sliding_window]
+            layers[index] = [
+                module.num_kv_heads,
+                module.head_size,
+                getattr(module, "attention_chunk_size", None) or module.sliding_window,
+            ]
     ropes = {id(rope): rope for rope in rotary_embedding._ROPE_DICT.values()}
     caches = [buffer for rope in ropes.values() for buffer in rope.buffers()]
     # BaseKVCacheMethod deletes its scales after loading (quantization/kv_cache.py); zero points are two bytes each.

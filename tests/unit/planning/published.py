@@ -72,6 +72,31 @@ def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
     )
 
 
+def _llama4(experts: int, step: int, positions: int, **more: Any) -> dict[str, Any]:
+    text = config(
+        "Llama4ForCausalLM",
+        "llama4_text",
+        (48, 5120, 8192, 40, 8, 202048, positions),
+        head_dim=128,
+        intermediate_size_mlp=16384,
+        num_local_experts=experts,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=step,
+        attention_chunk_size=8192,
+        no_rope_layers=[],
+        use_qk_norm=step == 1,
+        tie_word_embeddings=False,
+        **more,
+    )
+    return {
+        "architectures": ["Llama4ForConditionalGeneration"],
+        "model_type": "llama4",
+        "torch_dtype": "bfloat16",
+        "text_config": text,
+        "vision_config": LLAMA4_TOWER,
+    }
+
+
 NOT_MXFP4 = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
 FP8_BLOCKS = {
     "quant_method": "fp8",
@@ -93,6 +118,36 @@ QWEN_TOWER = {
     "in_channels": 3,
     "hidden_act": "gelu_pytorch_tanh",
     "deepstack_visual_indexes": [8, 16, 24],
+}
+LLAMA4_TOWER = {
+    "model_type": "llama4_vision_model",
+    "hidden_size": 1408,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 16,
+    "image_size": 336,
+    "patch_size": 14,
+    "num_channels": 3,
+    "pixel_shuffle_ratio": 0.5,
+    "projector_input_dim": 4096,
+    "projector_output_dim": 4096,
+    "vision_output_dim": 4096,
+    "rope_theta": 10000,
+    "vision_feature_select_strategy": "default",
+    "multi_modal_projector_bias": False,
+}
+LLAMA_ROPE = {"rope_type": "llama3", "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0}
+LLAVA = "llava-hf/llava-v1.6-mistral-7b-hf"
+CLIP = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 1024,
+    "image_size": 336,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "patch_size": 14,
+    "projection_dim": 768,
+    "vocab_size": 32000,
 }
 LONG_ROPE = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
 MISTRAL_SMALL = (40, 5120, 32768, 32, 8, 131072)
@@ -204,6 +259,24 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         scoring_func="sigmoid",
         quantization_config={**FP8_BLOCKS, "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]},
     ),
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": _llama4(
+        16, 1, 10485760, rope_scaling={**LLAMA_ROPE, "original_max_position_embeddings": 8192}
+    ),
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct": _llama4(128, 2, 1048576, rope_scaling=None),
+    LLAVA: {
+        "architectures": ["LlavaNextForConditionalGeneration"],
+        "model_type": "llava_next",
+        "torch_dtype": "float16",
+        "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+        "image_token_index": 32000,
+        "projector_hidden_act": "gelu",
+        "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
+        "text_config": config(
+            "MistralForCausalLM", "mistral", (32, 4096, 14336, 32, 8, 32064, 32768), sliding_window=None
+        ),
+        "vision_config": CLIP,
+    },
     "openai/gpt-oss-20b": _gpt_oss(24, 32),
     "openai/gpt-oss-120b": _gpt_oss(36, 128),
 }
@@ -246,6 +319,8 @@ QUANTIZED: Mapping[str, Mapping[str, Any]] = {
 CONFIGS = {**CONFIGS, **{repo: {**_QWEN_7B, "quantization_config": how} for repo, how in QUANTIZED.items()}}
 
 PARAMETERS: Mapping[str, int] = {
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": 108_641_793_536,
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct": 401_583_781_376,
     "mistralai/Mixtral-8x7B-Instruct-v0.1": 46_702_792_704,
     "Qwen/Qwen1.5-MoE-A2.7B-Chat": 14_315_784_192,
     "Qwen/Qwen3-VL-30B-A3B-Instruct": 31_070_754_032,
@@ -261,6 +336,7 @@ PARAMETERS: Mapping[str, int] = {
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": 24_011_361_280,
     "microsoft/Phi-3-mini-4k-instruct": 3_821_079_552,
     "microsoft/Phi-3-medium-4k-instruct": 13_960_238_080,
+    LLAVA: 7_566_747_648,
     "microsoft/phi-4": 14_659_507_200,
     "microsoft/Phi-4-mini-instruct": 3_836_021_760,
 }
@@ -289,13 +365,17 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
     if not text.get("tie_word_embeddings", text["model_type"] == "gemma2"):
         yield f"{head}lm_head.weight", "BF16", (text["vocab_size"], hidden)
     for index in range(text["num_hidden_layers"]):
-        for name, *dtype, shape in [*_attention(text), *_MLPS.get(text["model_type"], _mlp)(text)]:
+        mlp = _MLPS.get(text["model_type"], _mlp)
+        if text["model_type"] == "llama4_text" and (index + 1) % text["interleave_moe_layer_step"]:
+            mlp = _llama4_dense
+        for name, *dtype, shape in [*_attention(text), *mlp(text)]:
             full = f"{before}layers.{index}.{name}", *(dtype or ["BF16"]), shape
             yield from _quantize(made.get("quantization_config"), *full)
         for norm in _NORMS.get(text["model_type"], ("input_layernorm", "post_attention_layernorm")):
             yield f"{before}layers.{index}.{norm}.weight", "BF16", (hidden,)
     if "vision_config" in made:
-        yield from (_qwen_tower if qwen else _pixtral)(made["vision_config"], hidden)
+        towers = {"clip_vision_model": _clip, "llama4_vision_model": _llama4_tower, "pixtral": _pixtral}
+        yield from towers.get(made["vision_config"]["model_type"], _qwen_tower)(made["vision_config"], hidden)
 
 
 def _quantize(how: Mapping[str, Any] | None, name: str, dtype: str, shape: tuple[int, ...]) -> Iterator[Header]:
@@ -397,13 +477,73 @@ def _gpt_oss_experts(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         yield f"mlp.experts.{part}_proj_bias", (experts, rows)
 
 
+def _llama4_experts(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    hidden, inner, experts = text["hidden_size"], text["intermediate_size"], text["num_local_experts"]
+    yield "feed_forward.router.weight", (experts, hidden)
+    yield from _gated("feed_forward.shared_expert", hidden, inner)
+    yield "feed_forward.experts.gate_up_proj", (experts, hidden, 2 * inner)
+    yield "feed_forward.experts.down_proj", (experts, inner, hidden)
+
+
+def _llama4_dense(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    yield from _gated("feed_forward", text["hidden_size"], text["intermediate_size_mlp"])
+
+
 _MLPS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[Any, ...]]]] = {
     "qwen2_moe": _qwen2_experts,
     "qwen3_vl_moe_text": _qwen3_vl_experts,
     "mixtral": _block_sparse,
     "minimax_m2": _block_sparse,
     "gpt_oss": _gpt_oss_experts,
+    "llama4_text": _llama4_experts,
 }
+
+
+def _clip(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Header]:
+    hidden, inner, patch = vision["hidden_size"], vision["intermediate_size"], vision["patch_size"]
+    layer = {f"self_attn.{part}_proj": (hidden, hidden) for part in ("q", "k", "v", "out")}
+    layer |= {
+        "mlp.fc1": (inner, hidden),
+        "mlp.fc2": (hidden, inner),
+        "layer_norm1": (hidden,),
+        "layer_norm2": (hidden,),
+    }
+    named = dict.fromkeys(("pre_layrnorm", "post_layernorm"), (hidden,))
+    for index in range(vision["num_hidden_layers"]):
+        named |= {f"encoder.layers.{index}.{name}": shape for name, shape in layer.items()}
+    both = {f"vision_tower.vision_model.{name}": shape for name, shape in named.items()}
+    both["multi_modal_projector.linear_1"] = (text_hidden, hidden)
+    both["multi_modal_projector.linear_2"] = (text_hidden, text_hidden)
+    for name, shape in both.items():
+        yield f"{name}.weight", "BF16", shape
+        yield f"{name}.bias", "BF16", shape[:1]
+    embeddings = "vision_tower.vision_model.embeddings"
+    yield f"{embeddings}.class_embedding", "BF16", (hidden,)
+    yield f"{embeddings}.patch_embedding.weight", "BF16", (hidden, 3, patch, patch)
+    yield f"{embeddings}.position_embedding.weight", "BF16", ((vision["image_size"] // patch) ** 2 + 1, hidden)
+    yield "image_newline", "BF16", (text_hidden,)
+
+
+def _llama4_tower(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Header]:
+    hidden, inner, patch = vision["hidden_size"], vision["intermediate_size"], vision["patch_size"]
+    layer = {f"self_attn.{part}_proj": (hidden, hidden) for part in "qkvo"}
+    layer |= {"mlp.fc1": (inner, hidden), "mlp.fc2": (hidden, inner)}
+    layer |= dict.fromkeys(("input_layernorm", "post_attention_layernorm"), (hidden,))
+    both = {
+        f"model.layers.{index}.{name}": shape
+        for index in range(vision["num_hidden_layers"])
+        for name, shape in layer.items()
+    }
+    for name, shape in (both | dict.fromkeys(("layernorm_pre", "layernorm_post"), (hidden,))).items():
+        yield f"vision_model.{name}.weight", "BF16", shape
+        yield f"vision_model.{name}.bias", "BF16", shape[:1]
+    yield "vision_model.class_embedding", "BF16", (hidden,)
+    yield "vision_model.positional_embedding_vlm", "BF16", ((vision["image_size"] // patch) ** 2 + 1, hidden)
+    yield "vision_model.patch_embedding.linear.weight", "BF16", (hidden, vision["num_channels"] * patch**2)
+    wide = vision["projector_output_dim"]
+    yield "vision_model.vision_adapter.mlp.fc1.weight", "BF16", (vision["projector_input_dim"], inner)
+    yield "vision_model.vision_adapter.mlp.fc2.weight", "BF16", (wide, vision["projector_input_dim"])
+    yield "multi_modal_projector.linear_1.weight", "BF16", (text_hidden, vision["vision_output_dim"])
 
 
 def _qwen_tower(vision: Mapping[str, Any], text_hidden: int) -> Iterator[Header]:

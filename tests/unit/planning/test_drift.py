@@ -12,6 +12,7 @@ from ansible.module_utils.vllm_edge.engine.config import parse_engine
 from ansible.module_utils.vllm_edge.engine.state import EngineState
 from ansible.module_utils.vllm_edge.planning import drift
 from ansible.module_utils.vllm_edge.planning.contract import EnginePlan, GpuPlan, Verdict
+from ansible.module_utils.vllm_edge.planning.generic import describe_generic
 from ansible.module_utils.vllm_edge.status.tables import render_drift_table
 
 MIB = 2**20
@@ -49,6 +50,19 @@ ENGINE: dict[str, Any] = {
     **{"tensor_parallel_size": 2, "port": 8050, "input_hash": "ab12", "generation": 1, "image": "vllm-edge/vllm:1"},
     **{"stop_timeout_s": 30, "stall_timeout_s": 300, "health_timeout_s": 5},
 }
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_bounds_of_an_unknown_architecture_are_no_drift(pinned: bool) -> None:
+    """An engine may have fewer weights and more tokens than the upper bounds."""
+    source = describe_generic("NewForCausalLM", "files")
+    generic = dataclasses.replace(PLAN, facts_source=source, uncertainty_mib=(1500, 300), pinned=pinned)
+    limits = drift.expectation(generic, "0.32.0", LIMITS, "warn")["tolerances"]
+    exact = drift.expectation(dataclasses.replace(PLAN, pinned=pinned), "0.32.0", LIMITS, "warn")["tolerances"]
+    more = {name: limits[name] - exact[name] for name in limits if limits[name] != exact[name]}
+    assert more.pop("kv_cache_tokens") + exact["kv_cache_tokens"] == 100 * PLAN.kv_cache_tokens
+    assert more.pop("kv_blocks") + exact["kv_blocks"] == 100 * PLAN.kv_blocks
+    assert more == dict.fromkeys(("weights_mib", "total_mib", *(() if pinned else ("kv_cache_mib",))), 1500)
 
 
 def rows(

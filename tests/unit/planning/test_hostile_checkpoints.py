@@ -95,7 +95,10 @@ CASES: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "architectures: a number": (changed(architectures=[7]), "no list of names"),
     "architectures: text": (changed(architectures="LlamaForCausalLM"), "no list of names"),
     "layer types: numbers": (changed(layer_types=[1, 2]), "a list of texts"),
-    "escapes": (changed(dtype="\x1b]0;x\x07", architectures=["\x1b[2J\u202e"]), "which the planner does not know"),
+    "escapes": (
+        changed(dtype="\x1b]0;x\x07", architectures=["\x1b[2J\u202e"], vocab_size=None),
+        "which the planner does not know",
+    ),
     "header: 100 MB": (header(b"{", 100_000_000), "does not begin with the length"),
     "header: more than it is": (header(b"{}", 2**63), "does not begin with the length"),
     "header: nesting": (header(b"[" * 100_000), "nested deeper"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.planning import kv_cache
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, Attention, Quantization
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Attention, DecoderLayer, Quantization
 from kv_models import ORACLE, full, gemma4, model, sliding
 
 GIB = 2**30
@@ -58,6 +58,21 @@ def test_every_case_of_the_oracle_is_asked() -> None:
 
 
 # -- what the numbers mean
+
+
+@pytest.mark.parametrize(
+    ("tokens", "blocks"), [(1000, 63), (8192 + 2048, 640), (100_000, 8192 // 16 + 2048 * 2 // 16), (17, 2)]
+)
+def test_a_request_holds_a_chunk_and_the_batches_in_flight(tokens: int, blocks: int) -> None:
+    """Llama 4: no block more, because a chunk begins at the start of one; vLLM overlaps two batches."""
+    kinds = [Attention.FULL if index % 4 == 3 else Attention.CHUNKED for index in range(48)]
+    layers = [
+        DecoderLayer(index, kind, 8, 128, 8192 if kind is Attention.CHUNKED else None)
+        for index, kind in enumerate(kinds)
+    ]
+    asked = Arguments(max_model_len=tokens, max_num_batched_tokens=2048)
+    groups = kv_cache.capacity(model(layers, maximum=1_048_576), asked, 8 * GIB, "0.32.0").groups
+    assert [group.blocks_per_request for group in groups if group.attention is Attention.CHUNKED] == [blocks] * 3
 
 
 def test_a_model_with_full_attention_only_is_one_group() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,12 @@ from typing import Any
 import checkpoints
 import published
 import pytest
-from ansible.module_utils.vllm_edge.planning import families, feasibility, kv_cache, model_facts, weights
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, Model, Quantization, Verdict
+from ansible.module_utils.vllm_edge.planning import families, feasibility, inferred, kv_cache, model_facts, weights
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Model, Quantization, Sharding, Verdict
 from ansible.module_utils.vllm_edge.planning.model_facts import FactsError
 
+SCOUT = "meta-llama/Llama-4-Scout-17B-16E-Instruct"
+MAVERICK = "meta-llama/Llama-4-Maverick-17B-128E-Instruct"
 JUDGED: Mapping[str, Any] = json.loads((Path(__file__).parent / "judged.json").read_text())
 ANSWERS = {(each["name"], each["tensor_parallel_size"], each["pipeline_rank"]): each for each in JUDGED["answers"]}
 
@@ -45,6 +48,7 @@ def test_every_published_checkpoint_was_judged() -> None:
     known = {found["architectures"][0] for found in published.CONFIGS.values()}
     older = {"Gemma4ForConditionalGeneration", "Gemma4ForCausalLM", "Gemma3ForConditionalGeneration"}
     older |= {"Gemma3ForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"}
+    older |= {"Llama4ForCausalLM"}  # no published checkpoint; its text is that of Llama4ForConditionalGeneration
     assert set(families.FAMILIES) == known | older
 
 
@@ -70,6 +74,57 @@ def test_layers_and_bytes_are_vllms(repo: str, size: int, stage: int | None) -> 
     assert (rank.bytes - rope, rope) == (told["parameters_bytes"], told["rope_bytes"])
 
 
+def test_llama4s_text_model_alone_is_the_same() -> None:
+    """Architecture Llama4ForCausalLM, which has no encoder, and layers without RoPE as config.json lists them."""
+    facts, whole = published.facts(SCOUT, 4), families.interpret(published.facts(SCOUT, 4))
+    text = dict(facts.config["text_config"])
+    tensors = tuple(
+        replace(tensor, name=tensor.name.removeprefix("language_model."))
+        for tensor in facts.tensors
+        if tensor.name.startswith("language_model.")
+    )
+    alone = families.interpret(replace(facts, config={**text, "no_rope_layers": [1, 1, 1, 0]}, tensors=tensors))
+    assert alone.layers == whole.layers and not alone.multimodal
+    text_only = weights.per_rank(whole, Arguments(language_model_only=True), JUDGED["version"])[0]
+    tower_rope = 176 * 577 * 2
+    assert weights.per_rank(alone, Arguments(), JUDGED["version"])[0].bytes == text_only.bytes - tower_rope
+    with pytest.raises(FactsError, match=r"no_rope_layers in config\.json has 3 entries for 4 layers"):
+        families.interpret(replace(facts, config={**text, "no_rope_layers": [1, 1, 0]}, tensors=tensors))
+
+
+def test_llavas_config_leaves_out_what_a_llama_has_by_default() -> None:
+    """As the published config.json does."""
+    facts = published.facts(published.LLAVA)
+    left_out = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    text = {key: value for key, value in facts.config["text_config"].items() if key not in left_out}
+    short = families.interpret(replace(facts, config={**facts.config, "text_config": text}))
+    assert short.layers == families.interpret(facts).layers and len(short.layers) == 32
+
+
+@pytest.mark.parametrize(("layer", "built"), [(-2, 23), (-1, 24), (3, 3), ([-10, 7], 15), (-30, 0), (None, 23)])
+def test_llavas_encoder_ends_at_the_layer_whose_output_is_read(layer: int | list[int] | None, built: int) -> None:
+    facts = published.facts(published.LLAVA)
+    config = {key: value for key, value in facts.config.items() if key != "vision_feature_layer"}
+    found = families.interpret(
+        replace(facts, config=config if layer is None else {**config, "vision_feature_layer": layer})
+    )
+    parts = [part for part in found.components if part.kind == "towers"]
+    assert {part.tensor.count for part in parts if ".encoder." in part.tensor.name} == {built}
+    left_out = {part.tensor.name for part in parts if part.sharding is Sharding.NOT_LOADED}
+    assert left_out == {f"vision_tower.vision_model.post_layernorm.{leaf}" for leaf in ("weight", "bias")}
+
+
+@pytest.mark.parametrize("repo", ["meta-llama/Llama-4-Maverick-17B-128E-Instruct"])
+def test_an_index_gives_the_same_shapes(repo: str) -> None:
+    """Of the text model; encoders share what is left of the size."""
+    made = published.cut(published.CONFIGS[repo], 4)
+    exact = list(published.headers(made))
+    total = sum(2 * math.prod(shape) for _, _, shape in exact)
+    found, _ = inferred.infer_headers(repo, made, {}, [name for name, *_ in exact], total)
+    shapes = {name: math.prod(shape) for name, _, shape in exact if name.startswith("language_model.")}
+    assert {name: math.prod(shape) for name, _, shape in found if name in shapes} == shapes
+
+
 def test_fused_q_k_and_v_of_awq_are_divided_by_columns() -> None:
     facts = published.facts("microsoft/phi-4", 1)
     packed = [
@@ -84,10 +139,22 @@ def test_fused_q_k_and_v_of_awq_are_divided_by_columns() -> None:
 
 def test_experts_and_what_a_token_reads_of_them() -> None:
     """Number, number for each token, intermediate size, and sizes of dense MLPs."""
-    repos = ("openai/gpt-oss-20b", "mistralai/Mixtral-8x7B-Instruct-v0.1", "Qwen/Qwen2-57B-A14B-Instruct")
+    repos = (
+        "openai/gpt-oss-20b",
+        "mistralai/Mixtral-8x7B-Instruct-v0.1",
+        "Qwen/Qwen2-57B-A14B-Instruct",
+        SCOUT,
+        MAVERICK,
+    )
     found = [first_layers(repo) for repo in repos]
     sizes = [(x.experts, x.experts_per_token, x.expert_intermediate_size, x.intermediate_sizes) for x in found]
-    assert sizes == [(32, 4, 2880, ()), (8, 2, 14336, ()), (64, 8, 2560, (20480,))]
+    assert sizes == [
+        (32, 4, 2880, ()),
+        (8, 2, 14336, ()),
+        (64, 8, 2560, (20480,)),
+        (16, 1, 8192, (8192,)),
+        (128, 1, 8192, (8192, 16384)),
+    ]
     for model in found:
         parts = [part for part in model.components if part.kind == "experts"]
         assert {part.read_per_token for part in parts} == {model.experts_per_token / model.experts}
@@ -96,6 +163,8 @@ def test_experts_and_what_a_token_reads_of_them() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"vision_feature_layer": "last"}, r"vision_feature_layer in config\.json is .*; the number of a layer"),
+        ({"no_rope_layers": ["1"]}, r"no_rope_layers in config\.json is .*; a list of whole numbers"),
         ({"partial_rotary_factor": 2}, r"partial_rotary_factor in config\.json is 2; a number above 0"),
         ({"sliding_window_pattern": "LLX"}, r"sliding_window_pattern in config\.json is .*LLX.*; a whole number, or L"),
     ],

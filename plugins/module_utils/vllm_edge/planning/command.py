@@ -151,7 +151,10 @@ def plan_layouts(model: Model, gpus: Sequence[Gpu], options: Namespace) -> dict[
             engine["limit_mm_per_prompt"] = {"image": 0, "video": 0, "audio": 0}
         plan = planner.plan(engine["name"], [engine], {"model": model}, gpus, options.vllm)
         longest = plan.engines[0].max_context // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
-        if not options.context and plan.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN and longest:
+        too_long = plan.verdict is Verdict.KV_BELOW_MAX_MODEL_LEN or (
+            model.generic and plan.verdict is not Verdict.FITS
+        )
+        if not options.context and too_long and 0 < longest < engine["max_model_len"]:
             shorter = {**engine, "max_model_len": longest}
             plan = planner.plan(engine["name"], [shorter], {"model": model}, gpus, options.vllm)
         plans[engine["name"]] = plan

@@ -12,11 +12,13 @@ from .model_facts import FactsError
 
 _TOWERS = (
     "vision_tower",
+    "vision_model",
     "visual",
     "audio_tower",
     "embed_vision",
     "embed_audio",
     "multi_modal_projector",
+    "image_newline",
     "vision_embedder",
 )
 SCALES = frozenset(
@@ -45,7 +47,7 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
         (r"self_attn\.[kv]_proj$", "attention", Sharding.KV_HEADS),
         (r"self_attn\.([qo]_proj|sinks)$", "attention", Sharding.SHARDED),
         (r"self_attn\.[kv]_(proj\.[kv]_)?scale$|self_attn\.q_scale$", "other", Sharding.REPLICATED),
-        (r"mlp\.(shared_expert\.)?(gate|up|down|gate_up)_proj$", "mlp", Sharding.SHARDED),
+        (r"(mlp|feed_forward)\.(shared_expert\.)?(gate|up|down|gate_up)_proj$", "mlp", Sharding.SHARDED),
         (
             r"(^|\.)experts(\.\*)?\.((gate|up|down|gate_up)_proj(_blocks|_scales|_bias)?|w[123])$",
             "experts",
@@ -61,12 +63,15 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
 _ROW_PARALLEL = re.compile(r"(o|down|out)_proj$|fc2$|experts\.\*\.w2$")
 
 
-def build_components(model: Model, towers: Sharding, tied: bool) -> Iterator[Component]:
+def build_components(
+    model: Model, towers: Sharding, tied: bool, unknown: Sharding | None = None
+) -> Iterator[Component]:
     """Yield what each tensor is for and how it is distributed.
 
     Args:
         towers: how the vision and audio towers are distributed.
         tied: whether the head is the table of embeddings.
+        unknown: how tensors that no rule knows are distributed; None refuses them.
 
     Raises:
         FactsError: if a tensor is unknown.
@@ -74,7 +79,7 @@ def build_components(model: Model, towers: Sharding, tied: bool) -> Iterator[Com
     for tensor in model.facts.tensors:
         for single in _split_qkv(model, tensor):
             for part in _split_by_kv_heads(model, single):
-                yield _classify_tensor(model, towers, part, tied)
+                yield _classify_tensor(model, towers, part, tied, unknown)
 
 
 def _split_qkv(model: Model, tensor: Tensor) -> Iterator[Tensor]:
@@ -101,7 +106,7 @@ def _split_by_kv_heads(model: Model, tensor: Tensor) -> Iterator[Tensor]:
         yield replace(tensor, layers=tuple(layer for layer in tensor.layers if model.layers[layer].kv_heads == heads))
 
 
-def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool) -> Component:
+def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool, unknown: Sharding | None) -> Component:
     """Determine what a tensor is for and how it is distributed. Raises FactsError if it is unknown."""
     if _NOT_LOADED.search(tensor.name):
         return Component(tensor, "other", Sharding.NOT_LOADED, read_per_token=0.0)
@@ -110,6 +115,8 @@ def _classify_tensor(model: Model, towers: Sharding, tensor: Tensor, tied: bool)
         return Component(tensor, "towers", sharding, read_per_token=0.0)
     path, leaf = _split_name(tensor.name)
     kind, sharding = next((rule[1:] for rule in _RULES if rule[0].search(path)), ("", Sharding.NOT_LOADED))
+    if not kind and unknown:
+        return Component(tensor, "other", unknown)
     if not kind:
         raise FactsError(
             f"{model.facts.repo}: {tensor.name} {list(tensor.shape)} is not a weight that the planner knows of a "
@@ -169,21 +176,41 @@ def _is_whole(path: str, leaf: str, tensor: Tensor) -> bool:
 
 
 _TOWER_LINEAR = re.compile(
-    r"(encoder|transformer)\.layers\.\*\.(self_attn|mlp|attention|feed_forward)\.(\w+_proj|fc\d)$"
-    r"|multi_modal_projector\.linear_\d$"
+    r"(encoder|transformer|vision_model\.model)\.layers\.\*\.(self_attn|mlp|attention|feed_forward)\.(\w+_proj|fc\d)$"
+    r"|multi_modal_projector\.linear_\d$|vision_adapter\.mlp\.fc\d$|patch_embedding\.linear$"
     r"|^(model\.)?visual\..*\.(attn\.(qkv|proj)|linear_fc\d)$"
 )
 
 
 def _shard_tower(tensor: Tensor) -> Sharding:
-    """Return how a tensor of SigLIP (siglip.py), Pixtral (pixtral.py) or Qwen's tower (qwen3_vl.py) is distributed:
-    linear layers of its transformer, of the projector of mistral3.py and of Qwen's mergers are sharded; embeddings,
-    norms, the merger of patches of mistral3.py and the projector of gemma3_mm.py are not."""
-    path, leaf = tensor.name.rsplit(".", 1)
+    """Return how a tensor of SigLIP (siglip.py), Pixtral (pixtral.py), CLIP (clip.py), Qwen's (qwen3_vl.py) or
+    Llama's tower (mllama4.py) is distributed: linear layers of its transformer, of the projector of mistral3.py and of
+    the mergers of Qwen and Llama are sharded; embeddings, norms, the merger of patches of mistral3.py and the projector
+    of gemma3_mm.py are not."""
+    path, _, leaf = tensor.name.rpartition(".")
     if not _TOWER_LINEAR.search(path):
         return Sharding.REPLICATED
     column = not re.search(r"((o|out|down)_proj|attn\.proj|fc2|linear_2)$", path)
     return Sharding.SHARDED if leaf == "weight" or column else Sharding.REPLICATED
+
+
+def cut_encoder(components: list[Component], feature_layer: int | list[int]) -> Iterator[Component]:
+    """Yield components without what vLLM does not build of LLaVA's encoder: the layers after the one whose output the
+    language model gets, and the last norm (init_vision_tower_for_llava, llava.py; get_layer_index, utils.py).
+
+    Args:
+        feature_layer: number of that layer, or of several, counted from 1, or negative and counted from the end.
+    """
+    wanted = feature_layer if isinstance(feature_layer, list) else [feature_layer]
+    for component in components:
+        tensor = component.tensor
+        if component.kind == "towers" and ".encoder.layers.*." in tensor.name:
+            built = max(tensor.count + layer + 1 if layer < 0 else layer for layer in wanted)
+            yield replace(component, tensor=replace(tensor, count=min(max(built, 0), tensor.count)))
+        elif component.kind == "towers" and ".post_layernorm." in tensor.name:
+            yield replace(component, sharding=Sharding.NOT_LOADED)
+        else:
+            yield component
 
 
 def copy_k_to_v(model: Model, components: list[Component]) -> Iterator[Component]:

@@ -4,7 +4,7 @@
 Sizes are bytes (`_bytes`) or tokens (`_tokens`), per GPU wherever it is about a rank. Terms are vLLM's.
 
     checkpoint -> Facts        model_facts: config.json and safetensors headers, from files or recorded
-    Facts      -> Model        families: layers, heads, what is sharded; an unknown architecture is refused
+    Facts      -> Model        families: layers, heads, what is sharded; of an unknown architecture, upper bounds
     Model      -> RankWeights  weights: bytes on each rank, by component
     Model      -> KvCapacity   kv_cache: groups, blocks, tokens, as the release of vLLM counts them
     all        -> Plan         planner: overhead, graphs, feasibility, verdict, decode estimate
@@ -40,8 +40,8 @@ class Verdict(StrEnum):
 
 
 class UnknownArchitecture(ValueError):
-    """The planner does not know the architecture of a checkpoint, and never guesses. The message names it and the known
-    ones."""
+    """The planner does not know the architecture of a checkpoint, and cannot bound its memory. The message names it and
+    the known ones."""
 
 
 # ---- a checkpoint ------------------------------------------------------------------------------------------------
@@ -85,6 +85,8 @@ class Attention(StrEnum):
 
     FULL = "full_attention"
     SLIDING = "sliding_attention"
+    CHUNKED = "chunked_attention"
+    """Within chunks of a fixed number of tokens (Llama 4)."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class DecoderLayer:
     """Of the whole model, before tensor parallelism."""
     head_size: int
     window_tokens: int | None = None
-    """The window of sliding attention."""
+    """The window of sliding attention, or the chunk of chunked attention."""
     shares_with: int | None = None
     """The layer whose KV cache this layer reads; it has none of its own then."""
 
@@ -185,6 +187,8 @@ class Model:
     """Whether the RoPE caches are in float32, and not in the model's dtype."""
     router_float32: bool = False
     """Whether the router is in float32, and not in the model's dtype."""
+    generic: bool = False
+    """Whether the planner does not know the architecture: weights and KV cache are upper bounds then."""
 
 
 # ---- an engine and its GPUs --------------------------------------------------------------------------------------

@@ -128,6 +128,6 @@ def _count_kv_bytes(model: Model, arguments: Arguments, kv_cache_dtype: str, tok
         * max(1, layer.kv_heads // size)
         * layer.head_size
         * ELEMENT_BYTES.get(kv_cache_dtype, 2)
-        * (min(tokens, layer.window_tokens or tokens) if layer.attention is Attention.SLIDING else tokens)
+        * (min(tokens, layer.window_tokens or tokens) if layer.attention is not Attention.FULL else tokens)
         for layer in model.layers
     )

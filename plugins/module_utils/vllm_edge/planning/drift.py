@@ -18,6 +18,7 @@ from ..engine.config import EngineConfig
 from ..engine.startup import Phase
 from ..engine.state import EngineState
 from .contract import EnginePlan, GpuPlan
+from .generic import is_generic
 from .memory_warning import THRESHOLD_PERCENT
 
 MIB = 2**20
@@ -43,6 +44,9 @@ TOLERANCES: Mapping[str, float] = {
 SHARE_TOLERANCE_MIB = 300
 """Tolerance of the KV cache of an engine with a share of the GPU (gpu_memory_utilization), in addition to those of
 weights and graphs."""
+GENERIC_TIMES = 100
+"""How many times the planned tokens and blocks an engine of an unknown architecture may have: the plan counts full
+attention in all layers, and a model whose layers have a window may have that many more."""
 LOGGED: Mapping[str, tuple[str, float]] = {
     "weights_mib": ("model_gib", GIB_MIB),
     "graphs_mib": ("graphs_gib", GIB_MIB),
@@ -124,6 +128,11 @@ def expectation(
         share["kv_cache_mib"] = max(limits["kv_cache_mib"], errors)
         for name, planned in (("kv_cache_tokens", plan.kv_cache_tokens), ("kv_blocks", plan.kv_blocks)):
             share[name] = math.ceil(planned * share["kv_cache_mib"] / cache_mib)
+    if is_generic(plan.facts_source):
+        for name in ("weights_mib", "total_mib", *(() if plan.pinned else ("kv_cache_mib",))):
+            share[name] = share.get(name, limits[name]) + plan.uncertainty_mib[0]
+        for name, planned in (("kv_cache_tokens", plan.kv_cache_tokens), ("kv_blocks", plan.kv_blocks)):
+            share[name] = planned * GENERIC_TIMES
     return {
         "vllm_version": vllm_version,
         "verdict": plan.verdict.value,

@@ -14,14 +14,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..text import printable, shown
-from .components import build_components, copy_k_to_v
+from .components import build_components, copy_k_to_v, cut_encoder
 from .contract import Attention, DecoderLayer, Facts, Model, Sharding, UnknownArchitecture
+from .generic import count_layers, describe_generic, find_unbounded, has_towers, widen_for_groups
 from .model_facts import LARGEST, FactsError
 from .quantization import read_quantization
 
 CONFIG_KEYS = frozenset(
     {
         "_sliding_window_pattern",
+        "attention_chunk_size",
         "attention_k_eq_v",
         "decoder_sparse_step",
         "dtype",
@@ -29,12 +31,16 @@ CONFIG_KEYS = frozenset(
         "head_dim",
         "hidden_size",
         "hidden_size_per_layer_input",
+        "interleave_moe_layer_step",
         "intermediate_size",
+        "intermediate_size_mlp",
         "layer_types",
         "max_position_embeddings",
         "max_window_layers",
         "mlp_only_layers",
         "moe_intermediate_size",
+        "no_rope_layer_interval",
+        "no_rope_layers",
         "num_attention_heads",
         "num_experts",
         "num_experts_per_tok",
@@ -58,6 +64,7 @@ CONFIG_KEYS = frozenset(
         "use_bidirectional_attention",
         "use_double_wide_mlp",
         "use_sliding_window",
+        "vision_feature_layer",
         "vocab_size",
     }
 )
@@ -74,12 +81,13 @@ _OTHERS: Mapping[str, type] = {
     "dtype": str,
     "layer_types": list,
     "mlp_only_layers": list,
+    "no_rope_layers": list,
     "per_layer_config": dict,
     "rope_parameters": dict,
     "rope_scaling": dict,
     "torch_dtype": str,
 }
-_ELEMENTS: Mapping[str, type] = {"layer_types": str, "mlp_only_layers": int}
+_ELEMENTS: Mapping[str, type] = {"layer_types": str, "mlp_only_layers": int, "no_rope_layers": int}
 
 
 def check_config(repo: str, config: Mapping[str, Any]) -> None:
@@ -102,6 +110,10 @@ def _find_mistake(key: str, value: Any) -> str:
     """Return what is expected of the value of a key instead of this one; empty if it is right."""
     if value is None or key == "use_bidirectional_attention":
         return ""
+    if key == "vision_feature_layer":
+        layers = value if isinstance(value, list) and value else [value]
+        right = all(type(layer) is int and abs(layer) <= MAX_LAYERS for layer in layers)
+        return "" if right else "the number of a layer, or a list of them"
     if key == "partial_rotary_factor":
         return "" if type(value) in (int, float) and 0 < value <= 1 else "a number above 0, at most 1"
     if key == "sliding_window_pattern" and isinstance(value, str):
@@ -235,11 +247,12 @@ def _read_layer_types(config: _Config) -> list[str]:
     types = config.get("layer_types") or [
         Attention.SLIDING if (index + 1) % pattern else Attention.FULL for index in config.layers
     ]
-    unknown = set(types) - set(Attention)
+    known = (Attention.FULL, Attention.SLIDING)
+    unknown = set(types) - set(known)
     if unknown or len(types) != len(config.layers):
         raise FactsError(
             f"{config.repo}: layer_types in config.json has {len(types)} entries {sorted(set(types))} for "
-            f"{len(config.layers)} layers; the planner knows {' and '.join(Attention)}."
+            f"{len(config.layers)} layers; the planner knows {' and '.join(known)}."
         )
     return list(types)
 
@@ -257,6 +270,30 @@ def _build_patterned_layers(config: _Config) -> tuple[DecoderLayer, ...]:
 def _build_exaone_layers(config: _Config) -> tuple[DecoderLayer, ...]:
     """Return EXAONE 4's layers: the small model has no window, and only full attention."""
     return _build_patterned_layers(config) if config.get("sliding_window") else _build_uniform_layers(config)
+
+
+def _build_llama4_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return Llama 4's layers: each fourth has no RoPE and full attention, the others attend within chunks."""
+    chunk, interval = config.get("attention_chunk_size"), config["no_rope_layer_interval"]
+    ropes = config.get("no_rope_layers") or [(index + 1) % interval for index in config.layers]
+    if len(ropes) < len(config.layers):
+        raise FactsError(
+            f"{config.repo}: no_rope_layers in config.json has {len(ropes)} entries for {len(config.layers)} layers. "
+            "Fetch it again."
+        )
+    kinds = [Attention.CHUNKED if chunk and rope else Attention.FULL for rope in ropes]
+    return tuple(
+        DecoderLayer(
+            index, kinds[index], config.kv_heads, config.head_size, chunk if kinds[index] != "full_attention" else None
+        )
+        for index in config.layers
+    )
+
+
+def _build_generic_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return layers with full attention, whose KV cache is at least as large as that of any other attention."""
+    size = widen_for_groups(config.get("layer_types"), _read_window(config), config.head_size)
+    return tuple(DecoderLayer(index, Attention.FULL, config.kv_heads, size) for index in config.layers)
 
 
 def _gemma4(config: _Config) -> tuple[DecoderLayer, ...]:
@@ -329,6 +366,26 @@ _GPT_OSS = {
     "dtype": "bfloat16",
     "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
 }
+_LLAMA4 = {
+    "vocab_size": 202048,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "attention_chunk_size": 8192,
+    "no_rope_layer_interval": 4,
+    "interleave_moe_layer_step": 1,
+    "intermediate_size_mlp": 16384,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 1,
+}
+# Those of LlamaConfig; config.json names only what differs, whether the language model is a Llama or a Mistral.
+_LLAVA_NEXT = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "max_position_embeddings": 2048,
+    "vision_feature_layer": -2,
+}
 _MIXTRAL = {"vocab_size": 32000, "max_position_embeddings": 131072}
 _MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072}
 _QWEN2 = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
@@ -370,6 +427,16 @@ FAMILIES: Mapping[str, _Family] = {
     "MiniMaxM2ForCausalLM": _Family(
         "minimax_m2", _build_uniform_layers, {}, expert_size="intermediate_size", router_float32=True
     ),
+    "LlavaNextForConditionalGeneration": _Family("llava_next", _build_uniform_layers, _LLAVA_NEXT, Sharding.SHARDED),
+    "Llama4ForCausalLM": _Family("llama4", _build_llama4_layers, _LLAMA4, expert_size="intermediate_size"),
+    "Llama4ForConditionalGeneration": _Family(
+        "llama4",
+        _build_llama4_layers,
+        _LLAMA4,
+        Sharding.SHARDED,
+        expert_size="intermediate_size",
+        tower_rope=(176, 577),  # mllama4.py: 44 complex numbers of 8 bytes for each of 24 x 24 patches and one class
+    ),
     "GptOssForCausalLM": _Family(
         "gpt_oss",
         _build_patterned_layers,
@@ -381,13 +448,15 @@ FAMILIES: Mapping[str, _Family] = {
 }
 """One row for each architecture that the planner knows. Another one is a row here and cases in
 tests/unit/planning/published.py."""
+GENERIC = _Family("generic", _build_generic_layers, {}, Sharding.REPLICATED, every_stage=True, rope_float32=True)
+"""For an architecture without a row. Its RoPE cache is counted in float32, the largest that it can be."""
 
 
 def interpret(facts: Facts) -> Model:
     """Interpret a checkpoint.
 
     Raises:
-        UnknownArchitecture: if the architecture is not in FAMILIES.
+        UnknownArchitecture: if the architecture is not in FAMILIES, and its memory cannot be bounded either.
         FactsError: if config.json lacks something or contradicts the tensors, or if a quantization or weight is
             unknown.
     """
@@ -418,17 +487,24 @@ def _interpret(facts: Facts) -> Model:
     if not isinstance(architectures, list | tuple) or not isinstance(architectures[0], str):
         raise FactsError(f"{facts.repo}: architectures in config.json is {shown(architectures)}, no list of names.")
     architecture = architectures[0]
-    family = FAMILIES.get(architecture)
-    if family is None:
-        raise UnknownArchitecture(
-            f"{facts.repo} is a {printable(architecture[:100], '')}, which the planner does not know; it knows "
-            f"{', '.join(FAMILIES)}. Take a model of one of these, start it without a plan (-e plan_override=true), or "
-            "add the architecture (CONTRIBUTING.md, Add a model)."
-        )
+    family = FAMILIES.get(architecture, GENERIC)
     check_config(facts.repo, facts.config)
     text = facts.config.get("text_config") or {}
     said = {key: value for key, value in text.items() if value is not None or key not in facts.config}
     config = _Config(facts.repo, {**facts.config, **said}, family.defaults)
+    if family is GENERIC:
+        found = find_unbounded(config.values, facts.tensors, read_quantization(facts))
+        unbounded = "config.json names no architecture" if architecture == "(none)" else found
+        if unbounded:
+            raise UnknownArchitecture(
+                f"{facts.repo} is a {printable(architecture[:100], '')}, which the planner does not know; it knows "
+                f"{', '.join(FAMILIES)}. A generic plan is not possible: {unbounded}. Take a model of one of these, "
+                "start it without a plan (-e plan_override=true), or add the architecture (CONTRIBUTING.md, Add a "
+                "model)."
+            )
+        layers_in_files = max(config["num_hidden_layers"], count_layers(facts.tensors))
+        config = replace(config, values={**config.values, "num_hidden_layers": layers_in_files})
+        facts = replace(facts, source=describe_generic(printable(architecture[:100], ""), facts.source))
     layers = family.layers(config)
     experts, per_token, expert_size = _read_experts(config, family)
     sizes, rows = _list_rope_caches(config, layers, family.ropes)
@@ -452,15 +528,24 @@ def _interpret(facts: Facts) -> Model:
         expert_intermediate_size=expert_size,
         rope_cache_sizes=sizes,
         per_layer_embedding_size=config.get("hidden_size_per_layer_input") or 0,
-        multimodal=family.towers is not Sharding.NOT_LOADED,
+        multimodal=has_towers(facts.tensors) if family is GENERIC else family.towers is not Sharding.NOT_LOADED,
         rope_cache_rows=rows,
         embeddings_on_every_stage=family.every_stage,
         rope_float32=family.rope_float32,
         router_float32=family.router_float32,
+        generic=family is GENERIC,
     )
-    _check(model)
     tied = bool(config.get("tie_word_embeddings"))
+    if model.generic:
+        # What no rule knows is counted on every rank; so are towers, even where the engine takes only text.
+        parts = build_components(model, family.towers, tied, Sharding.REPLICATED)
+        return replace(
+            model, components=tuple(replace(part, kind=part.kind.replace("towers", "other")) for part in parts)
+        )
+    _check(model)
     components = list(build_components(model, family.towers, tied))
+    if family.name == "llava_next":
+        components = list(cut_encoder(components, config["vision_feature_layer"]))
     if not tied and not any(component.tensor.name.endswith("lm_head.weight") for component in components):
         raise FactsError(
             f"{facts.repo}: config.json says that tie_word_embeddings is false, and there is no lm_head.weight. "
@@ -495,7 +580,10 @@ def _list_intermediate_sizes(config: _Config, experts: int, family: _Family) -> 
     Qwen3 MoE has one or the other."""
     base, shared = config.get("intermediate_size") or 0, config.get("shared_expert_intermediate_size") or 0
     if experts and family.expert_size == "intermediate_size":
-        return ()
+        # Llama 4 has a shared expert of the same size, and dense layers between those with experts.
+        dense = config.get("intermediate_size_mlp")
+        alternates = (config.get("interleave_moe_layer_step") or 1) > 1
+        return ((base, dense) if alternates else (base,)) if dense else ()
     if experts and config.get("decoder_sparse_step"):
         step, dense = config["decoder_sparse_step"], set(config.get("mlp_only_layers") or [])
         some = any(index in dense or (index + 1) % step for index in config.layers)
@@ -516,7 +604,7 @@ def _list_rope_caches(
     legacy: Mapping[str, Any] = config.get("rope_scaling") or {}
     split = config.get("layer_types") is not None and any(kind in given for kind in Attention)
     # Gemma uses another base for sliding layers than for full ones, even if config.json does not say so.
-    split = split or (ropes > 1 and {layer.attention for layer in layers} == set(Attention))
+    split = split or (ropes > 1 and len({layer.attention for layer in layers}) > 1)
     caches: dict[tuple[str, int], tuple[int, int]] = {}
     for layer in layers:
         kind = layer.attention if split else Attention.FULL

@@ -154,7 +154,8 @@ class _Sizes:
         elif re.search(r"(^|\.)(gate|router|router\.proj)$", path):
             return self._read("num_experts", "num_local_experts"), hidden
         else:
-            keys = ("shared_expert_intermediate_size",) if "shared_expert." in path else ()
+            dense = ("intermediate_size_mlp",) if path.startswith("feed_forward.") else ()  # Llama 4
+            keys = ("shared_expert_intermediate_size",) if "shared_expert." in path else dense
             size, experts = self._read(*keys, "intermediate_size"), ()
             shared = self._config.get("num_kv_shared_layers") or 0
             if self._config.get("use_double_wide_mlp") and layer >= self._read("num_hidden_layers") - shared:

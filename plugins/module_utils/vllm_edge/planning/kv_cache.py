@@ -72,13 +72,16 @@ class Spec:
         """Return the number of blocks that a request holds at most.
 
         A request with sliding attention holds its window and the tokens that are being computed, and one block more
-        because a window need not begin at the start of a block (0.19.0 kv_cache_interface.py:252).
+        because a window need not begin at the start of a block (0.19.0 kv_cache_interface.py:252). One with chunked
+        attention holds its chunk instead, which begins at the start of a block (0.32.0 kv_cache_interface.py:814).
 
         Args:
             in_flight_tokens: tokens of all batches that are computed at once.
         """
         if self.window_tokens is None:
             return _divide_up(request_tokens, self.block_tokens)
+        if self.attention is Attention.CHUNKED:
+            return _divide_up(min(self.window_tokens + in_flight_tokens, request_tokens), self.block_tokens)
         return _divide_up(min(self.window_tokens - 1 + in_flight_tokens, request_tokens), self.block_tokens) + 1
 
 
@@ -277,11 +280,11 @@ def _spec(layer: DecoderLayer, model: Model, arguments: Arguments, release: Beha
     if dtype not in ELEMENT_BYTES:
         raise UnsupportedKvCache(f"the size of a KV cache of dtype {dtype} is not known")
     sliding = layer.attention is Attention.SLIDING
-    if sliding and layer.window_tokens is None:
-        raise ValueError(f"layer {layer.index} has sliding attention and no window")
+    if layer.attention is not Attention.FULL and layer.window_tokens is None:
+        raise ValueError(f"layer {layer.index} has {layer.attention} and no window")
     return Spec(
         attention=layer.attention,
-        window_tokens=layer.window_tokens if sliding else None,
+        window_tokens=layer.window_tokens if layer.attention is not Attention.FULL else None,
         kv_heads=max(1, layer.kv_heads // arguments.tensor_parallel_size),
         head_size=layer.head_size,
         element_bytes=ELEMENT_BYTES[dtype],

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..gpu.models import known
-from . import feasibility, overhead
+from . import feasibility, generic, overhead
 from .contract import Arguments, Gpu, GpuPlan, KvCapacity, Model, RankWeights, Uncertain, Verdict
 from .kv_cache import UnsupportedKvCache, capacity
 from .overhead import GIB, MIB
@@ -160,6 +160,9 @@ def _compute_ranks(engine: Engine) -> tuple[Rank, ...]:
         samples = rank.pipeline_rank == len(weights) - 1
         text_only = arguments.language_model_only
         loaded = overhead.plus(overhead.allocator(model, text_only=text_only), rank.bytes)
+        if model.generic:
+            whole = per_rank(model, Arguments(), release.version)[0]
+            loaded = generic.bound_weights(loaded.high, whole.bytes, len(engine.slots))
         activations = overhead.activations(
             model,
             rows,

@@ -20,7 +20,7 @@ from .kv_cache import resolve_dtype
 from .memory_warning import THRESHOLD_PERCENT, check_threshold, warn_of_plan
 from .outcome import Engine, Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
 from .overhead import MIB
-from .uncounted import find_uncounted, judge
+from .uncounted import find_uncounted, judge, judge_generic
 from .vllm_versions import (
     LARGE_GPU_GIB,
     Behaviour,
@@ -82,7 +82,7 @@ def plan(
         if outcome.verdict is not Verdict.FITS:
             outcome = replace(outcome, fix=find_nearest_fix(engine, outcome) or outcome.fix)
         uncounted = find_uncounted(engine.model, engine.extra_args, engine.environment)
-        outcome = judge(outcome, uncounted, engine.observed)
+        outcome = judge_generic(judge(outcome, uncounted, engine.observed), engine)
         found = _describe_engine(engine, outcome)
         budget = described.get("vram_budget_mib") or _compute_budget_mib(outcome, gpus, tolerance_mib)
         settings = {**found.settings, **({} if described.get("vram_budget_mib") else {"vram_budget_mib": budget})}

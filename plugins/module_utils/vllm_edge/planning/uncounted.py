@@ -13,9 +13,9 @@ from enum import StrEnum
 from typing import Any
 
 from ..inventory.engine_arguments import parse_arguments
-from ..text import shown
+from ..text import printable, shown
 from .contract import Model, Verdict
-from .outcome import Outcome, to_sentence
+from .outcome import Engine, Outcome, to_sentence
 
 
 class Effect(StrEnum):
@@ -97,6 +97,7 @@ _MODEL: Mapping[str, str] = {
 _VARIABLES: Mapping[str, str] = {
     "VLLM_PP_LAYER_PARTITION": "the layers of each rank",
     "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "what vLLM keeps out of its share for CUDA graphs",
+    "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE": "whether layers with chunked attention keep only their chunk",
     "VLLM_USE_V2_MODEL_RUNNER": "the batches that a request holds at once",
 }
 _NEUTRAL = frozenset({"0", "0.0", "null", "none", "auto", "", "{}"})
@@ -165,3 +166,45 @@ def judge(outcome: Outcome, found: Iterable[Uncounted], observed: Mapping[str, i
             fix=f"{item.key} without {item.text}",
         )
     return outcome
+
+
+def judge_generic(outcome: Outcome, engine: Engine) -> Outcome:
+    """Return the outcome of an engine whose architecture the planner does not know: what fits with upper bounds fits,
+    and what does not fit with the least that its weights may take does not. Otherwise the plan cannot say.
+
+    Args:
+        outcome: of the engine, whose weights and KV cache are upper bounds.
+    """
+    model, arguments, observed = engine.model, engine.arguments, engine.observed
+    if not model.generic or outcome.verdict in (
+        Verdict.CANNOT_SAY,
+        Verdict.UNSUPPORTED_ENGINE,
+        Verdict.UNSUPPORTED_SHAPE,
+    ):
+        return outcome
+    least = [(outcome.ranks[number], engine.free[slot]) for slot, number in engine.places]
+    fix = outcome.fix
+    if outcome.verdict is Verdict.OOM_WEIGHTS and any(
+        rank.weights.low + rank.context.bytes > free for rank, free in least
+    ):
+        return outcome
+    if arguments.pipeline_parallel_size > 1:
+        why, fix = "which tensors each stage of its pipeline has is not known", "pipeline_parallel_size: 1"
+    elif (
+        model.multimodal
+        and not arguments.language_model_only
+        and not {"weights_bytes", "overhead_bytes"} <= set(observed)
+    ):
+        why, fix = (
+            "what its encoders need for images, videos or audio is not known",
+            "limit_mm_per_prompt of 0 for each",
+        )
+    elif outcome.verdict is not Verdict.FITS:
+        why = (
+            f"weights and KV cache are upper bounds. With them it would be {outcome.verdict.value}: "
+            f"{outcome.reason.removesuffix('.')}"
+        )
+    else:
+        return outcome
+    said = f"the planner does not know {printable(model.architecture[:100], '')}, and {why}"
+    return replace(outcome, verdict=Verdict.CANNOT_SAY, reason=to_sentence(said), fix=fix)
