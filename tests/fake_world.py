@@ -188,7 +188,8 @@ class FakeWorld:
 
     @action
     def away(self, state: State, wanted: Generation, serving: Generation | None, moves: Moves) -> Done:
-        state["away"] = [role for role, name in (serving.roles if serving else {}).items() if name not in moves.keep]
+        roles = serving.roles if serving else {}
+        state["away"] = [role for role, names in roles.items() if set(names).isdisjoint(moves.keep)]
         return Done("requests wait")
 
     @action
@@ -325,7 +326,7 @@ class FakeWorld:
     def canary(self, state: State, wanted: Generation) -> Done:
         rows = [
             {"served_name": role, "engine": name, "passed": not self.silent(state, wanted, name)}
-            for role, name in wanted.roles.items()
+            for role, (name, *_) in wanted.roles.items()
         ]
         failed = [row for row in rows if not row["passed"]]
         if failed:

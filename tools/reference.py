@@ -126,7 +126,8 @@ def variable_docs(roles: Doc) -> Doc:
                 )
             if source := option.pop("options_of", None):
                 nested = of_roles[source]["options"]
-                option["options"] = {key: value for key, value in nested.items() if key != "name"}
+                nested = {key: value for key, value in nested.items() if key != "name"}
+                option["options"] = nested | option.get("options", {})
             if name in values:
                 option["value"] = values[name][1]
             section["variables"][name] = option

@@ -14,7 +14,7 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 from ..module_utils.vllm_edge.gateway.names import backend_name
-from ..module_utils.vllm_edge.inventory import profiles
+from ..module_utils.vllm_edge.inventory import profiles, replicas
 from ..module_utils.vllm_edge.planning import model_facts, recording
 from ..module_utils.vllm_edge.text import shown
 
@@ -24,6 +24,12 @@ Entry = Mapping[str, Any]
 def name_entries(names: Iterable[str], entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
     """Return the entries with these names, each with its name as the key `name`."""
     return [{"name": name, **dict(entries[name].items())} for name in names]
+
+
+def expand_replicas(engines: Any, every: Any) -> dict[str, Any]:
+    """Return `engines` and `profiles` of the inventory, in which each replica is an engine of its own."""
+    expanded, named = replicas.expand(engines, every)
+    return {"engines": expanded, "profiles": named}
 
 
 def plan_profiles(every: Mapping[str, Entry], engines: Mapping[str, Entry], only: str = "") -> dict[str, Any]:
@@ -58,6 +64,11 @@ def list_served_names(every: Mapping[str, Entry], engines: Mapping[str, Entry]) 
     """Return the served names of the engines of all profiles, sorted."""
     names = {name for profile in every.values() for name in profile["engines"]}
     return sorted({served for name in names for served in engines[name]["served_names"]})
+
+
+def count_places(every: Mapping[str, Entry], engines: Mapping[str, Entry]) -> dict[str, int]:
+    """Return by served name the most engines of a profile that serve it, or stand in for it, where they are several."""
+    return replicas.count_places(engines, every)
 
 
 def client_models(status: Iterable[Entry], engines: Mapping[str, Entry], url: str, max_tokens: int) -> dict[str, Any]:
@@ -264,11 +275,13 @@ class FilterModule:
         """Return the filters by name."""
         filters: tuple[Callable[..., Any], ...] = (
             name_entries,
+            expand_replicas,
             plan_profiles,
             read_recorded_facts,
             list_containers,
             list_ports,
             list_served_names,
+            count_places,
             client_models,
             describe_gpus,
             add_settings,

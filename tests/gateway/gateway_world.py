@@ -386,6 +386,7 @@ class Gateway:
             "serving_gateway_paths": PATHS,
             "serving_gateway_wait_s": 5,
             "serving_gateway_waiting": 4,
+            "serving_gateway_replicas": {},
             "serving_gateway_max_tokens": 32768,
             **variables,
         }
@@ -411,13 +412,14 @@ class Gateway:
     def map(self, name: str) -> dict[str, str]:
         """What a map has to hold now."""
         names = self.names
-        ports = {engine: str(self.ports.get(engine, "-")) for engine in ENGINES}
+        engines = {*ENGINES, *names.values()}
+        ports = {engine: str(self.ports.get(engine, "-")) for engine in engines}
         rights = {
             f"{client}:{served}": "1" for client, only in CLIENTS.items() for served in names if only in ("", served)
         }
         for client, only in CLIENTS.items():
-            held = {engine: {served for served in names if names[served] == engine} for engine in ENGINES}
-            rights |= {f"{client}@{engine}": "1" for engine in ENGINES if not only or held[engine] == {only}}
+            held = {engine: {served for served in names if names[served] == engine} for engine in engines}
+            rights |= {f"{client}@{engine}": "1" for engine in engines if not only or held[engine] == {only}}
             rights |= {} if only else {f"{client}@*": "1"}
         entry = {served: {"id": served, "object": "model"} for served in names}
         return {
@@ -469,31 +471,35 @@ class Gateway:
             return b"".join(iter(lambda: admin.recv(65536), b"")).decode()
 
     def link(self, served: str) -> None:
-        """Let the link of a name lead to its engine."""
-        path = self.vllm / f"roles/{name_backend(served)}.sock"
-        new = path.with_suffix(".new")
-        new.symlink_to(f"../engines/{self.names[served]}/api.sock")
-        new.replace(path)
+        """Let the links of a name lead to its engines, which a comma separates."""
+        for place, engine in enumerate(self.names[served].split(",")):
+            path = self.vllm / f"roles/{name_backend(served)}{f'+{place}' if place else ''}.sock"
+            new = path.with_suffix(".new")
+            new.symlink_to(f"../engines/{engine}/api.sock")
+            new.replace(path)
 
     def send_away(self, served: str, live: bool = True) -> None:
         """What the host's program does when a role's engine stops (without `live`: what a crash leaves)."""
-        (self.vllm / f"roles/{name_backend(served)}.sock").unlink()
+        for path in self.vllm.glob(f"roles/{name_backend(served)}*.sock"):
+            path.unlink()
         if live:
             self.states[served] = "away"
             self.commit("models")
-            self.set_server(served, "maint")
+            self.set_servers(served, 0)
 
     def bring_back(self, served: str, engine: str, state: str = "up") -> None:
-        """What the host's program does when a role is back."""
+        """What the host's program does when a role is back; a comma separates several engines."""
         self.names[served], self.states[served] = engine, state
         self.link(served)
-        for name in ("models", "state"):
+        for name in ("models", "state", "rights"):
             self.commit(name)
-        self.set_server(served, "ready")
+        self.set_servers(served, len(engine.split(",")))
 
-    def set_server(self, served: str, state: str) -> None:
-        """Tell HAProxy about the server of a name."""
-        assert self.command(f"set server role_{name_backend(served)}/engine state {state}").strip() == ""
+    def set_servers(self, served: str, ready: int) -> None:
+        """Tell HAProxy how many of the servers of a name have an engine."""
+        for place in range(self.variables["serving_gateway_replicas"].get(served, 1)):
+            server = f"role_{name_backend(served)}/engine{f'-{place}' if place else ''}"
+            assert self.command(f"set server {server} state {'ready' if place < ready else 'maint'}").strip() == ""
 
     def start(self) -> None:
         """Start the engines and HAProxy as its unit does."""

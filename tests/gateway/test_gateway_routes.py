@@ -83,9 +83,9 @@ def test_ready_is_true_while_the_role_is_served(gateway: Gateway) -> None:
 
     assert (gateway.run / "probe.sock").stat().st_mode & 0o777 == 0o600
     assert ask("sentry") == (200, 200, b"") and ask("idle") == (404, 404, b"")
-    gateway.set_server("sentry", "maint")
+    gateway.set_servers("sentry", 0)
     assert ask("sentry") == (503, 503, b"")
-    gateway.set_server("sentry", "ready")
+    gateway.set_servers("sentry", 1)
     gateway.states["sentry"] = "away"
     gateway.commit("models")
     assert ask("sentry") == (503, 503, b"")

@@ -205,11 +205,11 @@ class FakeHost:
     maintenance: tuple[str, ...] = ()
     """Served names whose server HAProxy has in maintenance."""
 
-    def gateway(self) -> None:
-        """A gateway with TLS."""
+    def gateway(self, *replicas: str) -> None:
+        """A gateway with TLS, in front of e2b and of these engines."""
         paths = self.reader.paths
         config = {"served_names": ["sentry"], "gpus": list(GPUS[:1])}
-        activate(paths, rendered(generations.engine("e2b", **config)))
+        activate(paths, rendered(*(generations.engine(name, **config) for name in ("e2b", *replicas))))
         self.write("etc/vllm-edge/gateway/haproxy.cfg", "  bind 10.0.0.1:8000 ssl crt x\nbackend role_sentry\n")
         self.unit("vllm-edge-gateway.service")
         synchronize(paths, lambda paths: None, admin=cast(AdminSocket, self))

@@ -479,6 +479,11 @@ def gateway_file(name: str, text: str) -> Change:
     return write(f"etc/vllm-edge/gateway/{name}", text)
 
 
+def replicate(host: FakeHost) -> None:
+    """Two engines serve the name for which the configuration has one server."""
+    host.gateway("e2b-1")
+
+
 CERTIFICATE, MAPS_WRONG = "fail gateway.certificate", "fail gateway.maps"
 GATEWAY_FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (unit(GATEWAY, ActiveState="failed", Result="exit-code"), "fail gateway.unit", "failed (exit-code)", "journalctl"),
@@ -504,6 +509,7 @@ GATEWAY_FAULTS: tuple[tuple[Change, str, str, str], ...] = (
         "no backend for sentry",
         "gateway.yml",
     ),
+    (replicate, "warn gateway.names serving.units", "fewer servers for sentry than there are engines", "gateway.yml"),
 )
 
 

@@ -18,15 +18,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ansible.module_utils.vllm_edge.gateway import sync, view
 from ansible.module_utils.vllm_edge.gateway.admin import AdminSocket, GatewayDown, GatewayRefused, split_entries
 from ansible.module_utils.vllm_edge.gateway.clients import GatewayError, read_clients
 from ansible.module_utils.vllm_edge.gateway.command import run_status, run_sync, synchronize
-from ansible.module_utils.vllm_edge.gateway.describe import describe_gateway, render_gateway
-from ansible.module_utils.vllm_edge.gateway.names import backend_name
+from ansible.module_utils.vllm_edge.gateway.describe import describe_gateway, list_places, render_gateway
+from ansible.module_utils.vllm_edge.gateway.names import backend_name, find_link, name_link, name_server
 from ansible.module_utils.vllm_edge.gateway.sync import Report, publish_phase, view_host
 from ansible.module_utils.vllm_edge.gateway.view import Course, build_view, parse_text, render_clients, render_models
 from ansible.module_utils.vllm_edge.generation import store
@@ -126,7 +126,9 @@ def test_maps_and_links_of_a_host_that_serves(host: Host) -> None:
     by_port = json.loads(host.map("lists")["default@31b-nvfp4"])
     assert [model["id"] for model in by_port["data"]] == ["architect", "worker"]
     state = host.map("state")
-    assert json.loads(f"{{{state['role:auditor']}}}") == {"state": "up", "engine": "e4b", "back_in_s": None}
+    assert json.loads(f"{{{state['role:auditor']}}}") == {
+        **{"state": "up", "engine": "e4b", "engines": ["e4b"], "back_in_s": None}
+    }
     assert (state["profile"], state["generation"], state["switch"]) == ('"nvfp4-tp2"', "1", "null")
     assert host.links == {
         f"{name}.sock": f"../engines/{one}/api.sock"
@@ -153,6 +155,106 @@ def test_names_of_an_engine_that_leaves_are_away_unless_another_stands_in(host: 
     assert json.loads(f"{{{host.map('state')['role:worker']}}}")["back_in_s"] == 55
     host.sync()
     assert len(host.links) == 3 and "up" in host.map("models")["architect"]
+
+
+# ---- several engines of a name ----------------------------------------------------------------------------------
+
+
+PARTS = tuple(
+    engine(f"e4b-{k}", cast(Any, None), served_names=["auditor"], stands_in_for=["architect"], gpus=[GPUS[k + 2]])
+    for k in range(2)
+)
+
+
+@dataclass
+class Servers:
+    """The admin socket of a gateway with three servers for `auditor` and two for `architect`."""
+
+    away: dict[str, bool]
+
+    def read_map(self, path: Path) -> None:
+        return None
+
+    def read_servers(self) -> dict[str, bool]:
+        return dict(self.away)
+
+    def set_away(self, link: str, away: bool) -> None:
+        self.away[link] = away
+
+
+SERVERS = ("architect", "architect+1", "auditor", "auditor+1", "auditor+2", "idle")
+
+
+@pytest.fixture
+def pooled(host: Host) -> Host:
+    """A host where two engines serve `auditor`."""
+    host.live = store.load(host.paths, activate(host.paths, rendered(BIG, *PARTS, profile="two")))
+    for name, seconds in (("e4b-0", 20.0), ("e4b-1", 30.5)):
+        record = {"engine": name, "phase": "serving", "since": "", "load_seconds": seconds}
+        host.paths.engine_state(name).write_text(json.dumps(record))
+    return host
+
+
+UP = "auditor e4b-0,e4b-1 up - 31 -"
+
+
+@pytest.mark.parametrize(
+    ("keep", "auditor", "links", "architect"),
+    [
+        (None, UP, ["e4b-0", "e4b-1"], "architect 31b-nvfp4 up - 120 8050"),
+        (["e4b-0", "e4b-1"], UP, ["e4b-0", "e4b-1"], "architect e4b-0,e4b-1 stand-in architect 55 8050"),
+        (["e4b-1"], "auditor e4b-1 up - 31 -", ["e4b-1"], "architect e4b-1 stand-in architect 55 8050"),
+        (["31b-nvfp4"], "auditor e4b away - 120 8060", [], "architect 31b-nvfp4 up - 120 8050"),
+    ],
+    ids=["serve", "both stay", "one stays", "none stays"],
+)
+def test_a_name_is_away_only_if_none_of_its_engines_stays(
+    pooled: Host, keep: list[str] | None, auditor: str, links: list[str], architect: str
+) -> None:
+    servers = Servers(dict.fromkeys(SERVERS, False))
+    course = None if keep is None else Course("away", keep, pooled.coming)
+    report = sync.apply(
+        pooled.paths, lambda: view_host(pooled.paths, pooled.live, course), admin=cast(AdminSocket, servers)
+    )
+    models, state = pooled.map("models"), json.loads(f"{{{pooled.map('state')['role:auditor']}}}")
+    assert (models["auditor"], models["architect"]) == (auditor, architect)
+    assert state["engines"] == auditor.split()[1].split(",") and state["engine"] == state["engines"][0]
+    found = {name: target for name, target in pooled.links.items() if name.startswith("auditor")}
+    places = [f"auditor{place}.sock" for place in ("", "+1", "+2")]
+    assert found == {
+        place: f"../engines/{name}/api.sock" for place, name in zip(places[: len(links)], links, strict=True)
+    }
+    assert [servers.away[f"auditor{place}"] for place in ("", "+1", "+2")] == [
+        len(links) <= place for place in range(3)
+    ]
+    assert not servers.away["idle"] and "server 2 of auditor away" in report.changes
+    rights = pooled.map("rights")
+    assert {f"default@{line.split()[1]}" for line in models.values()} <= rights.keys()
+    assert "robot@e4b-0,e4b-1" not in rights, "it may use auditor, and the engines answer to architect, too"
+    again = sync.apply(
+        pooled.paths, lambda: view_host(pooled.paths, pooled.live, course), admin=cast(AdminSocket, servers)
+    )
+    assert again.changes == ()
+
+
+def test_status_names_every_engine(pooled: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    pooled.sync()
+    gateway = describe_gateway(pooled.paths, {})
+    assert gateway and gateway["roles"]["auditor"]["engines"] == ["e4b-0", "e4b-1"]
+    assert run_status(pooled.paths, output="text") == 0
+    assert "auditor      e4b-0, e4b-1  up" in capsys.readouterr().out
+    assert pooled.live.roles["auditor"] == ("e4b-0", "e4b-1")
+
+
+def test_links_servers_and_places_have_the_same_names() -> None:
+    for served in ("a", "a+1", "engine", "x/y"):
+        for place in range(3):
+            link = name_link(served, place)
+            assert find_link(*name_server(link).split("/")) == link
+    assert len({name_link(served, place) for served in ("a", "a+1", "a-1", "a.1") for place in range(3)}) == 12
+    assert [find_link("role_a", server) for server in ("engine-0", "link", "hold", "engine-x")] == [None] * 4
+    text = "backend clients\n server engine-1 x\nbackend role_a\n server engine x\n server engine-1 x\n server hold x"
+    assert list_places(text) == {"a", "a+1"}
 
 
 def test_without_a_gateway_or_a_generation_nothing_is_served(host: Host) -> None:
@@ -412,7 +514,9 @@ def test_the_status_of_a_gateway(host: Host, capsys: pytest.CaptureFixture[str])
     gateway = describe_gateway(host.paths, {"ActiveState": "active"})
     assert gateway is not None
     assert gateway["addresses"] == ["http://127.0.0.1:8000", "https://10.0.0.1:8443"]
-    assert gateway["roles"]["worker"] == {"engine": "31b-w4a16", "state": "away", "retry_after_s": 55}
+    assert gateway["roles"]["worker"] == {
+        **{"engine": "31b-w4a16", "engines": ["31b-w4a16"], "state": "away", "retry_after_s": 55}
+    }
     (line,) = render_gateway(gateway)
     assert line.startswith("gateway active; http://127.0.0.1:8000") and "architect stand-in, worker away" in line
     assert run_status(host.paths, output="text") == 0

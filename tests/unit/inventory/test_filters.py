@@ -25,6 +25,15 @@ GATED = {
 STATUS = {"unit": "vllm-a.service", "load_seconds": 1.5, "active_since": "then", "active_state": "active"}
 STATUS |= {"peer_to_peer_off": ["why"], "accept_risk": ["--lax"]}
 
+PAIRS = {"gpus": [3, 1, 0, 2], "tensor_parallel_size": 2, "replicas": 2, "served_names": ["r"], "stands_in_for": ["s"]}
+SINGLE = {"gpus": [4], "served_names": ["s"], "port": 1}
+PLAIN = {key: value for key, value in PAIRS.items() if key != "replicas"}
+EXPANDED: dict[str, Any] = {
+    "engines": {"e-0": PLAIN | {"gpus": [3, 1]}, "e-1": PLAIN | {"gpus": [0, 2]}, "f": SINGLE},
+    "profiles": {"p": {"engines": ["f", "e-0", "e-1"], "when": "w"}},
+}
+JUNK: dict[str, Any] = {"engines": {"e": PLAIN, "f": 3}, "profiles": {"p": None, "q": {"engines": ["e", 1]}}}
+
 
 @pytest.mark.parametrize(
     ("name", "arguments", "result"),
@@ -39,6 +48,10 @@ STATUS |= {"peer_to_peer_off": ["why"], "accept_risk": ["--lax"]}
         ),
         ("list_ports", (PROFILES, GATED), [8050]),
         ("list_served_names", (PROFILES, GATED), ["r", "s"]),
+        ("expand_replicas", ({"e": PAIRS, "f": SINGLE}, {"p": {"engines": ["f", "e"], "when": "w"}}), EXPANDED),
+        ("expand_replicas", ({"e": PAIRS | {"replicas": "2"}, "f": 3}, {"p": None, "q": {"engines": ["e", 1]}}), JUNK),
+        ("count_places", (EXPANDED["profiles"], EXPANDED["engines"]), {"r": 2, "s": 2}),
+        ("count_places", (PROFILES, GATED), {}),
         (
             "client_models",
             (

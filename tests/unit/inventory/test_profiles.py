@@ -124,6 +124,7 @@ def extra(mistake: str, items: list[Any], *words: str) -> Case:
     return small(mistake, "extra_args", items, *words)
 
 
+REPLICATED = {"small.replicas": 2, "small.gpus": [2, 3], "small.port": ABSENT}
 CASES: list[Case] = [
     one("unknown name", "profile", "piar", "serving_profile: 'piar'", "did you mean pair?"),
     one("unknown name", "profile", None, "serving_profile: is not set", "there are: pair."),
@@ -494,6 +495,22 @@ CASES: list[Case] = [
         },
         [["serving_profiles.pair: small and third stand in for 'architect'"]],
     ),
+    small("replicas", "replicas", 0, "0 is too small"),
+    small("replicas", "replicas", "2", "'2' is text, not a number"),
+    case("replicas", {"small.replicas": 2, "small.gpus": [2, 3]}, "small.port: 8060 is the port of one engine", "is 2"),
+    case(
+        *("replicas", {"small.replicas": 2, "small.port": ABSENT}),
+        *("small.gpus: [2] is 1 GPU", "replicas x tensor_parallel_size x pipeline_parallel_size is 2 x 1 x 1 = 2"),
+    ),
+    case("replicas", REPLICATED | {"small.gpus": [1, 2]}, "GPU slot 1 is wanted by large and small"),
+    case("replicas", REPLICATED | {"small.gpus": [3, 4]}, "slot 4 does not exist"),
+    case("replicas", REPLICATED | {"profiles.pair.engines": ["large", "small", "small-0"]}, "did you mean small?"),
+    case(
+        "replicas",
+        {"engines": {**SOUND["engines"], "small-1": {**SOUND["engines"]["small"], "port": 8070, "gpus": [0]}}}
+        | REPLICATED,
+        "'small-1' is also the name of a replica of small",
+    ),
     ("several at once", {"profile": "x", "small.port": 1, "large.gpus": [0]}, [["'x'"], ["below 1024"], ["[0]"]]),
 ]
 
@@ -551,6 +568,14 @@ def test_mistake_is_one_sentence(
 def test_engines_without_a_port_and_with_stand_ins_are_accepted(project: Project) -> None:
     changes = {"small.port": ABSENT, "large.port": ABSENT, "small.stands_in_for": ["architect"]}
     assert find_mistakes(inventory(changed(changes)), project) == []
+
+
+def test_replicas_count_once(project: Project) -> None:
+    changes = REPLICATED | {"small.stands_in_for": ["architect"]}
+    assert find_mistakes(inventory(changed(changes)), project) == []
+    changes = {"large.replicas": 2, "large.gpus": [0, 1, 2, 3], "large.port": ABSENT, "small.gpus": [0]}
+    alone = {"profiles.pair.engines": ["large"], "roles": ["architect"]}
+    assert find_mistakes(inventory(changed(changes | alone)), project) == []
 
 
 def test_every_class_has_two_inputs() -> None:

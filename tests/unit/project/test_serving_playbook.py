@@ -70,6 +70,16 @@ def test_a_fifth_role_is_data_as_the_page_shows(play: Any) -> None:
     assert refused.returncode == 2 and "'reflector'" in helpers.get_words(refused)
 
 
+@pytest.mark.thorough
+def test_replicas_are_data_as_the_page_shows(play: Any) -> None:
+    section = (ROOT / "docs" / "profiles.md").read_text().split("## Serve a role by several engines")[1]
+    example = yaml.safe_load(section.split("```yaml\n")[1].split("```")[0])
+    options = ("-e", "plan_profile=e4b-four-times", "-e", "plan_facts=recorded")
+    done = play("playbooks/validate.yml", GOOD | example, "playbooks/plan.yml", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [f"e4b-each-{k}  fits: 512 MiB stay free on GPU {k}." in done.stdout for k in range(4)] == [True] * 4
+
+
 STAGES = ("host", "image", "weights", "engines", "gateway", "clients")
 
 

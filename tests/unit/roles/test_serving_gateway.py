@@ -61,7 +61,8 @@ def run(tmp_path: Path, program: Callable[[str, str], None]) -> Run:
         "serving_gateway_program": str(tmp_path / "bin/vllm-edge"),
         "serving_gateway_clients_directory": str(tmp_path / "clients"),
         "serving_gateway_listen": [{"address": "127.0.0.1", "port": 61999, "tls": True}],
-        "serving_gateway_names": ["sentry"],
+        "serving_gateway_names": ["sentry", "worker"],
+        "serving_gateway_replicas": {"worker": 2},
         "serving_gateway_roles": ["sentry"],
         "__serving_gateway_units_directory": str(tmp_path / "units"),
         "__serving_gateway_group": grp.getgrgid(os.getgid()).gr_name,
@@ -118,6 +119,8 @@ def test_the_gateway_comes_once(tmp_path: Path, run: Run) -> None:
     assert (tmp_path / "clients").stat().st_mode & 0o777 == 0o700
     on_host = (tmp_path / "etc/gateway/clients.json").read_text()
     assert list(json.loads(on_host)) == ["default"] and key[0] not in on_host
+    servers = re.findall(r"server (engine\S*) unix@\S+/(\S+)\.sock", (tmp_path / "etc/gateway/haproxy.cfg").read_text())
+    assert servers == [("engine", "sentry"), ("engine", "worker"), ("engine-1", "worker+1")]
     begun = asked(tmp_path)
     assert "start vllm-edge-gateway.service" in begun and "start vllm-edge-gateway-sync.timer" in begun
     assert not [line for line in begun if line.startswith(("restart", "reload"))]

@@ -135,6 +135,16 @@ def test_where_each_role_may_be(wanted: Generation, former: Generation) -> None:
     assert addresses(wanted, None)["sentry"] == (URL(8050),)
 
 
+def test_a_role_with_two_engines_is_up_while_one_answers(tmp_path: Path, former: Generation) -> None:
+    wanted = generation(tmp_path, ("one-0", 8050, ["architect"]), ("one-1", 8051, ["architect"]))
+    assert addresses(wanted, former)["architect"] == (URL(8050), URL(8051))
+    servers = Servers()
+    servers.lists = {URL(8051): ("architect",)}
+    seen = watch(wanted, None, servers)
+    until(lambda: seen._roles["architect"].asked > 3)
+    assert seen.end(())["architect"].seconds == 0
+
+
 def test_a_role_that_moves_to_another_address_is_up_at_either(wanted: Generation, former: Generation) -> None:
     servers = Servers()
     servers.lists = {URL(8050): ("architect", "worker"), URL(8070): ("sentry",)}

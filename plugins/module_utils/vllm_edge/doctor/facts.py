@@ -183,6 +183,8 @@ class Gateway:
     """What could not be compared, each with a remedy."""
     without_backend: tuple[str, ...]
     """Served names that the configuration does not know."""
+    too_few_servers: tuple[str, ...]
+    """Served names with more engines than the configuration has servers for; also those that it does not know."""
     with_tls: bool
     certificate: Certificate | Unread | None
     """None if there is no file."""

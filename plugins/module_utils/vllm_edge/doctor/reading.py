@@ -23,8 +23,8 @@ from ..gateway.admin import AdminSocket
 from ..gateway.certificate import Certificate, read_certificate, server_pem
 from ..gateway.clients import GatewayError
 from ..gateway.command import synchronize
-from ..gateway.describe import list_addresses
-from ..gateway.names import PREFIX, backend_name
+from ..gateway.describe import list_addresses, list_places
+from ..gateway.names import name_link
 from ..gateway.sync import CONFIGURATION, Report, is_installed, open_admin
 from ..generation.model import CREATE_FILE
 from ..gpu import slots, topology
@@ -598,7 +598,7 @@ class Reader(DriverReader):
             report = synchronize(self.paths, read_course, check=True, admin=self.admin(self.paths))
         except GatewayError as error:
             report, problems = Report(True), (str(error),)
-        backends = {line.removeprefix(f"backend {PREFIX}").strip() for line in text.splitlines()}
+        places = list_places(text)
         certificate: Certificate | Unread | None = None
         if server_pem(self.paths).exists():
             try:
@@ -610,7 +610,10 @@ class Reader(DriverReader):
             answers=report.answers,
             differences=report.changes,
             problems=problems + report.warnings,
-            without_backend=tuple(name for name in report.served if backend_name(name) not in backends),
+            without_backend=tuple(name for name in report.served if name_link(name, 0) not in places),
+            too_few_servers=tuple(
+                name for name, engines in report.served.items() if name_link(name, engines - 1) not in places
+            ),
             with_tls=any(address.startswith("https:") for address in list_addresses(text)),
             certificate=certificate,
         )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..text import shown
-from .names import PREFIX, SERVER
+from .names import find_link, name_server
 
 ANSWER_BYTES = 32 * 1024 * 1024
 TIMEOUT_S = 5.0
@@ -91,17 +91,17 @@ class AdminSocket:
         self._order(f"set map {path} {key} {value}")
 
     def read_servers(self) -> dict[str, bool]:
-        """Return whether the server of each role is away, by `backend_name`. Raises GatewayDown."""
+        """Return whether each server that a link leads to is away, by `name_link`. Raises GatewayDown."""
         rows = [line.split() for line in self.ask("show servers state").splitlines()]
         return {
-            row[1].removeprefix(PREFIX): bool(int(row[6]) & MAINTENANCE)
+            link: bool(int(row[6]) & MAINTENANCE)
             for row in rows
-            if len(row) > 6 and row[1].startswith(PREFIX) and row[3] == SERVER and row[6].isdigit()
+            if len(row) > 6 and row[6].isdigit() and (link := find_link(row[1], row[3])) is not None
         }
 
-    def set_away(self, backend: str, away: bool) -> None:
-        """Take the server of a role away, or bring it back. Raises GatewayDown, GatewayRefused."""
-        self._order(f"set server {PREFIX}{backend}/{SERVER} state {'maint' if away else 'ready'}")
+    def set_away(self, link: str, away: bool) -> None:
+        """Take the server of a link away, or bring it back. Raises GatewayDown, GatewayRefused."""
+        self._order(f"set server {name_server(link)} state {'maint' if away else 'ready'}")
 
 
 def split_entries(entries: Mapping[str, str], most: int = CHUNK_BYTES) -> Iterator[str]:

@@ -74,6 +74,6 @@ def run_status(paths: HostPaths, *, output: str) -> int:
     if output == "json":
         print(json.dumps(gateway, indent=2, ensure_ascii=False))
         return 0
-    rows = [[name, role["engine"], role["state"]] for name, role in gateway["roles"].items()]
-    print("\n".join([*render_gateway(gateway), "", *table(["served name", "engine", "state"], rows)]))
+    rows = [[name, ", ".join(role["engines"]), role["state"]] for name, role in gateway["roles"].items()]
+    print("\n".join([*render_gateway(gateway), "", *table(["served name", "engines", "state"], rows)]))
     return 0

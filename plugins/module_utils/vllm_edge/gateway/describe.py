@@ -12,6 +12,7 @@ from ..names import GATEWAY_UNIT
 from ..paths import HostPaths
 from ..text import wrapped
 from .certificate import read_certificate, server_pem
+from .names import SERVER, find_link
 from .sync import CONFIGURATION, is_installed
 from .view import MODELS, parse_text
 
@@ -24,6 +25,17 @@ def list_addresses(configuration: str) -> list[str]:
         for words in lines
         if len(words) > 1 and words[0] == "bind" and "@" not in words[1] and not words[1].startswith("/")
     ]
+
+
+def list_places(configuration: str) -> set[str]:
+    """Return `name_link` of each server of a served name in the configuration."""
+    found, backend = set(), ""
+    for words in map(str.split, configuration.splitlines()):
+        if words[:1] == ["backend"] and len(words) > 1:
+            backend = words[1]
+        if words[:1] in (["backend"], ["server"]) and len(words) > 1:
+            found.add(find_link(backend, SERVER if words[0] == "backend" else words[1]))
+    return {link for link in found if link is not None}
 
 
 def describe_gateway(paths: HostPaths, unit: Mapping[str, str]) -> dict[str, Any] | None:
@@ -55,7 +67,10 @@ def describe_gateway(paths: HostPaths, unit: Mapping[str, str]) -> dict[str, Any
     found["addresses"] = list_addresses(text)
     words = {name: value.split(" ") for name, value in parse_text(models).items()}
     found["roles"] = {
-        name: {"engine": row[1], "state": row[2], "retry_after_s": int(row[4])}
+        name: {
+            **{"engine": row[1].partition(",")[0], "engines": row[1].split(",")},
+            **{"state": row[2], "retry_after_s": int(row[4])},
+        }
         for name, row in words.items()
         if len(row) == 6 and row[4].isdigit()
     }

@@ -9,7 +9,8 @@ import re
 PREFIX = "role_"
 """Precedes `backend_name` in haproxy.cfg."""
 SERVER = "engine"
-"""The server of each such backend that the switch takes away and brings back."""
+"""The first server of each such backend. The switch takes servers away and brings them back."""
+_PLACE = re.compile(rf"{SERVER}(?:-([1-9][0-9]*))?")
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 
 
@@ -18,3 +19,26 @@ def backend_name(served: str) -> str:
     if _PLAIN.fullmatch(served):
         return served
     return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', served[:40])}-{hashlib.sha256(served.encode()).hexdigest()[:8]}"
+
+
+def name_link(served: str, place: int) -> str:
+    """Return the name of the link of a served name to one of its engines; the first one has that of the backend.
+
+    Args:
+        place: counts the servers of the backend from 0.
+    """
+    return f"{backend_name(served)}+{place}" if place else backend_name(served)
+
+
+def name_server(link: str) -> str:
+    """Return `backend/server` of HAProxy for a name that `name_link` returned."""
+    backend, _, place = link.partition("+")
+    return f"{PREFIX}{backend}/{SERVER}{f'-{place}' if place else ''}"
+
+
+def find_link(backend: str, server: str) -> str | None:
+    """Return the name of the link of a server of HAProxy; None for one whose link nobody moves."""
+    found = _PLACE.fullmatch(server)
+    if not backend.startswith(PREFIX) or found is None:
+        return None
+    return backend.removeprefix(PREFIX) + (f"+{found[1]}" if found[1] else "")

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..engine.state import read_state, stamp
@@ -56,8 +56,8 @@ class Report:
     """Whether the gateway runs and was compared."""
     away: tuple[str, ...] = ()
     """Served names that no engine answers for."""
-    served: tuple[str, ...] = ()
-    """Every served name of the live generation."""
+    served: Mapping[str, int] = field(default_factory=dict)
+    """By served name of the live generation the number of its engines."""
 
 
 def is_installed(paths: HostPaths) -> bool:
@@ -215,16 +215,17 @@ def _tell(
         changes.append(f"{name} in the running gateway")
         if not check:
             admin.replace_map(paths.gateway / name, entries)
-    for role in view.roles:
-        backend = backend_name(role.name)
-        if backend not in servers:
-            continue  # the doctor says so; the play of the gateway brings it
-        away = role.state == "away"
-        if servers[backend] == away:
+    names = {backend_name(role.name): role for role in view.roles}
+    for link, was_away in servers.items():  # one that is missing the doctor names; the play of the gateway brings it
+        backend, _, place = link.partition("+")
+        if backend not in names:
             continue
-        changes.append(f"server of {role.name} {'away' if away else 'back'}")
+        away = link not in names[backend].links
+        if was_away == away:
+            continue
+        changes.append(f"server {f'{place} ' if place else ''}of {names[backend].name} {'away' if away else 'back'}")
         if not check:
-            admin.set_away(backend, away)
+            admin.set_away(link, away)
     return changes
 
 
@@ -280,7 +281,7 @@ def apply(
             except (GatewayDown, GatewayRefused) as refused:
                 warnings.append(f"{refused} 'systemctl reload vllm-edge-gateway.service' makes it read the files.")
     away = tuple(role.name for role in view.roles if role.state == "away")
-    served = tuple(role.name for role in view.roles)
+    served = {role.name: len(role.engines) for role in view.roles}
     return Report(True, tuple(changes), tuple(warnings), answers, away, served)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ..generation.model import Generation
 from .clients import Client
-from .names import backend_name
+from .names import backend_name, name_link
 
 MODELS, CLIENTS, RIGHTS, LISTS, STATE, PORTS = (
     f"{name}.map" for name in ("models", "clients", "rights", "lists", "state", "ports")
@@ -30,8 +30,8 @@ class Role:
     """A served name of the live generation."""
 
     name: str
-    engine: str
-    """The engine that answers now; that will answer, while the role is away."""
+    engines: tuple[str, ...]
+    """The engines that answer now; that will answer, while the role is away. At least one."""
     state: Literal["up", "away", "stand-in"]
     retry_after_s: int
     port: int | None
@@ -39,9 +39,15 @@ class Role:
     max_model_len: int | None
 
     @property
-    def link(self) -> str | None:
-        """Where the link of the role leads; None if there must be none."""
-        return None if self.state == "away" else f"../engines/{self.engine}/api.sock"
+    def target(self) -> str:
+        """The engines as one word of a map."""
+        return ",".join(self.engines)
+
+    @property
+    def links(self) -> dict[str, str]:
+        """Target of each link of the role, by `name_link`; none while it is away."""
+        engines = () if self.state == "away" else self.engines
+        return {name_link(self.name, place): f"../engines/{name}/api.sock" for place, name in enumerate(engines)}
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class View:
     @property
     def links(self) -> dict[str, str]:
         """Target of each link in the directory of roles, by its file name."""
-        return {f"{backend_name(role.name)}.sock": role.link for role in self.roles if role.link is not None}
+        return {f"{place}.sock": target for role in self.roles for place, target in role.links.items()}
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ def build_view(
 ) -> View:
     """Return what clients should see.
 
-    Names of engines that do not stay are away, unless an engine that stays stands in for them.
+    A name of which no engine stays is away, unless engines that stay stand in for it.
 
     Args:
         host: name of the host
@@ -97,18 +103,19 @@ def build_view(
     configs |= {name: engine.config for name, engine in coming.items() if name not in keep}
     roles = []
     for name, now in sorted(live.roles.items()):
-        owner = now if now in keep or course.wanted is None else course.wanted.roles.get(name, now)
-        standing = sorted(other for other in keep if name in live.engines[other].config.stands_in_for)
-        state: Literal["up", "away", "stand-in"] = "up" if now in keep else "stand-in" if standing else "away"
-        seconds = load_seconds(owner)
+        staying = tuple(engine for engine in now if engine in keep)
+        owners = staying or (now if course.wanted is None else course.wanted.roles.get(name, now))
+        standing = tuple(sorted(other for other in keep if name in live.engines[other].config.stands_in_for))
+        state: Literal["up", "away", "stand-in"] = "up" if staying else "stand-in" if standing else "away"
+        seconds = [known for owner in owners if (known := load_seconds(owner)) is not None]
         roles.append(
             Role(
                 name,
-                standing[0] if state == "stand-in" else owner,
+                standing if state == "stand-in" else owners,
                 state,
-                RETRY_S if seconds is None else min(MOST_RETRY_S, max(1, math.ceil(seconds))),
-                configs[owner].port,
-                configs[owner].max_model_len,
+                min(MOST_RETRY_S, max(1, math.ceil(max(seconds)))) if seconds else RETRY_S,
+                configs[owners[0]].port,
+                configs[owners[0]].max_model_len,
             )
         )
     return View(
@@ -139,11 +146,12 @@ def render_models(view: View) -> Maps:
     for role in view.roles:
         up = role.state == "up"
         words = (
-            *(backend_name(role.name), role.engine, role.state, role.name if role.state == "stand-in" else "-"),
+            *(backend_name(role.name), role.target, role.state, role.name if role.state == "stand-in" else "-"),
             *(str(role.retry_after_s), str(role.port or "-")),
         )
         models[role.name] = " ".join(words)
-        told = {"state": role.state, "engine": role.engine, "back_in_s": None if up else role.retry_after_s}
+        told: dict[str, Any] = {"state": role.state, "engine": role.engines[0], "engines": role.engines}
+        told["back_in_s"] = None if up else role.retry_after_s
         state[f"role:{role.name}"] = _to_json(told)[1:-1]
     return {MODELS: models, STATE: state, PORTS: {str(port): engine for port, engine in view.ports.items()}}
 
@@ -178,7 +186,8 @@ def keep_seconds(maps: Maps, text: str) -> Maps:
 def render_clients(view: View, clients: Mapping[str, Client], now: str) -> Maps:
     """Return the maps of clients, rights and lists. A key that has ended by `now` (a stamp) is left out.
 
-    `<client>@<engine>` in rights means all names of the engine; in lists it is the list at the engine's own port.
+    `<client>@<engine>` in rights means all names of the engine, or of all engines of a served name, which a comma
+    separates; in lists it is the list at the engine's own port.
     """
     keys: dict[str, str] = {}
     rights: dict[str, str] = {}
@@ -188,12 +197,14 @@ def render_clients(view: View, clients: Mapping[str, Client], now: str) -> Maps:
         keys |= {key.sha256: words for key in client.keys if key.valid(now)}
         roles = [role for role in view.roles if client.may((role.name,))]
         rights |= {f"{name}:{role.name}": "1" for role in roles}
-        rights |= {f"{name}@{engine}": "1" for engine, names in view.engines.items() if client.may(names)}
+        open_to = {engine for engine, names in view.engines.items() if client.may(names)}
+        targets = {*open_to, *(role.target for role in view.roles if open_to.issuperset(role.engines))}
+        rights |= {f"{name}@{target}": "1" for target in targets}
         # While a role is away, nobody knows which engine will take a request of which two readings are possible.
         rights |= {f"{name}@*": "1"} if not client.served_names else {}
         lists[name] = _list_models(roles)
         for engine in view.ports.values():
-            lists[f"{name}@{engine}"] = _list_models([role for role in roles if role.engine == engine])
+            lists[f"{name}@{engine}"] = _list_models([role for role in roles if engine in role.engines])
     return {CLIENTS: keys, RIGHTS: rights, LISTS: lists}
 
 

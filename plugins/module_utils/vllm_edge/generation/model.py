@@ -69,9 +69,13 @@ class Generation:
         }
 
     @property
-    def roles(self) -> dict[str, str]:
-        """Engine by served name."""
-        return {served: name for name, engine in self.engines.items() for served in engine.config.served_names}
+    def roles(self) -> dict[str, tuple[str, ...]]:
+        """Engines by served name, several where it has replicas, in the order of their names."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, engine in sorted(self.engines.items()):
+            for served in engine.config.served_names:
+                found[served] = (*found.get(served, ()), name)
+        return found
 
 
 @dataclass(frozen=True)

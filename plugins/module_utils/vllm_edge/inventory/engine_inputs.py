@@ -35,6 +35,7 @@ class Quantity(NamedTuple):
 QUANTITIES: dict[str, Quantity] = {
     "tensor_parallel_size": Quantity("GPUs", "2"),
     "pipeline_parallel_size": Quantity("GPUs", "2"),
+    "replicas": Quantity("engines", "2", 1, 64),
     "gpus": Quantity("slot", "0", low=0, remedy="slots are counted from 0, in the order of gpu_uuids"),
     "port": Quantity("port", "8050", 1024, 65535, "the reference uses 8050, 8060 and 8070"),
     "max_model_len": Quantity("tokens", "16384"),

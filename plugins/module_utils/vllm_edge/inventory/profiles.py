@@ -36,6 +36,7 @@ from .engine_inputs import (
     find_value_errors,
 )
 from .gateway import find_gateway_errors, find_shared_stand_ins, find_stand_in_errors
+from .replicas import count_replicas, find_replica_errors
 from .risks import find_risk_errors
 from .variables import Project, find_unknown_variables
 from .vllm_arguments import RELEASES
@@ -171,6 +172,7 @@ def _find_errors(inventory: Inventory, project: Project) -> Iterator[str]:
     yield from _find_collection_errors("serving_engines", inventory.engines, "an engine")
     for name, engine in engines.items():
         yield from _find_engine_errors(name, engine, inventory, project.engine_keys)
+    yield from find_replica_errors(engines)
     yield from find_stand_in_errors(engines)
     yield from find_gateway_errors(inventory.gateway, engines, inventory.certificate_fault)
     yield from _find_collection_errors("serving_profiles", inventory.profiles, "a profile")
@@ -294,12 +296,13 @@ def _find_clashes(where: str, engine: Mapping[str, Any]) -> Iterator[str]:
     sizes = [engine.get("tensor_parallel_size"), engine.get("pipeline_parallel_size", 1)]
     gpus = engine.get("gpus")
     if isinstance(gpus, list) and gpus and all(_is_whole(size) and size > 0 for size in sizes):
-        ranks = sizes[0] * sizes[1]
+        replicas = count_replicas(engine)
+        ranks = replicas * sizes[0] * sizes[1]
         if ranks != len(gpus):
             yield (
                 f"{where}.gpus: {shown(gpus)} {'is 1 GPU' if len(gpus) == 1 else f'are {len(gpus)} GPUs'}, but "
-                f"tensor_parallel_size x pipeline_parallel_size is {sizes[0]} x {sizes[1]} = {ranks}; "
-                f"give one slot for each."
+                f"{'replicas x ' if replicas > 1 else ''}tensor_parallel_size x pipeline_parallel_size is "
+                f"{f'{replicas} x ' if replicas > 1 else ''}{sizes[0]} x {sizes[1]} = {ranks}; give one slot for each."
             )
     if "gpu_memory_utilization" in engine and "kv_cache_memory_bytes" in engine:
         yield (

@@ -17,6 +17,7 @@ import yaml
 
 from ..text import nearest
 from .engine_inputs import ROLE_FORMS, Spec
+from .replicas import REPLICA_KEYS
 
 # Variables of a host that no role's argument spec describes.
 OF_A_HOST: dict[str, str] = {
@@ -80,7 +81,7 @@ def load(root: Path) -> Project:
         switches=frozenset(name for name, value in switches.items() if isinstance(value, bool)),
         settings=frozenset(_find_settings(options, switches)),
         options=options,
-        engine_keys=_select_element_keys(options, "vllm_engine_engines"),
+        engine_keys={**_select_element_keys(options, "vllm_engine_engines"), **REPLICA_KEYS},
         model_keys=_select_element_keys(options, "model_weights_models"),
     )
 

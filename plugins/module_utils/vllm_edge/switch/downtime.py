@@ -73,13 +73,14 @@ def split_by_phase(gaps: Iterable[Gap], phases: Sequence[PhaseRecord], end_s: fl
 
 
 def addresses(wanted: Generation, former: Generation | None) -> dict[str, tuple[str, ...]]:
-    """Return the URLs at which each role may be served, the one of the former engine first."""
+    """Return the URLs at which each role may be served, those of the former engines first."""
     found: dict[str, dict[str, None]] = {}
     for generation in (former, wanted):
         if generation is None:
             continue
-        for role, engine in generation.roles.items():
-            found.setdefault(role, {})[generation.engines[engine].config.url.rstrip("/")] = None
+        for role, engines in generation.roles.items():
+            urls = (generation.engines[engine].config.url.rstrip("/") for engine in engines)
+            found.setdefault(role, {}).update(dict.fromkeys(urls))
     return {role: tuple(urls) for role, urls in found.items()}
 
 

@@ -84,11 +84,17 @@ def check_gateway_maps(facts: Facts) -> Verdict:
 
 
 def check_gateway_names(facts: Facts) -> Verdict:
-    """Fail if the configuration of the gateway does not know a served name."""
-    missing = find_gateway(facts).without_backend
+    """Fail if the configuration of the gateway does not know a served name; warn if it has too few servers for one."""
+    gateway = find_gateway(facts)
+    missing, few = gateway.without_backend, gateway.too_few_servers
     if missing:
         return fail(
             f"haproxy.cfg has no backend for {listed(list(missing))}: requests for it fail",
             f"Run {STAGE}, which writes the names of all profiles of the inventory.",
+        )
+    if few:
+        return warn(
+            f"haproxy.cfg has fewer servers for {listed(list(few))} than there are engines: some get no requests",
+            f"Run {STAGE}, which writes the replicas of all profiles of the inventory.",
         )
     return good("haproxy.cfg has a backend for every served name")

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicas of engines: `replicas: N` of an engine becomes N engines that serve the same names, each on its own GPUs.
+
+`expand` is applied once, to what an operator wrote. Everything after it sees ordinary engines; only the gateway has to
+know that several of them may serve a name. `find_replica_errors` checks what the expansion relies on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..text import shown
+from .engine_inputs import QUANTITIES, Spec
+
+REPLICA_KEYS: Spec = {
+    "replicas": {
+        "type": "int",
+        "description": "Number of equal engines that serve these names, each with its own part of `gpus`.",
+    },
+}
+"""Keys of an engine of the inventory that no role gets."""
+
+
+def count_replicas(engine: Mapping[str, Any]) -> int:
+    """Return how many engines an engine of the inventory stands for; 1 if `replicas` is missing or cannot be right."""
+    number = engine.get("replicas", 1)
+    good = isinstance(number, int) and not isinstance(number, bool)
+    return number if good and 1 <= number <= (QUANTITIES["replicas"].high or 0) else 1
+
+
+def list_replicas(name: str, engine: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the engines that an engine of the inventory stands for, by name.
+
+    Replica k is `<name>-<k>`, counted from 0, and gets the k-th part of `gpus`. One replica is the engine itself.
+    """
+    number = count_replicas(engine)
+    settings = {key: value for key, value in engine.items() if key not in REPLICA_KEYS}
+    if number == 1:
+        return {name: settings}
+    gpus = engine.get("gpus")
+    slots = list(gpus) if isinstance(gpus, list) else []
+    each = len(slots) // number
+    return {f"{name}-{k}": {**settings, "gpus": slots[k * each : (k + 1) * each]} for k in range(number)}
+
+
+def expand(engines: Any, profiles: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return engines and profiles of an inventory with replicas as engines of their own.
+
+    What has not the expected type stays as it is; the validator refuses it.
+    """
+    engines, profiles = (dict(value.items()) if isinstance(value, dict) else {} for value in (engines, profiles))
+    replicas = {
+        name: list_replicas(name, engine) if isinstance(engine, dict) else {name: engine}
+        for name, engine in engines.items()
+    }
+    expanded = {}
+    for name, profile in profiles.items():
+        named = profile.get("engines") if isinstance(profile, dict) else None
+        expanded[name] = profile
+        if isinstance(named, list):
+            members = [
+                one
+                for engine in named
+                for one in (replicas.get(engine, [engine]) if isinstance(engine, str) else [engine])
+            ]
+            expanded[name] = {**dict(profile.items()), "engines": members}
+    return {one: engine for parts in replicas.values() for one, engine in parts.items()}, expanded
+
+
+def count_places(engines: Mapping[str, Mapping[str, Any]], profiles: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """Return by served name the most engines that serve it, or stand in for it, at once in any profile; above 1 only.
+
+    Args:
+        engines, profiles: as `expand` returns them.
+    """
+    most: Counter[str] = Counter()
+    for profile in profiles.values():
+        for key in ("served_names", "stands_in_for"):
+            most |= Counter(name for engine in profile["engines"] for name in engines[engine].get(key) or ())
+    return {name: number for name, number in sorted(most.items()) if number > 1}
+
+
+def find_replica_errors(engines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield ports of engines with replicas, and names of replicas that another engine has.
+
+    Args:
+        engines: as the operator wrote them, those that are mappings.
+    """
+    for name, engine in engines.items():
+        number = count_replicas(engine)
+        if number == 1:
+            continue
+        if "port" in engine:
+            yield (
+                f"serving_engines.{name}.port: {shown(engine['port'])} is the port of one engine, and replicas is "
+                f"{number}; remove it, clients reach the replicas at the address of the gateway."
+            )
+        for other in list_replicas(name, engine):
+            if other in engines:
+                yield (
+                    f"serving_engines: {shown(other)} is also the name of a replica of {name}, whose replicas is "
+                    f"{number}; rename one of the two engines."
+                )
