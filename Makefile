@@ -88,6 +88,11 @@ platforms: bootstrap $(VENV)/.stamp collections ## The driver on Debian 12, Debi
 	@tools/timed "platform images" python -m lab.platforms images
 	@tools/timed "platforms" molecule test --scenario-name platforms
 
+.PHONY: box
+box: bootstrap $(VENV)/.stamp collections ## The way of docs/another-box.md: advise, validate, plan and site.yml for one card of 80 GB
+	@tools/timed "lab images" python -m lab images
+	@tools/timed "another box" molecule test --scenario-name box
+
 .PHONY: bootstrap
 bootstrap: ## Install the Debian packages that the lab needs
 	@PYTHON=$(PYTHON) tools/bootstrap all

@@ -7,6 +7,7 @@ import argparse
 import os
 
 from lab.engine.vllm_edge_lab.cpu import LESSER
+from lab.nvidia.cards import read_cards
 from lab.world import World, cut, down, offline_command, prepare, reboot, reconnect, ssh_command, status, up
 
 
@@ -40,6 +41,11 @@ def main() -> None:
         default=os.environ.get("VLLM_EDGE_LAB_SEED", ""),
         help="a new host whose engines take another overhead, within what is published; any word",
     )
+    bring.add_argument(
+        "--gpus",
+        default=os.environ.get("VLLM_EDGE_LAB_GPUS", ""),
+        help="the GPUs of a new host: 4xL4, H100 or 2xL4,L40S; of another card its NAME:MIB:COMPUTE_CAPABILITY",
+    )
     remove = commands.add_parser("down", help="remove the lab")
     remove.add_argument("--keep-images", action="store_true", help="keep images and cache for the next time")
     again = commands.add_parser("reboot", help="reboot the host; returns when it can be logged in")
@@ -55,7 +61,13 @@ def main() -> None:
     if (cpu := getattr(options, "cpu", "")) not in ("", LESSER):
         parser.error(f"VLLM_EDGE_LAB_CPU is {cpu!r}; it is {LESSER}, or empty for the CPU of this machine")
     seed = getattr(options, "seed", "")
-    world = World(options.name, options.ssh_port, getattr(options, "medium", ""), cpu, seed, options.gateway_port)
+    if cards := getattr(options, "gpus", ""):
+        try:
+            read_cards(cards)
+        except ValueError as problem:
+            parser.error(str(problem))
+    medium = getattr(options, "medium", "")
+    world = World(options.name, options.ssh_port, medium, cpu, seed, cards, options.gateway_port)
     if options.command == "images":
         prepare()
     elif options.command == "up":

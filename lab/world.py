@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bring a simulated XR7620 up and take it down again."""
+"""Bring a simulated GPU server up and take it down again."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from lab.images import (
     remove_images,
     vendors_image,
 )
+from lab.nvidia.cards import read_cards
 from lab.registry import store
 from lab.shell import LAB, alone, as_root, cache_directory, output, remove_cache, run, stage
 
@@ -76,6 +77,8 @@ class World:
     """The CPU that a new host's engines compute as on; empty for that of this machine."""
     seed: str = ""
     """What a new host's engines take besides their weights; empty for the default host."""
+    gpus: str = ""
+    """The GPUs of a new host, as VLLM_EDGE_LAB_GPUS has them; empty for four L4."""
     gateway_port: int = 0
     """Port of this machine that leads to GATEWAY_PORT of a new host; 0 for one that follows from the port of ssh."""
 
@@ -138,6 +141,12 @@ def container_state(name: str) -> str:
 
 def up(world: World) -> None:
     """Bring the lab up, or leave it as it is where it already runs."""
+    if world.gpus and container_state(world.host) != "absent" and read_cards(world.gpus) != read_cards(gpus_of(world)):
+        raise SystemExit(
+            f"lab: VLLM_EDGE_LAB_GPUS is {world.gpus!r}, and the host of the lab {world.name} has other GPUs "
+            f"({gpus_of(world) or '4xL4'}). A host keeps its GPUs: remove it by `make lab-down`, or make "
+            "a second one with another name and port: VLLM_EDGE_LAB_NAME=second VLLM_EDGE_LAB_SSH_PORT=22122 make lab"
+        )
     names = prepare()
     for name in (world.host, world.vendors):
         if container_state(name) != "absent" and not labelled(world, name):
@@ -247,6 +256,7 @@ def create_host(world: World, image: str, *options: str) -> None:
         *cgroup_arguments(),
         *([f"--env=VLLM_EDGE_LAB_CPU={world.cpu}"] if world.cpu else []),
         *([f"--env=VLLM_EDGE_LAB_SEED={world.seed}"] if world.seed else []),
+        *([f"--env=VLLM_EDGE_LAB_GPUS={world.gpus}"] if world.gpus else []),
         f"--volume={world.name}-docker:/var/lib/docker",
         f"--volume={world.name}-data:/data",
         *([f"--mount=type=bind,readonly,source={world.medium},target={MEDIUM}"] if world.medium else []),
@@ -378,6 +388,14 @@ def read_gateway_port(world: World) -> int:
     return int(done.stdout.splitlines()[0].rpartition(":")[2]) if done.returncode == 0 and done.stdout else GATEWAY_PORT
 
 
+def gpus_of(world: World) -> str:
+    """VLLM_EDGE_LAB_GPUS of the host that is there; empty where it was made without."""
+    form = "{{range .Config.Env}}{{println .}}{{end}}"
+    settings = docker_output("inspect", "--format", form, world.host).splitlines()
+    name = "VLLM_EDGE_LAB_GPUS="
+    return next((line.removeprefix(name) for line in settings if line.startswith(name)), "")
+
+
 def write_variables(world: World, names: dict[str, str]) -> None:
     """What only this lab knows and the inventory needs: port, keys, fingerprints of the generated vendor keys."""
     fingerprints = json.loads((Path(names["apt"]) / "fingerprints.json").read_text())
@@ -387,6 +405,9 @@ def write_variables(world: World, names: dict[str, str]) -> None:
         "ansible_ssh_common_args": f"-o UserKnownHostsFile={world.generated / 'known_hosts'} -o IdentitiesOnly=yes",
         "lab_fingerprints": fingerprints,
         "lab_gateway_port": read_gateway_port(world),
+        "lab_gpus": [
+            {"name": card["name"], "memory_mib": int(card["total_mib"])} for card in read_cards(gpus_of(world))
+        ],
         # For whoever downloads on this machine, which does not know the names that the host knows.
         "lab_distribution_image": names["distribution"],
         "lab_hub": f"http://{vendors_address(world)}:8081",

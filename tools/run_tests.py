@@ -51,6 +51,7 @@ PARTS = (
     ),
     Part("switch", [*MAKE, "switch"], "vllm-edge-switch"),
     Part("airgap", [*MAKE, "airgap"], "vllm-edge-airgap"),
+    Part("box", [*MAKE, "box"], "vllm-edge-box"),
     Part("lint", [*BESIDE, "lint"], lane="beside"),
     Part("unit", [*BESIDE, "unit"], lane="beside"),
     Part("platforms", [*MAKE, "platforms"], "vllm-edge-platforms", lane="beside"),

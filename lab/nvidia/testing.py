@@ -25,7 +25,6 @@ import contextlib
 import ctypes
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,10 +32,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.nvidia import compiler
+from lab.nvidia.cards import HARDWARE, write_boards
 from lab.nvidia.versions import DRIVER_VERSION
 
-HARDWARE = Path(__file__).with_name("hardware.sh")
-UUIDS = tuple(re.findall(r"^[0-9] (GPU-[0-9a-f-]+)", HARDWARE.read_text(), re.MULTILINE))
+SLOTS = tuple(re.findall(r"^[0-9] (GPU-[0-9a-f-]+)", HARDWARE.read_text(), re.MULTILINE))
+"""The UUIDs of every slot that a host may have."""
+UUIDS = SLOTS[:4]
 """The reference's GPUs by index."""
 
 HOLD = """
@@ -82,7 +83,7 @@ class LabRoot:
     path: Path
 
     def uuid(self, gpu: int | str) -> str:
-        return UUIDS[gpu] if isinstance(gpu, int) else gpu
+        return SLOTS[gpu] if isinstance(gpu, int) else gpu
 
     def gpu(self, gpu: int | str) -> Path:
         return self.path / "gpus" / self.uuid(gpu)
@@ -137,11 +138,10 @@ class LabRoot:
                     pipe.close()
 
 
-def create_root(path: Path, gpus: int = 4, version: str | None = DRIVER_VERSION) -> LabRoot:
-    """A directory with so many of the reference's GPUs and the driver's module loaded (None: not loaded)."""
-    subprocess.run(["sh", HARDWARE], check=True, env={**os.environ, "LAB_GPU_ROOT": str(path)})
-    for uuid in UUIDS[gpus:]:
-        shutil.rmtree(path / "gpus" / uuid)
+def create_root(path: Path, gpus: int | str = 4, version: str | None = DRIVER_VERSION) -> LabRoot:
+    """A directory with so many of the reference's GPUs, or those of a text as in VLLM_EDGE_LAB_GPUS, and the driver's
+    module loaded (None: not loaded)."""
+    write_boards(path, gpus if isinstance(gpus, str) else f"{gpus}xL4")
     root = LabRoot(path)
     root.set_module(version)
     return root

@@ -150,7 +150,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                     "image": "vllm_image_base",
                 }.items()
             },
-            **{key: self._read(key) for key in ("gpu_count", "gpu_memory_mib", "gpu_uuids")},
+            **{key: self._read(key) for key in ("gpu_count", "gpu_memory_mib", "gpu_name", "gpu_uuids")},
             settings=self._read_settings(project),
             given={name: bool(self._read(name)) for name in GIVEN},
             secrets=self._read_secret_faults(),

@@ -21,8 +21,8 @@ options:
     required: true
     suboptions:
       name:
-        description: Name of the GPU as NVML reports it. Restrictions and speed are only predicted for GPUs whose
-          name the planner knows.
+        description: Name of the GPU as NVML reports it, or a short one such as V(H100). Restrictions and speed are only
+          predicted for GPUs whose name the planner knows.
         type: str
       cuda_total_bytes:
         description: Memory that CUDA reports for the GPU, in bytes. This is NVML's total minus the reserved memory.

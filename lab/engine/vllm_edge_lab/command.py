@@ -2,9 +2,9 @@
 """What the lab changes of a `vllm serve` before it runs it: as little as the CPU build needs.
 
 * `--quantization` is dropped: the tiny checkpoint is not quantized, whatever the one it stands for is.
-* `--max-num-seqs` and `--max-num-batched-tokens` get the L4's defaults (256, 2048) where they are not given; the CPU
-  build has others. For a model that sees videos both ways vLLM raises the latter to one video; the tiny checkpoint sees
-  nothing.
+* `--max-num-seqs` and `--max-num-batched-tokens` get the defaults of the GPU (256, 2048 on an L4) where they are not
+  given; the CPU build has others. For a model that sees videos both ways vLLM raises the latter to one video; the tiny
+  checkpoint sees nothing.
 * The worker becomes the lab's. Compiled kernels are kept with vLLM's own cache, so that a second start is quicker.
 * The fault `engine-dies-on-first-completion` takes the C++ compiler away: the first request then compiles one of the
   sampler's kernels, and without a compiler that kills the engine.
@@ -64,20 +64,29 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
     """The real command's arguments for those of the unit."""
     result = without(arguments, DROPPED)
     if value_of(arguments, "--config") is None:
-        for name, value in (("--max-num-seqs", "256"), ("--max-num-batched-tokens", batch_of(arguments))):
+        sequences, tokens = batch_defaults(gpus.visible_gpus())
+        for name, value in (("--max-num-seqs", sequences), ("--max-num-batched-tokens", batch_of(arguments, tokens))):
             if value_of(arguments, name) is None:
-                result += [name, value]
+                result += [name, str(value)]
     return [*result, "--worker-cls", WORKER]
 
 
-def batch_of(arguments: Sequence[str]) -> str:
-    """Tokens of one batch by default on a GPU below 70 GiB: 2,048, or at least one video of Gemma 4 if it takes any."""
+def batch_defaults(visible: Sequence[gpus.Gpu]) -> tuple[int, int]:
+    """vLLM's sequences and tokens of one batch, by NVML's total of the first GPU (engine/arg_utils.py, 2894)."""
+    total_gib = visible[0].total_mib / 1024 if visible else 0
+    if total_gib >= 160:
+        return 1024, 16384
+    return (1024, 8192) if total_gib >= 70 and "a100" not in visible[0].name.lower() else (256, 2048)
+
+
+def batch_of(arguments: Sequence[str], tokens: int) -> int:
+    """Tokens of one batch: the GPU's default, or at least one video of Gemma 4 if it takes any."""
     try:
         family = physics.model_of(repository_of(arguments[0])).family
     except (OSError, ValueError, IndexError):
         family = ""
     text_only = encoders.takes_text_only(value_of(arguments, "--limit-mm-per-prompt"))
-    return "2496" if family in physics.SEES_BOTH_WAYS and not text_only else "2048"
+    return max(tokens, 2496) if family in physics.SEES_BOTH_WAYS and not text_only else tokens
 
 
 def repository_of(model_directory: str) -> str:

@@ -45,6 +45,7 @@ class Gpu:
     uuid: str
     total_mib: int
     reserved_mib: int
+    name: str = ""
 
     @property
     def cuda_total(self) -> int:
@@ -62,7 +63,8 @@ def cuda_total_bytes(total_mib: int, reserved_mib: int) -> int:
 def read_board(path: Path) -> Gpu:
     lines = (line.partition("=") for line in (path / "board").read_text().splitlines() if "=" in line)
     board = {key.strip(): value.strip() for key, _, value in lines}
-    return Gpu(path, int(board["index"]), board["uuid"], int(board["total_mib"]), int(board["reserved_mib"]))
+    memory = int(board["total_mib"]), int(board["reserved_mib"])
+    return Gpu(path, int(board["index"]), board["uuid"], *memory, board.get("name", ""))
 
 
 def visible_gpus(root: Path | None = None) -> list[Gpu]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory a real Gemma 4 takes from each L4: published figures, and for the rest a draw from what is published.
+"""How much memory a real Gemma 4 takes of a GPU: published figures, and for the rest a draw from what is published.
 
 Weights are vLLM's "Model loading took" per GPU as published for 0.19 (bytes of the checkpoint over the ranks, plus what
 every rank repeats: vision and audio towers, RoPE caches, norms). Nobody knows the rest for this vLLM on these cards:
@@ -24,6 +24,8 @@ LOAD_SLACK_GIB = (0.05, 0.2)
 # Activations and what grows outside of torch, at 2048 batched tokens: 0.27 in both runs of the reference host, 0.2 in a
 # log of E4B (0.22.1); since then there is another model runner, and the encoders are profiled by another rule.
 PROFILE_BASE_GIB = (0.15, 0.45)
+PUBLISHED_TOKENS = 2496
+"""The largest batch of those runs."""
 # For each logit that is sampled: the logits and their copy in fp32 are 6 bytes, probabilities and random numbers 4
 # each. 14 of them fit the reference host; at least 10 live at once, and another copy in bf16 makes 16.
 LOGIT_BYTES = (10, 16)
@@ -148,7 +150,10 @@ def weights_bytes(repository: str, tensor_parallel_size: int, seed: str = DEFAUL
 def profile_bytes(repository: str, max_num_seqs: int, max_num_batched_tokens: int, seed: str = DEFAULT_SEED) -> int:
     """The same on every rank, as the ranks of an engine compute the same."""
     rows = min(max_num_seqs, max_num_batched_tokens)
-    base = draw(PROFILE_BASE_GIB, "profile", repository, seed) * GIB
+    low, high = PROFILE_BASE_GIB
+    # Nobody has published larger batches. Of what is profiled, activations grow with the tokens, and the rest does not.
+    high *= max(1.0, max_num_batched_tokens / PUBLISHED_TOKENS)
+    base = draw((low, high), "profile", repository, seed) * GIB
     return int(base + draw(LOGIT_BYTES, "logits", repository, seed) * rows * VOCABULARY)
 
 

@@ -132,6 +132,12 @@ EXPORT int cuDeviceGetUuid(unsigned char *out, int device) {
         for (digit += 2; *digit == '-';) digit++;
     return out == end ? SUCCESS : UNKNOWN;
 }
+EXPORT int cuDeviceGetAttribute(int *out, int attribute, int device) {
+    NEED(device, out);
+    if (attribute != 75 && attribute != 76) return INVALID_VALUE; /* compute capability, major and minor */
+    *out = (int)(attribute == 75 ? gpus[device].cc_major : gpus[device].cc_minor);
+    return SUCCESS;
+}
 EXPORT int cuDeviceGetUuid_v2(unsigned char *out, int device) { return cuDeviceGetUuid(out, device); }
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */

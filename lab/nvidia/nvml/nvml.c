@@ -242,7 +242,11 @@ TEXT_QUERY(nvmlDeviceGetBoardPartNumber, gpu->part)
 NUMBER_QUERY(nvmlDeviceGetIndex, gpu->index)
 NUMBER_QUERY(nvmlDeviceGetMinorNumber, gpu->minor)
 NUMBER_QUERY(nvmlDeviceGetBrand, 14) /* NVML_BRAND_NVIDIA */
-NUMBER_QUERY(nvmlDeviceGetArchitecture, gpu->cc_major == 8 && gpu->cc_minor == 9 ? 8 : 7) /* Ada, else Ampere */
+/* Turing 6, Ampere 7, Ada 8, Hopper 9, Blackwell 10 */
+NUMBER_QUERY(nvmlDeviceGetArchitecture, gpu->cc_major < 8    ? 6
+                                        : gpu->cc_major > 8  ? (gpu->cc_major == 9 ? 9 : 10)
+                                        : gpu->cc_minor == 9 ? 8
+                                                             : 7)
 NUMBER_QUERY(nvmlDeviceGetNumGpuCores, gpu->cores)
 NUMBER_QUERY(nvmlDeviceGetMultiGpuBoard, 0)
 NUMBER_QUERY(nvmlDeviceGetDisplayMode, 0)
@@ -329,7 +333,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t gpu, nvmlMemory_v2_t
 
 EXPORT nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t gpu, nvmlMemory_t *out) {
     ENTER(gpu, out);
-    out->total = 32768 * MIB;
+    for (out->total = 256 * MIB; out->total < gpu->total_mib * MIB;) out->total *= 2; /* all of the memory */
     out->used = 1 * MIB;
     out->free = out->total - out->used;
     return SUCCESS;

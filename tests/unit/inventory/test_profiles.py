@@ -64,6 +64,7 @@ SOUND: dict[str, Any] = {
     "roles": ["architect", "sentry"],
     "gpu_count": 4,
     "gpu_memory_mib": 23034,
+    "gpu_name": "NVIDIA L4",
     "gpu_uuids": None,
     "image": "docker.io/vllm/vllm-openai:v0.32.0",
     "settings": {
@@ -155,6 +156,8 @@ CASES: list[Case] = [
         "0 to 1",
     ),
     one("GPU slot not there", "gpu_uuids", UUIDS[:3], "gpu_count: 4 contradicts gpu_uuids, which has 3"),
+    one("GPU name", "gpu_name", 80, "gpu_name: 80 is not a text", "NVIDIA L4"),
+    one("GPU name", "gpu_name", ["NVIDIA L4"], '["NVIDIA L4"] is not a text', "leave it out"),
     one("GPU UUIDs", "gpu_uuids", ["GPU-0", *UUIDS[1:]], "gpu_uuids[0]: 'GPU-0'", "nvidia-smi -L"),
     one("GPU UUIDs", "gpu_uuids", [*UUIDS[:3], UUIDS[0].upper().replace("GPU-", "GPU-")], "2 times", "another card"),
     one("GPU UUIDs", "gpu_uuids", UUIDS[0], "gpu_uuids", "is not a list"),

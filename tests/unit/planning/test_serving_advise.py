@@ -56,7 +56,7 @@ def test_a_model_of_which_nothing_is_known_keeps_none_of_the_others(run_module: 
         ({"choose": "two"}, "advise_choose: 'two' is not the rank"),
         ({"only": ["e2c"]}, "advise_models: 'e2c' is not a key of vllm_models; did you mean e2b?"),
         ({"vllm_version": "0.18.0"}, "0.19 to 0.33"),
-        ({"gpus": [{"nvml_total_mib": 49140}]}, "advise_by: 'tok_s' needs the bandwidth of the GPU"),
+        ({"gpus": [{"nvml_total_mib": 49140}]}, "set gpu_name to the name that nvidia-smi prints"),
         (
             {"observations": {"e": {"weights": 1}}, "engines": {"e": {}}},
             "plan_observations.e.weights is not a component",
@@ -85,6 +85,15 @@ def test_what_is_advised_is_valid_and_fits(tmp_path: Path) -> None:
     chosen = (f"@{file}", f"serving_profile={profile}")
     play("validate", *chosen)
     assert f"profile {profile}, vLLM 0.32.0: fits\n" in play("plan", *chosen, f"plan_profile={profile}")
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "H100"])
+def test_a_gpu_that_is_named_has_its_speed(run_module: Run, name: str) -> None:
+    """Its memory does not say which one it is: another H100 with the same has half the bandwidth."""
+    found = run_module("serving_advise", OPTIONS | {"gpus": [{"nvml_total_mib": 81559, "name": name}]})
+    (engine,) = found["advice"]["profiles"][0]["engines"]
+    assert engine["tok_s_estimate"]["mid"] > 100
+    assert "1 x NVIDIA H100 80GB HBM3" in found["lines"][0]
 
 
 def test_json_is_for_programs() -> None:

@@ -75,6 +75,7 @@ class Inventory:
     roles: Any
     gpu_count: Any = None
     gpu_memory_mib: Any = None
+    gpu_name: Any = None
     gpu_uuids: Any = None
     image: Any = None
     """The variable vllm_image_base; its tag is the release of vLLM."""
@@ -396,6 +397,11 @@ def _find_host_errors(inventory: Inventory) -> Iterator[str]:
     for key, value in (("gpu_count", count), ("gpu_memory_mib", memory)):
         if value is not None:
             yield from find_number_errors(key, key, value, whole=True)
+    if inventory.gpu_name not in (None, "") and not isinstance(inventory.gpu_name, str):
+        yield (
+            f"gpu_name: {shown(inventory.gpu_name)} is not a text; write the name that 'nvidia-smi -L' prints, such as "
+            f"NVIDIA L4, or leave it out."
+        )
     yield from _find_uuid_errors(uuids)
     default = RELEASES.get(find_release(inventory.image), {}).get("gpu_memory_utilization")
     slots = [(count, "gpu_count is")] if _is_whole(count) and count > 0 else []

@@ -24,6 +24,7 @@ OF_A_HOST: dict[str, str] = {
     "serving_profile": "name of the profile that the host serves",
     "gpu_uuids": "UUIDs of its GPUs, in the order of their slots",
     "gpu_count": "number of its GPUs",
+    "gpu_name": "name of its GPUs, as nvidia-smi prints it",
     "gpu_memory_mib": "MiB of each of its GPUs, as nvidia-smi prints the total",
 }
 PREFIXES = ("serving_", "vllm_", "gpu_", "vram_")

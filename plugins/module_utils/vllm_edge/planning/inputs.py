@@ -97,7 +97,9 @@ def build_gpu(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) 
     Raises:
         ValueError: if neither cuda_total_bytes nor nvml_total_mib is given.
     """
-    name, total, nvml = given.get("name"), given.get("cuda_total_bytes"), given.get("nvml_total_mib")
+    written = given.get("name") or ""
+    name = models.find_by_short_name(written) or written
+    total, nvml = given.get("cuda_total_bytes"), given.get("nvml_total_mib")
     if total is None:
         if nvml is None:
             raise ValueError(f"gpus[{slot}]: neither cuda_total_bytes nor nvml_total_mib is given; write one of them.")
@@ -105,10 +107,10 @@ def build_gpu(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) 
         reserved = given.get("nvml_reserved_mib")
         kept = nvml * UNKNOWN_RESERVE if reserved is None else reserved
         total = found[1] if found else int(nvml - kept) * 2**20
-        name = name or (found[0] if found else None)
+        name = name or (found[0] if found else "")
         if found is None and reserved is None:
             warn(
                 f"gpus[{slot}]: what CUDA can use of {nvml} MiB is not known for this GPU; the plan assumes "
                 f"{total // 2**20} MiB, as if the driver reserved as much as on an L4."
             )
-    return Gpu(name or "", total, given.get("free_bytes"))
+    return Gpu(name, total, given.get("free_bytes"))

@@ -51,6 +51,34 @@ def test_a_batch_holds_a_video_where_the_real_model_sees_it_both_ways(
     assert [run[place + 1] for place, word in enumerate(run) if word == "--max-num-batched-tokens"] == tokens
 
 
+@pytest.mark.parametrize(
+    ("name", "total_mib", "defaults"),
+    [
+        ("NVIDIA L4", 23034, (256, 2048)),
+        ("NVIDIA L40S", 46068, (256, 2048)),
+        ("NVIDIA A100-SXM4-80GB", 81920, (256, 2048)),
+        ("NVIDIA H100 80GB HBM3", 81559, (1024, 8192)),
+        ("NVIDIA B200", 183359, (1024, 16384)),
+    ],
+)
+def test_defaults_of_a_batch_are_those_of_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, total_mib: int, defaults: tuple[int, int]
+) -> None:
+    gpu = tmp_path / "gpus" / "GPU-1"
+    gpu.mkdir(parents=True)
+    (gpu / "board").write_text(f"index=0\nuuid=GPU-1\nname={name}\ntotal_mib={total_mib}\nreserved_mib=470\n")
+    monkeypatch.setenv("LAB_GPU_ROOT", str(tmp_path))
+    run = command.rewrite(["/models/x"])
+    assert run == [
+        "/models/x",
+        "--max-num-seqs",
+        str(defaults[0]),
+        "--max-num-batched-tokens",
+        str(defaults[1]),
+        *WORKER,
+    ]
+
+
 @pytest.mark.parametrize("has_share", [True, False])
 def test_text_only_leaves_the_encoders_out(has_share: bool) -> None:
     """550 million parameters of the 31B in bf16, and one video's output; a share of the GPU stays as large."""

@@ -127,8 +127,9 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
         raise NothingFits(_describe_failure(asked, host, rejections))
     if asked.by is By.TOK_S and all(profile.main.fit.plan.decode_tok_s is None for profile in profiles):
         raise AdviceError(
-            f"advise_by: 'tok_s' {_NEEDS_BANDWIDTH.format(host.describe_gpus())}; write 'context' or 'free_gpus', or "
-            f"add the GPU to plugins/module_utils/vllm_edge/gpu/models.py."
+            f"advise_by: 'tok_s' {_NEEDS_BANDWIDTH.format(host.describe_gpus())}; write 'context' or 'free_gpus', "
+            f"set gpu_name to the name that nvidia-smi prints, or add the GPU to "
+            f"plugins/module_utils/vllm_edge/gpu/models.py."
         )
     profiles.sort(key=lambda profile: tuple(value(profile) for value, _ in ORDERS[asked.by]))
     if asked.choose > len(profiles):

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/another-box.md is the scenario `box`, word for word; what of it contacts no host runs here."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.module_utils.vllm_edge.planning import families, model_facts, planner
+from ansible.module_utils.vllm_edge.planning.contract import Gpu, Verdict
+from helpers import ROOT, load_file
+
+from lab.nvidia.cards import read_cards
+
+PAGE = (ROOT / "docs/another-box.md").read_text()
+COMMANDS = "".join(re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)).splitlines()
+FILES = dict(re.findall(r"^```yaml\n# inventories/box/(\S+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+SCENARIO = ROOT / "molecule/box"
+SERVING = "group_vars/gpu_hosts/serving.yml"
+
+
+def read_yaml(path: str) -> Any:
+    return yaml.safe_load((SCENARIO / path).read_text())
+
+
+@functools.cache
+def read_card() -> dict[str, str]:
+    """The card that the lab gives to the scenario's host."""
+    (card,) = read_cards(read_yaml("molecule.yml")["ansible"]["env"]["VLLM_EDGE_LAB_GPUS"])
+    return card
+
+
+def run(command: str, **environment: str) -> str:
+    """Run a command of the page and return its output."""
+    settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "COLUMNS": "160", **environment}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    words = ["bash", "-c", f"set -o pipefail; {command}"]
+    done = subprocess.run(
+        words, cwd=ROOT, env={**os.environ, **settings, "PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_scenario_runs_the_commands_of_the_page() -> None:
+    (play,) = read_yaml("converge.yml")
+    (task,) = play["tasks"]
+    assert [command.replace("{{ inventory }}", "inventories/box") for command in task["loop"]] == COMMANDS
+    assert play["vars"]["inventory"] == "molecule/box/inventory"
+
+
+def test_the_inventory_of_the_scenario_is_that_of_the_page() -> None:
+    assert set(FILES) == {"hosts.yml", "group_vars/gpu_hosts/main.yml", SERVING}
+    for name in set(FILES) - {SERVING}:
+        assert (SCENARIO / "inventory" / name).read_text() == FILES[name], name
+    box = yaml.safe_load(FILES["group_vars/gpu_hosts/main.yml"])
+    assert (read_card()["name"], int(read_card()["total_mib"])) == (box["gpu_name"], box["gpu_memory_mib"])
+
+
+def test_the_way_of_the_page_up_to_the_host(tmp_path: Path) -> None:
+    for name in set(FILES) - {SERVING}:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(FILES[name])
+    paste, validate, plan, site = (command.replace("inventories/box", str(tmp_path)) for command in COMMANDS)
+    run(paste.replace(" | sed", f" | tee {tmp_path / 'printed'} | sed"))
+    (sample,) = re.findall(r"^```\n(chosen: .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert sample in (tmp_path / "printed").read_text()
+    assert (tmp_path / SERVING).read_text().strip() == FILES[SERVING].strip()
+    run(validate)
+    assert re.search(r"^\s*advised\b.*\bfits\b", run(plan), re.MULTILINE)
+    assert site.endswith(" site.yml")
+
+
+def test_the_lab_s_part_of_the_inventory_leaves_the_page_s_alone(tmp_path: Path) -> None:
+    """Variables of a host come before those of its group, so what the lab adds there must name nothing of the page."""
+    generated = tmp_path / "lab/generated/vllm-edge-box"
+    generated.mkdir(parents=True)
+    seen = {"ansible_port": 22026, "ansible_ssh_private_key_file": "key", "ansible_ssh_common_args": "-o X=y"}
+    (generated / "vars.json").write_text(json.dumps({**seen, "lab_gateway_port": 22426}))
+    wanted = {
+        **{name: yaml.safe_load(FILES["group_vars/gpu_hosts/main.yml"])[name] for name in ("gpu_count", "gpu_name")},
+        "serving_profile": "advised",
+        "ansible_host": "127.0.0.1",
+        "ansible_port": 22026,
+        "serving_gateway_url": "https://127.0.0.1:22426",
+        "plan_facts": "recorded",
+        "vllm_engine_chat_template": "gemma4.jinja",
+    }
+    ask = (
+        f"ansible -i molecule/box/inventory box -c local -e lab_project={tmp_path} -m debug -a var=[{','.join(wanted)}]"
+    )
+    said = run(ask, VLLM_EDGE_LAB_NAME="vllm-edge-box")
+    assert yaml.safe_load(said.partition("=>")[2]) == {f"[{','.join(wanted)}]": list(wanted.values())}
+    place = read_yaml("inventory/host_vars/box/place.yml")["lab_project"]
+    assert Path(place.replace("{{ inventory_dir }}", str(SCENARIO / "inventory"))).resolve() == ROOT
+
+
+def test_the_lab_takes_no_more_than_the_plan_gives_the_engine() -> None:
+    """On the default host, the engine starts and stays within its budget; the lab has its own figures for both."""
+    physics = load_file(ROOT / "lab/engine/vllm_edge_lab/physics.py")
+    card, ((name, engine),) = read_card(), yaml.safe_load(FILES[SERVING])["serving_engines"].items()
+    total = (int(card["total_mib"]) - int(card["reserved_mib"])) << 20
+    repository = yaml.safe_load((ROOT / "group_vars/all/models.yml").read_text())["vllm_models"][engine["model"]][
+        "repo"
+    ]
+    facts = model_facts.recorded(repository)
+    assert facts is not None
+    models = {engine["model"]: families.interpret(facts)}
+    plan = planner.plan("advised", [{"name": name, **engine}], models, [Gpu(card["name"], total)], "0.32.0").engines[0]
+    assert plan.verdict is Verdict.FITS
+    need = physics.need(
+        repository,
+        gpu_uuid=card["uuid"],
+        cuda_total=total,
+        tensor_parallel_size=1,
+        gpu_memory_utilization=plan.settings["gpu_memory_utilization"],
+        kv_cache_memory_bytes=plan.settings["kv_cache_memory_bytes"],
+        max_num_seqs=engine["max_num_seqs"],
+        max_num_batched_tokens=8192,
+        enforce_eager=False,
+        graphs_in_fraction=True,
+    )
+    assert total - need.context >= physics.requested_bytes(total, plan.settings["gpu_memory_utilization"])
+    assert 75_000 < need.total >> 20 <= plan.settings["vram_budget_mib"] < total >> 20
