@@ -32,6 +32,11 @@ def expand_replicas(engines: Any, every: Any) -> dict[str, Any]:
     return {"engines": expanded, "profiles": named}
 
 
+def expand_observations(observations: Any, engines: Any) -> Any:
+    """Return plan_observations with those of an engine with replicas as those of each of its replicas."""
+    return replicas.expand_observations(observations, engines)
+
+
 def plan_profiles(every: Mapping[str, Entry], engines: Mapping[str, Entry], only: str = "") -> dict[str, Any]:
     """Return the profiles, or one of them only, each with its engines as `name_entries` returns them."""
     return {name: {"engines": name_entries(every[name]["engines"], engines)} for name in ([only] if only else every)}
@@ -276,6 +281,7 @@ class FilterModule:
         filters: tuple[Callable[..., Any], ...] = (
             name_entries,
             expand_replicas,
+            expand_observations,
             plan_profiles,
             read_recorded_facts,
             list_containers,

@@ -9,8 +9,8 @@ short_description: Find and rank the profiles that fit on a host
 version_added: "0.1.0"
 description:
   - Plans a main engine with the largest model that fits, for every number of GPUs, every dtype of the KV cache and
-    several context lengths, and engines with smaller models on the remaining GPUs. Ranks the profiles whose engines
-    all start.
+    several context lengths, with every number of replicas of it, and engines with smaller models on the remaining GPUs.
+    Ranks the profiles whose engines all start.
   - Renders the chosen profile, whose name is C(advised), as entries of C(serving_engines) and C(serving_profiles).
   - Uses the same calculation as M(edge.vllm_edge.serving_plan). It needs no host, no GPU and no network.
   - Profiles with two engines on the same GPU are not considered.
@@ -38,11 +38,13 @@ options:
   by:
     description: >-
       What to rank the profiles by, as in C(advise_by). V(tok_s) is the estimated speed of the main engine, V(context)
-      is its context length in tokens, and V(free_gpus) is the number of GPUs without an engine. Profiles that are
-      equal in this are ranked by the speed of the main engine, by whether its KV cache has the model's own dtype or the
-      checkpoint's scales, by the number of roles that would have to wait, by its context length, by its
-      C(max_num_seqs), by the number and speed of the other engines, by the number of free GPUs, and by the number of
-      concurrent requests.
+      is its context length in tokens, and V(free_gpus) is the number of GPUs without an engine. V(together) is the
+      estimated speed of eight requests for each of its roles together, shared out to its replicas, after profiles whose
+      KV cache has neither the model's own dtype nor the checkpoint's scales are put last. Profiles that are equal in
+      this are ranked by the speed of the main engine, by whether its KV cache has such a dtype, by the number of roles
+      that would have to wait, by its context length, by its C(max_num_seqs), by the number and speed of the other
+      engines, by the number of free GPUs, and by the number of concurrent requests. A further replica of the main
+      engine counts as one of the other engines.
     type: raw
     default: tok_s
   choose:
@@ -71,7 +73,7 @@ options:
     type: raw
   max_num_seqs:
     description: Values of C(max_num_seqs) to consider, as in C(advise_max_num_seqs), a number or a list. V(16) if it is
-      not set.
+      not set, and with O(by=together) also eight for each of the O(roles).
     type: raw
 seealso:
   - module: edge.vllm_edge.serving_plan
@@ -128,8 +130,9 @@ advice:
         engines:
           description: >-
             Engines of the profile, the main engine first, each with C(model), C(tensor_parallel_size),
-            C(pipeline_parallel_size), C(kv_cache_dtype), C(max_model_len), C(max_num_seqs), C(max_concurrency),
-            C(served_names), C(tok_s_estimate), and C(tok_s_together_estimate) for several requests at once.
+            C(pipeline_parallel_size), C(replicas), C(kv_cache_dtype), C(max_model_len), C(max_num_seqs),
+            C(max_concurrency) of all replicas, C(served_names), C(tok_s_estimate), and C(tok_s_together_estimate) for
+            several requests at once to one replica.
           type: list
           elements: dict
         gpus_used:
@@ -143,11 +146,17 @@ advice:
             Estimated speed of the main engine in tokens per second, with C(low), C(mid), C(high) and C(ceiling) as
             M(edge.vllm_edge.serving_plan) returns them.
           type: dict
+        tok_s_together_estimate:
+          description: >-
+            Estimated speed of eight requests for each role of the main engine, of all of them and all of its replicas
+            together, with C(requests), the number of them that run at once, C(context_tokens), C(low), C(mid) and
+            C(high).
+          type: dict
         context:
           description: Context length of the main engine in tokens.
           type: int
         max_concurrency:
-          description: Number of requests with this context length that fit into the main engine's KV cache.
+          description: Number of requests with this context length that fit into the KV caches of the main engine.
           type: float
         verdict:
           description: Always V(fits).

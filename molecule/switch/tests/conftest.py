@@ -13,9 +13,11 @@ import json
 import os
 import shlex
 import signal
+import ssl
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -332,11 +334,11 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
         hashes = {name: engine["input_hash"] for name, engine in active["engines"].items()}
         assert {engine["engine"]: engine["running_input_hash"] for engine in status["engines"]} == hashes
         answers = {
-            role: self.complete_at(engine["engine"], role)
+            (role, engine["engine"]): self.complete_at(engine["engine"], role)
             for engine in status["engines"]
             for role in engine["served_names"]
         }
-        assert answers.keys() >= set(ROLES) and set(answers.values()) == {200}, answers
+        assert {role for role, _ in answers} >= set(ROLES) and set(answers.values()) == {200}, answers
         assert set(self.our_containers()) == {f"vllm-{name}" for name in hashes}, "a container was left over"
         used = {uuid for engine in status["engines"] for uuid in engine["gpus"]}
         left = {board["index"]: board["engine_mib"] for board in status["gpus"] if board["uuid"] not in used}
@@ -346,6 +348,22 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
         assert self.history()[0]["id"] == last["id"], "the history lacks the last switch"
         assert self.host.run(f"ls {STATE}/.switch.ballast").rc != 0, "the journal's ballast was left over"
         return f"generation {number} ({active['profile']})"
+
+    def ask_gateway(self, role: str) -> str:
+        """The engine that answered a client of the gateway, on the machine that runs the lab."""
+        file = ROOT / "lab" / "generated" / LAB / "clients" / f"{default.INVENTORY_HOST}-default.env"
+        lines = [line for line in file.read_text().splitlines() if "=" in line and not line.startswith("#")]
+        found = dict(line.split("=", 1) for line in lines)
+        question = {"model": role, "messages": [{"role": "user", "content": "Count."}], "max_tokens": 4}
+        asked = urllib.request.Request(
+            f"{found['OPENAI_BASE_URL']}/chat/completions",
+            json.dumps(question).encode(),
+            {"Authorization": f"Bearer {found['OPENAI_API_KEY']}", "Content-Type": "application/json"},
+        )
+        trusted = ssl.create_default_context(cafile=found["SSL_CERT_FILE"])
+        with urllib.request.urlopen(asked, timeout=60, context=trusted) as answer:
+            json.load(answer)
+            return str(answer.headers["X-Served-By"])
 
     # -- switching
 

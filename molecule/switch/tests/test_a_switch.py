@@ -10,6 +10,7 @@ import contextlib
 import json
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from conftest import (
     GPU,
     GPUS,
     INVENTORY_PROFILE,
+    LOADED_S,
     OK,
     PROFILE,
     ROLES,
@@ -72,6 +74,17 @@ del BESIDE["gpu_memory_utilization"], BESIDE["vram_budget_mib"]
 TWO = {
     "serving_profiles": {PROFILE: {**group_vars("profiles")["serving_profiles"][PROFILE], "engines": [ENGINE, SECOND]}}
 }
+# The engine of the profile twice, on two GPUs where it keeps the budget of the plan.
+TWICE = "e2b-twice"
+REPLICAS = [f"{TWICE}-0", f"{TWICE}-1"]
+PAIR = {**BESIDE, "replicas": 2, "gpus": [1, 3], "served_names": ROLES}
+del PAIR["port"]
+OTHERS = group_vars("profiles")["serving_profiles"]
+WITH_REPLICAS = [
+    edited(**{TWICE: PAIR}),
+    f"--extra-vars={json.dumps({'serving_profiles': {**OTHERS, TWICE: {**OTHERS[PROFILE], 'engines': [TWICE]}}})}",
+    f"--extra-vars=serving_profile={TWICE}",
+]
 WITH_SECOND = [edited(**{SECOND: BESIDE}), f"--extra-vars={json.dumps(TWO)}"]
 
 
@@ -375,6 +388,47 @@ def test_an_engine_is_taken_away(edge: Edge, clients: Clients, tmp_path: Path) -
     assert default.life(edge, CONTAINER) == kept
     assert default.gaps_of(recorded) == {role: [] for role in ROLES}
     assert edge.host.run(f"ls /etc/vllm-edge/engines/{SECOND} /etc/systemd/system/vllm-{SECOND}.service").rc != 0
+
+
+# ---- replicas ---------------------------------------------------------------------------------------------------
+
+
+def test_replicas_share_the_requests_and_one_may_stop(edge: Edge, controller: Any, tell: Tell) -> None:
+    """From one engine to two equal ones and back. The gateway has two servers for each role: a profile of the project
+    needs them."""
+
+    def ask(times: int) -> dict[str, int]:
+        return dict(Counter(edge.ask_gateway("architect") for _ in range(times)))
+
+    number = edge.number()
+    assert ask(2) == {ENGINE: 2}
+    run = play(controller, "playbooks/engines.yml", SETTINGS, *WITH_REPLICAS)
+    assert run.rc == 0, run.output[-8000:]
+    journal = edge.last()
+    assert journal is not None and (journal["result"], journal["profile"]) == ("committed", TWICE), journal
+    assert (journal["keep"], journal["stop"], sorted(journal["start"])) == ([], [ENGINE], REPLICAS)
+    assert sorted((row["engine"], row["served_name"]) for row in journal["canary"]) == [
+        (name, role) for name in REPLICAS for role in sorted(ROLES)
+    ]
+    assert all(gpu["within_budget"] for gpu in journal["gpus"]), journal["gpus"]
+    assert edge.serves(journal["generation"])
+    # Each request finds both idle, and takes one by chance: that all take the same one is one case in 32,768.
+    both = ask(16)
+    assert set(both) == set(REPLICAS), both
+
+    unit = f"vllm-{REPLICAS[0]}.service"
+    edge.run("systemctl", "stop", unit)
+    one = ask(4)
+    assert one == {REPLICAS[1]: 4}, "every request is answered"
+    problems = edge.status()["problems"]
+    assert any(unit in problem for problem in problems) and REPLICAS[1] not in " ".join(problems), problems
+    edge.run("systemctl", "start", "--no-block", unit)
+    edge.wait("requests for the engine that came back", lambda: REPLICAS[0] in ask(4), LOADED_S, 2)
+    tell("Replicas", [f"both: {both}", f"without {REPLICAS[0]}: {one}", *edge.run("vllm-edge", "status").splitlines()])
+
+    done = edge.rollback()
+    assert (done.rc, done.result) == (OK, "committed"), done.message
+    assert edge.serves(number) and ask(2) == {ENGINE: 2}
 
 
 # ---- calibration ------------------------------------------------------------------------------------------------

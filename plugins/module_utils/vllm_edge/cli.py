@@ -281,9 +281,11 @@ def _add_advise_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--role", action="append", metavar="NAME", help="name to serve (default: main); may be repeated"
     )
-    parser.add_argument("--by", default="tok_s", help="what to rank by: tok_s, context or free_gpus")
+    parser.add_argument("--by", default="tok_s", help="what to rank by: tok_s, together, context or free_gpus")
     parser.add_argument("--choose", default=1, metavar="RANK", help="rank of the profile to print as YAML")
     parser.add_argument("--min-context", default=8192, metavar="TOKENS", help="minimum context (default: %(default)s)")
+    parser.add_argument("--min-tok-s", metavar="N", help="least estimated speed of one request of each role")
+    parser.add_argument("--max-num-seqs", metavar="N,...", help="requests that an engine runs at once (default: 16)")
     parser.add_argument("--main", metavar="NAME", help="model of the main engine: the last part of its name")
 
 

@@ -140,6 +140,12 @@ def test_the_paragraph_says_which_how_much_who_and_what_to_do() -> None:
     assert "\n" not in evaluation.message
 
 
+def test_a_replica_is_named_as_it_stands_in_the_inventory() -> None:
+    replica = Owner("ours", "vllm-e4b-each-1", "vllm-e4b-each-1.service")
+    (problem,) = verdict(gpu(21000, (7, 21000)), {7: replica}, 20900).failures
+    assert "'vram_budget_mib: 21300' of e4b-each-1 (of e4b-each, if that has replicas) in serving_engines" in problem
+
+
 def test_every_gpu_over_budget_is_named() -> None:
     evaluation = evaluate([gpu(500, index=0), gpu(0, index=1), gpu(700, index=2)], {}, Limits({}, {}), [])
     assert len(evaluation.failures) == 2

@@ -32,6 +32,7 @@ EXPANDED: dict[str, Any] = {
     "engines": {"e-0": PLAIN | {"gpus": [3, 1]}, "e-1": PLAIN | {"gpus": [0, 2]}, "f": SINGLE},
     "profiles": {"p": {"engines": ["f", "e-0", "e-1"], "when": "w"}},
 }
+OBSERVED: dict[str, Any] = {"e-0": {"x_bytes": 1}, "e-1": {}, "f": 3, "g": {}}
 JUNK: dict[str, Any] = {"engines": {"e": PLAIN, "f": 3}, "profiles": {"p": None, "q": {"engines": ["e", 1]}}}
 
 
@@ -50,13 +51,21 @@ JUNK: dict[str, Any] = {"engines": {"e": PLAIN, "f": 3}, "profiles": {"p": None,
         ("list_served_names", (PROFILES, GATED), ["r", "s"]),
         ("expand_replicas", ({"e": PAIRS, "f": SINGLE}, {"p": {"engines": ["f", "e"], "when": "w"}}), EXPANDED),
         ("expand_replicas", ({"e": PAIRS | {"replicas": "2"}, "f": 3}, {"p": None, "q": {"engines": ["e", 1]}}), JUNK),
+        (
+            "expand_observations",
+            ({"e": {"x_bytes": 1}, "e-1": {}, "f": 3, "g": {}}, {"e": PAIRS, "f": SINGLE}),
+            OBSERVED,
+        ),
+        ("expand_observations", ("x", {"e": PAIRS}), "x"),
         ("count_places", (EXPANDED["profiles"], EXPANDED["engines"]), {"r": 2, "s": 2}),
         ("count_places", (PROFILES, GATED), {}),
         (
             "client_models",
             (
-                [{"engine": "a", "served_names": ["r"]}, {"engine": "x", "served_names": ["q"]}],
-                GATED,
+                # a and its replica serve the same name, and are in the file once.
+                [{"engine": one, "served_names": ["r"]} for one in ("a", "a-1")]
+                + [{"engine": "x", "served_names": ["q"]}],
+                {"a-1": GATED["a"], **GATED},
                 "http://h:1",
                 100,
             ),

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from ansible.module_utils.vllm_edge.planning import planner
 from ansible.module_utils.vllm_edge.planning.advice import choice, render, search
-from ansible.module_utils.vllm_edge.planning.advice.model import Advice, AdviceError, By, Host, Shape, Wish
+from ansible.module_utils.vllm_edge.planning.advice.model import Advice, AdviceError, By, Host, Profile, Shape, Wish
 from ansible.module_utils.vllm_edge.planning.contract import Gpu, Verdict
 from checkpoints import DEFAULT, L4, model
 
@@ -43,7 +43,7 @@ def host(names: Iterable[str] = MODELS, gpus: int = 4, **more: Any) -> Host:
 
 
 def advised(at: Host, **asked: Any) -> Advice:
-    return search.advise(search.wish(at.models, **asked), at)
+    return search.advise(search.wish(at.models, **{"roles": at.roles} | asked), at)
 
 
 @functools.cache
@@ -106,6 +106,8 @@ def test_ranked_as_asked(by: By) -> None:
         By.TOK_S: lambda profile: profile.main.fit.tok_s,
         By.CONTEXT: lambda profile: profile.main.max_model_len,
         By.FREE_GPUS: lambda profile: profile.free_gpus,
+        # A KV cache of another type than the checkpoint's comes last, however fast it is.
+        By.TOGETHER: lambda profile: (profile.main.fit.calibrated, profile.main.together.mid),
     }[by]
     values = [criterion(profile) for profile in profiles]
     assert values == sorted(values, reverse=True) and values[0] > values[-1]
@@ -185,6 +187,12 @@ def test_other_numbers_of_sequences() -> None:
     assert "max_num_seqs other than 8, 64" in " ".join(" ".join(render.lines(found)).split())
 
 
+def say_together(profile: Profile) -> str:
+    speed = profile.main.together
+    assert speed is not None
+    return f"{speed.mid:.1f} tok/s together ({speed.requests} of {8 * len(profile.main.roles)} requests at once)"
+
+
 @pytest.mark.parametrize("by", list(By))
 def test_the_chosen_one_is_first_and_says_why_others_lost(by: By) -> None:
     found = reference(by.value)
@@ -202,9 +210,84 @@ def test_the_chosen_one_is_first_and_says_why_others_lost(by: By) -> None:
             By.TOK_S: f"{loser.main.fit.tok_s:.1f} tok/s, the chosen one {winner.main.fit.tok_s:.1f} tok/s",
             By.CONTEXT: f"{loser.main.max_model_len:,} tokens, the chosen one {winner.main.max_model_len:,} tokens",
             By.FREE_GPUS: f"{loser.free_gpus} free GPUs, the chosen one {winner.free_gpus} free GPUs",
+            By.TOGETHER: f"{say_together(loser)}, the chosen one {say_together(winner)}",
         }[by]
-        equal = search.ORDERS[by][0][0](loser) == search.ORDERS[by][0][0](winner)
+        decides = search.ORDERS[by][1 if by is By.TOGETHER else 0][0]
+        equal = decides(loser) == decides(winner)
         assert equal or said == figure
+
+
+# -- replicas
+
+
+def find(found: Advice, label: str) -> Profile:
+    return next(profile for profile in found.profiles if profile.label == label)
+
+
+@functools.cache
+def with_replicas(by: str = "tok_s", choose: int = 1, max_num_seqs: str | None = None) -> Advice:
+    at = host(("26b-nvfp4", "e4b"), engines={"other": {"model": "26b-nvfp4", "tool_call_parser": "gemma4"}})
+    return advised(at, by=by, choose=choose, max_num_seqs=max_num_seqs)
+
+
+def test_a_replica_counts_as_an_engine_beside_the_main_one() -> None:
+    found = with_replicas()
+    once, twice, four = (find(found, f"26b-nvfp4{times}") for times in ("", " x2", " x4"))
+    assert [profile.free_gpus for profile in (once, twice, four)] == [3, 2, 0]
+    assert once.main.fit.tok_s == four.main.fit.tok_s, "one request is answered no faster"
+    assert four.main.at_once == pytest.approx(4 * four.main.fit.at_once(four.main.max_model_len))
+    # Two engines hold the longest request of two roles each, one engine a shorter one of all four.
+    assert (once.main.waiting, twice.main.waiting, four.main.waiting) == (0, 0, 0)
+    assert once.main.max_model_len < twice.main.max_model_len < four.main.max_model_len
+    # Of equal speed and context, what has more engines is first, and the small model beside counts as much.
+    labels = [profile.label for profile in found.profiles]
+    assert labels.index("26b-nvfp4 x4") < labels.index("26b-nvfp4 x2 + e4b") < labels.index("26b-nvfp4 x2")
+    assert labels.index("26b-nvfp4 tp4") < labels.index("26b-nvfp4 tp2 x2") < labels.index("26b-nvfp4 tp2")
+    assert all(profile.main.replicas == 1 for profile in advised(host(("e4b",), 1)).profiles)
+
+
+def test_the_speed_of_many_requests_is_that_of_all_replicas() -> None:
+    found = with_replicas("together", max_num_seqs="16")
+    assert found.profiles[0].label == "26b-nvfp4 tp2 x2"
+    for label, requests in {
+        "26b-nvfp4 tp4": 16,
+        "26b-nvfp4 tp2 x2": 32,
+        "26b-nvfp4 x4": 32,
+        "26b-nvfp4 x3": 32,
+    }.items():
+        speed = find(found, label).main.together
+        assert speed is not None and speed.requests == requests, "a replica runs 16 of 32 at once"
+    # Each of four has eight requests, and is as fast as the planner says.
+    four = find(found, "26b-nvfp4 x4").main
+    alone = four.fit.plan.decode_together_tok_s
+    assert alone is not None and four.together is not None and alone.requests == 8
+    assert four.together.mid == pytest.approx(4 * alone.mid, abs=0.1)
+    # One engine that may run them all is faster by estimate, so it is tried without being asked for.
+    assert with_replicas("together").profiles[0].label == "26b-nvfp4 tp4 seqs=32"
+    text = " ".join(" ".join(render.lines(found)).split())
+    assert "advised-26b-nvfp4, 2 replicas (32 requests at once: 894 tok/s together), each fits: 61.7 tok/s" in text
+    assert "26b-nvfp4 tp2 x2 4/0 619- 894- 1040" in text
+
+
+def test_a_minimum_of_speed_counts_for_replicas_too() -> None:
+    found = with_experts(min_tok_s=tuple((role, 50.0) for role in ROLES))
+    labels = [profile.label for profile in found.profiles]
+    assert "26b-nvfp4 tp2 x2" in labels and "26b-nvfp4 x4" not in labels
+
+
+@pytest.mark.parametrize(("label", "gpus"), [("26b-nvfp4 tp2 x2", [0, 1, 2, 3]), ("26b-nvfp4 x3 + e4b", [0, 1, 2])])
+def test_what_is_pasted_has_the_replicas(label: str, gpus: list[int]) -> None:
+    choose = next(rank for rank, profile in enumerate(with_replicas().profiles, 1) if profile.label == label)
+    found = with_replicas(choose=choose)
+    main, *sides = found.chosen.serving_engines.values()
+    replicas = found.profiles[choose - 1].main.replicas
+    assert (main["replicas"], main["gpus"]) == (replicas, gpus) and "port" not in main
+    assert [side["gpus"] for side in sides] == [[3]] * len(sides) and not any("replicas" in side for side in sides)
+    planned = [engine.engine for engine in found.chosen.plan.engines]
+    assert planned[:replicas] == [f"advised-26b-nvfp4-{number}" for number in range(replicas)]
+    assert found.chosen.plan.verdict is Verdict.FITS and set(found.chosen.advice) == set(found.chosen.serving_engines)
+    row = render.document(found)["profiles"][choose - 1]
+    assert row["engines"][0]["replicas"] == replicas and row["gpus_used"] == 4
 
 
 # -- the chosen one is what the planner says it is
@@ -362,7 +445,8 @@ def test_nothing_is_wider_than_100_columns(by: By) -> None:
     assert max(map(len, lines)) <= 100
     rows = [line for line in lines if "31b-" in line and "fits (" in line]
     assert len(rows) == render.ROWS and rows[0].lstrip().startswith(">1 ")
-    assert any("estimate" in line and "rank" in line for line in lines)
+    unit = "tok/s, together" if by is By.TOGETHER else "tok/s, estimate"
+    assert any(unit in line and "rank" in line for line in lines) and "All speeds are estimates" in "\n".join(lines)
     assert f"{len(found.profiles)} feasible profiles" in lines[0]
 
 
@@ -380,7 +464,7 @@ def test_the_document_has_them_all() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"by": "toks"}, "advise_by: 'toks' is not one of tok_s, context, free_gpus; did you mean tok_s?"),
+        ({"by": "toks"}, "advise_by: 'toks' is not one of tok_s, context, free_gpus, together; did you mean tok_s?"),
         ({"choose": 0}, "advise_choose: 0 is not the rank of a profile in the table"),
         ({"choose": "first"}, "advise_choose: 'first' is not the rank"),
         ({"choose": "99999"}, "profiles are feasible; write 1 to "),
@@ -414,8 +498,9 @@ def test_numbers_may_be_text() -> None:
 def test_a_gpu_whose_bandwidth_nobody_knows() -> None:
     at = host(("e2b",), gpus=1)
     at = dataclasses.replace(at, gpus=[Gpu("", 23_659_151_360)])
-    with pytest.raises(AdviceError, match="advise_by: 'tok_s' needs the bandwidth of the GPU"):
-        advised(at)
+    for by in ("tok_s", "together"):
+        with pytest.raises(AdviceError, match=f"advise_by: '{by}' needs the bandwidth of the GPU"):
+            advised(at, by=by)
     assert "not known" in "\n".join(render.lines(advised(at, by="context")))
     with pytest.raises(AdviceError, match="advise_min_tok_s: needs the bandwidth of the GPU, which is not known"):
         advised(at, by="context", min_tok_s=5, roles=ROLES)

@@ -47,6 +47,9 @@ def run_on_laptop(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+MANY = ("--by", "together", "--min-tok-s", "40", "--max-num-seqs", "2,4")
+
+
 @pytest.mark.parametrize(
     ("words", "status", "printed"),
     [
@@ -54,6 +57,11 @@ def run_on_laptop(*words: str) -> subprocess.CompletedProcess[str]:
         (["plan", "--model", "google/gemma-4-31B-it", "--gpu", "L4", "--count", "2"], 1, "tp2: oom_weights. Weights"),
         (["plan", "--model", "no-such-thing", "--gpu", "L4"], 2, "write owner/name"),
         (["advise", "--model", "google/gemma-4-E2B-it", "--gpu", "L4"], 0, "serving_profiles:"),
+        (
+            ["advise", "--model", "google/gemma-4-E4B-it", "--gpu", "L4", "--count", "4", *MANY],
+            0,
+            "e4b-it tp2 seqs=4 x2",
+        ),
         pytest.param(
             ["advise", "--model", "google/gemma-4-31B-it", "--gpu", "L4"], 1, "oom_weights", marks=pytest.mark.thorough
         ),

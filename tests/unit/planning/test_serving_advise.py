@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +72,22 @@ def test_what_is_wrong_is_said(run_module: Run, more: dict[str, Any], said: str)
 # -- the playbook
 
 
-def test_what_is_advised_is_valid_and_fits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("advise_models=31b-w4a16,e4b,e2b", "advise_choose=8"),
+        ("advise_models=26b-nvfp4,e4b", "advise_by=together", "advise_max_num_seqs=16"),
+    ],
+)
+def test_what_is_advised_is_valid_and_fits(tmp_path: Path, asked: Sequence[str]) -> None:
     """As an operator does it: ask, save what is to be pasted, validate it, plan it."""
-    output = play("advise", "advise_models=31b-w4a16,e4b,e2b", "advise_choose=8")
+    output = play("advise", *asked)
     text = output[output.index("# For group_vars/all/engines.yml") :].split("\n\n")[0]
     file = tmp_path / "advised.yml"
     file.write_text(text)
     advised = yaml.safe_load(text)
     (profile,) = advised["serving_profiles"]
-    assert len(advised["serving_engines"]) > 1
+    assert sum(engine.get("replicas", 1) for engine in advised["serving_engines"].values()) > 1
 
     chosen = (f"@{file}", f"serving_profile={profile}")
     play("validate", *chosen)
@@ -107,7 +114,7 @@ def test_json_is_for_programs() -> None:
         ("format=yaml", "format is 'yaml'; advice is written as"),
         ("advise_model=e2b", "No play reads advise_model, so setting it would have no effect. Use one of advise_by"),
         ("gpu_count=0", "Set gpu_count and gpu_memory_mib"),
-        ("advise_by=speed", "advise_by: 'speed' is not one of tok_s, context, free_gpus"),
+        ("advise_by=speed", "advise_by: 'speed' is not one of tok_s, context, free_gpus, together"),
     ],
 )
 def test_what_cannot_be_advised_on_is_said(option: str, said: str) -> None:

@@ -14,6 +14,7 @@ import yaml
 from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS
 from ansible.module_utils.vllm_edge.inventory import engine_arguments, vllm_arguments
 from ansible.module_utils.vllm_edge.inventory.profiles import CUDA_TOTAL_MIB
+from ansible.module_utils.vllm_edge.inventory.replicas import expand, list_replicas
 from ansible.module_utils.vllm_edge.planning import families, model_facts, planner
 from ansible.module_utils.vllm_edge.planning.contract import EnginePlan, Gpu, Verdict
 
@@ -26,6 +27,8 @@ DATA: dict[str, Any] = {
 PROFILES: dict[str, Any] = DATA["serving_profiles"]
 ENGINES: dict[str, Any] = DATA["serving_engines"]
 MODELS: dict[str, Any] = DATA["vllm_models"]
+EXPANDED = dict(zip(("engines", "profiles"), expand(ENGINES, PROFILES), strict=True))
+"""With each replica as an engine of its own."""
 
 CUDA_MIB = CUDA_TOTAL_MIB[23034]
 L4 = Gpu("NVIDIA L4", GPU_MODELS["NVIDIA L4"].cuda_total_bytes or 0)
@@ -35,7 +38,7 @@ LARGE = [name for name in ENGINES if name.startswith(("31b-", "26b-"))]
 @functools.cache
 def planned(profile: str) -> dict[str, EnginePlan]:
     """Of the release that the lab runs for real, on the reference host's GPUs."""
-    engines = [{"name": name} | ENGINES[name] for name in PROFILES[profile]["engines"]]
+    engines = [{"name": name} | EXPANDED["engines"][name] for name in EXPANDED["profiles"][profile]["engines"]]
     facts = {engine["model"]: model_facts.recorded(MODELS[engine["model"]]["repo"]) for engine in engines}
     models = {name: families.interpret(found) for name, found in facts.items() if found is not None}
     plan = planner.plan(profile, engines, models, [L4] * 4, vllm_arguments.VERSION)
@@ -43,7 +46,8 @@ def planned(profile: str) -> dict[str, EnginePlan]:
 
 
 def budget_of(profile: str, engine: str) -> int:
-    found = ENGINES[engine].get("vram_budget_mib") or planned(profile)[engine].settings["vram_budget_mib"]
+    plans = [planned(profile)[name] for name in list_replicas(engine, ENGINES[engine])]
+    (found,) = {ENGINES[engine].get("vram_budget_mib") or plan.settings["vram_budget_mib"] for plan in plans}
     assert isinstance(found, int)
     return found
 
@@ -62,16 +66,17 @@ def test_every_profile_fits_by_its_plan(profile: str) -> None:
     for name, engine in planned(profile).items():
         assert engine.verdict is Verdict.FITS, f"{name}: {engine.reason}"
         # What was measured is stated, with 300 MiB; what nobody has measured follows from the plan.
-        assert ("vram_budget_mib" in ENGINES[name]) == ("gpu_memory_utilization" in ENGINES[name])
-        assert engine.pinned == ("vram_budget_mib" not in ENGINES[name])
-        # A budget that cannot be exceeded would prove nothing.
-        assert budget_of(profile, name) < CUDA_MIB
+        stated = EXPANDED["engines"][name]
+        assert ("vram_budget_mib" in stated) == ("gpu_memory_utilization" in stated)
+        assert engine.pinned == ("vram_budget_mib" not in stated)
+    # A budget that cannot be exceeded would prove nothing.
+    assert all(budget_of(profile, name) < CUDA_MIB for name in PROFILES[profile]["engines"])
 
 
 @pytest.mark.parametrize("profile", [name for name, item in PROFILES.items() if len(item["engines"]) == 1])
 def test_four_requests_of_full_length_fit_at_once_where_all_roles_share_an_engine(profile: str) -> None:
-    (engine,) = planned(profile).values()
-    assert not engine.pinned or engine.max_concurrency >= 4
+    engines = list(planned(profile).values())
+    assert not engines[0].pinned or sum(int(engine.max_concurrency) for engine in engines) >= 4
 
 
 def test_the_reference_profile_over_four_gpus_has_the_arguments_it_was_measured_with() -> None:
@@ -97,7 +102,9 @@ def test_small_models_stay_where_only_the_31b_changes() -> None:
 
 @pytest.mark.parametrize("name", LARGE)
 def test_an_engines_name_says_its_model_and_its_width(name: str) -> None:
-    assert name.removesuffix("-all") == f"{ENGINES[name]['model']}-tp{ENGINES[name]['tensor_parallel_size']}"
+    replicas = ENGINES[name].get("replicas", 1)
+    ending = f"-x{replicas}" if replicas > 1 else "-all"
+    assert name.removesuffix(ending) == f"{ENGINES[name]['model']}-tp{ENGINES[name]['tensor_parallel_size']}"
     assert ENGINES[name]["model"] == f"{name[:3]}-{MODELS[ENGINES[name]['model']]['precision']}"
 
 
@@ -120,6 +127,7 @@ def test_what_the_page_says_about_speed() -> None:
             said[engine] = (*map(row.get, ("one request, tok/s", "lowest to highest")), list(row.values())[-1])
     known = {}
     for name, plan in ((name, plan) for profile in PROFILES for name, plan in planned(profile).items()):
+        name = next(one for one in ENGINES if name in list_replicas(one, ENGINES[one]))
         alone, together = plan.decode_tok_s, plan.decode_together_tok_s
         assert alone and together and together.requests == 8
         known[name] = (f"{alone.mid:.0f}", f"{alone.low:.0f} to {alone.high:.0f}", f"{together.mid:.0f}")

@@ -342,9 +342,16 @@ def _accept(gpu: GpuVerdict, units: Sequence[str]) -> str:
     if len(units) == 1:
         held[units[0]] = gpu.engine_mib
     return " and ".join(
-        f"'vram_budget_mib: {min(total, mib + DEFAULT_TOLERANCE_MIB)}' of {unit[len('vllm-') : -len('.service')]}"
+        f"'vram_budget_mib: {min(total, mib + DEFAULT_TOLERANCE_MIB)}' of "
+        f"{_name_in_inventory(unit[len('vllm-') : -len('.service')])}"
         for unit, mib in held.items()
     )
+
+
+def _name_in_inventory(engine: str) -> str:
+    """Return the name of an engine, and that of the engine with replicas whose replica it may be."""
+    whole, _, number = engine.rpartition("-")
+    return f"{engine} (of {whole}, if that has replicas)" if whole and number.isdecimal() else engine
 
 
 def _describe_foreign(gpu: GpuVerdict) -> str | None:

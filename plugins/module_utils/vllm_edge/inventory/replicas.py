@@ -69,6 +69,24 @@ def expand(engines: Any, profiles: Any) -> tuple[dict[str, Any], dict[str, Any]]
     return {one: engine for parts in replicas.values() for one, engine in parts.items()}, expanded
 
 
+def expand_observations(observations: Any, engines: Any) -> Any:
+    """Return plan_observations with those of an engine with replicas as those of each of its replicas.
+
+    What is stated of a replica by its own name takes precedence. What has not the expected type stays as it is.
+
+    Args:
+        engines: as the operator wrote them.
+    """
+    if not isinstance(observations, Mapping) or not isinstance(engines, Mapping):
+        return observations
+    names = {
+        name: list_replicas(name, engines[name]) if isinstance(engines.get(name), Mapping) else [name]
+        for name in observations
+    }
+    expanded = {one: observations[name] for name in observations for one in names[name]}
+    return expanded | {one: observations[one] for one in expanded if one in observations}
+
+
 def count_places(engines: Mapping[str, Mapping[str, Any]], profiles: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     """Return by served name the most engines that serve it, or stand in for it, at once in any profile; above 1 only.
 

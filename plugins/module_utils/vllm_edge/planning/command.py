@@ -197,10 +197,17 @@ def _advise(options: Namespace) -> int:
     for source in options.model:
         model = load_model(source, options)
         models[model.facts.repo.rsplit("/", 1)[-1].lower()] = model
-    asked = search.wish(
-        models, by=options.by, choose=options.choose, min_context=options.min_context, main=options.main
-    )
     roles = options.role or ["main"]
+    asked = search.wish(
+        models,
+        by=options.by,
+        choose=options.choose,
+        min_context=options.min_context,
+        main=options.main,
+        min_tok_s=options.min_tok_s,
+        max_num_seqs=options.max_num_seqs,
+        roles=roles,
+    )
     found = search.advise(asked, advice_model.Host(models, find_gpus(options), options.vllm, roles))
     if options.format == "json":
         print(json.dumps(advice_render.document(found), indent=2))

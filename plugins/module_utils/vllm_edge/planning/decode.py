@@ -71,6 +71,7 @@ def estimate_together(
     kv_cache_dtype: str,
     most_requests: int,
     context_tokens: int = TOGETHER_CONTEXT_TOKENS,
+    wanted_requests: int = TOGETHER_REQUESTS,
 ) -> DecodeTogether | None:
     """Estimate tokens per second of all requests together if several are decoded at once.
 
@@ -83,11 +84,12 @@ def estimate_together(
         kv_cache_dtype: as resolved for the engine, such as `bfloat16` or `fp8`.
         most_requests: how many the engine may run at once.
         context_tokens: tokens that each request has in the KV cache.
+        wanted_requests: how many requests there are.
 
     Returns:
-        The estimate for TOGETHER_REQUESTS requests or `most_requests`, if that is fewer; None if it is fewer than two.
+        The estimate for `wanted_requests` or `most_requests`, whichever is fewer; None if it is fewer than two.
     """
-    requests = min(TOGETHER_REQUESTS, most_requests)
+    requests = min(wanted_requests, most_requests)
     if requests < 2:
         return None
     read = sum(rank.read_bytes_per_token for rank in ranks)

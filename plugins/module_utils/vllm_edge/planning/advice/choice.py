@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ...inventory.replicas import list_replicas
 from .. import overhead, planner
 from ..contract import Gpu
 from .model import PROFILE_NAME, Chosen, Fit, Host, Profile, Shape, Wish
@@ -68,21 +69,24 @@ def describe_choice(asked: Wish, host: Host, profile: Profile) -> Chosen:
     inventory's first engine with a model of the same family.
     """
     engines: dict[str, dict[str, Any]] = {}
+    replicas: dict[str, dict[str, dict[str, Any]]] = {}
     observations: dict[str, Any] = {}
     slots = assign_slots(profile, host.gpus)
     for number, engine in enumerate(profile.engines):
         fit, name = engine.fit, f"{PROFILE_NAME}-{engine.fit.model}"
         engines[name] = {
             **build_arguments(fit.model, fit.shape, fit.kv_cache_dtype, engine.max_model_len, fit.max_num_seqs),
+            **({"replicas": engine.replicas} if engine.replicas > 1 else {}),
             "gpus": list(slots[number]),
-            "port": FIRST_PORT + number * PORT_STEP,
+            **({} if engine.replicas > 1 else {"port": FIRST_PORT + number * PORT_STEP}),
             "served_names": list(engine.roles),
             **_copy_dialect(fit.model, host),
         }
-        observations[name] = match_observed(engines[name], host)[1]
+        replicas[name] = list_replicas(name, engines[name])
+        observations |= dict.fromkeys(replicas[name], match_observed(engines[name], host)[1])
     plan = planner.plan(
         PROFILE_NAME,
-        [{"name": name, **engine} for name, engine in engines.items()],
+        [{"name": one, **engine} for parts in replicas.values() for one, engine in parts.items()],
         host.models,
         host.gpus,
         host.vllm_version,
@@ -95,9 +99,10 @@ def describe_choice(asked: Wish, host: Host, profile: Profile) -> Chosen:
         "when": f"Advised by {asked.by.value}, number {asked.choose}, {profile.label}.",
         "source": f"predicted by playbooks/advise.yml for vLLM {host.vllm_version}, not yet run on GPUs",
     }
+    planned = {one.engine: one for one in plan.engines}
     advice = {
-        planned.engine: (*planned.advice, *list_own_advice(engine.fit))
-        for engine, planned in zip(profile.engines, plan.engines, strict=True)
+        name: (*planned[next(iter(replicas[name]))].advice, *list_own_advice(engine.fit))
+        for name, engine in zip(engines, profile.engines, strict=True)
     }
     return Chosen(asked.choose, engines, {PROFILE_NAME: described}, plan, advice)
 
@@ -107,7 +112,7 @@ def assign_slots(profile: Profile, gpus: Sequence[Gpu]) -> list[tuple[int, ...]]
     left = {gpu: [slot for slot, other in enumerate(gpus) if other == gpu] for gpu in dict.fromkeys(gpus)}
     taken = []
     for engine in profile.engines:
-        slots, count = left[engine.fit.gpu], engine.fit.shape.gpus
+        slots, count = left[engine.fit.gpu], engine.gpus
         taken.append(tuple(slots[:count]))
         left[engine.fit.gpu] = slots[count:]
     return taken

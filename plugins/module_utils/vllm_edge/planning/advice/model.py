@@ -10,7 +10,8 @@ from enum import StrEnum
 from typing import Any
 
 from .. import planner
-from ..contract import EnginePlan, Gpu, Model, Plan
+from ..contract import DecodeTogether, EnginePlan, Gpu, Model, Plan
+from ..decode import TOGETHER_CONTEXT_TOKENS, TOGETHER_REQUESTS
 
 MIN_CONTEXT_TOKENS = 8192
 MAX_NUM_SEQS = 16
@@ -34,6 +35,7 @@ class By(StrEnum):
     TOK_S = "tok_s"
     CONTEXT = "context"
     FREE_GPUS = "free_gpus"
+    TOGETHER = "together"
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,9 @@ class Fit:
     blocks_of_request: Callable[[int], int]
     """Returns how many blocks of the KV cache a request of so many tokens takes."""
     max_num_seqs: int = MAX_NUM_SEQS
+    together: Callable[[int], DecodeTogether | None] = lambda requests: None
+    """Estimates the speed of so many requests together, or of as many of them as run at once; None for one request, or
+    if the bandwidth is not known."""
     observed_as: str = ""
     """The engine whose observations are in the plan; empty if there is none."""
 
@@ -127,21 +132,58 @@ class Fit:
 
 @dataclass(frozen=True)
 class Engine:
-    """A fit with its context and the roles that it serves."""
+    """A fit with its context, the roles that it serves, and how many times it is there."""
 
     fit: Fit
     max_model_len: int
     roles: tuple[str, ...]
+    replicas: int = 1
+
+    @property
+    def label(self) -> str:
+        return f"{self.fit.label} x{self.replicas}" if self.replicas > 1 else self.fit.label
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs of all replicas."""
+        return self.fit.shape.gpus * self.replicas
 
     @property
     def at_once(self) -> float:
-        """How many requests of full length the KV cache holds at once."""
-        return self.fit.at_once(self.max_model_len)
+        """How many requests of full length the KV caches of all replicas hold at once."""
+        return self.fit.at_once(self.max_model_len) * self.replicas
 
     @property
     def waiting(self) -> int:
         """How many roles wait if each of them sends a request of full length at the same time."""
-        return max(len(self.roles) - int(self.at_once), 0)
+        return max(len(self.roles) - int(self.fit.at_once(self.max_model_len)) * self.replicas, 0)
+
+    @property
+    def together(self) -> DecodeTogether | None:
+        """The estimate for TOGETHER_REQUESTS requests of each role at the same time, shared out to the replicas.
+
+        Each of them runs at most max_num_seqs at once. None if the bandwidth is not known.
+        """
+        each, more = divmod(TOGETHER_REQUESTS * len(self.roles), self.replicas)
+        parts = [self._estimate(each + (number < more)) for number in range(self.replicas)]
+        found = [part for part in parts if part]
+        return (
+            DecodeTogether(
+                sum(part.requests for part in found),
+                TOGETHER_CONTEXT_TOKENS,
+                *(round(sum(getattr(part, name) for part in found), 1) for name in ("low", "mid", "high")),
+            )
+            if found
+            else None
+        )
+
+    def _estimate(self, requests: int) -> DecodeTogether | None:
+        """Return the speed of a replica with so many requests; that of one request is the usual estimate."""
+        one = self.fit.plan.decode_tok_s
+        if one is None or not requests:
+            return None
+        alone = DecodeTogether(1, TOGETHER_CONTEXT_TOKENS, one.low, one.mid, one.high)
+        return self.fit.together(requests) or alone
 
 
 @dataclass(frozen=True)
@@ -161,13 +203,13 @@ class Profile:
 
     @property
     def gpus(self) -> int:
-        return sum(engine.fit.shape.gpus for engine in self.engines)
+        return sum(engine.gpus for engine in self.engines)
 
     @property
     def label(self) -> str:
         """Its name in the table. It leaves out the context, so profiles that differ only in that have the same
         label."""
-        return " + ".join(engine.fit.label for engine in self.engines)
+        return " + ".join(engine.label for engine in self.engines)
 
     @property
     def kind(self) -> tuple[tuple[str, Shape], ...]:
@@ -175,9 +217,16 @@ class Profile:
         return tuple((engine.fit.model, engine.fit.shape) for engine in self.engines)
 
     @property
-    def choice(self) -> tuple[tuple[str, Shape, int], ...]:
-        """Models, shapes and max_num_seqs: profiles in which they are the same share a row of the table."""
-        return tuple((engine.fit.model, engine.fit.shape, engine.fit.max_num_seqs) for engine in self.engines)
+    def others(self) -> tuple[Fit, ...]:
+        """What runs beside the first replica of the main engine: its other replicas, and the other engines."""
+        return (*[self.main.fit] * (self.main.replicas - 1), *(side.fit for side in self.sides))
+
+    @property
+    def choice(self) -> tuple[tuple[str, Shape, int, int], ...]:
+        """Models, shapes, max_num_seqs and replicas: profiles in which they are the same share a row of the table."""
+        return tuple(
+            (engine.fit.model, engine.fit.shape, engine.fit.max_num_seqs, engine.replicas) for engine in self.engines
+        )
 
 
 @dataclass(frozen=True)
@@ -204,7 +253,7 @@ class Chosen:
     serving_profiles: Mapping[str, Mapping[str, Any]]
     plan: Plan
     advice: Mapping[str, tuple[str, ...]]
-    """By engine: what works and could be better, and what is advised against."""
+    """By engine of serving_engines: what works and could be better, and what is advised against."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,7 @@ from ..contract import Decode, DecodeTogether, EnginePlan
 from ..feasibility import advise_on_context
 from ..fixes import TENSOR_PARALLEL_SIZES
 from .choice import list_own_advice
-from .model import PROFILE_NAME, Advice, Chosen, Engine, Profile
+from .model import PROFILE_NAME, Advice, By, Chosen, Engine, Profile
 
 ROWS = 20
 """Rows of the table. The document has all profiles."""
@@ -60,14 +61,13 @@ def lines(advice: Advice) -> list[str]:
         ),
         *(
             line
-            for planned in chosen.plan.engines
+            for name, engine, planned in _list_chosen(advice)
             for line in (
-                *render.wrap(f"  {planned.engine}  {planned.verdict.value}: {_describe_figures(planned)}", "    "),
-                *(
-                    said
-                    for text in chosen.advice[planned.engine]
-                    for said in render.wrap(f"    advice: {text}", " " * 12)
+                *render.wrap(
+                    f"  {name}{_describe_replicas(engine)}  {planned.verdict.value}: {_describe_figures(planned)}",
+                    "    ",
                 ),
+                *(said for text in chosen.advice[name] for said in render.wrap(f"    advice: {text}", " " * 12)),
             )
         ),
         *(["why the next ones lost:"] if advice.lost else []),
@@ -85,6 +85,23 @@ def lines(advice: Advice) -> list[str]:
     ]
 
 
+def _list_chosen(advice: Advice) -> Iterator[tuple[str, Engine, EnginePlan]]:
+    """Yield the chosen engines by name, each with the plan of its first replica: those of the others are equal."""
+    planned = iter(advice.chosen.plan.engines)
+    profile = advice.profiles[advice.chosen.rank - 1]
+    for name, engine in zip(advice.chosen.serving_engines, profile.engines, strict=True):
+        (first, *_) = itertools.islice(planned, engine.replicas)
+        yield name, engine, first
+
+
+def _describe_replicas(engine: Engine) -> str:
+    if engine.replicas == 1:
+        return ""
+    speed = engine.together
+    said = f" ({speed.requests} requests at once: {speed.mid:.0f} tok/s together)" if speed else ""
+    return f", {engine.replicas} replicas{said}, each"
+
+
 def pasted(chosen: Chosen) -> list[str]:
     """Return the chosen profile as YAML for group_vars; it is also a valid file for `-e @FILE`."""
     entries = {"serving_engines": chosen.serving_engines, "serving_profiles": chosen.serving_profiles}
@@ -95,14 +112,16 @@ def pasted(chosen: Chosen) -> list[str]:
 
 
 NOTES = (
-    "All speeds are estimates for one sequence of the main engine at short context: low, mid, high. At once: requests "
-    "of full context that its KV cache holds. (n): number of recommendations, printed for the chosen profile. kv=: not "
-    "the type that the checkpoint states for its KV cache. Precision does not count: only an evaluation shows how bits "
-    "that are saved change the answers. The table has the best of each choice of engines; other contexts and KV caches "
-    "have the ranks between, and -e format=json has all."
+    "All speeds are estimates for one sequence of the main engine at short context, or together for eight requests of "
+    "each of its roles: low, mid, high. x2: replicas. At once: requests of full context that the KV cache holds. (n): "
+    "number of recommendations, printed for the chosen profile. kv=: not the type that the checkpoint states for its "
+    "KV cache. Precision does not count: only an evaluation shows how bits that are saved change the answers. The "
+    "table has the best of each choice of engines; other contexts and KV caches have the ranks between, and -e "
+    "format=json has all."
 )
 NOT_CONSIDERED = (
-    "not considered: two engines on one GPU, two engines of one model, an engine over GPUs that are not alike, "
+    "not considered: two engines on one GPU, two engines of one model that differ, replicas of another engine than the "
+    "main one, an engine over GPUs that are not alike, "
     f"tensor_parallel_size other than {', '.join(map(str, TENSOR_PARALLEL_SIZES))}, a smaller model as main "
     f"engine (advise_main)"
 )
@@ -115,9 +134,9 @@ def _list_other_sequences(advice: Advice) -> str:
 
 
 def _render_table(advice: Advice) -> Iterator[str]:
-    yield _format_columns(
-        "rank", "engines, the main one first", "GPUs", "tok/s, estimate", "context", "at once", "verdict"
-    )
+    together = advice.wish.by is By.TOGETHER
+    unit, digits = ("tok/s, together", 0) if together else ("tok/s, estimate", 1)
+    yield _format_columns("rank", "engines, the main one first", "GPUs", unit, "context", "at once", "verdict")
     yield _format_columns("", "", "used/free", "low-  mid- high", "tokens", "", "(advice)")
     seen: set[Any] = set()
     for rank, profile in enumerate(advice.profiles, 1):
@@ -125,13 +144,15 @@ def _render_table(advice: Advice) -> Iterator[str]:
             continue
         seen.add(profile.choice)
         row = _build_row(rank, profile, advice)
-        speed = row["tok_s_estimate"]
+        speed = row["tok_s_together_estimate" if together else "tok_s_estimate"]
         label, *more = textwrap.wrap(profile.label, COLUMNS[1], subsequent_indent="  ", break_on_hyphens=False)
         yield _format_columns(
             f"{'>' if rank == advice.chosen.rank else ''}{rank}",
             label,
             f"{row['gpus_used']}/{row['gpus_free']}",
-            f"{speed['low']:.1f}-{speed['mid']:5.1f}-{speed['high']:5.1f}" if speed else "not known",
+            f"{speed['low']:.{digits}f}-{speed['mid']:5.{digits}f}-{speed['high']:5.{digits}f}"
+            if speed
+            else "not known",
             f"{row['context']:,}",
             f"{row['max_concurrency']:.1f}",
             f"{row['verdict']} ({len(row['advice'])})",
@@ -161,6 +182,7 @@ def _build_row(rank: int, profile: Profile, advice: Advice) -> dict[str, Any]:
                 "model": engine.fit.model,
                 "tensor_parallel_size": engine.fit.shape.tensor_parallel_size,
                 "pipeline_parallel_size": engine.fit.shape.pipeline_parallel_size,
+                "replicas": engine.replicas,
                 "kv_cache_dtype": engine.fit.plan.kv_cache_dtype,
                 "max_model_len": engine.max_model_len,
                 "max_num_seqs": engine.fit.max_num_seqs,
@@ -174,6 +196,7 @@ def _build_row(rank: int, profile: Profile, advice: Advice) -> dict[str, Any]:
         "gpus_used": profile.gpus,
         "gpus_free": profile.free_gpus,
         "tok_s_estimate": _describe_speed(main.fit.plan.decode_tok_s),
+        "tok_s_together_estimate": _describe_speed(main.together),
         "context": main.max_model_len,
         "max_concurrency": round(main.at_once, 2),
         "verdict": main.fit.plan.verdict.value,
@@ -190,7 +213,11 @@ def _collect_advice(engine: Engine, advice: Advice) -> list[str]:
     plan = engine.fit.plan
     planned = advise_on_context(advice.wish.min_context_tokens, plan.max_concurrency)
     kept = [text for text in plan.advice if text not in planned]
-    return [*kept, *advise_on_context(engine.max_model_len, engine.at_once), *list_own_advice(engine.fit)]
+    return [
+        *kept,
+        *advise_on_context(engine.max_model_len, engine.fit.at_once(engine.max_model_len)),
+        *list_own_advice(engine.fit),
+    ]
 
 
 def _describe_figures(planned: EnginePlan) -> str:

@@ -1,26 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search for the profiles that are feasible on a host with a set of models, and their ranking.
 
-A profile is one main engine, which has the largest model, and beside it at most one engine of each smaller model on the
-GPUs that stay free. Engines share no GPU, so the result for an engine depends only on its own GPUs: each is planned
-once for each kind of GPU, in however many profiles it is. Tokens per second are the planner's estimates.
+A profile is one main engine, which has the largest model and may have replicas, and beside it at most one engine of
+each smaller model on the GPUs that stay free. Engines share no GPU, so the result for an engine depends only on its own
+GPUs: each is planned once for each kind of GPU, in however many profiles it is. Tokens per second are the planner's
+estimates.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ...gpu.models import known
 from ...text import describe_invalid_choice, nearest, shown
 from .. import planner
 from ..contract import Gpu, Model, Verdict
+from ..decode import TOGETHER_CONTEXT_TOKENS, TOGETHER_REQUESTS, estimate_together
 from ..fixes import CONTEXT_STEP_TOKENS, TENSOR_PARALLEL_SIZES
 from ..kv_cache import groups as kv_groups
 from ..kv_cache import resolve_dtype
 from ..vllm_versions import count_batches_in_flight, max_num_batched_tokens
+from ..weights import per_rank
 from .choice import build_arguments, describe_choice, match_observed
 from .model import (
     MAX_NUM_SEQS,
@@ -72,8 +78,9 @@ def wish(
         models: advise_models, one name or a list; empty means all.
         main: advise_main, the model of the main engine, or None.
         min_tok_s: advise_min_tok_s, one number for all roles or numbers by role, in tokens per second; or None.
-        max_num_seqs: advise_max_num_seqs, one number or several; None means MAX_NUM_SEQS.
-        roles: the roles that min_tok_s may name.
+        max_num_seqs: advise_max_num_seqs, one number or several; None means MAX_NUM_SEQS, and for the ranking by the
+            speed of several requests also their number.
+        roles: the roles that min_tok_s may name, and from which these requests come.
 
     Raises:
         AdviceError: if a value is wrong.
@@ -95,6 +102,8 @@ def wish(
     sequences = [] if max_num_seqs in (None, "") else max_num_seqs
     sequences = sequences if isinstance(sequences, list) else str(sequences).split(",")
     counts = [_parse_number("advise_max_num_seqs", text, 1, "a number of requests, such as 16") for text in sequences]
+    if not counts:
+        counts = [MAX_NUM_SEQS, *([TOGETHER_REQUESTS * len(roles)] if by == By.TOGETHER and len(roles) > 1 else [])]
     return Wish(
         By(by),
         chosen,
@@ -102,7 +111,7 @@ def wish(
         tuple(dict.fromkeys(names)),
         main or None,
         _parse_min_tok_s(min_tok_s, roles),
-        tuple(dict.fromkeys(counts)) or (MAX_NUM_SEQS,),
+        tuple(dict.fromkeys(counts)),
     )
 
 
@@ -125,10 +134,10 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
     mains, profiles = _find_profiles(asked, host, models, fits)
     if not profiles:
         raise NothingFits(_describe_failure(asked, host, rejections))
-    if asked.by is By.TOK_S and all(profile.main.fit.plan.decode_tok_s is None for profile in profiles):
+    if asked.by in (By.TOK_S, By.TOGETHER) and all(profile.main.fit.plan.decode_tok_s is None for profile in profiles):
         raise AdviceError(
-            f"advise_by: 'tok_s' {_NEEDS_BANDWIDTH.format(host.describe_gpus())}; write 'context' or 'free_gpus', "
-            f"set gpu_name to the name that nvidia-smi prints, or add the GPU to "
+            f"advise_by: {asked.by.value!r} {_NEEDS_BANDWIDTH.format(host.describe_gpus())}; write 'context' or "
+            f"'free_gpus', set gpu_name to the name that nvidia-smi prints, or add the GPU to "
             f"plugins/module_utils/vllm_edge/gpu/models.py."
         )
     profiles.sort(key=lambda profile: tuple(value(profile) for value, _ in ORDERS[asked.by]))
@@ -241,8 +250,15 @@ def _plan_fits(name: str, gpu: Gpu, shape: Shape, max_num_seqs: int, asked: Wish
         def blocks(tokens: int, found: Any = found, in_flight: int = in_flight) -> int:
             return sum(group.blocks(tokens, in_flight) for group in found)
 
+        most = min(max_num_seqs, plan.kv_cache_tokens // TOGETHER_CONTEXT_TOKENS)
+        ranks, card = per_rank(model, arguments, host.vllm_version), known(gpu.name)
+
         own = resolved == model.dtype or resolved == model.quantization.kv_cache_dtype
-        yield Fit(name, gpu, shape, dtype, plan, own, blocks, max_num_seqs, observed_as)
+        fit = Fit(name, gpu, shape, dtype, plan, own, blocks, max_num_seqs, observed_as=observed_as)
+        if card:
+            given = (model, arguments, ranks, card, resolved, most, TOGETHER_CONTEXT_TOKENS)
+            fit = dataclasses.replace(fit, together=functools.partial(estimate_together, *given))
+        yield fit
         if plan.verdict in WITHOUT_KV:
             return
 
@@ -265,13 +281,16 @@ def _find_profiles(
 def _build_profiles(
     asked: Wish, host: Host, mains: Sequence[str], smaller: Sequence[Sequence[str]], fits: Sequence[Fit]
 ) -> Iterator[Profile]:
-    """Yield every main engine with every choice of engines beside it."""
+    """Yield every main engine, with every number of replicas, and every choice of engines beside it."""
     beside = [_select_best_sides(kind, fits) for kind in smaller]
-    for main in fits:
-        if main.model not in mains:
-            continue
+    for main, replicas in (
+        (fit, number)
+        for fit in fits
+        if fit.model in mains
+        for number in range(1, Counter(host.gpus)[fit.gpu] // fit.shape.gpus + 1)
+    ):
         left = Counter(host.gpus)
-        left[main.gpu] -= main.shape.gpus
+        left[main.gpu] -= main.shape.gpus * replicas
         for sides in _choose_sides(beside, left, len(host.roles) - ROLES_OF_MAIN):
             stay = host.roles[:ROLES_OF_MAIN] if sides else host.roles
             others = tuple(
@@ -282,8 +301,8 @@ def _build_profiles(
             if not all(_is_fast_enough(asked, engine.fit, engine.roles) for engine in others):
                 continue
             if _is_fast_enough(asked, main, stay):
-                for tokens in _list_contexts(main, len(stay), asked.min_context_tokens):
-                    yield Profile((Engine(main, tokens, tuple(stay)), *others), free)
+                for tokens in _list_contexts(main, math.ceil(len(stay) / replicas), asked.min_context_tokens):
+                    yield Profile((Engine(main, tokens, tuple(stay), replicas), *others), free)
 
 
 def _select_best_sides(kind: Sequence[str], fits: Sequence[Fit]) -> list[Fit]:
@@ -380,26 +399,38 @@ def _say_kv_cache(profile: Profile) -> str:
     return f"KV cache in {dtype}{'' if profile.main.fit.calibrated else ', which is not the type of the checkpoint'}"
 
 
+def _say_together(engine: Engine) -> str:
+    speed, asked = engine.together, TOGETHER_REQUESTS * len(engine.roles)
+    return (
+        f"{speed.mid:.1f} tok/s together ({speed.requests} of {asked} requests at once)" if speed else "no known speed"
+    )
+
+
 BY_SPEED: Sequence[Criterion] = (
     (lambda profile: -profile.main.fit.tok_s, lambda profile: f"{profile.main.fit.tok_s:.1f} tok/s"),
     (lambda profile: not profile.main.fit.calibrated, _say_kv_cache),
     (lambda profile: profile.main.waiting, lambda profile: f"{profile.main.waiting} roles that may wait"),
     (lambda profile: -profile.main.max_model_len, lambda profile: f"{profile.main.max_model_len:,} tokens"),
     (lambda profile: -profile.main.fit.max_num_seqs, lambda profile: f"max_num_seqs {profile.main.fit.max_num_seqs}"),
-    (lambda profile: -len(profile.sides), lambda profile: f"{len(profile.sides)} engines beside the main one"),
+    (lambda profile: -len(profile.others), lambda profile: f"{len(profile.others)} engines beside the main one"),
     (
-        lambda profile: -sum(side.fit.tok_s for side in profile.sides),
-        lambda profile: f"{sum(side.fit.tok_s for side in profile.sides):.1f} tok/s beside the main one",
+        lambda profile: -sum(fit.tok_s for fit in profile.others),
+        lambda profile: f"{sum(fit.tok_s for fit in profile.others):.1f} tok/s beside the main one",
     ),
     (lambda profile: -profile.free_gpus, lambda profile: f"{profile.free_gpus} free GPUs"),
     (lambda profile: -profile.main.at_once, lambda profile: f"{profile.main.at_once:.1f} requests at once"),
     (lambda profile: profile.label, lambda profile: f"the name {profile.label}"),
 )
-"""The ranking by tokens per second; later criteria break ties."""
+"""The ranking by tokens per second; later criteria break ties. A replica counts as an engine beside the main one."""
+_TOGETHER: Criterion = (
+    lambda profile: -(profile.main.together.mid if profile.main.together else 0),
+    lambda profile: _say_together(profile.main),
+)
 ORDERS: Mapping[By, Sequence[Criterion]] = {
     By.TOK_S: BY_SPEED,
     By.CONTEXT: (BY_SPEED[3], *BY_SPEED),
     By.FREE_GPUS: (BY_SPEED[7], *BY_SPEED),
+    By.TOGETHER: (BY_SPEED[1], _TOGETHER, *BY_SPEED),
 }
 _NEEDS_BANDWIDTH = "needs the bandwidth of the GPU, which is not known of {}"
 
