@@ -469,7 +469,10 @@ def _latent_attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     )
     key, rope, value = (text[key] for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     linear = {"kv_a_proj_with_mqa": (rank + rope, hidden), "kv_b_proj": (heads * (key + value), rank)}
-    linear |= {"o_proj": (hidden, heads * value), "q_b_proj" if queries else "q_proj": (heads * (key + rope), queries or hidden)}
+    linear |= {
+        "o_proj": (hidden, heads * value),
+        "q_b_proj" if queries else "q_proj": (heads * (key + rope), queries or hidden),
+    }
     linear |= {"q_a_proj": (queries, hidden)} if queries else {}
     for name, shape in linear.items():
         yield from _stored(text, f"self_attn.{name}", *shape)

@@ -202,9 +202,11 @@ def _compute_per_layer_embedding_buffer(model: Model, arguments: Arguments, vers
 
 
 def _compute_latent_copies(model: Model, ranks: int, layers: int) -> int:
-    """Return the bytes of kv_b_proj in the model's dtype, which vLLM keeps beside a quantized one for decoding; of one
-    that is not quantized it keeps views (process_weights_after_loading, model_executor/layers/attention/mla_attention.py
-    of 0.19.0 to 0.33.0)."""
+    """Return the bytes of kv_b_proj in the model's dtype, which vLLM keeps beside a quantized one for decoding.
+
+    Of one that is not quantized it keeps views. Source: process_weights_after_loading,
+    model_executor/layers/attention/mla_attention.py of 0.19.0 to 0.33.0.
+    """
     if model.latent is None or all(
         part.tensor.dtype in _FLOATS for part in model.components if part.tensor.name.endswith(_COPIED)
     ):
