@@ -46,6 +46,7 @@ class Configuration:
                 "head_size": layer.head_size,
                 "window": layer.window_tokens if layer.attention is Attention.SLIDING else None,
                 "chunk": layer.window_tokens if layer.attention is Attention.CHUNKED else None,
+                "latent": layer.attention is Attention.LATENT,
                 "own_cache": layer.shares_with is None,
             }
             for layer in self.model.layers
@@ -116,6 +117,9 @@ def shapes(generator: random.Random) -> Iterator[tuple[str, list[DecoderLayer], 
             for index, kind in enumerate(kinds)
         ]
         yield "Llama 4", chunks, 1048576
+    # V2-Lite, V2, V3 and Kimi K2
+    for count in (27, 60, 61):
+        yield "DeepSeek", [DecoderLayer(index, Attention.LATENT, 1, 576) for index in range(count)], 163840
 
 
 def differences(configuration: Configuration, told: Mapping[str, Any], version: str) -> list[str]:

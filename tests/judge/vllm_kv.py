@@ -24,6 +24,7 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.attention.chunked_local_attention import ChunkedLocalAttention
+from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype, resolve_kv_cache_dtype_string
 from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleOf
 from vllm.v1.core import kv_cache_utils
@@ -117,8 +118,10 @@ def spec_of(layer: dict[str, Any], given: dict[str, Any], config: Config) -> Any
         num_kv_heads=ModelConfig.get_num_kv_heads(heads, config.parallel_config),
         head_size=layer["head_size"],
         head_size_v=layer["head_size"],
+        indexer=None,
+        non_causal_multi_token_decode=False,
     )
-    kind = ChunkedLocalAttention if layer["chunk"] else Attention
+    kind = MLAAttention if layer["latent"] else ChunkedLocalAttention if layer["chunk"] else Attention
     return kind.get_kv_cache_spec(attention, config)
 
 

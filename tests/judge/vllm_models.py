@@ -29,6 +29,7 @@ from vllm.config import CacheConfig, LoadConfig, ModelConfig, VllmConfig, set_cu
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.attention.attention import Attention
+from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.model_executor.layers.fused_moe.oracle.fp8 import Fp8MoeBackend
 from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
 from vllm.model_executor.layers.quantization import fp8, mxfp4
@@ -118,6 +119,9 @@ def answer(given: dict[str, Any]) -> dict[str, Any]:
             return {"error": f"{type(error).__name__}: {str(error)[:600]}"}
     layers = {}
     for name, module in model.named_modules():
+        if isinstance(module, MLAAttention):
+            index = int(next(part for part in name.split(".") if part.isdecimal()))
+            layers[index] = [1, module.head_size, None]
         if isinstance(module, Attention):
             index = int(next(part for part in name.split(".") if part.isdecimal()))
             layers[index] = [

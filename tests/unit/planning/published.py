@@ -97,6 +97,21 @@ def _llama4(experts: int, step: int, positions: int, **more: Any) -> dict[str, A
     }
 
 
+def _deepseek(
+    sizes: tuple[int, ...], experts: tuple[int, ...], queries: int | None, dense: int, **more: Any
+) -> dict[str, Any]:
+    """`experts` are experts of a layer, those that a token reads, shared ones and their intermediate size."""
+    keys = ("n_routed_experts", "num_experts_per_tok", "n_shared_experts", "moe_intermediate_size")
+    three = sizes[5] > 110000
+    found: dict[str, Any] = dict(zip(keys, experts, strict=True)) | {"moe_layer_freq": 1}
+    found |= {"kv_lora_rank": 512, "q_lora_rank": queries, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+    found |= {"v_head_dim": 128, "first_k_dense_replace": dense, "tie_word_embeddings": False, "norm_topk_prob": three}
+    if three:
+        found |= {"quantization_config": FP8_BLOCKS, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    name = "DeepseekV3ForCausalLM" if three else "DeepseekV2ForCausalLM"
+    return config(name, "deepseek_v3" if three else "deepseek_v2", sizes, **found, **more)
+
+
 NOT_MXFP4 = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
 FP8_BLOCKS = {
     "quant_method": "fp8",
@@ -137,6 +152,15 @@ LLAMA4_TOWER = {
     "multi_modal_projector_bias": False,
 }
 LLAMA_ROPE = {"rope_type": "llama3", "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0}
+DEEPSEEK_ROPE = {
+    "type": "yarn",
+    "factor": 40,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 LLAVA = "llava-hf/llava-v1.6-mistral-7b-hf"
 CLIP = {
     "model_type": "clip_vision_model",
@@ -277,6 +301,32 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         ),
         "vision_config": CLIP,
     },
+    "deepseek-ai/DeepSeek-V2-Lite-Chat": _deepseek(
+        (27, 2048, 10944, 16, 16, 102400, 163840), (64, 6, 2, 1408), None, 1, rope_scaling=DEEPSEEK_ROPE
+    ),
+    "deepseek-ai/DeepSeek-V2-Chat": _deepseek(
+        (60, 5120, 12288, 128, 128, 102400, 163840), (160, 6, 2, 1536), 1536, 1, rope_scaling=DEEPSEEK_ROPE
+    ),
+    "deepseek-ai/DeepSeek-V3": _deepseek(
+        (61, 7168, 18432, 128, 128, 129280, 163840),
+        (256, 8, 1, 2048),
+        1536,
+        3,
+        n_group=8,
+        topk_group=4,
+        num_nextn_predict_layers=1,
+        rope_scaling=DEEPSEEK_ROPE,
+    ),
+    "moonshotai/Kimi-K2-Instruct": _deepseek(
+        (61, 7168, 18432, 64, 64, 163840, 131072),
+        (384, 8, 1, 2048),
+        1536,
+        1,
+        n_group=1,
+        topk_group=1,
+        num_nextn_predict_layers=0,
+        rope_scaling={**DEEPSEEK_ROPE, "factor": 32.0, "beta_fast": 1.0},
+    ),
     "openai/gpt-oss-20b": _gpt_oss(24, 32),
     "openai/gpt-oss-120b": _gpt_oss(36, 128),
 }
@@ -321,6 +371,8 @@ CONFIGS = {**CONFIGS, **{repo: {**_QWEN_7B, "quantization_config": how} for repo
 PARAMETERS: Mapping[str, int] = {
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": 108_641_793_536,
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct": 401_583_781_376,
+    "deepseek-ai/DeepSeek-V2-Lite-Chat": 15_706_484_224,
+    "deepseek-ai/DeepSeek-V3": 684_531_386_000,
     "mistralai/Mixtral-8x7B-Instruct-v0.1": 46_702_792_704,
     "Qwen/Qwen1.5-MoE-A2.7B-Chat": 14_315_784_192,
     "Qwen/Qwen3-VL-30B-A3B-Instruct": 31_070_754_032,
@@ -364,8 +416,10 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
     yield f"{before}norm.weight", "BF16", (hidden,)
     if not text.get("tie_word_embeddings", text["model_type"] == "gemma2"):
         yield f"{head}lm_head.weight", "BF16", (text["vocab_size"], hidden)
-    for index in range(text["num_hidden_layers"]):
+    for index in range(text["num_hidden_layers"] + text.get("num_nextn_predict_layers", 0)):
         mlp = _MLPS.get(text["model_type"], _mlp)
+        if index < text.get("first_k_dense_replace", 0):
+            mlp = _mlp_of_deepseek
         if text["model_type"] == "llama4_text" and (index + 1) % text["interleave_moe_layer_step"]:
             mlp = _llama4_dense
         for name, *dtype, shape in [*_attention(text), *mlp(text)]:
@@ -373,6 +427,13 @@ def headers(made: Mapping[str, Any]) -> Iterator[Header]:
             yield from _quantize(made.get("quantization_config"), *full)
         for norm in _NORMS.get(text["model_type"], ("input_layernorm", "post_attention_layernorm")):
             yield f"{before}layers.{index}.{norm}.weight", "BF16", (hidden,)
+    if text.get("num_nextn_predict_layers"):
+        layer = f"model.layers.{text['num_hidden_layers']}"
+        for name in ("enorm", "hnorm", "shared_head.norm"):
+            yield f"{layer}.{name}.weight", "BF16", (hidden,)
+        yield f"{layer}.eh_proj.weight", "BF16", (hidden, 2 * hidden)
+        for name in ("embed_tokens", "shared_head.head"):
+            yield f"{layer}.{name}.weight", "BF16", (text["vocab_size"], hidden)
     if "vision_config" in made:
         towers = {"clip_vision_model": _clip, "llama4_vision_model": _llama4_tower, "pixtral": _pixtral}
         yield from towers.get(made["vision_config"]["model_type"], _qwen_tower)(made["vision_config"], hidden)
@@ -402,8 +463,51 @@ def _blocked(name: str, rows: int, columns: int) -> Iterator[tuple[Any, ...]]:
     yield f"{name}.weight_scale_inv", "F32", (-(-rows // 128), -(-columns // 128))
 
 
+def _latent_attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    hidden, heads, rank, queries = (
+        text[key] for key in ("hidden_size", "num_attention_heads", "kv_lora_rank", "q_lora_rank")
+    )
+    key, rope, value = (text[key] for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    linear = {"kv_a_proj_with_mqa": (rank + rope, hidden), "kv_b_proj": (heads * (key + value), rank)}
+    linear |= {
+        "o_proj": (hidden, heads * value),
+        "q_b_proj" if queries else "q_proj": (heads * (key + rope), queries or hidden),
+    }
+    linear |= {"q_a_proj": (queries, hidden)} if queries else {}
+    for name, shape in linear.items():
+        yield from _stored(text, f"self_attn.{name}", *shape)
+    yield "self_attn.kv_a_layernorm.weight", (rank,)
+    if queries:
+        yield "self_attn.q_a_layernorm.weight", (queries,)
+
+
+def _stored(text: Mapping[str, Any], name: str, rows: int, columns: int) -> Iterator[tuple[Any, ...]]:
+    yield from _blocked(name, rows, columns) if "quantization_config" in text else [(f"{name}.weight", (rows, columns))]
+
+
+def _mlp_of_deepseek(
+    text: Mapping[str, Any], name: str = "mlp", size: str = "intermediate_size", times: int = 1
+) -> Iterator[tuple[Any, ...]]:
+    hidden, inner = text["hidden_size"], text[size] * times
+    for part, shape in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
+        yield from _stored(text, f"{name}.{part}_proj", *shape)
+
+
+def _deepseek_experts(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    experts = text["n_routed_experts"]
+    yield "mlp.gate.weight", (experts, text["hidden_size"])
+    if text.get("topk_method") == "noaux_tc":
+        yield "mlp.gate.e_score_correction_bias", "F32", (experts,)
+    yield from _mlp_of_deepseek(text, "mlp.shared_experts", "moe_intermediate_size", text["n_shared_experts"])
+    for expert in range(experts):
+        yield from _mlp_of_deepseek(text, f"mlp.experts.{expert}", "moe_intermediate_size")
+
+
 def _attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     kind = text["model_type"]
+    if "kv_lora_rank" in text:
+        yield from _latent_attention(text)
+        return
     hidden, heads, kv_heads = text["hidden_size"], text["num_attention_heads"], text["num_key_value_heads"]
     size = text.get("head_dim") or hidden // heads
     rows = {"q": heads * size, "k": kv_heads * size, "v": kv_heads * size}
@@ -492,6 +596,8 @@ def _llama4_dense(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 _MLPS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[Any, ...]]]] = {
     "qwen2_moe": _qwen2_experts,
     "qwen3_vl_moe_text": _qwen3_vl_experts,
+    "deepseek_v2": _deepseek_experts,
+    "deepseek_v3": _deepseek_experts,
     "mixtral": _block_sparse,
     "minimax_m2": _block_sparse,
     "gpt_oss": _gpt_oss_experts,

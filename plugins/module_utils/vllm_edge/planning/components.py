@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from .contract import Component, Model, Sharding, Tensor
@@ -45,9 +45,10 @@ _RULES: tuple[tuple[re.Pattern[str], str, Sharding], ...] = tuple(
     for pattern, kind, sharding in (
         (r"embed_tokens(_per_layer)?$|lm_head$", "embeddings", Sharding.VOCABULARY),
         (r"self_attn\.[kv]_proj$", "attention", Sharding.KV_HEADS),
-        (r"self_attn\.([qo]_proj|sinks)$", "attention", Sharding.SHARDED),
+        (r"self_attn\.([qo]_proj|sinks|(q|kv)_b_proj)$", "attention", Sharding.SHARDED),
+        (r"self_attn\.(q_a_proj|kv_a_proj_with_mqa)$", "attention", Sharding.REPLICATED),
         (r"self_attn\.[kv]_(proj\.[kv]_)?scale$|self_attn\.q_scale$", "other", Sharding.REPLICATED),
-        (r"(mlp|feed_forward)\.(shared_expert\.)?(gate|up|down|gate_up)_proj$", "mlp", Sharding.SHARDED),
+        (r"(mlp|feed_forward)\.(shared_experts?\.)?(gate|up|down|gate_up)_proj$", "mlp", Sharding.SHARDED),
         (
             r"(^|\.)experts(\.\*)?\.((gate|up|down|gate_up)_proj(_blocks|_scales|_bias)?|w[123])$",
             "experts",
@@ -211,6 +212,18 @@ def cut_encoder(components: list[Component], feature_layer: int | list[int]) -> 
             yield replace(component, sharding=Sharding.NOT_LOADED)
         else:
             yield component
+
+
+def drop_draft_layers(tensors: Iterable[Tensor], layers: int) -> Iterator[Tensor]:
+    """Yield the tensors of the decoder layers that config.json counts: those after them are for speculative decoding
+    (`num_nextn_predict_layers`), and deepseek_v2.py does not load them (get_spec_layer_idx_from_weight_name)."""
+    for tensor in tensors:
+        if tensor.layers is None:
+            yield tensor
+            continue
+        kept = tuple(layer for layer in tensor.layers if layer < layers)
+        if kept:
+            yield replace(tensor, layers=kept)
 
 
 def copy_k_to_v(model: Model, components: list[Component]) -> Iterator[Component]:

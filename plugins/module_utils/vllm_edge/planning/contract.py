@@ -87,6 +87,8 @@ class Attention(StrEnum):
     SLIDING = "sliding_attention"
     CHUNKED = "chunked_attention"
     """Within chunks of a fixed number of tokens (Llama 4)."""
+    LATENT = "latent_attention"
+    """MLA (DeepSeek): the cache has one vector for each token, the same on every rank. config.json has no such name."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,9 @@ class DecoderLayer:
     index: int
     attention: Attention
     kv_heads: int
-    """Of the whole model, before tensor parallelism."""
+    """Of the whole model, before tensor parallelism; 1 for latent attention."""
     head_size: int
+    """Elements of a key or value; for latent attention of the one vector of a token."""
     window_tokens: int | None = None
     """The window of sliding attention, or the chunk of chunked attention."""
     shares_with: int | None = None
@@ -152,6 +155,18 @@ class Quantization:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """The sizes of latent attention, in elements."""
+
+    rank: int
+    """Of the compressed keys and values."""
+    rope_size: int
+    """Of the part of the key with RoPE, which all heads share. It and `rank` are the vector in the KV cache."""
+    head_size: int
+    """Of what one head gets back from the compressed vector: the rest of its key, and its value."""
+
+
+@dataclass(frozen=True)
 class Model:
     """A checkpoint that has been interpreted."""
 
@@ -189,6 +204,8 @@ class Model:
     """Whether the router is in float32, and not in the model's dtype."""
     generic: bool = False
     """Whether the planner does not know the architecture: weights and KV cache are upper bounds then."""
+    latent: Latent | None = None
+    """If the attention of all layers is latent."""
 
 
 # ---- an engine and its GPUs --------------------------------------------------------------------------------------
@@ -215,6 +232,8 @@ class Arguments:
     default_max_num_seqs: int | None = None
     """vLLM's default on the engine's GPU, no option; None for a GPU below 70 GiB. The next field too."""
     default_max_num_batched_tokens: int | None = None
+    default_block_size: int | None = None
+    """Tokens of a block that the attention backend of the GPU wants, no option; None for vLLM's default."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ..gpu.models import GpuModel
 from .contract import Arguments, Attention, Decode, DecodeTogether, Model, RankWeights, Uncertain
-from .kv_cache import ELEMENT_BYTES
+from .kv_cache import ELEMENT_BYTES, WINDOWED
 
 REACHED_BANDWIDTH = Uncertain(
     0.85,
@@ -126,10 +126,10 @@ def _count_kv_bytes(model: Model, arguments: Arguments, kv_cache_dtype: str, tok
     """
     size = arguments.tensor_parallel_size
     return sum(
-        2
+        (1 if layer.attention is Attention.LATENT else 2)
         * max(1, layer.kv_heads // size)
         * layer.head_size
         * ELEMENT_BYTES.get(kv_cache_dtype, 2)
-        * (min(tokens, layer.window_tokens or tokens) if layer.attention is not Attention.FULL else tokens)
+        * (min(tokens, layer.window_tokens or tokens) if layer.attention in WINDOWED else tokens)
         for layer in model.layers
     )

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..text import printable, shown
-from .components import build_components, copy_k_to_v, cut_encoder
-from .contract import Attention, DecoderLayer, Facts, Model, Sharding, UnknownArchitecture
+from .components import build_components, copy_k_to_v, cut_encoder, drop_draft_layers
+from .contract import Attention, DecoderLayer, Facts, Latent, Model, Sharding, UnknownArchitecture
 from .generic import count_layers, describe_generic, find_unbounded, has_towers, widen_for_groups
+from .inferred import EXPERT_KEYS
 from .model_facts import LARGEST, FactsError
 from .quantization import read_quantization
 
@@ -27,18 +28,24 @@ CONFIG_KEYS = frozenset(
         "attention_k_eq_v",
         "decoder_sparse_step",
         "dtype",
+        "first_k_dense_replace",
         "global_head_dim",
         "head_dim",
         "hidden_size",
         "hidden_size_per_layer_input",
+        "index_topk",
         "interleave_moe_layer_step",
         "intermediate_size",
         "intermediate_size_mlp",
+        "kv_lora_rank",
         "layer_types",
         "max_position_embeddings",
         "max_window_layers",
         "mlp_only_layers",
         "moe_intermediate_size",
+        "moe_layer_freq",
+        "n_routed_experts",
+        "n_shared_experts",
         "no_rope_layer_interval",
         "no_rope_layers",
         "num_attention_heads",
@@ -52,6 +59,9 @@ CONFIG_KEYS = frozenset(
         "original_max_position_embeddings",
         "partial_rotary_factor",
         "per_layer_config",
+        "q_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
         "rope_parameters",
         "rope_scaling",
         "rotary_dim",
@@ -64,6 +74,7 @@ CONFIG_KEYS = frozenset(
         "use_bidirectional_attention",
         "use_double_wide_mlp",
         "use_sliding_window",
+        "v_head_dim",
         "vision_feature_layer",
         "vocab_size",
     }
@@ -290,6 +301,24 @@ def _build_llama4_layers(config: _Config) -> tuple[DecoderLayer, ...]:
     )
 
 
+def _build_latent_layers(config: _Config) -> tuple[DecoderLayer, ...]:
+    """Return DeepSeek's layers: the KV cache has the compressed vector and the shared part of the key."""
+    for key, most in (("moe_layer_freq", 1), ("index_topk", 0)):
+        if (config.get(key) or 0) > most:
+            raise FactsError(
+                f"{config.repo}: {key} in config.json is {shown(config.get(key))}, a kind of DeepSeek that the planner "
+                "does not know. Take DeepSeek V2, V3, R1 or Kimi K2, or start it without a plan "
+                "(-e plan_override=true)."
+            )
+    size = config["kv_lora_rank"] + config["qk_rope_head_dim"]
+    return tuple(DecoderLayer(index, Attention.LATENT, 1, size) for index in config.layers)
+
+
+def _read_latent(config: _Config) -> Latent:
+    head_size = config["qk_nope_head_dim"] + config["v_head_dim"]
+    return Latent(config["kv_lora_rank"], config["qk_rope_head_dim"], head_size)
+
+
 def _build_generic_layers(config: _Config) -> tuple[DecoderLayer, ...]:
     """Return layers with full attention, whose KV cache is at least as large as that of any other attention."""
     size = widen_for_groups(config.get("layer_types"), _read_window(config), config.head_size)
@@ -393,6 +422,8 @@ _QWEN3 = {"head_dim": 128, "use_sliding_window": False, "max_window_layers": 28}
 _QWEN2_MOE = {"use_sliding_window": False, "decoder_sparse_step": 1, "shared_expert_intermediate_size": 5632}
 _QWEN3_MOE = {"use_sliding_window": False, "decoder_sparse_step": 1}
 
+_DEEPSEEK = {"vocab_size": 102400, "moe_layer_freq": 1, "first_k_dense_replace": 0}
+
 FAMILIES: Mapping[str, _Family] = {
     # gemma4_mm.py builds transformers' own towers, replicated on every rank; gemma3_mm.py builds vLLM's SigLIP and
     # mistral3.py its Pixtral, which are sharded.
@@ -437,6 +468,9 @@ FAMILIES: Mapping[str, _Family] = {
         expert_size="intermediate_size",
         tower_rope=(176, 577),  # mllama4.py: 44 complex numbers of 8 bytes for each of 24 x 24 patches and one class
     ),
+    # deepseek_v2.py runs V2, V3, R1 and Kimi K2.
+    "DeepseekV2ForCausalLM": _Family("deepseek", _build_latent_layers, _DEEPSEEK),
+    "DeepseekV3ForCausalLM": _Family("deepseek", _build_latent_layers, _DEEPSEEK),
     "GptOssForCausalLM": _Family(
         "gpt_oss",
         _build_patterned_layers,
@@ -506,6 +540,9 @@ def _interpret(facts: Facts) -> Model:
         config = replace(config, values={**config.values, "num_hidden_layers": layers_in_files})
         facts = replace(facts, source=describe_generic(printable(architecture[:100], ""), facts.source))
     layers = family.layers(config)
+    latent = _read_latent(config) if family.layers is _build_latent_layers else None
+    if latent:
+        facts = replace(facts, tensors=tuple(drop_draft_layers(facts.tensors, len(layers))))
     experts, per_token, expert_size = _read_experts(config, family)
     sizes, rows = _list_rope_caches(config, layers, family.ropes)
     if family.tower_rope:
@@ -534,6 +571,7 @@ def _interpret(facts: Facts) -> Model:
         rope_float32=family.rope_float32,
         router_float32=family.router_float32,
         generic=family is GENERIC,
+        latent=latent,
     )
     tied = bool(config.get("tie_word_embeddings"))
     if model.generic:
@@ -559,7 +597,7 @@ def _interpret(facts: Facts) -> Model:
 def _read_experts(config: _Config, family: _Family) -> tuple[int, int, int]:
     """Return how many experts there are, how many a token reads, and their intermediate size; 0 for dense models."""
     # When transformers itself writes Qwen's config.json, the key is num_local_experts.
-    experts = config.get("num_experts") or config.get("num_local_experts") or 0
+    experts = next((found for key in EXPERT_KEYS if (found := config.get(key))), 0)
     if not experts:
         return 0, 0, 0
     per_token = config.get("top_k_experts") or config.get("num_experts_per_tok") or 0
@@ -579,6 +617,10 @@ def _list_intermediate_sizes(config: _Config, experts: int, family: _Family) -> 
     """Return the sizes of the dense MLPs. Gemma 4 has one beside its experts, Qwen2 MoE a shared expert; a layer of
     Qwen3 MoE has one or the other."""
     base, shared = config.get("intermediate_size") or 0, config.get("shared_expert_intermediate_size") or 0
+    if config.get("n_routed_experts"):
+        # DeepSeek: dense layers first, then layers with experts and shared ones.
+        shared = config["moe_intermediate_size"] * (config.get("n_shared_experts") or 0)
+        return tuple(size for size, there in ((base, config.get("first_k_dense_replace")), (shared, shared)) if there)
     if experts and family.expert_size == "intermediate_size":
         # Llama 4 has a shared expert of the same size, and dense layers between those with experts.
         dense = config.get("intermediate_size_mlp")
@@ -608,10 +650,11 @@ def _list_rope_caches(
     caches: dict[tuple[str, int], tuple[int, int]] = {}
     for layer in layers:
         kind = layer.attention if split else Attention.FULL
+        size = config["qk_rope_head_dim"] if layer.attention is Attention.LATENT else layer.head_size
         parameters = given.get(kind, given if not any(key in given for key in Attention) else {})
         if not given and kind is Attention.FULL:
             parameters = legacy
-        caches[kind, layer.head_size] = _size_rope_cache(config, parameters, layer.head_size)
+        caches[kind, size] = _size_rope_cache(config, parameters, size)
     return tuple(size for size, _ in caches.values()), tuple(rows for _, rows in caches.values())
 
 
@@ -626,7 +669,7 @@ def _size_rope_cache(config: _Config, parameters: Mapping[str, Any], head_size: 
     rows = config["max_position_embeddings"]
     if rope == "linear":
         rows = int(rows * _read_scaling(config, parameters, "factor"))
-    elif rope == "yarn":
+    elif rope in ("yarn", "deepseek_yarn"):
         original = _read_scaling(config, parameters, "original_max_position_embeddings")
         rows = int(original * _read_scaling(config, parameters, "factor"))
     elif rope in ("longrope", "su"):

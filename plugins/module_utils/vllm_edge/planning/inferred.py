@@ -28,6 +28,10 @@ _PATH = re.compile(
 _SCALARS = frozenset(
     {"weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale", "k_scale", "v_scale"}
 )
+_OWN_SIZE = ("q_norm", "k_norm", "per_layer_projection_norm", "q_a_layernorm", "kv_a_layernorm")
+"""Norms whose size is not the hidden size."""
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""The keys of config.json of the number of experts of a layer."""
 Shape = tuple[int, ...]
 
 
@@ -133,6 +137,8 @@ class _Sizes:
             "q_norm": (head,),
             "k_norm": (head,),
         }
+        if self._config.get("kv_lora_rank"):
+            attention = self._list_latent()
         if "self_attn." in path:
             return attention.get(part)
         if part in ("embed_tokens", "lm_head"):
@@ -150,9 +156,11 @@ class _Sizes:
             return tables.get(part)
         if "experts" in path and "shared" not in path:
             size = self._read("moe_intermediate_size", "intermediate_size")
-            experts = () if re.search(r"experts\.\d+\.", path) else (self._read("num_experts", "num_local_experts"),)
+            experts = () if re.search(r"experts\.\d+\.", path) else (self._read(*EXPERT_KEYS),)
         elif re.search(r"(^|\.)(gate|router|router\.proj)$", path):
-            return self._read("num_experts", "num_local_experts"), hidden
+            return self._read(*EXPERT_KEYS), hidden
+        elif "shared_experts." in path:  # DeepSeek
+            size, experts = self._read("moe_intermediate_size") * self._read("n_shared_experts"), ()
         else:
             dense = ("intermediate_size_mlp",) if path.startswith("feed_forward.") else ()  # Llama 4
             keys = ("shared_expert_intermediate_size",) if "shared_expert." in path else dense
@@ -167,6 +175,23 @@ class _Sizes:
         }
         return (*experts, *mlp[part]) if part in mlp else None
 
+    def _list_latent(self) -> dict[str, Shape]:
+        """Return the linear layers and norms of latent attention."""
+        rank, rope, value = (self._read(key) for key in ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim"))
+        key = self._read("qk_nope_head_dim")
+        queries = self._heads * (key + rope)
+        found: dict[str, Shape] = {
+            "q_proj": (queries, self._hidden),
+            "kv_a_proj_with_mqa": (rank + rope, self._hidden),
+            "kv_a_layernorm": (rank,),
+            "kv_b_proj": (self._heads * (key + value), rank),
+            "o_proj": (self._hidden, self._heads * value),
+        }
+        if self._config.get("q_lora_rank"):
+            width = self._read("q_lora_rank")
+            found |= {"q_a_proj": (width, self._hidden), "q_a_layernorm": (width,), "q_b_proj": (queries, width)}
+        return found
+
     def infer(self, name: str) -> tuple[str, Shape] | None:
         """Return dtype and shape of a tensor; None if no rule knows it."""
         match = _PATH.match(name)
@@ -177,7 +202,9 @@ class _Sizes:
             path, leaf = f"{path}.{leaf}", "weight"
         if leaf in ("layer_scalar", *_SCALARS):
             return (self._dtype if leaf == "layer_scalar" else "F32"), (1,)
-        if re.search(r"norm(_\d)?$", path) and not path.endswith(("q_norm", "k_norm", "per_layer_projection_norm")):
+        if leaf == "e_score_correction_bias":
+            return "F32", (self._read(*EXPERT_KEYS),)
+        if re.search(r"norm(_\d)?$", path) and not path.endswith(_OWN_SIZE):
             return self._dtype, (self._hidden,)
         linear = self._find_linear(path, int(match["layer"] or 0))
         if linear is None:

@@ -38,8 +38,15 @@ ELEMENT_BYTES = {
     "fp8_e4m3": 1,
     "fp8_e5m2": 1,
 }
+WINDOWED = frozenset({Attention.SLIDING, Attention.CHUNKED})
+"""The kinds of attention of which a request holds no more than a part of its tokens."""
 DEFAULT_BLOCK_TOKENS = 16
 """0.19.0 config/cache.py:34. FlashAttention, FlashInfer and Triton accept it and its multiples."""
+FLASHMLA_BLOCK_TOKENS = 64
+"""0.19.0 v1/attention/backends/mla/flashmla.py. On Hopper it takes latent attention with a KV cache in FP8, which
+FlashAttention, the first choice there, does not; Triton, the only one on Ampere and Ada, accepts multiples of 16."""
+LATENT_DTYPES = frozenset({"bfloat16", "float16", "half", "fp8", "fp8_e4m3"})
+"""Of a KV cache of latent attention (0.19.0 v1/attention/backends/mla/triton_mla.py, flashmla.py)."""
 FEW_MORE_LAYERS = 1.5
 """If the largest kind has less than this many times the layers of the smallest kind, groups are as large as the largest
 kind."""
@@ -64,8 +71,9 @@ class Spec:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page: block_tokens x 2 (keys and values) x kv_heads x head_size x element_bytes, or the padded
-        size."""
-        keys_and_values = 2 * self.kv_heads * self.head_size * self.element_bytes
+        size. Latent attention has one vector for both (0.32.0 v1/kv_cache_interface.py:686)."""
+        vectors = 1 if self.attention is Attention.LATENT else 2
+        keys_and_values = vectors * self.kv_heads * self.head_size * self.element_bytes
         return self.padded_page_bytes or self.block_tokens * keys_and_values
 
     def blocks(self, request_tokens: int, in_flight_tokens: int) -> int:
@@ -116,6 +124,20 @@ def resolve_dtype(model: Model, arguments: Arguments, version: str) -> str:
     if arguments.kv_cache_dtype != "auto" and not (checkpoint and overrides):
         return arguments.kv_cache_dtype
     return checkpoint or model.dtype
+
+
+def choose_block_size(model: Model, kv_cache_dtype: str, compute_capability: tuple[int, int] | None) -> int | None:
+    """Return the tokens of a block that vLLM chooses for an attention backend; None for its default.
+
+    Source: the priorities in platforms/cuda.py (_get_backend_priorities), the same in 0.19.0 to 0.33.0 for Ampere, Ada
+    and Hopper.
+
+    Args:
+        kv_cache_dtype: as `resolve_dtype` returns it.
+        compute_capability: of the GPU; None if its model is not known.
+    """
+    hopper = compute_capability is not None and compute_capability[0] == 9
+    return FLASHMLA_BLOCK_TOKENS if model.latent and hopper and kv_cache_dtype.startswith("fp8") else None
 
 
 def pipeline_stages(layers: int, stages: int) -> tuple[range, ...]:
@@ -273,18 +295,20 @@ def _ranks(model: Model, arguments: Arguments, version: str) -> tuple[_Rank, ...
 
 def _spec(layer: DecoderLayer, model: Model, arguments: Arguments, release: Behaviour) -> Spec:
     """Return the cache of one layer on one rank. Raises UnsupportedKvCache."""
-    block = DEFAULT_BLOCK_TOKENS if arguments.block_size is None else arguments.block_size
+    block = arguments.block_size or arguments.default_block_size or DEFAULT_BLOCK_TOKENS
     if block % DEFAULT_BLOCK_TOKENS:
         raise UnsupportedKvCache(f"block_size {block} is not a multiple of {DEFAULT_BLOCK_TOKENS}")
     dtype = resolve_dtype(model, arguments, release.version)
     if dtype not in ELEMENT_BYTES:
         raise UnsupportedKvCache(f"the size of a KV cache of dtype {dtype} is not known")
-    sliding = layer.attention is Attention.SLIDING
-    if layer.attention is not Attention.FULL and layer.window_tokens is None:
+    if layer.attention is Attention.LATENT and dtype not in LATENT_DTYPES:
+        raise UnsupportedKvCache(f"no backend for latent attention (MLA) has a KV cache of dtype {dtype}")
+    sliding, windowed = layer.attention is Attention.SLIDING, layer.attention in WINDOWED
+    if windowed and layer.window_tokens is None:
         raise ValueError(f"layer {layer.index} has {layer.attention} and no window")
     return Spec(
         attention=layer.attention,
-        window_tokens=layer.window_tokens if layer.attention is not Attention.FULL else None,
+        window_tokens=layer.window_tokens if windowed else None,
         kv_heads=max(1, layer.kv_heads // arguments.tensor_parallel_size),
         head_size=layer.head_size,
         element_bytes=ELEMENT_BYTES[dtype],

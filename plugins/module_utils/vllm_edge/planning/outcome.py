@@ -11,7 +11,7 @@ from typing import Any
 from ..gpu.models import known
 from . import feasibility, generic, overhead
 from .contract import Arguments, Gpu, GpuPlan, KvCapacity, Model, RankWeights, Uncertain, Verdict
-from .kv_cache import UnsupportedKvCache, capacity
+from .kv_cache import DEFAULT_BLOCK_TOKENS, UnsupportedKvCache, capacity
 from .overhead import GIB, MIB
 from .vllm_versions import Behaviour, max_model_len, max_num_batched_tokens, max_num_seqs
 from .weights import per_rank
@@ -154,7 +154,10 @@ def _compute_ranks(engine: Engine) -> tuple[Rank, ...]:
         kept = _replace_observed(engine, "graphs_bytes", overhead.scaled(graphs, overhead.GRAPH_ESTIMATE_RATIO.value))
     weights = per_rank(model, arguments, release.version)
     gpu = engine.gpus[engine.slots[0]]
+    block_tokens = arguments.block_size or arguments.default_block_size or DEFAULT_BLOCK_TOKENS
+    expanded = overhead.count_latent_workspace_tokens(max_model_len(model, arguments), sequences, block_tokens)
     context = overhead.context(len(engine.slots), gpu.name, engine.has_nvlink)
+    context = overhead.plus(context, overhead.compute_latent_workspace(model, expanded))
     ranks = []
     for rank in weights:
         samples = rank.pipeline_rank == len(weights) - 1
@@ -171,6 +174,8 @@ def _compute_ranks(engine: Engine) -> tuple[Rank, ...]:
             tokens=tokens,
             tensor_parallel_size=arguments.tensor_parallel_size,
         )
+        latent = overhead.compute_latent_context(model, expanded, arguments.tensor_parallel_size)
+        activations = overhead.plus(activations, latent)
         ranks.append(
             Rank(
                 loaded=rank,

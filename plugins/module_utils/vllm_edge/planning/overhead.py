@@ -123,6 +123,10 @@ GRAPHS_SEEN_ALONE = Uncertain(
     fitted=True,
 )
 
+LATENT_WORKSPACE_TOKENS = 64 * 1024
+"""The most tokens of context that latent attention expands at once
+(determine_chunked_prefill_workspace_size, model_executor/layers/attention/mla_attention.py of 0.19.0 to 0.33.0)."""
+
 FITTED_GPU, FITTED_SEQUENCES, FITTED_TOKENS, FITTED_HIDDEN_SIZE = "NVIDIA L4", 256, GEMMA4_VIDEO_TOKENS, 5376
 FITTED_LAYER_BYTES = GEMMA4_VIDEO_TOKENS * 2 * (2 * 5376 + 3 * 21504 // 2)
 """What `_compute_layer_bytes` gives for the run of the reference with the most: 31B over two GPUs."""
@@ -189,6 +193,33 @@ def _compute_layer_bytes(model: Model, tokens: int, tensor_parallel_size: int, t
     experts = model.experts_per_token * (max(2 * part, model.hidden_size) + part)
     encoder = model.hidden_size if model.multimodal and not text_only and tokens > FITTED_TOKENS else 0
     return tokens * 2 * (2 * model.hidden_size + max(mlp, experts) + encoder)
+
+
+def count_latent_workspace_tokens(max_model_len: int, max_num_seqs: int, block_tokens: int) -> int:
+    """Return the tokens of context that latent attention expands at once: those of eight requests, or four blocks of
+    each, up to LATENT_WORKSPACE_TOKENS."""
+    wanted = max(8 * max_model_len, 4 * max_num_seqs * block_tokens)
+    least = min(wanted, LATENT_WORKSPACE_TOKENS)
+    return -(-least // block_tokens) * block_tokens
+
+
+def compute_latent_context(model: Model, tokens: int, tensor_parallel_size: int) -> int:
+    """Return the bytes of keys and values of `tokens` of context, for which vLLM's profile makes room; 0 without
+    latent attention. The run with a long context is what takes them later."""
+    if model.latent is None:
+        return 0
+    heads = model.query_heads // tensor_parallel_size
+    return tokens * heads * model.latent.head_size * DTYPE_BYTES.get(model.dtype, 2)
+
+
+def compute_latent_workspace(model: Model, tokens: int) -> int:
+    """Return the bytes into which `tokens` of context are gathered from the KV cache; 0 without latent attention.
+
+    vLLM takes them on each GPU after it has measured what is left for the KV cache, so they are outside of its share.
+    """
+    if model.latent is None:
+        return 0
+    return tokens * (model.latent.rank + model.latent.rope_size) * DTYPE_BYTES.get(model.dtype, 2)
 
 
 def describe_extrapolation(gpu_name: str, nvlink: bool, model: Model, sequences: int, tokens: int) -> str:

@@ -16,7 +16,7 @@ from .contract import Arguments, EnginePlan, Gpu, Model, Plan, Verdict
 from .dtypes import resolve_model_dtype
 from .fixes import find_nearest_fix
 from .inferred import is_approximate
-from .kv_cache import resolve_dtype
+from .kv_cache import choose_block_size, resolve_dtype
 from .memory_warning import THRESHOLD_PERCENT, check_threshold, warn_of_plan
 from .outcome import Engine, Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
 from .overhead import MIB
@@ -165,6 +165,9 @@ def _parse_engine(
     found = known(gpus[slots[0]].name)
     model = models[str(engine["model"])]
     model = replace(model, dtype=resolve_model_dtype(model, arguments.dtype, found and found.compute_capability))
+    kv_cache_dtype = resolve_dtype(model, arguments, release.version)
+    block_size = choose_block_size(model, kv_cache_dtype, found and found.compute_capability)
+    arguments = replace(arguments, default_block_size=block_size)
     return Engine(
         name,
         arguments,
@@ -174,7 +177,7 @@ def _parse_engine(
         str(engine.get("tool_call_parser") or ""),
         dict(engine.get("extra_env") or {}),
         overhead.observed(observations, name),
-        resolve_dtype(model, arguments, release.version),
+        kv_cache_dtype,
         margin_bytes,
         others,
         gpus,

@@ -37,6 +37,7 @@ MXFP4_TILE = (128, 256)
 kernels for CUDA it pads most: on Hopper Triton's pads the first to 64 and the second not at all."""
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_COPIED = tuple(f".kv_b_proj.{leaf}" for leaf in ("weight", "weight_packed", "qweight"))
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,9 @@ def per_rank(model: Model, arguments: Arguments, vllm_version: str = "0.19.0") -
             held[component.kind] += size
             if _is_read(component, stage):
                 read += size * Fraction(component.read_per_token)
-        held["rope_caches"] += _compute_rope_bytes(model)
+        held["rope_caches"] += _compute_rope_bytes(model, arguments)
         held["buffers"] += _compute_per_layer_embedding_buffer(model, arguments, vllm_version)
+        held["buffers"] += _compute_latent_copies(model, arguments.tensor_parallel_size, len(layers))
         by_kind = {kind: size for kind, size in held.items() if size}
         ranks.append(RankWeights(len(ranks), sum(by_kind.values()), by_kind, round(read)))
     return tuple(ranks)
@@ -180,10 +182,14 @@ def _compute_mxfp4_bytes(component: Component, model: Model, ranks: int) -> int:
     return model.experts * rows * columns // per_byte
 
 
-def _compute_rope_bytes(model: Model) -> int:
-    """Return the bytes of cos and sin for every position; every rank has them."""
+def _compute_rope_bytes(model: Model, arguments: Arguments) -> int:
+    """Return the bytes of cos and sin for every position; every rank has them.
+
+    In eager mode DeepSeek's are for FlashInfer's kernel, in float32 (rotary_embedding/deepseek_scaling_rope.py; custom
+    operators are on unless vLLM compiles, config/vllm.py).
+    """
     rows = model.rope_cache_rows or (model.max_position_embeddings,) * len(model.rope_cache_sizes)
-    width = 4 if model.rope_float32 else DTYPE_BYTES.get(model.dtype, 2)
+    width = 4 if model.rope_float32 or (model.latent and arguments.enforce_eager) else DTYPE_BYTES.get(model.dtype, 2)
     return sum(size * count * width for size, count in zip(model.rope_cache_sizes, rows, strict=True))
 
 
@@ -193,3 +199,17 @@ def _compute_per_layer_embedding_buffer(model: Model, arguments: Arguments, vers
         return 0
     tokens = max_num_batched_tokens(model, arguments, version)
     return tokens * len(model.layers) * model.per_layer_embedding_size * DTYPE_BYTES.get(model.dtype, 2)
+
+
+def _compute_latent_copies(model: Model, ranks: int, layers: int) -> int:
+    """Return the bytes of kv_b_proj in the model's dtype, which vLLM keeps beside a quantized one for decoding.
+
+    Of one that is not quantized it keeps views. Source: process_weights_after_loading,
+    model_executor/layers/attention/mla_attention.py of 0.19.0 to 0.33.0.
+    """
+    if model.latent is None or all(
+        part.tensor.dtype in _FLOATS for part in model.components if part.tensor.name.endswith(_COPIED)
+    ):
+        return 0
+    heads = model.query_heads // ranks
+    return layers * heads * model.latent.head_size * model.latent.rank * DTYPE_BYTES.get(model.dtype, 2)
