@@ -63,6 +63,15 @@ def test_layers_and_bytes_are_vllms(case: tuple[Any, ...]) -> None:
     assert published.compare(dict(zip(KEYS, case, strict=True)), ANSWERS[case], JUDGED["version"]) == []
 
 
+def test_what_other_releases_keep() -> None:
+    """As the judge found with their sources: RoPE of Qwen3-VL up to 0.31, towers on the second stage in 0.33."""
+    qwen, llava = published.first_layers("Qwen/Qwen3-VL-30B-A3B-Instruct"), published.first_layers(published.LLAVA)
+    ropes = [weights.per_rank(qwen, Arguments(), release)[0].by_kind["rope_caches"] for release in ("0.31.0", "0.32.0")]
+    assert ropes == [4 * 262144 * 128 * 2 + 589824, 262144 * 128 * 2 + 589824]
+    stages = weights.per_rank(llava, Arguments(pipeline_parallel_size=2), "0.33.0")
+    assert stages[0].by_kind["towers"] > 2**26 and stages[1].by_kind["towers"] == 4096 * 2  # image_newline
+
+
 def test_llama4s_text_model_alone_is_the_same() -> None:
     """Architecture Llama4ForCausalLM, which has no encoder, and layers without RoPE as config.json lists them."""
     facts, whole = published.facts(SCOUT, 4), families.interpret(published.facts(SCOUT, 4))
