@@ -139,6 +139,11 @@ reference: bootstrap-python $(VENV)/.stamp collections ## Write docs/reference a
 vllm-release: bootstrap-python $(VENV)/.stamp ## Record a release of vLLM, judge the plan by it, and print what it changes: VERSION=0.33.0
 	@python tools/vllm_release.py "$(VERSION)"
 
+.PHONY: judge-releases
+judge-releases: bootstrap $(VENV)/.stamp collections ## The judge with the sources of several releases of vLLM: VERSIONS="0.19.0 0.33.0"
+	@tools/timed "lab images" python -m lab images
+	@python tools/vllm_release.py --only-judge "$(VERSIONS)"
+
 .PHONY: lock
 lock: ## Lock the Python packages anew
 	@uv pip compile --quiet --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_36 --no-annotate --no-header --group dev -o requirements-dev.txt

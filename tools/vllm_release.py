@@ -34,11 +34,13 @@ sys.path.insert(0, str(ROOT))
 
 from plugins.module_utils.vllm_edge.inventory import risks, vllm_arguments
 from plugins.module_utils.vllm_edge.inventory.engine_arguments import KEY_OF_OPTION, OURS
+from plugins.module_utils.vllm_edge.planning import model_classes
 from tools import vllm_source
 from tools.vllm_source import NO_VALUE, Option, Sources
 
 CACHE = ROOT / ".cache/vllm"
 RECORD = ROOT / "plugins/module_utils/vllm_edge/inventory/vllm_arguments.py"
+CLASSES = ROOT / "plugins/module_utils/vllm_edge/planning/model_classes.py"
 VERSIONS = ROOT / "group_vars/all/versions.yml"
 LIMIT_BYTES = 400 * 2**20
 ALIKE = 0.75
@@ -52,6 +54,15 @@ the names without `vllm:`, and without the `_total` of counters. VERSION is the 
 """
 
 from typing import Any
+
+'''
+
+HEAD_OF_CLASSES = '''# SPDX-License-Identifier: Apache-2.0
+"""Model classes for text that releases of vLLM have, and those before them have not: data that tools/vllm_release.py
+writes from model_executor/models/registry.py, never edited by hand. What is in no line exists since 0.19.0, or never.
+"""
+
+from collections.abc import Mapping
 
 '''
 
@@ -150,6 +161,17 @@ def _quote(text: str) -> str:
     return '"""\n' + textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False) + '\n"""'
 
 
+def render_classes(version: str, was: set[str], now: set[str]) -> str:
+    """Return the text of model_classes.py with a release, whose classes are compared with those of the one before."""
+    lines: list[str] = [HEAD_OF_CLASSES.rstrip(), ""]
+    for name, names in (("ADDED", now - was), ("GONE", was - now)):
+        found: dict[str, str] = {**getattr(model_classes, name), version: " ".join(sorted(names))}
+        lines.append(f"{name}: Mapping[str, str] = {{")
+        lines += [f'    "{each}": {_quote(found[each])},' for each in sorted(found, key=Version) if found[each]]
+        lines.append("}")
+    return "\n".join([*lines, ""])
+
+
 def propose_row(metadata: str, version: str) -> str:
     """Return the row of vllm_compatibility_matrix for a release, by the metadata of its distribution."""
     lines = re.findall(r"^Requires-Dist: *(transformers\b.*)$", metadata, re.MULTILINE)
@@ -228,9 +250,9 @@ def compare_functions(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[l
     return lines, "\n".join(differences) + "\n"
 
 
-def run_judge(sources: Path) -> int:
+def run_judge(sources: Iterable[Path]) -> int:
     """Run tests/judge against the functions of these sources. Returns pytest's exit status."""
-    environment = {**os.environ, "VLLM_JUDGE_SOURCES": str(sources), "VLLM_EDGE_THOROUGH": "1"}
+    environment = {**os.environ, "VLLM_JUDGE_SOURCES": ":".join(map(str, sources)), "VLLM_EDGE_THOROUGH": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-m", "docker", "tests/judge"]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
@@ -246,7 +268,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("version", help="as PyPI names it: 0.33.0")
     parser.add_argument("--no-judge", action="store_true", help="only record and compare")
+    parser.add_argument("--only-judge", action="store_true", help="record nothing; takes several releases, with spaces")
     given = parser.parse_args()
+    if given.only_judge:
+        return run_judge([fetch(version) for version in given.version.split()])
     if not re.fullmatch(r"\d+\.\d+\.\d+(\.post\d+)?", given.version):
         raise SystemExit(f"VERSION: {given.version!r} is no release of vLLM; write one as PyPI does, such as 0.33.0")
     older = [each for each in vllm_arguments.RELEASES if Version(each) < Version(given.version)]
@@ -267,6 +292,8 @@ def main() -> int:
     report("compatibility matrix", propose_row((directory / "PKG-INFO").read_text(), given.version).splitlines())
     if base:
         was, old = Sources(fetch(base) / "vllm"), vllm_arguments.RELEASES[base]
+        classes = tuple(map(vllm_source.read_model_classes, (was, sources)))
+        CLASSES.write_text(render_classes(given.version, *classes))
         options = (vllm_source.read_options(was), vllm_source.read_options(sources))
         report(f"arguments, against {base}", sorted(compare_options(*options)))
         words = [
@@ -275,13 +302,14 @@ def main() -> int:
             for line in compare_words(f"{key}:", old[key], entry[key])
         ]
         report("parsers", words)
+        report("model classes", compare_words("class", *(" ".join(names) for names in classes)))
         report("metrics", compare_words("metrics:", old["metrics"], entry["metrics"]))
         lines, differences = compare_functions(*map(vllm_source.read_kv_functions, (was, sources)))
         path = CACHE / f"{base}-{given.version}.diff"
         path.write_text(differences)
         report(f"functions behind the plan; their differences are in {path.relative_to(ROOT)}", lines)
     print("\n== judge: the plan's KV cache against the functions of this release", flush=True)
-    return 0 if given.no_judge else run_judge(directory)
+    return 0 if given.no_judge else run_judge([directory])
 
 
 if __name__ == "__main__":

@@ -423,6 +423,17 @@ def read_parsers(sources: Sources, kind: str) -> list[str]:
     return sorted(ast.literal_eval(key) for key in found.node.keys if key)
 
 
+def read_model_classes(sources: Sources) -> set[str]:
+    """Return the architectures that a release generates text with. Raises UnreadableSource."""
+    names: set[str] = set()
+    for table in ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_TRANSFORMERS_SUPPORTED_MODELS"):
+        found = sources.find("vllm.model_executor.models.registry", table)
+        if found is None or not isinstance(found.node, ast.Dict):
+            raise UnreadableSource(f"{sources.root}/model_executor/models/registry.py: no table {table}")
+        names.update(ast.literal_eval(key) for key in found.node.keys if key)
+    return names
+
+
 def read_metrics(sources: Sources) -> list[str]:
     """Return the names of vLLM's metrics without `vllm:`, as they stand in its sources (no `_total` of counters)."""
     found: set[str] = set()

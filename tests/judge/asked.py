@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a script of this directory asks vLLM: in the lab's image, or with other sources of vLLM, or another Python.
 
-VLLM_JUDGE_SOURCES is a directory with the Python package vllm of another release, which takes the place of the one in
-the image. VLLM_JUDGE_PYTHON is a Python that has PyTorch and what vLLM requires, for a machine without Docker.
+VLLM_JUDGE_SOURCES has directories with the Python package vllm of other releases, with colons between them; each takes
+the place of the one in the image. VLLM_JUDGE_PYTHON is a Python that has PyTorch and what vLLM requires, for a machine
+without Docker.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import Any
 from lab import images
 
 HERE = Path(__file__).parent
+SOURCES = os.environ.get("VLLM_JUDGE_SOURCES", "").split(":")
 
 
-def ask(script: str, questions: Any, seconds: int = 900) -> Any:
-    """What the script prints last, from JSON."""
-    sources, python = os.environ.get("VLLM_JUDGE_SOURCES", ""), os.environ.get("VLLM_JUDGE_PYTHON", "")
+def ask(script: str, questions: Any, sources: str, seconds: int = 900) -> Any:
+    """What the script prints last, from JSON; `sources` is one of SOURCES, empty for those of the image."""
+    python = os.environ.get("VLLM_JUDGE_PYTHON", "")
     environment = {**os.environ, "PYTHONPATH": sources}
     command = [python, "-B", str(HERE / script)]
     if not python:

@@ -132,6 +132,8 @@ def differences(configuration: Configuration, told: Mapping[str, Any], version: 
         return [] if "error" in told else [f"refused: {error}, nothing"]
     if "error" in told:
         return [f"refused: nothing, {told['error']}"]
+    if "refused" in told:
+        return [] if ours.needed_bytes > ours.available_bytes else ["verdict: fits, refused"]
     ranks = [kv_cache.select_layers(made, arguments, rank) for rank in range(arguments.pipeline_parallel_size)]
     checks = told["checks"]
     # What is kept back before the check, in releases that do.

@@ -2,19 +2,21 @@
 """Inside an image with vLLM: what vLLM's own model classes make of checkpoints on standard input.
 
 Reads a JSON list of {"config": config.json, "headers": [[name, dtype, shape], ...], "tensor_parallel_size": n,
-"pipeline_rank": null, 0 or 1}, prints {"version": ..., "answers": [...]}, in the same order. vLLM builds each model on
-the meta device, where tensors have a shape and no memory, as rank 0 of n, of all layers or of one stage of a pipeline
-of two; then its own load_weights gets the tensors of the checkpoint. What stands here is only the group of ranks, which
-needs no second process. Nothing is imported from this project.
+"pipeline_rank": null, 0 or 1, "expert_parallel": false or true}, prints {"version": ..., "answers": [...]}, in the same
+order. vLLM builds each model on the meta device, where tensors have a shape and no memory, as rank 0 of n, of all
+layers or of one stage of a pipeline of two; then its own load_weights gets the tensors of the checkpoint. What stands
+here is only the group of ranks, which needs no second process. Nothing is imported from this project.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,9 @@ from typing import Any
 from unittest import mock
 
 os.environ.update({"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"})
+# Releases up to 0.23 import it for a file format that nothing here has.
+for absent in ("gguf", "gguf.constants", "gguf.quants"):
+    sys.modules.setdefault(absent, mock.MagicMock(__spec__=ModuleSpec(absent, None), __path__=[]))
 
 import torch
 import vllm
@@ -36,8 +41,12 @@ from vllm.model_executor.layers.quantization import fp8, mxfp4
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models import registry
 
+if int(vllm.__version__.split(".")[1]) >= 33:
+    # As with CUDA; here it lacks Triton. It decides on which stages of a pipeline towers are.
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "U8": torch.uint8, "I32": torch.int32}
-DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
+DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "I64": torch.int64}
 
 
 def inspect_here(lazy: Any) -> Any:
@@ -52,9 +61,45 @@ for absent in ("", ".io", ".transforms", ".transforms.v2", ".transforms.v2.funct
     sys.modules.setdefault(f"torchvision{absent}", stand_in)
 
 # The CPU has no kernel for these formats, so vLLM is given those of a GPU of Ada's generation; none runs.
+for module, function in (
+    ("compressed_tensors.schemes.compressed_tensors_w8a16_fp8", "init_wfp8_a16_linear_kernel"),
+    ("compressed_tensors.compressed_tensors_moe.compressed_tensors_moe_w8a8_fp8", "select_fp8_moe_backend"),
+    ("compressed_tensors.compressed_tensors_moe", "select_fp8_moe_backend"),  # in one file up to 0.19
+    ("modelopt", "init_nvfp4_linear_kernel"),
+    ("modelopt", "select_nvfp4_linear_backend"),  # up to 0.21
+):
+    try:
+        found = importlib.import_module(f"vllm.model_executor.layers.quantization.{module}")
+    except ImportError:
+        continue
+    kernel = (Fp8MoeBackend.TRITON, mock.MagicMock()) if "moe" in module else mock.MagicMock()
+    if hasattr(found, function):
+        setattr(found, function, lambda *_, kernel=kernel, **__: kernel)
+# Activation functions that older releases look up when they build a layer, and that the CPU build does not have.
+for name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "gelu_quick"):
+    if not hasattr(torch.ops._C, name):
+        setattr(torch.ops._C, name, mock.MagicMock())
+
+
+def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*given: Any, **named: Any) -> Any:
+        with torch.device("cpu"):
+            return function(*given, **named)
+
+    return call
+
+
+# Which expert is on which rank has values, and not only a shape.
+for module in ("expert_map_manager", "layer"):  # since 0.28, and before
+    try:
+        found = importlib.import_module(f"vllm.model_executor.layers.fused_moe.{module}")
+        found.determine_expert_map = on_cpu(found.determine_expert_map)
+    except (AttributeError, ImportError):
+        continue
 fp8.init_fp8_linear_kernel = lambda *_, **__: mock.MagicMock()
 fp8.select_fp8_moe_backend = lambda *_, **__: (Fp8MoeBackend.TRITON, mock.MagicMock())
 mxfp4.select_mxfp4_moe_backend = lambda *_, **__: (Mxfp4MoeBackend.MARLIN, mock.MagicMock())
+mxfp4.select_gpt_oss_mxfp4_moe_backend = mxfp4.select_mxfp4_moe_backend  # in 0.20 alone
 
 
 def group(size: int, rank: int = 0) -> Any:
@@ -92,6 +137,7 @@ def build(given: dict[str, Any], directory: str) -> tuple[Any, ModelConfig]:
     cache = CacheConfig(block_size=32, sliding_window=window)
     engine = VllmConfig(model_config=config, cache_config=cache, load_config=LoadConfig())
     engine.parallel_config.tensor_parallel_size = size
+    engine.parallel_config.enable_expert_parallel = given["expert_parallel"]
     engine.parallel_config.pipeline_parallel_size = parallel_state._PP.world_size
     rotary_embedding._ROPE_DICT.clear()
     torch.set_default_dtype(config.dtype)
@@ -136,12 +182,15 @@ def answer(given: dict[str, Any]) -> dict[str, Any]:
     # GPTQ's indices are replaced by empty tensors after loading, unless desc_act is set (marlin_make_empty_g_idx).
     ordered = (given["config"].get("quantization_config") or {}).get("desc_act")
     deleted += () if ordered else (".g_idx",)
+    deleted += (".weight_shape",)  # of W4A16: two numbers for each layer, which the plan leaves out
     parameters = {name: value for name, value in model.named_parameters() if not name.endswith(deleted)}
+    # From 0.25 to 0.31 load_weights names a part of the experts' layer otherwise than the layer itself does.
+    reported = {name.replace(".routed_experts.", ".") for name in model.judge_loaded or parameters}
     return {
         "layers": [layers[index] for index in sorted(layers)],
         "parameters_bytes": size_of(parameters.values()),
         "rope_bytes": size_of(caches),
-        "not_loaded": sorted(set(parameters) - set(model.judge_loaded or parameters))[:5],
+        "not_loaded": sorted({name.replace(".routed_experts.", ".") for name in parameters} - reported)[:5],
         "max_model_len": config.max_model_len,
     }
 

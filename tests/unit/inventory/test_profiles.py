@@ -686,6 +686,15 @@ def test_each_recorded_release_has_options_of_its_own(project: Project) -> None:
     assert find_mistakes(newer, project) == [] and find_warnings(newer, project) == []
 
 
+def test_risks_are_read_by_the_release_of_the_image(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = vllm_arguments.RELEASES["0.33.0"]
+    options = {**newest["options"], "repeatable one text": "middleware|-mw"}
+    monkeypatch.setitem(vllm_arguments.RELEASES, "0.90.0", {**newest, "options": options})
+    variables = changed({"engines.small.extra_args": ["-mw=a.b"], "image": "vllm/vllm-openai:v0.90.0"})
+    found = find_mistakes(inventory(variables), project)
+    assert any("'--middleware' is a risk" in each for each in found), found
+
+
 def test_another_release_has_a_default_of_its_own(project: Project) -> None:
     variables = changed({"engines.small.vram_budget_mib": 20500})
     assert "20757" in find_mistakes(inventory(variables), project)[0]

@@ -37,7 +37,7 @@ def test_every_recorded_option_is_in_exactly_one_table() -> None:
 
 @pytest.mark.parametrize("negated", ["--no-enable-prompt-embeds", "--disable-prompt-embeds"])
 def test_an_option_that_is_switched_off_opens_nothing(negated: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_arguments.parse_arguments, "__defaults__", ("0.33.0",))
+    monkeypatch.setattr(find_risk_errors, "__defaults__", ("0.33.0",))
     assert judged(extra_args=[negated]) == [] and len(judged(extra_args=["--enable-prompt-embeds"])) == 1
 
 

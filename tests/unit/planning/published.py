@@ -7,12 +7,13 @@ load_weights, and PARAMETERS are the hub's counts.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ansible.module_utils.vllm_edge.planning import model_facts
-from ansible.module_utils.vllm_edge.planning.contract import Facts
+from ansible.module_utils.vllm_edge.planning import families, kv_cache, model_facts, weights
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Facts, Model
 
 Header = tuple[str, str, tuple[int, ...]]
 
@@ -43,6 +44,11 @@ def _phi3(sizes: tuple[int, ...], window: int | None, **more: Any) -> dict[str, 
 def _granite(sizes: tuple[int, ...]) -> dict[str, Any]:
     scales = {"attention_multiplier": 0.0078125, "embedding_multiplier": 12.0, "logits_scaling": 16.0}
     return config("GraniteForCausalLM", "granite", sizes, tie_word_embeddings=True, residual_multiplier=0.22, **scales)
+
+
+def _glm4(sizes: tuple[int, ...], bias: bool) -> dict[str, Any]:
+    more = {"head_dim": 128, "partial_rotary_factor": 0.5, "attention_bias": bias, "rope_theta": 10000.0}
+    return config("Glm4ForCausalLM", "glm4", sizes, tie_word_embeddings=False, **more)
 
 
 def _exaone4(sizes: tuple[int, ...], tied: bool, **more: Any) -> dict[str, Any]:
@@ -194,6 +200,29 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "Qwen/Qwen2.5-14B-Instruct": _qwen2((48, 5120, 13824, 40, 8, 152064, 32768), 70),
     "Qwen/Qwen2.5-32B-Instruct": _qwen2((64, 5120, 27648, 40, 8, 152064, 32768), 70),
     "Qwen/Qwen2.5-72B-Instruct": _qwen2((80, 8192, 29568, 64, 8, 152064, 32768), 70),
+    "meta-llama/Llama-3.1-8B-Instruct": config(
+        "LlamaForCausalLM",
+        "llama",
+        (32, 4096, 14336, 32, 8, 128256, 131072),
+        rope_scaling={**LLAMA_ROPE, "factor": 8.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+        tie_word_embeddings=False,
+    ),
+    "Qwen/Qwen3-8B": config(
+        "Qwen3ForCausalLM", "qwen3", (36, 4096, 12288, 32, 8, 151936, 40960), head_dim=128, tie_word_embeddings=False
+    ),
+    "Qwen/Qwen3-30B-A3B": config(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        (48, 2048, 6144, 32, 4, 151936, 40960),
+        head_dim=128,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        norm_topk_prob=True,
+        tie_word_embeddings=False,
+    ),
     "google/gemma-2-2b-it": _gemma2((26, 2304, 9216, 8, 4, 256000, 8192), 256, 256),
     "google/gemma-2-9b-it": _gemma2((42, 3584, 14336, 16, 8, 256000, 8192), 256, 256),
     "google/gemma-2-27b-it": _gemma2((46, 4608, 36864, 32, 16, 256000, 8192), 128, 144),
@@ -224,6 +253,16 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         partial_rotary_factor=0.75,
         original_max_position_embeddings=4096,
         rope_scaling=LONG_ROPE,
+    ),
+    "zai-org/GLM-4-9B-0414": _glm4((40, 4096, 13696, 32, 2, 151552, 32768), bias=True),
+    "zai-org/GLM-4-32B-0414": _glm4((61, 6144, 23040, 48, 2, 151552, 32768), bias=False),
+    "baidu/ERNIE-4.5-0.3B-PT": config(
+        "Ernie4_5ForCausalLM",
+        "ernie4_5",
+        (18, 1024, 3072, 16, 2, 103424, 131072),
+        head_dim=128,
+        tie_word_embeddings=True,
+        use_bias=False,
     ),
     "ibm-granite/granite-3.3-2b-instruct": _granite((40, 2048, 8192, 32, 8, 49159, 131072)),
     "ibm-granite/granite-3.3-8b-instruct": _granite((40, 4096, 12800, 32, 8, 49159, 131072)),
@@ -362,13 +401,43 @@ QUANTIZED: Mapping[str, Mapping[str, Any]] = {
         "desc_act": False,
         "sym": True,
     },
+    "Qwen2.5-7B-Instruct, W4A16 in groups": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128},
+            }
+        },
+        "quantization_status": "compressed",
+    },
+    "Qwen2.5-7B-Instruct, NVFP4": {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4",
+        "group_size": 16,
+        "ignore": ["lm_head"],
+        "producer": {"name": "modelopt", "version": "0.33.0"},
+    },
     "Qwen2.5-7B-Instruct, FP8 by channel": _compressed("float"),
     "Qwen2.5-7B-Instruct, INT8 by channel": _compressed("int"),
 }
-"""quantization_config of Qwen2.5 7B as quantizers write it; the last two stand for llm-compressor's checkpoints."""
+"""quantization_config of Qwen2.5 7B as quantizers write it; those without an owner stand for checkpoints of
+llm-compressor and ModelOpt."""
 CONFIGS = {**CONFIGS, **{repo: {**_QWEN_7B, "quantization_config": how} for repo, how in QUANTIZED.items()}}
+CONFIGS["Qwen2-57B-A14B-Instruct, FP8 by channel"] = {
+    **CONFIGS["Qwen/Qwen2-57B-A14B-Instruct"],
+    "quantization_config": QUANTIZED["Qwen2.5-7B-Instruct, FP8 by channel"],
+}
 
 PARAMETERS: Mapping[str, int] = {
+    "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+    "zai-org/GLM-4-9B-0414": 9_400_279_040,
+    "zai-org/GLM-4-32B-0414": 32_566_081_536,
+    "baidu/ERNIE-4.5-0.3B-PT": 360_748_032,
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": 108_641_793_536,
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct": 401_583_781_376,
     "deepseek-ai/DeepSeek-V2-Lite-Chat": 15_706_484_224,
@@ -402,6 +471,7 @@ _NORMS = {
         "post_feedforward_layernorm",
     ),
     "exaone4": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "glm4": ("input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm"),
 }
 
 
@@ -445,6 +515,17 @@ def _quantize(how: Mapping[str, Any] | None, name: str, dtype: str, shape: tuple
         yield name, dtype, shape
         return
     base, (rows, columns) = name.removesuffix(".weight"), shape
+    if how["quant_method"] == "modelopt":
+        yield name, "U8", (rows, columns // 2)
+        yield f"{name}_scale", "F8_E4M3", (rows, columns // 16)
+        yield f"{name}_scale_2", "F32", ()
+        yield f"{base}.input_scale", "F32", ()
+        return
+    if how["quant_method"] == "compressed-tensors" and how["format"] == "pack-quantized":
+        yield f"{name}_packed", "I32", (rows, columns // 8)
+        yield f"{name}_scale", "BF16", (rows, columns // 128)
+        yield f"{name}_shape", "I64", (2,)
+        return
     if how["quant_method"] == "compressed-tensors":
         yield name, "F8_E4M3" if how["format"] == "float-quantized" else "I8", shape
         yield f"{base}.weight_scale", "BF16", (rows, 1)
@@ -519,9 +600,11 @@ def _attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
             yield from _blocked(f"self_attn.{part}", *shape)
         else:
             yield f"self_attn.{part}.weight", shape
-        if kind == "gpt_oss" or (kind in ("qwen2", "qwen2_moe") and part != "o_proj"):
+        biased = kind in ("qwen2", "qwen2_moe") or (kind == "glm4" and text["attention_bias"])
+        if kind == "gpt_oss" or (biased and part != "o_proj"):
             yield f"self_attn.{part}.bias", shape[:1]
-    norms = {"exaone4": (size, size), "qwen3_vl_moe_text": (size, size), "minimax_m2": (heads * size, kv_heads * size)}
+    each = dict.fromkeys(("exaone4", "qwen3", "qwen3_moe", "qwen3_vl_moe_text"), (size, size))
+    norms = {**each, "minimax_m2": (heads * size, kv_heads * size)}
     for part, count in zip("qk", norms.get(kind, ()), strict=False):
         yield f"self_attn.{part}_norm.weight", (count,)
     if kind == "gpt_oss":
@@ -530,7 +613,7 @@ def _attention(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 def _mlp(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     hidden, inner = text["hidden_size"], text["intermediate_size"]
-    if text["model_type"] == "phi3":
+    if text["model_type"] in ("phi3", "glm4"):
         yield "mlp.gate_up_proj.weight", (2 * inner, hidden)
         yield "mlp.down_proj.weight", (hidden, inner)
     else:
@@ -546,8 +629,9 @@ def _gated(name: str, hidden: int, inner: int) -> Iterator[tuple[Any, ...]]:
 def _qwen2_experts(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     hidden = text["hidden_size"]
     yield "mlp.gate.weight", (text["num_experts"], hidden)
-    yield "mlp.shared_expert_gate.weight", (1, hidden)
-    yield from _gated("mlp.shared_expert", hidden, text["shared_expert_intermediate_size"])
+    if text["model_type"] == "qwen2_moe":
+        yield "mlp.shared_expert_gate.weight", (1, hidden)
+        yield from _gated("mlp.shared_expert", hidden, text["shared_expert_intermediate_size"])
     for expert in range(text["num_experts"]):
         yield from _gated(f"mlp.experts.{expert}", hidden, text["moe_intermediate_size"])
 
@@ -595,6 +679,7 @@ def _llama4_dense(text: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 _MLPS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[Any, ...]]]] = {
     "qwen2_moe": _qwen2_experts,
+    "qwen3_moe": _qwen2_experts,
     "qwen3_vl_moe_text": _qwen3_vl_experts,
     "deepseek_v2": _deepseek_experts,
     "deepseek_v3": _deepseek_experts,
@@ -729,12 +814,54 @@ def questions() -> list[dict[str, Any]]:
             kv_heads = heads["num_key_value_heads"]
             if heads["num_attention_heads"] % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0):
                 found = {"name": repo, "config": few, "headers": list(headers(few)), "tensor_parallel_size": size}
+                found["expert_parallel"] = False
                 asked += [{**found, "pipeline_rank": stage} for stage in ((None, 0, 1) if size == 1 else (None,))]
+                # llama4.py copies its experts by values of tensors then, which those of the judge do not have.
+                experts = any(heads.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+                if size > 1 and experts and heads["model_type"] != "llama4_text":
+                    asked.append({**found, "pipeline_rank": None, "expert_parallel": True})
     return asked
+
+
+def compare(asked: Mapping[str, Any], told: Mapping[str, Any], version: str) -> list[str]:
+    """What the plan says otherwise than vLLM about a checkpoint, each as `name: ours, vLLM's`."""
+    found, size, stage = first_layers(asked["name"]), asked["tensor_parallel_size"], asked["pipeline_rank"]
+    arguments = Arguments(
+        tensor_parallel_size=size,
+        pipeline_parallel_size=1 if stage is None else 2,
+        enable_expert_parallel=asked["expert_parallel"],
+    )
+    here = kv_cache.select_layers(found, arguments, stage or 0)
+    rank = weights.per_rank(found, arguments, version)[stage or 0]
+    rope = rank.by_kind["rope_caches"]
+    # Copies of latent attention are made after loading.
+    loaded = rank.bytes - rope - rank.by_kind.get("buffers", 0)
+    compared = {
+        "layers": (
+            [[max(1, x.kv_heads // size), x.head_size, x.window_tokens] for x in found.layers if x.index in here],
+            told["layers"],
+        ),
+        "parameters": (loaded, told["parameters_bytes"]),
+        "RoPE caches": (rope, told["rope_bytes"]),
+    }
+    return [f"{name}: {mine}, {theirs}" for name, (mine, theirs) in compared.items() if mine != theirs]
+
+
+@functools.cache
+def first_layers(repo: str) -> Model:
+    return families.interpret(facts(repo, JUDGED_LAYERS))
 
 
 def render(judged: Mapping[str, Any]) -> str:
     """judged.json: one line for each answer."""
-    keys = ("name", "tensor_parallel_size", "pipeline_rank", "layers", "parameters_bytes", "rope_bytes")
+    keys = (
+        "name",
+        "tensor_parallel_size",
+        "pipeline_rank",
+        "expert_parallel",
+        "layers",
+        "parameters_bytes",
+        "rope_bytes",
+    )
     lines = [json.dumps({key: each.get(key) for key in keys}) for each in judged["answers"]]
     return f'{{"version": "{judged["version"]}", "answers": [\n' + ",\n".join(lines) + "\n]}\n"

@@ -6,11 +6,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import published
 import pytest
 from ansible.module_utils.vllm_edge.gpu.models import GPU_MODELS
 from ansible.module_utils.vllm_edge.planning import feasibility
 from ansible.module_utils.vllm_edge.planning.contract import Arguments
 from checkpoints import DEFAULT, L4, model
+
+QWEN3_VL = "Qwen/Qwen3-VL-30B-A3B-Instruct"
 
 
 def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any) -> feasibility.Case:
@@ -39,6 +42,41 @@ def case(name: str, version: str = DEFAULT, gpu: str = "NVIDIA L4", **more: Any)
 def test_what_memory_does_not_decide(looked_at: tuple[str, dict[str, Any]], said: str) -> None:
     name, more = looked_at
     assert any(said in finding.reason for finding in feasibility.findings(case(name, **more)))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "version", "said"),
+    [
+        (
+            "Ministral3ForCausalLM",
+            "0.19.0",
+            "vLLM 0.19 does not know Ministral3ForCausalLM; the release that has it is",
+        ),
+        ("Ministral3ForCausalLM", "0.20.0", ""),
+        ("BaichuanForCausalLM", "0.24.0", ""),
+        ("BaichuanForCausalLM", "0.25.1", "vLLM 0.25 does not know BaichuanForCausalLM; it was removed in 0.25.0"),
+        # It was away for a while.
+        ("ExaoneMoEForCausalLM", "0.26.0", ""),
+        ("ExaoneMoEForCausalLM", "0.27.0", "the release that has it is 0.32.0"),
+        ("ExaoneMoEForCausalLM", "0.32.0", ""),
+        ("LlamaForCausalLM", "0.19.0", ""),
+    ],
+)
+def test_an_architecture_that_the_release_lacks_is_refused_by_name(architecture: str, version: str, said: str) -> None:
+    looked_at = case("31b-bf16", version)
+    found = feasibility.findings(
+        dataclasses.replace(looked_at, model=dataclasses.replace(looked_at.model, architecture=architecture))
+    )
+    assert bool(found) == bool(said) and all(said in finding.reason and finding.fix for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("version", "stages", "refused"), [("0.21.0", 2, True), ("0.21.0", 1, False), ("0.22.0", 2, False)]
+)
+def test_qwen3_vl_in_a_pipeline(version: str, stages: int, refused: bool) -> None:
+    whole = case("31b-bf16", version, pipeline_parallel_size=stages)
+    found = feasibility.findings(dataclasses.replace(whole, model=published.first_layers(QWEN3_VL)))
+    assert ["start_layer" in finding.reason for finding in found] == [True] * refused
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Mapping
@@ -17,20 +16,26 @@ from typing import Any
 import checkpoints
 import published
 import pytest
-from ansible.module_utils.vllm_edge.planning import families, feasibility, inferred, kv_cache, model_facts, weights
-from ansible.module_utils.vllm_edge.planning.contract import Arguments, Model, Quantization, Sharding, Verdict
+from ansible.module_utils.vllm_edge.planning import families, feasibility, inferred, model_facts, weights
+from ansible.module_utils.vllm_edge.planning.contract import Arguments, Quantization, Sharding, Verdict
 from ansible.module_utils.vllm_edge.planning.model_facts import FactsError
 
 SCOUT = "meta-llama/Llama-4-Scout-17B-16E-Instruct"
 MAVERICK = "meta-llama/Llama-4-Maverick-17B-128E-Instruct"
 JUDGED: Mapping[str, Any] = json.loads((Path(__file__).parent / "judged.json").read_text())
-ANSWERS = {(each["name"], each["tensor_parallel_size"], each["pipeline_rank"]): each for each in JUDGED["answers"]}
+KEYS = ("name", "tensor_parallel_size", "pipeline_rank", "expert_parallel")
+ANSWERS = {tuple(each[key] for key in KEYS): each for each in JUDGED["answers"]}
 
 
 # gpt-oss in MXFP4 over four GPUs: 2880 / 4 is no multiple of 32, and vLLM pads it.
 def test_mxfp4_is_padded_where_other_formats_are_refused() -> None:
     case = feasibility.Case(
-        first_layers("openai/gpt-oss-20b"), Arguments(tensor_parallel_size=4), (0, 32), checkpoints.L4, None, "bfloat16"
+        published.first_layers("openai/gpt-oss-20b"),
+        Arguments(tensor_parallel_size=4),
+        (0, 32),
+        checkpoints.L4,
+        None,
+        "bfloat16",
     )
     assert feasibility.findings(case) == []
     integers = replace(case.model, quantization=Quantization("awq", 4, 32))
@@ -38,16 +43,11 @@ def test_mxfp4_is_padded_where_other_formats_are_refused() -> None:
     assert [finding.verdict for finding in found] == [Verdict.UNSUPPORTED_SHAPE]
 
 
-@functools.cache
-def first_layers(repo: str) -> Model:
-    return families.interpret(published.facts(repo, published.JUDGED_LAYERS))
-
-
 def test_every_published_checkpoint_was_judged() -> None:
     assert {repo for repo, *_ in ANSWERS} == set(published.CONFIGS)
     known = {found["architectures"][0] for found in published.CONFIGS.values()}
-    older = {"Gemma4ForConditionalGeneration", "Gemma4ForCausalLM", "Gemma3ForConditionalGeneration"}
-    older |= {"Gemma3ForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"}
+    older = {"Gemma4ForConditionalGeneration", "Gemma4ForCausalLM"}
+    older |= {"Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"}
     older |= {"Llama4ForCausalLM"}  # no published checkpoint; its text is that of Llama4ForConditionalGeneration
     assert set(families.FAMILIES) == known | older
 
@@ -57,21 +57,19 @@ def test_parameters_are_the_hubs(repo: str) -> None:
     assert model_facts.parameters(published.facts(repo)) == published.PARAMETERS[repo]
 
 
-@pytest.mark.parametrize(("repo", "size", "stage"), ANSWERS)
-def test_layers_and_bytes_are_vllms(repo: str, size: int, stage: int | None) -> None:
+@pytest.mark.parametrize("case", ANSWERS, ids=str)
+def test_layers_and_bytes_are_vllms(case: tuple[Any, ...]) -> None:
     """On one rank of tensor parallelism, of the whole model or of one of two stages of a pipeline."""
-    told, found = ANSWERS[repo, size, stage], first_layers(repo)
-    arguments = Arguments(tensor_parallel_size=size, pipeline_parallel_size=1 if stage is None else 2)
-    here = kv_cache.select_layers(found, arguments, stage or 0)
-    layers = [
-        [max(1, layer.kv_heads // size), layer.head_size, layer.window_tokens]
-        for layer in found.layers
-        if layer.index in here
-    ]
-    assert layers == told["layers"]
-    rank = weights.per_rank(found, arguments, JUDGED["version"])[stage or 0]
-    rope, later = rank.by_kind["rope_caches"], rank.by_kind.get("buffers", 0)
-    assert (rank.bytes - rope - later, rope) == (told["parameters_bytes"], told["rope_bytes"])
+    assert published.compare(dict(zip(KEYS, case, strict=True)), ANSWERS[case], JUDGED["version"]) == []
+
+
+def test_what_other_releases_keep() -> None:
+    """As the judge found with their sources: RoPE of Qwen3-VL up to 0.31, towers on the second stage in 0.33."""
+    qwen, llava = published.first_layers("Qwen/Qwen3-VL-30B-A3B-Instruct"), published.first_layers(published.LLAVA)
+    ropes = [weights.per_rank(qwen, Arguments(), release)[0].by_kind["rope_caches"] for release in ("0.31.0", "0.32.0")]
+    assert ropes == [4 * 262144 * 128 * 2 + 589824, 262144 * 128 * 2 + 589824]
+    stages = weights.per_rank(llava, Arguments(pipeline_parallel_size=2), "0.33.0")
+    assert stages[0].by_kind["towers"] > 2**26 and stages[1].by_kind["towers"] == 4096 * 2  # image_newline
 
 
 def test_llama4s_text_model_alone_is_the_same() -> None:
@@ -146,7 +144,7 @@ def test_experts_and_what_a_token_reads_of_them() -> None:
         SCOUT,
         MAVERICK,
     )
-    found = [first_layers(repo) for repo in repos]
+    found = [published.first_layers(repo) for repo in repos]
     sizes = [(x.experts, x.experts_per_token, x.expert_intermediate_size, x.intermediate_sizes) for x in found]
     assert sizes == [
         (32, 4, 2880, ()),

@@ -370,6 +370,7 @@ def test_four_bit_experts_are_padded_to_the_tile_of_marlin(settings: dict[str, A
     assert rank.read_bytes_per_token > rank.by_kind["experts"] / 16
     (fp8,) = weights.per_rank(model("RedHatAI/gemma-4-26B-A4B-it-FP8-dynamic"), Arguments(**settings), release)
     ranks_of_tp = settings["tensor_parallel_size"]
-    # One float32 for each row: of gate and up a share, of down all. With whole experts on a rank 0.2 % too much.
-    scales = 30 * 128 * 4 * (2 * 704 / ranks_of_tp + 2816)
+    # One float32 for each row: of gate and up a share, of down all; of whole experts on a rank, theirs.
+    rows_of_down = 2816 / ranks_of_tp if "enable_expert_parallel" in settings else 2816
+    scales = 30 * 128 * 4 * (2 * 704 / ranks_of_tp + rows_of_down)
     assert fp8.by_kind["experts"] == pytest.approx(whole * 16 / 9 / ranks_of_tp + scales, rel=1e-4)

@@ -15,7 +15,15 @@ import yaml
 from ansible.module_utils.vllm_edge.inventory import vllm_arguments
 
 from tools import vllm_release
-from tools.vllm_source import NO_VALUE, Sources, UnreadableSource, read_kv_functions, read_metrics, read_options
+from tools.vllm_source import (
+    NO_VALUE,
+    Sources,
+    UnreadableSource,
+    read_kv_functions,
+    read_metrics,
+    read_model_classes,
+    read_options,
+)
 
 CLI = """
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -114,6 +122,14 @@ FILES = {
     "tool_parsers/__init__.py": '_TOOL_PARSERS_TO_REGISTER = {"pythonic": ("f", "C"), "hermes": ("f", "C")}',
     "reasoning/__init__.py": '_REASONING_PARSERS_TO_REGISTER = {"qwen3": ("f", "C")}',
     "v1/metrics/loggers.py": 'Gauge(name="vllm:running")\nCounter("vllm:tokens")\nname = "vllm::op"\n',
+    "model_executor/models/registry.py": "".join(
+        f'{name} = {{"{each}": ("f", "C")}}\n'
+        for name, each in (
+            ("_TEXT_GENERATION_MODELS", "OldForCausalLM"),
+            ("_MULTIMODAL_MODELS", "PairForConditionalGeneration"),
+            ("_TRANSFORMERS_SUPPORTED_MODELS", "PlainForCausalLM"),
+        )
+    ),
     "v1/core/kv_cache_utils.py": 'def groups(a):\n    """Say."""\n    return a  # why\n\ndef old(): pass\n',
 }
 
@@ -150,6 +166,16 @@ OPTIONS: list[tuple[str, str, tuple[str, ...], Any]] = [
     ("--backend", "one text", (), "a"),
     ("--log-requests", "switch", (), False),
 ]
+
+
+def test_model_classes_are_compared_with_the_release_before(sources: Sources, tmp_path: Path) -> None:
+    registry = FILES["model_executor/models/registry.py"].replace("Old", "New")
+    newer = written(tmp_path / "new", {"model_executor/models/registry.py": registry})
+    text = vllm_release.render_classes("0.90.0", read_model_classes(sources), read_model_classes(newer))
+    known: dict[str, Any] = {}
+    exec(text, known)
+    assert (known["ADDED"]["0.90.0"], known["GONE"]["0.90.0"]) == ("NewForCausalLM", "OldForCausalLM")
+    assert vllm_release.render_classes("0.90.0", set(), set()) == vllm_release.CLASSES.read_text()
 
 
 def test_options_are_read_as_vllm_registers_them(sources: Sources) -> None:

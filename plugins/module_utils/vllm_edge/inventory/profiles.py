@@ -264,7 +264,7 @@ def _find_engine_errors(name: str, engine: Mapping[str, Any], inventory: Invento
             yield describe_unknown_engine_key(where, key, keys)
     yield from find_key_errors(where, engine, keys)
     yield from find_argument_errors(where, engine, keys)
-    yield from find_risk_errors(where, engine)
+    yield from find_risk_errors(where, engine, find_recorded_release(find_release(inventory.image)))
 
     models = _select_mappings(inventory.models)
     model = engine.get("model")

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..text import nearest, shown
-from .engine_arguments import OPTIONS, Argument, parse_arguments, quote
+from .engine_arguments import Argument, parse_arguments, quote, read_spellings
 from .engine_inputs import NO_SECRET, OUR_ENVIRONMENT, SECRET
+from .vllm_arguments import VERSION
 
 _CODE = "it imports Python code by name"
 _HOSTS = "it makes the engine talk to other hosts, over ports that take pickled objects from anybody"
@@ -153,18 +154,21 @@ _REACHES_OUT = re.compile(
 _HARMLESS_ENVIRONMENT = re.compile(r"NCCL_(IB_ADDR_(FAMILY|RANGE)|IB_HCA|NET_SHARED_\w+)")
 
 
-def find_risks(engine: Mapping[str, Any]) -> dict[str, str]:
+def find_risks(engine: Mapping[str, Any], version: str = VERSION) -> dict[str, str]:
     """Return what an engine has that its key `accept_risk` must name, and what each opens.
 
     Args:
         engine: the keys of the engine, of any type.
+        version: a key of vllm_arguments.RELEASES; another release may read an alias or an abbreviation otherwise.
     """
     found: dict[str, str] = {}
     given = engine.get("extra_args")
     for argument in (
-        parse_arguments([item for item in given if isinstance(item, str)])[0] if isinstance(given, list) else ()
+        parse_arguments([item for item in given if isinstance(item, str)], version)[0]
+        if isinstance(given, list)
+        else ()
     ):
-        found |= _find_argument_risks(argument)
+        found |= _find_argument_risks(argument, version)
     for key in ("extra_env", "secret_env"):
         environment = engine.get(key)
         for name in environment if isinstance(environment, dict) else ():
@@ -179,16 +183,17 @@ def find_risks(engine: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def find_risk_errors(where: str, engine: Mapping[str, Any]) -> Iterator[str]:
+def find_risk_errors(where: str, engine: Mapping[str, Any], version: str = VERSION) -> Iterator[str]:
     """Yield risks that an engine does not accept, and those that it accepts for nothing.
 
     Args:
         where: the variable, for the beginning of each sentence.
         engine: the keys of the engine, of any type.
+        version: a key of vllm_arguments.RELEASES.
     """
     given = engine.get("accept_risk")
     accepted = [item for item in given if isinstance(item, str)] if isinstance(given, list) else []
-    risks = find_risks(engine)
+    risks = find_risks(engine, version)
     for name, opens in risks.items():
         hidden = engine.get("secret_env")
         secret = isinstance(hidden, dict) and name in hidden
@@ -206,10 +211,10 @@ def find_risk_errors(where: str, engine: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def _find_argument_risks(argument: Argument) -> Iterator[tuple[str, str]]:
+def _find_argument_risks(argument: Argument, version: str) -> Iterator[tuple[str, str]]:
     """Yield the risks of one option, by name, and what each opens."""
     name = argument.option.name if argument.option else ""
-    names = [name] if name else [begun for begun in UNSAFE if _may_mean(argument.name, begun)]
+    names = [name] if name else [begun for begun in UNSAFE if _may_mean(argument.name, begun, version)]
     for option in names:
         harmless = HARMLESS_VALUES.get(option, frozenset())
         negated = argument.name != option and argument.name.startswith(("--no-", "--disable-"))
@@ -222,9 +227,10 @@ def _find_argument_risks(argument: Argument) -> Iterator[tuple[str, str]]:
             yield f"{base}.{key}", UNSAFE.get("--" + key.replace("_", "-"), "it runs code, or writes files")
 
 
-def _may_mean(written: str, option: str) -> bool:
+def _may_mean(written: str, option: str, version: str) -> bool:
     """Return whether vLLM may take an option that is not recorded, or abbreviated, for an unsafe one."""
-    spelled = next(((item.name, *item.aliases) for item in OPTIONS if item.name == option), (option,))
+    known = read_spellings(version).get(option)
+    spelled = (known.name, *known.aliases) if known else (option,)
     return len(written.strip("-")) > 0 and any(item.startswith(written) for item in spelled)
 
 

@@ -386,6 +386,8 @@ _GEMMA4 = {
     "tie_word_embeddings": True,
     "dtype": "bfloat16",
 }
+_ERNIE = {"head_dim": 128, "max_position_embeddings": 131072, "tie_word_embeddings": True}
+_GLM4 = {"head_dim": 128, "max_position_embeddings": 131072, "partial_rotary_factor": 0.5}
 _GPT_OSS = {
     "vocab_size": 201088,
     "head_dim": 64,
@@ -438,6 +440,8 @@ FAMILIES: Mapping[str, _Family] = {
     "MistralForCausalLM": _Family("mistral", _build_uniform_layers, _MISTRAL),
     "Mistral3ForConditionalGeneration": _Family("mistral3", _build_uniform_layers, _MISTRAL, Sharding.SHARDED),
     "Phi3ForCausalLM": _Family("phi3", _build_uniform_layers, {"max_position_embeddings": 4096}),
+    "Glm4ForCausalLM": _Family("glm4", _build_uniform_layers, _GLM4),
+    "Ernie4_5ForCausalLM": _Family("ernie4_5", _build_uniform_layers, _ERNIE),
     "GraniteForCausalLM": _Family("granite", _build_uniform_layers, {}),
     "Exaone4ForCausalLM": _Family("exaone4", _build_exaone_layers, {"sliding_window_pattern": 4}),
     "Qwen2ForCausalLM": _Family("qwen2", _build_qwen_layers, _QWEN2),

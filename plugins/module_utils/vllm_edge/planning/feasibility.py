@@ -16,11 +16,15 @@ from ..gpu.models import GpuModel
 from .context_length import ALLOW_LONGER, derive_limit, is_longer_allowed
 from .contract import Arguments, Gpu, Model, Verdict
 from .dtypes import ALSO_FLOAT32, BFLOAT16_SINCE, WITHOUT_FLOAT16, list_supported
+from .model_classes import ADDED, GONE
 
 PIPELINE_FIXED = (0, 21)
 """Gemma 4 with pipeline parallelism: vLLM 0.19.0 and 0.20.0 call `IntermediateTensors.get`
 (model_executor/models/gemma4.py:883 and :1320), which that class lacks. 0.21.0 does not (:1313), since
 vllm-project/vllm#40786."""
+QWEN3_VL_PIPELINE_SINCE = (0, 22)
+"""Qwen3-VL-MoE with pipeline parallelism: from 0.19 to 0.21 its second stage ends with `AttributeError:
+'Qwen3MoeLLMForCausalLM' object has no attribute 'start_layer'` (0.21.0 model_executor/models/qwen3_vl_moe.py:457)."""
 DRAFTERS_SINCE = (0, 21)
 """The first source with model_executor/models/gemma4_mtp.py, vllm-project/vllm#41745."""
 TILE_PADDING_SINCE = (0, 25)
@@ -94,8 +98,38 @@ def advice(case: Case) -> list[str]:
 # ---- releases and GPUs -------------------------------------------------------------------------------------------
 
 
+def _check_model_class(case: Case) -> Iterator[Finding]:
+    """Yield a finding for an architecture that the release does not have yet, or has no more."""
+    name = case.model.architecture
+    events = sorted(
+        (parse_release(release), has)
+        for has, table in ((True, ADDED), (False, GONE))
+        for release, names in table.items()
+        if name in names.split()
+    )
+    before, after = ([each for each in events if (each[0] <= case.release) is past] for past in (True, False))
+    if before[-1][1] if before else not after or not after[0][1]:
+        return
+    came, went = _said(after[0][0]) if after else "", _said(before[-1][0]) if before else ""
+    fix = f"vllm_image_base with vLLM {came}.0 or newer" if came else f"vllm_image_base with vLLM before {went}.0"
+    told = f"the release that has it is {came}.0" if came else f"it was removed in {went}.0"
+    yield Finding(
+        Verdict.UNSUPPORTED_ENGINE,
+        f"vLLM {_said(case.release)} does not know {name}; {told} (vLLM model_executor/models/registry.py)",
+        fix,
+    )
+
+
 def _check_pipeline(case: Case) -> Iterator[Finding]:
-    """Yield a finding for Gemma 4 with pipeline parallelism in a release that crashes."""
+    """Yield a finding for models with pipeline parallelism in a release that crashes."""
+    stages = case.arguments.pipeline_parallel_size
+    if case.model.family == "qwen3_vl_moe" and stages > 1 and case.release < QWEN3_VL_PIPELINE_SINCE:
+        yield Finding(
+            Verdict.UNSUPPORTED_ENGINE,
+            f"Qwen3-VL-MoE over pipeline_parallel_size {stages} crashes in vLLM {_said(case.release)}, whose "
+            f"qwen3_vl_moe.py asks its language model for start_layer, which that lacks",
+            "vllm_image_base with vLLM 0.22.0 or newer, or tensor_parallel_size in place of pipeline_parallel_size",
+        )
     if case.model.family == "gemma4" and case.arguments.pipeline_parallel_size > 1 and case.release < PIPELINE_FIXED:
         yield Finding(
             Verdict.UNSUPPORTED_ENGINE,
@@ -268,6 +302,7 @@ def _build_misfit(case: Case, reason: str, where: str, fix: str = "") -> Finding
 
 
 RULES: Sequence[Rule] = (
+    _check_model_class,
     _check_pipeline,
     _check_drafters,
     _check_max_model_len,

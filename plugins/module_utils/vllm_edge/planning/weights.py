@@ -31,6 +31,10 @@ SHARED_LAYERS_WITHOUT_KV = (0, 30)
 0.28.0 it has both and uses neither."""
 TOWERS_ON_FIRST_STAGE = (0, 33)
 """From this release on towers are built on the first stage only (`_mark_tower_model`, interfaces.py of 0.33.0)."""
+MROPE_FAMILIES, MROPE_ROWS_ONCE = frozenset({"qwen3_vl_moe"}), (0, 32)
+"""Up to 0.31 the RoPE cache of Qwen3-VL's text model has four times the positions (`MRotaryEmbedding`,
+model_executor/layers/rotary_embedding/mrope.py); since 0.32 only if videos are pruned (`mrope_positions_factor`,
+qwen3_vl.py), and no engine of a plan does that."""
 
 MXFP4_TILE = (128, 256)
 """Multiples of the intermediate size on a rank and of the hidden size, to which Marlin pads experts in MXFP4. Of the
@@ -75,13 +79,19 @@ def per_rank(model: Model, arguments: Arguments, vllm_version: str = "0.19.0") -
         held: Counter[str] = Counter()
         read = Fraction(0)
         for component in loaded:
-            size = _count(component, stage) * _compute_bytes_on_rank(component, model, arguments.tensor_parallel_size)
-            if component.sharding is Sharding.EXPERTS:
+            whole = component.kind == "experts" and arguments.enable_expert_parallel
+            ranks_of_tensor = 1 if whole else arguments.tensor_parallel_size
+            size = _count(component, stage) * _compute_bytes_on_rank(component, model, ranks_of_tensor)
+            if whole:
+                # Whole experts with all their scales; the first ranks have those that remain (`determine_expert_map`,
+                # model_executor/layers/fused_moe/expert_map_manager.py of 0.32).
+                size = size * -(-model.experts // arguments.tensor_parallel_size) // model.experts
+            elif component.sharding is Sharding.EXPERTS:
                 size = math.ceil(size * _compute_expert_padding(model, arguments, release))
             held[component.kind] += size
             if _is_read(component, stage):
                 read += size * Fraction(component.read_per_token)
-        held["rope_caches"] += _compute_rope_bytes(model, arguments)
+        held["rope_caches"] += _compute_rope_bytes(model, arguments, release)
         held["buffers"] += _compute_per_layer_embedding_buffer(model, arguments, vllm_version)
         held["buffers"] += _compute_latent_copies(model, arguments.tensor_parallel_size, len(layers))
         by_kind = {kind: size for kind, size in held.items() if size}
@@ -107,7 +117,9 @@ def _count(component: Component, stage: _Stage) -> int:
 def _is_on(component: Component, stage: _Stage) -> bool:
     """Return whether the stage has a component that belongs to no decoder layer."""
     if component.kind == "towers":
-        return stage.towers and (stage.first or stage.release < TOWERS_ON_FIRST_STAGE)
+        # LLaVA's row between the rows of an image belongs to the model itself.
+        everywhere = stage.release < TOWERS_ON_FIRST_STAGE or component.tensor.name == "image_newline"
+        return stage.towers and (stage.first or everywhere)
     if stage.model.embeddings_on_every_stage:
         return True
     if component.kind == "embeddings" and not _is_head(component):
@@ -151,7 +163,6 @@ def _compute_expert_padding(model: Model, arguments: Arguments, release: tuple[i
     if (
         model.quantization.weight_bits != 4
         or model.quantization.method == "mxfp4"  # see _compute_mxfp4_bytes
-        or arguments.enable_expert_parallel
         or release < MARLIN_EXPERTS_PADDED_SINCE
         or not model.expert_intermediate_size
         or model.expert_intermediate_size % size
@@ -182,13 +193,15 @@ def _compute_mxfp4_bytes(component: Component, model: Model, ranks: int) -> int:
     return model.experts * rows * columns // per_byte
 
 
-def _compute_rope_bytes(model: Model, arguments: Arguments) -> int:
+def _compute_rope_bytes(model: Model, arguments: Arguments, release: tuple[int, ...]) -> int:
     """Return the bytes of cos and sin for every position; every rank has them.
 
     In eager mode DeepSeek's are for FlashInfer's kernel, in float32 (rotary_embedding/deepseek_scaling_rope.py; custom
     operators are on unless vLLM compiles, config/vllm.py).
     """
     rows = model.rope_cache_rows or (model.max_position_embeddings,) * len(model.rope_cache_sizes)
+    if model.family in MROPE_FAMILIES and release < MROPE_ROWS_ONCE:
+        rows = (4 * rows[0], *rows[1:])
     width = 4 if model.rope_float32 or (model.latent and arguments.enforce_eager) else DTYPE_BYTES.get(model.dtype, 2)
     return sum(size * count * width for size, count in zip(model.rope_cache_sizes, rows, strict=True))
 
