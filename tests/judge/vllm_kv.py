@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import sys
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +48,10 @@ class Backend(AttentionBackend):
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
         return [MultipleOf(16)]
 
+    @staticmethod
+    def get_name() -> str:
+        return "JUDGE"
+
     @classmethod
     def is_mla(cls) -> bool:
         return False
@@ -79,6 +84,7 @@ def config_of(given: dict[str, Any]) -> Config:
         ),
         cache_config=SimpleNamespace(
             block_size=given["block_size"],
+            cache_dtype=given["kv_cache_dtype"],
             num_gpu_blocks_override=None,
             skip_page_size_padded=None,
             prefix_cache_retention_interval=None,
@@ -124,9 +130,16 @@ def spec_of(layer: dict[str, Any], given: dict[str, Any], config: Config) -> Any
         head_size_v=layer["head_size"],
         indexer=None,
         non_causal_multi_token_decode=False,
+        topk_buffer_width=None,
+        _uses_flat_kv_cache=lambda: False,
     )
     kind = MLAAttention if layer["latent"] else ChunkedLocalAttention if layer["chunk"] else Attention
-    return kind.get_kv_cache_spec(attention, config)
+    spec = kind.get_kv_cache_spec(attention, config)
+    if hasattr(spec, "indexes_kv_by_block_stride"):
+        # From 0.24 to 0.28 the runner asks the backend (v1/worker/gpu_model_runner.py:7498 of 0.24.0), and the stride
+        # order of FlashAttention says so (v1/attention/backends/flash_attn.py:160).
+        spec = replace(spec, indexes_kv_by_block_stride=True)
+    return spec
 
 
 def workers(given: dict[str, Any], config: Config) -> list[dict[str, Any]]:

@@ -32,9 +32,8 @@ import torch
 import vllm
 from vllm.config import CacheConfig, LoadConfig, ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
-from vllm.model_executor.layers import rotary_embedding
+from vllm.model_executor.layers import mla, rotary_embedding
 from vllm.model_executor.layers.attention.attention import Attention
-from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.model_executor.layers.fused_moe.oracle.fp8 import Fp8MoeBackend
 from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
 from vllm.model_executor.layers.quantization import fp8, mxfp4
@@ -75,6 +74,19 @@ for module, function in (
     kernel = (Fp8MoeBackend.TRITON, mock.MagicMock()) if "moe" in module else mock.MagicMock()
     if hasattr(found, function):
         setattr(found, function, lambda *_, kernel=kernel, **__: kernel)
+
+
+class LatentAttention(torch.nn.Module):
+    """In place of vLLM's MLAAttention, which before 0.28 looks for a backend that no CPU has, and has no weights beside
+    those that it is given."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__()
+        self.head_size = given["kv_lora_rank"] + given["qk_rope_head_dim"]
+        self.kv_b_proj = given["kv_b_proj"]
+
+
+mla.MLAAttention = LatentAttention
 # Activation functions that older releases look up when they build a layer, and that the CPU build does not have.
 for name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "gelu_quick"):
     if not hasattr(torch.ops._C, name):
@@ -165,7 +177,7 @@ def answer(given: dict[str, Any]) -> dict[str, Any]:
             return {"error": f"{type(error).__name__}: {str(error)[:600]}"}
     layers = {}
     for name, module in model.named_modules():
-        if isinstance(module, MLAAttention):
+        if isinstance(module, LatentAttention):
             index = int(next(part for part in name.split(".") if part.isdecimal()))
             layers[index] = [1, module.head_size, None]
         if isinstance(module, Attention):

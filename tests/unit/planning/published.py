@@ -341,10 +341,22 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "vision_config": CLIP,
     },
     "deepseek-ai/DeepSeek-V2-Lite-Chat": _deepseek(
-        (27, 2048, 10944, 16, 16, 102400, 163840), (64, 6, 2, 1408), None, 1, rope_scaling=DEEPSEEK_ROPE
+        (27, 2048, 10944, 16, 16, 102400, 163840),
+        (64, 6, 2, 1408),
+        None,
+        1,
+        n_group=1,
+        topk_group=1,
+        rope_scaling=DEEPSEEK_ROPE,
     ),
     "deepseek-ai/DeepSeek-V2-Chat": _deepseek(
-        (60, 5120, 12288, 128, 128, 102400, 163840), (160, 6, 2, 1536), 1536, 1, rope_scaling=DEEPSEEK_ROPE
+        (60, 5120, 12288, 128, 128, 102400, 163840),
+        (160, 6, 2, 1536),
+        1536,
+        1,
+        n_group=8,
+        topk_group=3,
+        rope_scaling=DEEPSEEK_ROPE,
     ),
     "deepseek-ai/DeepSeek-V3": _deepseek(
         (61, 7168, 18432, 128, 128, 129280, 163840),
