@@ -384,7 +384,7 @@ class Gateway:
             "serving_gateway_names": sorted([*self.names, "idle name/of another profile"]),
             "serving_gateway_roles": sorted(self.names),
             "serving_gateway_paths": PATHS,
-            "serving_gateway_wait_s": 5,
+            "serving_gateway_wait_s": 30,
             "serving_gateway_waiting": 4,
             "serving_gateway_replicas": {},
             "serving_gateway_max_tokens": 32768,
@@ -519,20 +519,31 @@ class Gateway:
         return int(found[1]), int(found[2])
 
     def reload(self) -> None:
-        """What `systemctl reload` does; it returns when the new worker answers."""
+        """What `systemctl reload` does; it returns when the new worker answers, and no other does."""
         assert self.process
+        old = self.get_workers()
         # A master that has just started executes itself once more, and may lose a signal meanwhile.
         for _ in range(3):
             before = self.log.read_bytes().count(b"Loading success")
             self.process.send_signal(signal.SIGUSR2)
             with contextlib.suppress(AssertionError):
-                wait_until(functools.partial(self.has_loaded, before + 1), 3)
+                wait_until(functools.partial(self.has_loaded, before + 1))
+                wait_until(lambda: not any(map(self.is_listening, old)))
                 return
         raise AssertionError(self.log.read_text())
 
     def has_loaded(self, times: int) -> bool:
         """Whether HAProxy has read its configuration so often."""
         return self.log.read_bytes().count(b"Loading success") >= times
+
+    def is_listening(self, worker: int) -> bool:
+        """Whether a process takes commands on the admin socket, which old and new workers share for a moment."""
+        rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+        sockets = {f"socket:[{row[6]}]" for row in rows if row[-1].startswith(f"{self.run}/admin.sock")}
+        try:
+            return any(str(file.readlink()) in sockets for file in Path(f"/proc/{worker}/fd").iterdir())
+        except FileNotFoundError:  # it has ended, or closed a file meanwhile
+            return Path(f"/proc/{worker}/fd").exists()
 
     def get_workers(self) -> list[int]:
         """The process ids of the workers, the oldest first."""

@@ -38,6 +38,12 @@ def roles(gateway: Gateway) -> Iterator[Gateway]:
     wait_until(lambda: gateway.ask(write_request(path="/ready/architect")).status == 200)
 
 
+@pytest.fixture
+def hasty(make_gateway: Callable[..., Gateway]) -> Gateway:
+    """A gateway that lets a request wait for 5 seconds only. The others wait longer than a busy machine needs."""
+    return make_gateway(serving_gateway_wait_s=5)
+
+
 def send_away(gateway: Gateway, way: str) -> None:
     """Let `architect` go."""
     if way == "socket gone":
@@ -65,12 +71,12 @@ def test_a_request_waits_for_the_next_engine(roles: Gateway, pool: ThreadPoolExe
     time.sleep(1.3)
     assert not any(one.done() for one in waiting) and count_waiting(roles) == 4
     roles.bring_back("architect", "small")
-    answers = [one.result(5) for one in waiting]
+    answers = [one.result(30) for one in waiting]
     assert [(one.status, one.json["engine"]) for one in answers] == [(200, "small")] * 4
     # Nobody tells HAProxy of a crash, so it may name the engine that the request was meant for.
     assert {one.headers["x-served-by"] for one in answers} <= {"small", "small" if way == "told" else "big"}
     line = roles.get_log(answers[0].headers["x-request-id"])
-    assert line["role"] == "architect" and 1000 < line["queue_ms"] < 4000
+    assert line["role"] == "architect" and 1000 < line["queue_ms"] < 10000
 
 
 @pytest.mark.parametrize("way", [*WAYS[:1], *(pytest.param(way, marks=pytest.mark.thorough) for way in WAYS[1:])])
@@ -88,8 +94,8 @@ def test_no_more_than_some_requests_wait(roles: Gateway, pool: ThreadPoolExecuto
     )
     roles.engines["big"].start()
     roles.bring_back("architect", "big")
-    assert [one.result(5).status for one in waiting] == [200] * 4
-    assert all(b"[DONE]" in one.result(10).body for one in running)
+    assert [one.result(30).status for one in waiting] == [200] * 4
+    assert all(b"[DONE]" in one.result(30).body for one in running)
 
 
 def test_an_ambiguous_body_waits_only_for_a_client_that_may_use_every_name(
@@ -103,26 +109,26 @@ def test_an_ambiguous_body_waits_only_for_a_client_that_may_use_every_name(
     waiting = pool.submit(send, "all")
     assert send("solo").json["error"]["code"] == "model_ambiguous"
     roles.bring_back("architect", "small")
-    assert waiting.result(5).status == 200
+    assert waiting.result(30).status == 200
 
 
 @pytest.mark.parametrize(("version", "way"), [("1.1", "told"), ("2", "socket gone")])
-def test_a_request_waits_no_longer_than_it_may(roles: Gateway, way: str, version: str) -> None:
-    send_away(roles, way)
+def test_a_request_waits_no_longer_than_it_may(hasty: Gateway, way: str, version: str) -> None:
+    send_away(hasty, way)
     start = time.monotonic()
     if version == "2":
-        client = H2(roles.port)
+        client = H2(hasty.port)
         client.ask(1, b'{"model": "architect"}')
         assert client.read(lambda: 1 in client.ended)
         status, error = client.status[1], json.loads(client.data[1])["error"]
     else:
-        answer = roles.ask(write_request({"model": "architect"}))
+        answer = hasty.ask(write_request({"model": "architect"}))
         assert answer.headers["retry-after"] == "55"
         status, error = answer.status, answer.json["error"]
         assert error["request_id"] == answer.headers["x-request-id"]
-    assert 4.5 < time.monotonic() - start < 6.5
+    assert 4.5 < time.monotonic() - start < 9
     assert (status, error["type"], error["code"]) == (503, "server_error", "engine_away")
-    assert roles.get_log(error["request_id"])["status"] == 503
+    assert hasty.get_log(error["request_id"])["status"] == 503
 
 
 def test_a_client_that_leaves_waits_no_more(roles: Gateway) -> None:
@@ -217,9 +223,9 @@ def test_streams_and_waiting_requests_survive_reloads(roles: Gateway, pool: Thre
     time.sleep(0.3)
     assert not later.done() and not any(one.done() for one in waiting)
     roles.bring_back("architect", "small")
-    assert [one.result(5).json["engine"] for one in [*waiting, later]] == ["small"] * 3
+    assert [one.result(30).json["engine"] for one in [*waiting, later]] == ["small"] * 3
     assert "x-served-by" not in waiting[0].result().headers  # the replaced process has the old maps
-    bodies = [one.result(10).body for one in streams]
+    bodies = [one.result(30).body for one in streams]
     assert all(body.endswith(b"data: [DONE]\n\n") and body.count(b"data: ") == 41 for body in bodies)
     wait_until(lambda: len(roles.get_workers()) == 1)
 
