@@ -94,6 +94,16 @@ class HostPaths:
         return self.state / "switch.lock"
 
     @property
+    def bench(self) -> Path:
+        """The records of the benchmark's runs."""
+        return self.state / "bench"
+
+    @property
+    def quality(self) -> Path:
+        """The records of the quality suite and of reference answers."""
+        return self.state / "quality"
+
+    @property
     def history(self) -> Path:
         """The records of earlier switches."""
         return self.state / "history"

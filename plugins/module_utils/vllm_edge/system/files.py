@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -40,6 +41,21 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(handle)
     return False
+
+
+def read_foreign(path: Path, most_bytes: int) -> bytes:
+    """Return the content of a file in a directory that somebody else may write to.
+
+    Raises OSError if it is no regular file, or longer than `most_bytes`. Links are not followed.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it is longer than {most_bytes} bytes", str(path))
+    return content
 
 
 def find_wrong_attributes(path: Path, mode: int) -> str:

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A container that runs beside an engine for a while: from the engine's image and in the engines' cage.
+
+It generates load for the benchmark and computes reference answers. It has no network and no capabilities, sees the
+weights and sockets that it is given read-only, and the kernel ends it before any engine if memory is short. Two
+directories are made for it: /job has its program and files, in memory; what it writes to /job/out is read as data of
+somebody else. However the run ends, container and directories are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from ..names import LABEL_COMPANION
+from ..paths import HostPaths
+from ..system.docker import ContainerGone, DockerAway, DockerEngine, DockerRefused
+from ..system.files import read_foreign
+
+MEMORY_MIB = 8192
+"""vLLM with PyTorch imported takes about 2 GiB, each process of it; our choice."""
+OUTPUT_BYTES = 64 * 2**20
+"""Bytes of one file in /job/out, and number of files that are read."""
+OUTPUT_FILES = 100
+KEPT_LINES = 200
+POLL_S = 0.5
+
+
+class CompanionError(Exception):
+    """The container could not run or was ended. The text is a sentence that says why."""
+
+
+@dataclass(frozen=True)
+class Companion:
+    """What the container is given."""
+
+    purpose: str
+    """`bench` or `reference`: there is one container of a purpose at a time, vllm-edge-<purpose>."""
+    image: str
+    """Id of the engine's image."""
+    uid: int
+    """User id and group id of the engines."""
+    program: str
+    """Text of a Python program, which runs as `python3 /job/program.py` with the packages of the image."""
+    arguments: tuple[str, ...] = ()
+    weights: Path | None = None
+    """Directory of a checkpoint, read-only at /models/<its name>."""
+    sockets: Mapping[str, Path] = field(default_factory=dict)
+    """Directories that hold a socket, read-only at /run/<name>; one can connect all the same."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of GPUs, given by CDI."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Further files below /job that only the engines' user may read. Keys belong here: everybody who may use Docker
+    sees the environment and the arguments of a container."""
+    memory_mib: int = MEMORY_MIB
+
+    @property
+    def name(self) -> str:
+        """The container's name."""
+        return f"vllm-edge-{self.purpose}"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the program ended."""
+
+    status: int
+    lines: tuple[str, ...]
+    """The last KEPT_LINES lines of its output."""
+    output: Mapping[str, bytes]
+    """Files that it wrote to /job/out, by name."""
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt in the body of the `with` statement, as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    former = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def build_create_arguments(companion: Companion, job: Path, out: Path) -> list[str]:
+    """Return the arguments of `docker create`; `job` and `out` are the directories for /job and /job/out."""
+    mounts = [f"type=bind,source={job},target=/job,readonly", f"type=bind,source={out},target=/job/out"]
+    if companion.weights is not None:
+        mounts.append(f"type=bind,source={companion.weights},target=/models/{companion.weights.name},readonly")
+    mounts += [f"type=bind,source={path},target=/run/{name},readonly" for name, path in companion.sockets.items()]
+    environment = {
+        **{"HOME": "/tmp", "XDG_CACHE_HOME": "/tmp/.cache", "VLLM_CACHE_ROOT": "/tmp/vllm", "HF_HUB_OFFLINE": "1"},
+        **{"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"},
+        **{"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", **companion.environment},
+    }
+    return [
+        f"--name={companion.name}",
+        f"--label={LABEL_COMPANION}={companion.purpose}",
+        f"--user={companion.uid}:{companion.uid}",
+        *("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none"),
+        *(f"--device=nvidia.com/gpu={uuid}" for uuid in companion.gpus),
+        *(f"--memory={companion.memory_mib}m", f"--memory-swap={companion.memory_mib}m", "--oom-score-adj=1000"),
+        *("--pids-limit=2048", "--shm-size=1g", "--tmpfs=/tmp:exec,mode=1777,size=4g"),
+        f"--ulimit=fsize={OUTPUT_BYTES}",
+        *(f"--mount={mount}" for mount in mounts),
+        *(f"--env={name}={value}" for name, value in environment.items()),
+        *("--log-driver=json-file", "--log-opt=max-size=16m", "--entrypoint=python3", "--workdir=/tmp"),
+        companion.image,
+        "/job/program.py",
+        *companion.arguments,
+    ]
+
+
+@contextlib.contextmanager
+def _make_directories(companion: Companion, paths: HostPaths) -> Iterator[tuple[Path, Path]]:
+    """Make the directories of /job, in /run, and of /job/out, on a disk; remove them afterwards."""
+    job, out = (root / "companions" / companion.purpose for root in (paths.run, paths.state))
+    root = os.geteuid() == 0
+    for path in (job, out):
+        shutil.rmtree(path, ignore_errors=True)
+    try:
+        for path in (job, out):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.chmod(0o700)
+            path.mkdir(mode=0o700)
+        (job / "out").mkdir()
+        for name, content in {"program.py": companion.program.encode(), **companion.files}.items():
+            handle = os.open(job / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+        if root:
+            for path in (job, *job.iterdir(), out):
+                os.chown(path, companion.uid, companion.uid)
+        yield job, out
+    finally:
+        for path in (job, out):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _read_output(out: Path) -> dict[str, bytes]:
+    """Read the files of /job/out; what is no file, or too large, is left out."""
+    found: dict[str, bytes] = {}
+    for path in sorted(out.iterdir())[:OUTPUT_FILES]:
+        with contextlib.suppress(OSError):
+            found[path.name] = read_foreign(path, OUTPUT_BYTES)
+    return found
+
+
+def remove_companions(docker: DockerEngine, purpose: str = "") -> list[str]:
+    """Remove containers that a killed run has left, all or those of one purpose, and return their names.
+
+    Raises:
+        DockerAway, DockerRefused: Docker does not answer, or refuses
+    """
+    left = [one for one in docker.listed() if purpose in ("", one.labels.get(LABEL_COMPANION))]
+    left = [one for one in left if LABEL_COMPANION in one.labels]
+    for container in left:
+        with contextlib.suppress(ContainerGone):
+            docker.remove(container.id)
+    return [container.name for container in left]
+
+
+def run_companion(
+    companion: Companion,
+    docker: DockerEngine,
+    paths: HostPaths,
+    *,
+    timeout_s: float,
+    on_line: Callable[[str], None] = lambda line: None,
+    attended: Callable[[], bool] = lambda: True,
+) -> Ended:
+    """Run the container until its program ends, and return how it ended.
+
+    Args:
+        timeout_s: seconds after which it is ended
+        on_line: called with each line of the program's output, in a thread
+        attended: whether somebody still waits for it; otherwise it is ended
+
+    Raises:
+        CompanionError: it could not run, or was ended
+        KeyboardInterrupt: Ctrl-C, or another signal inside `interruptible`
+    """
+    lines: list[str] = []
+
+    def follow(container: str) -> None:
+        with contextlib.suppress(DockerAway, DockerRefused):
+            for record in docker.logs(container, after=None, follow=True, tail=None):
+                lines.append(record.line)
+                del lines[:-KEPT_LINES]
+                on_line(record.line)
+
+    try:
+        remove_companions(docker, companion.purpose)
+        with _make_directories(companion, paths) as (job, out):
+            container = docker.create(build_create_arguments(companion, job, out))
+            try:
+                docker.start(container)
+                reader = threading.Thread(target=follow, args=(container,), daemon=True)
+                reader.start()
+                status = _wait(companion, docker, container, time.monotonic() + timeout_s, timeout_s, attended)
+                reader.join(timeout=10)
+                return Ended(status, tuple(lines), _read_output(out))
+            finally:
+                with contextlib.suppress(ContainerGone):
+                    docker.remove(container)
+    except (DockerAway, DockerRefused) as error:
+        raise CompanionError(f"Container {companion.name} could not run: {error}.") from error
+    except OSError as error:
+        raise CompanionError(f"The files of container {companion.name} cannot be written: {error}.") from error
+
+
+def _wait(
+    companion: Companion,
+    docker: DockerEngine,
+    container: str,
+    deadline: float,
+    timeout_s: float,
+    attended: Callable[[], bool],
+) -> int:
+    """Wait for the program's end and return its exit status. Raises CompanionError, DockerAway, DockerRefused."""
+    while True:
+        found = docker.find(container)
+        if found is None:
+            raise CompanionError(f"Somebody removed container {companion.name} while it ran.")
+        if found.exit_code is not None:
+            if found.oom_killed:
+                raise CompanionError(
+                    f"The kernel ended container {companion.name}: it needed more than its {companion.memory_mib} MiB "
+                    "of memory, or the host had no more."
+                )
+            return found.exit_code
+        if time.monotonic() >= deadline:
+            raise CompanionError(f"Container {companion.name} was ended: it did not finish within {timeout_s:.0f} s.")
+        if not attended():
+            raise CompanionError(f"Container {companion.name} was ended: nobody waits for it any more.")
+        time.sleep(POLL_S)

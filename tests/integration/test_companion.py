@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The container beside an engine, in a real Docker Engine: what its program gets, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ansible.module_utils.vllm_edge.engine.companion import (
+    Companion,
+    CompanionError,
+    Ended,
+    interruptible,
+    remove_companions,
+    run_companion,
+)
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.system.attendance import Attendance
+from ansible.module_utils.vllm_edge.system.docker import DockerEngine
+from harness import IMAGE, USER, docker
+
+COMPANION = Companion("test", IMAGE, USER, program="")
+Runner = Callable[..., Ended]
+
+
+@pytest.fixture
+def paths(docker_ready: None, tmp_path: Path) -> HostPaths:
+    return HostPaths(run=tmp_path / "run", state=tmp_path / "state")
+
+
+@pytest.fixture
+def run(paths: HostPaths) -> Iterator[Runner]:
+    def start(program: str, timeout_s: float = 60, **given: object) -> Ended:
+        options = {key: given.pop(key) for key in ("on_line", "attended") if key in given}
+        companion = replace(COMPANION, program=program, **given)  # type: ignore[arg-type]
+        return run_companion(companion, DockerEngine(), paths, timeout_s=timeout_s, **options)  # type: ignore[arg-type]
+
+    yield start
+    assert docker("ps", "--all", "--quiet", "--filter", "label=vllm-edge.companion=test") == ""
+    assert [path for path in paths.run.rglob("*") if path.name != "companions"] == []
+    assert [path for path in paths.state.rglob("*") if path.name != "companions"] == []
+
+
+def test_the_program_gets_arguments_files_and_environment_and_returns_lines_and_files(run: Runner) -> None:
+    lines: list[str] = []
+    ended = run(
+        "import os, pathlib, sys\n"
+        "print(sys.argv[1], os.environ['WHO'], pathlib.Path('/job/key').read_text())\n"
+        "pathlib.Path('/job/out/result').write_text('42')\n"
+        "os.symlink('/etc/hostname', '/job/out/link')\n"
+        "sys.exit(3)",
+        arguments=("first",),
+        environment={"WHO": "me"},
+        files={"key": b"secret"},
+        on_line=lines.append,
+    )
+    assert (ended.status, ended.lines) == (3, ("first me secret",))
+    assert lines == ["first me secret"]
+    assert ended.output == {"result": b"42"}, "links of the container are not followed"
+
+
+def test_the_program_is_in_a_cage(run: Runner, tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir(mode=0o755)
+    ended = run(
+        "import os, pathlib, socket\n"
+        "def fails(what):\n"
+        "    try: what()\n"
+        "    except OSError: return True\n"
+        "print(sorted(os.listdir('/sys/class/net')), os.getuid())\n"
+        "print([fails(lambda: pathlib.Path(d, 'x').write_text('')) for d in ('/usr', '/job', '/models/weights')])\n"
+        "print([line for line in open('/proc/self/status') if line.startswith('CapEff')][0].split()[1])",
+        weights=weights,
+    )
+    assert ended.lines == (f"['lo'] {USER}", "[True, True, True]", "0000000000000000")
+
+
+def test_a_socket_of_a_read_only_directory_answers(run: Runner, tmp_path: Path) -> None:
+    place = tmp_path / "api"
+    place.mkdir(mode=0o755)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place / "api.sock"))
+        (place / "api.sock").chmod(0o666)
+        server.listen()
+        threading.Thread(target=lambda: server.accept()[0].sendall(b"hello"), daemon=True).start()
+        ended = run(
+            "import socket\n"
+            "s = socket.socket(socket.AF_UNIX)\n"
+            "s.connect('/run/api/api.sock')\n"
+            "print(s.recv(9).decode())",
+            sockets={"api": place},
+        )
+    assert ended.lines == ("hello",)
+
+
+def test_a_program_that_takes_too_long_is_ended(run: Runner) -> None:
+    with pytest.raises(CompanionError, match="did not finish within 2 s"):
+        run("import time\ntime.sleep(600)", timeout_s=2)
+
+
+def test_a_program_for_which_nobody_waits_is_ended(run: Runner, tmp_path: Path) -> None:
+    attendance = Attendance(tmp_path / "asked")
+    attendance.touch()
+    assert not attendance.is_lost()
+    os.utime(attendance.path, (1, 1))
+    attendance = Attendance(attendance.path, _began=1.0)
+    with pytest.raises(CompanionError, match="nobody waits for it"):
+        run("import time\ntime.sleep(600)", attended=lambda: not attendance.is_lost())
+
+
+def test_a_signal_ends_the_program(run: Runner) -> None:
+    def interrupt(line: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"), interruptible():
+        run("import time\nprint('runs')\ntime.sleep(600)", on_line=interrupt)
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next(run: Runner) -> None:
+    docker("create", "--name=vllm-edge-test", "--label=vllm-edge.companion=test", IMAGE, "true")
+    assert run("print(1)").status == 0
+    docker("create", "--name=vllm-edge-test", "--label=vllm-edge.companion=test", IMAGE, "true")
+    assert remove_companions(DockerEngine()) == ["vllm-edge-test"]
+
+
+def test_an_image_that_is_not_there_is_named(run: Runner) -> None:
+    with pytest.raises(CompanionError, match=r"Container vllm-edge-test could not run: .*nothing/of/it"):
+        run("print(1)", image="nothing/of/it:1")
