@@ -60,6 +60,11 @@ class HostPaths:
         return self.etc / "gateway"
 
     @property
+    def temporary_clients(self) -> Path:
+        """Clients of the gateway that a running program made for itself, in the form of `clients.json`."""
+        return self.run / "clients.json"
+
+    @property
     def secrets(self) -> Path:
         """The directory of the engines' secrets; only root may open it."""
         return self.etc / "secrets"

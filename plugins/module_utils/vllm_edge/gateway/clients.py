@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ..engine.state import stamp
+from ..system.files import is_locked
 from ..system.records import RecordError, parse_json, read_record
 from ..text import shown
 
@@ -99,3 +100,18 @@ def read_clients(path: Path) -> dict[str, Client]:
     if errors:
         raise GatewayError(f"{path}: {'; '.join(errors)}. playbooks/clients.yml writes it anew.")
     return clients
+
+
+def read_temporary(path: Path) -> dict[str, Client]:
+    """Read the clients that a program made for itself; none where it has ended, also by SIGKILL, or its time is over.
+
+    The program holds the file locked as long as it runs.
+
+    Raises:
+        GatewayError: as `read_clients`
+    """
+    try:
+        clients = read_clients(path) if is_locked(path) else {}
+    except OSError as error:
+        raise GatewayError(f"{path}: {error}.") from error
+    return {name: client for name, client in clients.items() if any(key.valid(stamp()) for key in client.keys)}

@@ -21,7 +21,7 @@ from ..generation.model import Generation
 from ..paths import HostPaths
 from ..system.files import make_fresh_name, sync
 from .admin import AdminSocket, GatewayDown, GatewayRefused
-from .clients import GatewayError, read_clients
+from .clients import GatewayError, read_clients, read_temporary
 from .names import backend_name
 from .view import (
     MODELS,
@@ -255,7 +255,8 @@ def apply(
         view = look()
         maps = render_models(view)
         try:
-            maps |= render_clients(view, read_clients(paths.gateway / "clients.json"), stamp())
+            clients = read_temporary(paths.temporary_clients) | read_clients(paths.gateway / "clients.json")
+            maps |= render_clients(view, clients, stamp())
         except GatewayError as error:
             warnings.append(str(error))
         try:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..names import TEMPORARY_CLIENT
 from ..text import nearest, shown
 from .engine_inputs import Spec, describe_unknown_key, find_key_errors, find_value_errors
 
@@ -151,6 +152,11 @@ def _find_client_errors(value: Any, served: set[str]) -> Iterator[str]:
             yield (
                 f"{where}: {shown(name)} cannot be the name of a client; write up to 63 small letters, digits and -, "
                 f"the first one a letter or digit."
+            )
+        elif name == TEMPORARY_CLIENT:
+            yield (
+                f"{where}: {shown(name)} is the client that playbooks/bench.yml makes for a run and revokes after it; "
+                f"give yours another name, for example my-{name}."
             )
         elif not isinstance(client, dict):
             yield f"{where}.{name}: {shown(client)} is not a mapping; write {{}} for a client that may use every name."
