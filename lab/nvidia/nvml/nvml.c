@@ -440,7 +440,43 @@ EXPORT nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t gpu, nvmlTemperature_
     if (result == SUCCESS) out->temperature = (int)value;
     return result;
 }
-NUMBER_QUERY(nvmlDeviceGetPowerUsage, busy(gpu) ? 29500 : 16200)
+static unsigned power_mw(const Gpu *gpu) { return busy(gpu) ? 29500 : 16200; }
+NUMBER_QUERY(nvmlDeviceGetPowerUsage, power_mw(gpu))
+
+/* Power times the time since the last query of this process; before the first one the card was idle since the boot. */
+EXPORT nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t gpu, unsigned long long *out) {
+    static struct { double at_s, mj; } counters[MAX_GPUS];
+    ENTER(gpu, out);
+    struct timespec time;
+    clock_gettime(CLOCK_BOOTTIME, &time);
+    double now = (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+    pthread_mutex_lock(&lock);
+    double before = counters[gpu - gpus].at_s;
+    counters[gpu - gpus].mj += before > 0 ? (now - before) * power_mw(gpu) : now * 16200;
+    counters[gpu - gpus].at_s = now;
+    *out = (unsigned long long)counters[gpu - gpus].mj;
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+
+/* nvmlClocksEventReason...: a card without memory in use idles; the fault `throttled` names another reason. */
+EXPORT nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t gpu, unsigned long long *out) {
+    static const struct { const char *name; unsigned long long bit; } reasons[] = {
+        {"sw_power_cap", 0x04}, {"hw_slowdown", 0x08}, {"sw_thermal_slowdown", 0x20},
+        {"hw_thermal_slowdown", 0x40}, {"hw_power_brake", 0x80}};
+    ENTER(gpu, out);
+    char value[64];
+    *out = busy(gpu) ? 0 : 0x01;
+    if (fault(gpu, "throttled", value, sizeof value)) {
+        *out = 0x20;
+        for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
+            if (strcmp(value, reasons[i].name) == 0) *out = reasons[i].bit;
+    }
+    return SUCCESS;
+}
+EXPORT nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t gpu, unsigned long long *out) {
+    return nvmlDeviceGetCurrentClocksEventReasons(gpu, out);
+}
 NUMBER_QUERY(nvmlDeviceGetPowerManagementMode, 1)
 NUMBER_QUERY(nvmlDeviceGetPowerManagementLimit, gpu->power_limit_mw)
 NUMBER_QUERY(nvmlDeviceGetPowerManagementDefaultLimit, gpu->power_limit_mw)
@@ -457,6 +493,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t gpu, unsigned type, unsi
     ENTER(gpu, out);
     if (type > 3) return INVALID_ARGUMENT;
     *out = busy(gpu) ? active[type] : idle[type];
+    if (type != 2 && fault(gpu, "throttled", NULL, 0)) *out /= 2; /* all clocks but that of the memory */
     return SUCCESS;
 }
 EXPORT nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t gpu, unsigned type, unsigned *out) {

@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from .paths import ETC, STATE, HostPaths, host_paths
 from .text import make_printable
@@ -307,6 +309,68 @@ def _run_facts(options: Options, paths: HostPaths) -> int:
     return run_facts(options)
 
 
+def _add_bench_options(parser: argparse.ArgumentParser) -> None:
+    from .bench.model import CASES
+
+    parser.add_argument("--engine", action="append", default=[], metavar="NAME", help="may be repeated (default: all)")
+    parser.add_argument("--case", action="append", choices=CASES, help="may be repeated (default: all)")
+    parser.add_argument(
+        "--through", choices=("engine", "gateway", "both"), default="both", help="way of the requests (default: both)"
+    )
+    parser.add_argument("--soak-minutes", type=float, default=0.0, metavar="N", help="also load each engine so long")
+    parser.add_argument("--allow-load", action="store_true", help="also run while clients' requests are answered")
+    parser.add_argument("--limit-minutes", type=float, default=60.0, metavar="N", help="longest time (default: 60)")
+    parser.add_argument("--input-tokens", type=int, default=256, metavar="N", help="of a prompt (default: 256)")
+    parser.add_argument(
+        "--output-tokens", default="128,256,512", metavar="N,...", help="of the protocol (default: %(default)s)"
+    )
+    parser.add_argument("--requests", type=int, default=3, metavar="N", help="of a step with one stream (default: 3)")
+    parser.add_argument("--reference", metavar="FILE", help="table of measurements to compare with (JSON)")
+    parser.add_argument(
+        "--tolerance-percent", type=float, default=10.0, metavar="N", help="how much runs may differ (default: 10)"
+    )
+    parser.add_argument("--gate", choices=("warn", "fail"), default="warn", help="whether findings are a failure")
+    parser.add_argument("--note", default="", help="sentence in front of the results")
+    parser.add_argument("--asked-by", default="", metavar="TEXT", help="who asked, for the record")
+    parser.add_argument("--attended", action="store_true", help="end if nobody asks for --progress for 90 s")
+    parser.add_argument("--progress", action="store_true", help="only print what the running benchmark does")
+    parser.add_argument("--list", action="store_true", help="only list former runs")
+    _add_format(parser)
+
+
+def _run_bench(options: Options, paths: HostPaths) -> int:
+    from .bench import command
+    from .bench.cases import Sizes
+    from .bench.model import CASES
+    from .bench.run import Options as BenchOptions
+
+    if options.progress:
+        return command.run_progress(paths)
+    if options.list:
+        return command.run_list(paths, options.format)
+    try:
+        sizes = Sizes(options.input_tokens, tuple(map(int, options.output_tokens.split(","))), options.requests)
+        reference = json.loads(Path(options.reference).read_text()) if options.reference else []
+    except (OSError, ValueError) as error:
+        print(f"--output-tokens or --reference cannot be used: {error}.", file=sys.stderr)
+        return 2
+    wanted = BenchOptions(
+        engines=tuple(options.engine),
+        cases=tuple(options.case or CASES),
+        through=("engine", "gateway") if options.through == "both" else (options.through,),
+        soak_s=60 * options.soak_minutes,
+        allow_load=options.allow_load,
+        limit_s=60 * options.limit_minutes,
+        sizes=sizes,
+        reference=reference,
+        tolerance_percent=options.tolerance_percent,
+        note=options.note,
+        asked_by=options.asked_by,
+        attended=options.attended,
+    )
+    return command.run_bench(paths, wanted, output=options.format, gate=options.gate)
+
+
 def _nothing(parser: argparse.ArgumentParser) -> None:
     del parser
 
@@ -340,6 +404,7 @@ COMMANDS: tuple[Command, ...] = (
         _add_gateway_options,
         _run_gateway,
     ),
+    Command("bench", "measure the engines that serve, and compare with the plan", _add_bench_options, _run_bench),
     Command("plan", "plan one model on some GPUs, anywhere", _add_plan_options, _run_plan, True),
     Command(
         "advise",

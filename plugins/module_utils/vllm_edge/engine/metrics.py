@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 _IN_WORK = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})?\s+([0-9.eE+-]+)", re.MULTILINE)
 _KV_BLOCKS = re.compile(r'^vllm:cache_config_info\{(?:[^}]*,)?num_gpu_blocks="(\d+)"', re.MULTILINE)
@@ -39,3 +40,40 @@ def kv_blocks(metrics: str) -> int | None:
     """Return the number of blocks of the KV cache."""
     found = _KV_BLOCKS.search(metrics)
     return int(found[1]) if found else None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Figures of an engine since its start, summed over all label sets. None if the engine does not report one."""
+
+    kv_use: float | None
+    """Share of the KV cache in use now, from 0 to 1."""
+    preemptions: int | None
+    prefix_queries: int | None
+    """Prompt tokens that were looked up in the prefix cache."""
+    prefix_hits: int | None
+    finished: int | None
+    """Requests that ended with an answer."""
+
+
+def read_totals(metrics: str) -> Totals:
+    """Return the figures of the benchmark from the text of /metrics."""
+
+    def add(name: str) -> float | None:
+        found = re.findall(rf"^vllm:{name}(?:\{{[^}}]*\}})?\s+([0-9.eE+-]+)", metrics, re.MULTILINE)
+        try:
+            return sum(map(float, found)) if found else None
+        except ValueError:
+            return None
+
+    def count(name: str) -> int | None:
+        value = add(name)
+        return None if value is None else int(value)
+
+    return Totals(
+        add("kv_cache_usage_perc"),
+        count("num_preemptions_total"),
+        count("prefix_cache_queries_total"),
+        count("prefix_cache_hits_total"),
+        count("request_success_total"),
+    )

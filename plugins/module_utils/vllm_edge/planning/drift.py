@@ -141,6 +141,9 @@ def expectation(
         "kv_blocks": plan.kv_blocks,
         "kv_cache_tokens": plan.kv_cache_tokens,
         "max_concurrency": round(plan.max_concurrency, 2),
+        "decode_tok_s": {name: round(speed, 1) for name, speed in asdict(plan.decode_tok_s).items()}
+        if plan.decode_tok_s
+        else None,
         "gpus": [_mib(gpu) for gpu in plan.gpus],
         "tolerances": {**limits, **share},
         "on_drift": on_drift,

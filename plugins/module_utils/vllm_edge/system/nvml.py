@@ -215,6 +215,30 @@ class GpuReading(GpuIdentity, MemoryReading):
 
 
 @dataclass(frozen=True)
+class StateReading:
+    """What a GPU does at a moment. A figure is None if NVML does not report it."""
+
+    power_w: float | None
+    energy_j: float | None
+    """Counted since the driver was loaded."""
+    sm_clock_mhz: int | None
+    temperature_c: int | None
+    throttle: tuple[str, ...]
+    """Why the clocks are lowered: values of THROTTLE."""
+
+
+THROTTLE: dict[int, str] = {
+    0x02: "application_clocks",
+    0x04: "sw_power_cap",
+    0x08: "hw_slowdown",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake",
+}
+"""Bits of nvmlClocksEventReasons (nvml.h). Idling, sync boost and a display's clocks are left out."""
+
+
+@dataclass(frozen=True)
 class HostReading:
     """One sample of all GPUs."""
 
@@ -389,6 +413,26 @@ class NvmlSession:
     def _capability(self, gpu: GpuIdentity) -> str | None:
         version = self._ask_if_supported(self._pynvml.nvmlDeviceGetCudaComputeCapability, gpu)
         return None if version is None else "{}.{}".format(*version)
+
+    def read_state(self, gpu: GpuIdentity) -> StateReading:
+        """Return power, energy, clock, temperature and throttling of a GPU. Raises NvmlFailure."""
+        nvml = self._pynvml
+        power = self._ask_if_supported(nvml.nvmlDeviceGetPowerUsage, gpu)
+        energy = self._ask_if_supported(nvml.nvmlDeviceGetTotalEnergyConsumption, gpu)
+        # nvidia-ml-py before 13 has the former name only.
+        ask_reasons = getattr(
+            nvml, "nvmlDeviceGetCurrentClocksEventReasons", nvml.nvmlDeviceGetCurrentClocksThrottleReasons
+        )
+        reasons = self._ask_if_supported(ask_reasons, gpu) or 0
+        return StateReading(
+            power_w=None if power is None else power / 1000,
+            energy_j=None if energy is None else energy / 1000,
+            sm_clock_mhz=self._ask_if_supported(lambda h: nvml.nvmlDeviceGetClockInfo(h, nvml.NVML_CLOCK_SM), gpu),
+            temperature_c=self._ask_if_supported(
+                lambda h: nvml.nvmlDeviceGetTemperature(h, nvml.NVML_TEMPERATURE_GPU), gpu
+            ),
+            throttle=tuple(name for bit, name in THROTTLE.items() if reasons & bit),
+        )
 
     def read(self) -> HostReading:
         """Return one sample of every GPU. Raises NvmlFailure, which names the GPU, if one does not answer."""

@@ -260,3 +260,21 @@ def test_a_binary_that_needs_a_newer_system_is_refused(nvml_library: Path, monke
 def test_another_library_cannot_be_loaded_beside_the_first(nvml_library: Path, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="is loaded in this process already"):
         testing.preload(tmp_path / "libnvidia-ml.so.1")
+
+
+def test_energy_is_power_times_time(nvml: ModuleType, gpus: testing.LabRoot) -> None:
+    handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    before, began = nvml.nvmlDeviceGetTotalEnergyConsumption(handle), time.monotonic()
+    time.sleep(0.5)
+    joules = (nvml.nvmlDeviceGetTotalEnergyConsumption(handle) - before) / 1000
+    watts = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
+    assert joules == pytest.approx(watts * (time.monotonic() - began), rel=0.2)
+
+
+def test_a_throttled_card_says_why_and_has_half_of_its_clock(nvml: ModuleType, gpus: testing.LabRoot) -> None:
+    handle = nvml.nvmlDeviceGetHandleByIndex(1)
+    clock = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+    assert nvml.nvmlDeviceGetCurrentClocksEventReasons(handle) == nvml.nvmlClocksEventReasonGpuIdle
+    gpus.set_fault(1, "throttled", "hw_thermal_slowdown")
+    assert nvml.nvmlDeviceGetCurrentClocksEventReasons(handle) == nvml.nvmlClocksThrottleReasonHwThermalSlowdown
+    assert nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) == clock // 2

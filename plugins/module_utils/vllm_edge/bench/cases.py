@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmark measures: the steps of each case, in sizes that fit an engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .model import Case
+
+MARGIN_TOKENS = 64
+"""Tokens of the context that stay free: vLLM's random prompts are made of text and may become some tokens longer."""
+WARM_UP_TOKENS = 32
+SWEEP_OUTPUT_TOKENS = 128
+MOST_AT_ONCE = 128
+"""Requests at once with which a sweep ends at the latest; our choice, far above what one GPU of 24 GiB serves well."""
+DEFAULT_MAX_NUM_SEQS = 256
+"""vLLM's own for GPUs below 70 GB (engine/arg_utils.py)."""
+SHARED_PREFIX = (1024, 896, 32)
+"""Tokens of the prompt, of the prefix that several prompts share, and of the answer: small calls of an agent."""
+LONG_OUTPUT_TOKENS = 64
+LONG_MOST_TOKENS = 32768
+SOAK_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes that an operator may choose. Those of the protocol are the reference host's."""
+
+    input_tokens: int = 256
+    output_tokens: tuple[int, ...] = (128, 256, 512)
+    requests: int = 3
+    """Requests of each step with one stream. A step with several at once has twice as many as run at once."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of `vllm bench serve`, or for a soak repeated calls."""
+
+    case: Case
+    input_tokens: int
+    output_tokens: int
+    concurrency: int
+    requests: int
+    prefix_tokens: int = 0
+    """Tokens at the beginning of a prompt that several prompts share; 0 for prompts that share nothing."""
+    for_s: float = 0.0
+    """Seconds for which it is repeated."""
+    seed: int = 0
+
+
+def find_max_num_seqs(arguments: Sequence[str]) -> int:
+    """Return how many requests the engine runs at once, from its arguments."""
+    found = [re.fullmatch(r"--max[-_]num[-_]seqs=(\d+)", word) for word in arguments]
+    return next((int(match[1]) for match in reversed(found) if match), DEFAULT_MAX_NUM_SEQS)
+
+
+def build_steps(
+    cases: Sequence[Case], sizes: Sizes, *, max_model_len: int | None, max_num_seqs: int, soak_s: float = 0.0
+) -> list[Step]:
+    """Return the steps of the cases, the warm-up first.
+
+    Prompts are shortened where prompt and answer are more than the engine's context. Each step has a seed of its own,
+    because equal prompts would come from the prefix cache.
+
+    Args:
+        max_model_len: the engine's context in tokens; None if it is not known
+        max_num_seqs: requests that the engine runs at once
+        soak_s: seconds of the soak, which runs only if it is not 0
+    """
+    context = (max_model_len or LONG_MOST_TOKENS) - MARGIN_TOKENS
+
+    def step(case: Case, tokens: int, answer: int, at_once: int, requests: int, prefix: int = 0) -> Step:
+        answer = min(answer, context // 2)
+        prompt = max(1, min(tokens, context - answer))
+        return Step(case, prompt, answer, at_once, requests, min(prefix, prompt // 2 if prefix else 0))
+
+    steps = [step("warm-up", sizes.input_tokens, WARM_UP_TOKENS, 1, 2)]
+    if "protocol" in cases:
+        steps += [step("protocol", sizes.input_tokens, tokens, 1, sizes.requests) for tokens in sizes.output_tokens]
+    if "sweep" in cases:
+        answer, at_once = min(SWEEP_OUTPUT_TOKENS, max(sizes.output_tokens)), 1
+        while at_once <= min(max_num_seqs, MOST_AT_ONCE):
+            steps.append(step("sweep", sizes.input_tokens, answer, at_once, 2 * at_once))
+            at_once *= 2
+    if "long-context" in cases:
+        steps.append(step("long-context", LONG_MOST_TOKENS, min(LONG_OUTPUT_TOKENS, max(sizes.output_tokens)), 1, 1))
+    if "shared-prefix" in cases:
+        tokens, prefix, answer = SHARED_PREFIX
+        at_once = min(8, max_num_seqs)
+        steps.append(step("shared-prefix", tokens, answer, at_once, 4 * at_once, prefix))
+    if soak_s:
+        at_once = min(SOAK_AT_ONCE, max_num_seqs)
+        answer = min(SWEEP_OUTPUT_TOKENS, max(sizes.output_tokens))
+        soak = step("soak", sizes.input_tokens, answer, at_once, 2 * at_once)
+        steps.append(Step(**{**vars(soak), "for_s": soak_s}))
+    return [Step(**{**vars(one), "seed": number}) for number, one in enumerate(steps)]
