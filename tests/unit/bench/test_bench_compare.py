@@ -91,7 +91,9 @@ def find(
 
 
 def test_a_run_as_it_was_expected_has_no_finding() -> None:
+    """Other sizes than those of the reference are not compared with it."""
     through = measure(through="gateway", tok_s=14.6)
+    assert find(measure(output_tokens=64, tok_s=9.0), reference=REFERENCE) == []
     assert find(GOOD, through, earlier=[former(GOOD, through)], reference=REFERENCE) == []
 
 
@@ -223,6 +225,24 @@ def test_the_newest_good_measurement_counts() -> None:
     assert find(GOOD, earlier=[bad, former(GOOD), former(FASTER)]) == []
     itself = Recorded(RUN, (FASTER,))
     assert find(GOOD, earlier=[itself]) == []
+
+
+def test_the_slowest_of_several_is_named() -> None:
+    before = former(FASTER, measure(output_tokens=256, tok_s=60.0))
+    (found,) = find(GOOD, measure(output_tokens=256), earlier=[before])
+    assert "75 % less than the 60.0" in found.text and "2 of 2 measurements" in found.text
+
+
+def test_a_warm_up_is_never_compared() -> None:
+    slow = measure(case="warm-up", tok_s=1.0, gpus=THROTTLED, other_requests=5)
+    assert find(slow, earlier=[former(measure(case="warm-up"))]) == []
+
+
+def test_a_soak_is_one_from_its_first_measurement_to_its_last() -> None:
+    """The last measurement of the former run counts, and memory that grew before the last one."""
+    first, last = measure(case="soak"), measure(case="soak", gpus=(replace(GROWN[0], vram_before_mib=22000),))
+    (found,) = find(first, last, earlier=[former(measure(case="soak", tok_s=30.0), first)])
+    assert found.what == "vram-grew"
 
 
 INCOMPARABLE = {
