@@ -363,7 +363,7 @@ class Gateway:
 
     def __init__(self, **variables: Any) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="gw-", dir="/tmp"))  # a path of a socket has 107 characters at most
-        self.etc, self.run, self.vllm = self.root / "etc", self.root / "run", self.root / "vllm"
+        self.etc, self.run, self.vllm = self.root / "gateway", self.root / "run", self.root / "vllm"
         for path in (self.etc / "tls", self.run, self.vllm / "roles"):
             path.mkdir(parents=True)
         self.loop = asyncio.new_event_loop()

@@ -341,6 +341,7 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
 def _run_bench(options: Options, paths: HostPaths) -> int:
     from .bench import command
     from .bench.cases import Sizes
+    from .bench.compare import read_reference
     from .bench.model import CASES
     from .bench.run import Options as BenchOptions
 
@@ -351,6 +352,7 @@ def _run_bench(options: Options, paths: HostPaths) -> int:
     try:
         sizes = Sizes(options.input_tokens, tuple(map(int, options.output_tokens.split(","))), options.requests)
         reference = json.loads(Path(options.reference).read_text()) if options.reference else []
+        read_reference(reference)
     except (OSError, ValueError) as error:
         print(f"--output-tokens or --reference cannot be used: {error}.", file=sys.stderr)
         return 2

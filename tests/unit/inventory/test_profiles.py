@@ -470,6 +470,7 @@ CASES: list[Case] = [
     ),
     client({"CI": {}}, "'CI' cannot be the name of a client"),
     client({"a b": {}}, "'a b' cannot be"),
+    client({"bench": {}}, "'bench' is the client that playbooks/bench.yml makes", "for example my-bench."),
     client({"ci": None}, "serving_clients.ci: null is not a mapping"),
     client(["ci"], "is not a mapping"),
     client({"ci": {"served_names": ["sentri"]}}, ".ci.served_names: no engine serves 'sentri'; did you mean sentry?"),

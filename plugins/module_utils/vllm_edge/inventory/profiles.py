@@ -48,7 +48,12 @@ PROFILE_KEYS: Spec = {
 }
 MODEL_MUST_HAVE = ("repo", "dir", "precision")
 # Choices of variables that belong to no role.
-CHOICES: dict[str, tuple[str, ...]] = {"verify_weights": ("size", "full"), "vram_foreign": ("ignore", "warn", "fail")}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "verify_weights": ("size", "full"),
+    "vram_foreign": ("ignore", "warn", "fail"),
+    "bench_through": ("engine", "gateway", "both"),
+    "bench_gate": ("warn", "fail"),
+}
 RESERVED_ENGINE_NAMES = re.compile(r"edge(-.*)?")
 """The project has units of these names: `vllm-edge.target`, `vllm-edge-switch.service`, ..."""
 
