@@ -17,7 +17,7 @@ from typing import Any, Literal
 from ..engine.config import EngineConfig
 from ..engine.startup import Phase
 from ..engine.state import EngineState
-from .contract import EnginePlan, GpuPlan
+from .contract import EnginePlan, GpuPlan, LoadTime
 from .generic import is_generic
 from .memory_warning import THRESHOLD_PERCENT
 
@@ -142,6 +142,7 @@ def expectation(
         "kv_cache_tokens": plan.kv_cache_tokens,
         "max_concurrency": round(plan.max_concurrency, 2),
         "gpus": [_mib(gpu) for gpu in plan.gpus],
+        **_describe_load(plan.load_s),
         "tolerances": {**limits, **share},
         "on_drift": on_drift,
         "memory_threshold_percent": memory_threshold_percent,
@@ -243,6 +244,13 @@ def sentences(rows: Iterable[Mapping[str, Any]]) -> list[str]:
             "engines with playbooks/calibrate.yml; plan_drift and plan_drift_tolerances decide what happens."
         )
     return found
+
+
+def _describe_load(load: LoadTime | None) -> dict[str, Any]:
+    if load is None:
+        return {"load_s": None}
+    band, other = ({"low": part.low, "mid": part.mid, "high": part.high} for part in (load, load.other))
+    return {"load_s": band, "load_other_s": other, "load_read_bytes": load.read_bytes}
 
 
 def _mib(gpu: GpuPlan) -> dict[str, int]:
