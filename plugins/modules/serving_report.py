@@ -21,7 +21,7 @@ options:
         C(peer_to_peer_off), why its GPUs do not read each other's memory, and C(accept_risk), the risks that the
         inventory accepts.
       - C(completions), the results of C(vllm-edge canary). C(gpus), as M(edge.vllm_edge.vram_budget) returns them.
-      - C(problems), C(drift), C(memory_warnings), C(gateway) and C(last_switch), as
+      - C(problems), C(drift), C(memory_warnings), C(load_warnings), C(gateway) and C(last_switch), as
         C(vllm-edge status --format json) prints them, and C(switch), the journal of the switch that this run made, if
         any.
       - C(overrides), why the plan rejected engines that serve. C(versions) of the software by name. C(pins), lines for

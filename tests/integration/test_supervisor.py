@@ -45,11 +45,14 @@ def test_ready_only_after_health_and_a_clean_stop(host: Host) -> None:
     assert isinstance(state["load_seconds"], float) and state["load_seconds"] >= 2.5
     assert state["log_facts"] == {
         "model_gib": 9.9,
+        "model_s": 1.5,
         "kv_cache_gib": 5.25,
         "kv_cache_tokens": 71234,
         "kv_blocks": 4452,
         "max_concurrency": 17.39,
     }
+    assert state["load_phases"]["loading-weights"] >= 2
+    assert sum(state["load_phases"].values()) == pytest.approx(state["load_seconds"], abs=0.4)
     before = sum("WATCHDOG" in m.fields for m in run.messages)
     time.sleep(2.0)
     assert sum("WATCHDOG" in m.fields for m in run.messages) >= before + 2, "the watchdog is not fed"
@@ -201,8 +204,10 @@ def test_a_loading_container_is_kept(host: Host) -> None:
     run.kill()
     host.start().until_ready()
     assert host.container_id() == first
-    load_seconds = host.state()["load_seconds"]
+    load_seconds, phases = host.state()["load_seconds"], host.state()["load_phases"]
     assert isinstance(load_seconds, float) and load_seconds >= 3, "the time before the attachment counts"
+    assert phases["loading-weights"] >= 2, "each line counts when it was written"
+    assert sum(phases.values()) == pytest.approx(load_seconds, abs=0.4)
 
 
 def test_other_inputs_make_another_container(host: Host) -> None:

@@ -672,6 +672,15 @@ def test_status_for_programs(machine: Machine) -> None:
         assert (told["unit"], told["active_state"], told["container_id"]) == (engine.unit, "active", identity)
         assert told["served_names"] == engine.served_names
         assert 1 < told["load_seconds"] < 300
+        assert {"loading-weights", "waiting-for-health"} <= told["load_phases"].keys()
+        assert abs(sum(told["load_phases"].values()) - told["load_seconds"]) < 1
+        expected = told["load_expected_s"]
+        assert expected["low"] < expected["mid"] < expected["high"] and "earlier load" in expected["basis"]
+        loads = json.loads(machine.run("cat", f"{STATE}/engines/{engine.name}.loads.json"))["loads"]
+        assert loads[-1]["seconds"] == told["load_seconds"] and loads[-1]["input_hash"] == told["input_hash"]
+        assert loads[-1]["times"]["model_s"] > 0 and loads[-1]["weights_bytes"] > 0
+        planned = json.loads(machine.run("cat", f"/etc/vllm-edge/engines/{engine.name}/engine.json"))["plan"]["load_s"]
+        assert planned["low"] < planned["mid"] < planned["high"]
 
 
 def test_report_agrees_with_nvidia_smi(host: Host, machine: Machine) -> None:

@@ -38,6 +38,15 @@ class HostPaths:
         """Return the file in which the supervisor records the state of the engine."""
         return self.state / "engines" / f"{engine}.json"
 
+    def engine_loads(self, engine: str) -> Path:
+        """Return the file of the engine's last loads."""
+        return self.state / "engines" / f"{engine}.loads.json"
+
+    @property
+    def read_rates(self) -> Path:
+        """The read rates of the disks that hold weights, as they were measured on this host."""
+        return self.state / "read-rates.json"
+
     def engine_canary(self, engine: str) -> Path:
         """Return the file that records which run of the engine's container has passed the canary."""
         return self.state / "engines" / f"{engine}.canary.json"

@@ -349,6 +349,44 @@ def test_an_attached_engine_keeps_its_load_time() -> None:
     assert unknown.load_seconds is None, "60 s would be the time since its start, not its load"
 
 
+def test_seconds_of_each_phase_add_up_to_the_load() -> None:
+    life = Supervision(ENGINE, started=100.0)
+    for line, at in (
+        ("INFO Automatically detected platform cuda.", 104.0),
+        ("INFO Starting to load model /models/e2b...", 110.5),
+        (LINE, 115.0),
+        ("INFO Available KV cache memory: 2.39 GiB", 140.5),
+        ("INFO Graph capturing finished in 14 secs, took 1.47 GiB", 150.0),
+        (LINE, 151.0),
+    ):
+        life.on_log(line, at)
+    assert Phase.HEALTH not in life.load_phases
+    life.on_health(OK, 152.25, "")
+    assert life.load_phases == {
+        **{"starting-container": 4.0, "initializing": 6.5, "loading-weights": 30.0, "kv-cache": 9.5},
+        "waiting-for-health": 2.2,
+    }
+    assert sum(life.load_phases.values()) == pytest.approx(life.load_seconds, abs=0.3)
+    life.on_health(SILENT, 160.0, "")
+    life.on_log(LINE, 170.0)
+    life.on_health(OK, 180.0, "")
+    assert sum(life.load_phases.values()) < 53, "what comes after the first answer is no load"
+
+
+def test_bytes_read_while_weights_are_loaded() -> None:
+    life = Supervision(ENGINE, started=0.0)
+    assert life.loading_read_bytes is None
+    life.on_usage(Usage(7_000, 0, 0.0), 5.0)
+    life.on_usage(Usage(9_000, 0, 0.0), 10.0)
+    assert life.loading_read_bytes is None, "the program itself was read"
+    life.on_log(LINE, 11.0)
+    life.on_usage(Usage(20_000, 0, 0.0), 15.0)
+    life.on_log("INFO Available KV cache memory: 2.39 GiB", 19.0)
+    life.on_usage(Usage(24_000, 0, 0.0), 20.0)
+    life.on_usage(Usage(50_000, 0, 0.0), 25.0)
+    assert life.loading_read_bytes == 15_000
+
+
 @pytest.mark.parametrize(("watchdog", "interval"), [(None, 10.0), (120.0, 10.0), (15.0, 5.0), (0.3, 0.2)])
 def test_how_often_health_is_asked(watchdog: float | None, interval: float) -> None:
     assert compute_health_interval(watchdog) == interval

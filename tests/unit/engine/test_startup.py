@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from ansible.module_utils.vllm_edge.engine.startup import (
     ORDER,
+    TIMES,
     WORDS,
     Phase,
     Progress,
@@ -72,8 +75,44 @@ def test_the_furthest_phase_counts() -> None:
 def test_numbers_of_the_log() -> None:
     one = "GPU KV cache size: 71,234 tokens, Maximum concurrency for 4,096 tokens per request: 17.39x"
     assert facts_of(one) == {"kv_cache_tokens": 71234, "max_concurrency": 17.39}
-    assert facts_of("Model loading took 9.91 GiB and 1.5 seconds") == {"model_gib": 9.91}
+    assert facts_of("Model loading took 9.91 GiB and 1.5 seconds") == {"model_gib": 9.91, "model_s": 1.5}
     assert facts_of("Available KV cache memory: -0.92 GiB") == {"kv_cache_gib": -0.92}
+
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "explain"
+
+
+@pytest.mark.parametrize(
+    ("log", "times"),
+    [
+        ("healthy-gemma-4-31b", {"compile_s": 5.92, "profile_s": 0.47}),
+        ("healthy-gemma-4-lab", {"weights_s": 0.02, "model_s": 3.04, "graphs_s": 0, "init_s": 5.93}),
+        ("healthy-gpt-oss-20b", {"weights_s": 4.15, "model_s": 4.83}),
+        ("healthy-qwen3.8-27b-two-gpus", {"graphs_s": 1, "init_s": 68.81}),
+        ("healthy-qwen3-1.7b-two-gpus", {"graphs_s": 4, "init_s": 25.85}),
+    ],
+)
+def test_times_in_real_logs(log: str, times: dict[str, float]) -> None:
+    progress = Progress()
+    for line in (FIXTURES / f"{log}.log").read_text().splitlines():
+        progress.feed(line)
+    found = {key: round(value, 2) for key, value in progress.facts.items() if key in TIMES}
+    assert found == times
+
+
+def test_times_of_ranks_and_of_a_compiled_model_in_the_cache() -> None:
+    progress = Progress()
+    for line in (
+        "(Worker_TP0 pid=26) INFO [default_loader.py:507] Loading weights took 24.10 seconds",
+        "(Worker_TP1 pid=27) INFO [default_loader.py:507] Loading weights took 23.90 seconds",
+        "INFO [monitor.py:62] [encoder] torch.compile took 1.50 s in total",
+        "INFO [decorators.py:717] torch.compile and initial profiling/warmup run together took 11.25 s in total",
+        "INFO [core.py:396] init engine (profile, create kv cache, warmup model) took 60.10 s (compilation: 12.75 s — "
+        "language_model: 11.25 s, encoder: 1.50 s)",
+    ):
+        progress.feed(line)
+    assert progress.facts == {"weights_s": 24.1, "compile_s": 11.25, "init_s": 60.1}
+    assert parse_phase("INFO [monitor.py:62] torch.compile took 5.92 s in total") == (Phase.COMPILING, None)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from ansible.module_utils.vllm_edge.engine import container, launch
 from ansible.module_utils.vllm_edge.engine.config import load_engine
 from ansible.module_utils.vllm_edge.engine.create_options import OPTIONS, Rule
 from ansible.module_utils.vllm_edge.engine.journal import Journal
+from ansible.module_utils.vllm_edge.engine.loads import read_loads
 from ansible.module_utils.vllm_edge.engine.supervisor import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Supervisor
 from ansible.module_utils.vllm_edge.gpu.driver import DriverVersions, find_missing_access
 from ansible.module_utils.vllm_edge.switch.journal import Lock
@@ -187,6 +188,36 @@ def leave_corpse(docker: FakeDocker, **changes: Any) -> None:
     found = docker.find("vllm-e2b")
     assert found is not None
     docker.container = replace(found, finished_at="2026-11-21T03:00:09.5Z", **changes)
+
+
+def test_a_load_is_recorded_with_its_phases(begin: Begin, docker: FakeDocker) -> None:
+    case = begin(plan={"gpus": [], "load_s": {"low": 40, "mid": 100, "high": 5000}}).start()
+    case.until(lambda: any("EXTEND_TIMEOUT_USEC=5000000000" in text for text in case.told))
+    docker.log("INFO Starting to load model /models/e2b...")
+    docker.log("INFO [default_loader.py:507] Loading weights took 24.10 seconds")
+    case.until(lambda: case.state()["phase"] == "loading-weights")
+    assert case.state()["load_phases"] == {} and not case.paths.engine_loads("e2b").exists()
+    case.until_ready()
+    state, (load,) = case.state(), read_loads(case.paths.engine_loads("e2b"))
+    assert state["load_phases"].keys() == {"starting-container", "loading-weights"}
+    assert sum(state["load_phases"].values()) == pytest.approx(state["load_seconds"], abs=0.2)
+    assert (load.seconds, load.phases) == (state["load_seconds"], state["load_phases"])
+    assert (load.input_hash, load.times) == ("ab12", {"weights_s": 24.1})
+
+
+def test_a_load_that_cannot_be_recorded_costs_only_the_record(begin: Begin, docker: FakeDocker) -> None:
+    case = begin()
+    case.paths.engine_loads("e2b").mkdir(parents=True)
+    case.start().until_ready()
+    case.until(lambda: "the load cannot be recorded: " in case.output.getvalue())
+
+
+def test_a_load_that_fails_is_not_recorded(begin: Begin, docker: FakeDocker) -> None:
+    case = begin().start()
+    case.until(lambda: docker.process is not None and any("starting container, 0 s" in text for text in case.told))
+    docker.kill_container(9)
+    assert case.ends() == EXIT_FAILED
+    assert not case.paths.engine_loads("e2b").exists() and case.state()["load_phases"] == {}
 
 
 def test_live_restore_the_engine_is_never_bounced(begin: Begin, docker: FakeDocker) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
 from ansible.module_utils.vllm_edge.gateway import sync, view
 from ansible.module_utils.vllm_edge.gateway.admin import AdminSocket, GatewayDown, GatewayRefused, split_entries
 from ansible.module_utils.vllm_edge.gateway.clients import GatewayError, read_clients
@@ -107,6 +108,27 @@ def test_an_engine_that_was_loaded_again_is_no_difference(host: Host) -> None:
     assert host.sync(check=True).changes == ()
     host.away("31b-nvfp4")
     assert host.map("models")["auditor"].split()[2:5] == ["away", "-", "301"], "what is away has the new time"
+
+
+def test_without_a_load_the_plan_says_when_to_come_again(host: Host) -> None:
+    plan = {"gpus": [], "load_s": {"low": 40, "mid": 99.2, "high": 700}}
+    standing = engine(
+        "e4b",
+        8060,
+        served_names=["auditor"],
+        stands_in_for=["architect"],
+        gpus=GPUS[2:3],
+        max_model_len=32768,
+        plan=plan,
+    )
+    host.coming = store.load(host.paths, put(host.paths, rendered(SMALL, standing, profile="planned")))
+    host.away("31b-nvfp4")
+    assert host.map("models")["auditor"].split()[2:5] == ["away", "-", "100"]
+    config = host.coming.engines["e4b"].config
+    load = Load("2026-11-25T02:00:00Z", config.input_hash, config.image_id, "e4b", "main", 70.5)
+    remember_load(host.paths.engine_loads("e4b"), load)
+    host.away("31b-nvfp4")
+    assert host.map("models")["auditor"].split()[2:5] == ["away", "-", "70"], "while it loads, its record has no time"
 
 
 def test_maps_and_links_of_a_host_that_serves(host: Host) -> None:

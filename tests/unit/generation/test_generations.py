@@ -24,6 +24,7 @@ from generations import UUIDS, activate, engine, put, rendered
     ("change", "restarts"),
     [
         ({"vram_budget_mib": 1}, False),
+        ({"plan": {"gpus": [], "load_s": {"low": 40, "mid": 100, "high": 700}}}, False),
         ({"revision": "other"}, False),
         ({"image_id": "sha256:22"}, True),
         ({"stop_timeout_s": 31}, True),

@@ -11,7 +11,7 @@ import pytest
 from ansible.module_utils.vllm_edge.engine.config import parse_engine
 from ansible.module_utils.vllm_edge.engine.state import EngineState
 from ansible.module_utils.vllm_edge.planning import drift
-from ansible.module_utils.vllm_edge.planning.contract import EnginePlan, GpuPlan, Verdict
+from ansible.module_utils.vllm_edge.planning.contract import EnginePlan, GpuPlan, LoadTime, Seconds, Verdict
 from ansible.module_utils.vllm_edge.planning.generic import describe_generic
 from ansible.module_utils.vllm_edge.status.tables import render_drift_table
 
@@ -50,6 +50,15 @@ ENGINE: dict[str, Any] = {
     **{"tensor_parallel_size": 2, "port": 8050, "input_hash": "ab12", "generation": 1, "image": "vllm-edge/vllm:1"},
     **{"stop_timeout_s": 30, "stall_timeout_s": 300, "health_timeout_s": 5},
 }
+
+
+def test_the_load_time_goes_to_the_host_with_what_it_was_made_of() -> None:
+    assert EXPECTED["load_s"] is None and "load_read_bytes" not in EXPECTED
+    load = LoadTime(40, 126, 700, read_bytes=10_000, other=Seconds(30, 100, 500))
+    found = drift.expectation(dataclasses.replace(PLAN, load_s=load), "0.32.0", LIMITS, "warn")
+    assert found["load_s"] == {"low": 40, "mid": 126, "high": 700} and found["load_read_bytes"] == 10_000
+    assert found["load_other_s"] == {"low": 30, "mid": 100, "high": 500}
+    assert parse_engine(json.dumps({**ENGINE, "gpus": list(UUIDS), "plan": found}), "engine.json").plan == found
 
 
 @pytest.mark.parametrize("pinned", [True, False])

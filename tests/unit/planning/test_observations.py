@@ -62,6 +62,7 @@ def test_the_log_of_two_ranks() -> None:
     assert logged == figures(*BEGIN, ENABLED, *END, *RANKS)
     expected = {"model_gib": 16.3, "kv_cache_gib": 0.61, "consumed_gib": 16.42, "activation_gib": 2.8}
     expected |= {"graphs_gib": 1.47, "graphs_estimate_gib": 1.7, "outside_gib": 0.33}
+    expected |= {"model_s": 60.1, "graphs_s": 20}
     assert logged == expected
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.engine.config import parse_engine
+from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
 from ansible.module_utils.vllm_edge.engine.state import EngineState, Failure, stamp, write_state
 from ansible.module_utils.vllm_edge.generation.model import FileChange
 from ansible.module_utils.vllm_edge.gpu.topology import Card, find_obstacles
@@ -151,6 +152,28 @@ def test_a_serving_engine(serving: Host) -> None:
     assert "last failure 2026-11-21T03:00:00Z: no memory is left. Lower max_num_seqs" in text
     assert max(map(len, text.splitlines())) <= WIDTH
     json.dumps(status)
+
+
+def test_phases_of_a_load_and_what_the_next_one_takes(serving: Host) -> None:
+    assert "load: " not in serving.tell() and serving.ask()["load_warnings"] == []
+    phases = {"loading-weights": 31.0, "compiling": 120.4}
+    loads = [
+        Load("2026-11-25T02:00:00Z", "ab12", "vllm-edge/vllm:1", "e2b", "main", at, phases) for at in (40.0, 151.4)
+    ]
+    for load in loads:
+        remember_load(serving.paths.engine_loads("e2b"), load)
+    state = EngineState("e2b", "serving", stamp(), input_hash="ab12", load_seconds=151.4, load_phases=phases)
+    write_state(serving.paths.engine_state("e2b"), state)
+    status = serving.ask()
+    (engine,) = status["engines"]
+    assert engine["load_phases"] == phases
+    assert engine["load_expected_s"] == {"low": 28, "mid": 96, "high": 243, "basis": "2 earlier loads"}
+    assert status["problems"] == [], "it serves"
+    text = serving.tell()
+    assert "load: compiling 120 s, loading weights 31 s" in text
+    assert "next load: 28 to 243 s, probably 96 (2 earlier loads)" in text
+    assert "Warning: Engine e2b took 151 s to load, and 28 to 75 s were expected" in text
+    assert max(map(len, render_status(status))) <= WIDTH
 
 
 def test_accepted_risks_are_shown(serving: Host) -> None:

@@ -7,16 +7,19 @@ import functools
 from dataclasses import replace
 
 import pytest
+from ansible.module_utils.vllm_edge.engine.loads import Load, remember_load
+from ansible.module_utils.vllm_edge.engine.state import EngineState, write_state
 from ansible.module_utils.vllm_edge.generation.model import Limits
-from ansible.module_utils.vllm_edge.switch.model import Moves
+from ansible.module_utils.vllm_edge.switch.model import Done, Moves
 from fake_host import OOM, ServingHost, failure
+from generations import engine
 
 Shown = dict[str, object]
 
 
 def wait_healthy(
     host: ServingHost, *names: str, all_of_them: bool = False, limit_s: float = 60, wait: bool = False
-) -> object:
+) -> Done:
     wanted = replace(host.generation, limits=Limits(healthy_timeout_s=limit_s))
     moves = Moves(wait=names) if wait else Moves(start=names)
     if not wait:
@@ -27,6 +30,37 @@ def wait_healthy(
 UP: Shown = {"ActiveState": "active", "SubState": "running"}
 ENDED: Shown = {"ActiveState": "failed", "SubState": "failed", "Result": "exit-code"}
 WAITS: Shown = {"SubState": "auto-restart"}
+
+
+PLANNED = {"gpus": [], "load_s": {"low": 1, "mid": 5, "high": 100}}
+
+
+def test_a_load_that_is_planned_to_be_longer_raises_the_default_limit(host: ServingHost) -> None:
+    host.generation = host.stored(engine("e2b", plan={**PLANNED, "load_s": {"low": 1, "mid": 5, "high": 2000}}))
+    default_s = Limits().healthy_timeout_s
+    host.loads("e2b", (1900, UP))
+    assert "e2b serves after 1900.0 s" in wait_healthy(host, "e2b", limit_s=default_s).detail
+    host.loads("e2b")
+    assert "does not serve after 2000 s" in failure(lambda: wait_healthy(host, "e2b", limit_s=default_s)).text
+    for limit_s in (60, 2400):
+        failed = failure(lambda limit_s=limit_s: wait_healthy(host, "e2b", limit_s=limit_s))
+        assert f"does not serve after {limit_s} s" in failed.text, "an operator's limit stays"
+
+
+def test_a_slow_load_is_a_warning(host: ServingHost) -> None:
+    host.generation = host.stored(engine("e2b", plan=PLANNED))
+    config = host.generation.engines["e2b"].config
+    state = EngineState("e2b", "serving", "", input_hash=config.input_hash, load_seconds=150.0)
+    write_state(host.paths.engine_state("e2b"), state)
+    phases = {"loading-weights": 140.0, "compiling": 10.0}
+    load = Load("2026-11-25T02:00:00Z", config.input_hash, config.image_id, "e2b", "main", 150.0, phases)
+    remember_load(host.paths.engine_loads("e2b"), load)
+    host.loads("e2b", (20, UP))
+    done = wait_healthy(host, "e2b")
+    assert list(done.warnings) == [
+        "Engine e2b took 150 s to load, and 1 to 100 s were expected (the plan; the disk's read rate is not known): "
+        "most of it was 'loading weights' with 140 s. 'journalctl -u vllm-e2b.service' shows what it did meanwhile."
+    ]
 
 
 def test_engines_are_waited_for_until_all_serve(host: ServingHost) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.generation.model import Generation
+from ansible.module_utils.vllm_edge.generation.model import Generation, Limits
 from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.switch import preflight
 from ansible.module_utils.vllm_edge.switch.model import Done, Moves
@@ -63,6 +63,18 @@ def bench(tmp_path: Path, gpus: LabRoot) -> ReadyHost:
 def test_a_host_that_is_ready(bench: ReadyHost) -> None:
     done = bench.check()
     assert done.detail.startswith("image, weights, GPUs and disk as they should be") and done.warnings == ()
+
+
+def test_a_limit_below_the_planned_load_is_a_warning(bench: ReadyHost) -> None:
+    wanted = bench.generation(plan={"gpus": [], "load_s": {"low": 40, "mid": 100, "high": 700}})
+    assert bench.check(wanted).warnings == ()
+    longer = bench.generation(plan={"gpus": [], "load_s": {"low": 40, "mid": 100, "high": 7000}})
+    assert bench.check(longer).warnings == (), "the default limit is raised"
+    (warning,) = bench.check(replace(wanted, limits=Limits(healthy_timeout_s=300))).warnings
+    assert warning == (
+        "vllm_engine_healthy_timeout_s is 300, and engine e2b may take up to 700 s to load (the plan; the disk's read "
+        "rate is not known); the switch fails if it does. Set 700 or more."
+    )
 
 
 def test_everything_that_is_wrong_is_said_at_once(bench: ReadyHost, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,6 +222,15 @@ def test_weights_are_read_once_each(bench: Bench, tmp_path: Path, monkeypatch: p
     assert read == ["config.json", "model-00001-of-00001.safetensors"]
 
 
+def test_the_disk_is_measured_before_the_weights_are_read(bench: Bench, tmp_path: Path) -> None:
+    record = tmp_path / "read-rates.json"
+    told = prepared(bench, tmp_path, 10_000, rates=record).detail
+    assert told.startswith(f"the disk of {tmp_path / 'weights'} is of unknown rate: ")
+    assert json.loads(record.read_text())["rates"][0]["bytes_per_s"] is None
+    assert prepared(bench, tmp_path, 10_000, rates=record).detail == "e2b 0.0 MiB read in 0.0 s"
+    assert "was not recorded: " in prepared(bench, tmp_path, 10_000, rates=tmp_path).detail
+
+
 def test_weights_that_do_not_fit_are_left_on_the_disk(bench: Bench, tmp_path: Path) -> None:
     done = prepared(bench, tmp_path, 100)
     assert "e2b (0.0 MiB) does not fit into the 0.0 MiB of memory" in done.detail
@@ -250,7 +259,7 @@ def test_reading_ahead_never_fails_the_switch(bench: Bench, tmp_path: Path) -> N
     assert "Weights of e2b could not be read ahead: " in done.warnings[0]
     wanted = bench.stored(engine("e2b"))
     done = bench.world.prepare(wanted, Moves(start=("e2b",)))
-    assert done.detail == "e2b has no record of its weights and was not read"
+    assert done.detail == "e2b has no record of its weights and was not read" and not bench.paths.read_rates.exists()
     assert bench.world.prepare(wanted, Moves()).detail == "no engine has to start"
 
 

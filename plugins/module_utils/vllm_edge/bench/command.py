@@ -16,7 +16,7 @@ from ..system.attendance import Attendance
 from ..system.docker import DockerEngine
 from ..system.files import write_durably
 from ..text import table, wrapped
-from .compare import fails_gate, list_incomparable
+from .compare import fails_gate
 from .model import End, Measurement, Percentiles, Recorded, list_files, read_runs
 from .run import BenchRefused, Options, lock, prepare
 
@@ -112,8 +112,7 @@ def run_bench(paths: HostPaths, options: Options, *, output: str, gate: Literal[
     """Run the benchmark, print it, and return the exit status.
 
     Returns:
-        0: it was complete. 1: it ended early, or there are findings of severity `fail` and `gate` is `fail`. 2: it was
-        refused.
+        0: it was complete. 1: it ended early, or a finding is a failure and `gate` is `fail`. 2: it was refused.
     """
     progress = paths.run / "bench.progress"
 
@@ -132,9 +131,7 @@ def run_bench(paths: HostPaths, options: Options, *, output: str, gate: Literal[
     finally:
         progress.unlink(missing_ok=True)
     recorded = Recorded(run, tuple(bench.measurements), end)
-    former = read_runs(list_files(paths)[::-1])
-    left_out = list_incomparable(run, recorded.measurements, former, options.reference)
-    lines = render(recorded) + [line for text in left_out for line in wrapped(text)]
+    lines = [*render(recorded), *(line for text in bench.incomparable for line in wrapped(text))]
     if output == "json":
         path = str(bench.file.path) if bench.file else ""
         print(json.dumps({"path": path, "lines": lines, **asdict(recorded)}, ensure_ascii=False))

@@ -38,7 +38,7 @@ from ..weights.record import WeightsError, load_record
 from . import program
 from .cases import Sizes, Step, build_steps, find_max_num_seqs
 from .client import temporary_client
-from .compare import find_findings
+from .compare import find_findings, list_incomparable, read_reference
 from .model import (
     CASES,
     Case,
@@ -211,6 +211,8 @@ class Bench:
     measurements: list[Measurement] = field(default_factory=list)
     stopped: str = ""
     """Why it has to end before it is complete."""
+    incomparable: list[str] = field(default_factory=list)
+    """Sentences on what could not be compared, and why."""
     _began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -250,9 +252,9 @@ class Bench:
             error = f"The benchmark ended early: {refused}"
         except KeyboardInterrupt as asked:
             error = f"The benchmark was interrupted{f' by {asked}' if str(asked) else ''}."
-        findings = find_findings(
-            run, self.measurements, read_runs(former), self.options.reference, self.options.tolerance_percent
-        )
+        before, reference = read_runs(former), self.options.reference
+        findings = find_findings(run, self.measurements, before, reference, self.options.tolerance_percent)
+        self.incomparable = list_incomparable(run, self.measurements, before, reference)
         end = End(
             stamp(),
             round(time.monotonic() - self._began, 1),
@@ -422,6 +424,10 @@ def describe(measurement: Measurement) -> str:
 
 def prepare(paths: HostPaths, options: Options, docker: DockerEngine, say: Callable[[str], None]) -> Bench:
     """Check that the benchmark may run, and return it. Raises BenchRefused."""
+    try:
+        read_reference(options.reference)
+    except ValueError as error:
+        raise BenchRefused(f"The table of reference measurements (bench_reference) cannot be used: {error}.") from error
     if os.geteuid() != 0:
         raise BenchRefused("The benchmark starts containers and opens the engines' sockets, which only root may: sudo.")
     try:

@@ -157,8 +157,14 @@ def _is_seconds(value: object) -> bool:
     return type(value) in (int, float) and cast(float, value) > 0
 
 
+_BAND = ("low", "mid", "high")
+
+
 def _is_plan(value: object) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("gpus"), list)
+    if not isinstance(value, dict) or not isinstance(value.get("gpus"), list):
+        return False
+    bands = [value[key] for key in ("load_s", "load_other_s") if value.get(key) is not None]
+    return all(isinstance(band, dict) and all(map(_is_seconds, map(band.get, _BAND))) for band in bands)
 
 
 def _is_url(value: object) -> bool:
@@ -188,7 +194,7 @@ _NULLABLE: dict[str, _Rule] = {
     **dict.fromkeys(("tool_call_parser", "reasoning_parser"), _TEXT),
     "max_model_len": (_is_count, "tokens, a whole number from 1"),
     "shutdown_timeout_s": _SECONDS,
-    "plan": (_is_plan, "an object with gpus"),
+    "plan": (_is_plan, "an object with gpus, whose load_s is null or has low, mid and high in seconds"),
 }
 """Keys that may also be null or missing."""
 _OPTIONAL: dict[str, _Rule] = {

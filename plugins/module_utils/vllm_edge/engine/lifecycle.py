@@ -213,6 +213,10 @@ class Supervision:
     """Whether the container served before this supervisor attached to it."""
     load_seconds: float | None = None
     """Seconds from the start of the container to the first answer of /health."""
+    load_phases: dict[str, float] = field(default_factory=dict)
+    """The same seconds by phase; complete with the first answer of /health."""
+    loading_read_bytes: int | None = None
+    """Bytes that the container read from disks while it loaded weights; None if they were not counted."""
     progress: Progress = field(default_factory=Progress)
     ready: bool = False
     phase: Phase = Phase.STARTING
@@ -240,12 +244,16 @@ class Supervision:
     log_lost: bool = False
     """Whether the log cannot be read."""
     _usage: tuple[Usage, float] | None = None
+    _usage_phase: Phase = Phase.STARTING
+    """The phase when `_usage` was read."""
+    _phase_at: float = 0.0
     _status: str = ""
     _status_at: float = float("-inf")
     _extended_at: float = float("-inf")
 
     def __post_init__(self) -> None:
         self.last_log = self.last_log or self.started
+        self._phase_at = self.started
         self.advance = Advance(self.config.progress_timeout_s, self.config.idle_probe_s, self.started)
 
     # -- status text
@@ -294,6 +302,11 @@ class Supervision:
             extend, self._extended_at = EXTEND_BY_S, now
         return Reaction(ready, watchdog, status, extend, changed, say, give_up, probe)
 
+    def _end_phase(self, now: float) -> None:
+        """Add the seconds since the last change of the phase to those of the phase that ends."""
+        self.load_phases[self.phase] = round(self.load_phases.get(self.phase, 0.0) + now - self._phase_at, 1)
+        self._phase_at = now
+
     # -- events
 
     def on_log(self, line: str, now: float) -> Reaction:
@@ -304,7 +317,8 @@ class Supervision:
         if is_progress(line):
             self.last_log = now
         self.progress.feed(line)
-        if not self.ready:
+        if not self.ready and self.phase is not self.progress.phase:
+            self._end_phase(now)
             self.phase = self.progress.phase
         return self._react(now, before=before)
 
@@ -313,6 +327,9 @@ class Supervision:
         before, at = self._usage or (usage, now)
         self._usage, self.doing = (usage, now), ""
         span = now - at
+        if Phase.LOADING in (self.phase, self._usage_phase):
+            self.loading_read_bytes = (self.loading_read_bytes or 0) + max(0, usage.read_bytes - before.read_bytes)
+        self._usage_phase = self.phase
         if span <= 0 or self.phase not in BUSY_PHASES:
             return
         self.doing, reads = describe_work(before, usage, span)
@@ -351,6 +368,7 @@ class Supervision:
         if first:
             self.ready = True
             if self.load_seconds is None and not self.was_ready:
+                self._end_phase(now)
                 self.load_seconds = round(now - self.started, 1)
             self.advance.moved_at = now
             # Lines from loading do not explain a later failure.

@@ -55,7 +55,10 @@ _PHASE_LINES: tuple[tuple[re.Pattern[str], Phase], ...] = (
     (re.compile(r"Starting to load model |Loading weights took|Model loading took"), Phase.LOADING),
     # Not every line with "torch.compile": "Enforce eager set, disabling torch.compile" comes before all others.
     (
-        re.compile(r"(?:Starting|vLLM.s) torch\.compile|torch\.compile takes|Dynamo bytecode|Compiling a graph for"),
+        re.compile(
+            r"(?:Starting|vLLM.s) torch\.compile|torch\.compile (?:takes|took|and initial)|Dynamo bytecode|"
+            r"Compiling a graph for"
+        ),
         Phase.COMPILING,
     ),
     (re.compile(r"Available KV cache memory:|KV cache size:|Maximum concurrency for"), Phase.KV_CACHE),
@@ -87,12 +90,26 @@ _FACTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("graphs_estimate_gib", re.compile(r"CUDA graph pool memory: [\d.]+ GiB \(actual\), (?P<value>[\d.]+) GiB")),
     ("consumed_gib", re.compile(r"Actual usage is (?P<value>[\d.]+) GiB for consumed memory")),
     ("activation_gib", re.compile(r"(?<![\d.])(?P<value>[\d.]{1,20}) GiB for peak activation")),
+    # vLLM's own times (the same texts in 0.19.0, 0.26.0 and 0.33.0): model_executor/model_loader/default_loader.py, and
+    # sharded_state_loader.py; v1/worker/gpu_model_runner.py; compilation/monitor.py, with compilation/decorators.py for
+    # a compiled model that was found in the cache; v1/engine/core.py.
+    ("weights_s", re.compile(r"Loading weights took (?P<value>[\d.]+) seconds")),
+    ("model_s", re.compile(r"Model loading took [\d.]+ GiB(?: memory)? and (?P<value>[\d.]+) seconds")),
+    (
+        "compile_s",
+        re.compile(r"torch\.compile (?:and initial profiling/warmup run together )?took (?P<value>[\d.]+) s in total"),
+    ),
+    ("profile_s", re.compile(r"Initial profiling/warmup run took (?P<value>[\d.]+) s\b")),
+    ("graphs_s", re.compile(r"Graph capturing finished in (?P<value>[\d.]+) secs")),
+    ("init_s", re.compile(r"init engine \([^)]{0,80}\) took (?P<value>[\d.]+) s")),
 )
 # Until 0.26 the line gave the memory outside of torch by itself, which later releases measure with the weights.
 _CONSUMED = re.compile(r"Actual usage is ([\d.]+) GiB for weight, .{0,300} (-?[\d.]+) GiB for non-torch memory")
 _AT_FIRST = re.compile(r"Free memory on device \(([\d.]+)/([\d.]+) GiB\) on startup")
 _GRAPHS_OUTSIDE = "CUDA graph memory profiling is disabled"
-WORST = frozenset({"graphs_estimate_gib", "consumed_gib", "activation_gib", "outside_gib"})
+TIMES = ("weights_s", "model_s", "compile_s", "profile_s", "graphs_s", "init_s")
+"""Of the figures those that are vLLM's own times in seconds. `init_s` contains the three before it."""
+WORST = frozenset({"graphs_estimate_gib", "consumed_gib", "activation_gib", "outside_gib", *TIMES})
 """Figures that every rank of an engine logs, of which the largest counts."""
 
 
@@ -112,14 +129,14 @@ def parse_phase(line: str) -> tuple[Phase, int | None] | None:
 
 
 def facts_of(line: str) -> dict[str, float | int]:
-    """Return the figures in a log line: vLLM's own measurements of its memory.
+    """Return the figures in a log line: vLLM's own measurements of its memory and its times.
 
     Returns:
         `model_gib`, `kv_cache_gib`, `graphs_gib` (GiB), `kv_cache_tokens` and `max_concurrency`, as far as the line has
         them. Of a start with gpu_memory_utilization also, in GiB: `consumed_gib` (weights, and memory outside of
         torch), `activation_gib` (transient peak of the activations, with the estimate for graphs if that counts),
         `graphs_estimate_gib`, and `outside_gib` (what was taken before vLLM began to count); and `graphs_outside`, 1
-        if the estimate does not count.
+        if the estimate does not count. In seconds: those of TIMES.
     """
     found: dict[str, float | int] = {}
     for key, pattern in _FACTS:

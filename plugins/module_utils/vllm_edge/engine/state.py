@@ -50,6 +50,8 @@ class EngineState:
     ready_at: str | None = None
     load_seconds: float | None = None
     """Seconds from the start of the container to the first answer of /health."""
+    load_phases: dict[str, float] = field(default_factory=dict)
+    """The same seconds by phase (values of `Phase`); empty if they were not seen."""
     log_facts: dict[str, float | int] = field(default_factory=dict)
     last_failure: Failure | None = None
 

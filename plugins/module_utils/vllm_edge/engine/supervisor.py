@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ..gpu.driver import DriverVersions, find_missing_access, read_versions
@@ -27,6 +27,7 @@ from .events import Died, DockerSeen, Events, HealthSeen, LogLine, LogLost, Prob
 from .journal import Journal, Reporter
 from .launch import DOCKER_WAIT_S, Launcher
 from .lifecycle import EXTEND_BY_S, Existing, Reaction, Supervision
+from .loads import describe_load, find_longest, remember_load
 from .metrics import kv_blocks
 from .signatures import Explanation
 from .startup import WORDS, Phase
@@ -145,13 +146,15 @@ class Supervisor:
             started=now - age,
             was_ready=how is Existing.ATTACH_SERVING,
             load_seconds=known.load_seconds if known else None,
+            load_phases=dict(known.load_phases) if known and known.load_seconds is not None else {},
         )
         if how is not Existing.CREATE:
             # Earlier lines are in the journal already, but they show how far the engine is.
             with contextlib.suppress(DockerAway):  # _follow_log waits for Docker
                 for record in self.control.read_log(container.id, 2000):
                     self._watchers.last_stamp = record.at
-                    life.on_log(record.line, now)
+                    written = parse_stamp(record.at)
+                    life.on_log(record.line, now - (max(0.0, time.time() - written) if written else 0.0))
             if known:
                 life.progress.facts = {**known.log_facts, **life.progress.facts}
         life.last_log = now
@@ -161,8 +164,13 @@ class Supervisor:
             started_at=container.started_at or stamp(),
             ready_at=known.ready_at if known else None,
             load_seconds=life.load_seconds,
+            load_phases=life.load_phases if life.load_seconds is not None else {},
             log_facts=life.progress.facts,
         )
+        # systemd may end a start later for this, never earlier. It counts if the log is lost: nobody extends then.
+        longest = find_longest(self.paths.engine_loads(self.config.engine), self.config)
+        if not life.was_ready and longest > age:
+            self.notifier.send(extend_s=longest - age)
         self._watchers.start(container)
         return life
 
@@ -175,8 +183,10 @@ class Supervisor:
                 life.phase,
                 ready_at=self.reporter.state.ready_at or stamp(),
                 load_seconds=life.load_seconds,
+                load_phases=life.load_phases,
                 log_facts=life.progress.facts,
             )
+            self._remember_load(life)
             self.journal.write(f"{self.config.unit}: {life.status_text(time.monotonic())}")
         elif reaction.phase_changed:
             self.reporter.record(life.phase, log_facts=life.progress.facts)
@@ -185,6 +195,17 @@ class Supervisor:
         self.notifier.send(
             ready=reaction.ready, watchdog=reaction.watchdog, status=reaction.status, extend_s=reaction.extend_s
         )
+
+    def _remember_load(self, life: Supervision) -> None:
+        """Add the load that has just ended to the engine's last loads. Without them the engine goes on."""
+        if life.was_ready or life.load_seconds is None:
+            return
+        try:
+            load = describe_load(self.config, stamp(), life.load_seconds, life.load_phases, life.progress.facts)
+            load = replace(load, read_bytes=life.loading_read_bytes)
+            remember_load(self.paths.engine_loads(self.config.engine), load)
+        except OSError as error:
+            self.journal.write(f"the load cannot be recorded: {error}", 4)
 
     def _supervise(self, life: Supervision) -> int:
         """Process events until the engine ends; return the exit status."""

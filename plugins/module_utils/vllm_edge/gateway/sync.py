@@ -19,6 +19,7 @@ from pathlib import Path
 from ..engine.state import read_state, stamp
 from ..generation.model import Generation
 from ..paths import HostPaths
+from ..planning.load_on_host import expect_load
 from ..system.files import make_fresh_name, sync
 from .admin import AdminSocket, GatewayDown, GatewayRefused
 from .clients import GatewayError, read_clients, read_temporary
@@ -75,7 +76,12 @@ def view_host(paths: HostPaths, live: Generation | None, course: Course | None) 
 
     def load_seconds(engine: str) -> float | None:
         state = read_state(paths.engine_state(engine))
-        return state.load_seconds if state else None
+        if state is not None and state.load_seconds is not None:
+            return state.load_seconds
+        coming = course.wanted if course is not None and course.keep is not None else None
+        found = next((each.engines[engine] for each in (coming, live) if each and engine in each.engines), None)
+        expected = expect_load(paths, found.config) if found is not None else None
+        return expected.mid if expected is not None else None
 
     return build_view(socket.gethostname(), live, course, load_seconds)
 

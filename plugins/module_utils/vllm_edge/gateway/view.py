@@ -20,7 +20,7 @@ MODELS, CLIENTS, RIGHTS, LISTS, STATE, PORTS = (
     f"{name}.map" for name in ("models", "clients", "rights", "lists", "state", "ports")
 )
 RETRY_S = 120
-"""Seconds after which a client asks again where no load of the engine is recorded."""
+"""Seconds after which a client asks again where no load of the engine is recorded, and none is planned."""
 MOST_RETRY_S = 3600
 Maps = dict[str, dict[str, str]]
 
@@ -92,7 +92,8 @@ def build_view(
         host: name of the host
         live: the generation whose names are known
         course: the switch that has not ended
-        load_seconds: the seconds that the last load of an engine took, None if that is not known
+        load_seconds: the seconds that the last load of an engine took, otherwise those that are expected; None if
+            neither is known
     """
     course = course or Course(None)
     if live is None:

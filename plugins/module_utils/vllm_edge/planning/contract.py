@@ -354,6 +354,25 @@ class DecodeTogether:
 
 
 @dataclass(frozen=True)
+class Seconds:
+    """A time with its range."""
+
+    low: float
+    mid: float
+    high: float
+
+
+@dataclass(frozen=True)
+class LoadTime(Seconds):
+    """Seconds of a load, from the start of the container to the first answer of /health. This is always an estimate."""
+
+    read_bytes: int
+    """Bytes of the checkpoint, which all ranks read."""
+    other: Seconds
+    """What a load takes besides reading them."""
+
+
+@dataclass(frozen=True)
 class EnginePlan:
     """The plan of one engine."""
 
@@ -391,6 +410,8 @@ class EnginePlan:
     max_model_len: int = 0
     """The context of the engine in tokens, which max_concurrency is about; max_context is the longest that one request
     could have."""
+    load_s: LoadTime | None = None
+    """From a disk whose read rate is not known; None if the sizes of the files are not known either."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from ..engine.config import EngineConfig
 from ..engine.startup import Phase
 from ..engine.state import EngineState
-from .contract import EnginePlan, GpuPlan
+from .contract import EnginePlan, GpuPlan, LoadTime
 from .generic import is_generic
 from .memory_warning import THRESHOLD_PERCENT
 
@@ -145,6 +145,7 @@ def expectation(
         if plan.decode_tok_s
         else None,
         "gpus": [_mib(gpu) for gpu in plan.gpus],
+        **_describe_load(plan.load_s),
         "tolerances": {**limits, **share},
         "on_drift": on_drift,
         "memory_threshold_percent": memory_threshold_percent,
@@ -246,6 +247,13 @@ def sentences(rows: Iterable[Mapping[str, Any]]) -> list[str]:
             "engines with playbooks/calibrate.yml; plan_drift and plan_drift_tolerances decide what happens."
         )
     return found
+
+
+def _describe_load(load: LoadTime | None) -> dict[str, Any]:
+    if load is None:
+        return {"load_s": None}
+    band, other = ({"low": part.low, "mid": part.mid, "high": part.high} for part in (load, load.other))
+    return {"load_s": band, "load_other_s": other, "load_read_bytes": load.read_bytes}
 
 
 def _mib(gpu: GpuPlan) -> dict[str, int]:

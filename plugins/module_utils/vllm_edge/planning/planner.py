@@ -17,6 +17,7 @@ from .dtypes import resolve_model_dtype
 from .fixes import find_nearest_fix
 from .inferred import is_approximate
 from .kv_cache import choose_block_size, resolve_dtype
+from .load_time import plan_load
 from .memory_warning import THRESHOLD_PERCENT, check_threshold, warn_of_plan
 from .outcome import Engine, Outcome, compute_outcome, compute_requested_bytes, derive_kv_cache_bytes, mib, to_sentence
 from .overhead import MIB
@@ -258,6 +259,7 @@ def _describe_engine(engine: Engine, outcome: Outcome) -> EnginePlan:
         uncertainty_mib=uncertainty,
         observed=tuple(sorted(engine.observed)),
         max_model_len=max_model_len(engine.model, engine.arguments),
+        load_s=plan_load(engine.model, engine.arguments),
     )
 
 

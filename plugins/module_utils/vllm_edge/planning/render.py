@@ -148,6 +148,13 @@ def _engine(engine: EnginePlan) -> Iterator[str]:
             f"{speed.mid:.1f} tok/s (estimate: {speed.low:.1f} to {speed.high:.1f}, ceiling {speed.ceiling:.1f})"
             f"{describe_together(engine)}",
         )
+    load = engine.load_s
+    if load is not None and engine.verdict is Verdict.FITS:
+        yield from _wrapped(
+            "  load: ",
+            f"{load.low:.0f} to {load.high:.0f} s, probably {load.mid:.0f}, to read {load.read_bytes / 1e9:.1f} GB and "
+            f"start (estimate; the disk's read rate is not known)",
+        )
     if engine.derived_kv_cache_memory_bytes:
         pinned = engine.derived_kv_cache_memory_bytes
         leaves = "leaves" if "kv_cache_memory_bytes" in engine.settings else "would leave"

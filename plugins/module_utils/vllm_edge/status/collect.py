@@ -23,6 +23,7 @@ from ..gpu.owners import find_owners
 from ..names import GATEWAY_UNIT, LABEL_GENERATION, LABEL_INPUT_HASH, TARGET, EngineIdentity
 from ..paths import HostPaths
 from ..planning import drift, memory_warning
+from ..planning.load_on_host import expect_load, warn_of_load
 from ..switch.gpu_memory import load_slots, read_boards
 from ..switch.history import read_switches
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, docker_unit
@@ -252,6 +253,7 @@ def describe_engine(
         **_describe_container(container, EngineIdentity(config.engine)),
         **{key: getattr(state, key, None) for key in RECORDED},
         "load_seconds": _measure_load_seconds(unit or {}, state),
+        "load_phases": state.load_phases if state else {},
         "log_facts": state.log_facts if state else {},
         "last_failure": asdict(state.last_failure) if state and state.last_failure else None,
     }
@@ -313,6 +315,8 @@ def collect(
             problems.append(f"{path} is not for this user: phases and failures of {config.engine} are shown to root")
         engine = describe_engine(config, shown.get(config.unit), containers.get(config.container), state)
         engine["peer_to_peer_off"] = read_peer_obstacles(config, paths)
+        expected = expect_load(paths, config)
+        engine["load_expected_s"] = asdict(expected) if expected else None
         if docker_problem is not None and config.container not in containers:
             engine["container_state"] = "unknown"
         engines.append(engine)
@@ -335,5 +339,6 @@ def collect(
         "drift": [row.as_dict() for row in drift.compare_engines(configs, states, boards)],
         "on_drift": drift.wanted(configs),
         "memory_warnings": memory_warning.warn_of_measurement(configs, states, boards),
+        "load_warnings": [text for config in configs if (text := warn_of_load(paths, config, states[config.engine]))],
     }
     return status | {"problems": [*problems, *judge(status)]}

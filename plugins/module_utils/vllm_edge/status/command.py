@@ -48,9 +48,22 @@ def render_engines(engines: Sequence[Mapping[str, Any]], boards: Sequence[Mappin
         lines += wrapped(f"{engine['unit']}: {engine['status_text'] or 'no status'}")
         since = f" since {engine['container_started_at']}" if engine["container_started_at"] else ""
         lines += wrapped(f"container {engine['container_state']}{since}", "  ")
+        lines += render_load(engine)
         failure = engine["last_failure"]
         if failure:
             lines += wrapped(f"last failure {failure['time']}: {failure['reason']}. {failure['remedy']}", "  ")
+    return lines
+
+
+def render_load(engine: Mapping[str, Any]) -> list[str]:
+    """Return the phases of an engine's last load, longest first, and how long the next one will take."""
+    phases = sorted((engine.get("load_phases") or {}).items(), key=lambda item: -item[1])
+    told = [f"{WORDS[Phase(name)] if name in list(Phase) else name} {seconds:.0f} s" for name, seconds in phases]
+    lines = wrapped(f"load: {', '.join(told)}", "  ") if told else []
+    expected = engine.get("load_expected_s")
+    if expected:
+        band = f"{expected['low']:.0f} to {expected['high']:.0f} s, probably {expected['mid']:.0f}"
+        lines += wrapped(f"next load: {band} ({expected['basis']})", "  ")
     return lines
 
 
@@ -96,7 +109,7 @@ def render_status(status: Mapping[str, Any]) -> list[str]:
         lines += ["", *render_gpus(status["gpus"])]
     if status.get("drift"):
         lines += ["", *render_drift_table(status["drift"], {board["uuid"]: board["index"] for board in status["gpus"]})]
-    for warning in status.get("memory_warnings") or []:
+    for warning in [*(status.get("memory_warnings") or []), *(status.get("load_warnings") or [])]:
         lines += ["", *wrapped(f"Warning: {warning}")]
     if status["history"]:
         lines += ["", *render_switches(status["history"][:SHOWN])]

@@ -242,7 +242,7 @@ def render(report: Mapping[str, Any]) -> list[str]:
     lines += render_gpu_table(report["gpus"])
     if report.get("drift"):
         lines += ["", *render_drift_table(report["drift"], {gpu["uuid"]: gpu["index"] for gpu in report["gpus"]})]
-    for warning in report.get("memory_warnings") or []:
+    for warning in [*(report.get("memory_warnings") or []), *(report.get("load_warnings") or [])]:
         lines += wrapped(f"Warning: {warning}")
     for override in report.get("overrides") or []:
         lines += wrapped(f"plan_override: {override}")

@@ -478,7 +478,8 @@ class HostWorld:
 
     def prepare(self, wanted: Generation, moves: Moves) -> Done:
         """Read the weights of the engines in `moves.start` into the page cache."""
-        return page_cache.prepare([wanted.engines[name].config for name in moves.start], clock=self.clock)
+        configs = [wanted.engines[name].config for name in moves.start]
+        return page_cache.prepare(configs, clock=self.clock, rates=self.paths.read_rates)
 
     def hook(self, name: hooks.Hook, wanted: Generation, former: Generation | None) -> Done:
         """Run the operator's executables of one hook."""

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..engine.startup import Phase as EnginePhase
 from ..engine.state import Failure
-from ..generation.model import Generation
+from ..generation.model import Generation, Limits
 from ..names import unit_name
+from ..planning.load_on_host import longest_load_s, warn_of_load
 from ..system.systemd import Unit
 from .messages import capitalize
 from .model import Done, Moves, PhaseFailed
@@ -77,6 +78,8 @@ def wait_until_healthy(
 ) -> Done:
     """Poll the units until all serve, the first one fails, or `limits.healthy_timeout_s` has passed.
 
+    Where nobody has changed that limit, it is raised to what the load of one of the engines may take.
+
     Args:
         failures: the last failure of each engine before its start, if this process started it.
         all_of_them: wait for every engine, and only then fail with those that do not serve.
@@ -85,6 +88,10 @@ def wait_until_healthy(
     if not names:
         return Done("no engine has to load")
     engines = [Loading(name, failures.get(name, host.read_last_failure(name))) for name in names]
+    configs = [engine.config for name, engine in wanted.engines.items() if name in names]
+    limit_s = wanted.limits.healthy_timeout_s
+    if limit_s == Limits.healthy_timeout_s:
+        limit_s = max(limit_s, longest_load_s(host.paths, configs))
     began = host.clock()
     while True:
         units = host.show_units(map(unit_name, names))
@@ -95,12 +102,13 @@ def wait_until_healthy(
         loading = [engine for engine in engines if engine.waits]
         if failed and not all_of_them:
             raise _build_failure(host, failed, units, now, wanted)
-        if now >= wanted.limits.healthy_timeout_s or not loading:
+        if now >= limit_s or not loading:
             break
         host.sleep(POLL_S)
     if failed or loading:
         raise _build_failure(host, [*failed, *loading], units, now, wanted)
-    return _build_result(engines, now)
+    slow = [warn_of_load(host.paths, config, host.read_state(config.engine)) for config in configs]
+    return replace(_build_result(engines, now), warnings=tuple(text for text in slow if text))
 
 
 def _build_result(engines: Sequence[Loading], now: float) -> Done:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from ..engine.config import EngineConfig
+from ..engine.state import stamp
+from ..weights.read_rate import ensure_measured
 from ..weights.record import load_record
 from .model import Done
 
@@ -61,18 +63,32 @@ def read_through(path: Path, deadline: float, clock: Callable[[], float]) -> tup
     return done, False
 
 
+def _measure_disk(rates: Path, config: EngineConfig, files: Sequence[tuple[Path, int]]) -> list[str]:
+    """Measure the disk of a model unless that was done before; return what is new as text."""
+    try:
+        found = ensure_measured(rates, Path(config.weights_path), files, stamp())
+    except OSError as error:
+        return [f"the read rate of the disk of {config.model} was not recorded: {error}"]
+    if found is None:
+        return []
+    told = f"reads {_gib(found.bytes_per_s)}/s" if found.bytes_per_s else f"is of unknown rate: {found.reason}"
+    return [f"the disk of {found.directory} {told}"]
+
+
 def prepare(
     configs: Iterable[EngineConfig],
     *,
     clock: Callable[[], float] = time.monotonic,
     available: Callable[[], int] = available_bytes,
     limit_s: float = LIMIT_S,
+    rates: Path | None = None,
 ) -> Done:
     """Read the weights of these engines. This never fails: the result says what was not read and why.
 
     Args:
         available: free memory in bytes.
         limit_s: seconds for all models together.
+        rates: the record of read rates; the disk of a model that is in none is measured before it is read.
     """
     models = {config.weights_path or config.model: config for config in configs}
     began = clock()
@@ -82,6 +98,7 @@ def prepare(
     for config in models.values():
         files = list_weight_files(config)
         size_bytes = sum(size for _, size in files)
+        said += _measure_disk(rates, config, files) if rates else []
         if not files:
             said.append(f"{config.model} has no record of its weights and was not read")
         elif size_bytes > room:

@@ -6,6 +6,7 @@ Memory of engines that will be stopped counts as free.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from ..engine.config import EngineConfig
 from ..generation import secrets
-from ..generation.model import Generation, GenerationError
+from ..generation.model import Generation, GenerationError, Limits
 from ..paths import HostPaths
+from ..planning.load_on_host import expect_load
 from ..system.docker import DockerAway, DockerEngine, DockerRefused
 from ..system.nvml import NvmlFailure
 from ..system.process import engine_uid
@@ -61,6 +63,7 @@ def check_host(host: HostWorld, wanted: Generation, moves: Moves) -> Done:
         found.problems += check_images(start, host.docker)
     found.add(check_weights(start))
     found.problems += check_disk(host.paths.state)
+    found.warnings += check_load_limit(host.paths, wanted, start)
     found.problems += check_secrets(host.paths, wanted, moves)
     found.problems += [text for hook in hooks.HOOKS for text in hooks.find_unsafe(host.paths.hook_dir(hook))]
     try:
@@ -73,6 +76,24 @@ def check_host(host: HostWorld, wanted: Generation, moves: Moves) -> Done:
         f"image, weights, GPUs and disk as they should be; {host.clock() - began:.1f} s",
         warnings=tuple(found.warnings),
     )
+
+
+# -- load time
+
+
+def check_load_limit(paths: HostPaths, wanted: Generation, start: Iterable[EngineConfig]) -> list[str]:
+    """Return a warning for each engine whose load may take longer than an operator lets the switch wait.
+
+    The default is no operator's limit: the switch raises it (loading.py).
+    """
+    limit_s = wanted.limits.healthy_timeout_s
+    expected = [(config, found) for config in start if (found := expect_load(paths, config)) is not None]
+    return [
+        f"vllm_engine_healthy_timeout_s is {limit_s:g}, and engine {config.engine} may take up to {found.high:.0f} s "
+        f"to load ({found.basis}); the switch fails if it does. Set {math.ceil(found.high)} or more."
+        for config, found in expected
+        if found.high > limit_s != Limits.healthy_timeout_s
+    ]
 
 
 # -- release

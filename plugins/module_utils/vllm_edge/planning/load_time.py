@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seconds that an engine takes to load, from the start of its container to the first answer of /health.
+
+Pure functions. `plan_load` knows only the checkpoint and the arguments, and goes into engine.json; `expect` adds what a
+host knows, each time it is asked: the read rate of its disk, and the engine's earlier loads there. So engine.json stays
+as it is when the host learns.
+
+The constants are few and wide. Four loads of the reference host are all that was measured (31B bf16 over four GPUs,
+eager, 120 s; 31B NVFP4 over two 170 to 180 s; E4B 150 s; E2B 90 s), without phases, disk or page cache. The plan
+says 120, 152, 133 and 127 s for them: two of its constants were fitted to them, so that proves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ..engine.config import EngineConfig
+from ..engine.loads import Load
+from ..engine.startup import WORDS, Phase
+from .contract import Arguments, LoadTime, Model, Seconds, Uncertain
+from .model_facts import checkpoint_bytes
+
+START_S = Uncertain(
+    30,
+    12,
+    180,
+    "container, imports, CUDA and NCCL, and the API server. From the container to the engine's configuration 16 s "
+    "(vllm-project/vllm#44881); 25 of 59 s that no line of the log names (vllm-project/vllm#20264). High: 150 s and "
+    "30 s for NCCL of a cold boot (mitchross/talos-argocd-proxmox#1848)",
+)
+COMPILED_S = Uncertain(
+    85,
+    20,
+    390,
+    "torch.compile, profiling, warm-up and CUDA graphs. Low: 7.5 s and 17 s of a small model with a compile cache "
+    "(vllm-project/vllm#20264). High: 166, 131 and 90 s of the cold boot; 43 and 210 s of another (#44881)",
+    fitted=True,
+)
+EAGER_S = Uncertain(20, 4, 60, "profiling and warm-up with enforce_eager; 4 s of Llama 3 8B (vllm-project/vllm#11005)")
+ANY_RATE = Uncertain(
+    0.9e9,
+    0.15e9,
+    6.6e9,
+    "bytes of the checkpoint per second where the disk was not measured. Low: one hard disk. High: 65 GB in 9.86 s, "
+    "GPT-OSS 120B from the page cache (EuroEval/EuroEval#1120)",
+    fitted=True,
+)
+REACHED = Uncertain(
+    0.7,
+    0.3,
+    1.0,
+    "share of the disk's sequential read rate that a load reaches: an assumption, since vLLM maps the files and the "
+    "kernel reads ahead in small pieces. The loads of a host replace it",
+)
+REPEATS = Uncertain(1.0, 0.7, 1.5, "how far a load may be from the earlier ones with the same inputs: an assumption")
+RESEMBLES = Uncertain(1.0, 0.4, 2.5, "the same for loads of the model in the same image with other arguments")
+GRACE_S = 15.0
+"""Added to the highest of earlier loads, since a busy host delays short loads most."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The seconds that the next load of an engine will take on this host."""
+
+    low: float
+    mid: float
+    high: float
+    basis: str
+    """From what it follows, as text for people."""
+
+
+def plan_load(model: Model, arguments: Arguments) -> LoadTime | None:
+    """Return the time of a load from a disk that nobody measured; None if the files' sizes are not known.
+
+    All ranks read the same files, so their bytes are read once.
+    """
+    read_bytes = checkpoint_bytes(model.facts)
+    if not read_bytes:
+        return None
+    work = EAGER_S if arguments.enforce_eager else COMPILED_S
+    other = Seconds(START_S.low + work.low, START_S.value + work.value, START_S.high + work.high)
+    return LoadTime(**vars(_add_reading(other, read_bytes, ANY_RATE)), read_bytes=read_bytes, other=other)
+
+
+def _add_reading(other: Seconds, read_bytes: float, rate: Uncertain) -> Seconds:
+    found = (
+        other.low + read_bytes / rate.high,
+        other.mid + read_bytes / rate.value,
+        other.high + read_bytes / rate.low,
+    )
+    return Seconds(*map(math.ceil, found))
+
+
+def expect(config: EngineConfig, loads: Sequence[Load], disk_bytes_per_s: float | None) -> Expected | None:
+    """Return how long the next load of an engine will take; None if its plan has no time and it was never loaded.
+
+    Args:
+        loads: the engine's earlier loads on this host
+        disk_bytes_per_s: what the disk of its weights delivers to a sequential reader; None if that is not known
+    """
+    planned = _plan_with_disk(config.plan or {}, disk_bytes_per_s)
+    same = [load for load in loads if load.input_hash == config.input_hash]
+    image = config.image_id or config.image
+    alike = [
+        load for load in loads if (load.model, load.revision, load.image) == (config.model, config.revision, image)
+    ]
+    for found, spread, what in ((same, REPEATS, "loads"), (alike, RESEMBLES, "loads with other arguments")):
+        if found:
+            seconds = [load.seconds for load in found]
+            high = max(seconds) * spread.high + GRACE_S
+            if planned is not None and all(load.cached is not False for load in found):
+                # Nobody has seen yet how long it takes from the disk, as after a boot.
+                high = max(high, planned.high)
+            basis = f"{len(found)} earlier {what if len(found) > 1 else what.replace('loads', 'load')}"
+            return Expected(math.floor(min(seconds) * spread.low), round(median(seconds)), math.ceil(high), basis)
+    return planned
+
+
+def _plan_with_disk(plan: Mapping[str, object], disk_bytes_per_s: float | None) -> Expected | None:
+    """Return the time of the plan in engine.json, with the disk's rate in place of any rate."""
+    band, other, read_bytes = plan.get("load_s"), plan.get("load_other_s"), plan.get("load_read_bytes")
+    if not isinstance(band, Mapping):
+        return None
+    if disk_bytes_per_s is None or not isinstance(other, Mapping) or not isinstance(read_bytes, int):
+        return Expected(band["low"], band["mid"], band["high"], "the plan; the disk's read rate is not known")
+    # The page cache may hold the files, so the fastest load does not depend on the disk.
+    fastest = max(ANY_RATE.high, disk_bytes_per_s * REACHED.high)
+    rate = Uncertain(disk_bytes_per_s * REACHED.value, disk_bytes_per_s * REACHED.low, fastest, "the disk's read rate")
+    found = _add_reading(Seconds(other["low"], other["mid"], other["high"]), read_bytes, rate)
+    basis = f"the plan, and {disk_bytes_per_s / 1e9:.1f} GB/s from the disk"
+    return Expected(found.low, found.mid, found.high, basis)
+
+
+def find_slow_load(
+    config: EngineConfig, load: Load, earlier: Sequence[Load], disk_bytes_per_s: float | None
+) -> str | None:
+    """Return a sentence if a load took longer than expected, which says in which phase; else None.
+
+    A load that was faster than expected is no finding: nobody has to do anything about it.
+
+    Args:
+        earlier: the engine's loads before this one
+    """
+    expected = expect(config, earlier, disk_bytes_per_s)
+    if expected is None or load.seconds <= expected.high:
+        return None
+    where = "".join(f": {words}" for words in _describe_longest(load, earlier))
+    return (
+        f"Engine {config.engine} took {load.seconds:.0f} s to load, and {expected.low:.0f} to {expected.high:.0f} s "
+        f"were expected ({expected.basis}){where}. 'journalctl -u {config.unit}' shows what it did meanwhile."
+    )
+
+
+def _describe_longest(load: Load, earlier: Sequence[Load]) -> Iterator[str]:
+    """Yield the phase that lengthened the load most, if the phases are known."""
+    usual = {
+        phase: median(each.phases.get(phase, 0.0) for each in earlier if each.phases)
+        for phase in load.phases
+        if any(each.phases for each in earlier)
+    }
+    if not load.phases:
+        return
+    phase = max(load.phases, key=lambda name: load.phases[name] - usual.get(name, 0.0))
+    words = WORDS[Phase(phase)] if phase in list(Phase) else phase
+    more = f", usually {usual[phase]:.0f} s" if phase in usual else ""
+    yield f"most of it was '{words}' with {load.phases[phase]:.0f} s{more}"
