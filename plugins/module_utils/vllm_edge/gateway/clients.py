@@ -102,10 +102,14 @@ def read_clients(path: Path) -> dict[str, Client]:
     return clients
 
 
-def read_temporary(path: Path) -> dict[str, Client]:
+def read_temporary(path: Path, now: str) -> dict[str, Client]:
     """Read the clients that a program made for itself; none where it has ended, also by SIGKILL, or its time is over.
 
     The program holds the file locked as long as it runs.
+
+    Args:
+        path: the file, in the form of `clients.json`
+        now: the time, as `stamp` formats it
 
     Raises:
         GatewayError: as `read_clients`
@@ -114,4 +118,4 @@ def read_temporary(path: Path) -> dict[str, Client]:
         clients = read_clients(path) if is_locked(path) else {}
     except OSError as error:
         raise GatewayError(f"{path}: {error}.") from error
-    return {name: client for name, client in clients.items() if any(key.valid(stamp()) for key in client.keys)}
+    return {name: client for name, client in clients.items() if any(key.valid(now) for key in client.keys)}

@@ -261,8 +261,9 @@ def apply(
         view = look()
         maps = render_models(view)
         try:
-            clients = read_temporary(paths.temporary_clients) | read_clients(paths.gateway / "clients.json")
-            maps |= render_clients(view, clients, stamp())
+            now = stamp()
+            clients = read_temporary(paths.temporary_clients, now) | read_clients(paths.gateway / "clients.json")
+            maps |= render_clients(view, clients, now)
         except GatewayError as error:
             warnings.append(str(error))
         try:
