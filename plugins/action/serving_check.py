@@ -17,10 +17,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from ..module_utils.vllm_edge.inventory import gateway, pins, profiles, variables
 from ..module_utils.vllm_edge.inventory.engine_inputs import find_secret_fault
+from ..module_utils.vllm_edge.quality import suite
 from ..module_utils.vllm_edge.text import shown
 from ..module_utils.vllm_edge.weights import access
 
 PROJECT = Path(__file__).resolve().parents[2]
+GATES = ("none", "warn", "fail")
 GIVEN = ("model_weights_token", "model_weights_token_file", "vllm_image_base_archive", "vllm_image_base_digest")
 
 
@@ -66,6 +68,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             Display().warning(warning)
         hub = {name: self._read(f"model_weights_{name}") for name in ("endpoint", "token", "token_file", "environment")}
         found = profiles.find_mistakes(inventory, project) + self._find_unpinned()
+        found += self._find_quality_mistakes()
         if not self._read("model_weights_source_directory"):
             found += access.find_access_mistakes(**hub)
         if not found:
@@ -77,6 +80,22 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "msg": f"{count} in the variables, see 'mistakes'; no host was touched.",
             "mistakes": "".join(f"{number}. {sentence}\n" for number, sentence in enumerate(found, 1)),
         }
+
+    def _find_quality_mistakes(self) -> list[str]:
+        """Return the mistakes in the quality suite and its settings."""
+        found = []
+        suites = {name: self._read(name) for name in ("quality_suite", "quality_cases")}
+        for name, cases in suites.items():
+            found += suite.find_mistakes(cases, name)
+        if not found:
+            found += suite.find_mistakes([*suites["quality_suite"], *suites["quality_cases"]], "quality_cases")
+        if (gate := self._read("quality_gate")) not in GATES:
+            found.append(f"quality_gate: {shown(gate)} is none of {', '.join(GATES)}; none asks no questions in a switch.")
+        for name, least, example in (("quality_repeats", 1, 3), ("quality_timeout_s", 1, 300)):
+            value = self._read(name)
+            if not str(value).isdecimal() or int(value) < least:
+                found.append(f"{name}: {shown(value)} is no whole number from {least}; write {example}.")
+        return found
 
     def _find_unpinned(self) -> list[str]:
         """Return what is not pinned although require_pins asks for it."""

@@ -85,6 +85,13 @@ options:
     description: Time limits of the switch, such as C(drain_timeout_s) in seconds, and C(keep_generations).
     type: dict
     default: {}
+  quality:
+    description:
+      - The quality gate. Engines that a switch starts are asked these questions after the canary and before the commit.
+        C(gate) is V(warn) or V(fail), C(cases) is the suite as C(quality_suite) has it, C(repeats) how often each case
+        is asked, C(timeout_s) the seconds of one answer.
+      - Without it, a switch asks no questions.
+    type: dict
   origin:
     description: Where the profile was chosen.
     type: str
@@ -214,6 +221,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "budgets_mib": {"type": "dict", "required": True},
     "foreign": {"type": "str", "choices": ["ignore", "warn", "fail"], "default": "warn"},
     "limits": {"type": "dict", "default": {}},
+    "quality": {"type": "dict"},
     "origin": {"type": "str", "choices": ["inventory", "-e", "host"], "default": "inventory"},
     "inventory_profile": {"type": "str"},
     "asked_by": {"type": "str", "default": "Ansible"},

@@ -240,6 +240,46 @@ def _run_gateway(options: Options, paths: HostPaths) -> int:
     return run_sync(paths, read_course, check=options.check, output=options.format)
 
 
+def _add_quality_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--suite", default="-", metavar="FILE", help="cases as JSON (default: standard input)")
+    parser.add_argument("--engine", action="append", default=[], metavar="NAME", help="may be repeated (default: all)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="of each case (default: %(default)s)")
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, metavar="SECONDS", help="most time of an answer (default: %(default)g)"
+    )
+    parser.add_argument("--compare", nargs=2, metavar="RUN", help="only compare two runs, or the newest of two profiles")
+    parser.add_argument("--note", default="", metavar="TEXT", help="sentence in front of the results")
+    parser.add_argument("--attended", action="store_true", help="end if nobody asks for --progress for 90 s")
+    parser.add_argument("--progress", action="store_true", help="only print what the running suite does")
+    parser.add_argument("--list", action="store_true", help="only list former runs")
+    _add_format(parser)
+
+
+def _run_quality(options: Options, paths: HostPaths) -> int:
+    from .quality import run
+
+    if options.progress:
+        return run.run_progress(paths)
+    if options.list:
+        return run.run_list(paths, output=options.format)
+    if options.compare:
+        return run.run_compare(paths, options.compare, output=options.format)
+    try:
+        cases = run.read_suite_file(options.suite)
+    except run.QualityRefused as refused:
+        print(refused, file=sys.stderr)
+        return 2
+    wanted = run.Options(
+        cases,
+        engines=tuple(options.engine),
+        repeats=options.repeats,
+        timeout_s=options.timeout,
+        note=options.note,
+        attended=options.attended,
+    )
+    return run.run_quality(paths, wanted, output=options.format)
+
+
 def _add_source_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", default="", help="commit, branch or tag at the hub (default: main)")
     parser.add_argument("--endpoint", default="https://huggingface.co", metavar="URL", help="address of the hub")
@@ -406,6 +446,7 @@ COMMANDS: tuple[Command, ...] = (
         _add_gateway_options,
         _run_gateway,
     ),
+    Command("quality", "ask the engines questions, and judge and record the answers", _add_quality_options, _run_quality),
     Command("bench", "measure the engines that serve, and compare with the plan", _add_bench_options, _run_bench),
     Command("plan", "plan one model on some GPUs, anywhere", _add_plan_options, _run_plan, True),
     Command(

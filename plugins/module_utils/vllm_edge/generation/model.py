@@ -54,6 +54,9 @@ class Generation:
     foreign: Literal["ignore", "warn", "fail"] = "warn"
     """What happens if processes that are not ours use a GPU: nothing, a warning or a failure."""
     limits: Limits = field(default_factory=Limits)
+    quality: Mapping[str, Any] | None = None
+    """The quality gate of a switch: `gate` (`warn` or `fail`), `cases` as the inventory has them, `repeats` and
+    `timeout_s`. None if a switch asks no questions."""
 
     @property
     def hashes(self) -> dict[str, str]:

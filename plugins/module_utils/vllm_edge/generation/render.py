@@ -110,7 +110,15 @@ def rendered(options: Mapping[str, Any], installed: Mapping[str, InstalledHash] 
             problems.append(f"limits: {key} is none of {', '.join(kinds)}")
     if problems:
         raise GenerationError(f"The rendered generation cannot be used: {'; '.join(problems)}.")
-    return Rendered(options["profile"], engines, options["target"], budgets, options["foreign"], Limits(**limits))
+    return Rendered(
+        options["profile"],
+        engines,
+        options["target"],
+        budgets,
+        options["foreign"],
+        Limits(**limits),
+        options.get("quality") or None,
+    )
 
 
 def _read_engine(name: str, row: Mapping[str, Any], former: InstalledHash | None, problems: list[str]) -> EngineFiles:
@@ -180,12 +188,17 @@ class Rendered:
     budgets_mib: Mapping[str, int]
     foreign: Foreign = "warn"
     limits: Limits = field(default_factory=Limits)
+    quality: Mapping[str, Any] | None = None
+    """As `Generation.quality`."""
 
     @property
     def digest(self) -> str:
         """Hash of the whole content."""
+        # Generations of before have no quality gate, and their recorded hash stays right.
+        added = {"quality": dict(self.quality)} if self.quality else {}
         return _hash(
             {
+                **added,
                 "profile": self.profile,
                 "engines": {
                     name: {key: value for key, value in asdict(engine).items() if key != "content_hash"}

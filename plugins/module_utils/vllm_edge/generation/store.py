@@ -137,6 +137,7 @@ def _load(directory: Path, number: int) -> Generation:
         budgets_mib=data["budgets_mib"],
         foreign=data["foreign"],
         limits=Limits(**{key: value for key, value in data["limits"].items() if key in known}),
+        quality=data.get("quality"),
     )
     if rendered.digest != data["digest"]:
         raise ValueError(f"a file of {directory} was changed: their digest is not the recorded {data['digest'][:12]}")
@@ -150,6 +151,7 @@ def _load(directory: Path, number: int) -> Generation:
         budgets_mib=rendered.budgets_mib,
         foreign=rendered.foreign,
         limits=rendered.limits,
+        quality=rendered.quality,
     )
 
 
@@ -230,6 +232,7 @@ def documents(rendered: Rendered, number: int, now: Committed | None, created_at
         "budgets_mib": dict(rendered.budgets_mib),
         "foreign": rendered.foreign,
         "limits": asdict(rendered.limits),
+        **({"quality": dict(rendered.quality)} if rendered.quality else {}),
     }
     files["generation.json"] = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
     return files

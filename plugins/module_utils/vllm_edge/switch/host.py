@@ -366,6 +366,10 @@ class HostWorld:
         """Run the canary for every served name of every engine; its rows are `data["canary"]`."""
         return requests.run_canary(wanted, self.paths, self.docker, ask=self.ask, clock=self.clock)
 
+    def ask_suite(self, wanted: Generation, moves: Moves) -> Done:
+        """Ask the engines that were started the quality suite; the rows are `data["quality"]`."""
+        return requests.ask_suite(wanted, moves.start, self.paths, ask=self.ask, clock=self.clock)
+
     def measure(self, wanted: Generation, *, accept: bool = False) -> Done:
         """Compare the VRAM of every GPU with its budget and the plan: rows are `data["gpus"]` and `data["drift"]`.
 

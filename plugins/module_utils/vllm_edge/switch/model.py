@@ -128,7 +128,7 @@ class Done:
 
     detail: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """The keys `canary` (rows of results), `gpus` (rows of the VRAM evaluation), `drift` and `over_budget` are copied
+    """The keys `canary` (rows of results), `quality` (rows of verdicts), `gpus` (rows of the VRAM evaluation), `drift` and `over_budget` are copied
     to the journal."""
     warnings: tuple[str, ...] = ()
 
@@ -223,6 +223,8 @@ class Journal:
     phases: tuple[PhaseRecord, ...] = ()
     downtime: Mapping[str, Downtime] = field(default_factory=dict)
     canary: tuple[Mapping[str, Any], ...] = ()
+    quality: tuple[Mapping[str, Any], ...] = ()
+    """Verdicts of the quality suite, one row for each case and served name; empty if it was not asked."""
     gpus: tuple[Mapping[str, Any], ...] = ()
     drift: tuple[Mapping[str, Any], ...] = ()
     """Comparison of plan and measurement, one row for each component."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .host import HostWorld
 
 Value = TypeVar("Value")
-ROWS = ("canary", "gpus", "drift", "over_budget")
+ROWS = ("canary", "quality", "gpus", "drift", "over_budget")
 """Keys of the data of a phase that are copied to the journal."""
 
 

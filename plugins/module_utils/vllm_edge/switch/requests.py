@@ -12,7 +12,11 @@ from ..canary.command import FindsContainers, Result, full_canary
 from ..engine.config import EngineConfig
 from ..engine.metrics import requests_in_work
 from ..generation.model import Generation, Limits
+from ..engine.state import stamp
 from ..paths import HostPaths
+from ..quality.run import Options, OutOfTime, Suite, build_record, write_record
+from ..quality.run import describe_failures as describe_suite_failures
+from ..quality.suite import read_cases
 from ..system.http import call_in_parallel, request, takes_work
 from .model import Done, PhaseFailed
 
@@ -242,6 +246,51 @@ def run_canary(
             " ".join(describe_failures(failed)), engines=dict.fromkeys(r.engine for r in failed), data={"canary": rows}
         )
     return Done(f"{len(results)} served names answer; {clock() - began:.1f} s", data={"canary": rows})
+
+
+# -- quality
+
+
+def ask_suite(
+    wanted: Generation, started: Sequence[str], paths: HostPaths, *, ask: Ask = request, clock: Callable[[], float]
+) -> Done:
+    """Ask the engines that were started the quality suite of the generation, if it has one.
+
+    The answers are kept in a record of the suite. The rows are `data["quality"]`: case, name, engine and verdict.
+
+    Raises:
+        PhaseFailed: a case did not pass, and the gate is `fail`
+    """
+    configs = [wanted.engines[name].config for name in started if name in wanted.engines]
+    if not wanted.quality or not configs:
+        return Done()
+    gate = wanted.quality
+    options = Options(
+        read_cases(gate["cases"]), repeats=int(gate["repeats"]), timeout_s=float(gate["timeout_s"]), note="switch"
+    )
+    began, began_at = clock(), stamp()
+    try:
+        results = Suite(options, ask=ask, clock=clock).run(configs)
+    except OutOfTime as error:
+        raise PhaseFailed(f"The quality suite was ended: {error}.", engines=started) from error
+    record = build_record(wanted, options, results, began_at)
+    try:
+        kept = f" All answers are in {write_record(record, paths)}."
+    except OSError as error:
+        kept = f" The answers could not be kept: {error}."
+    keys = ("case", "served_name", "engine", "verdict")
+    rows = [{key: getattr(one, key) for key in keys} for one in results]
+    said = describe_suite_failures(results)
+    if said and gate["gate"] == "fail":
+        engines = dict.fromkeys(one.engine for one in results if one.verdict != "passed")
+        text = f"The quality suite was not passed (quality_gate: fail). {' '.join(said)}{kept}"
+        raise PhaseFailed(text, engines=engines, data={"quality": rows})
+    seconds = f"{clock() - began:.1f} s"
+    return Done(
+        f"{record.passed} of {len(results)} quality cases passed; {seconds}",
+        data={"quality": rows},
+        warnings=tuple(f"Quality: {text}" for text in said),
+    )
 
 
 def describe_failures(failed: Sequence[Result]) -> list[str]:

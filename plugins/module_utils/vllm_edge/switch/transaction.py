@@ -93,7 +93,7 @@ class Transaction(PhaseRunner):
             Phase.START: lambda: self.world.start(moves),
             Phase.HEALTHY: lambda: self.world.healthy(wanted, moves, all_of_them=False),
             Phase.WARM_UP: lambda: self.world.warm_up(wanted, moves),
-            Phase.CANARY: lambda: self.world.canary(wanted),
+            Phase.CANARY: lambda: combine(self.world.canary(wanted), self.world.ask_suite(wanted, moves)),
             Phase.MEASURE: lambda: self.measure(wanted),
             Phase.COMMIT: commit,
             Phase.BACK: lambda: self.world.back(wanted),
