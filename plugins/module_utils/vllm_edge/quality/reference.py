@@ -11,15 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..canary.checks import ROUNDING_NATS, quote
+from ..canary.checks import ROUNDING_NATS
 from ..system.records import RecordError, read_record
+from ..text import shown
 
 Finding = Literal["equal", "template", "quantization", "engine", "tie", "unknown"]
 Decode = Callable[[Sequence[int]], str]
 """Converts token ids to text."""
 FAULTS: tuple[Finding, ...] = ("template", "quantization", "engine")
-END_CHARACTERS = 60
-"""Characters of a rendered prompt to show from where it differs."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +93,12 @@ def _compare_prompts(case: str, reference: Answer, engine: Answer, decode: Decod
     if at is None:
         return None
     ours, theirs = (
-        quote(decode(side.prompt_ids[at:]), END_CHARACTERS) if side.prompt_ids[at:] else "its end"
-        for side in (engine, reference)
+        shown(decode(side.prompt_ids[at:])) if side.prompt_ids[at:] else "its end" for side in (engine, reference)
     )
     text = (
         f"Prompt {case}: the chat template differs: the engine renders {len(engine.prompt_ids)} tokens and "
-        f"transformers {len(reference.prompt_ids)}; from token {at + 1} on the engine has {ours} and transformers has {theirs}."
+        f"transformers {len(reference.prompt_ids)}; from token {at + 1} on the engine has {ours} and transformers has "
+        f"{theirs}."
     )
     return Compared(case, False, None, 0, 0, "template", text)
 
@@ -114,13 +113,13 @@ def _measure_gap(side: Answer, at: int, tokens: Sequence[int]) -> float | None:
 def _describe_rating(name: str, side: Answer, at: int, tokens: Sequence[int], decode: Decode) -> str:
     top = side.logprobs[at] if at < len(side.logprobs) else {}
     rated = (
-        f"{quote(decode([token]), 30)} {format(top[token], '.2f') if token in top else 'not among its likeliest'}"
+        f"{shown(decode([token]))} {format(top[token], '.2f') if token in top else 'not among its likeliest'}"
         for token in tokens
     )
     return f"{name} rates {' and '.join(rated)}"
 
 
-def compare(case: str, reference: Answer, engine: Answer, *, same_checkpoint: bool, decode: Decode) -> Compared:
+def compare(case: str, reference: Answer, engine: Answer, *, quantized: str, decode: Decode) -> Compared:
     """Compare both answers to one prompt, up to the first difference.
 
     A difference between tokens that both sides rate within ROUNDING_NATS of each other is rounding.
@@ -129,7 +128,7 @@ def compare(case: str, reference: Answer, engine: Answer, *, same_checkpoint: bo
         case: name of the prompt
         reference: the answer of transformers
         engine: the answer of the engine
-        same_checkpoint: whether both have the same weights; else the reference has the unquantized ones
+        quantized: what is quantized in the engine and not in the reference, in words; empty if nothing is
         decode: the engine's tokenizer
     """
     if different := _compare_prompts(case, reference, engine, decode):
@@ -148,9 +147,9 @@ def compare(case: str, reference: Answer, engine: Answer, *, same_checkpoint: bo
     where = f"Prompt {case}: {at} tokens are equal, then "
     if len(pair) < 2:
         shorter = "the engine" if at >= len(engine.token_ids) else "transformers"
-        what = f"{shorter} ends its answer and the other goes on with {quote(decode(pair), 30)}"
+        what = f"{shorter} ends its answer and the other goes on with {shown(decode(pair))}"
     else:
-        what = f"the engine has {quote(decode(pair[:1]), 30)} and transformers has {quote(decode(pair[1:]), 30)}"
+        what = f"the engine has {shown(decode(pair[:1]))} and transformers has {shown(decode(pair[1:]))}"
     ratings = ", ".join(
         _describe_rating(name, side, at, pair, decode)
         for name, side in (("the engine", engine), ("transformers", reference))
@@ -159,11 +158,13 @@ def compare(case: str, reference: Answer, engine: Answer, *, same_checkpoint: bo
     gaps = [_measure_gap(side, at, pair) for side in (engine, reference)]
     if len(pair) == 2 and all(gap is not None and gap <= ROUNDING_NATS for gap in gaps):
         finding, why = "tie", "which rounding explains; what follows was not compared"
-    elif same_checkpoint:
-        finding, why = "engine", "which rounding does not explain: with the same weights and prompt, the engine differs"
+    elif quantized:
+        finding, why = "quantization", f"which rounding does not explain: the engine has {quantized}"
     else:
-        finding = "quantization"
-        why = "which rounding does not explain: the engine has other weights than the unquantized reference"
+        finding, why = (
+            "engine",
+            ("which rounding does not explain: with the same weights and the same prompt, the engine differs"),
+        )
     text = f"{where}{what} as token {at + 1}; {ratings} (log probabilities), {why}."
     return Compared(case, True, at, at, at + 1, finding, text)
 
@@ -190,6 +191,20 @@ class Checkpoint:
     config: Mapping[str, Any]
     quantization: str
     """Method of `quantization_config`, or that of hf_quant_config.json; empty if it is not quantized."""
+
+
+def describe_quantized(same_checkpoint: bool, precision: str, kv_cache_dtype: str) -> str:
+    """Return what is quantized in an engine and not in its reference, in words; empty if nothing is.
+
+    Args:
+        same_checkpoint: whether both have the same weights; else the reference has the unquantized ones
+        precision: precision of the engine's weights
+        kv_cache_dtype: vLLM's --kv-cache-dtype
+    """
+    parts = [] if same_checkpoint else [f"weights in {precision} where the reference is not quantized"]
+    if kv_cache_dtype not in ("", "auto", "bfloat16", "float16"):
+        parts.append(f"a KV cache in {kv_cache_dtype}")
+    return " and ".join(parts)
 
 
 SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")

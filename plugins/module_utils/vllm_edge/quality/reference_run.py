@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..canary.checks import NO_REPLY, TOP_LOGPROBS, CheckFailedError, Client, EngineSilentError, parse_reply
+from ..canary.checks import NO_REPLY, CheckFailedError, Client, EngineSilentError, parse_reply
 from ..canary.command import ask_models
 from ..engine.companion import Companion, CompanionError, interruptible, run_companion
 from ..engine.config import Engine, EngineConfigError, list_engine_names, load_engine
@@ -47,6 +47,7 @@ from .reference import (
     choose_place,
     choose_status,
     compare,
+    describe_quantized,
     find_quantization,
     find_refusal,
     parse_script_answers,
@@ -64,6 +65,8 @@ PROMPTS: tuple[Mapping[str, Any], ...] = (
 )
 """Prompts if no file is given; our own."""
 MOST_PROMPTS = 100
+TOP_LOGPROBS = 20
+"""Number of likeliest tokens per position, vLLM's default for --max-logprobs (0.19.0 and 0.33.0 config/model.py)."""
 LOAD_MIB_S = 50
 """Slowest rate at which a checkpoint is expected to be read, from an old disk; bounds the time of the container."""
 START_S = 300.0
@@ -101,8 +104,10 @@ class Plan:
 
     engine: Engine
     reference: Checkpoint
-    same: bool
-    """Whether the reference has the engine's own weights."""
+    quantized: str
+    """What is quantized in the engine and not in the reference; empty if nothing is."""
+    top: int
+    """Number of likeliest tokens that the engine may be asked for."""
     cases: tuple[Mapping[str, Any], ...]
     chat_template: str | None
     template_arguments: Mapping[str, Any]
@@ -184,19 +189,17 @@ def _read_text(path: str) -> str:
         raise ReferenceRefusedError(f"{path} cannot be read: {error}.") from error
 
 
-def read_template(options: Options, engine: Engine, paths: HostPaths) -> tuple[str | None, dict[str, Any]]:
-    """Return the chat template of the reference, None for that of the checkpoint, and vLLM's arguments to templates."""
-    given = {
-        key: value
-        for key, _, value in (line.partition("=") for line in engine.create.arguments)
-        if key.startswith("--")
-    }
-    arguments = json.loads(given.get("--default-chat-template-kwargs") or "{}")
+def read_arguments(engine: Engine) -> dict[str, str]:
+    """Return the `--option=value` lines of vLLM's arguments by option."""
+    lines = engine.create.arguments[len(engine.create.options) :]
+    return {key: value for key, _, value in (line.partition("=") for line in lines) if key.startswith("--")}
+
+
+def read_template(options: Options, given: Mapping[str, str], paths: HostPaths) -> str | None:
+    """Return the chat template of the reference, None for that of the checkpoint. Raises ReferenceRefusedError."""
     if options.chat_template:
-        return _read_text(options.chat_template), arguments
-    if given.get("--chat-template"):
-        return _read_text(str(paths.engine_dir(engine.config.engine) / CHAT_FILE)), arguments
-    return None, arguments
+        return _read_text(options.chat_template)
+    return _read_text(str(paths.engine_dir(options.engine) / CHAT_FILE)) if given.get("--chat-template") else None
 
 
 def read_free_gpus(paths: HostPaths) -> dict[str, int]:
@@ -226,7 +229,11 @@ def prepare(options: Options, paths: HostPaths) -> Plan:
         raise ReferenceRefusedError(str(error)) from error
     reference, same = find_reference(options, engine, paths)
     cases = parse_prompts(_read_text(options.prompts), options.prompts) if options.prompts else PROMPTS
-    template, arguments = read_template(options, engine, paths)
+    given = read_arguments(engine)
+    template = read_template(options, given, paths)
+    arguments = json.loads(given.get("--default-chat-template-kwargs", "{}"))
+    quantized = describe_quantized(same, engine.config.precision, given.get("--kv-cache-dtype", ""))
+    top = min(TOP_LOGPROBS, int(given.get("--max-logprobs", TOP_LOGPROBS)))
     place = choose_place(options.device, reference.weights_mib, available_bytes() // 2**20, gpus)
     if isinstance(place, str):
         raise ReferenceRefusedError(place)
@@ -234,22 +241,27 @@ def prepare(options: Options, paths: HostPaths) -> Plan:
     if problem is not None:
         raise ReferenceRefusedError(f"Engine {options.engine} does not serve: {problem}.")
     limit_s = START_S + reference.weights_mib / LOAD_MIB_S + len(cases) * options.timeout_s
-    return Plan(engine, reference, same, cases, template, arguments, place, limit_s)
+    return Plan(engine, reference, quantized, top, cases, template, arguments, place, limit_s)
 
 
 def run_script(
-    plan: Plan, options: Options, paths: HostPaths, say: Callable[[str], None]
+    plan: Plan, options: Options, paths: HostPaths, engine: Mapping[str, Answer], say: Callable[[str], None]
 ) -> tuple[ScriptAnswers, dict[str, Answer]]:
-    """Compute the answers of transformers. Raises ReferenceRefusedError, KeyboardInterrupt."""
+    """Compute the answers of transformers, which also rates the tokens of the engine.
+
+    Raises:
+        ReferenceRefusedError: the container could not run, or its program failed
+        KeyboardInterrupt: Ctrl-C or a signal
+    """
     directory = Path(plan.reference.path)
     wanted = {
         "model": f"/models/{directory.name}",
         "device": plan.place.device,
-        "cases": list(plan.cases),
+        "cases": [{**case, "engine_tokens": engine[case["case"]].token_ids} for case in plan.cases],
         "chat_template": plan.chat_template,
         "template_arguments": plan.template_arguments,
         "tokens": options.tokens,
-        "top": TOP_LOGPROBS,
+        "top": plan.top,
         "timeout_s": options.timeout_s,
     }
     attendance = Attendance(paths.run / "reference.asked")
@@ -285,7 +297,7 @@ def run_script(
         raise ReferenceRefusedError(f"The script in the container wrote no answers: {error}.") from error
 
 
-def ask_engine(client: Client, case: Mapping[str, Any], tokens: int) -> Answer:
+def ask_engine(client: Client, case: Mapping[str, Any], tokens: int, top: int) -> Answer:
     """Return the engine's greedy answer. Raises CheckFailedError, EngineSilentError."""
     what = f"prompt {case['case']}"
     data = client.post(
@@ -297,7 +309,7 @@ def ask_engine(client: Client, case: Mapping[str, Any], tokens: int) -> Answer:
         # The checkpoint's generation_config.json may set another one, for transformers and for vLLM.
         repetition_penalty=1.0,
         logprobs=True,
-        top_logprobs=TOP_LOGPROBS,
+        top_logprobs=top,
         return_token_ids=True,
         return_tokens_as_token_ids=True,
     )
@@ -311,31 +323,40 @@ def ask_engine(client: Client, case: Mapping[str, Any], tokens: int) -> Answer:
         ) from error
 
 
-def compare_all(
-    plan: Plan, options: Options, answers: Mapping[str, Answer], say: Callable[[str], None]
-) -> list[Compared]:
-    """Request each prompt from the engine and compare. Raises ReferenceRefusedError."""
-    client = Client(plan.engine.config, plan.engine.config.served_names[0], REQUEST_S, request)
+def build_decoder(client: Client) -> Callable[[Sequence[int]], str]:
+    """Return a function that converts token ids to text with the engine's tokenizer. Raises as Client does."""
     texts: dict[tuple[int, ...], str] = {}
 
     def decode(tokens: Sequence[int]) -> str:
         key = tuple(tokens)
         if key not in texts:
-            texts[key] = client.post_for("/detokenize", "the text of tokens", "prompt", str, tokens=list(key))
+            answer = client.post("/detokenize", "the text of tokens", tokens=list(key))
+            texts[key] = str(answer["prompt"]) if isinstance(answer, Mapping) and "prompt" in answer else "?"
         return texts[key]
 
-    compared = []
+    return decode
+
+
+def run_plan(
+    plan: Plan, options: Options, paths: HostPaths, say: Callable[[str], None]
+) -> tuple[ScriptAnswers, list[Compared]]:
+    """Request the answers of the engine, compute those of transformers and compare. Raises ReferenceRefusedError."""
+    client = Client(plan.engine.config, plan.engine.config.served_names[0], REQUEST_S, request)
     try:
-        for case in plan.cases:
-            say(f"requests prompt {case['case']} from {options.engine}")
-            reference = answers.get(case["case"])
-            if reference is None:
-                raise ReferenceRefusedError(f"The script in the container wrote no answer to prompt {case['case']}.")
-            answer = ask_engine(client, case, options.tokens)
-            compared.append(compare(case["case"], reference, answer, same_checkpoint=plan.same, decode=decode))
+        say(f"requests {len(plan.cases)} prompts from {options.engine}")
+        engine = {case["case"]: ask_engine(client, case, options.tokens, plan.top) for case in plan.cases}
+        where = f"GPUs {', '.join(plan.place.gpus)}" if plan.place.gpus else "the CPU"
+        say(f"computes {len(plan.cases)} prompts on {where}, for {plan.limit_s / 60:.0f} minutes at the most")
+        script, reference = run_script(plan, options, paths, engine, say)
+        decode = build_decoder(client)
+        return script, [
+            compare(name, reference[name], answer, quantized=plan.quantized, decode=decode)
+            for name, answer in engine.items()
+        ]
+    except KeyError as missing:
+        raise ReferenceRefusedError(f"The script in the container wrote no answer to prompt {missing}.") from missing
     except (CheckFailedError, EngineSilentError) as error:
         raise ReferenceRefusedError(f"Engine {options.engine} did not answer: {error}.") from error
-    return compared
 
 
 def build_record(
@@ -365,7 +386,7 @@ def build_record(
         "served_name": config.served_names[0],
         "reference_model": plan.reference.name,
         "reference_path": plan.reference.path,
-        "same_checkpoint": plan.same,
+        "quantized": plan.quantized,
         "chat_template": options.chat_template or ("engine" if plan.chat_template else "checkpoint"),
         "device": script.device,
         "dtype": script.dtype,
@@ -386,7 +407,8 @@ def render(record: Mapping[str, Any]) -> list[str]:
     ]
     head = (
         f"{record['engine']} ({record['model']} {record['precision']}) against {record['reference_model']} by "
-        f"transformers {record['transformers']}, {record['dtype']} on {record['device']}, greedy, up to {record['tokens']} tokens"
+        f"transformers {record['transformers']}, {record['dtype']} on {record['device']}, greedy, up to "
+        f"{record['tokens']} tokens"
     )
     lines = [*wrapped(record["note"]), *wrapped(head), "", *table(("prompt", "finding", "equal tokens"), rows), ""]
     return lines + [line for one in record["cases"] for line in wrapped(one["text"])]
@@ -435,10 +457,7 @@ def run_reference(options: Options, paths: HostPaths, *, output: str) -> int:
         with interruptible(), _lock(paths):
             try:
                 plan = prepare(options, paths)
-                where = f"GPUs {', '.join(plan.place.gpus)}" if plan.place.gpus else "the CPU"
-                say(f"computes {len(plan.cases)} prompts on {where}, for {plan.limit_s / 60:.0f} minutes at the most")
-                script, answers = run_script(plan, options, paths, say)
-                compared = compare_all(plan, options, answers, say)
+                script, compared = run_plan(plan, options, paths, say)
             finally:
                 progress.unlink(missing_ok=True)
         record = build_record(plan, options, paths, began, script, compared)

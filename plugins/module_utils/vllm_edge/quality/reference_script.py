@@ -82,17 +82,18 @@ def answer(model: Any, tokenizer: Any, case: Mapping[str, Any], request: Mapping
         )
     tokens = made.sequences[0, len(prompt) :].tolist()
     tops = []
-    for token, logits in zip(tokens, made.logits, strict=False):
+    for at, (token, logits) in enumerate(zip(tokens, made.logits, strict=False)):
         rated = torch.log_softmax(logits[0].float(), dim=-1)
         likeliest = torch.topk(rated, request["top"]).indices.tolist()
-        tops.append({number: float(rated[number]) for number in dict.fromkeys([token, *likeliest])})
-    seen = {token for top in tops for token in top}
+        # Up to the first difference the history is the same, so the engine's token can be rated, too.
+        others = [number for number in case["engine_tokens"][at : at + 1] if number < len(rated)]
+        tops.append({number: float(rated[number]) for number in dict.fromkeys([token, *others, *likeliest])})
     return {
         "case": case["case"],
         "prompt_ids": prompt,
         "token_ids": tokens,
         "logprobs": tops,
-        "texts": {number: tokenizer.decode([number]) for number in sorted(seen)},
+        "text": tokenizer.decode(tokens),
         "finish": name_finish(tokens, list_ends(model.generation_config.eos_token_id), request["tokens"]),
     }
 
