@@ -467,7 +467,7 @@ def run_reference(options: Options, paths: HostPaths, *, output: str) -> int:
         print(refused, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("Interrupted; the container was removed, and nothing was recorded.", file=sys.stderr)
+        print("Interrupted. Nothing was recorded.", file=sys.stderr)
         return 2
     except OSError as error:
         print(f"The record cannot be written: {error}.", file=sys.stderr)
