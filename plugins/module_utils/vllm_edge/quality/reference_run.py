@@ -66,7 +66,7 @@ PROMPTS: tuple[Mapping[str, Any], ...] = (
 """Prompts if no file is given; our own."""
 MOST_PROMPTS = 100
 TOP_LOGPROBS = 20
-"""Number of likeliest tokens per position, vLLM's default for --max-logprobs (0.19.0 and 0.33.0 config/model.py)."""
+"""Number of likeliest tokens per position, vLLM's default for --max-logprobs (0.32.0 config/model.py)."""
 LOAD_MIB_S = 50
 """Slowest rate at which a checkpoint is expected to be read, from an old disk; bounds the time of the container."""
 START_S = 300.0
