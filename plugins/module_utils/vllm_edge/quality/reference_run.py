@@ -233,7 +233,8 @@ def prepare(options: Options, paths: HostPaths) -> Plan:
     template = read_template(options, given, paths)
     arguments = json.loads(given.get("--default-chat-template-kwargs", "{}"))
     quantized = describe_quantized(same, engine.config.precision, given.get("--kv-cache-dtype", ""))
-    top = min(TOP_LOGPROBS, int(given.get("--max-logprobs", TOP_LOGPROBS)))
+    most = int(given.get("--max-logprobs", TOP_LOGPROBS))
+    top = min(TOP_LOGPROBS, most) if most >= 0 else TOP_LOGPROBS  # -1 is no limit
     place = choose_place(options.device, reference.weights_mib, available_bytes() // 2**20, gpus)
     if isinstance(place, str):
         raise ReferenceRefusedError(place)
