@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,21 @@ def test_a_signal_ends_the_program(run: Runner) -> None:
 
     with pytest.raises(KeyboardInterrupt, match="SIGTERM"), interruptible():
         run("import time\nprint('runs')\ntime.sleep(600)", on_line=interrupt)
+
+
+def test_a_second_signal_does_not_stop_the_removal(run: Runner) -> None:
+    removed = threading.Event()
+
+    def interrupt(line: str) -> None:
+        while not removed.wait(0.001):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        try:
+            run("import time\nprint('runs')\ntime.sleep(600)", on_line=interrupt)
+        finally:
+            removed.set()
+            time.sleep(0.1)
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next(run: Runner) -> None:

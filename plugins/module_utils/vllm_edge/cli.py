@@ -230,6 +230,51 @@ def _add_gateway_options(parser: argparse.ArgumentParser) -> None:
     _add_format(parser)
 
 
+def _add_reference_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", default="", metavar="NAME", help="engine to compare")
+    parser.add_argument(
+        "--model", default="", metavar="NAME|DIR", help="model of the reference (default: the engine's own)"
+    )
+    parser.add_argument(
+        "--prompts", default="", metavar="FILE", help="JSON list of {case, messages} (default: two short prompts)"
+    )
+    parser.add_argument(
+        "--chat-template", default="", metavar="FILE", help="chat template of the reference (default: the engine's)"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=64, metavar="N", help="most tokens of an answer (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, metavar="SECONDS", help="most time for a prompt (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "gpu"), default="auto", help="auto: GPUs without an engine, else the CPU"
+    )
+    parser.add_argument("--note", default="", metavar="TEXT", help="text for the record")
+    parser.add_argument("--attended", action="store_true", help="end if nobody asks for --progress any more")
+    parser.add_argument("--progress", action="store_true", help="only show what a running reference does")
+    _add_format(parser)
+
+
+def _run_reference(options: Options, paths: HostPaths) -> int:
+    from .quality import reference_run
+
+    if options.progress:
+        return reference_run.run_progress(paths)
+    wanted = reference_run.Options(
+        engine=options.engine,
+        model=options.model,
+        prompts=options.prompts,
+        chat_template=options.chat_template,
+        tokens=options.tokens,
+        timeout_s=options.timeout,
+        device=options.device,
+        note=options.note,
+        attended=options.attended,
+    )
+    return reference_run.run_reference(wanted, paths, output=options.format)
+
+
 def _run_gateway(options: Options, paths: HostPaths) -> int:
     from .gateway.command import run_status, run_sync
 
@@ -253,6 +298,11 @@ def _add_quality_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--progress", action="store_true", help="only print what the running suite does")
     parser.add_argument("--list", action="store_true", help="only list former runs")
     _add_format(parser)
+    actions = parser.add_subparsers(title="actions", metavar="[<action>]")
+    summary = "compare an engine's answers with those of plain transformers, token by token"
+    reference = actions.add_parser("reference", help=summary, description=summary)
+    _add_reference_options(reference)
+    reference.set_defaults(run=_run_reference)
 
 
 def _run_quality(options: Options, paths: HostPaths) -> int:

@@ -32,6 +32,7 @@ OUTPUT_BYTES = 64 * 2**20
 OUTPUT_FILES = 100
 KEPT_LINES = 200
 POLL_S = 0.5
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class CompanionError(Exception):
@@ -82,12 +83,18 @@ class Ended:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise KeyboardInterrupt in the body of the `with` statement, as Ctrl-C does."""
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt in the body of the `with` statement, as Ctrl-C does.
+
+    Only the first signal does: a second one, such as that of `timeout` to the whole process group, would end the
+    removal of the container.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in INTERRUPTS:
+            signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt(signal.Signals(number).name)
 
-    former = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    former = {number: signal.signal(number, interrupt) for number in INTERRUPTS}
     try:
         yield
     finally:

@@ -14,26 +14,15 @@ from pathlib import Path
 from ..engine.config import EngineConfig
 from ..engine.state import stamp
 from ..weights.read_rate import ensure_measured
+from ..system.host import available_bytes
 from ..weights.record import load_record
 from .model import Done
 
-MEMINFO = Path("/proc/meminfo")
 RESERVE_BYTES = 8 * 1024**3
 """Left for the engines that run, which need host memory too, and for everything else."""
 CHUNK_BYTES = 8 * 1024**2
 LIMIT_S = 180.0
 """An old disk reads 30 GB in this time; the switch does not wait longer for an optimisation."""
-
-
-def available_bytes(path: Path = MEMINFO) -> int:
-    """Return the memory that the kernel could provide without swapping (MemAvailable); 0 if it does not say."""
-    try:
-        for line in path.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return 0
 
 
 def list_weight_files(config: EngineConfig) -> list[tuple[Path, int]]:

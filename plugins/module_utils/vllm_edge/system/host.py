@@ -14,6 +14,7 @@ from pathlib import Path
 from .systemd import Ran, Run, Systemd, SystemdError, Unit, run_command
 
 ASK_S = 30.0
+MEMINFO = Path("/proc/meminfo")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -70,3 +71,14 @@ class HostReader:
             return Systemd(self.run).show([name])[name]
         except SystemdError as error:
             return Unread(str(error))
+
+
+def available_bytes(path: Path = MEMINFO) -> int:
+    """Return the memory that the kernel could provide without swapping (MemAvailable); 0 if it does not say."""
+    try:
+        for line in path.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0
