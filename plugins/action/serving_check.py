@@ -90,7 +90,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if not found:
             found += suite.find_mistakes([*suites["quality_suite"], *suites["quality_cases"]], "quality_cases")
         if (gate := self._read("quality_gate")) not in GATES:
-            found.append(f"quality_gate: {shown(gate)} is none of {', '.join(GATES)}; none asks no questions in a switch.")
+            found.append(
+                f"quality_gate: {shown(gate)} is none of {', '.join(GATES)}; none asks no questions in a switch."
+            )
         for name, least, example in (("quality_repeats", 1, 3), ("quality_timeout_s", 1, 300)):
             value = self._read(name)
             if not str(value).isdecimal() or int(value) < least:

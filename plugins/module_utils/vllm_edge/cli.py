@@ -292,7 +292,9 @@ def _add_quality_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, default=300.0, metavar="SECONDS", help="most time of an answer (default: %(default)g)"
     )
-    parser.add_argument("--compare", nargs=2, metavar="RUN", help="only compare two runs, or the newest of two profiles")
+    parser.add_argument(
+        "--compare", nargs=2, metavar="RUN", help="only compare two runs, or the newest of two profiles"
+    )
     parser.add_argument("--note", default="", metavar="TEXT", help="sentence in front of the results")
     parser.add_argument("--attended", action="store_true", help="end if nobody asks for --progress for 90 s")
     parser.add_argument("--progress", action="store_true", help="only print what the running suite does")
@@ -496,7 +498,9 @@ COMMANDS: tuple[Command, ...] = (
         _add_gateway_options,
         _run_gateway,
     ),
-    Command("quality", "ask the engines questions, and judge and record the answers", _add_quality_options, _run_quality),
+    Command(
+        "quality", "ask the engines questions, and judge and record the answers", _add_quality_options, _run_quality
+    ),
     Command("bench", "measure the engines that serve, and compare with the plan", _add_bench_options, _run_bench),
     Command("plan", "plan one model on some GPUs, anywhere", _add_plan_options, _run_plan, True),
     Command(

@@ -128,8 +128,8 @@ class Done:
 
     detail: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """The keys `canary` (rows of results), `quality` (rows of verdicts), `gpus` (rows of the VRAM evaluation), `drift` and `over_budget` are copied
-    to the journal."""
+    """The keys `canary` (rows of results), `quality` (rows of verdicts), `gpus` (rows of the VRAM evaluation), `drift`
+    and `over_budget` are copied to the journal."""
     warnings: tuple[str, ...] = ()
 
 

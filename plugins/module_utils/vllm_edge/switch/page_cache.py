@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ..engine.config import EngineConfig
 from ..engine.state import stamp
-from ..weights.read_rate import ensure_measured
 from ..system.host import available_bytes
+from ..weights.read_rate import ensure_measured
 from ..weights.record import load_record
 from .model import Done
 

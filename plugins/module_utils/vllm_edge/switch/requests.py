@@ -11,8 +11,8 @@ from ..canary.checks import Ask, error_text
 from ..canary.command import FindsContainers, Result, full_canary
 from ..engine.config import EngineConfig
 from ..engine.metrics import requests_in_work
-from ..generation.model import Generation, Limits
 from ..engine.state import stamp
+from ..generation.model import Generation, Limits
 from ..paths import HostPaths
 from ..quality.run import Options, OutOfTime, Suite, build_record, write_record
 from ..quality.run import describe_failures as describe_suite_failures
