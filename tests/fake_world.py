@@ -334,6 +334,14 @@ class FakeWorld:
             raise PhaseFailed(f"The canary of {roles} failed.", data={"canary": rows})
         return Done(f"{len(rows)} served names answer", data={"canary": rows})
 
+    def ask_suite(self, wanted: Generation, moves: Moves) -> Done:
+        state = self.load()
+        if any(self.quirk(state, name) == "answers badly" for name in moves.start):
+            raise PhaseFailed(
+                "The quality suite was not passed.", data={"quality": [{"case": "a", "verdict": "failed"}]}
+            )
+        return Done()
+
     def silent(self, state: State, wanted: Generation, name: str) -> bool:
         unit = state["units"].get(name, {})
         as_wanted = unit.get("active") == "active" and unit.get("hash") == wanted.hashes[name]

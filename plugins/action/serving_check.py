@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -84,14 +85,17 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def _find_quality_mistakes(self) -> list[str]:
         """Return the mistakes in the quality suite and its settings."""
         found = []
-        suites = {name: self._read(name) for name in ("quality_suite", "quality_cases")}
+        # As plain data: texts of Ansible have a type of their own.
+        suites = {
+            name: json.loads(json.dumps(self._read(name), default=str)) for name in ("quality_suite", "quality_cases")
+        }
         for name, cases in suites.items():
             found += suite.find_mistakes(cases, name)
         if not found:
             found += suite.find_mistakes([*suites["quality_suite"], *suites["quality_cases"]], "quality_cases")
         if (gate := self._read("quality_gate")) not in GATES:
             found.append(
-                f"quality_gate: {shown(gate)} is none of {', '.join(GATES)}; none asks no questions in a switch."
+                f"quality_gate: {shown(gate)} is not one of {', '.join(GATES)}; with none a switch asks nothing."
             )
         for name, least, example in (("quality_repeats", 1, 3), ("quality_timeout_s", 1, 300)):
             value = self._read(name)

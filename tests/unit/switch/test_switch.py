@@ -176,6 +176,7 @@ OLD_ENGINE = "31b-nvfp4"
         ("crashes while loading", Phase.HEALTHY),
         ("never healthy", Phase.HEALTHY),
         ("canary wrong", Phase.CANARY),
+        ("answers badly", Phase.CANARY),
         ("hangs", Phase.CANARY),
         ("grows", Phase.MEASURE),
     ],

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quality suite: mistakes in cases, answers that are right or wrong, the stand-in engine, comparison, the gate."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible.module_utils.vllm_edge.canary.checks import Reply
+from ansible.module_utils.vllm_edge.engine.config import EngineConfig, parse_engine
+from ansible.module_utils.vllm_edge.generation import store
+from ansible.module_utils.vllm_edge.generation.model import Generation
+from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.quality import model, run, suite
+from ansible.module_utils.vllm_edge.quality.run import Options, OutOfTime, Suite
+from ansible.module_utils.vllm_edge.quality.suite import find_mistakes, judge, read_cases
+from ansible.module_utils.vllm_edge.switch.model import PhaseFailed
+from ansible.module_utils.vllm_edge.switch.requests import ask_suite
+from engine_files import CONFIG
+from generations import activate, engine, put, rendered
+
+ROOT = Path(__file__).resolve().parents[3]
+PROJECT = yaml.safe_load((ROOT / "group_vars/all/quality.yml").read_text())["quality_suite"]
+STIG = """Precondition: `fips-mode-setup --check` must say enabled. Backup sshd_config, apply the fix
+KexAlgorithms ecdh-sha2-nistp256,ecdh-sha2-nistp384, run sshd -t, validate with `ssh -vv host`, else roll back."""
+GOOD: Mapping[str, Any] = {
+    "stig-v-257844": STIG,
+    "tool-call": [("restart_service", '{"service": "nginx", "host": "web-2"}')],
+    "json": '{"program": "sshd", "pid": 4711, "user": "root", "port": 50022}',
+    "german": "Mittwoch",
+    "english": "32",
+    "long-context": "7319",
+}
+
+
+def reply(content: Any, finish: str = "stop") -> Reply:
+    text, calls = ("", tuple(content)) if isinstance(content, list) else (content, ())
+    return Reply(text, False, 3, 7, finish, calls, (), ())
+
+
+# ---- cases ------------------------------------------------------------------------------------------------------
+
+
+def test_the_suite_of_the_project_is_valid_and_says_where_its_cases_come_from() -> None:
+    assert find_mistakes(PROJECT, "quality_suite") == []
+    assert {case["name"]: case["source"] for case in PROJECT} == {
+        name: "reference host" if name == "stig-v-257844" else "own" for name in GOOD
+    }
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ({"prompt": "x", "exact": "y"}, "has no name"),
+        ({"name": "A b", "prompt": "x", "exact": "y"}, "small letters, digits and '-'"),
+        ({"name": "a", "prompt": " ", "exact": "y"}, "the prompt is empty"),
+        ({"name": "a", "prompt": "x"}, "it expects nothing; write exactly one of exact, regex"),
+        ({"name": "a", "prompt": "x", "exact": "y", "regex": "z"}, "it expects exact and regex"),
+        ({"name": "a", "prompt": "x", "regex": "("}, "'(' is no regular expression"),
+        ({"name": "a", "prompt": "x", "points": [{"point": "p", "patterns": ["["]}]}, "'[' is no regular expression"),
+        ({"name": "a", "prompt": "x", "exact": "y", "max_tokens": 0}, "max_tokens is 0"),
+        ({"name": "a", "promt": "x", "prompt": "x", "exact": "y"}, "'promt' is no key of a case; did you mean prompt"),
+        ({"name": "a", "prompt": "x", "tool_call": {"name": "t", "arguments": {}}}, "tools is empty"),
+        ({"name": "a", "prompt": "x", "exact": "y", "context": {"fact": "f", "share": 2.0}}, "context.share is 2.0"),
+        ({"name": "a", "prompt": 7, "exact": "y"}, "prompt is 7, str is expected"),
+    ],
+)
+def test_a_mistake_is_named_with_its_case(case: Mapping[str, Any], said: str) -> None:
+    (sentence,) = find_mistakes([case], "quality_cases")
+    assert sentence.startswith("quality_cases") and said in sentence
+
+
+def test_names_are_unique() -> None:
+    case = {"name": "a", "prompt": "x", "exact": "y"}
+    assert "two cases have the name a" in find_mistakes([case, case], "quality_cases")[0]
+    assert "is no list" in find_mistakes("a", "quality_cases")[0]
+
+
+# ---- answers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_the_expected_answer_passes_and_another_does_not(name: str) -> None:
+    (case,) = (case for case in read_cases(PROJECT) if case.name == name)
+    assert judge(case, reply(GOOD[name])) == ""
+    assert judge(case, reply("I do not know.")) != ""
+
+
+@pytest.mark.parametrize(
+    ("without", "point"),
+    [
+        ("fips-mode-setup --check", "fips-mode-setup --check"),
+        ("sshd -t", "sshd -t"),
+        ("ssh -vv", "ssh -vv"),
+        ("ecdh-sha2-nistp", "FIPS-validated"),
+        ("roll back", "rollback"),
+    ],
+)
+def test_each_of_the_five_points_is_required(without: str, point: str) -> None:
+    case = read_cases(PROJECT)[0]
+    assert point in judge(case, reply(STIG.replace(without, "")))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("json", "```json\n{}\n```", "is no JSON"),
+        ("json", '{"program": "sshd", "pid": "4711", "user": "root", "port": 1}', "does not fit the schema"),
+        ("tool-call", [("restart_service", '{"host": "web-1", "service": "nginx"}')], "web-2"),
+        ("tool-call", [("restart_service", "{")], "expected is restart_service"),
+        ("tool-call", "systemctl restart nginx", "no tool was called"),
+        ("german", "Donnerstag", "matches"),
+    ],
+)
+def test_a_wrong_answer_is_quoted(name: str, content: Any, said: str) -> None:
+    (case,) = (case for case in read_cases(PROJECT) if case.name == name)
+    assert said in judge(case, reply(content))
+
+
+def test_an_answer_that_was_cut_off_says_so() -> None:
+    assert "cut off at max_tokens" in judge(read_cases(PROJECT)[0], reply("First,", finish="length"))
+
+
+# ---- the stand-in engine ----------------------------------------------------------------------------------------
+
+
+class StandIn:
+    """An engine on a Unix socket that answers from a table: by case, with what the questions contain."""
+
+    def __init__(self, path: Path, answer: Callable[[str, int], Any]) -> None:
+        asked: dict[str, int] = {}
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                text = question["messages"][-1]["content"]
+                assert question["temperature"] == 0 and question["seed"] == 0
+                name = next(case["name"] for case in PROJECT if case["prompt"].strip() in text)
+                asked[name] = asked.get(name, 0) + 1
+                content = answer(name, asked[name])
+                calls = content if isinstance(content, list) else []
+                functions = [{"id": "c", "type": "function", "function": {"name": n, "arguments": a}} for n, a in calls]
+                message = {"role": "assistant", "content": None if calls else content, "tool_calls": functions}
+                choice = {"message": message, "finish_reason": "stop"}
+                body = json.dumps({"choices": [choice], "usage": {"completion_tokens": 3, "prompt_tokens": 7}}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def address_string(self) -> str:
+                return "unix"
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.asked = asked
+        self.server = socketserver.ThreadingUnixStreamServer(str(path), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Iterator[Callable[[Callable[[str, int], Any]], EngineConfig]]:
+    made: list[StandIn] = []
+
+    def start(answer: Callable[[str, int], Any]) -> EngineConfig:
+        path = tmp_path / f"api{len(made)}.sock"
+        made.append(StandIn(path, answer))
+        config = parse_engine(json.dumps({**CONFIG, "served_names": ["sentry", "auditor"]}), "engine.json")
+        return replace(config, url=f"unix:{path}", max_model_len=4096)
+
+    yield start
+    for one in made:
+        one.server.shutdown()
+        one.server.server_close()
+
+
+def results(config: EngineConfig, **options: Any) -> dict[str, model.CaseResult]:
+    found = Suite(Options(read_cases(PROJECT), **options)).run([config])
+    assert {one.served_name for one in found} == {"sentry"}, "the names of one engine share its model"
+    return {one.case: one for one in found}
+
+
+def test_an_engine_that_answers_well_passes_every_case(stand_in: Any) -> None:
+    found = results(stand_in(lambda name, count: GOOD[name]))
+    assert {one.verdict for one in found.values()} == {"passed"}
+    assert all(len(one.repeats) == 3 for one in found.values())
+
+
+def test_a_wrong_and_an_unsteady_answer_are_told_apart(stand_in: Any) -> None:
+    def answer(name: str, count: int) -> Any:
+        if name == "english":
+            return "33"
+        return "Mittwoch" if name == "german" and count != 2 else "Freitag" if name == "german" else GOOD[name]
+
+    found = results(stand_in(answer))
+    verdicts = {name: one.verdict for name, one in found.items() if one.verdict != "passed"}
+    assert verdicts == {"english": "failed", "german": "unsteady"}
+    assert "2 of 3 answers are as expected, and they differ" in found["german"].describe()
+    assert "'33'" in found["english"].describe()
+
+
+def test_the_fact_is_in_the_middle_of_a_context_of_the_engines_size(stand_in: Any) -> None:
+    config = stand_in(lambda name, count: GOOD[name])
+    case = read_cases(PROJECT)[-1]
+    lines = suite.build_prompt(case, config).splitlines()
+    assert case.context is not None and abs(lines.index(case.context.fact) - len(lines) / 2) < 5
+    assert 60 < len(lines) < 4096 * 0.5 / suite.FILLER_TOKENS + 3
+    assert suite.build_prompt(case, config) == suite.build_prompt(case, config)
+
+
+def test_an_engine_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
+    config = parse_engine(json.dumps({**CONFIG, "url": f"unix:{tmp_path}/nobody.sock"}), "engine.json")
+    (found, *_) = Suite(Options(read_cases(PROJECT[-1:]), repeats=1)).run([config])
+    assert found.verdict == "error" and "does not exist" in found.describe()
+
+
+def test_the_suite_ends_when_its_time_is_over(stand_in: Any) -> None:
+    with pytest.raises(OutOfTime, match="did not finish within 0 s"):
+        results(stand_in(lambda name, count: GOOD[name]), limit_s=0.0)
+
+
+# ---- records, comparison, the gate ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> HostPaths:
+    return HostPaths(tmp_path / "etc", tmp_path / "state", tmp_path / "units", tmp_path / "run")
+
+
+def record(paths: HostPaths, profile: str, config: EngineConfig, number: int) -> model.Record:
+    generation = store.load(paths, number)
+    options = Options(read_cases(PROJECT), repeats=1)
+    made = run.build_record(generation, options, Suite(options).run([config]), f"2026-11-2{number}T00:00:00Z", profile)
+    run.write_record(made, paths)
+    return made
+
+
+def test_two_profiles_are_compared_side_by_side(
+    paths: HostPaths, stand_in: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    number = activate(paths, rendered(engine("e2b"), profile="p"))
+    record(paths, "nvfp4-tp2", stand_in(lambda name, count: GOOD[name]), number)
+
+    def other(name: str, count: int) -> Any:
+        return {"english": "31", "german": "Mittwoch."}.get(name, GOOD[name])
+
+    record(paths, "bf16-tp4", stand_in(other), number)
+    assert run.run_compare(paths, ["nvfp4-tp2", "bf16-tp4"], output="text") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "english of sentry: passed with bf16" in said and "failed with bf16" in said and "'32' / '31'" in said
+    assert "german of sentry: both passed, texts differ from character 8 on" in said
+    assert "stig" not in said
+    assert run.run_compare(paths, ["nvfp4-tp2", "w4a16"], output="text") == 2
+    assert "No run of w4a16 is recorded" in capsys.readouterr().err
+
+
+def test_a_record_keeps_every_answer_and_is_not_for_everybody(paths: HostPaths, stand_in: Any) -> None:
+    number = activate(paths, rendered(engine("e2b"), profile="p"))
+    made = record(paths, "p", stand_in(lambda name, count: GOOD[name]), number)
+    (path,) = model.list_files(paths)
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert list(model.read_suites(paths)) == [made]
+    assert made.cases[0].repeats[0].text == STIG
+
+
+def gated(paths: HostPaths, gate: str, config: EngineConfig) -> Generation:
+    quality = None if gate == "none" else {"gate": gate, "cases": PROJECT, "repeats": 1, "timeout_s": 9}
+    generation = store.load(paths, put(paths, rendered(engine("e2b"), profile="p", quality=quality)))
+    made = generation.engines["e2b"]
+    return replace(generation, engines={"e2b": replace(made, config=config)})
+
+
+def test_the_gate_rolls_back_warns_or_asks_nothing(paths: HostPaths, stand_in: Any) -> None:
+    bad = stand_in(lambda name, count: "33" if name == "english" else GOOD[name])
+    asked = {"ask": run.request, "clock": lambda: 0.0}
+    assert ask_suite(gated(paths, "none", bad), ["e2b"], paths, **asked).detail == ""
+    warned = ask_suite(gated(paths, "warn", bad), ["e2b"], paths, **asked)
+    assert "5 of 6 quality cases passed" in warned.detail
+    assert len(warned.warnings) == 1 and "english" in warned.warnings[0]
+    assert {row["case"]: row["verdict"] for row in warned.data["quality"]}["english"] == "failed"
+    with pytest.raises(PhaseFailed, match=r"quality_gate: fail.*english of sentry.*'33'.*All answers are in") as failed:
+        ask_suite(gated(paths, "fail", bad), ["e2b"], paths, **asked)
+    assert list(failed.value.engines) == ["e2b"]
+    good = stand_in(lambda name, count: GOOD[name])
+    assert ask_suite(gated(paths, "fail", good), ["e2b"], paths, **asked).warnings == ()
+    assert ask_suite(gated(paths, "fail", bad), [], paths, **asked).detail == "", "engines that run on are not asked"
+
+
+def test_a_generation_without_a_gate_is_the_same_as_before(paths: HostPaths) -> None:
+    without, gate = rendered(engine("e2b")), {"gate": "warn", "cases": PROJECT, "repeats": 3, "timeout_s": 9}
+    assert without.digest == rendered(engine("e2b"), quality=None).digest
+    other = rendered(engine("e2b"), quality=gate)
+    assert other.digest != without.digest and other.hashes == without.hashes, "no engine restarts for it"
+    assert store.load(paths, put(paths, other)).quality == gate
