@@ -337,9 +337,7 @@ class FakeWorld:
     def ask_suite(self, wanted: Generation, moves: Moves) -> Done:
         state = self.load()
         if any(self.quirk(state, name) == "answers badly" for name in moves.start):
-            raise PhaseFailed(
-                "The quality suite was not passed.", data={"quality": [{"case": "a", "verdict": "failed"}]}
-            )
+            raise PhaseFailed("The quality suite was not passed.", data={"quality": [{"case": "a"}]})
         return Done()
 
     def silent(self, state: State, wanted: Generation, name: str) -> bool:
