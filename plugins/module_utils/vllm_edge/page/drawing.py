@@ -10,6 +10,7 @@ import io
 import re
 from typing import Any
 
+from ..text import shorten
 from .figures import Figure
 from .style import COLOURS
 
@@ -17,6 +18,8 @@ WIDE, NARROW = 9.6, 3.5
 """Inches of a figure; a CSS pixel is a 96th."""
 ROW, GAP = 0.25, 0.12
 """Inches of a line, and before a group."""
+LONGEST = 32
+"""Characters of a name."""
 
 
 def paint() -> dict[str, str]:
@@ -41,9 +44,9 @@ def _draw(figure: Figure, width: float, legend: bool) -> Any:
     above = (0.24 * -(-len(figure.legend) // columns) + 0.32) if legend else 0.06
     below = 0.42
     height = above + at + step * 0.6 + below
-    longest = max(len(line.name) for line in figure.lines)
+    longest = max(min(LONGEST, len(line.name)) for line in figure.lines)
     left = 0.04 if narrow else min(2.6, 0.12 + longest * 0.078)
-    right = 0.04 if narrow else 0.14 + max(len(line.value) for line in figure.lines) * 0.078
+    right = 0.04 if narrow else 0.14 + max(min(LONGEST, len(line.value)) for line in figure.lines) * 0.078
     canvas = Canvas(figsize=(width, height), facecolor="none")
     axes = canvas.add_axes(
         (left / width, below / height, (width - left - right) / width, (height - above - below) / height)
@@ -65,6 +68,7 @@ def _draw(figure: Figure, width: float, legend: bool) -> Any:
             axes.vlines(tick, 0, at + step * 0.6, color=colours["grid"], linewidth=0.7, zorder=0)
     bar_height = ROW * 0.62
     for place, line in zip(places, figure.lines, strict=True):
+        name, value = shorten(line.name, LONGEST), shorten(line.value, LONGEST)
         for bar in line.bars:
             # A phase of a few milliseconds stays visible.
             length = max(bar.length, reach * 0.003)
@@ -76,13 +80,13 @@ def _draw(figure: Figure, width: float, legend: bool) -> Any:
         for position, colour in line.marks:
             top, bottom = place - bar_height * 0.75, place + bar_height * 0.75
             axes.vlines(position, top, bottom, color=colours[colour], linewidth=2.2)
-        words = {"color": colours["ink"], "transform": axes.get_yaxis_transform()}
+        words = {"color": colours["ink"], "transform": axes.get_yaxis_transform(), "parse_math": False}
         if narrow:
-            axes.text(0, place - bar_height * 0.72, line.name, va="bottom", ha="left", **words)
-            axes.text(1, place - bar_height * 0.72, line.value, va="bottom", ha="right", **words)
+            axes.text(0, place - bar_height * 0.72, name, va="bottom", ha="left", **words)
+            axes.text(1, place - bar_height * 0.72, value, va="bottom", ha="right", **words)
         else:
-            axes.text(-0.008, place, line.name, va="center_baseline", ha="right", **words)
-            axes.text(1.008, place, line.value, va="center_baseline", ha="left", **words)
+            axes.text(-0.008, place, name, va="center_baseline", ha="right", **words)
+            axes.text(1.008, place, value, va="center_baseline", ha="left", **words)
     if legend:
         canvas.text(
             0.012, 1 - 0.07 / height, figure.title, va="top", color=colours["ink"], fontsize=10.5, weight="bold"
@@ -148,6 +152,8 @@ def draw_inline(figure: Figure, width: float) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<defs>.*?</defs>|<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r' (?:id|xmlns(?::\w+)?|version)="[^"]*"', "", text)
+    text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
+    text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
     text = re.sub(r"font: (?:\w+ )?([\d.]+px)[^;\"]*", r"font-size: \1", text)
     points = re.search(r'<svg[^>]*? width="([\d.]+)pt"', text)
     pixels = f"{float(points[1]) * 96 / 72:.0f}" if points else "700"

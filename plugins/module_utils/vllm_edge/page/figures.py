@@ -225,7 +225,7 @@ def draw_loads(data: PageData) -> Figure | None:
             at += seconds
             rows.append((str(engine.get("engine")), name, amount(seconds, 1)))
         load = mapping(data.plan_of(str(engine.get("engine"))).get("load_s"))
-        marks = tuple((at_s, "mid") for at_s in [number(load.get("mid"))] if at_s is not None)
+        marks = tuple((at_s, "ink") for at_s in [number(load.get("mid"))] if at_s is not None)
         if not bars and total is not None:
             bars = [Bar(0.0, total, "wait")]
         if total is not None:
@@ -242,7 +242,7 @@ def draw_loads(data: PageData) -> Figure | None:
     words = {"wait": "waiting, or not recorded by phase"}
     legend = [(words.get(colour, names[0].replace("-", " ")), colour) for colour, names in groups.items()]
     if any(line.marks for line in lines):
-        legend.append(("plan, middle", "mid"))
+        legend.append(("plan, middle", "ink"))
     longest = ", ".join(f"{row[0]} {row[2]} s" for row in rows if row[1] == "whole load")
     return Figure(
         "loads",

@@ -69,7 +69,7 @@ def table(
     body = join(tag("tr", *[cell(column, value) for column, value in enumerate(row)]) for row in rows)
     return tag(
         "div",
-        tag("table", tag("caption", caption), tag("thead", tag("tr", head)), tag("tbody", body)),
+        tag("table", tag("caption", tag("span", caption)), tag("thead", tag("tr", head)), tag("tbody", body)),
         class_="scroll",
         tabindex=0,
         role="region",

@@ -139,7 +139,7 @@ def write_roles(data: PageData, _figures: Figures) -> Html:
                 [
                     name,
                     str(engine.get("engine")),
-                    long(f"{engine.get('repo') or engine.get('model')}"),
+                    str(engine.get("repo") or engine.get("model")),
                     str(engine.get("precision")),
                     ", ".join(texts_of(engine.get("slots"))),
                     str(engine.get("port") or "none"),
@@ -147,7 +147,13 @@ def write_roles(data: PageData, _figures: Figures) -> Html:
                     tag("span", told, class_="bad" if told == "failed" else None),
                 ]
             )
-    notes = [
+    unmet: dict[str, list[str]] = {}
+    for name, row in asked.items():
+        for check in list_of(row.get("checks")):
+            if check.get("outcome") != "passed":
+                told = f"{check.get('check')} {str(check.get('outcome')).replace('_', ' ')}"
+                unmet.setdefault(told, []).append(name)
+    notes = [f"{told}: {', '.join(names)}." for told, names in unmet.items()] + [
         f"{row.get('served_name')}: {row.get('error')}" for row in asked.values() if row.get("error")
     ] + [
         f"{engine.get('engine')}: peer-to-peer is off: {'; '.join(texts_of(engine.get('peer_to_peer_off')))}."
@@ -238,8 +244,8 @@ def write_speed(data: PageData, figures: Figures) -> Html:
                 amount(number(row.get("failed"))),
             ]
         )
-    headings = ["engine", "case", "way", "tokens in + out", "at once", "tok/s", "first token ms, p50", "p95",
-                "between tokens ms", "W", "J per token", "failed"]  # fmt: skip
+    headings = ["engine", "case", "way", "tokens in + out", "at once", "tok/s", "first token, ms", "its p95",
+                "per token, ms", "W", "J per token", "failed"]  # fmt: skip
     if rows:
         parts.append(table("Measurements of the newest benchmark", headings, rows, frozenset(range(3, 12))))
     return join(parts)

@@ -77,13 +77,15 @@ dd{margin:0;font-variant-numeric:tabular-nums}
 .scroll{overflow-x:auto;margin:1rem 0;max-width:100%}
 table{border-collapse:collapse;width:100%;font-size:.875rem;line-height:1.4;font-variant-numeric:tabular-nums}
 caption{text-align:left;font-weight:600;padding:0 0 .4rem}
+caption span{display:inline-block;position:sticky;left:0;max-width:calc(100vw - 2rem)}
 th,td{text-align:left;vertical-align:top;padding:.4rem .9rem .4rem 0;border-bottom:1px solid var(--grid);
  overflow-wrap:normal}
 td:last-child,th:last-child{padding-right:0}
 thead th{color:var(--muted);font-weight:500;border-bottom-color:var(--muted);vertical-align:bottom}
 tbody th{font-weight:600;white-space:nowrap}
-.number{text-align:right;white-space:nowrap}
-.long{display:block;min-width:14rem;overflow-wrap:anywhere}
+td{white-space:nowrap}
+.number{text-align:right}
+.long{display:block;min-width:11rem;white-space:normal;overflow-wrap:anywhere}
 .nowrap{white-space:nowrap}
 figure{margin:1rem 0}
 figcaption{font-weight:600;font-size:.875rem}
