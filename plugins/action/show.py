@@ -20,7 +20,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         """Print the lines."""
         super().run(tmp, task_vars)
         _spec, options = self.validate_argument_spec(
-            argument_spec={"lines": {"type": "list", "elements": "str"}, "text": {"type": "str"}},
+            argument_spec={
+                "lines": {"type": "list", "elements": "str"},
+                "text": {"type": "str"},
+                "color": {"type": "str", "choices": ["red"]},
+            },
             mutually_exclusive=[("lines", "text")],
             required_one_of=[("lines", "text")],
         )
@@ -29,7 +33,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             lines = [f"{(task_vars or {}).get('inventory_hostname', '')}: {options['text']}"]
         for line in lines:
             # Lines may quote a log, a registry or a client: no character of theirs may drive the terminal.
-            Display().display(
-                "".join(one if one.isprintable() or one in "\t\n\u00a0\u3000" else f"\\u{ord(one):04x}" for one in line)
+            shown = "".join(
+                one if one.isprintable() or one in "\t\n\u00a0\u3000" else f"\\u{ord(one):04x}" for one in line
             )
+            Display().display(shown, color=options["color"])
         return {"changed": False}

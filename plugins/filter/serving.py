@@ -273,6 +273,23 @@ def unit_word(value: object, name: str) -> str:
     return text.replace("%", "%%")
 
 
+NEWEST_RECORDS = 20
+
+
+def find_new_records(found: Sequence[Entry]) -> list[str]:
+    """Return the paths of the host's newest records that the controller does not have in the same size.
+
+    Names begin with the time. A record of another size was not complete when it was fetched.
+
+    Args:
+        found: results of the module find, of the host and of the controller.
+    """
+    host, controller = found
+    here = {(Path(file["path"]).name, file["size"]) for file in controller["files"]}
+    newest = sorted(host["files"], key=lambda file: str(file["path"]), reverse=True)[:NEWEST_RECORDS]
+    return [file["path"] for file in newest if (Path(file["path"]).name, file["size"]) not in here]
+
+
 class FilterModule:
     """The filters of this file."""
 
@@ -299,6 +316,7 @@ class FilterModule:
             list_mount_units,
             find_release,
             report_engines,
+            find_new_records,
             one_line,
             unit_word,
             backend_name,

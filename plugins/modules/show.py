@@ -23,6 +23,10 @@ options:
   text:
     description: Sentences to print on one line, after the name of the host.
     type: str
+  color:
+    description: Colour of the lines, if the terminal shows colours.
+    type: str
+    choices: [red]
 seealso:
   - module: ansible.builtin.debug
 """

@@ -124,6 +124,7 @@ LOWEST = {"names", "paths", "text", "version", "system", "gpu", "weights"}
 ABOVE = {
     "host_doctor": "it runs on a bare host with every check of the doctor",
     "program_release": "it takes the lock of the switch and names the switch that has it",
+    "serving_page": "it runs on the controller",
     "model_facts": "it interprets checkpoints as the planner does",
     **dict.fromkeys(
         (

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the page is made of. Each part may be missing, and a record may be of another release or damaged."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+NEWEST = 20
+"""Records of a kind that are read."""
+
+
+def mapping(value: object) -> Row:
+    """Return the value if it is an object of JSON, or an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def list_of(value: object) -> list[Row]:
+    """Return the objects of a list of JSON, or none."""
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, (list, tuple)) else []
+
+
+def texts_of(value: object) -> list[str]:
+    """Return the members of a list of JSON as text, or none."""
+    return [str(one) for one in value] if isinstance(value, (list, tuple)) else []
+
+
+def number(value: object) -> float | None:
+    """Return the value if it is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """A run of the benchmark as its record has it."""
+
+    run: Row
+    measurements: Sequence[Row] = ()
+    end: Row = field(default_factory=dict)
+    """Empty if the run was killed."""
+
+
+@dataclass(frozen=True)
+class PageData:
+    """What is known of a host. `report` is that of `playbooks/tasks/report.yml`."""
+
+    report: Row
+    made_at: str
+    status: Row = field(default_factory=dict)
+    history: Sequence[Row] = ()
+    """Journals, newest first."""
+    bench: Sequence[BenchRun] = ()
+    """Newest first."""
+    quality: Sequence[Row] = ()
+    """Newest first; those with `kind: reference` compare tokens with a reference."""
+    reference: Sequence[Row] = ()
+
+    @property
+    def host(self) -> str:
+        """The name of the host in the inventory."""
+        return str(self.report.get("host") or "")
+
+    @property
+    def engines(self) -> list[Row]:
+        """The engines of the profile."""
+        return list_of(self.report.get("engines"))
+
+    @property
+    def status_engines(self) -> list[Row]:
+        """The engines as the host tells of them, in the order of the profile."""
+        told = {str(one.get("engine")): one for one in list_of(self.status.get("engines"))}
+        return [{**engine, **told.get(str(engine.get("engine")), {})} for engine in self.engines]
+
+    @property
+    def gpus(self) -> list[Row]:
+        """The GPUs as they were measured."""
+        return list_of(self.report.get("gpus"))
+
+    @property
+    def plan(self) -> list[Row]:
+        """The plan of each engine, as `serving_plan` returns it."""
+        return list_of(self.report.get("plan"))
+
+    def plan_of(self, engine: str) -> Row:
+        """Return the plan of an engine, or an empty one."""
+        return next((one for one in self.plan if one.get("engine") == engine), {})
+
+    @property
+    def switch(self) -> Row:
+        """The journal of the last switch, or what is known of it."""
+        for journal in (self.report.get("switch"), next(iter(self.history), None), self.report.get("last_switch")):
+            if mapping(journal):
+                return mapping(journal)
+        return {}
+
+    @property
+    def failures(self) -> list[str]:
+        """What is wrong: problems, engines that do not serve, and failures that the newest benchmark found."""
+        found = texts_of(self.report.get("problems"))
+        if not found:
+            silent = [engine for engine in self.engines if engine.get("state") not in (None, "active")]
+            found += [f"{engine.get('engine')} is {engine.get('state')}." for engine in silent]
+        return found
+
+    @property
+    def index_row(self) -> dict[str, Any]:
+        """The line of the host in the index of several hosts."""
+        return {
+            "host": self.host,
+            "profile": self.report.get("profile"),
+            "verdict": self.verdict,
+            "good": not self.failures,
+            "note": self.report.get("note"),
+            "made_at": self.made_at,
+        }
+
+    @property
+    def verdict(self) -> str:
+        """One sentence about the host."""
+        if self.failures:
+            return f"{len(self.failures)} problem{'s' if len(self.failures) > 1 else ''}"
+        return "serves without known problems"
+
+
+def complete(report: Row, saved: Row) -> dict[str, Any]:
+    """Return the report with the completions and versions that the last complete run saved, where it has none.
+
+    Those of another generation are of other engines, and are left out.
+    """
+    whole = dict(report)
+    if saved.get("generation") == report.get("generation"):
+        for key in ("completions", "versions"):
+            whole[key] = report.get(key) or saved.get(key)
+    return whole
+
+
+def newest_protocol(runs: Sequence[BenchRun], engine: str) -> list[Row]:
+    """Return the measurements of one stream in the newest run that has some of the engine."""
+    for one in runs:
+        found = [
+            row
+            for row in one.measurements
+            if row.get("case") == "protocol" and row.get("engine") == engine and row.get("concurrency") == 1
+        ]
+        if found:
+            return found
+    return []
+
+
+def newest_files(directory: Path, pattern: str) -> list[Path]:
+    """Return the newest records; their names begin with the time."""
+    return sorted(directory.glob(pattern), reverse=True)[:NEWEST]
+
+
+def read_bench(directory: Path) -> list[BenchRun]:
+    """Return the newest runs of the benchmark; what is no record is left out."""
+    runs = []
+    for path in newest_files(directory, "*.jsonl"):
+        lines = []
+        try:
+            for text in path.read_text(encoding="utf-8").splitlines():
+                lines.append(mapping(json.loads(text)))
+        except (OSError, ValueError):
+            pass  # a run that was killed can end in the middle of a line; what is before it counts
+        first = next((line for line in lines if line.get("kind") == "run"), None)
+        if first is not None:
+            measured = [line for line in lines if line.get("kind") == "measurement"]
+            ends = [line for line in lines if line.get("kind") == "end"]
+            runs.append(BenchRun(first, measured, ends[0] if ends else {}))
+    return runs
+
+
+def read_quality(directory: Path) -> list[Row]:
+    """Return the newest records of quality and of reference answers; what is no record is left out."""
+    found = []
+    for path in newest_files(directory, "*.json"):
+        try:
+            record = mapping(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            continue
+        if record:
+            found.append(record)
+    return found

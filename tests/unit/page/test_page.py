@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of a host: complete, escaped, readable by machines, the same for the same data, and without plots, too."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.vllm_edge.page import figures, pages
+from ansible.module_utils.vllm_edge.page.data import PageData, complete, read_bench, read_quality
+from ansible.module_utils.vllm_edge.page.sections import SECTIONS
+from ansible.module_utils.vllm_edge.page.style import COLOURS
+from conftest import parse
+
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>$x^{$\x1b[31m\u202e&'
+
+
+@pytest.fixture
+def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python without matplotlib."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+def spoil(value: Any) -> Any:
+    """The same document with hostile texts, which keep their beginning."""
+    if isinstance(value, dict):
+        return {key: spoil(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [spoil(one) for one in value]
+    return value + HOSTILE if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("example", ["full", "minimal"])
+def test_structure(example: str, request: pytest.FixtureRequest) -> None:
+    """Headings go down by one level, every table begins with its caption, ids are unique, every section is linked."""
+    parsed = parse(pages.build(request.getfixturevalue(example)).page)
+    assert parsed.headings[0] == 1 and parsed.headings.count(1) == 1
+    assert all(below - above <= 1 for above, below in zip(parsed.headings, parsed.headings[1:], strict=False))
+    assert set(parsed.first_in_table) <= {"caption"}
+    assert len(parsed.first_in_table) == sum(tag == "table" for tag, _ in parsed.tags)
+    assert len(parsed.ids) == len(set(parsed.ids))
+    assert all(values.get("scope") in {"row", "col"} for tag, values in parsed.tags if tag == "th")
+    links = {str(values["href"])[1:] for tag, values in parsed.tags if tag == "a"}
+    assert links <= set(parsed.ids) and len(links) == len(SECTIONS) + 1
+    named = [
+        str(values[key])
+        for _, values in parsed.tags
+        for key in values
+        if key in ("aria-labelledby", "aria-describedby")
+    ]
+    assert set(named) <= set(parsed.ids)
+    assert {"header", "nav", "main", "footer"} <= {tag for tag, _ in parsed.tags}
+
+
+@pytest.mark.parametrize("example", ["full", "minimal"])
+def test_nothing_is_requested(example: str, request: pytest.FixtureRequest) -> None:
+    """A page has no address, no script and nothing that is loaded."""
+    page = pages.build(request.getfixturevalue(example)).page
+    for word in ("http://", "https://", "url(", " src=", "<script", "@import", "xlink", "<link"):
+        assert word not in page
+
+
+def test_hostile_texts_stay_texts(full: PageData) -> None:
+    """A recorded text becomes no element, no attribute, and no character that changes how others look."""
+    kept = ("engine", "kind", "case", "through")
+    clean = pages.build(full)
+    bench = [
+        replace(
+            run,
+            run=spoil(run.run),
+            measurements=[spoil(row) | {key: row[key] for key in kept} for row in run.measurements],
+            end=spoil(run.end),
+        )
+        for run in full.bench
+    ]
+    data = replace(
+        full, report=spoil(full.report), status=spoil(full.status), history=spoil(list(full.history)),
+        bench=bench, quality=[spoil(record) for record in full.quality], made_at=HOSTILE,
+    )  # fmt: skip
+    built = pages.build(data)
+    assert not built.missing
+    assert HOSTILE[2:10] not in built.page and "\x1b" not in built.page and "\u202e" not in built.page
+    parsed = parse(built.page)
+    assert {tag for tag, _ in parsed.tags} <= {tag for tag, _ in parse(clean.page).tags}
+    assert not [key for _, values in parsed.tags for key in values if key.startswith("on")]
+    assert "<script>alert(1)" in parsed.text
+    assert "<script" not in pages.build_index([data.index_row])
+
+
+def test_the_same_data_give_the_same_bytes(full: PageData) -> None:
+    """Neither page nor plots have dates or random names."""
+    assert pages.build(full) == pages.build(full)
+
+
+def test_everything_recorded_is_on_the_page(full: PageData) -> None:
+    """Roles, plan against measurement, gaps, speeds, phases of loads, quality, versions, pins and the note."""
+    text = parse(pages.build(full).page).text
+    for word in (
+        "architect", "nvidia/Gemma-4-31B-IT-NVFP4", "19 of 19 figures within the tolerance", "architect: no answer",
+        "14.9 (reference host)", "13.0 / 14.9 / 16.8", "loading-weights", "order-as-json", "unsteady", "tie",
+        "580.178.04", "gpu_uuids:", "Simulated GPUs: speeds mean nothing", "rolled_back",
+        "serves without known problems",
+        "1,024 tokens, reference", "tool_call not shown: architect, worker, auditor, sentry.",
+    ):  # fmt: skip
+        assert word in text, word
+
+
+def test_what_is_missing_is_said(minimal: PageData) -> None:
+    """Each part without a record names the playbook that makes one."""
+    built = pages.build(minimal)
+    text = parse(built.page).text
+    assert not built.plots and not built.missing
+    for playbook in ("bench.yml", "quality.yml", "site.yml"):
+        assert f"ansible-playbook playbooks/{playbook} --limit bare" in text
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_without_matplotlib_there_are_tables(full: PageData) -> None:
+    """The values of each figure are a table, and the reason is returned."""
+    built = pages.build(full)
+    assert "matplotlib" in built.missing and not built.plots
+    assert "<svg" not in built.page
+    assert "Speed of one stream in tokens per second: values" in parse(built.page).text
+
+
+def test_a_figure_that_cannot_be_drawn_costs_only_the_plots(full: PageData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the library is returned with its name."""
+
+    def fail(*_arguments: object) -> str:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(pages, "draw_inline", fail)
+    built = pages.build(full)
+    assert built.missing == "RuntimeError: no room" and "14.9 (reference host)" in built.page
+
+
+def test_plots_are_files_in_the_light_scheme(full: PageData) -> None:
+    """Memory and speed are SVG, in colours and with their title, and PNG."""
+    plots = pages.build(full).plots
+    assert set(plots) == {"memory.svg", "memory.png", "speed.svg", "speed.png"}
+    assert plots["memory.png"].startswith(b"\x89PNG")
+    svg = plots["memory.svg"].decode()
+    assert "Memory of the GPUs in MiB" in svg and COLOURS["kv_cache"][0] in svg and "var(" not in svg
+    assert not re.search(r"#0100[0-9a-f]{2}\b", svg) and "<dc:date>" not in svg
+
+
+def test_problems_are_the_verdict(full: PageData) -> None:
+    """Problems come first, and an engine that does not serve is one."""
+    down = [{**engine, "state": "failed"} for engine in full.engines]
+    assert replace(full, report={**full.report, "problems": ["a", "b"]}).verdict == "2 problems"
+    assert replace(full, report={**full.report, "engines": down}).failures[0] == "31b-nvfp4-tp2 is failed."
+
+
+def test_unknown_is_not_zero(full: PageData) -> None:
+    """A GPU that could not be measured, and one without a plan."""
+    gpu = {"index": 7, "slot": 7, "used_mib": None, "budget_mib": None, "total_mib": 23034}
+    figure = figures.draw_memory(replace(full, report={**full.report, "gpus": [gpu]}))
+    assert figure is not None and figure.rows[0][:2] == ("GPU 7", "unknown") and figure.rows[0][7] == "unknown"
+    assert [line.value for line in figure.lines] == ["unknown"]
+
+
+def test_records_that_are_damaged(tmp_path: Path) -> None:
+    """What is no record is left out; a run that was killed in the middle of a line counts up to there."""
+    (tmp_path / "20261125T000000Z-a.jsonl").write_text('{"kind": "run", "run": "a"}\n{"kind": "measurement"}\n{"kin')
+    (tmp_path / "20261125T000001Z-b.jsonl").write_text("[]")
+    (tmp_path / "20261125T000002Z-c.json").write_text("{")
+    (tmp_path / "20261125T000003Z-d.json").write_text(json.dumps({"run": "d"}))
+    runs = read_bench(tmp_path)
+    assert [run.run["run"] for run in runs] == ["a"] and len(runs[0].measurements) == 1 and not runs[0].end
+    assert read_quality(tmp_path) == [{"run": "d"}]
+
+
+def test_a_saved_report_completes_only_its_own_generation() -> None:
+    """The engines of another generation gave those completions."""
+    saved = {"generation": 1, "completions": [{}], "versions": {"vLLM": "0.32.0"}, "profile": "old"}
+    whole = complete({"generation": 1, "completions": [], "versions": {"vLLM": "0.33.0"}, "profile": "new"}, saved)
+    assert whole == {"generation": 1, "completions": [{}], "versions": {"vLLM": "0.33.0"}, "profile": "new"}
+    assert complete({"generation": 2, "completions": []}, saved)["completions"] == []
+
+
+def test_index() -> None:
+    """One line for each host, with a link that is no other address."""
+    rows = [
+        {"host": name, "profile": "p", "verdict": "2 problems", "good": False, "made_at": "x"}
+        for name in ("a/../b", "c")
+    ]
+    page = parse(pages.build_index(rows))
+    assert [values["href"] for tag, values in page.tags if tag == "a"] == ["#content", "a/../b.html", "c.html"]
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_contrast(scheme: int) -> None:
+    """Texts have 4.5 to 1, and marks 3 to 1, on the page; the band has an outline in its mark and its value as text."""
+    for name, pair in COLOURS.items():
+        if name in {"page", "soft", "grid", "band"}:
+            continue
+        least = 4.5 if name in {"ink", "muted", "link", "good", "bad", "warn"} else 3.0
+        bright, dark = sorted((_luminance(pair[scheme]), _luminance(COLOURS["page"][scheme])), reverse=True)
+        assert (bright + 0.05) / (dark + 0.05) >= least, name

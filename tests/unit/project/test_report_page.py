@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""playbooks/tasks/page.yml for two hosts on this machine, and what the plots of the page need."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import ROOT, get_words, run_playbook
+
+FIXTURES = ROOT / "tests" / "fixtures" / "page"
+PROGRAM = f"#!/bin/sh\ncat {FIXTURES / 'history.json'}\n"
+PLAY: list[dict[str, Any]] = [
+    {
+        "name": "Write pages",
+        "hosts": "gpu_hosts",
+        "gather_facts": False,
+        "tasks": [
+            {"ansible.builtin.include_tasks": str(ROOT / "playbooks" / "tasks" / "page.yml")},
+            {"show": {"text": "{{ serving_note }}", "color": "red"}},
+        ],
+    }
+]
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Any:
+    """Run the tasks for the hosts `a` and `b`; `a` has records, and a report that a complete run saved."""
+    report = json.loads((FIXTURES / "report.json").read_text())
+    for name in ("a", "b"):
+        (tmp_path / name / "state").mkdir(parents=True)
+    for kind in ("bench", "quality"):
+        (tmp_path / "a" / "state" / kind).mkdir()
+        for file in (FIXTURES / kind).iterdir():
+            (tmp_path / "a" / "state" / kind / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "a" / "state" / "report.json").write_text(json.dumps(report))
+    hosts = {
+        name: {
+            "ansible_connection": "local",
+            "serving_profile": "e2b-only",
+            "serving_note": "",
+            "bench_reference": [],
+            "serving_reports_directory": str(tmp_path / "reports"),
+            "vllm_edge_host_state_directory": str(tmp_path / name / "state"),
+            "serving_report": {**report, "host": name, "note": "On loan <b>", "versions": {}, "completions": []},
+            "serving_status": {"stdout": (FIXTURES / "status.json").read_text()},
+        }
+        for name in ("a", "b")
+    }
+    (tmp_path / "hosts.yml").write_text(json.dumps({"gpu_hosts": {"hosts": hosts}}))
+    (tmp_path / "play.yml").write_text(json.dumps(PLAY))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "vllm-edge").write_text(PROGRAM)
+    (tmp_path / "bin" / "vllm-edge").chmod(0o755)
+
+    def run(*options: str) -> Any:
+        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+        return run_playbook("-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"), *options, PATH=path)
+
+    return run
+
+
+def test_pages_records_and_index(pages: Any, tmp_path: Path) -> None:
+    """Nothing counts as a change, nobody else may read the files, and a second run fetches what became complete."""
+    done = pages("-e", "serving_note=Borrowed")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "changed=0" in done.stdout and "a: Borrowed" in get_words(done)
+    reports = tmp_path / "reports"
+    assert f"The page is {reports}/a.html." in get_words(done)
+    fetched = reports / "bench" / "a" / "20261125T023000Z-nvfp4-tp2.jsonl"
+    for path in [reports, *reports.rglob("*")]:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+    page = (reports / "a.html").read_text()
+    assert "On loan &lt;b&gt;" in page and "580.178.04" in page and "order-as-json" in page
+    other = (reports / "b.html").read_text()
+    assert "No benchmark is recorded" in other and "The versions are recorded by" in other
+    assert re.findall(r'href="(\w+\.html)"', (reports / "index.html").read_text()) == ["a.html", "b.html"]
+    fetched.write_text("")
+    assert pages().returncode == 0
+    assert fetched.read_text() == (FIXTURES / "bench" / fetched.name).read_text()
+
+
+def test_without_matplotlib_the_play_names_it(pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The play succeeds and says with which Python it is installed."""
+    (tmp_path / "hidden" / "matplotlib").mkdir(parents=True)
+    (tmp_path / "hidden" / "matplotlib" / "__init__.py").write_text("raise ModuleNotFoundError('No module matplotlib')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hidden"))
+    done = pages("--limit", "a")
+    words = get_words(done)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (
+        "It has tables and no plots (ModuleNotFoundError" in words and "-m pip install 'matplotlib>=3.10,<4'" in words
+    )
+    assert Path(sys.executable).name in words
+    assert not list((tmp_path / "reports").glob("*.svg")) and not (tmp_path / "reports" / "index.html").exists()
+
+
+def test_staged_wheels_are_the_locked_ones() -> None:
+    """requirements-report.txt is a part of requirements-dev.txt; `make lock` writes both."""
+
+    def read(path: str) -> set[str]:
+        return set((ROOT / path).read_text().replace("\\\n", "").splitlines())
+
+    staged = read("roles/staging/files/requirements-report.txt")
+    assert any(line.startswith("matplotlib==") for line in staged)
+    assert staged <= read("requirements-dev.txt")
