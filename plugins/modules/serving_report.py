@@ -26,6 +26,7 @@ options:
         any.
       - C(overrides), why the plan rejected engines that serve. C(versions) of the software by name. C(pins), lines for
         the inventory that pin values which were recorded at first use.
+      - C(plan) and C(note) are for M(edge.vllm_edge.serving_page), and are not rendered here.
     type: dict
     required: true
 seealso:

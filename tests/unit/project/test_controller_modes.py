@@ -11,7 +11,7 @@ import yaml
 from helpers import ROOT
 
 WRITERS = ("ansible.builtin.copy", "ansible.builtin.file", "ansible.builtin.template", "community.general.archive")
-PRIVATE = ("0600", "0700", "u+rwx")
+PRIVATE = ("0600", "0700", "u+rwx", "u=rwX,go=")
 OF_THE_REPOSITORY = {
     "Write the recorded facts",
     "Create the directory of the inventory's facts",

@@ -31,6 +31,7 @@ def _draw(figure: Figure, width: float, legend: bool) -> Any:
     """Return matplotlib's figure in sentinel colours."""
     from matplotlib.figure import Figure as Canvas
     from matplotlib.patches import Patch, Rectangle
+    from matplotlib.ticker import MaxNLocator
 
     colours = paint()
     narrow = width < WIDE
@@ -56,7 +57,7 @@ def _draw(figure: Figure, width: float, legend: bool) -> Any:
     axes.set_xlim(0, reach * 1.01)
     axes.set_ylim(at + step * 0.6, 0)
     axes.set_facecolor("none")
-    axes.locator_params(axis="x", nbins=4 if narrow else 7)
+    axes.xaxis.set_major_locator(MaxNLocator(4 if narrow else 7, steps=[1, 2, 2.5, 5, 10]))
     axes.tick_params(length=0, colors=colours["muted"])
     axes.xaxis.set_major_formatter(lambda value, _position: f"{value:,.0f}" if reach > 5 else f"{value:g}")
     axes.set_xlabel(figure.unit, color=colours["muted"])
