@@ -117,6 +117,7 @@ def test_what_is_missing_is_said(minimal: PageData) -> None:
     built = pages.build(minimal)
     text = parse(built.page).text
     assert not built.plots and not built.missing
+    assert not minimal.good and "no engine is known" in text
     for playbook in ("bench.yml", "quality.yml", "site.yml"):
         assert f"ansible-playbook playbooks/{playbook} --limit bare" in text
 
