@@ -17,7 +17,7 @@ from ansible.module_utils.vllm_edge.page.sections import SECTIONS
 from ansible.module_utils.vllm_edge.page.style import COLOURS
 from conftest import parse
 
-HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>$x^{$\x1b[31m\u202e&'
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e&'
 
 
 @pytest.fixture
@@ -94,6 +94,13 @@ def test_hostile_texts_stay_texts(full: PageData) -> None:
     assert "<script" not in pages.build_index([data.index_row])
 
 
+def test_a_name_is_no_formula(full: PageData) -> None:
+    """matplotlib would take text between dollars for one, and fail at this."""
+    gpus = [{**gpu, "index": "$x^{$"} for gpu in full.gpus]
+    built = pages.build(replace(full, report={**full.report, "gpus": gpus}))
+    assert not built.missing and "GPU $x^{$ plan</text>" in built.page
+
+
 def test_the_same_data_give_the_same_bytes(full: PageData) -> None:
     """Neither page nor plots have dates or random names."""
     assert pages.build(full) == pages.build(full)
@@ -117,6 +124,7 @@ def test_what_is_missing_is_said(minimal: PageData) -> None:
     built = pages.build(minimal)
     text = parse(built.page).text
     assert not built.plots and not built.missing
+    assert not minimal.good and "no engine is known" in text
     for playbook in ("bench.yml", "quality.yml", "site.yml"):
         assert f"ansible-playbook playbooks/{playbook} --limit bare" in text
 

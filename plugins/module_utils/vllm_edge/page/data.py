@@ -116,17 +116,22 @@ class PageData:
             "host": self.host,
             "profile": self.report.get("profile"),
             "verdict": self.verdict,
-            "good": not self.failures,
+            "good": self.good,
             "note": self.report.get("note"),
             "made_at": self.made_at,
         }
+
+    @property
+    def good(self) -> bool:
+        """Whether engines serve and nothing is wrong."""
+        return bool(self.engines) and not self.failures
 
     @property
     def verdict(self) -> str:
         """One sentence about the host."""
         if self.failures:
             return f"{len(self.failures)} problem{'s' if len(self.failures) > 1 else ''}"
-        return "serves without known problems"
+        return "serves without known problems" if self.engines else "no engine is known"
 
 
 def complete(report: Row, saved: Row) -> dict[str, Any]:

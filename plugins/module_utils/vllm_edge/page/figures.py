@@ -198,7 +198,8 @@ def draw_speed(data: PageData) -> Figure | None:
         "speed",
         "Speed of one stream in tokens per second",
         "The planned band of each engine, the measurements of the newest benchmark, and reference values. "
-        + " ".join(f"{row[0]}, {row[1]}{f', {row[2]} tokens' if row[2] else ''}: {row[3] or row[4]}." for row in rows),
+        + "; ".join(f"{line.name} {line.value}" for line in lines)
+        + ".",
         "tokens per second",
         tuple(lines),
         tuple((said, colour) for said, colour in legend if colour in used),
@@ -277,7 +278,8 @@ def draw_switch(data: PageData) -> Figure | None:
         outcome = str(phase.get("outcome") or "not finished")
         rows.append((name, amount(began, 1), amount(seconds, 1), outcome, str(phase.get("detail") or "")))
     whole = number(switch.get("seconds"))
-    for position, (role, down) in enumerate(mapping(switch.get("downtime")).items()):
+    gone = {role: down for role, down in mapping(switch.get("downtime")).items() if list_of(mapping(down).get("gaps"))}
+    for position, (role, down) in enumerate(gone.items()):
         gaps, away = [], number(mapping(down).get("seconds"))
         for gap in list_of(mapping(down).get("gaps")):
             start, end = number(gap.get("from_s")), number(gap.get("to_s"))

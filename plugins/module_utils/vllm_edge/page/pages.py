@@ -91,7 +91,7 @@ def build(data: PageData) -> Built:
             tag("h1", data.host),
             tag("p", f"Profile {data.report.get('profile')}, generation {data.report.get('generation')}. As of ",
                 moment(data.made_at), ".", class_="lead"),
-            tag("p", data.verdict, class_=f"verdict {'bad' if data.failures else 'good'}"),
+            tag("p", data.verdict, class_=f"verdict {'good' if data.good else 'bad'}"),
             banner(data.report.get("note")),
         ]
     )  # fmt: skip

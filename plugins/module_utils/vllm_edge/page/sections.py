@@ -247,7 +247,8 @@ def write_speed(data: PageData, figures: Figures) -> Html:
     headings = ["engine", "case", "way", "tokens in + out", "at once", "tok/s", "first token, ms", "its p95",
                 "per token, ms", "W", "J per token", "failed"]  # fmt: skip
     if rows:
-        parts.append(table("Measurements of the newest benchmark", headings, rows, frozenset(range(3, 12))))
+        taken = table("Measurements of the newest benchmark", headings, rows, frozenset(range(3, 12)))
+        parts.append(tag("details", tag("summary", f"All measurements of the newest benchmark: {len(rows)}"), taken))
     return join(parts)
 
 
@@ -259,7 +260,7 @@ def count(some: int, what: str) -> str:
 def describe_end(run: BenchRun) -> str:
     """Return how a run of the benchmark ended."""
     if not run.end:
-        return "it did not end"
+        return "it still runs, or was killed"
     words = {"passed": "passed", "findings": count(len(list_of(run.end.get("findings"))), "finding")}
     error = f" ({run.end.get('error')})" if run.end.get("error") else ""
     return f"{words.get(str(run.end.get('verdict')), str(run.end.get('verdict')))}{error}"
@@ -285,12 +286,12 @@ def write_switch(data: PageData, figures: Figures) -> Html:
         return missing("No switch is recorded; the first one is made by", "site.yml", data)
     head = f": {describe_way(switch)}, {switch.get('result') or 'not finished'}"
     whole = number(switch.get("seconds"))
-    downtime = mapping(switch.get("downtime"))
+    away = [name for name, down in mapping(switch.get("downtime")).items() if seconds_away(down)]
     return join(
         [
             tag("p", moment(switch.get("started_at")), head, f" after {amount(whole, 1)} s." if whole else ".",
                 f" {switch.get('message') or ''}"),
-            "" if downtime else tag("p", "No served name was without an answer."),
+            "" if away else tag("p", "No served name was without an answer."),
             show(figures.get("switch")) or tag("p", "Its phases are in the host's history.", class_="muted"),
         ]
     )  # fmt: skip
@@ -398,12 +399,17 @@ def write_history(data: PageData, _figures: Figures) -> Html:
     return join(parts)
 
 
+def seconds_away(down: object) -> float | None:
+    """Return the seconds of a downtime, which is a journal's, or a number in the status."""
+    return number(down["seconds"] if isinstance(down, Mapping) and "seconds" in down else down)
+
+
 def describe_downtime(downtime: Row) -> str:
     """Return the seconds in which each served name had no answer."""
     said = []
     for name, down in downtime.items():
-        seconds = number(down) if number(down) is not None else number(mapping(down).get("seconds"))
-        said.append(f"{name} {amount(seconds, 1)}")
+        if seconds_away(down):
+            said.append(f"{name} {amount(seconds_away(down), 1)}")
     return ", ".join(said) or "none"
 
 
