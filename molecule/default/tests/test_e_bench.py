@@ -8,10 +8,11 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import INVENTORY_HOST, PROFILE, ROOT, VICTIM, Controller, Machine, Play, play_result
+from conftest import INVENTORY_HOST, PROFILE, ROOT, VICTIM, Clients, Controller, Machine, Play, play_result
 
 FORMER = f"/var/lib/vllm-edge/bench/20260101T000000Z-{PROFILE}.jsonl"
 AT = "2026-01-01T00:00:00Z"
@@ -127,3 +128,32 @@ def test_check_mode_measures_nothing(machine: Machine, controller: Controller, r
     play = controller.play("playbooks/bench.yml", "--check", "--extra-vars=bench_engines=e2b")
     assert (play.rc, play.changed) == (0, []), play.output
     assert "would run on" in play.output and machine.run("ls", "/var/lib/vllm-edge/bench") == before
+
+
+@pytest.mark.thorough
+def test_a_soak_of_ten_minutes_beside_a_client_of_all_roles(
+    machine: Machine, controller: Controller, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every engine is loaded for ten minutes together; nothing fails, and the growth of memory is told."""
+    clients = Clients(machine)
+    clients.start()
+    engines = len(json.loads(machine.run("vllm-edge", "status", "--format", "json"))["engines"])
+    options = {"bench_cases": "protocol", "bench_output_tokens": "16", "bench_requests": "1", "bench_through": "engine"}
+    options |= {"bench_soak_minutes": str(10 / engines), "bench_allow_load": "true"}
+    play = controller.play("playbooks/bench.yml", f"--extra-vars={json.dumps(options)}")
+    recorded = clients.stop(tmp_path)
+    assert play.rc == 0, play.output[-6000:]
+    newest = machine.run("sh", "-c", "ls /var/lib/vllm-edge/bench/*.jsonl | tail -1").strip()
+    lines = [json.loads(line) for line in machine.run("cat", newest).splitlines()]
+    soak = [one for one in lines if one.get("case") == "soak" and one["kind"] == "measurement"]
+    assert sum(one["seconds"] for one in soak) >= 450 and not any(one["failed"] for one in soak)
+    assert all(one.ok for one in recorded.asked), "a client's request failed"
+    growth = {
+        gpu["slot"]: max(one["vram_after_mib"] for one in mine) - mine[0]["vram_before_mib"]
+        for one in soak
+        for gpu in one["gpus"]
+        if (mine := [each for other in soak for each in other["gpus"] if each["slot"] == gpu["slot"]])
+    }
+    with capsys.disabled():
+        print(f"\nsoak: {len(soak)} measurements, {len(recorded.asked)} requests of the client, MiB more: {growth}")
+    assert all(mib <= 64 for mib in growth.values()), growth
