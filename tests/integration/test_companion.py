@@ -22,7 +22,7 @@ from ansible.module_utils.vllm_edge.engine.companion import (
     run_companion,
 )
 from ansible.module_utils.vllm_edge.paths import HostPaths
-from ansible.module_utils.vllm_edge.system.attendance import Attendance
+from ansible.module_utils.vllm_edge.system.attendance import LongRun
 from ansible.module_utils.vllm_edge.system.docker import DockerEngine
 from harness import IMAGE, USER, docker
 
@@ -106,13 +106,13 @@ def test_a_program_that_takes_too_long_is_ended(run: Runner) -> None:
 
 
 def test_a_program_for_which_nobody_waits_is_ended(run: Runner, tmp_path: Path) -> None:
-    attendance = Attendance(tmp_path / "asked")
-    attendance.touch()
-    assert not attendance.is_lost()
-    os.utime(attendance.path, (1, 1))
-    attendance = Attendance(attendance.path, _began=1.0)
+    long_run = LongRun(tmp_path, "test", attended=True)
+    long_run.follow()
+    assert not long_run.is_lost()
+    os.utime(tmp_path / "test.asked", (1, 1))
+    long_run = LongRun(tmp_path, "test", attended=True, _began=1.0)
     with pytest.raises(CompanionError, match="nobody waits for it"):
-        run("import time\ntime.sleep(600)", attended=lambda: not attendance.is_lost())
+        run("import time\ntime.sleep(600)", attended=lambda: not long_run.is_lost())
 
 
 def test_a_signal_ends_the_program(run: Runner) -> None:

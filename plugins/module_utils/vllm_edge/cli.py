@@ -15,9 +15,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .paths import ETC, STATE, HostPaths, host_paths
 from .text import make_printable
+
+if TYPE_CHECKING:
+    from .system.attendance import LongRun
 
 Options = argparse.Namespace
 HOST_PACKAGES = ("docker", "pynvml")
@@ -259,8 +263,9 @@ def _add_reference_options(parser: argparse.ArgumentParser) -> None:
 def _run_reference(options: Options, paths: HostPaths) -> int:
     from .quality import reference_run
 
+    long_run = _describe_long_run("reference", options, paths)
     if options.progress:
-        return reference_run.run_progress(paths)
+        return long_run.follow()
     wanted = reference_run.Options(
         engine=options.engine,
         model=options.model,
@@ -270,9 +275,8 @@ def _run_reference(options: Options, paths: HostPaths) -> int:
         timeout_s=options.timeout,
         device=options.device,
         note=options.note,
-        attended=options.attended,
     )
-    return reference_run.run_reference(wanted, paths, output=options.format)
+    return reference_run.run_reference(wanted, paths, long_run, output=options.format)
 
 
 def _run_gateway(options: Options, paths: HostPaths) -> int:
@@ -310,8 +314,9 @@ def _add_quality_options(parser: argparse.ArgumentParser) -> None:
 def _run_quality(options: Options, paths: HostPaths) -> int:
     from .quality import run
 
+    long_run = _describe_long_run("quality", options, paths)
     if options.progress:
-        return run.run_progress(paths)
+        return long_run.follow()
     if options.list:
         return run.run_list(paths, output=options.format)
     if options.compare:
@@ -327,9 +332,8 @@ def _run_quality(options: Options, paths: HostPaths) -> int:
         repeats=options.repeats,
         timeout_s=options.timeout,
         note=options.note,
-        attended=options.attended,
     )
-    return run.run_quality(paths, wanted, output=options.format)
+    return run.run_quality(paths, wanted, long_run, output=options.format)
 
 
 def _add_source_options(parser: argparse.ArgumentParser) -> None:
@@ -430,6 +434,12 @@ def _add_bench_options(parser: argparse.ArgumentParser) -> None:
     _add_format(parser)
 
 
+def _describe_long_run(name: str, options: Options, paths: HostPaths) -> LongRun:
+    from .system.attendance import LongRun
+
+    return LongRun(paths.run, name, options.attended, echo=options.format == "text")
+
+
 def _run_bench(options: Options, paths: HostPaths) -> int:
     from .bench import command
     from .bench.cases import Sizes
@@ -437,8 +447,9 @@ def _run_bench(options: Options, paths: HostPaths) -> int:
     from .bench.model import CASES
     from .bench.run import Options as BenchOptions
 
+    long_run = _describe_long_run("bench", options, paths)
     if options.progress:
-        return command.run_progress(paths)
+        return long_run.follow()
     if options.list:
         return command.run_list(paths, options.format)
     try:
@@ -460,9 +471,8 @@ def _run_bench(options: Options, paths: HostPaths) -> int:
         tolerance_percent=options.tolerance_percent,
         note=options.note,
         asked_by=options.asked_by,
-        attended=options.attended,
     )
-    return command.run_bench(paths, wanted, output=options.format, gate=options.gate)
+    return command.run_bench(paths, wanted, long_run, output=options.format, gate=options.gate)
 
 
 def _nothing(parser: argparse.ArgumentParser) -> None:

@@ -21,6 +21,7 @@ from ansible.module_utils.vllm_edge.engine.companion import Companion, Companion
 from ansible.module_utils.vllm_edge.engine.metrics import Totals, read_totals
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch.journal import Lock
+from ansible.module_utils.vllm_edge.system.attendance import LongRun
 from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.nvml import StateReading, open_nvml
 from generations import UUIDS, activate, engine, rendered
@@ -99,9 +100,11 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return made
 
 
-def bench(world: World, output: str = "json", **options: Any) -> int:
+def bench(world: World, output: str = "json", attended: bool = False, **options: Any) -> int:
     given = Options(**{"cases": ("protocol",), "through": ("engine",), **options})
-    return command.run_bench(world.paths, given, output=output, gate="warn")
+    return command.run_bench(
+        world.paths, given, LongRun(world.paths.run, "bench", attended), output=output, gate="warn"
+    )
 
 
 def test_a_run_is_recorded_line_by_line(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +150,7 @@ def test_it_is_refused_while_a_switch_runs(world: World, capsys: pytest.CaptureF
 
 
 def test_two_runs_never_overlap(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    with run.lock(world.paths):
+    with LongRun(world.paths.run, "bench").alone():
         assert bench(world) == 2
     assert "Another benchmark runs on this host" in capsys.readouterr().err
 
@@ -191,7 +194,7 @@ def test_a_switch_that_begins_ends_the_run(world: World) -> None:
 
 def test_a_run_that_nobody_follows_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def play(tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
-        assert command.run_progress(world.paths) == 0
+        assert LongRun(world.paths.run, "bench").follow() == 0
         assert attended()
         monkeypatch.setattr("ansible.module_utils.vllm_edge.system.attendance.time", SimpleNamespace(time=lambda: 1e12))
         assert not attended()

@@ -25,6 +25,7 @@ from ansible.module_utils.vllm_edge.quality.reference import (
     find_refusal,
     parse_script_answers,
 )
+from ansible.module_utils.vllm_edge.system.attendance import LongRun
 from engine_files import CONFIG, CREATE, written
 
 WORDS = {1: "one", 2: "two", 3: "three", 7: "<user>", 8: "<human>", 9: "hello"}
@@ -240,13 +241,17 @@ def test_a_file_of_prompts_is_read_strictly() -> None:
             reference_run.parse_prompts(json.dumps(wrong), "f")
 
 
-def test_one_reference_at_a_time(host: HostPaths) -> None:
-    with (
-        reference_run._lock(host),
-        pytest.raises(reference_run.ReferenceRefusedError, match="Another reference"),
-        reference_run._lock(host),
-    ):
-        pass
+def test_one_reference_at_a_time(
+    host: HostPaths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    long_run = LongRun(host.run, "reference")
+    with long_run.alone():
+        long_run.say("computes")
+        assert reference_run.run_reference(reference_run.Options("e2b"), host, long_run, output="text") == 2
+        long_run.follow()
+    said = capsys.readouterr()
+    assert "Another reference" in said.err and said.out == "computes\n", "the first one's progress stays"
 
 
 def test_the_engine_is_asked_for_the_tokens_of_prompt_and_answer(host: HostPaths) -> None:

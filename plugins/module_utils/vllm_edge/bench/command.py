@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -12,13 +11,12 @@ from typing import Literal
 
 from ..engine.companion import interruptible
 from ..paths import HostPaths
-from ..system.attendance import Attendance
+from ..system.attendance import AlreadyRuns, LongRun
 from ..system.docker import DockerEngine
-from ..system.files import write_durably
 from ..text import table, wrapped
 from .compare import fails_gate
 from .model import End, Measurement, Percentiles, Recorded, list_files, read_runs
-from .run import BenchRefused, Options, lock, prepare
+from .run import BenchRefused, Options, prepare
 
 LISTED = 20
 """Former runs that are listed, newest last."""
@@ -100,36 +98,24 @@ def run_list(paths: HostPaths, output: str) -> int:
     return 0
 
 
-def run_progress(paths: HostPaths) -> int:
-    """Print what the running benchmark does, note that somebody asked, and return the exit status."""
-    Attendance(paths.run / "bench.asked").touch()
-    with contextlib.suppress(FileNotFoundError):  # it has not begun, or has ended
-        print((paths.run / "bench.progress").read_text(encoding="utf-8"), end="")
-    return 0
-
-
-def run_bench(paths: HostPaths, options: Options, *, output: str, gate: Literal["warn", "fail"]) -> int:
+def run_bench(
+    paths: HostPaths, options: Options, long_run: LongRun, *, output: str, gate: Literal["warn", "fail"]
+) -> int:
     """Run the benchmark, print it, and return the exit status.
 
     Returns:
         0: it was complete. 1: it ended early, or a finding is a failure and `gate` is `fail`. 2: it was refused.
     """
-    progress = paths.run / "bench.progress"
-
-    def say(line: str) -> None:
-        write_durably(progress, f"{line}\n", 0o600)
-        if output == "text":
-            print(line, file=sys.stderr, flush=True)
-
     try:
-        with interruptible(), lock(paths):
-            bench = prepare(paths, options, DockerEngine(), say)
+        with interruptible(), long_run.alone():
+            bench = prepare(paths, options, DockerEngine(), long_run)
             run, end = bench.run()
+    except AlreadyRuns:
+        print("Another benchmark runs on this host; `vllm-edge bench --progress` follows it.", file=sys.stderr)
+        return 2
     except BenchRefused as refused:
         print(refused, file=sys.stderr)
         return 2
-    finally:
-        progress.unlink(missing_ok=True)
     recorded = Recorded(run, tuple(bench.measurements), end)
     lines = [*render(recorded), *(line for text in bench.incomparable for line in wrapped(text))]
     if output == "json":

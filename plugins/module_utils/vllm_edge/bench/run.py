@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import json
 import os
@@ -12,7 +11,7 @@ import shutil
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from ..paths import HostPaths
 from ..redaction import redact
 from ..switch.gpu_memory import load_slots
 from ..switch.journal import holder
-from ..system.attendance import Attendance
+from ..system.attendance import LongRun
 from ..system.docker import DockerEngine
 from ..system.http import request
 from ..weights.record import WeightsError, load_record
@@ -84,21 +83,6 @@ class Options:
     tolerance_percent: float = 10.0
     note: str = ""
     asked_by: str = ""
-    attended: bool = False
-
-
-@contextlib.contextmanager
-def lock(paths: HostPaths) -> Iterator[None]:
-    """Hold the lock of the benchmark. Raises BenchRefused if another run holds it."""
-    paths.bench.mkdir(parents=True, exist_ok=True, mode=0o750)
-    with open(paths.bench / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BenchRefused(
-                "Another benchmark runs on this host; `vllm-edge bench --progress` follows it."
-            ) from error
-        yield
 
 
 def choose_engines(generation: Generation, names: Sequence[str]) -> dict[str, Engine]:
@@ -207,7 +191,7 @@ class Bench:
     options: Options
     generation: Generation
     docker: DockerEngine
-    say: Callable[[str], None]
+    long_run: LongRun
     measurements: list[Measurement] = field(default_factory=list)
     stopped: str = ""
     """Why it has to end before it is complete."""
@@ -218,7 +202,6 @@ class Bench:
     def __post_init__(self) -> None:
         self.slots = {slot.uuid: number for number, slot in enumerate(load_slots(self.paths))}
         self.engines = choose_engines(self.generation, self.options.engines)
-        self.attendance = Attendance(self.paths.run / "bench.asked")
         self.file: RecordFile | None = None
 
     @property
@@ -228,7 +211,7 @@ class Bench:
 
     def may_go_on(self) -> bool:
         """Return whether the run goes on; otherwise say why in `stopped`."""
-        if self.options.attended and self.attendance.is_lost():
+        if self.long_run.is_lost():
             self.stopped = "nobody follows it any more"
         elif (journal := holder(self.paths)) is not None:
             self.stopped = f"a switch began ({journal.asked_by or 'unknown'})"
@@ -335,7 +318,7 @@ class Bench:
         self.measurements.append(measurement)
         if self.file is not None:
             self.file.add(measurement)
-        self.say(describe(measurement))
+        self.long_run.say(describe(measurement))
 
 
 @dataclass
@@ -357,7 +340,7 @@ class Measuring:
         step = self.steps[data["step"]]
         if data["what"] == "begin":
             self.sampler.begin()
-            self.bench.say(f"{self.name} through {self.through}: {describe_step(step)}")
+            self.bench.long_run.say(f"{self.name} through {self.through}: {describe_step(step)}")
         else:
             self.bench.add(self._build(step, data, self.sampler.end()))
 
@@ -369,7 +352,7 @@ class Measuring:
         busy = (ended - seconds, ended)
         gpus = tuple(summarize_gpu(uuid, self.bench.slots.get(uuid), samples, busy) for uuid in self.config.gpus)
         completed = data.get("completed") or 0
-        times = {key: Percentiles(**data[key]) if data.get(key) else None for key in ("ttft", "itl", "e2e")}
+        times = {key: _read_percentiles(data.get(key)) for key in ("ttft", "itl", "e2e")}
         finished = subtract(samples, "finished")
         return Measurement(
             at=stamp(),
@@ -400,6 +383,10 @@ class Measuring:
         )
 
 
+def _read_percentiles(found: Mapping[str, float] | None) -> Percentiles | None:
+    return Percentiles(**{name: round(value, 2) for name, value in found.items()}) if found else None
+
+
 def _divide_energy(gpus: Sequence[GpuFigures], tokens: int) -> float | None:
     """Return joules for each token; None if a GPU does not report its energy."""
     joules = [gpu.joules for gpu in gpus]
@@ -422,7 +409,7 @@ def describe(measurement: Measurement) -> str:
     )
 
 
-def prepare(paths: HostPaths, options: Options, docker: DockerEngine, say: Callable[[str], None]) -> Bench:
+def prepare(paths: HostPaths, options: Options, docker: DockerEngine, long_run: LongRun) -> Bench:
     """Check that the benchmark may run, and return it. Raises BenchRefused."""
     try:
         read_reference(options.reference)
@@ -436,7 +423,7 @@ def prepare(paths: HostPaths, options: Options, docker: DockerEngine, say: Calla
         raise BenchRefused(f"The committed generation cannot be read: {error}") from error
     if generation is None:
         raise BenchRefused("No profile is active on this host, so there is nothing to measure. Run site.yml.")
-    bench = Bench(paths, options, generation, docker, say)
+    bench = Bench(paths, options, generation, docker, long_run)
     if not bench.may_go_on():
         raise BenchRefused(f"The benchmark does not run, because {bench.stopped}. Wait until it has ended.")
     check_idle(bench.engines, allow_load=options.allow_load)

@@ -9,12 +9,11 @@ container starts.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +28,7 @@ from ..generation.committed import committed
 from ..generation.model import CHAT_FILE, GenerationError
 from ..gpu import slots
 from ..paths import HostPaths
-from ..system.attendance import Attendance
+from ..system.attendance import AlreadyRuns, LongRun
 from ..system.docker import DockerEngine
 from ..system.files import write_durably
 from ..system.host import available_bytes
@@ -95,7 +94,6 @@ class Options:
     """Limit of one prompt."""
     device: str = "auto"
     note: str = ""
-    attended: bool = False
 
 
 @dataclass(frozen=True)
@@ -246,7 +244,7 @@ def prepare(options: Options, paths: HostPaths) -> Plan:
 
 
 def run_script(
-    plan: Plan, options: Options, paths: HostPaths, engine: Mapping[str, Answer], say: Callable[[str], None]
+    plan: Plan, options: Options, paths: HostPaths, engine: Mapping[str, Answer], long_run: LongRun
 ) -> tuple[ScriptAnswers, dict[str, Answer]]:
     """Compute the answers of transformers, which also rates the tokens of the engine.
 
@@ -265,7 +263,6 @@ def run_script(
         "top": plan.top,
         "timeout_s": options.timeout_s,
     }
-    attendance = Attendance(paths.run / "reference.asked")
     companion = Companion(
         "reference",
         plan.engine.config.image_id or plan.engine.create.image,
@@ -284,8 +281,8 @@ def run_script(
             DockerEngine(),
             paths,
             timeout_s=plan.limit_s,
-            on_line=say,
-            attended=lambda: not (options.attended and attendance.is_lost()),
+            on_line=long_run.say,
+            attended=lambda: not long_run.is_lost(),
         )
     except CompanionError as error:
         raise ReferenceRefusedError(str(error)) from error
@@ -338,17 +335,15 @@ def build_decoder(client: Client) -> Callable[[Sequence[int]], str]:
     return decode
 
 
-def run_plan(
-    plan: Plan, options: Options, paths: HostPaths, say: Callable[[str], None]
-) -> tuple[ScriptAnswers, list[Compared]]:
+def run_plan(plan: Plan, options: Options, paths: HostPaths, long_run: LongRun) -> tuple[ScriptAnswers, list[Compared]]:
     """Request the answers of the engine, compute those of transformers and compare. Raises ReferenceRefusedError."""
     client = Client(plan.engine.config, plan.engine.config.served_names[0], REQUEST_S, request)
     try:
-        say(f"requests {len(plan.cases)} prompts from {options.engine}")
+        long_run.say(f"requests {len(plan.cases)} prompts from {options.engine}")
         engine = {case["case"]: ask_engine(client, case, options.tokens, plan.top) for case in plan.cases}
         where = f"GPUs {', '.join(plan.place.gpus)}" if plan.place.gpus else "the CPU"
-        say(f"computes {len(plan.cases)} prompts on {where}, for {plan.limit_s / 60:.0f} minutes at the most")
-        script, reference = run_script(plan, options, paths, engine, say)
+        long_run.say(f"computes {len(plan.cases)} prompts on {where}, for {plan.limit_s / 60:.0f} minutes at the most")
+        script, reference = run_script(plan, options, paths, engine, long_run)
         decode = build_decoder(client)
         return script, [
             compare(name, reference[name], answer, quantized=plan.quantized, decode=decode)
@@ -415,55 +410,29 @@ def render(record: Mapping[str, Any]) -> list[str]:
     return lines + [line for one in record["cases"] for line in wrapped(one["text"])]
 
 
-@contextlib.contextmanager
-def _lock(paths: HostPaths) -> Iterator[None]:
-    """Let one reference be computed at a time. Raises ReferenceRefusedError."""
-    paths.run.mkdir(parents=True, exist_ok=True)
-    with (paths.run / "reference.lock").open("w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ReferenceRefusedError(
-                "Another reference is being computed on this host; `vllm-edge quality reference --progress` shows it."
-            ) from None
-        yield
-
-
-def run_progress(paths: HostPaths) -> int:
-    """Print what the running reference does, note that somebody asked, and return the exit status."""
-    Attendance(paths.run / "reference.asked").touch()
-    with contextlib.suppress(FileNotFoundError):  # it has not begun, or has ended
-        print((paths.run / "reference.progress").read_text(encoding="utf-8"), end="")
-    return 0
-
-
-def run_reference(options: Options, paths: HostPaths, *, output: str) -> int:
+def run_reference(options: Options, paths: HostPaths, long_run: LongRun, *, output: str) -> int:
     """Run the command, print the result as `output` (`json` or text), and return the exit status.
 
     Returns:
         0: all prompts are equal or tie. 1: there is a finding. 2: nothing can be said.
     """
-    progress = paths.run / "reference.progress"
-
-    def say(line: str) -> None:
-        write_durably(progress, f"{line}\n", 0o600)
-        if output == "text":
-            print(line, file=sys.stderr, flush=True)
-
     if os.geteuid() != 0:
         print("A reference is computed by root: sudo vllm-edge quality reference ...", file=sys.stderr)
         return 2
     began = datetime.now(UTC)
     try:
-        with interruptible(), _lock(paths):
-            try:
-                plan = prepare(options, paths)
-                script, compared = run_plan(plan, options, paths, say)
-            finally:
-                progress.unlink(missing_ok=True)
+        with interruptible(), long_run.alone():
+            plan = prepare(options, paths)
+            script, compared = run_plan(plan, options, paths, long_run)
         record = build_record(plan, options, paths, began, script, compared)
         path = paths.quality / f"{record['run']}.json"
         write_durably(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n", 0o640)
+    except AlreadyRuns:
+        print(
+            "Another reference is being computed on this host; `vllm-edge quality reference --progress` shows it.",
+            file=sys.stderr,
+        )
+        return 2
     except ReferenceRefusedError as refused:
         print(refused, file=sys.stderr)
         return 2

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from ..generation.model import Generation, GenerationError
 from ..generation.store import load_committed
 from ..paths import HostPaths
 from ..redaction import redact
-from ..system.attendance import Attendance
+from ..system.attendance import AlreadyRuns, LongRun
 from ..system.files import write_durably
 from ..system.http import call_in_parallel, request
 from ..system.records import RecordError
@@ -56,7 +54,6 @@ class Options:
     timeout_s: float = TIMEOUT_S
     limit_s: float = LIMIT_S
     note: str = ""
-    attended: bool = False
 
 
 @dataclass
@@ -190,17 +187,6 @@ def render(record: Record) -> list[str]:
 # ---- the command ------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _lock(paths: HostPaths) -> Iterator[None]:
-    paths.quality.mkdir(parents=True, exist_ok=True, mode=0o750)
-    with open(paths.quality / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise QualityRefused("The suite runs on this host already; wait until it has ended.") from error
-        yield
-
-
 def read_suite_file(path: str) -> tuple[Case, ...]:
     """Read the cases from a JSON file, `-` for standard input. Raises QualityRefused."""
     try:
@@ -223,36 +209,33 @@ def choose(generation: Generation | None, names: Sequence[str]) -> list[EngineCo
     return [generation.engines[name].config for name in names or generation.engines]
 
 
-def run_quality(paths: HostPaths, options: Options, *, output: str) -> int:
+def run_quality(paths: HostPaths, options: Options, long_run: LongRun, *, output: str) -> int:
     """Run the suite, print it, and return the exit status.
 
     Returns:
         0: every case passed. 1: one did not. 2: it was refused, or did not end.
     """
-    progress, attendance = paths.run / "quality.progress", Attendance(paths.run / "quality.asked")
-
-    def say(line: str) -> None:
-        write_durably(progress, f"{line}\n", 0o600)
 
     def go_on() -> str:
-        return "nobody follows it any more" if options.attended and attendance.is_lost() else ""
+        return "nobody follows it any more" if long_run.is_lost() else ""
 
     try:
-        with interruptible(), _lock(paths):
+        with interruptible(), long_run.alone():
             generation, began_at = load_committed(paths), stamp()
             configs = choose(generation, options.engines)
-            results = Suite(options, go_on=go_on, say=say).run(configs)
+            results = Suite(options, go_on=go_on, say=long_run.say).run(configs)
             assert generation is not None  # noqa: S101 - choose has refused it
             record = build_record(generation, options, results, began_at)
             path = write_record(record, paths)
+    except AlreadyRuns:
+        print("The suite runs on this host already; wait until it has ended.", file=sys.stderr)
+        return 2
     except (QualityRefused, GenerationError) as refused:
         print(refused, file=sys.stderr)
         return 2
     except OutOfTime as ended:
         print(f"The suite was ended: {ended}. Nothing was recorded.", file=sys.stderr)
         return 2
-    finally:
-        progress.unlink(missing_ok=True)
     lines = render(record)
     if output == "json":
         print(json.dumps({"path": str(path), "lines": lines, **asdict(record)}, ensure_ascii=False))
@@ -289,12 +272,4 @@ def run_list(paths: HostPaths, *, output: str) -> int:
         return 0
     rows = [[one.run, str(one.passed), str(one.failed), str(one.unsteady)] for one in records]
     print("\n".join(table(("run", "passed", "failed", "unsteady"), rows) if rows else ["no run is recorded"]))
-    return 0
-
-
-def run_progress(paths: HostPaths) -> int:
-    """Print what the running suite does, note that somebody asked, and return the exit status."""
-    Attendance(paths.run / "quality.asked").touch()
-    with contextlib.suppress(FileNotFoundError):  # it has not begun, or has ended
-        print((paths.run / "quality.progress").read_text(encoding="utf-8"), end="")
     return 0

@@ -1,37 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether somebody still waits for a long run.
+"""Commands that take minutes (benchmark, quality suite, reference answer): one at a time, ended when nobody follows them.
 
 A play that is cut off (Ctrl-C, a lost connection, a killed Ansible) leaves its command running on the host. Each poll
-for progress therefore touches a file, and a run that was started with `--attended` ends when nobody has polled for a
-while.
+for progress therefore touches a file, and a command that was started with `--attended` ends when nobody has polled for
+a while.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from .files import write_durably
 
 AFTER_S = 90.0
 """Seconds without a poll. The action plugin `follow` polls every 10 s and may need a minute to connect again."""
 
 
-@dataclass
-class Attendance:
-    """The file that polls touch."""
+class AlreadyRuns(Exception):
+    """Another process runs the same command."""
 
-    path: Path
+
+@dataclass
+class LongRun:
+    """A command that takes minutes."""
+
+    directory: Path
+    """Where its lock and its line of progress are: HostPaths.run."""
+    name: str
+    attended: bool = False
+    """Whether it ends when nobody follows it."""
+    echo: bool = False
+    """Whether its progress is printed, too."""
     _began: float = field(default_factory=time.time)
 
-    def touch(self) -> None:
-        """Note that somebody asked. Raises OSError."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.touch(mode=0o600)
+    def _path(self, suffix: str) -> Path:
+        return self.directory / f"{self.name}.{suffix}"
 
-    def is_lost(self, after_s: float = AFTER_S) -> bool:
-        """Return whether nobody has asked for `after_s` seconds, nor was the run begun since."""
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the lock of the command, and remove its line of progress in the end. Raises AlreadyRuns, OSError."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with self._path("lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise AlreadyRuns from error
+            try:
+                yield
+            finally:
+                self._path("progress").unlink(missing_ok=True)
+
+    def say(self, line: str) -> None:
+        """Replace the line of progress. Raises OSError."""
+        write_durably(self._path("progress"), f"{line}\n", 0o600)
+        if self.echo:
+            print(line, file=sys.stderr, flush=True)
+
+    def follow(self) -> int:
+        """Print the line of progress, note that somebody asked, and return the exit status."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._path("asked").touch(mode=0o600)
+        with contextlib.suppress(FileNotFoundError):  # it has not begun, or has ended
+            print(self._path("progress").read_text(encoding="utf-8"), end="")
+        return 0
+
+    def is_lost(self) -> bool:
+        """Return whether it has to end: nobody has asked for AFTER_S seconds, nor was it begun since."""
+        if not self.attended:
+            return False
         try:
-            asked = self.path.stat().st_mtime
+            asked = self._path("asked").stat().st_mtime
         except OSError:
             asked = 0.0
-        return time.time() - max(asked, self._began) > after_s
+        return time.time() - max(asked, self._began) > AFTER_S
