@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that take minutes (benchmark, quality suite, reference answer): one at a time, ended when nobody follows them.
+"""Commands that take minutes (benchmark, quality suite, reference answer): one at a time, followed, and bounded.
 
 A play that is cut off (Ctrl-C, a lost connection, a killed Ansible) leaves its command running on the host. Each poll
 for progress therefore touches a file, and a command that was started with `--attended` ends when nobody has polled for
