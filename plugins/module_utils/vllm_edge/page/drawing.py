@@ -150,17 +150,24 @@ def draw_inline(figure: Figure, width: float) -> str:
     """Return the SVG for the page: in CSS variables, without names of its own and without addresses."""
     text = _save(figure, width, "svg", legend=False).decode()
     text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"<defs>.*?</defs>|<!--.*?-->", "", text, flags=re.DOTALL)
+    for begin, end in (("<metadata>", "</metadata>"), ("<defs>", "</defs>"), ("<!--", "-->")):
+        text = _cut(text, begin, end)
     text = re.sub(r' (?:id|xmlns(?::\w+)?|version)="[^"]*"', "", text)
     text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
     text = re.sub(r"font: (?:\w+ )?([\d.]+px)[^;\"]*", r"font-size: \1", text)
-    points = re.search(r'<svg[^>]*? width="([\d.]+)pt"', text)
+    head, _, rest = text.partition(">")
+    points = re.search(r' width="([\d.]{1,12})pt"', head)
     pixels = f"{float(points[1]) * 96 / 72:.0f}" if points else "700"
-    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', rf'\1 style="max-width:{pixels}px"', text, count=1)
-    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r'\1 aria-hidden="true" focusable="false"', text, count=1)
-    return _replace_colours(text, page=True)
+    head = re.sub(r' width="[^"]*"', f' style="max-width:{pixels}px"', head, count=1)
+    head = re.sub(r' height="[^"]*"', ' aria-hidden="true" focusable="false"', head, count=1)
+    return _replace_colours(f"{head}>{rest}", page=True)
+
+
+def _cut(text: str, begin: str, end: str) -> str:
+    """Return the text without everything from `begin` to `end`, which do not nest."""
+    first, *others = text.split(begin)
+    return first + "".join(other.partition(end)[2] for other in others)
 
 
 def draw_files(figure: Figure) -> dict[str, bytes]:
