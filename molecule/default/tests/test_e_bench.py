@@ -103,7 +103,8 @@ def test_one_engine_is_measured_directly_and_through_the_gateway(ran: Ran) -> No
     for one in measured:
         assert (one["failed"], one["error"]) == (0, "") and one["completed"] > 0 and one["tok_s"] > 0, one
         assert one["ttft_ms"]["p50"] > 0 and [gpu["slot"] for gpu in one["gpus"]] == [3]
-    assert sum(one["seconds"] for one in measured if one["case"] == "soak") >= 20
+    soak = [one for one in measured if one["case"] == "soak"]
+    assert sum(one["seconds"] for one in soak) >= 10 and {one["through"] for one in soak} == {"engine"}
 
 
 def test_a_faster_former_run_is_a_finding_and_a_slower_one_is_none(ran: Ran) -> None:
@@ -146,7 +147,7 @@ def test_a_soak_of_ten_minutes_beside_a_client_of_all_roles(
     newest = machine.run("sh", "-c", "ls /var/lib/vllm-edge/bench/*.jsonl | tail -1").strip()
     lines = [json.loads(line) for line in machine.run("cat", newest).splitlines()]
     soak = [one for one in lines if one.get("case") == "soak" and one["kind"] == "measurement"]
-    assert sum(one["seconds"] for one in soak) >= 450 and not any(one["failed"] for one in soak)
+    assert sum(one["seconds"] for one in soak) >= 300 and not any(one["failed"] for one in soak)
     assert all(one.ok for one in recorded.asked), "a client's request failed"
     growth = {
         gpu["slot"]: max(one["vram_after_mib"] for one in mine) - mine[0]["vram_before_mib"]

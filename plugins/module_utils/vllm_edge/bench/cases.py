@@ -22,6 +22,8 @@ SHARED_PREFIX = (1024, 896, 32)
 LONG_OUTPUT_TOKENS = 64
 LONG_MOST_TOKENS = 32768
 SOAK_AT_ONCE = 4
+SOAK_ROUNDS = 16
+"""Requests of one call of a soak by those at once: between two calls the engine idles for about four seconds."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,6 @@ def build_steps(
     if soak_s:
         at_once = min(SOAK_AT_ONCE, max_num_seqs)
         answer = min(SWEEP_OUTPUT_TOKENS, max(sizes.output_tokens))
-        soak = step("soak", sizes.input_tokens, answer, at_once, 2 * at_once)
+        soak = step("soak", sizes.input_tokens, answer, at_once, SOAK_ROUNDS * at_once)
         steps.append(Step(**{**vars(soak), "for_s": soak_s}))
     return [Step(**{**vars(one), "seed": number}) for number, one in enumerate(steps)]

@@ -271,10 +271,10 @@ class Bench:
 
     def _measure(self, name: str, engine: Engine, through: Through) -> None:
         """Measure one engine in one way. Raises CompanionError, KeyboardInterrupt."""
-        cases = self.options.cases
+        config, cases, soak_s = engine.config, self.options.cases, self.options.soak_s
         if through == "gateway" and "engine" in self.options.through:
-            cases = tuple(case for case in cases if case == "protocol")  # what the gateway adds is seen there
-        config, soak_s = engine.config, self.options.soak_s if cases == self.options.cases else 0.0
+            # What the gateway adds is seen in the protocol.
+            cases, soak_s = tuple(case for case in cases if case == "protocol"), 0.0
         steps = build_steps(
             cases,
             self.options.sizes,
