@@ -148,3 +148,12 @@ def test_modules_for_a_bare_host_import_the_lowest_layers_only() -> None:
         for path in (ROOT / "plugins" / "modules").glob("*.py")
     }
     assert {name for name, parts in found.items() if parts - LOWEST} == ABOVE.keys()
+
+
+def test_teardown_knows_every_record_of_the_program() -> None:
+    """A file or directory of the state tree that no role removes is left behind as if it were somebody's."""
+    source = (ROOT / "plugins/module_utils/vllm_edge/paths.py").read_text()
+    names = {*re.findall(r'self\.state / "([^"]+)"', source)}
+    assert len(names) > 8
+    removed = "".join(path.read_text() for path in ROOT.glob("roles/*/tasks/uninstall.yml"))
+    assert [name for name in sorted(names) if f"'{name}'" not in removed] == []
