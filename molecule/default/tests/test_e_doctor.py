@@ -125,6 +125,15 @@ FAULTS = {
         END_LEGACY,
         state="warn",
     ),
+    "a benchmark was killed": Fault(
+        "runtime.leftovers",
+        "vllm-edge-bench",
+        "docker rm --force vllm-edge-bench",
+        "docker create --name=vllm-edge-bench --label=vllm-edge.companion=bench "
+        "$(docker inspect --format '{{.Image}}' vllm-e2b)",
+        "docker rm vllm-edge-bench",
+        state="warn",
+    ),
     "two CDI specifications": Fault(
         "runtime.cdi-conflict",
         "/etc/cdi/own.yaml",

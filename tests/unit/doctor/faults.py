@@ -140,11 +140,19 @@ def swap(host: FakeHost) -> None:
     host.write("var/run/cdi/nvidia.yaml", specification(NEW_GPU, GPUS[1]))
 
 
-def lock(host: FakeHost) -> None:
-    seen = (host.root / "var/lib/dpkg/lock-frontend").stat()
+def lock(host: FakeHost, path: str = "var/lib/dpkg/lock-frontend", name: str = "unattended-upgr") -> None:
+    seen = (host.root / path).stat()
     device = f"{os.major(seen.st_dev):02x}:{os.minor(seen.st_dev):02x}:{seen.st_ino}"
     host.write("proc/locks", f"1: POSIX  ADVISORY  WRITE 4711 {device} 0 EOF\n")
-    host.write("proc/4711/comm", "unattended-upgr\n")
+    host.write("proc/4711/comm", f"{name}\n")
+
+
+def measured(host: FakeHost) -> None:
+    """The benchmark was killed, and a reference answer is being computed."""
+    for purpose in ("bench", "reference"):
+        host.write(f"run/vllm-edge/{purpose}.lock")
+    lock(host, "run/vllm-edge/reference.lock", "vllm-edge")
+    host.answers["docker ps --all"] = Ran(0, "vllm-edge-bench bench\nvllm-edge-reference reference\n")
 
 
 def secure_boot(host: FakeHost, signer: str = "") -> None:
@@ -196,7 +204,7 @@ WITHOUT_DRIVER = (
 UNLOADED = "fail driver.module-loaded"
 NO_DOCKER = (
     "unknown runtime.docker-version runtime.docker-running runtime.cdi-enabled "
-    "runtime.gpu-access runtime.docker-settings"
+    "runtime.gpu-access runtime.leftovers runtime.docker-settings"
 )
 DEBIAN = "http://deb.example.org/debian trixie/non-free amd64 Packages"
 OLD, NEWER = "570.211.01", "6.12.63+deb13-amd64"
@@ -314,7 +322,12 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
         "20.10.24 does not know CDI",
         "Docker's repository",
     ),
-    (docker(ActiveState="failed"), f"fail {RUNNING}; unknown runtime.gpu-access", "failed", "systemctl start docker"),
+    (
+        docker(ActiveState="failed"),
+        f"fail {RUNNING}; unknown runtime.gpu-access runtime.leftovers",
+        "failed",
+        "systemctl start docker",
+    ),
     (docker(UnitFileState="disabled"), f"warn {RUNNING}", "does not start at boot", "systemctl enable docker.service"),
     (docker_config("{,}"), "fail runtime.docker-config runtime.cdi-enabled", "is no JSON", "dockerd --validate"),
     (docker_config("{}"), "fail runtime.cdi-enabled", "the default is off before 28.2", '"cdi": true'),
@@ -423,6 +436,13 @@ NAMED_FAULTS: tuple[tuple[str, Change, dict[str, str], str, str], ...] = (
         {"runtime.gpu-access": "warn"},
         "may take the GPUs from trainer, which NVIDIA's legacy runtime hook granted",
         "'nvidia-ctk system create-dev-char-symlinks --create-all'",
+    ),
+    (
+        "a benchmark was killed while a reference answer runs",
+        measured,
+        {"runtime.leftovers": "warn"},
+        "vllm-edge-bench: left by a benchmark or reference answer that was killed",
+        "'docker rm --force vllm-edge-bench'",
     ),
     (
         "libssl was upgraded",

@@ -111,7 +111,7 @@ def test_containers_that_keep_their_gpus(host: FakeHost, changes: Callable[[Fake
 
 def test_containers_that_cannot_be_read_are_no_fault(host: FakeHost) -> None:
     host.answers["docker ps"] = Ran(1, "", "permission denied")
-    assert host.not_ok() == {"runtime.gpu-access": "unknown"}
+    assert host.not_ok() == {"runtime.gpu-access": "unknown", "runtime.leftovers": "unknown"}
     assert "docker ps: permission denied" in host.checks()["runtime.gpu-access"]["evidence"]
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from ansible.module_utils.vllm_edge.generation.model import FileChange
 from ansible.module_utils.vllm_edge.gpu.topology import Card, find_obstacles
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.planning.drift import TOLERANCES
+from ansible.module_utils.vllm_edge.quality.model import CaseResult
+from ansible.module_utils.vllm_edge.quality.run import Options, build_record, write_record
 from ansible.module_utils.vllm_edge.status import collect as status_module
 from ansible.module_utils.vllm_edge.status.collect import collect, sum_budgets
 from ansible.module_utils.vllm_edge.status.command import render_status
@@ -174,6 +177,16 @@ def test_phases_of_a_load_and_what_the_next_one_takes(serving: Host) -> None:
     assert "next load: 28 to 243 s, probably 96 (2 earlier loads)" in text
     assert "Warning: Engine e2b took 151 s to load, and 28 to 75 s were expected" in text
     assert max(map(len, render_status(status))) <= WIDTH
+
+
+def test_the_newest_run_of_the_quality_suite(serving: Host) -> None:
+    assert serving.ask()["quality"] is None and "quality" not in serving.tell()
+    generation: Any = SimpleNamespace(profile="nvfp4-tp2", number=3, engines={})
+    for at in ("2026-11-24T08:00:00Z", "2026-11-25T08:00:00Z"):
+        passed = CaseResult("json", "own", "sentry", "e2b", "bf16", "a JSON object", "passed", ())
+        results = [passed, replace(passed, case="german", verdict="failed" if "-25T" in at else "passed")]
+        write_record(build_record(generation, Options((), 3, 60.0), results, at), serving.paths)
+    assert "quality of nvfp4-tp2 at 2026-11-25T08:00:00Z: 1 passed, 1 failed, 0 unsteady" in serving.tell()
 
 
 def test_accepted_risks_are_shown(serving: Host) -> None:

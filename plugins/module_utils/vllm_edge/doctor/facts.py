@@ -110,6 +110,8 @@ class Runtime:
     """Those of the specifications that do not list the device node of CUDA."""
     access: Access | Unread
     """Which of their GPUs the running containers may use."""
+    leftovers: tuple[str, ...] | Unread
+    """Names of containers that a killed benchmark or reference answer has left."""
 
 
 @dataclass(frozen=True)

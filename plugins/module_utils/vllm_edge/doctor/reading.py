@@ -33,7 +33,7 @@ from ..gpu.driver import GENERATED, STATIC, resolve
 from ..gpu.driver_facts import DriverReader, switch
 from ..gpu.owners import Owner, find_owners
 from ..gpu.topology import Topology, Xid
-from ..names import GATEWAY_UNIT, GATEWAY_USER, TARGET
+from ..names import GATEWAY_UNIT, GATEWAY_USER, LABEL_COMPANION, TARGET
 from ..paths import HostPaths
 from ..switch import hooks
 from ..switch.course import read_course
@@ -46,6 +46,7 @@ from ..system.host import Unread
 from ..system.http import Answer, get_health
 from ..system.process import engine_uid
 from ..system.sockets import pin
+from ..system.systemd import Unit
 from .facts import (
     NOTHING_EXPECTED,
     Engine,
@@ -203,8 +204,11 @@ class Reader(DriverReader):
         except OSError as error:
             return Unread(f"/var/lib/dpkg/updates: {error.strerror}")
 
-    def locks(self) -> tuple[HeldLock, ...] | Unread:
-        """Return who holds locks of apt and dpkg. It reads /proc/locks, because trying a lock would take it."""
+    def locks(self, paths: Iterable[str] = LOCKS) -> tuple[HeldLock, ...] | Unread:
+        """Return who holds the locks, by default those of apt and dpkg.
+
+        It reads /proc/locks, because trying a lock would take it.
+        """
         text = self.text("proc/locks")
         if isinstance(text, Unread):
             return text
@@ -214,7 +218,7 @@ class Reader(DriverReader):
             if len(words) >= 8 and words[1] in ("POSIX", "FLOCK", "OFDLCK"):
                 held[words[5]] = int(words[4])
         found = []
-        for path in LOCKS:
+        for path in paths:
             try:
                 seen = self.at(path).stat()
             except OSError:
@@ -423,6 +427,7 @@ class Reader(DriverReader):
             else {path: cdi.parse_device_names(text) for path, text in read.items()},
             without_uvm=tuple(path for path, text in read.items() if not cdi.lists_uvm(text)),
             access=self.access(),
+            leftovers=self.leftovers(docker),
         )
 
     def version(self, program: str) -> str:
@@ -437,6 +442,28 @@ class Reader(DriverReader):
             return look(self.run, self.root)
         except CannotAsk as error:
             return Unread(str(error))
+
+    def leftovers(self, docker: Unit | Unread) -> tuple[str, ...] | Unread:
+        """Return the containers of benchmarks and reference answers whose command has ended without removing them."""
+        if isinstance(docker, Unread):
+            return docker
+        # Its socket unit would start a Docker Engine that somebody has stopped.
+        if docker.active_state != "active":
+            return Unread(f"docker.service is {docker.active_state}")
+        shown = ("--format", f'{{{{.Names}}}} {{{{.Label "{LABEL_COMPANION}"}}}}')
+        ran = self.ask("docker", "ps", "--all", "--filter", f"label={LABEL_COMPANION}", *shown)
+        if isinstance(ran, Unread):
+            return ran
+        if ran.status != 0:
+            return Unread(f"docker ps: {ran.err.strip()}")
+        found = []
+        for name, purpose in (line.split() for line in ran.out.splitlines()):
+            held = self.locks([f"run/vllm-edge/{purpose}.lock"])
+            if isinstance(held, Unread):
+                return held
+            if not held:
+                found.append(name)
+        return tuple(found)
 
     def docker_config(self) -> tuple[Mapping[str, Any] | Unread, str]:
         """Return the content of daemon.json, and why it is not valid (empty if it is)."""

@@ -56,6 +56,7 @@ CHECKS: Mapping[str, Callable[[Facts], Verdict]] = {
     "runtime.cdi-conflict": runtime.check_runtime_cdi_conflict,
     "runtime.cdi-devices": runtime.check_runtime_cdi_devices,
     "runtime.gpu-access": runtime.check_runtime_gpu_access,
+    "runtime.leftovers": runtime.check_runtime_leftovers,
     "topology.pcie": topology.check_link,
     "topology.numa": topology.check_numa,
     "topology.iommu": topology.check_iommu,

@@ -24,6 +24,7 @@ from ..names import GATEWAY_UNIT, LABEL_GENERATION, LABEL_INPUT_HASH, TARGET, En
 from ..paths import HostPaths
 from ..planning import drift, memory_warning
 from ..planning.load_on_host import expect_load, warn_of_load
+from ..quality.model import read_suites
 from ..switch.gpu_memory import load_slots, read_boards
 from ..switch.history import read_switches
 from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused, docker_unit
@@ -279,6 +280,14 @@ def sum_budgets(configs: Sequence[EngineConfig]) -> dict[str, int | None]:
     return budgets
 
 
+def read_quality(paths: HostPaths) -> Json | None:
+    """Return the newest run of the quality suite; None if there is none that this user may read."""
+    for record in read_suites(paths):
+        keys = ("run", "at", "profile", "generation", "passed", "failed", "unsteady", "note")
+        return {key: getattr(record, key) for key in keys}
+    return None
+
+
 def collect(
     paths: HostPaths,
     docker: DockerEngine,
@@ -338,6 +347,7 @@ def collect(
         "gpus": boards,
         "drift": [row.as_dict() for row in drift.compare_engines(configs, states, boards)],
         "on_drift": drift.wanted(configs),
+        "quality": read_quality(paths),
         "memory_warnings": memory_warning.warn_of_measurement(configs, states, boards),
         "load_warnings": [text for config in configs if (text := warn_of_load(paths, config, states[config.engine]))],
     }

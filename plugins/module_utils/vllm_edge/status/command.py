@@ -81,6 +81,12 @@ def render_choice(status: Mapping[str, Any]) -> list[str]:
     return [chosen_words(profile)]
 
 
+def render_quality(quality: Mapping[str, Any]) -> list[str]:
+    """Return the verdict of the newest run of the quality suite."""
+    verdicts = ", ".join(f"{quality[word]} {word}" for word in ("passed", "failed", "unsteady"))
+    return wrapped(f"quality of {quality['profile']} at {quality['at']}: {verdicts}")
+
+
 def render_status(status: Mapping[str, Any]) -> list[str]:
     """Return the status as text of at most 100 columns."""
     profile = status["active_profile"]
@@ -109,6 +115,8 @@ def render_status(status: Mapping[str, Any]) -> list[str]:
         lines += ["", *render_gpus(status["gpus"])]
     if status.get("drift"):
         lines += ["", *render_drift_table(status["drift"], {board["uuid"]: board["index"] for board in status["gpus"]})]
+    if status.get("quality"):
+        lines += ["", *render_quality(status["quality"])]
     for warning in [*(status.get("memory_warnings") or []), *(status.get("load_warnings") or [])]:
         lines += ["", *wrapped(f"Warning: {warning}")]
     if status["history"]:

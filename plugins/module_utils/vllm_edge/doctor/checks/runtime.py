@@ -299,3 +299,15 @@ def check_runtime_gpu_access(facts: Facts) -> Verdict:
         return warn(access.risk, REMEDY)
     names = sorted(access.by_device + access.by_hook)
     return good(f"a daemon-reload takes no GPU from {listed(names)}" if names else "no running container has a GPU")
+
+
+def check_runtime_leftovers(facts: Facts) -> Verdict:
+    """Warn about containers that a killed benchmark or reference answer has left."""
+    parse_docker_version(facts)
+    left = known(facts.runtime.leftovers)
+    if not left:
+        return good("no benchmark or reference answer has left a container")
+    return warn(
+        f"{listed([*left])}: left by a benchmark or reference answer that was killed",
+        f"'docker rm --force {' '.join(left)}'; the next run of the same kind does so, too.",
+    )
