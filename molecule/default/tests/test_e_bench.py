@@ -132,6 +132,28 @@ def test_check_mode_measures_nothing(machine: Machine, controller: Controller, r
 
 
 @pytest.mark.thorough
+def test_an_engine_that_became_slower_is_found(machine: Machine, controller: Controller) -> None:
+    """The engine gets a quarter of a processor between two runs, and its processors back before the third."""
+    options = {**OPTIONS, "bench_output_tokens": "64", "bench_requests": "4", "bench_soak_minutes": "0"}
+    options |= {"bench_gate": "warn", "bench_through": "engine"}
+    everything = machine.run("nproc").strip()
+    found: list[list[str]] = []
+    try:
+        for processors in (everything, "0.25", everything):
+            machine.run("docker", "update", f"--cpus={processors}", VICTIM.container)
+            play = controller.play("playbooks/bench.yml", f"--extra-vars={json.dumps(options)}")
+            assert play.rc == 0, play.output[-6000:]
+            newest = machine.run("sh", "-c", "ls /var/lib/vllm-edge/bench/*.jsonl | tail -1").strip()
+            end = json.loads(machine.run("tail", "-1", newest))
+            found.append([one["text"] for one in end["findings"] if one["what"] == "slower-than-before"])
+    finally:
+        machine.run("docker", "update", f"--cpus={everything}", VICTIM.container)
+    (text,) = found[1]
+    assert "e2b gives" in text and "No record says what has changed since then" in text
+    assert found[2] == []
+
+
+@pytest.mark.thorough
 def test_a_soak_of_ten_minutes_beside_a_client_of_all_roles(
     machine: Machine, controller: Controller, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ class LongRun:
     echo: bool = False
     """Whether its progress is printed, too."""
     _began: float = field(default_factory=time.time)
+    _saying: threading.Lock = field(default_factory=threading.Lock)
 
     def _path(self, suffix: str) -> Path:
         return self.directory / f"{self.name}.{suffix}"
@@ -57,8 +59,9 @@ class LongRun:
                 self._path("progress").unlink(missing_ok=True)
 
     def say(self, line: str) -> None:
-        """Replace the line of progress. Raises OSError."""
-        write_durably(self._path("progress"), f"{line}\n", 0o600)
+        """Replace the line of progress; several threads may do so. Raises OSError."""
+        with self._saying:
+            write_durably(self._path("progress"), f"{line}\n", 0o600)
         if self.echo:
             print(line, file=sys.stderr, flush=True)
 
