@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine against plain transformers on the tiny model: equal, and named if the chat template is another one."""
+"""The quality suite through its playbook, and an engine against plain transformers on the tiny model: equal, and named
+if the chat template is another one."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
-from conftest import Machine
+from conftest import INVENTORY_HOST, ROOT, VICTIM, Controller, Machine
 
 # Of these the tiny model, which rates all its tokens alike, answers the first five tokens without a tie.
 QUESTIONS = {
@@ -61,3 +62,20 @@ def test_another_chat_template_is_found_and_named(machine: Machine, engine: str)
     assert "the engine has '<|turn>user" in found["cases"][0]["text"]
     assert "transformers has '<turn|>user" in found["cases"][0]["text"]
     assert "vllm-edge-reference" not in machine.run("docker", "ps", "--all", "--format", "{{.Names}}")
+
+
+def test_the_suite_passes_fails_and_is_shown_in_the_status(machine: Machine, controller: Controller) -> None:
+    """The model writes random words, so it is asked for any and for some that it does not know."""
+    case = {"source": "own", "prompt": "Say a word.", "max_tokens": 8}
+    easy, hard = {**case, "name": "a-word", "regex": "."}, {**case, "name": "that-word", "exact": "Constantinople"}
+    options = {"quality_engines": VICTIM.name, "quality_repeats": 2}
+    play = controller.play("playbooks/quality.yml", f"--extra-vars={json.dumps({**options, 'quality_suite': [easy]})}")
+    assert (play.rc, play.changed) == (0, []), play.output[-6000:]
+    both = {**options, "quality_suite": [easy, hard]}
+    play = controller.play("playbooks/quality.yml", f"--extra-vars={json.dumps(both)}")
+    assert play.rc == 2 and "1 of 2 answers are not as expected" in " ".join(play.output.split()), play.output[-6000:]
+    quality = json.loads(machine.run("vllm-edge", "status", "--format", "json"))["quality"]
+    assert (quality["passed"], quality["failed"], quality["unsteady"]) == (1, 1, 0)
+    record = json.loads((ROOT / "reports" / "quality" / INVENTORY_HOST / f"{quality['run']}.json").read_text())
+    assert [(one["case"], one["verdict"]) for one in record["cases"]] == [("a-word", "passed"), ("that-word", "failed")]
+    assert [len(one["repeats"]) for one in record["cases"]] == [2, 2]

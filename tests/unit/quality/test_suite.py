@@ -263,6 +263,17 @@ def test_two_profiles_are_compared_side_by_side(
     assert "No run of w4a16 is recorded" in capsys.readouterr().err
 
 
+def test_what_only_one_of_two_runs_asked_is_one_sentence(paths: HostPaths, stand_in: Any) -> None:
+    number = activate(paths, rendered(engine("e2b"), profile="p"))
+    one = record(paths, "nvfp4-tp2", stand_in(lambda name, count: GOOD[name]), number)
+    more = tuple(replace(result, served_name="auditor") for result in one.cases)
+    other = replace(one, run="second", cases=one.cases[1:] + more)
+    assert model.compare(one, other) == [
+        f"{one.cases[0].case} of sentry: only in {one.run}.",
+        "Only second asked auditor.",
+    ]
+
+
 def test_a_record_keeps_every_answer_and_is_not_for_everybody(paths: HostPaths, stand_in: Any) -> None:
     number = activate(paths, rendered(engine("e2b"), profile="p"))
     made = record(paths, "p", stand_in(lambda name, count: GOOD[name]), number)

@@ -104,13 +104,17 @@ def find_run(paths: HostPaths, name: str) -> Record | None:
 def compare(one: Record, other: Record) -> list[str]:
     """Return how two runs differ, one line for each case and served name of which something differs.
 
-    The suites may differ: what only one of them asked is named.
+    The suites and the engines may differ: what only one of them asked is named.
     """
     lines = [] if one.suite_sha256 == other.suite_sha256 else ["The two runs were asked different suites."]
     theirs = {(result.case, result.served_name): result for result in other.cases}
     mine = {(result.case, result.served_name): result for result in one.cases}
+    here, over_there = ({name: None for _, name in results} for results in (mine, theirs))
+    shared = here.keys() & over_there.keys()
     for key, result in mine.items():
         there = theirs.get(key)
+        if key[1] not in shared:
+            continue
         name = f"{key[0]} of {key[1]}"
         if there is None:
             lines.append(f"{name}: only in {one.run}.")
@@ -128,7 +132,14 @@ def compare(one: Record, other: Record) -> list[str]:
             )
             parts = [quote(text[max(0, at - 20) :], 60) for text in texts]
             lines.append(f"{name}: both {result.verdict}, texts differ from character {at} on: {' / '.join(parts)}")
-    lines += [f"{case} of {name}: only in {other.run}." for case, name in theirs if (case, name) not in mine]
+    lines += [
+        f"{case} of {name}: only in {other.run}."
+        for case, name in theirs
+        if (case, name) not in mine and name in shared
+    ]
+    for record, names in ((one, here), (other, over_there)):
+        if only := [name for name in names if name not in shared]:
+            lines.append(f"Only {record.run} asked {', '.join(only)}.")
     return lines
 
 

@@ -236,6 +236,9 @@ def run_quality(paths: HostPaths, options: Options, long_run: LongRun, *, output
     except OutOfTime as ended:
         print(f"The suite was ended: {ended}. Nothing was recorded.", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"Progress or record of the suite cannot be written: {error}.", file=sys.stderr)
+        return 2
     lines = render(record)
     if output == "json":
         print(json.dumps({"path": str(path), "lines": lines, **asdict(record)}, ensure_ascii=False))
