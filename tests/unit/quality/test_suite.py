@@ -24,6 +24,7 @@ from ansible.module_utils.vllm_edge.quality.run import Options, OutOfTime, Suite
 from ansible.module_utils.vllm_edge.quality.suite import find_mistakes, judge, read_cases
 from ansible.module_utils.vllm_edge.switch.model import PhaseFailed
 from ansible.module_utils.vllm_edge.switch.requests import ask_suite
+from ansible.module_utils.vllm_edge.system.attendance import LongRun
 from engine_files import CONFIG
 from generations import activate, engine, put, rendered
 
@@ -205,6 +206,10 @@ def test_a_wrong_and_an_unsteady_answer_are_told_apart(stand_in: Any) -> None:
     verdicts = {name: one.verdict for name, one in found.items() if one.verdict != "passed"}
     assert verdicts == {"english": "failed", "german": "unsteady"}
     assert "2 of 3 answers are as expected, and they differ" in found["german"].describe()
+    twice = results(
+        stand_in(lambda name, count: f"Mittwoch{'.' * (count - 1)}" if name == "german" else GOOD[name]), repeats=2
+    )
+    assert twice["german"].verdict == "unsteady", "both are as expected, and nothing is random"
     assert "'33'" in found["english"].describe()
 
 
@@ -281,6 +286,63 @@ def test_a_record_keeps_every_answer_and_is_not_for_everybody(paths: HostPaths, 
     assert path.stat().st_mode & 0o777 == 0o640
     assert list(model.read_suites(paths)) == [made]
     assert made.cases[0].repeats[0].text == STIG
+
+
+def ask(paths: HostPaths, long_run: LongRun | None = None, engines: tuple[str, ...] = ()) -> int:
+    """The exit status of `vllm-edge quality` with the suite of the project."""
+    options = Options(read_cases(PROJECT), engines, repeats=1)
+    return run.run_quality(paths, options, long_run or LongRun(paths.run, "quality"), output="json")
+
+
+@pytest.fixture
+def serve(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> Callable[[EngineConfig], None]:
+    """Let the engine of the committed generation be a stand-in."""
+
+    def commit(config: EngineConfig) -> None:
+        generation = store.load(paths, activate(paths, rendered(engine("e2b"))))
+        stands_in = replace(generation.engines["e2b"], config=config)
+        monkeypatch.setattr(run, "load_committed", lambda paths: replace(generation, engines={"e2b": stands_in}))
+
+    return commit
+
+
+def test_the_command_tells_by_its_status_whether_all_passed(
+    paths: HostPaths, stand_in: Any, serve: Callable[[EngineConfig], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong: set[str] = set()
+    serve(stand_in(lambda name, count: "33" if name in wrong else GOOD[name]))
+    assert ask(paths) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["passed"], said["failed"], said["findings"]) == (6, 0, [])
+    (path,) = model.list_files(paths)
+    assert said["path"] == str(path)
+    path.rename(path.with_stem("20260101T000000Z-p"))
+    wrong.add("english")
+    assert ask(paths) == 1
+    assert "english of sentry" in " ".join(json.loads(capsys.readouterr().out)["findings"])
+    assert ask(paths, engines=("31b",)) == 2
+    assert "31b is no engine of profile p; it has e2b" in capsys.readouterr().err
+
+
+def test_the_command_runs_once_and_ends_when_nobody_follows_it(
+    paths: HostPaths, stand_in: Any, serve: Callable[[EngineConfig], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve(stand_in(lambda name, count: GOOD[name]))
+    with LongRun(paths.run, "quality").alone():
+        assert ask(paths) == 2
+    assert "runs on this host already" in capsys.readouterr().err
+    assert ask(paths, LongRun(paths.run, "quality", attended=True, _began=1.0)) == 2
+    assert "nobody follows it any more. Nothing was recorded" in capsys.readouterr().err
+    assert model.list_files(paths) == []
+
+
+def test_only_the_newest_records_are_kept(paths: HostPaths, stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "KEPT", 2)
+    number = activate(paths, rendered(engine("e2b")))
+    made = record(paths, "p", stand_in(lambda name, count: GOOD[name]), number)
+    for name in ("20270101T000000Z-p", "20280101T000000Z-p"):
+        run.write_record(replace(made, run=name), paths)
+    assert [path.stem[:4] for path in model.list_files(paths)] == ["2027", "2028"]
 
 
 def gated(paths: HostPaths, gate: str, config: EngineConfig) -> Generation:
