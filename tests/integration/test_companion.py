@@ -76,10 +76,12 @@ def test_the_program_is_in_a_cage(run: Runner, tmp_path: Path) -> None:
         "    except OSError: return True\n"
         "print(sorted(os.listdir('/sys/class/net')), os.getuid())\n"
         "print([fails(lambda: pathlib.Path(d, 'x').write_text('')) for d in ('/usr', '/job', '/models/weights')])\n"
-        "print([line for line in open('/proc/self/status') if line.startswith('CapEff')][0].split()[1])",
+        "status = dict(line.split(':', 1) for line in open('/proc/self/status'))\n"
+        "print(status['CapBnd'].strip(), status['NoNewPrivs'].strip(), oct(os.stat('/job/key').st_mode))",
         weights=weights,
+        files={"key": b"secret"},
     )
-    assert ended.lines == (f"['lo'] {USER}", "[True, True, True]", "0000000000000000")
+    assert ended.lines == (f"['lo'] {USER}", "[True, True, True]", "0000000000000000 1 0o100400")
 
 
 def test_a_socket_of_a_read_only_directory_answers(run: Runner, tmp_path: Path) -> None:
