@@ -153,8 +153,8 @@ def test_a_server_that_goes_away_and_comes_back_is_one_gap(place: Path) -> None:
     gap = seen.gaps[0]
     assert gap.to_s is not None
     # At least as long as the time without service, and at either end at most one question longer. The last request
-    # before it may be the first half of a question.
+    # before it may be the first half of a question, and a busy machine notes an answer later than it came.
     after = Handler.answered_s[len(before) :]
-    assert before[-2] <= gap.from_s <= down + 0.05 and up <= gap.to_s < after[3]
+    assert before[-2] <= gap.from_s <= down + 0.5 and up <= gap.to_s < after[3]
     assert seen.seconds == pytest.approx(gap.to_s - gap.from_s)
     assert seen.asked >= 4
