@@ -313,7 +313,7 @@ def write_quality(data: PageData, _figures: Figures) -> Html:
     if suites:
         newest = suites[0]
         counts = ", ".join(f"{amount(number(newest.get(key)))} {key}" for key in ("passed", "failed", "unsteady"))
-        parts += [tag("p", moment(newest.get("at")), f": {counts}."), paragraphs(texts_of(newest.get("findings")))]
+        parts.append(tag("p", moment(newest.get("at")), f", {newest.get('profile')}: {counts}."))
         rows = []
         for case in list_of(newest.get("cases")):
             why = next((one.get("why") for one in list_of(case.get("repeats")) if one.get("why")), "")
