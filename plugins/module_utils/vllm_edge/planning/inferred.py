@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .contract import Tensor
-from .model_facts import DTYPE_BITS, INDEX, FactsError, Header, compute_bytes
+from .model_facts import INDEX, FactsError, Header, compute_bytes
 from .quantization import read_scheme
 
 APPROXIMATE = "approximate: "
@@ -239,5 +239,4 @@ class _Sizes:
         if leaf not in stored:
             return None
         dtype, shape = stored[leaf]
-        assert dtype in DTYPE_BITS
         return dtype, (*front, *shape)

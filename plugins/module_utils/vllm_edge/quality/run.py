@@ -198,10 +198,8 @@ def read_suite_file(path: str) -> tuple[Case, ...]:
     return cases
 
 
-def choose(generation: Generation | None, names: Sequence[str]) -> list[EngineConfig]:
+def choose(generation: Generation, names: Sequence[str]) -> list[EngineConfig]:
     """Return the engines to ask. Raises QualityRefused."""
-    if generation is None:
-        raise QualityRefused("No profile is active on this host, so there is nobody to ask. Run site.yml.")
     unknown = sorted(set(names) - set(generation.engines))
     if unknown:
         known = ", ".join(generation.engines)
@@ -222,9 +220,10 @@ def run_quality(paths: HostPaths, options: Options, long_run: LongRun, *, output
     try:
         with interruptible(), long_run.alone():
             generation, began_at = load_committed(paths), stamp()
+            if generation is None:
+                raise QualityRefused("No profile is active on this host, so there is nobody to ask. Run site.yml.")
             configs = choose(generation, options.engines)
             results = Suite(options, go_on=go_on, say=long_run.say).run(configs)
-            assert generation is not None  # noqa: S101 - choose has refused it
             record = build_record(generation, options, results, began_at)
             path = write_record(record, paths)
     except AlreadyRuns:
