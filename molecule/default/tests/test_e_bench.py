@@ -49,6 +49,12 @@ def write_former(machine: Machine) -> None:
     machine.put(FORMER, "".join(f"{json.dumps(line)}\n" for line in (run, *measured, end)), "0640")
 
 
+def read_newest(machine: Machine) -> list[dict[str, Any]]:
+    """The lines of the newest record on the host."""
+    path = machine.run("sh", "-c", "ls /var/lib/vllm-edge/bench/*.jsonl | tail -1").strip()
+    return [json.loads(line) for line in machine.run("cat", path).splitlines()]
+
+
 @dataclass
 class Ran:
     """The play, its record, and what was seen of the client while it ran."""
@@ -143,8 +149,7 @@ def test_an_engine_that_became_slower_is_found(machine: Machine, controller: Con
             machine.run("docker", "update", f"--cpus={processors}", VICTIM.container)
             play = controller.play("playbooks/bench.yml", f"--extra-vars={json.dumps(options)}")
             assert play.rc == 0, play.output[-6000:]
-            newest = machine.run("sh", "-c", "ls /var/lib/vllm-edge/bench/*.jsonl | tail -1").strip()
-            end = json.loads(machine.run("tail", "-1", newest))
+            end = read_newest(machine)[-1]
             found.append([one["text"] for one in end["findings"] if one["what"] == "slower-than-before"])
     finally:
         machine.run("docker", "update", f"--cpus={everything}", VICTIM.container)
@@ -166,8 +171,7 @@ def test_a_soak_of_ten_minutes_beside_a_client_of_all_roles(
     play = controller.play("playbooks/bench.yml", f"--extra-vars={json.dumps(options)}")
     recorded = clients.stop(tmp_path)
     assert play.rc == 0, play.output[-6000:]
-    newest = machine.run("sh", "-c", "ls /var/lib/vllm-edge/bench/*.jsonl | tail -1").strip()
-    lines = [json.loads(line) for line in machine.run("cat", newest).splitlines()]
+    lines = read_newest(machine)
     soak = [one for one in lines if one.get("case") == "soak" and one["kind"] == "measurement"]
     assert sum(one["seconds"] for one in soak) >= 300 and not any(one["failed"] for one in soak)
     assert all(one.ok for one in recorded.asked), "a client's request failed"

@@ -31,7 +31,7 @@ TOOLKIT = (
 
 @dataclass(frozen=True)
 class HeldLock:
-    """A lock of apt or dpkg that a process holds."""
+    """A lock that a process holds."""
 
     path: str
     pid: int

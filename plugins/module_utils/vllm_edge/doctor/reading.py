@@ -28,7 +28,7 @@ from ..gateway.names import name_link
 from ..gateway.sync import CONFIGURATION, Report, is_installed, open_admin
 from ..generation.model import CREATE_FILE
 from ..gpu import slots, topology
-from ..gpu.access import Access, CannotAsk, look
+from ..gpu.access import Access, CannotAsk, ask_docker, look, refuse_stopped_docker
 from ..gpu.driver import GENERATED, STATIC, resolve
 from ..gpu.driver_facts import DriverReader, switch
 from ..gpu.owners import Owner, find_owners
@@ -46,7 +46,7 @@ from ..system.host import Unread
 from ..system.http import Answer, get_health
 from ..system.process import engine_uid
 from ..system.sockets import pin
-from ..system.systemd import Unit
+from ..system.systemd import SystemdError
 from .facts import (
     NOTHING_EXPECTED,
     Engine,
@@ -427,7 +427,7 @@ class Reader(DriverReader):
             else {path: cdi.parse_device_names(text) for path, text in read.items()},
             without_uvm=tuple(path for path, text in read.items() if not cdi.lists_uvm(text)),
             access=self.access(),
-            leftovers=self.leftovers(docker),
+            leftovers=self.leftovers(),
         )
 
     def version(self, program: str) -> str:
@@ -443,27 +443,20 @@ class Reader(DriverReader):
         except CannotAsk as error:
             return Unread(str(error))
 
-    def leftovers(self, docker: Unit | Unread) -> tuple[str, ...] | Unread:
+    def leftovers(self) -> tuple[str, ...] | Unread:
         """Return the containers of benchmarks and reference answers whose command has ended without removing them."""
-        if isinstance(docker, Unread):
-            return docker
-        # Its socket unit would start a Docker Engine that somebody has stopped.
-        if docker.active_state != "active":
-            return Unread(f"docker.service is {docker.active_state}")
-        shown = ("--format", f'{{{{.Names}}}} {{{{.Label "{LABEL_COMPANION}"}}}}')
-        ran = self.ask("docker", "ps", "--all", "--filter", f"label={LABEL_COMPANION}", *shown)
-        if isinstance(ran, Unread):
-            return ran
-        if ran.status != 0:
-            return Unread(f"docker ps: {ran.err.strip()}")
-        found = []
-        for name, purpose in (line.split() for line in ran.out.splitlines()):
-            held = self.locks([f"run/vllm-edge/{purpose}.lock"])
-            if isinstance(held, Unread):
-                return held
-            if not held:
-                found.append(name)
-        return tuple(found)
+        shown = f'{{{{.Names}}}} {{{{.Label "{LABEL_COMPANION}"}}}}'
+        try:
+            refuse_stopped_docker(self.run)
+            text = ask_docker(self.run, "ps", "--all", "--filter", f"label={LABEL_COMPANION}", "--format", shown)
+        except (CannotAsk, SystemdError) as error:
+            return Unread(str(error))
+        locks = {name: f"run/vllm-edge/{purpose}.lock" for name, purpose in map(str.split, text.splitlines())}
+        held = self.locks(locks.values())
+        if isinstance(held, Unread):
+            return held
+        running = {lock.path for lock in held}
+        return tuple(name for name, path in locks.items() if f"/{path}" not in running)
 
     def docker_config(self) -> tuple[Mapping[str, Any] | Unread, str]:
         """Return the content of daemon.json, and why it is not valid (empty if it is)."""

@@ -115,17 +115,14 @@ def look(run: Run = run_command, root: Path = Path("/")) -> Access:
         CannotAsk: systemd or Docker cannot be queried
     """
     try:
-        unit = Systemd(run).show([DOCKER])[DOCKER]
-        # Its socket unit would start a Docker Engine that somebody has stopped.
-        if unit.loaded and unit.active_state not in ("active", "activating", "reloading"):
-            raise CannotAsk(f"{DOCKER} is {unit.active_state}")
+        refuse_stopped_docker(run)
         containers = _inspect(run)
         found: dict[str, list[str]] = {}
         for container in containers:
             found.setdefault(find_method(container), []).append(str(container["Name"]).lstrip("/"))
         by_hook = tuple(sorted(found.get("hook", ())))
         safe = not by_hook or any((root / "dev/char").glob(f"{NVIDIA_MAJOR}:*"))
-        safe = safe or _ask_docker(run, "info", "--format", "{{.CgroupDriver}}").strip() == "cgroupfs"
+        safe = safe or ask_docker(run, "info", "--format", "{{.CgroupDriver}}").strip() == "cgroupfs"
     except SystemdError as error:
         raise CannotAsk(str(error)) from error
     except (ValueError, LookupError, AttributeError, RecursionError, TypeError) as error:
@@ -134,16 +131,26 @@ def look(run: Run = run_command, root: Path = Path("/")) -> Access:
     return Access(tuple(sorted(found.get("device", ()))), by_hook, safe)
 
 
+def refuse_stopped_docker(run: Run) -> None:
+    """Raise CannotAsk if Docker does not run: its socket unit would start what somebody has stopped.
+
+    Raises SystemdError, too.
+    """
+    unit = Systemd(run).show([DOCKER])[DOCKER]
+    if unit.loaded and unit.active_state not in ("active", "activating", "reloading"):
+        raise CannotAsk(f"{DOCKER} is {unit.active_state}")
+
+
 def _inspect(run: Run) -> list[dict[str, Any]]:
     """Return the running containers as `docker inspect` shows them. Raises CannotAsk, SystemdError, ValueError."""
-    ids = _ask_docker(run, "ps", "--quiet", "--no-trunc").split()
+    ids = ask_docker(run, "ps", "--quiet", "--no-trunc").split()
     if not ids:
         return []
-    listed = json.loads(_ask_docker(run, "inspect", "--type=container", *ids, ended="no such"))
+    listed = json.loads(ask_docker(run, "inspect", "--type=container", *ids, ended="no such"))
     return [container for container in listed if container["State"].get("Pid")]
 
 
-def _ask_docker(run: Run, *arguments: str, ended: str = "") -> str:
+def ask_docker(run: Run, *arguments: str, ended: str = "") -> str:
     """Return the output of a `docker` command. Raises CannotAsk, SystemdError.
 
     Args:

@@ -282,10 +282,9 @@ def sum_budgets(configs: Sequence[EngineConfig]) -> dict[str, int | None]:
 
 def read_quality(paths: HostPaths) -> Json | None:
     """Return the newest run of the quality suite; None if there is none that this user may read."""
-    for record in read_suites(paths):
-        keys = ("run", "at", "profile", "generation", "passed", "failed", "unsteady", "note")
-        return {key: getattr(record, key) for key in keys}
-    return None
+    newest = next(read_suites(paths), None)
+    keys = ("run", "at", "profile", "generation", "passed", "failed", "unsteady", "note")
+    return {key: getattr(newest, key) for key in keys} if newest else None
 
 
 def collect(
