@@ -14,7 +14,7 @@ from ansible.module_utils.vllm_edge.planning.vllm_versions import TokenRule
 from asked import SOURCES, ask
 from kv_configurations import Configuration, configurations, differences, table
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 
 FLOAT_SCHEME = {"dynamic": False, "num_bits": 8, "type": "float"}
 # quantization_config of a checkpoint, and what `kv_cache_dtype: auto` becomes with it; `auto` is the model's own dtype.

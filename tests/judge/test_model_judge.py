@@ -23,7 +23,7 @@ sys.path.append(str(PLANNING))
 
 import published
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 RECORD = PLANNING / "judged.json"
 FAILS = re.compile(r"AttributeError: 'Qwen3MoeLLMForCausalLM' object has no attribute 'start_layer'")
 """Errors of vLLM itself: Qwen3-VL-MoE in a pipeline, up to 0.21, which the plan refuses."""

@@ -14,7 +14,7 @@ from ansible.module_utils.vllm_edge.quality.reference_run import SCRIPT
 
 from lab import images
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 MODEL = "google/gemma-4-E2B-it"
 CASES = [{"case": name, "messages": [{"role": "user", "content": name}], "engine_tokens": [9]} for name in ("a", "b")]
 REQUEST: dict[str, Any] = {

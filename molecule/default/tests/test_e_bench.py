@@ -138,6 +138,7 @@ def test_check_mode_measures_nothing(machine: Machine, controller: Controller, r
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(2400)
 def test_an_engine_that_became_slower_is_found(machine: Machine, controller: Controller) -> None:
     """The engine gets a quarter of a processor between two runs, and its processors back before the third."""
     options = {**OPTIONS, "bench_output_tokens": "64", "bench_requests": "4", "bench_soak_minutes": "0"}
@@ -159,6 +160,7 @@ def test_an_engine_that_became_slower_is_found(machine: Machine, controller: Con
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(2400)
 def test_a_soak_of_ten_minutes_beside_a_client_of_all_roles(
     machine: Machine, controller: Controller, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

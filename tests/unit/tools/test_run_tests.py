@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from helpers import ROOT, load_file
 
 A, B = "a" * 64, "b" * 64
@@ -22,7 +25,7 @@ def tests() -> ModuleType:
 
 def run(tests: ModuleType, logs: Path, *commands: str, limit_s: float = 60) -> tuple[int, list[str]]:
     """Exit status and summary of a run whose parts are shell commands named a, b, ..."""
-    parts = [tests.Part(chr(ord("a") + at), ["sh", "-c", command]) for at, command in enumerate(commands)]
+    parts = [tests.Part(chr(ord("a") + at), ["sh", "-c", command], 60) for at, command in enumerate(commands)]
     this = tests.Run(parts, lambda lab: 0.0, logs, limit_s)
     return this.all(), this.summary()
 
@@ -41,7 +44,8 @@ def test_what_needs_no_engine_has_a_lane_of_its_own(tests: ModuleType, tmp_path:
     """It ends while both others wait for it."""
     mark = tmp_path / "mark"
     waits = ["sh", "-c", f"for i in $(seq 100); do [ -e {mark} ] && exit 0; sleep 0.1; done; exit 1"]
-    parts = [tests.Part(name, waits) for name in "ab"] + [tests.Part("c", ["touch", str(mark)], lane="beside")]
+    parts = [tests.Part(name, waits, 60) for name in "ab"]
+    parts.append(tests.Part("c", ["touch", str(mark)], 60, lane="beside"))
     assert tests.Run(parts, lambda lab: 0.0, tmp_path, 60).all() == 0
 
 
@@ -50,7 +54,7 @@ def test_a_lane_without_engines_left_helps_the_other_one(tests: ModuleType, tmp_
     meet = "touch {0}; for i in $(seq 100); do [ -e {1} ] && exit 0; sleep 0.1; done; exit 1"
     first, second = tmp_path / "first", tmp_path / "second"
     commands = {"a": meet.format(first, second), "b": meet.format(second, first)}
-    parts = [tests.Part(name, ["sh", "-c", command], lane="beside") for name, command in commands.items()]
+    parts = [tests.Part(name, ["sh", "-c", command], 60, lane="beside") for name, command in commands.items()]
     assert tests.Run(parts, lambda lab: 0.0, tmp_path, 60).all() == 0
 
 
@@ -67,16 +71,76 @@ def test_a_part_that_fails_does_not_stop_the_others(
 
 
 def test_past_the_limit_nothing_is_begun_and_what_is_left_out_is_named(tests: ModuleType, tmp_path: Path) -> None:
-    status, lines = run(tests, tmp_path, "sleep 3", "sleep 3", "true", "true", limit_s=2)
-    assert status == 1
+    began = time.monotonic()
+    status, lines = run(tests, tmp_path, "sleep 60", "sleep 60", "true", "true", limit_s=2)
+    assert status == 1 and time.monotonic() - began < 50
+    assert lines[0].endswith("ENDED, because 0 minutes had passed for all parts")
     assert lines[-1].startswith("LEFT OUT, because 0 minutes had passed: c, d")
+    assert not (tmp_path / "c.log").exists()
+
+
+def is_running(pid: int) -> bool:
+    """Whether it is there, and is not a process that ended and that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_part_that_hangs_is_named_and_ended_with_what_it_started(
+    tests: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tidies up when it is told to end, what it started does not listen, and Molecule has left a host."""
+    monkeypatch.setattr(tests, "TERM_S", 2)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    molecule = tmp_path / "molecule"
+    molecule.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/destroyed\n')
+    molecule.chmod(0o755)
+    deaf = f"(trap '' TERM; echo 'FAILED test_x.py::test_y'; exec sleep 60) & echo $! >{tmp_path}/deaf"
+    tidy = "trap 'echo tidied; exit 0' TERM; while :; do sleep 0.1; done"
+    parts = [tests.Part("a", ["sh", "-c", f"{deaf}; {tidy}"], 2, scenario="default")]
+    parts += [tests.Part(name, ["true"], 60, scenario="switch") for name in "bc"]
+    this, began = tests.Run(parts, lambda lab: 0.0, tmp_path, times=2), time.monotonic()
+    assert this.all() == 1 and 4 < time.monotonic() - began < 50
+    lines = {line.split()[0]: line for line in this.summary()}
+    assert lines["a"].endswith("HUNG: ended after its limit of 0 minutes")
+    assert lines["b"].endswith("passed") and lines["c"].endswith("passed")
+    assert lines["FAILED"] == "    FAILED test_x.py::test_y"
+    assert "tidied" in (tmp_path / "a.log").read_text()
+    assert (tmp_path / "destroyed").read_text() == "destroy --scenario-name default\n"
+    deadline = time.monotonic() + 10
+    while is_running(int((tmp_path / "deaf").read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+MAIN = """
+import pathlib, sys
+sys.path.insert(0, sys.argv[1])
+import run_tests
+run_tests.LOGS = pathlib.Path(sys.argv[2])
+run_tests.PARTS = [run_tests.Part(name, ["sh", "-c", "echo up; exec sleep 60"], 60) for name in "abc"]
+sys.exit(run_tests.main())
+"""
+
+
+def test_a_run_that_is_stopped_stops_its_parts_and_begins_no_other(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", MAIN, str(ROOT / "tools"), str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        deadline = time.monotonic() + 30
+        while sum(log.read_text() == "up\n" for log in tmp_path.glob("*.log")) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.terminate()
+        output, _ = process.communicate(timeout=40)
+    assert process.returncode != 0
+    assert sorted(line[4] for line in output.splitlines() if line.endswith("FAILED, exit status -15")) == ["a", "b"]
     assert not (tmp_path / "c.log").exists()
 
 
 def test_cpu_seconds_are_those_of_the_part(tests: ModuleType, tmp_path: Path) -> None:
     spent = iter([10.0, 35.0])
     busy = "import time\nwhile time.process_time() < 0.3: pass"
-    parts = [tests.Part("a", [sys.executable, "-c", busy], "vllm-edge-x")]
+    parts = [tests.Part("a", [sys.executable, "-c", busy], 60, "vllm-edge-x")]
     this = tests.Run(parts, lambda lab: next(spent), tmp_path)
     assert this.all() == 0
     assert 25.2 < this.ended[0].cpu_seconds < 27
@@ -131,6 +195,19 @@ def test_cpu_seconds_under_both_versions_of_control_groups(tests: ModuleType, tm
     assert list(tests.cpu_groups(two)) == [(two / "system.slice" / f"docker-{A}.scope", 1.5)]
 
 
+def test_a_test_that_hangs_is_named_and_the_next_one_runs(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    (tmp_path / "test_two.py").write_text("import time\ndef test_a(): time.sleep(60)\ndef test_b(): pass\n")
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--config-file={ROOT}/pyproject.toml"]
+    words += ["--override-ini=timeout=1", str(tmp_path)]
+    environment = {**os.environ, "COLUMNS": "200"}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    assert "1 failed, 1 passed" in done.stdout and "test_a - Failed: Timeout" in done.stdout, done.stdout + done.stderr
+    assert 60 <= float(pytestconfig.getini("timeout")) <= 600
+    for path in (ROOT / "molecule").glob("*/molecule.yml"):
+        limit = yaml.safe_load(path.read_text())["verifier"]["options"].get("timeout")
+        assert 600 <= int(limit or 0) <= 1200, path
+
+
 def test_every_scenario_is_a_part(tests: ModuleType) -> None:
     """And its containers are counted under the name of its lab."""
     scenarios = {path.parent.name: path.read_text() for path in (ROOT / "molecule").glob("*/molecule.yml")}
@@ -139,3 +216,5 @@ def test_every_scenario_is_a_part(tests: ModuleType) -> None:
     for name, text in scenarios.items():
         part = parts["molecule" if name == "default" else name]
         assert f"VLLM_EDGE_LAB_NAME: {part.lab}\n" in text
+        assert part.scenario == name, "what it leaves when it is ended can be removed"
+    assert all(60 < part.limit_s < tests.LIMIT_S for part in tests.PARTS)

@@ -25,7 +25,7 @@ from vllm_edge_lab import gpus, physics
 from lab.nvidia import testing
 from lab.nvidia.versions import DRIVER_VERSION
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 
 MIB = 2**20
 REPOSITORY = "google/gemma-4-E4B-it"
