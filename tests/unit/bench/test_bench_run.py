@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.bench import command, program, run
+from ansible.module_utils.vllm_edge.bench import command, program, run, sampling
 from ansible.module_utils.vllm_edge.bench.model import list_files, parse_run, prune_runs
 from ansible.module_utils.vllm_edge.bench.run import Options
 from ansible.module_utils.vllm_edge.bench.sampling import Sample, Sampler, summarize_gpu
@@ -22,6 +22,7 @@ from ansible.module_utils.vllm_edge.engine.metrics import Totals, read_totals
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch.journal import Lock
 from ansible.module_utils.vllm_edge.system.attendance import LongRun
+from ansible.module_utils.vllm_edge.system.docker import Container, DockerAway
 from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.nvml import StateReading, open_nvml
 from generations import UUIDS, activate, engine, rendered
@@ -33,6 +34,7 @@ METRICS = """
 vllm:num_requests_running{engine="0",model_name="sentry"} 0.0
 vllm:num_requests_waiting{engine="0",model_name="sentry"} 0.0
 vllm:kv_cache_usage_perc{engine="0",model_name="sentry"} 0.25
+vllm:generation_tokens_total{engine="0",model_name="sentry"} 90.0
 vllm:num_preemptions_total{engine="0",model_name="sentry"} 2.0
 vllm:prefix_cache_queries_total{engine="0",model_name="sentry"} 1000.0
 vllm:prefix_cache_hits_total{engine="0",model_name="sentry"} 300.0
@@ -48,11 +50,18 @@ class World:
         self.paths = paths
         self.metrics = METRICS
         self.finished = 12
+        self.in_work = 0
+        self.container: Container | None = Container("c" * 64, "vllm-e2b", "running", started_at="2026-11-25T03:00:00Z")
+        self.sampler = Sampler(self.sample)
         self.companions: list[Companion] = []
         self.play: Callable[[Callable[[str], None], Callable[[], bool]], None] = self.measure
 
     def ask(self, url: str, path: str, timeout_s: float) -> Answer:
         return Answer(200, b'{"version": "0.32.0"}' if path == "/version" else self.metrics.encode())
+
+    def find(self, name: str) -> Container | None:
+        """As the Docker Engine."""
+        return self.container
 
     def measure(self, tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
         """Answer every step of the job; another client is served beside the second."""
@@ -77,7 +86,8 @@ class World:
 
     def sample(self) -> Sample:
         states = {UUIDS[0]: StateReading(60.0, None, 2040, 55, ())}
-        return Sample(0.0, Totals(0.25, 0, 10, 4, self.finished), {UUIDS[0]: 20000}, states)
+        totals = Totals(0.25, 0, 10, 4, self.finished, tokens=90, in_work=self.in_work)
+        return Sample(0.0, totals, {UUIDS[0]: 20000}, states)
 
 
 @pytest.fixture
@@ -90,13 +100,14 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
     @contextlib.contextmanager
     def sampler(config: object) -> Iterator[Sampler]:
-        yield Sampler(made.sample)
+        made.sampler = Sampler(made.sample)
+        yield made.sampler
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(run, "request", made.ask)
     monkeypatch.setattr(run, "run_companion", made.run_companion)
     monkeypatch.setattr(run, "open_sampler", sampler)
-    monkeypatch.setattr(command, "DockerEngine", lambda: None)
+    monkeypatch.setattr(command, "DockerEngine", lambda: made)
     return made
 
 
@@ -206,6 +217,66 @@ def test_a_run_that_nobody_follows_ends(world: World, monkeypatch: pytest.Monkey
     assert recorded.end is not None and "nobody follows it any more" in recorded.end.error
 
 
+def read_error(world: World) -> str:
+    """Why the one run of the host was interrupted."""
+    end = parse_run(list_files(world.paths)[0].read_text()).end
+    assert end is not None and end.verdict == "interrupted"
+    return end.error
+
+
+@pytest.mark.parametrize("change", [{"id": "d" * 64}, {"started_at": "2026-11-25T04:00:00Z"}, {"status": "exited"}, {}])
+def test_a_run_whose_engine_is_another_container_ends(world: World, change: dict[str, str]) -> None:
+    """Also if that is seen only when the program has ended. Without a change the container is removed."""
+
+    def play(tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
+        assert attended()
+        assert world.container is not None
+        world.container = replace(world.container, **change) if change else None
+        world.measure(tell, attended)
+
+    world.play = play
+    assert bench(world) == 1
+    assert "engine e2b no longer runs in the container that it began with" in read_error(world)
+    assert "`vllm-edge explain e2b` says why" in read_error(world)
+
+
+def test_a_run_that_makes_no_progress_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token for somebody else, such as the supervisor's probe of an idle engine, is none of its own."""
+    now = 1000.0
+    monkeypatch.setattr(sampling, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def play(tell: Callable[[str], None], attended: Callable[[], bool]) -> None:
+        nonlocal now
+        for in_work in (1, 0):
+            now += run.IMPORT_S - 1
+            assert attended()
+            world.finished, world.in_work = world.finished + 1, in_work
+            world.sampler._look()
+        now += 1
+        assert not attended()
+        raise CompanionError("nobody waits for it")
+
+    world.play = play
+    assert bench(world) == 1
+    assert "engine e2b has made no progress with the benchmark's requests for 300 s" in read_error(world)
+
+
+def test_a_run_begins_with_an_engine_that_runs_and_a_docker_that_answers(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.container = None
+    assert bench(world) == 1 and world.companions == []
+    assert "Engine e2b does not run; `vllm-edge explain e2b` says why" in read_error(world)
+
+    def fail(name: str) -> None:
+        raise DockerAway("connection refused")
+
+    list_files(world.paths)[0].unlink()
+    monkeypatch.setattr(world, "find", fail)
+    assert bench(world) == 1
+    assert "Docker does not say whether engine e2b still runs: connection refused" in read_error(world)
+
+
 def test_only_the_newest_runs_are_kept(world: World) -> None:
     world.paths.bench.mkdir(parents=True)
     for number in range(5):
@@ -215,8 +286,8 @@ def test_only_the_newest_runs_are_kept(world: World) -> None:
 
 
 def test_totals_are_summed_over_label_sets() -> None:
-    assert read_totals(METRICS) == Totals(0.25, 2, 1000, 300, 12)
-    assert read_totals("") == Totals(None, None, None, None, None)
+    assert read_totals(METRICS) == Totals(0.25, 2, 1000, 300, 12, 90, 0)
+    assert read_totals("") == Totals(None, None, None, None, None, None, None)
 
 
 def test_energy_is_the_counters_between_the_requests_or_power_times_time() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -138,6 +139,23 @@ def test_the_relay_passes_both_directions_and_their_ends(way: str, tmp_path: Pat
         end()
         server.close()
     assert found == b"A" * 200_000 + b"Z"
+
+
+def test_the_relay_passes_on_that_an_engine_died(tmp_path: Path) -> None:
+    """A connection that it had not accepted yet breaks off, without an end. The client would wait for its answer."""
+    engine = socket.socket(socket.AF_UNIX)
+    engine.bind(str(tmp_path / "api.sock"))
+    engine.listen()
+    end = program.start_relay(tmp_path / "relay.sock", tmp_path / "api.sock")
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(20)
+            client.connect(str(tmp_path / "relay.sock"))
+            assert select.select([engine], [], [], 20)[0], "the relay has connected"
+            engine.close()
+            assert client.recv(1) == b""
+    finally:
+        end()
 
 
 def test_a_relay_that_cannot_listen_says_so(tmp_path: Path) -> None:

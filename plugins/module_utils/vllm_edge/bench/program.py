@@ -43,11 +43,16 @@ Address = Path | tuple[str, int]
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy until the end of `reader`, and pass the end on."""
+    """Copy until the end of `reader`, and pass the end on.
+
+    A connection that breaks off is an end, too: nobody else tells the other side, which would wait for its answer. So
+    ends a connection that an engine has not accepted before it dies.
+    """
     with contextlib.suppress(OSError):
         while data := await reader.read(65536):
             writer.write(data)
             await writer.drain()
+    with contextlib.suppress(OSError):
         if writer.can_write_eof():
             writer.write_eof()
 

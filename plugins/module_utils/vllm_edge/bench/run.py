@@ -31,7 +31,7 @@ from ..redaction import redact
 from ..switch.gpu_memory import load_slots
 from ..switch.journal import holder
 from ..system.attendance import LongRun
-from ..system.docker import DockerEngine
+from ..system.docker import Container, DockerAway, DockerEngine, DockerRefused
 from ..system.http import request
 from ..weights.record import WeightsError, load_record
 from . import program
@@ -57,7 +57,7 @@ from .sampling import Sample, Sampler, find_kv_peak, open_sampler, subtract, sum
 
 ASK_S = 5.0
 IMPORT_S = 300.0
-"""Seconds that vLLM may take to be imported in the container."""
+"""Seconds that vLLM may take to be imported in the container, and a step to send its first request."""
 LIMIT_MINUTES = 60.0
 PREVIOUS = 20
 """Former runs that a run is compared with, newest first."""
@@ -294,6 +294,7 @@ class Bench:
             files["steps.json"] = json.dumps(job).encode()
             sampler = stack.enter_context(open_sampler(config))
             measuring = Measuring(self, name, config, through, steps, sampler)
+            measuring.remember_container()
             ended = run_companion(
                 Companion(
                     "bench",
@@ -308,8 +309,10 @@ class Bench:
                 self.paths,
                 timeout_s=max(1.0, self.left_s),
                 on_line=measuring.read,
-                attended=self.may_go_on,
+                attended=measuring.may_go_on,
             )
+            if not measuring.may_go_on():
+                raise CompanionError(self.stopped)
             if ended.status != 0:
                 raise CompanionError(f"The benchmark's program ended with status {ended.status}: {ended.lines[-3:]}")
 
@@ -331,6 +334,42 @@ class Measuring:
     through: Through
     steps: Sequence[Step]
     sampler: Sampler
+    _container: Container | None = None
+    """The engine's when it began."""
+
+    def remember_container(self) -> None:
+        """Note in which container the engine runs. Raises CompanionError if it runs in none."""
+        self._container = self._find_container()
+        if self._container is None:
+            raise CompanionError(f"Engine {self.name} does not run; `vllm-edge explain {self.name}` says why.")
+
+    def may_go_on(self) -> bool:
+        """Return whether the run goes on; otherwise say why in `stopped` of the run. Raises CompanionError."""
+        if self.bench.may_go_on():
+            self.bench.stopped = self._find_trouble()
+        return not self.bench.stopped
+
+    def _find_trouble(self) -> str:
+        """Return why the engine can no longer be measured; empty if it can."""
+        began, now = self._container, self._find_container()
+        # The same container may have been started again.
+        if now is None or began is None or (now.id, now.started_at) != (began.id, began.started_at):
+            return (
+                f"engine {self.name} no longer runs in the container that it began with; "
+                f"`vllm-edge explain {self.name}` says why"
+            )
+        # Each step of an engine moves a figure, and its supervisor gives one as long.
+        if (still := self.sampler.get_still_s()) >= max(IMPORT_S, self.config.progress_timeout_s):
+            return f"engine {self.name} has made no progress with the benchmark's requests for {still:.0f} s"
+        return ""
+
+    def _find_container(self) -> Container | None:
+        """Return the engine's container if it runs. Raises CompanionError."""
+        try:
+            found = self.bench.docker.find(self.config.container)
+        except (DockerAway, DockerRefused) as error:
+            raise CompanionError(f"Docker does not say whether engine {self.name} still runs: {error}.") from error
+        return found if found is not None and found.running else None
 
     def read(self, line: str) -> None:
         """Read one line of the program: a step begins, or has ended."""

@@ -40,6 +40,8 @@ class Sampler:
     take: Callable[[], Sample]
     every_s: float = EVERY_S
     samples: list[Sample] = field(default_factory=list)
+    _moved_at: float = field(default_factory=time.monotonic)
+    _totals: Totals | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -60,17 +62,27 @@ class Sampler:
         # One at a time: the thread and whoever begins or ends a stretch share one session of NVML.
         with self._lock:
             self.samples.append(self.take())
+            totals = self.samples[-1].totals
+            # The supervisor asks an idle engine for a token from time to time, which is no progress of the stretch.
+            if totals is not None and totals.in_work and totals != self._totals:
+                self._moved_at, self._totals = time.monotonic(), totals
 
     def begin(self) -> None:
         """Begin a stretch with a sample of its own."""
         with self._lock:
             self.samples = [self.take()]
+            self._moved_at = time.monotonic()
 
     def end(self) -> list[Sample]:
         """End the stretch with a sample of its own and return all of it."""
         self._look()
         with self._lock:
+            self._moved_at = time.monotonic()
             return list(self.samples)
+
+    def get_still_s(self) -> float:
+        """Return the seconds since the engine last advanced with requests, or a stretch began or ended."""
+        return time.monotonic() - self._moved_at
 
 
 @contextlib.contextmanager

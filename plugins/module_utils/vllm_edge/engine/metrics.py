@@ -44,7 +44,7 @@ def kv_blocks(metrics: str) -> int | None:
 
 @dataclass(frozen=True)
 class Totals:
-    """Figures of an engine since its start, summed over all label sets. None if the engine does not report one."""
+    """Figures of an engine, summed over all label sets. None if the engine does not report one."""
 
     kv_use: float | None
     """Share of the KV cache in use now, from 0 to 1."""
@@ -54,6 +54,10 @@ class Totals:
     prefix_hits: int | None
     finished: int | None
     """Requests that ended with an answer."""
+    tokens: int | None
+    """Tokens of answers."""
+    in_work: int | None
+    """Requests that run or wait now."""
 
 
 def read_totals(metrics: str) -> Totals:
@@ -76,4 +80,6 @@ def read_totals(metrics: str) -> Totals:
         count("prefix_cache_queries_total"),
         count("prefix_cache_hits_total"),
         count("request_success_total"),
+        count("generation_tokens_total"),
+        requests_in_work(metrics),
     )
