@@ -172,6 +172,10 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
 
     def determine_available_memory(self) -> int:
         """What the real model has for its KV cache; the plugin turns it into the tiny model's."""
+        # A batch of the largest size compiles the model here, as a GPU's profiling does; with VLLM_CPU_CI_ENV the CPU
+        # worker leaves it to the first request. Compiled for a single token, the model dies of any other length.
+        # Before the claim: the ranks wait for each other in it, and one that finds its GPU full would never come.
+        self.model_runner.warming_up_model()
         self._allocate(self.need.profile)
         available = self.need.kv_cache
         if self.cache_config.kv_cache_memory_bytes:

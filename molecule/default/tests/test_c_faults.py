@@ -147,6 +147,10 @@ def test_engine_hangs(machine: Machine, undisturbed: None, seen: Seen) -> None:
     assert why, machine.journal(cursor)
     assert "Watchdog timeout" in machine.journal(cursor)
     machine.wait_until_serving()
+    # Nobody has asked this engine yet. It takes any length after a single token, as the supervisor's probe sends.
+    for tokens in (1, 32):
+        probe = {"model": SERVED_NAMES[0], "prompt": [5] * tokens, "max_tokens": 1}
+        assert machine.ask("/v1/completions", probe)[0] == 200, machine.journal(cursor)
     after = life(machine)
     assert after is not None and after.id != before.id
     assert machine.run("docker", "ps", "--all", "--quiet", "--filter", f"name={CONTAINER}").split() == [after.id[:12]]

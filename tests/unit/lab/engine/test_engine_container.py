@@ -142,6 +142,10 @@ def engine(image: str, models: Path, board: gpus.Gpu, tmp_path: Path) -> Iterato
 
 def test_it_serves_and_holds_the_real_models_memory(engine: Engine) -> None:
     assert engine.wait(), engine.log[-4000:]
+    # Of all first requests the smallest, the supervisor's probe: what is compiled by then takes other lengths, too.
+    for tokens in (1, 32):
+        probe = {"model": "auditor", "prompt": [5] * tokens, "max_tokens": 1}
+        assert engine.post("/v1/completions", probe)["usage"]["prompt_tokens"] == tokens
     answer = engine.post(
         "/v1/chat/completions",
         {"model": "auditor", "max_tokens": 4, "messages": [{"role": "user", "content": "Say hello."}]},
