@@ -36,10 +36,17 @@ test: bootstrap $(VENV)/.stamp collections ## Every test
 
 .PHONY: test-all
 test-all: export VLLM_EDGE_THOROUGH := 1
-test-all: test ## Every test and the cases that take longer: further cases on the simulated host, real engines in containers, the judge of the plan, ansible-test sanity
+test-all: test ## Every test and the cases that take longer: further cases on the simulated host, real engines in containers, the judge of the plan, ansible-test sanity, deliberate faults
 	@tools/timed "load of the gateway" pytest tests/gateway/test_gateway_load.py
 	@tools/timed "engines in containers" pytest -m docker tests/unit tests/judge
 	@$(MAKE) sanity
+	@$(MAKE) faults
+
+.PHONY: faults
+faults: bootstrap $(VENV)/.stamp collections ## Try the deliberate faults of tests/tools/faults.yml: a test has to notice each, on a host of its own those of a host
+	@tools/timed "faults" python tests/tools/faults.py
+	@tools/timed "lab images" python -m lab images
+	@tools/timed "faults of a host" python tests/tools/faults.py --host
 
 .PHONY: lint
 lint: bootstrap-python $(VENV)/.stamp collections ## Linters, type checker, shellcheck, scan for secrets
