@@ -188,10 +188,11 @@ def test_computing_alone_is_progress_for_a_while(line: str, until: int) -> None:
 
 
 def test_waiting_is_no_computing() -> None:
+    """It reads less than 1 MiB, meets less than one fault and uses less than a tenth of a core in each second."""
     life = begun()
     life.on_log(LINE, 110.0)
     for second in range(110, 420, 5):
-        life.on_usage(Usage(second, second // 5, second / 50), float(second))
+        life.on_usage(Usage(second * 1_000_000, second * 4 // 5, second * 0.09), float(second))
     assert life.on_tick(420.0).give_up is not None
 
 

@@ -154,11 +154,12 @@ def test_memory_without_a_process_that_leaves_too_little(bench: GpuBench) -> Non
     assert UUIDS[1] not in failed.text
 
 
-def test_memory_without_a_process_that_leaves_enough_is_a_warning(bench: GpuBench) -> None:
-    bench.boards.set_fault(0, "orphan", 300)
+@pytest.mark.parametrize("held_mib", [300, 22_564 - BUDGET])
+def test_memory_without_a_process_that_leaves_enough_is_a_warning(bench: GpuBench, held_mib: int) -> None:
+    bench.boards.set_fault(0, "orphan", held_mib)
     done = bench.release(0).run(60)
     assert done.detail == "GPU 0 measured free enough after 60.0 s"
-    assert "300 MiB in use that no process holds" in done.warnings[0] and "fits beside it" in done.warnings[0]
+    assert f"{held_mib} MiB in use that no process holds" in done.warnings[0] and "fits beside it" in done.warnings[0]
 
 
 def test_containers_that_docker_does_not_name_are_waited_for_and_left_alone(bench: GpuBench) -> None:
@@ -254,6 +255,11 @@ def test_the_world_frees_the_gpus_of_what_starts(bench: GpuBench) -> None:
     with bench.boards.claim(0, 5_000) as pid:
         bench.ours(pid, "other")
         assert bench.world.free(wanted, Moves(start=("e2b",))).detail == "GPU 1 measured free after 0.0 s"
+        assert alive(pid)
+    with bench.boards.claim(1, 5_000) as pid:
+        bench.ours(pid, "loads")
+        for stays in (Moves(start=("e2b",), keep=("loads",)), Moves(start=("e2b",), wait=("loads",))):
+            assert bench.world.free(wanted, stays).detail == "GPU 1 measured free after 0.0 s"
         assert alive(pid)
     assert bench.world.free(wanted, Moves(keep=("e2b",))).detail == "no engine has to start"
     bench.boards.set_fault(1, "orphan", 10_000)
