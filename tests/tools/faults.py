@@ -216,7 +216,7 @@ class Outcome:
         note = "" if self.fault.at_first else "; at first nobody noticed it"
         told = f"{self.verdict}{note}{': ' if self.detail else ''}{self.detail}"
         spent = f"{self.seconds:5.0f} s {self.cpu_seconds:4.0f} CPU s"
-        return f"{self.fault.name:<28} {self.fault.noticed_by:<52} {spent}  {told}"
+        return f"{self.fault.name:<34} {self.fault.noticed_by:<52} {spent}  {told}"
 
 
 def find_failed_test(output: str) -> str:

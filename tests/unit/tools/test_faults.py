@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import faults
 import pytest
+import yaml
 from helpers import ROOT
 
 
@@ -28,6 +30,7 @@ FAULT = faults.Fault("a", "counting.py", "1 + 1", "1 - 1", "It counts wrong.", "
 def tree(tmp_path: Path) -> Path:
     (tmp_path / "counting.py").write_text("def two():\n    return 1 + 1\n\n\ndef three():\n    return 1 + 2\n")
     (tmp_path / "test_of_it.py").touch()
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    docker\npythonpath = .\n")
     return tmp_path
 
 
@@ -61,7 +64,36 @@ def test_a_fault_counts_as_noticed_only_if_it_makes_a_test_fail(
     tree: Path, test: str, limit_s: float, verdict: str
 ) -> None:
     (tree / "test_of_it.py").write_text(f"from counting import two\n\n\ndef test_two():\n    {test}\n")
-    (tree / "pytest.ini").write_text("[pytest]\nmarkers =\n    docker\npythonpath = .\n")
     before = (tree / "counting.py").read_text()
     assert faults.try_fault(FAULT, tree, limit_s).verdict == verdict
     assert (tree / "counting.py").read_text() == before
+
+
+MOLECULE = """#!/bin/sh
+echo "$1 $VLLM_EDGE_LAB_NAME" >>log
+test "$1" != converge || { ! grep -q "1 / 1" counting.py && cp counting.py on_the_host.py; }
+"""
+
+
+@pytest.mark.thorough
+def test_faults_of_a_host_are_tried_on_one_host(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The playbook of the stand-in fails at one of them."""
+    (tree / "bin").mkdir()
+    (tree / "bin/molecule").write_text(MOLECULE)
+    (tree / "bin/molecule").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tree / 'bin'}:{os.environ['PATH']}")
+    (tree / "molecule/s").mkdir(parents=True)
+    environment = {"VLLM_EDGE_LAB_NAME": "vllm-edge-s", "VLLM_EDGE_LAB_SSH_PORT": "22025"}
+    described = {"ansible": {"env": environment, "playbooks": {"create": "create.yml"}}}
+    (tree / "molecule/s/molecule.yml").write_text(yaml.safe_dump(described))
+    (tree / "test_of_it.py").write_text("from on_the_host import two\n\n\ndef test_two():\n    assert two() == 2\n")
+    every = [faults.Fault(**{**vars(FAULT), "scenario": "s", "new": new}) for new in ("1 - 1", "2 * 1", "1 / 1")]
+    outcomes = list(faults.try_host_faults("s", every, tree))
+    assert [outcome.verdict for outcome in outcomes] == ["noticed", "NOT NOTICED", "noticed"]
+    assert [outcome.detail for outcome in outcomes] == [
+        "test_of_it.py::test_two",
+        "",
+        "the playbook fails: see its output",
+    ]
+    steps = ["destroy", "create", "converge", *["converge"] * 6, "destroy"]
+    assert (tree / "log").read_text().splitlines() == [f"{step} vllm-edge-faults" for step in steps]
