@@ -32,6 +32,7 @@ from ansible.module_utils.vllm_edge.gateway.sync import Report, publish_phase, v
 from ansible.module_utils.vllm_edge.gateway.view import Course, build_view, parse_text, render_clients, render_models
 from ansible.module_utils.vllm_edge.generation import store
 from ansible.module_utils.vllm_edge.paths import HostPaths
+from ansible.module_utils.vllm_edge.system.files import is_locked
 from fake_world import BIG, GPUS, SMALL
 from generations import activate, engine, put, rendered
 
@@ -158,6 +159,18 @@ def test_maps_and_links_of_a_host_that_serves(host: Host) -> None:
     }
     modes = {path.stat().st_mode & 0o777 for path in host.paths.gateway.glob("*.map")}
     assert modes == {0o640} and not list(host.paths.gateway.glob(".*.new"))
+
+
+def test_nobody_else_changes_the_files_while_they_are_compared_and_written(host: Host) -> None:
+    held: list[bool] = []
+
+    def look() -> view.View:
+        held.append(is_locked(host.paths.gateway))
+        return view_host(host.paths, host.live, None)
+
+    sync.apply(host.paths, look)
+    sync.apply(host.paths, look, check=True)
+    assert held == [True, False] and not is_locked(host.paths.gateway)
 
 
 @pytest.mark.parametrize("standing", [True, False], ids=["stays", "leaves too"])

@@ -166,6 +166,15 @@ def test_problems_are_the_verdict(full: PageData) -> None:
     assert replace(full, report={**full.report, "engines": down}).failures[0] == "31b-nvfp4-tp2 is failed."
 
 
+def test_a_bar_begins_where_the_one_before_it_ends(full: PageData) -> None:
+    drawn = figures.list_figures(full)
+    lines = [line for name in ("memory", "loads") for line in drawn[name].lines]
+    assert max(len(line.bars) for line in drawn["loads"].lines) > 2
+    for line in lines:
+        ends = [bar.start + bar.length for bar in line.bars]
+        assert [bar.start for bar in line.bars] == pytest.approx([0.0, *ends[:-1]] if ends else [])
+
+
 def test_unknown_is_not_zero(full: PageData) -> None:
     """A GPU that could not be measured, and one without a plan."""
     gpu = {"index": 7, "slot": 7, "used_mib": None, "budget_mib": None, "total_mib": 23034}

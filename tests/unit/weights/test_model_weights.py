@@ -203,6 +203,12 @@ def test_damage_behind_the_back_of_size_and_mtime_is_found_by_full(weights: Run,
     found = weights(verify="full")
     assert "sha256" in found["damaged"]["model.safetensors"]
     assert not weights(verify="full")["changed"]
+    other = target.parent / "other"
+    shutil.copy2(path, other)
+    damage(other)
+    os.utime(other, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+    other.replace(path)
+    assert "sha256" in weights()["damaged"]["model.safetensors"], "it is another file"
 
 
 def test_wrong_content_from_the_hub_replaces_nothing(weights: Run, hub: TestHub, target: Path, first: Result) -> None:
