@@ -31,12 +31,10 @@ CONFIG: dict[str, Any] = {
     "health_timeout_s": 5,
 }
 CAGE = ["--user=8050:8050", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none"]
-"""Options of `docker create` without which no engine is created."""
+"""Options of `docker create` that every engine has."""
 CREATE = [
     "--name=vllm-e2b",
     "--label=vllm-edge.engine=e2b",
-    "--label=vllm-edge.generation=1",
-    "--label=vllm-edge.input-hash=ab12",
     *CAGE,
     "vllm-edge/vllm:1",
     "/models/e2b",
@@ -51,5 +49,5 @@ def written(
     target = root / "engines" / directory
     target.mkdir(parents=True)
     (target / "engine.json").write_text(json.dumps(config))
-    (target / "docker-create").write_text("\n".join(create) + "\n")
+    (target / "container.json").write_text(json.dumps({"arguments": create}))
     return HostPaths(etc=root, state=root / "state")

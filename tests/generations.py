@@ -11,17 +11,14 @@ from ansible.module_utils.vllm_edge.generation.render import EngineFiles, Render
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from engine_files import CAGE
 
-OPTIONS = "\n".join(CAGE)
 UUIDS = [f"GPU-f52a6b98-d1e7-5b3c-a05f-38c2d471000{slot}" for slot in range(4)]
 MANIFEST = "m1"
 
 
 def engine(name: str = "e2b", port: int = 8070, chat: str | None = None, note: str = "", **config: Any) -> EngineFiles:
     """Files of an engine; `note` is one more argument of vLLM, and so makes another input hash."""
-    create = (
-        f"--name=vllm-{name}\n--label=vllm-edge.engine={name}\n{OPTIONS}\nvllm-edge/vllm:1\n/models/{name}\n"
-        f"--served-model-name\n{name}\n{note}"
-    )
+    container = [f"--name=vllm-{name}", f"--label=vllm-edge.engine={name}", *CAGE, "vllm-edge/vllm:1"]
+    container += [f"/models/{name}", "--served-model-name", name, *([note] if note else [])]
     unit = f"# Managed by Ansible, {model.MARK}\n[Service]\nExecStart=/usr/local/bin/vllm-edge run-engine {name}\n"
     written: dict[str, Any] = {
         "engine": name,
@@ -44,7 +41,7 @@ def engine(name: str = "e2b", port: int = 8070, chat: str | None = None, note: s
         "health_timeout_s": 5,
         **config,
     }
-    return EngineFiles(create, unit, written, chat, render.input_hash(create, unit, written, chat, MANIFEST))
+    return EngineFiles(container, unit, written, chat, render.input_hash(container, unit, written, chat, MANIFEST))
 
 
 def rendered(*engines: EngineFiles, profile: str = "p", **more: Any) -> Rendered:

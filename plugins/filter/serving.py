@@ -237,24 +237,6 @@ def report_engines(
     ]
 
 
-def one_line(value: object, name: str) -> str:
-    """Return a value as text for one line of a file.
-
-    Args:
-        name: the variable, for the message.
-
-    Raises:
-        ValueError: it has a character that ends a line, or that cannot be printed.
-    """
-    text = str(value)
-    if not text.isprintable():
-        raise ValueError(
-            f"{name} is {shown(text)}: it holds a line break or another character that cannot be printed, and would "
-            "become lines of its own in a file of the host; write one line of printable characters"
-        )
-    return text
-
-
 def unit_word(value: object, name: str) -> str:
     """Return a value as one word of a systemd unit, in which systemd expands nothing.
 
@@ -264,11 +246,11 @@ def unit_word(value: object, name: str) -> str:
     Raises:
         ValueError: systemd would split, unquote or expand it.
     """
-    text = one_line(value, name)
+    text = str(value)
     if not re.fullmatch(r"[A-Za-z0-9/@:._+%-]+", text):
         raise ValueError(
-            f"{name} is {shown(text)}: systemd splits at spaces, removes quotes and expands $; write a word of "
-            "letters, digits and / @ : . _ + -"
+            f"{name} is {shown(text)}: systemd splits at spaces and line breaks, removes quotes and expands $; write a "
+            "word of letters, digits and / @ : . _ + -"
         )
     return text.replace("%", "%%")
 
@@ -317,7 +299,6 @@ class FilterModule:
             find_release,
             report_engines,
             find_new_records,
-            one_line,
             unit_word,
             backend_name,
         )

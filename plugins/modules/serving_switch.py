@@ -49,29 +49,116 @@ options:
     elements: dict
     required: true
     suboptions:
-      name:
-        description: Name of the engine.
-        type: str
-        required: true
-      docker_create:
-        description: Arguments of C(docker create), one per line, without the labels for generation and input hash.
-        type: str
+      engine:
+        description: The engine as an entry of C(serving_engines), with its C(name) and the settings that the plan adds.
+          The program writes its container and its C(engine.json) from it.
+        type: dict
         required: true
       unit:
         description: Text of the systemd unit.
         type: str
         required: true
-      config:
-        description: Contents of C(engine.json) without C(input_hash) and C(generation).
-        type: dict
-        required: true
       chat_template:
-        description: Text of the chat template, if the engine has its own.
+        description: Text of the chat template, if the engine does not use that of the checkpoint.
         type: str
-      manifest_sha256:
-        description: Hash of the files of the model's weights, as M(edge.vllm_edge.model_weights) returns it.
+  models:
+    description: The models of the engines by name, each with C(repo), C(revision), C(precision), the C(path) of the
+      weights and of their C(record) on the host, and their C(manifest_sha256), as the filter C(describe_weights)
+      returns them.
+    type: dict
+    required: true
+  settings:
+    description: What the host gives to all its engines. Each is a variable of the role C(vllm_engine).
+    type: dict
+    required: true
+    suboptions:
+      uid:
+        description: User and group of the engines' processes, from 100 on.
+        type: int
+        required: true
+      gpu_uuids:
+        description: UUID of the GPU in each slot.
+        type: list
+        elements: str
+        required: true
+      image:
+        description: Name of the image.
         type: str
         required: true
+      image_id:
+        description: Id of the image. It may be empty in check mode only.
+        type: str
+        default: ""
+      cache_directory:
+        description: Directory of the engines' caches.
+        type: str
+        required: true
+      shm_size:
+        description: Size of C(/dev/shm) of a container, such as V(4g).
+        type: str
+        required: true
+      tmp_size:
+        description: Size of C(/tmp) of a container, which is in memory.
+        type: str
+        required: true
+      memory:
+        description: Limit of a container's memory, such as V(96g); empty for none.
+        type: str
+        default: ""
+      ulimits:
+        description: Limits of processes, such as V(nofile=65536:65536).
+        type: list
+        elements: str
+        default: []
+      pids_limit:
+        description: Number of processes that a container may have.
+        type: int
+        required: true
+      oom_score_adj:
+        description: Score by which the kernel ends containers first when memory is short, V(0) to V(1000).
+        type: int
+        required: true
+      request_limits:
+        description: Environment variables by which vLLM limits what a request may ask.
+        type: dict
+        default: {}
+      max_logprobs:
+        description: Number of log-probabilities that a request may ask for each token.
+        type: int
+        required: true
+      stop_timeout_s:
+        description: Seconds from SIGTERM to SIGKILL.
+        type: int
+        required: true
+      shutdown_timeout_s:
+        description: Seconds that vLLM waits for running requests after SIGTERM. V(0) for a release without this option.
+        type: int
+        default: 0
+      stall_timeout_s:
+        description: Seconds without progress after which a loading engine is ended.
+        type: int
+        required: true
+      progress_timeout_s:
+        description: Seconds without progress of its requests after which an engine is ended.
+        type: int
+        required: true
+      idle_probe_s:
+        description: Seconds without a request after which an engine is asked for one token. V(0) for never.
+        type: int
+        required: true
+      bus_environment:
+        description: Environment of engines over several GPUs, as M(edge.vllm_edge.gpu_topology) returns it.
+        type: dict
+        default: {}
+      bus_arguments:
+        description: Arguments of vLLM for such engines, as M(edge.vllm_edge.gpu_topology) returns them.
+        type: list
+        elements: str
+        default: []
+      secrets_hashes:
+        description: Keyed hashes of the secrets by engine, as M(edge.vllm_edge.engine_secrets) returns them.
+        type: dict
+        default: {}
   target:
     description: Text of the systemd target that wants the engines.
     type: str
@@ -139,11 +226,24 @@ EXAMPLES = r"""
   edge.vllm_edge.serving_switch:
     profile: e2b-only
     engines:
-      - name: e2b-all
-        docker_create: "{{ lookup('ansible.builtin.template', 'docker-create.j2') }}"
+      - engine: {name: e2b-all, model: e2b, tensor_parallel_size: 1, gpus: [0], served_names: [sentry]}
         unit: "{{ lookup('ansible.builtin.template', 'vllm-engine.service.j2') }}"
-        config: "{{ lookup('ansible.builtin.template', 'engine.json.j2') | from_json }}"
-        manifest_sha256: "{{ model_weights_result['e2b'].manifest_sha256 }}"
+    models: "{{ model_weights_result | edge.vllm_edge.describe_weights(vllm_models, '/var/lib/vllm-edge') }}"
+    settings:
+      uid: 8050
+      gpu_uuids: [GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0003]
+      image: vllm-edge/vllm:v0.32.0-tf5.16.1
+      image_id: "{{ vllm_image_result.id }}"
+      cache_directory: /data/vllm/cache
+      shm_size: 4g
+      tmp_size: 4g
+      pids_limit: 4096
+      oom_score_adj: 500
+      max_logprobs: 20
+      stop_timeout_s: 30
+      stall_timeout_s: 300
+      progress_timeout_s: 300
+      idle_probe_s: 300
     target: "{{ lookup('ansible.builtin.template', 'vllm-edge.target.j2') }}"
     budgets_mib:
       GPU-1f3c0a51-7a6e-5c0d-9a41-0e5b6c7d0003: 20900
@@ -207,16 +307,38 @@ from ..module_utils.vllm_edge.switch.model import Exit, Result
 from ..module_utils.vllm_edge.switch.moves import decide_moves
 
 ENGINE: dict[str, Any] = {
-    "name": {"type": "str", "required": True},
-    "docker_create": {"type": "str", "required": True},
+    "engine": {"type": "dict", "required": True},
     "unit": {"type": "str", "required": True},
-    "config": {"type": "dict", "required": True},
     "chat_template": {"type": "str"},
-    "manifest_sha256": {"type": "str", "required": True},
+}
+SETTINGS: dict[str, Any] = {
+    "uid": {"type": "int", "required": True},
+    "gpu_uuids": {"type": "list", "elements": "str", "required": True},
+    "image": {"type": "str", "required": True},
+    "image_id": {"type": "str", "default": ""},
+    "cache_directory": {"type": "str", "required": True},
+    "shm_size": {"type": "str", "required": True},
+    "tmp_size": {"type": "str", "required": True},
+    "memory": {"type": "str", "default": ""},
+    "ulimits": {"type": "list", "elements": "str", "default": []},
+    "pids_limit": {"type": "int", "required": True},
+    "oom_score_adj": {"type": "int", "required": True},
+    "request_limits": {"type": "dict", "default": {}},
+    "max_logprobs": {"type": "int", "required": True},
+    "stop_timeout_s": {"type": "int", "required": True},
+    "shutdown_timeout_s": {"type": "int", "default": 0},
+    "stall_timeout_s": {"type": "int", "required": True},
+    "progress_timeout_s": {"type": "int", "required": True},
+    "idle_probe_s": {"type": "int", "required": True},
+    "bus_environment": {"type": "dict", "default": {}},
+    "bus_arguments": {"type": "list", "elements": "str", "default": []},
+    "secrets_hashes": {"type": "dict", "default": {}, "no_log": False},
 }
 ARGUMENT_SPEC: dict[str, Any] = {
     "profile": {"type": "str", "required": True},
     "engines": {"type": "list", "elements": "dict", "required": True, "options": ENGINE},
+    "models": {"type": "dict", "required": True},
+    "settings": {"type": "dict", "required": True, "options": SETTINGS},
     "target": {"type": "str", "required": True},
     "budgets_mib": {"type": "dict", "required": True},
     "foreign": {"type": "str", "choices": ["ignore", "warn", "fail"], "default": "warn"},
@@ -351,7 +473,7 @@ class Switch:
 
     def main(self) -> NoReturn:
         try:
-            rendered = render.rendered(self.module.params, store.read_installed_hashes(self.paths))
+            rendered = render.rendered(self.module.params, self.paths, store.read_installed_hashes(self.paths))
             if self.module.check_mode:
                 running = holder(self.paths)
                 if running is not None:

@@ -189,8 +189,6 @@ class Host:
         lines = [
             f"--name={self.container}",
             f"--label=vllm-edge.engine={self.engine}",
-            "--label=vllm-edge.generation=1",
-            f"--label=vllm-edge.input-hash={input_hash}",
             *(f"--user={USER}:{USER}" if line.startswith("--user=") else line for line in CAGE),
             f"--mount=type=bind,source={self.place.parent},target=/run/api",
             f"--mount=type=bind,source={FAKE},target=/fake_engine.py,readonly",
@@ -200,7 +198,7 @@ class Host:
             "/fake_engine.py",
             *arguments,
         ]
-        (directory / "docker-create").write_text("\n".join(lines) + "\n")
+        (directory / "container.json").write_text(json.dumps({"arguments": lines}))
 
     def environment(self) -> dict[str, str]:
         return {

@@ -172,8 +172,6 @@ class FakeHost:
         create = [
             f"--name=vllm-{name}",
             f"--label=vllm-edge.engine={name}",
-            "--label=vllm-edge.generation=1",
-            "--label=vllm-edge.input-hash=ab12",
             *CAGE,
             *(f"--device=nvidia.com/gpu={gpu}" for gpu in gpus),
             *([f"--shm-size={shm}"] if shm else []),
@@ -182,6 +180,7 @@ class FakeHost:
             "/models/e2b",
         ]
         self.write(f"etc/vllm-edge/engines/{name}/engine.json", json.dumps(config))
+        self.write(f"etc/vllm-edge/engines/{name}/container.json", json.dumps({"arguments": create}, indent=2))
         self.write(f"etc/vllm-edge/engines/{name}/docker-create", "\n".join(create) + "\n")
         self.unit(f"vllm-{name}.service")
         self.listen(name)

@@ -88,7 +88,7 @@ def test_directory(host: Host, path: str, owner: str, group: str, mode: int) -> 
 @pytest.mark.parametrize(
     ("path", "mode"),
     [
-        *[(f"{engine.etc}/docker-create", 0o640) for engine in ENGINES],
+        *[(f"{engine.etc}/{file}", 0o640) for engine in ENGINES for file in ("container.json", "docker-create")],
         *[(f"{engine.etc}/engine.json", 0o644) for engine in ENGINES],
         *[(f"{engine.etc}/chat-template.jinja", 0o644) for engine in ENGINES],
         *[(f"/etc/systemd/system/{engine.unit}", 0o644) for engine in ENGINES],

@@ -86,15 +86,15 @@ def edited(text):
 engines = {}
 for name, engine in there.engines.items():
     place = there.directory / "engines" / name
-    create = render.bare(edited((place / "docker-create").read_text()))
+    container = json.loads(edited((place / "container.json").read_text()))["arguments"]
     config = json.loads(edited((place / "engine.json").read_text()))
     config = {key: value for key, value in config.items() if key not in render.OF_NO_ENGINE}
     unit = edited((there.directory / "units" / config["unit"]).read_text())
     chat = (place / "chat-template.jinja").read_text() if (place / "chat-template.jinja").exists() else None
     hashed = engine.config.input_hash
     if asked["replace"]:
-        hashed = render.input_hash(create, unit, config, chat, "variant")
-    engines[name] = render.EngineFiles(create, unit, config, chat, hashed)
+        hashed = render.input_hash(container, unit, config, chat, "variant")
+    engines[name] = render.EngineFiles(container, unit, config, chat, hashed)
 if asked["replace"] and not hits:
     sys.exit(f"nothing of {asked['replace']} stands in generation {asked['of']}")
 limits = Limits(**{**asdict(there.limits), **asked["limits"]})

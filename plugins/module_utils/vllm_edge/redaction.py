@@ -21,6 +21,8 @@ PATTERNS: tuple[re.Pattern[str], ...] = (
     re.compile(
         rf"^--[\w-]{{0,50}}{NAME}[\w-]{{0,50}}\n(?P<secret>(?!-).+(?:\n(?!-).+)*)", re.IGNORECASE | re.MULTILINE
     ),
+    # The same in a list of JSON, as in container.json.
+    re.compile(rf"\"--[\w-]{{0,50}}{NAME}[\w-]{{0,50}}\"(?P<secret>(?:,\s*\"(?!-)[^\"]*\")+)", re.IGNORECASE),
     # On one line, with all values of an option that takes several.
     re.compile(
         rf"(?<!-)--[\w-]{{0,50}}{NAME}[\w-]{{0,50}}[ \t]+(?P<secret>(?!-)\S+(?:[ \t]+(?!-)\S+)*)", re.IGNORECASE

@@ -95,8 +95,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(HostPaths(tmp_path / "etc", tmp_path / "state", tmp_path / "units", tmp_path / "run"))
     files = engine("e2b", url=f"unix:{SOCKETS}/api.sock", weights_path="/data/e2b")
     mount = f"--mount=type=bind,source={SOCKETS},target=/run/api"
-    create = files.docker_create.replace("vllm-edge/vllm:1", f"{mount}\nvllm-edge/vllm:1")
-    activate(made.paths, rendered(replace(files, docker_create=create), profile="p"))
+    image = files.container.index("vllm-edge/vllm:1")
+    container = [*files.container[:image], mount, *files.container[image:]]
+    activate(made.paths, rendered(replace(files, container=container), profile="p"))
 
     @contextlib.contextmanager
     def sampler(config: object) -> Iterator[Sampler]:

@@ -463,7 +463,7 @@ NAMED_FAULTS: tuple[tuple[str, Change, dict[str, str], str, str], ...] = (
     ),
     (
         "no engine's files are readable",
-        lambda host: host.write("etc/vllm-edge/engines/e2b/docker-create", ""),
+        lambda host: host.write("etc/vllm-edge/engines/e2b/container.json", ""),
         {
             "serving.configuration": "fail",
             "serving.units": "unknown",
@@ -472,7 +472,7 @@ NAMED_FAULTS: tuple[tuple[str, Change, dict[str, str], str, str], ...] = (
             "serving.boot": "unknown",
             "serving.risks": "unknown",
         },
-        "docker-create",
+        "container.json",
         "site.yml",
     ),
 )

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""engine.json and docker-create: what is wrong is said, all of it, with key and value."""
+"""engine.json and container.json: what is wrong is said, all of it, with key and value."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from ansible.module_utils.vllm_edge.engine.config import (
     EngineConfigError,
     list_engine_names,
     load_engine,
-    parse_docker_create,
     parse_engine,
 )
 from ansible.module_utils.vllm_edge.paths import HostPaths, host_paths
@@ -25,8 +23,10 @@ def test_both_files_as_rendered(tmp_path: Path) -> None:
     engine = load_engine("e2b", paths)
     assert engine.config.served_names == ("sentry",)
     assert (engine.config.socket, engine.config.stands_in_for) == (None, ())
-    assert engine.create.arguments == tuple(CREATE)
-    assert engine.create.labels["vllm-edge.input-hash"] == "ab12"
+    labels = ["--label=vllm-edge.generation=1", "--label=vllm-edge.input-hash=ab12"]
+    assert engine.arguments == [*CREATE[:2], *labels, *CREATE[2:]]
+    assert (engine.uid, engine.vllm_arguments) == (8050, ("/models/e2b", "--served-model-name", "sentry"))
+    assert (engine.get_option("--network"), engine.get_option("--shm-size")) == ("none", "")
     assert list_engine_names(paths) == ["e2b"]
     assert (engine.config.image_id, engine.config.max_model_len, engine.config.shutdown_timeout_s) == ("", None, None)
     assert list_engine_names(HostPaths(etc=tmp_path / "absent")) == []
@@ -88,72 +88,6 @@ def test_what_is_no_object(text: str, told: str) -> None:
         parse_engine(text, "engine.json")
 
 
-@pytest.mark.parametrize(
-    ("lines", "told"),
-    [
-        ([*CREATE[:2], "", *CREATE[2:]], "line 3 is blank"),
-        ([line for line in CREATE if line.startswith("-")], "names no image"),
-        (["--rm", *CREATE], "'--rm' must not stand here"),
-        (["--restart=always", *CREATE], "systemd restarts the engine"),
-        (["--gpus=all", *CREATE], "GPUs are given by CDI"),
-        (CREATE[1:], "0 lines `--name=...`"),
-        (["--name=other", *CREATE], "2 lines `--name=...`"),
-    ],
-)
-def test_bad_docker_create(lines: list[str], told: str) -> None:
-    with pytest.raises(EngineConfigError) as caught:
-        parse_docker_create("\n".join(lines) + "\n", "docker-create")
-    assert told in str(caught.value)
-
-
-ID, OTHER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
-
-
-@pytest.mark.parametrize(
-    ("line", "image_id", "told"),
-    [
-        (ID, ID, ""),
-        (OTHER, ID, f"the image is '{OTHER}', engine.json says '{ID}'"),
-        (OTHER, "", f"the image is '{OTHER}', engine.json says ''"),
-        ("somebody/else:1", ID, "the image is 'somebody/else:1', engine.json says 'vllm-edge/vllm:1'"),
-        # Generations of earlier releases name the image; the engine is made of the id where it is known.
-        ("vllm-edge/vllm:1", ID, ""),
-        ("vllm-edge/vllm:1", "", ""),
-    ],
-)
-def test_engines_are_made_of_the_configured_image(tmp_path: Path, line: str, image_id: str, told: str) -> None:
-    create = [line if word == CONFIG["image"] else word for word in CREATE]
-    paths = written(tmp_path, config=CONFIG | {"image_id": image_id}, create=create)
-    if told:
-        with pytest.raises(EngineConfigError, match=told):
-            load_engine("e2b", paths)
-    else:
-        arguments = load_engine("e2b", paths).list_arguments()
-        assert arguments == [image_id or line if word == line else word for word in create]
-
-
-def test_what_stands_after_the_image_is_vllms() -> None:
-    made = parse_docker_create("\n".join([*CREATE, "--name=its-own", "--rm"]) + "\n", "docker-create")
-    assert made.name == "vllm-e2b"
-
-
-@pytest.mark.parametrize(
-    ("index", "line", "told"),
-    [
-        (0, "--name=vllm-e4b", "--name is 'vllm-e4b', engine.json says 'vllm-e2b'"),
-        (1, "--label=vllm-edge.engine=e4b", "vllm-edge.engine is 'e4b'"),
-        (2, "--label=vllm-edge.generation=2", "vllm-edge.generation is '2', engine.json says '1'"),
-        (3, "--label=vllm-edge.input-hash=cd34", "vllm-edge.input-hash is 'cd34'"),
-        (3, "--label=vllm-edge.other=1", "vllm-edge.input-hash is None"),
-    ],
-)
-def test_files_that_contradict_each_other(tmp_path: Path, index: int, line: str, told: str) -> None:
-    create = [*CREATE[:index], line, *CREATE[index + 1 :]]
-    with pytest.raises(EngineConfigError) as caught:
-        load_engine("e2b", written(tmp_path, create=create))
-    assert told in str(caught.value)
-
-
 def test_the_directory_is_the_engines(tmp_path: Path) -> None:
     with pytest.raises(EngineConfigError, match="describes engine 'e2b', but lies in the directory of 'e4b'"):
         load_engine("e4b", written(tmp_path, directory="e4b"))
@@ -173,28 +107,22 @@ def test_where_the_trees_are() -> None:
 
 
 SOCKET = "unix:/run/vllm-edge/engines/e2b/api.sock"
-API = "--mount=type=bind,source=/run/vllm-edge/engines/{},target=/run/api"
 
 
-@pytest.mark.parametrize(
-    ("mounted", "told"),
-    [
-        ("e2b", ""),
-        (
-            "other",
-            "--mount of /run/api is '/run/vllm-edge/engines/other', engine.json says '/run/vllm-edge/engines/e2b'",
-        ),
-        (None, "--mount of /run/api is '', engine.json says"),
-    ],
-)
-def test_the_directory_of_the_socket_is_mounted(tmp_path: Path, mounted: str | None, told: str) -> None:
+def test_the_socket_is_the_one_in_its_url(tmp_path: Path) -> None:
     config = {key: value for key, value in CONFIG.items() if key != "port"}
-    lines = [API.format(mounted)] if mounted else []
-    paths = written(tmp_path, {**config, "url": SOCKET, "stands_in_for": ["architect"]}, [*lines, *CREATE])
-    if told:
-        with pytest.raises(EngineConfigError, match=re.escape(told)):
-            load_engine("e2b", paths)
-        return
-    read = load_engine("e2b", paths).config
+    read = load_engine("e2b", written(tmp_path, {**config, "url": SOCKET, "stands_in_for": ["architect"]})).config
     assert read.socket == HostPaths().engine_socket("e2b") and f"unix:{read.socket}" == SOCKET
     assert (read.port, read.stands_in_for) == (None, ("architect",))
+
+
+def test_arguments_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    paths = written(tmp_path)
+    file = paths.engine_dir("e2b") / "container.json"
+    for text, told in (("{", "not JSON"), ('{"arguments": [""]}', "a list of at least one name")):
+        file.write_text(text)
+        with pytest.raises(EngineConfigError, match=told):
+            load_engine("e2b", paths)
+    file.unlink()
+    with pytest.raises(EngineConfigError, match=r"container\.json does not exist"):
+        load_engine("e2b", paths)

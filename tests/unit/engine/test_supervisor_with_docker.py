@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from ansible.module_utils.vllm_edge.engine import container, launch
 from ansible.module_utils.vllm_edge.engine.config import load_engine
-from ansible.module_utils.vllm_edge.engine.create_options import OPTIONS, Rule
 from ansible.module_utils.vllm_edge.engine.journal import Journal
 from ansible.module_utils.vllm_edge.engine.loads import read_loads
 from ansible.module_utils.vllm_edge.engine.supervisor import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Supervisor
@@ -606,7 +605,7 @@ def test_one_error_of_dockers_api_does_not_end_a_switch(begin: Begin, docker: Fa
 # -- the GPUs after a boot
 
 UUID = CONFIG["gpus"][0]
-WITH_GPU = [*CREATE[:4], f"--device=nvidia.com/gpu={UUID}", *CREATE[4:]]
+WITH_GPU = [*CREATE[:2], f"--device=nvidia.com/gpu={UUID}", *CREATE[2:]]
 UVM_LINE = "  - path: /dev/nvidia-uvm\n"
 SPECIFICATION = f"""---
 cdiVersion: 0.5.0
@@ -768,7 +767,6 @@ def test_the_socket_of_an_engine_is_opened_when_it_appears(
     begin: Begin, docker: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its directory is there before the container is; one that a former container left is not used."""
-    monkeypatch.setitem(OPTIONS, "--mount", Rule("type=bind,.*", "", 4))
     place = tmp_path / "case0" / "run" / "engines" / "e2b" / "api.sock"
     (place.parent / "left").mkdir(parents=True)
     mount = f"--mount=type=bind,source={place.parent},target=/run/api"
@@ -796,8 +794,7 @@ def test_the_socket_of_an_engine_is_opened_when_it_appears(
     assert not (tmp_path / "shadow").exists()
 
 
-def test_a_directory_that_cannot_be_made_is_tried_again(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(OPTIONS, "--mount", Rule("type=bind,.*", "", 4))
+def test_a_directory_that_cannot_be_made_is_tried_again(begin: Begin) -> None:
     case = begin(
         url="unix:/proc/none/engines/e2b/api.sock",
         create=["--mount=type=bind,source=/proc/none/engines/e2b,target=/run/api", *CREATE],

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.vllm_edge.engine.config import load_engine
+from ansible.module_utils.vllm_edge.engine.config import add_labels, load_engine
 from ansible.module_utils.vllm_edge.generation import committed, live, model, render, store
 from ansible.module_utils.vllm_edge.generation.model import GenerationError, Limits
 from ansible.module_utils.vllm_edge.paths import HostPaths
@@ -41,17 +41,15 @@ def test_the_input_hash_is_over_what_reaches_the_container(change: dict[str, Any
 
 def test_the_input_hash_covers_the_line_the_unit_and_the_weights_and_no_label() -> None:
     base = engine()
-    given = [base.docker_create, base.unit, base.config, None]
+    given = [base.container, base.unit, base.config, None]
     hashes = {
         render.input_hash(*given, "m1"),
         render.input_hash(*given, "m2"),
-        render.input_hash(base.docker_create + "--x\n", base.unit, base.config, None, "m1"),
-        render.input_hash(base.docker_create, base.unit + "#", base.config, None, "m1"),
+        render.input_hash([*base.container, "--x"], base.unit, base.config, None, "m1"),
+        render.input_hash(base.container, base.unit + "#", base.config, None, "m1"),
     }
     assert len(hashes) == 4
-    named = render.labelled(base.docker_create, 3, "ab")
-    assert render.input_hash(named, *given[1:], "m1") == base.input_hash
-    assert named.splitlines()[1:4] == [
+    assert add_labels(base.container, 3, "ab")[1:4] == [
         "--label=vllm-edge.engine=e2b",
         "--label=vllm-edge.generation=3",
         "--label=vllm-edge.input-hash=ab",
@@ -95,7 +93,7 @@ def test_an_engine_keeps_the_number_of_its_container(paths: HostPaths) -> None:
     assert activate(paths, rendered(engine(), engine("e4b", 8060, stop_timeout_s=31))) == 2
     generation = store.load(paths, 2)
     assert {name: item.config.generation for name, item in generation.engines.items()} == {"e2b": 1, "e4b": 2}
-    assert load_engine("e4b", paths).create.labels["vllm-edge.generation"] == "2"
+    assert "--label=vllm-edge.generation=2" in load_engine("e4b", paths).arguments
 
 
 def test_a_number_of_an_older_record_is_not_given_again(paths: HostPaths) -> None:
@@ -170,11 +168,13 @@ def test_what_is_written_is_what_is_read(paths: HostPaths) -> None:
         (lambda place: (place / "engines/e2b/chat-template.jinja").write_text("{{ other }}"), "a file of"),
         (lambda place: (place / "engines/e2b/chat-template.jinja").unlink(), "a file of"),
         (
-            lambda place: (place / "engines/e2b/docker-create").write_text(
-                (place / "engines/e2b/docker-create").read_text() + "--max-num-seqs=1\n"
+            lambda place: (place / "engines/e2b/container.json").write_text(
+                (place / "engines/e2b/container.json").read_text().replace("--read-only", "--privileged")
             ),
             "a file of",
         ),
+        (lambda place: (place / "engines/e2b/container.json").write_text('{"arguments": "x"}'), "a list of at least"),
+        (lambda place: (place / "engines/e2b/container.json").write_text("[]"), "not JSON with a list"),
     ],
 )
 def test_a_damaged_generation_is_named_and_written_again(
@@ -192,6 +192,24 @@ def test_a_damaged_generation_is_named_and_written_again(
     assert put(paths, value) == 1
     assert store.load(paths, 1).digest == value.digest
     assert [entry.name for entry in (paths.state / "generations").iterdir()] == ["1"]
+
+
+def test_a_generation_without_container_json_is_read_and_written_again(paths: HostPaths) -> None:
+    """As f53c039 left it: the arguments are in docker-create, with the labels; nothing restarts."""
+    value = rendered(engine(), engine("e4b", 8060))
+    activate(paths, value)
+    for place in (paths.generation_dir(1), paths.etc):
+        for file in place.rglob("container.json"):
+            file.unlink()
+    former = store.load(paths, 1)
+    assert (former.digest, former.hashes) == (value.digest, value.hashes)
+    assert load_engine("e2b", paths).arguments == (paths.engine_dir("e2b") / "docker-create").read_text().splitlines()
+    assert live.live_changes(former, paths) == []
+    now = committed.committed(paths)
+    assert "without container.json" in (store.is_written(value, 1, now, paths) or "")
+    assert put(paths, value) == 1 and store.is_written(value, 1, now, paths) is None
+    changes = live.live_changes(store.load(paths, 1), paths)
+    assert {Path(change.path).name for change in changes} == {"container.json"} and len(changes) == 2
 
 
 def test_a_number_that_is_not_there(paths: HostPaths) -> None:
@@ -228,12 +246,13 @@ def test_a_host_without_files(paths: HostPaths) -> None:
     changes = live.live_changes(generation, paths)
     assert {(Path(item.path).name, item.before is None) for item in changes} == {
         ("engine.json", True),
+        ("container.json", True),
         ("docker-create", True),
         ("vllm-e2b.service", True),
         ("vllm-edge.target", True),
     }
     written = live.install(generation, paths, ["e2b"], target=False)
-    assert len(written) == 3
+    assert len(written) == 4
     assert [Path(item.path).name for item in live.live_changes(generation, paths)] == ["vllm-edge.target"]
     assert live.install(generation, paths, ["e2b"], target=True) == [str(paths.unit_file("vllm-edge.target"))]
     assert live.live_changes(generation, paths) == []
@@ -285,9 +304,14 @@ def test_engines_that_are_not_in_it(paths: HostPaths) -> None:
     number = put(paths, rendered(engine()))
     generation = store.load(paths, number)
     gone = [item for item in live.live_changes(generation, paths, target=False) if item.after is None]
-    assert {Path(item.path).name for item in gone} == {"engine.json", "docker-create", "vllm-e4b.service"}
+    assert {Path(item.path).name for item in gone} == {
+        "engine.json",
+        "container.json",
+        "docker-create",
+        "vllm-e4b.service",
+    }
     assert live.list_live_engines(paths) == ["e2b", "e4b"]
-    assert len(live.remove_engine("e4b", paths)) == 3
+    assert len(live.remove_engine("e4b", paths)) == 4
     assert live.remove_engine("e4b", paths) == []
     assert live.list_live_engines(paths) == ["e2b"]
     assert note.exists() and foreign.exists() and recover.exists()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -43,19 +44,15 @@ def test_a_switch_installs_the_new_secret_and_its_rollback_the_former_one(paths:
     live.install(one, paths, ["e2b"], target=False)
     assert read(paths) == f"STORE={FIRST}\n"
     secrets.prune(paths)
-    assert sorted(path.name for path in paths.secrets.iterdir()) == ["hash.key"], "no generation names the file"
+    assert sorted(path.name for path in paths.secrets.iterdir()) == ["e2b.env", "hash.key"]
+    shutil.rmtree(paths.state / "generations")
+    secrets.prune(paths)
+    assert [path.name for path in paths.secrets.iterdir()] == ["hash.key"], "no generation names the file"
 
 
 def test_a_later_switch_back_does_not_bring_a_rotated_secret_back(paths: HostPaths, run_module: Run) -> None:
-    def create(value: str) -> Any:
-        files = arrange(paths, value, run_module)
-        line = f"--env-file={paths.secret_file('e2b')}\n"
-        name = "e2b"
-        files.engines[name].__dict__["docker_create"] = line + files.engines[name].docker_create
-        return files
-
-    one = store.load(paths, activate(paths, create(FIRST)))
-    store.load(paths, activate(paths, create(SECOND)))
+    one = store.load(paths, activate(paths, arrange(paths, FIRST, run_module)))
+    store.load(paths, activate(paths, arrange(paths, SECOND, run_module)))
     secrets.prune(paths)
     live.install(one, paths, ["e2b"], target=False)
     assert read(paths) == f"STORE={SECOND}\n"
@@ -155,8 +152,7 @@ def test_a_missing_file_is_found_before_a_switch(paths: HostPaths, run_module: R
     assert secrets.find_missing(generation, ["e2b"], paths) == ["e2b"]
 
 
-def test_a_difference_shows_no_secret_of_older_files(paths: HostPaths) -> None:
-    """A host of an earlier release has the value in docker-create."""
+def test_a_difference_shows_no_secret_of_an_argument(paths: HostPaths) -> None:
     lines = "--env=VLLM_API_KEY={}\n--env=PROXY=http://u:{}@proxy\n--shm-size=4g\nimage\n"
     row = live.difference(FileChange("/x", lines.format(FIRST, SECOND), lines.format(SECOND, SECOND)))
     assert "marked" not in json.dumps(row) and "--shm-size=4g" in row["before"]

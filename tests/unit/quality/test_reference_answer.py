@@ -202,7 +202,7 @@ def test_everything_is_read_before_anything_starts(host: HostPaths, serves: None
     assert (plan.reference.name, plan.reference.weights_mib, plan.quantized) == ("e2b", 3, "a KV cache in fp8")
     assert (plan.chat_template, plan.top, plan.cases) == ("{{ messages }}", 7, reference_run.PROMPTS)
     assert plan.limit_s == pytest.approx(300 + 3 / 50 + 2 * 600)
-    create = host.engine_dir("e2b") / "docker-create"
+    create = host.engine_dir("e2b") / "container.json"
     create.write_text(create.read_text().replace("--max-logprobs=7", "--max-logprobs=-1"))
     assert reference_run.prepare(reference_run.Options("e2b", device="cpu"), host).top == 20
 

@@ -22,10 +22,9 @@ def host(tmp_path: Path) -> Path:
     (tmp_path / "cache").rename(tmp_path / "disk" / "cache")
     (tmp_path / "cache").symlink_to("disk/cache")
     for place, image in (("state/generations/4", KEPT), ("state/generations/5", LIVE), ("etc", LIVE)):
-        file = tmp_path / place / "engines" / "e2b" / "docker-create"
+        file = tmp_path / place / "engines" / "e2b" / "engine.json"
         file.parent.mkdir(parents=True)
-        cache = f"{tmp_path}/cache/e2b/{image}"
-        file.write_text(f"--name=vllm-e2b\n--mount=type=bind,source={cache},target=/cache\n--env=HOME=/cache\n")
+        file.write_text(json.dumps({"engine": "e2b", "image_id": f"sha256:{image}{'0' * 52}"}, indent=2))
     return tmp_path
 
 
@@ -61,6 +60,6 @@ def test_caches_that_no_generation_names_are_removed(host: Path) -> None:
 
 def test_nothing_is_removed_where_no_generation_can_be_read(host: Path) -> None:
     before = caches(host)
-    for file in host.rglob("docker-create"):
+    for file in host.rglob("engine.json"):
         file.unlink()
     assert "changed=0" in play(host) and caches(host) == before

@@ -174,18 +174,6 @@ def test_weights_that_cannot_be_read(bench: ReadyHost) -> None:
     assert "cannot be read: " in bench.refused() and "Is the disk mounted?" in bench.refused()
 
 
-# -- release
-
-
-def test_a_generation_of_an_earlier_release_is_refused_with_the_way_on(bench: ReadyHost) -> None:
-    files = engine("e2b", weights_path=str(bench.directory), weights_record=str(bench.record), gpus=[UUIDS[1]])
-    former = files.docker_create.replace("--network=none", "--network=vllm-edge\n--publish=127.0.0.1:8070:8000")
-    wanted = bench.stored(replace(files, docker_create=former))
-    text = bench.refused(wanted)
-    assert f"Generation {wanted.number} is of an earlier release" in text
-    assert f"site.yml -e serving_profile={wanted.profile}" in text
-
-
 def test_containers_as_docker_lists_them() -> None:
     entry = {
         "Id": "c" * 64,

@@ -28,17 +28,23 @@ esac
 """
 
 
-def engine(name: str = "e2b", port: int = 8070, chat: str | None = None, **config: Any) -> dict[str, Any]:
+SETTINGS = {
+    **{"uid": 8050, "gpu_uuids": [UUID], "image": "vllm-edge/vllm:1", "image_id": f"sha256:{'11' * 32}"},
+    **{"cache_directory": "/data/vllm/cache", "shm_size": "4g", "tmp_size": "4g", "pids_limit": 4096},
+    **{"oom_score_adj": 500, "max_logprobs": 20, "stop_timeout_s": 30, "stall_timeout_s": 300},
+    **{"progress_timeout_s": 300, "idle_probe_s": 300},
+}
+MODEL = {
+    **{"repo": "google/m", "revision": "main", "precision": "bf16", "path": "/data/vllm/weights/m"},
+    **{"record": "/var/lib/vllm-edge/weights/m.json", "manifest_sha256": generations.MANIFEST},
+}
+
+
+def engine(name: str = "e2b", port: int = 8070, chat: str | None = None, **more: Any) -> dict[str, Any]:
     """An engine as the role passes it to the module."""
-    files = generations.engine(name, port, chat, **config)
-    return {
-        "name": name,
-        "docker_create": files.docker_create,
-        "unit": files.unit,
-        "config": dict(files.config),
-        "chat_template": chat,
-        "manifest_sha256": generations.MANIFEST,
-    }
+    given = {"name": name, "model": "m", "tensor_parallel_size": 1, "gpus": [0], "served_names": [name], "port": port}
+    unit = generations.engine(name).unit
+    return {"engine": {**given, "vram_budget_mib": 20900, **more}, "unit": unit, "chat_template": chat}
 
 
 class Host:
@@ -90,7 +96,9 @@ class Host:
         given = {
             "profile": "p",
             "engines": list(engines),
-            "target": "[Unit]\n" + "".join(f"Wants=vllm-{item['name']}.service\n" for item in engines),
+            "models": {"m": MODEL},
+            "settings": SETTINGS,
+            "target": "[Unit]\n" + "".join(f"Wants=vllm-{item['engine']['name']}.service\n" for item in engines),
             "budgets_mib": {UUID: 20900},
             "state_directory": str(self.paths.state),
             "configuration_directory": str(self.paths.etc),
@@ -161,10 +169,11 @@ def test_the_second_run_starts_nothing(host: Host) -> None:
     assert {row["path"]: row["diff"] for row in result["files"]} == {
         str(path): {}
         for path in (
-            host.paths.engine_dir("e2b") / "engine.json",
-            host.paths.engine_dir("e2b") / "docker-create",
-            host.paths.engine_dir("e4b") / "engine.json",
-            host.paths.engine_dir("e4b") / "docker-create",
+            *(
+                host.paths.engine_dir(name) / file
+                for name in ("e2b", "e4b")
+                for file in ("engine.json", "container.json", "docker-create")
+            ),
             host.paths.unit_file("vllm-e2b.service"),
             host.paths.unit_file("vllm-e4b.service"),
             host.paths.unit_file("vllm-edge.target"),
@@ -177,9 +186,13 @@ def test_the_second_run_starts_nothing(host: Host) -> None:
 @pytest.mark.parametrize(
     ("change", "start", "shown"),
     [
-        ({"stop_timeout_s": 31}, ["e2b"], {"engine.json", "docker-create", "active-profile.json"}),
+        ({"max_num_seqs": 3}, ["e2b"], {"engine.json", "container.json", "docker-create", "active-profile.json"}),
         ({"vram_budget_mib": 1}, [], {"engine.json", "active-profile.json"}),
-        ({"chat": "{{ x }}"}, ["e2b"], {"engine.json", "docker-create", "chat-template.jinja", "active-profile.json"}),
+        (
+            {"chat": "{{ x }}"},
+            ["e2b"],
+            {"engine.json", "container.json", "docker-create", "chat-template.jinja", "active-profile.json"},
+        ),
     ],
 )
 def test_check_mode_tells_the_truth_and_writes_nothing(
@@ -240,7 +253,7 @@ def test_a_change_of_the_section_unit_restarts_nothing(host: Host) -> None:
         assert not host.run(changed)["changed"]
     (host.paths.generation_dir(3) / "units" / "vllm-e2b.service").write_text("damaged")
     assert host.run(changed)["result"] == "unchanged"
-    restarted = host.run(with_order("After=b.mount", stop_timeout_s=31), check=True)
+    restarted = host.run(with_order("After=b.mount", max_num_seqs=3), check=True)
     assert restarted["moves"]["start"] == ["e2b"]
     back = host.run(engine(), check=True)
     assert (back["moves"]["start"], back["generation"]) == ([], 1)
@@ -367,7 +380,10 @@ def test_nothing_is_written_while_another_switch_runs(host: Host, check: bool) -
     ("wrong", "told"),
     [
         ({"port": 80700}, "engine e2b: port is 80700"),
-        ({"unit": "e2b.service"}, "engine e2b: unit is 'e2b.service', 'vllm-e2b.service' is expected"),
+        ({"model": "n"}, "engine e2b: its model is 'n'; there are: m;"),
+        ({"gpus": [4]}, "engine e2b: gpus has the slot 4, the host has 1 GPUs"),
+        ({"served_names": []}, "engine e2b: it has no served_names"),
+        ({"extra_args": ["--seed=1\n--rm"]}, "engine e2b: extra_args is '--seed=1\\n--rm': it holds a line break"),
         ({"vram_budget_mib": "x"}, "engine e2b: vram_budget_mib is 'x'"),
     ],
 )

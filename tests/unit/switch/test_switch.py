@@ -471,7 +471,7 @@ def test_a_generation_that_is_not_there_is_refused_in_the_journal(bench: SwitchH
 
 
 def test_a_damaged_generation_is_refused(bench: SwitchHost) -> None:
-    (bench.new.directory / "engines" / "e2b" / "docker-create").write_text("--name=vllm-e2b\nx\n")
+    (bench.new.directory / "engines" / "e2b" / "container.json").write_text("{}")
     assert "generation 2 is damaged" in bench.ends(Result.REFUSED).message.lower()
 
 

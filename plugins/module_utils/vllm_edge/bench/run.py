@@ -126,7 +126,7 @@ def describe_engine(engine: Engine, paths: HostPaths, slots: Mapping[str, int]) 
         served_names=config.served_names,
         gpus=config.gpus,
         slots=tuple(slots[uuid] for uuid in config.gpus if uuid in slots),
-        arguments=tuple(redact("\n".join(engine.create.arguments)).splitlines()),
+        arguments=tuple(redact("\n".join(engine.arguments)).splitlines()),
         input_hash=config.input_hash,
         weights_digest=digest,
         max_model_len=config.max_model_len,
@@ -279,7 +279,7 @@ class Bench:
             cases,
             self.options.sizes,
             max_model_len=config.max_model_len,
-            max_num_seqs=find_max_num_seqs(engine.create.arguments),
+            max_num_seqs=find_max_num_seqs(engine.vllm_arguments),
             soak_s=soak_s,
         )
         if len(steps) == 1 or config.socket is None:
@@ -299,7 +299,7 @@ class Bench:
                 Companion(
                     "bench",
                     config.image_id or config.image,
-                    engine.create.uid,
+                    engine.uid,
                     Path(program.__file__).read_text(encoding="utf-8"),
                     weights=Path(config.weights_path),
                     sockets={"api": sockets},

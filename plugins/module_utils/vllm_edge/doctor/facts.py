@@ -144,8 +144,8 @@ class Engine:
     silent: str | Unread
     """Why it does not answer on its socket; empty if it does."""
     gpus: tuple[str, ...]
-    shm_bytes: int | None
-    """Size of its /dev/shm; None if the container uses that of the host."""
+    shm_bytes: int
+    """Size of its /dev/shm."""
     replaced: tuple[str, ...] | Unread = ()
     """Libraries of the distribution that its supervisor has loaded and that were replaced or removed since."""
     accept_risk: tuple[str, ...] = ()

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..engine.config import DockerCreate
 from ..system.host import Unread
 from .facts import DEFAULT_SHM_BYTES, Space
 
@@ -68,11 +67,7 @@ def amount(word: str) -> float | None:
     return float(word) if re.fullmatch(r"\d+(\.\d+)?", word) else None
 
 
-def find_shm_bytes(create: DockerCreate) -> int | None:
-    """Return the size of a container's /dev/shm in bytes, or None if it uses that of the host."""
-    options = [argument for argument in create.arguments if argument.startswith("--")]
-    if "--ipc=host" in options:
-        return None
-    given = next((option.split("=", 1)[1] for option in options if option.startswith("--shm-size=")), "")
+def find_shm_bytes(given: str) -> int:
+    """Return the size of a container's /dev/shm in bytes, from the value of --shm-size; empty is Docker's default."""
     match = re.fullmatch(r"(\d+)([bkmg]?)b?", given.lower())
     return int(match[1]) * _SIZES[match[2]] if match else DEFAULT_SHM_BYTES

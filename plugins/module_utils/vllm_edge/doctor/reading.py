@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.api_socket import MODE, PARENT_MODE, SOCKET_MODE, find_gateway_group
-from ..engine.config import EngineConfig, EngineConfigError, list_engine_names, load_engine
+from ..engine.config import CONTAINER_FILE, EngineConfig, EngineConfigError, list_engine_names, load_engine
 from ..gateway.admin import AdminSocket
 from ..gateway.certificate import Certificate, read_certificate, server_pem
 from ..gateway.clients import GatewayError
@@ -26,7 +26,6 @@ from ..gateway.command import synchronize
 from ..gateway.describe import list_addresses, list_places
 from ..gateway.names import name_link
 from ..gateway.sync import CONFIGURATION, Report, is_installed, open_admin
-from ..generation.model import CREATE_FILE
 from ..gpu import slots, topology
 from ..gpu.access import Access, CannotAsk, ask_docker, look, refuse_stopped_docker
 from ..gpu.driver import GENERATED, STATIC, resolve
@@ -559,9 +558,9 @@ class Reader(DriverReader):
             names = list_engine_names(self.paths)
         except OSError as error:
             return Serving(Unread(f"{error.filename}: {error.strerror}"), (), self.unit(TARGET), "")
-        hidden = [path for path in map(self.paths.engine_dir, names) if not os.access(path / CREATE_FILE, os.R_OK)]
+        hidden = [path for path in map(self.paths.engine_dir, names) if not os.access(path / CONTAINER_FILE, os.R_OK)]
         if hidden and os.geteuid() != 0:
-            return Serving(Unread(f"{hidden[0] / CREATE_FILE} is for root"), (), self.unit(TARGET), "")
+            return Serving(Unread(f"{hidden[0] / CONTAINER_FILE} is for root"), (), self.unit(TARGET), "")
         for name in names:
             try:
                 engine = load_engine(name, self.paths)
@@ -581,7 +580,7 @@ class Reader(DriverReader):
                     unit=unit,
                     silent=self._find_silence(engine.config) if unit.active_state == "active" else "",
                     gpus=engine.config.gpus,
-                    shm_bytes=find_shm_bytes(engine.create),
+                    shm_bytes=find_shm_bytes(engine.get_option("--shm-size")),
                     accept_risk=engine.config.accept_risk,
                     replaced=maps if isinstance(maps, Unread) else find_replaced_libraries(maps),
                 )

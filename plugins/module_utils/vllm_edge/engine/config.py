@@ -18,7 +18,12 @@ from urllib.parse import urlsplit
 from ..names import ENGINE_NAME, LABEL_ENGINE, LABEL_GENERATION, LABEL_INPUT_HASH
 from ..paths import HostPaths
 from ..system.records import read_record
-from .create_options import find_line_error, find_option_errors, publishes
+from ..text import shown
+
+CONFIG_FILE = "engine.json"
+CONTAINER_FILE = "container.json"
+CREATE_FILE = "docker-create"
+"""The arguments of `docker create`, one per line, for people: no program reads it."""
 
 
 class EngineConfigError(ValueError):
@@ -88,53 +93,38 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
-class DockerCreate:
-    """Content of `docker-create`: the arguments of `docker create`, one per line."""
+class Engine:
+    """What is recorded of an engine."""
 
-    arguments: tuple[str, ...]
-    name: str
-    """Value of --name."""
-    labels: Mapping[str, str]
-    """Values of --label by key."""
-    devices: tuple[str, ...] = ()
-    """Names of the GPUs that are given by CDI: `<name>` of --device=nvidia.com/gpu=<name>."""
+    config: EngineConfig
+    container: tuple[str, ...]
+    """Arguments of `docker create` without the labels of generation and input hash."""
 
     @property
-    def options(self) -> tuple[str, ...]:
-        """The arguments before the image."""
-        return self.arguments[: self.arguments.index(self.image)]
+    def arguments(self) -> list[str]:
+        """Every argument of `docker create`."""
+        return add_labels(self.container, self.config.generation, self.config.input_hash)
 
     @property
-    def publishes(self) -> bool:
-        """Whether it is of an earlier release, whose engines are in a network and publish a port."""
-        return publishes(self.options)
+    def vllm_arguments(self) -> tuple[str, ...]:
+        """The arguments after the image."""
+        image = next(at for at, word in enumerate(self.container) if not word.startswith("-"))
+        return self.container[image + 1 :]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The GPUs that the container is given by CDI: `<name>` of each --device=nvidia.com/gpu=<name>."""
+        option = "--device=nvidia.com/gpu="
+        return tuple(word.removeprefix(option) for word in self.container if word.startswith(option))
 
     @property
     def uid(self) -> int:
         """The user id, and group id, of the engine's processes."""
-        return int(_get_option_values(self.options, "--user")[0].partition(":")[0])
+        return int(self.get_option("--user").partition(":")[0])
 
-    @property
-    def image(self) -> str:
-        """The image: its id, or its name in a generation of an earlier release."""
-        return next(line for line in self.arguments if not line.startswith("-"))
-
-
-@dataclass(frozen=True)
-class Engine:
-    """Both files of an engine, consistent with each other."""
-
-    config: EngineConfig
-    create: DockerCreate
-
-    def list_arguments(self) -> list[str]:
-        """Return the arguments of `docker create`, with the id of the image wherever one is known.
-
-        Generations of earlier releases name the image, and anybody who may use Docker can move a name.
-        """
-        arguments = list(self.create.arguments)
-        arguments[arguments.index(self.create.image)] = self.config.image_id or self.create.image
-        return arguments
+    def get_option(self, option: str) -> str:
+        """Return the first value of an option of `docker create`; empty if the container has none."""
+        return next((word.partition("=")[2] for word in self.container if word.startswith(f"{option}=")), "")
 
 
 def _is_text(value: object) -> bool:
@@ -248,66 +238,37 @@ def parse_engine(text: str, source: str) -> EngineConfig:
     return read_record(EngineConfig, data)
 
 
-def _get_option_values(lines: Sequence[str], option: str) -> list[str]:
-    """Return the values of `--option=value` lines, the only form that the file uses: one argument per line."""
-    return [line.removeprefix(f"{option}=") for line in lines if line.startswith(f"{option}=")]
-
-
-def parse_docker_create(text: str, source: str, *, former: bool = False) -> DockerCreate:
-    """Parse the argument file. The arguments after the image are vLLM's and are not checked here.
+def add_labels(arguments: Sequence[str], generation: int, input_hash: str) -> list[str]:
+    """Return arguments of `docker create` with two more labels, after the label of the engine.
 
     Args:
-        text: its content
-        source: its path, for messages
-        former: whether the options of an earlier release are taken, too
+        generation: number in which this input hash first appeared
+        input_hash: hash over everything that makes up the container
+    """
+    place = next((at for at, word in enumerate(arguments, 1) if word.startswith(f"--label={LABEL_ENGINE}=")), 0)
+    labels = (f"--label={LABEL_GENERATION}={generation}", f"--label={LABEL_INPUT_HASH}={input_hash}")
+    return [*arguments[:place], *labels, *arguments[place:]]
+
+
+def read_container(directory: Path) -> tuple[str, ...]:
+    """Return the arguments of `docker create` of the engine whose files are in a directory, without `add_labels`.
 
     Raises:
-        EngineConfigError: a line is blank, an option is none that the role writes, or name or image are missing; the
-            text names every line
+        EngineConfigError: they cannot be read
     """
-    lines = text.removesuffix("\n").split("\n")
-    if fault := find_line_error(lines):
-        raise EngineConfigError(f"{source}: {fault}")
-    image = next((number for number, line in enumerate(lines) if not line.startswith("-")), None)
-    if image is None:
-        raise EngineConfigError(f"{source}: names no image: one line that does not begin with '-' is expected")
-    options = lines[:image]
-    if faults := list(find_option_errors(options, lines[image], former=former)):
-        raise EngineConfigError(f"{source}: {'; '.join(faults)}")
-    names = _get_option_values(options, "--name")
-    labels = dict(item.split("=", 1) for item in _get_option_values(options, "--label") if "=" in item)
-    kind = "nvidia.com/gpu="
-    devices = [value.removeprefix(kind) for value in _get_option_values(options, "--device") if value.startswith(kind)]
-    return DockerCreate(arguments=tuple(lines), name=names[0], labels=labels, devices=tuple(devices))
-
-
-def check_together(config: EngineConfig, create: DockerCreate, source: str) -> None:
-    """Check that both files describe the same container. Raises EngineConfigError.
-
-    Otherwise the supervisor would start one thing and supervise another.
-    """
-    image = config.image_id if create.image.startswith("sha256:") else config.image
-    expected: dict[str, tuple[str | None, str]] = {
-        "the image": (create.image, image),
-        "--name": (create.name, config.container),
-        f"--label={LABEL_ENGINE}": (create.labels.get(LABEL_ENGINE), config.engine),
-        f"--label={LABEL_INPUT_HASH}": (create.labels.get(LABEL_INPUT_HASH), config.input_hash),
-        f"--label={LABEL_GENERATION}": (create.labels.get(LABEL_GENERATION), str(config.generation)),
-    }
-    if config.weights_path:
-        mounted = [item for item in _get_option_values(create.arguments, "--mount") if ",target=/models/" in item]
-        sources = [item.partition("source=")[2].partition(",")[0] for item in mounted]
-        expected["--mount of /models"] = (", ".join(sources) or config.weights_path, config.weights_path)
-    if config.socket is not None:
-        mounted = [item for item in _get_option_values(create.options, "--mount") if item.endswith(",target=/run/api")]
-        sources = [item.partition("source=")[2].partition(",")[0] for item in mounted]
-        expected["--mount of /run/api"] = (", ".join(sources), str(config.socket.parent))
-    secrets = _get_option_values(create.arguments, "--env-file")
-    if secrets:
-        expected["--env-file"] = (Path(secrets[0]).name, f"{config.engine}.env")
-    wrong = [f"{key} is {have!r}, engine.json says {want!r}" for key, (have, want) in expected.items() if have != want]
-    if wrong:
-        raise EngineConfigError(f"{source}: {'; '.join(wrong)}")
+    source = directory / CONTAINER_FILE
+    if not source.exists() and (directory / CREATE_FILE).exists():
+        # Written before there was container.json (f53c039). The next run of site.yml writes it.
+        ours = (f"--label={LABEL_GENERATION}=", f"--label={LABEL_INPUT_HASH}=")
+        lines = _read(directory / CREATE_FILE).splitlines()
+        return tuple(line for line in lines if not line.startswith(ours))
+    try:
+        arguments = json.loads(_read(source))["arguments"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise EngineConfigError(f"{source}: not JSON with a list `arguments`: {error}") from error
+    if not _is_names(arguments):
+        raise EngineConfigError(f"{source}: arguments is {shown(str(arguments))}: {_NAMES[1]}")
+    return tuple(arguments)
 
 
 def _read(path: Path) -> str:
@@ -325,7 +286,7 @@ def load_config(engine: str, paths: HostPaths) -> EngineConfig:
     """Read and check `engine.json` of one engine. Raises EngineConfigError."""
     if not ENGINE_NAME.fullmatch(engine):
         raise EngineConfigError(f"{engine!r} is no engine name: small letters, digits and '-', at most 63")
-    source = paths.engine_dir(engine) / "engine.json"
+    source = paths.engine_dir(engine) / CONFIG_FILE
     config = parse_engine(_read(source), str(source))
     if config.engine != engine:
         raise EngineConfigError(
@@ -335,18 +296,14 @@ def load_config(engine: str, paths: HostPaths) -> EngineConfig:
 
 
 def load_engine(engine: str, paths: HostPaths) -> Engine:
-    """Read and check both files of one engine. Raises EngineConfigError."""
-    config = load_config(engine, paths)
-    source = paths.engine_dir(engine) / "docker-create"
-    create = parse_docker_create(_read(source), str(source), former=True)
-    check_together(config, create, str(source))
-    return Engine(config, create)
+    """Read the files of one engine. Raises EngineConfigError."""
+    return Engine(load_config(engine, paths), read_container(paths.engine_dir(engine)))
 
 
 def list_engine_names(paths: HostPaths) -> list[str]:
     """Return the names of the engines that have live files on this host, sorted. Raises OSError."""
     root = paths.etc / "engines"
     try:
-        return sorted(entry.name for entry in root.iterdir() if (entry / "engine.json").is_file())
+        return sorted(entry.name for entry in root.iterdir() if (entry / CONFIG_FILE).is_file())
     except FileNotFoundError:
         return []

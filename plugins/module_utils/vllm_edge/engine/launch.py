@@ -158,7 +158,7 @@ class Launcher:
         The wait is as long as that for Docker, and short within a switch. Raises LaunchFailed after it, Stopped.
         """
         begin, refreshed = time.monotonic(), float("-inf")
-        while (missing := self.gpus(self.engine.create.devices)) is not None:
+        while (missing := self.gpus(self.engine.devices)) is not None:
             now = time.monotonic()
             waited = now - begin
             limit = min(GPU_WAIT_IN_SWITCH_S, self.docker_wait_s) if self._is_switch_running() else self.docker_wait_s
@@ -207,7 +207,7 @@ class Launcher:
         self.reporter.enter(Phase.STARTING)
         self.reporter.notifier.send(extend_s=CREATE_S + EXTEND_BY_S)
         self._make_socket_directory()
-        container_id = self.control.docker.create(self.engine.list_arguments())
+        container_id = self.control.docker.create(self.engine.arguments)
         try:
             self._refuse_other_image(container_id)
             self.control.docker.start(container_id)
@@ -225,7 +225,7 @@ class Launcher:
             return
         place = self.paths.engine_socket(self.engine.config.engine)
         try:
-            make_directory(place, self.engine.create.uid)
+            make_directory(place, self.engine.uid)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise LaunchFailed(
                 Explanation(

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..engine.config import CONTAINER_FILE, CREATE_FILE
 from ..names import ENGINE_NAME, TARGET, EngineIdentity, unit_name
 from ..paths import HostPaths
 from ..redaction import find_secrets, redact
 from ..system.files import find_wrong_attributes, make_fresh_name, sync, write_durably
 from . import secrets
 from .model import (
-    CREATE_FILE,
     ENGINE_FILES,
     MARK,
     MODE,
@@ -68,7 +68,7 @@ def _text(path: Path) -> str | None:
 
 
 def _choose_mode(path: Path) -> int:
-    return STORED_MODE if path.name == CREATE_FILE else MODE
+    return STORED_MODE if path.name in (CONTAINER_FILE, CREATE_FILE) else MODE
 
 
 def _compare_file(place: Path, wanted: str | None) -> FileChange | None:

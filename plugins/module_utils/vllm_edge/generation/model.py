@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..engine.config import Engine
+from ..engine.config import CONFIG_FILE, CONTAINER_FILE, CREATE_FILE, Engine
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,10 @@ class Committed:
 
 MODE = 0o644
 STORED_MODE = 0o640
-"""Mode of files that may hold what only root should read: those of a generation, and docker-create."""
+"""Mode of files that may hold what only root should read: those of a generation, container.json and docker-create."""
 DIRECTORY_MODE = 0o750
 """Mode of the directories of a generation."""
-CONFIG_FILE = "engine.json"
-CREATE_FILE = "docker-create"
 CHAT_FILE = "chat-template.jinja"
-ENGINE_FILES = (CONFIG_FILE, CREATE_FILE, CHAT_FILE)
+ENGINE_FILES = (CONFIG_FILE, CONTAINER_FILE, CREATE_FILE, CHAT_FILE)
 MARK = "role vllm_engine of vllm-edge"
 """Text in the header of every unit file that vllm-edge renders."""

@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from ..engine.config import EngineConfigError, engine_problems, parse_docker_create
-from ..names import LABEL_ENGINE, LABEL_GENERATION, LABEL_INPUT_HASH, unit_name
-from .model import CREATE_FILE, Foreign, GenerationError, Limits
+from ..engine.config import EngineConfigError, engine_problems
+from ..engine.render import Settings, describe_engine, list_create_arguments
+from ..paths import HostPaths
+from ..text import nearest, shown
+from .model import Foreign, GenerationError, Limits
+
+NEEDED = ("name", "model", "gpus", "tensor_parallel_size", "served_names")
+"""Keys without which an engine cannot be rendered."""
 
 OF_NO_ENGINE = ("input_hash", "generation")
 """Keys of engine.json that are added on the host: they follow from the other content and the generation's number."""
@@ -21,31 +26,9 @@ ADDED_LATER = ("progress_timeout_s", "idle_probe_s", "secrets_hash")
 """More such keys, which count only where they are present: files of earlier commits keep their hash."""
 
 
-def bare(docker_create: str) -> str:
-    """Return the arguments of `docker create` without the two labels that follow from the others."""
-    ours = (f"--label={LABEL_GENERATION}=", f"--label={LABEL_INPUT_HASH}=")
-    return "".join(line for line in docker_create.splitlines(keepends=True) if not line.startswith(ours))
-
-
-def labelled(docker_create: str, generation: int, input_hash: str) -> str:
-    """Return the arguments of `docker create` with both labels, placed after the label of the engine.
-
-    Args:
-        docker_create: arguments without the labels, one per line
-        generation: number in which this input hash first appeared
-        input_hash: input hash of the engine
-
-    Raises:
-        GenerationError: the label of the engine is missing or occurs twice
-    """
-    lines = docker_create.splitlines(keepends=True)
-    places = [number for number, line in enumerate(lines, 1) if line.startswith(f"--label={LABEL_ENGINE}=")]
-    if len(places) != 1:
-        raise GenerationError(
-            f"the line of docker create has {len(places)} arguments --label={LABEL_ENGINE}=..., exactly one is expected"
-        )
-    labels = [f"--label={LABEL_GENERATION}={generation}\n", f"--label={LABEL_INPUT_HASH}={input_hash}\n"]
-    return "".join([*lines[: places[0]], *labels, *lines[places[0] :]])
+def join_lines(arguments: Iterable[str]) -> str:
+    """Return arguments of `docker create` as people read them, one per line."""
+    return "".join(f"{argument}\n" for argument in arguments)
 
 
 def _hash(value: object) -> str:
@@ -54,12 +37,12 @@ def _hash(value: object) -> str:
 
 
 def input_hash(
-    docker_create: str, unit: str, config: Mapping[str, Any], chat_template: str | None, manifest_sha256: str
+    container: Iterable[str], unit: str, config: Mapping[str, Any], chat_template: str | None, manifest_sha256: str
 ) -> str:
     """Return the hash over everything that affects the container or its supervisor. An engine restarts if it changes.
 
     Args:
-        docker_create: arguments of `docker create`, one per line
+        container: arguments of `docker create` without the labels that follow from this hash
         unit: text of the systemd unit
         config: content of engine.json
         chat_template: text of the chat template, if any
@@ -67,7 +50,7 @@ def input_hash(
     """
     reaches = {key: config.get(key) for key in REACH_THE_SUPERVISOR}
     reaches |= {key: config[key] for key in ADDED_LATER if key in config}
-    return _hash([bare(docker_create), unit, reaches, chat_template, manifest_sha256])
+    return _hash([join_lines(container), unit, reaches, chat_template, manifest_sha256])
 
 
 def with_unit_section(unit: str, other: str) -> str:
@@ -75,7 +58,9 @@ def with_unit_section(unit: str, other: str) -> str:
     return other.partition("[Service]")[0] + "".join(unit.partition("[Service]")[1:])
 
 
-def rendered(options: Mapping[str, Any], installed: Mapping[str, InstalledHash] | None = None) -> Rendered:
+def rendered(
+    options: Mapping[str, Any], paths: HostPaths, installed: Mapping[str, InstalledHash] | None = None
+) -> Rendered:
     """Build a generation from the options of the module `serving_switch`.
 
     An engine whose unit differs from the installed one only in its section [Unit] keeps the input hash with which it
@@ -83,18 +68,23 @@ def rendered(options: Mapping[str, Any], installed: Mapping[str, InstalledHash] 
 
     Args:
         options: options of the module
+        paths: places on the host
         installed: hashes of the engines of the committed generation, by engine
 
     Raises:
         GenerationError: one error that names every mistake
     """
+    settings = Settings(**options["settings"])
     engines: dict[str, EngineFiles] = {}
     problems: list[str] = []
     for row in options["engines"]:
-        name = str(row["name"])
-        found = ["it is there twice"] if name in engines else []
-        engines[name] = _read_engine(name, row, (installed or {}).get(name), found)
-        problems += [f"engine {name}: {text}" for text in found]
+        name = str(row["engine"].get("name"))
+        try:
+            if name in engines:
+                raise EngineConfigError("it is there twice")
+            engines[name] = _render_engine(row, options["models"], settings, paths, (installed or {}).get(name))
+        except EngineConfigError as error:
+            problems.append(f"engine {name}: {error}")
     budgets = {str(uuid): _read_number(str(mib), int) for uuid, mib in options["budgets_mib"].items()}
     problems += [
         f"budgets_mib of {uuid} is {options['budgets_mib'][uuid]!r}: MiB, a whole number from 0"
@@ -121,26 +111,33 @@ def rendered(options: Mapping[str, Any], installed: Mapping[str, InstalledHash] 
     )
 
 
-def _read_engine(name: str, row: Mapping[str, Any], former: InstalledHash | None, problems: list[str]) -> EngineFiles:
-    """Return the files of one engine of the options, and append what is wrong with it."""
-    config = {key: value for key, value in row["config"].items() if key not in OF_NO_ENGINE}
-    create, unit, chat = bare(row["docker_create"]), row["unit"], row["chat_template"]
-    hashed = content = input_hash(create, unit, config, chat, row["manifest_sha256"])
+def _render_engine(
+    row: Mapping[str, Any],
+    models: Mapping[str, Mapping[str, Any]],
+    settings: Settings,
+    paths: HostPaths,
+    former: InstalledHash | None,
+) -> EngineFiles:
+    """Return the files of one engine of the options. Raises EngineConfigError."""
+    engine, unit, chat = row["engine"], row["unit"], row["chat_template"]
+    if missing := [key for key in NEEDED if not engine.get(key)]:
+        raise EngineConfigError(f"it has no {', no '.join(missing)}")
+    if engine["model"] not in models:
+        offered = nearest(engine["model"], models).rstrip(".")
+        raise EngineConfigError(f"its model is {shown(engine['model'])}; {offered}")
+    if wrong := [slot for slot in engine["gpus"] if slot not in range(len(settings.gpu_uuids))]:
+        raise EngineConfigError(f"gpus has the slot {shown(wrong[0])}, the host has {len(settings.gpu_uuids)} GPUs")
+    model = models[engine["model"]]
+    config = describe_engine(engine, model, settings, paths)
+    container = tuple(list_create_arguments(engine, model, settings, paths, chat_template=chat is not None))
+    hashed = content = input_hash(container, unit, config, chat, model["manifest_sha256"])
     if former is not None:
         like_before = with_unit_section(unit, former.unit)
-        if former.content_hash in (content, input_hash(create, like_before, config, chat, row["manifest_sha256"])):
+        if former.content_hash in (content, input_hash(container, like_before, config, chat, model["manifest_sha256"])):
             hashed = former.input_hash
-    problems += engine_problems({**config, "input_hash": hashed, "generation": 1})
-    problems += [
-        f"{key} is {config.get(key)!r}, {expected!r} is expected"
-        for key, expected in (("engine", name), ("unit", unit_name(name)))
-        if config.get(key) != expected
-    ]
-    try:
-        parse_docker_create(labelled(create, 1, hashed), CREATE_FILE)
-    except (EngineConfigError, GenerationError) as error:
-        problems.append(str(error))
-    return EngineFiles(create, unit, config, chat, hashed, "" if content == hashed else content)
+    if problems := engine_problems({**config, "input_hash": hashed, "generation": 1}):
+        raise EngineConfigError("; ".join(problems))
+    return EngineFiles(container, unit, config, chat, hashed, "" if content == hashed else content)
 
 
 def _read_number(value: object, kind: type[Any]) -> Any:
@@ -166,8 +163,8 @@ class InstalledHash:
 class EngineFiles:
     """Files of one engine, independent of the generation's number."""
 
-    docker_create: str
-    """Without the labels of generation and input hash."""
+    container: Sequence[str]
+    """Arguments of `docker create` without the labels of generation and input hash."""
     unit: str
     config: Mapping[str, Any]
     """engine.json without `input_hash` and `generation`."""
@@ -176,6 +173,17 @@ class EngineFiles:
     """Hash with which the engine runs, or will run."""
     content_hash: str = ""
     """Hash over these files; empty unless the section [Unit] changed since the engine started."""
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What the digest of a generation covers."""
+        return {
+            "docker_create": join_lines(self.container),
+            "unit": self.unit,
+            "config": dict(self.config),
+            "chat_template": self.chat_template,
+            "input_hash": self.input_hash,
+        }
 
 
 @dataclass(frozen=True)
@@ -200,10 +208,7 @@ class Rendered:
             {
                 **added,
                 "profile": self.profile,
-                "engines": {
-                    name: {key: value for key, value in asdict(engine).items() if key != "content_hash"}
-                    for name, engine in self.engines.items()
-                },
+                "engines": {name: engine.content for name, engine in self.engines.items()},
                 "target": self.target,
                 "budgets_mib": dict(self.budgets_mib),
                 "foreign": self.foreign,

@@ -16,10 +16,11 @@ import secrets as random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from ..engine.config import CONFIG_FILE
 from ..inventory.engine_inputs import find_secret_fault
 from ..paths import HostPaths
 from ..system.files import find_wrong_attributes, write_durably
-from .model import CREATE_FILE, FileChange, Generation, GenerationError
+from .model import FileChange, Generation, GenerationError
 
 KEY_FILE = "hash.key"
 """Key of the hashes. Without it, a weak secret could be guessed from its hash, which everybody may read."""
@@ -147,10 +148,9 @@ def prune(paths: HostPaths) -> None:
     """
     try:
         kept = {
-            Path(line.partition("=")[2].strip())
-            for file in (paths.state / "generations").glob(f"*/engines/*/{CREATE_FILE}")
-            for line in file.read_text(encoding="utf-8").splitlines()
-            if line.startswith("--env-file=")
+            paths.secret_file(file.parent.name)
+            for file in (paths.state / "generations").glob(f"*/engines/*/{CONFIG_FILE}")
+            if '"secrets_hash"' in file.read_text(encoding="utf-8", errors="replace")
         }
         for path in [*paths.secrets.glob("*.env"), *paths.secrets.glob("*.env.other")]:
             if path not in kept:

@@ -17,11 +17,14 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from ..engine.config import (
+    CONFIG_FILE,
+    CONTAINER_FILE,
+    CREATE_FILE,
     Engine,
     EngineConfigError,
-    check_together,
-    parse_docker_create,
+    add_labels,
     parse_engine,
+    read_container,
 )
 from ..names import ENGINE_NAME, TARGET, unit_name
 from ..paths import HostPaths
@@ -29,8 +32,6 @@ from ..system.files import sync, write_durably
 from .committed import committed
 from .model import (
     CHAT_FILE,
-    CONFIG_FILE,
-    CREATE_FILE,
     DIRECTORY_MODE,
     FORMAT,
     STORED_MODE,
@@ -39,7 +40,7 @@ from .model import (
     GenerationError,
     Limits,
 )
-from .render import OF_NO_ENGINE, EngineFiles, InstalledHash, Rendered, bare, labelled
+from .render import OF_NO_ENGINE, EngineFiles, InstalledHash, Rendered, join_lines
 
 # -- the committed generation
 
@@ -112,17 +113,14 @@ def _load(directory: Path, number: int) -> Generation:
         place = directory / "engines" / name
         text = (place / CONFIG_FILE).read_text(encoding="utf-8")
         config = parse_engine(text, str(place / CONFIG_FILE))
-        line = (place / CREATE_FILE).read_text(encoding="utf-8")
-        create = parse_docker_create(line, str(place / CREATE_FILE), former=True)
-        check_together(config, create, str(place / CREATE_FILE))
         if (config.engine, config.input_hash, config.generation) != (name, row["input_hash"], row["generation"]):
             raise ValueError(f"engine {name} is not the one that its {CONFIG_FILE} describes")
         if config.unit != unit_name(name):
             raise ValueError(f"unit of engine {name} is {config.unit!r}, {unit_name(name)} is expected")
         chat = place / CHAT_FILE
-        engines[name] = Engine(config, create)
+        engines[name] = Engine(config, read_container(place))
         files[name] = EngineFiles(
-            docker_create=bare(line),
+            container=engines[name].container,
             unit=(directory / "units" / config.unit).read_text(encoding="utf-8"),
             config={key: value for key, value in json.loads(text).items() if key not in OF_NO_ENGINE},
             chat_template=chat.read_text(encoding="utf-8") if chat.exists() else None,
@@ -218,7 +216,9 @@ def documents(rendered: Rendered, number: int, now: Committed | None, created_at
         if engine.content_hash:
             marks[name]["content_hash"] = engine.content_hash
         files[f"engines/{name}/{CONFIG_FILE}"] = json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-        files[f"engines/{name}/{CREATE_FILE}"] = labelled(engine.docker_create, mine, engine.input_hash)
+        container = {"arguments": list(engine.container)}
+        files[f"engines/{name}/{CONTAINER_FILE}"] = json.dumps(container, indent=2, ensure_ascii=False) + "\n"
+        files[f"engines/{name}/{CREATE_FILE}"] = join_lines(add_labels(engine.container, mine, engine.input_hash))
         files[f"units/{engine.config['unit']}"] = engine.unit
         if engine.chat_template is not None:
             files[f"engines/{name}/{CHAT_FILE}"] = engine.chat_template
@@ -261,6 +261,8 @@ def is_written(rendered: Rendered, number: int, now: Committed | None, paths: Ho
         there = load(paths, number)
     except GenerationError as error:
         return str(error)
+    if not all((there.directory / "engines" / name / CONTAINER_FILE).exists() for name in there.engines):
+        return f"an earlier release wrote it, without {CONTAINER_FILE}"
     if there.digest != rendered.digest:
         return f"it is another one: its digest is {there.digest[:12]}, rendered is {rendered.digest[:12]}"
     wanted = json.loads(documents(rendered, number, now, "")["generation.json"])["engines"]

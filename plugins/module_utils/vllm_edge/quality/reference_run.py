@@ -189,8 +189,8 @@ def _read_text(path: str) -> str:
 
 def read_arguments(engine: Engine) -> dict[str, str]:
     """Return the `--option=value` lines of vLLM's arguments by option."""
-    lines = engine.create.arguments[len(engine.create.options) :]
-    return {key: value for key, _, value in (line.partition("=") for line in lines) if key.startswith("--")}
+    words = engine.vllm_arguments
+    return {key: value for key, _, value in (word.partition("=") for word in words) if key.startswith("--")}
 
 
 def read_template(options: Options, given: Mapping[str, str], paths: HostPaths) -> str | None:
@@ -265,8 +265,8 @@ def run_script(
     }
     companion = Companion(
         "reference",
-        plan.engine.config.image_id or plan.engine.create.image,
-        plan.engine.create.uid,
+        plan.engine.config.image_id or plan.engine.config.image,
+        plan.engine.uid,
         program=SCRIPT.read_text(encoding="utf-8"),
         weights=directory,
         gpus=plan.place.gpus,

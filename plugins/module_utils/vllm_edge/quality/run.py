@@ -160,7 +160,7 @@ def _describe_engine(engine: Engine) -> dict[str, Any]:
     return {
         **known,
         "served_names": list(engine.config.served_names),
-        "arguments": redact("\n".join(engine.create.arguments)).splitlines(),
+        "arguments": redact("\n".join(engine.arguments)).splitlines(),
     }
 
 

@@ -54,7 +54,6 @@ def check_host(host: HostWorld, wanted: Generation, moves: Moves) -> Done:
     began = host.clock()
     start = [wanted.engines[name].config for name in moves.start]
     found = Found()
-    found.problems += check_release(wanted)
     try:
         host.list_containers()  # waits for a Docker Engine that is being restarted
     except PhaseFailed as failed:
@@ -93,19 +92,6 @@ def check_load_limit(paths: HostPaths, wanted: Generation, start: Iterable[Engin
         f"to load ({found.basis}); the switch fails if it does. Set {math.ceil(found.high)} or more."
         for config, found in expected
         if found.high > limit_s != Limits.healthy_timeout_s
-    ]
-
-
-# -- release
-
-
-def check_release(wanted: Generation) -> list[str]:
-    """Check that no engine of the generation publishes a port, as those of earlier releases did."""
-    if not any(engine.create.publishes for engine in wanted.engines.values()):
-        return []
-    return [
-        f"Generation {wanted.number} is of an earlier release of vllm-edge: its engines publish ports and are in a "
-        f"Docker network. Run site.yml -e serving_profile={wanted.profile}, which renders that profile anew."
     ]
 
 

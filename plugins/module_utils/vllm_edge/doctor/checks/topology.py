@@ -214,7 +214,7 @@ def check_shared_memory(facts: Facts) -> Verdict:
     """Fail if /dev/shm is not mounted; warn if engines have too little of it, or could take more than the host's
     memory.
 
-    Each container has a /dev/shm of its own in the host's RAM; a container with --ipc=host uses that of the host.
+    Each container has a /dev/shm of its own in the host's RAM; none uses that of the host.
     """
     topology = facts.topology
     if topology.shm_bytes is None:
@@ -222,18 +222,13 @@ def check_shared_memory(facts: Facts) -> Verdict:
             "/dev/shm is not mounted", "'mount -t tmpfs tmpfs /dev/shm'; systemd does it at boot unless told not to."
         )
     engines = _list_engines(facts)
-    small = [
-        engine.name
-        for engine in engines
-        if len(engine.gpus) > 1
-        and (topology.shm_bytes if engine.shm_bytes is None else engine.shm_bytes) <= DEFAULT_SHM_BYTES
-    ]
+    small = [engine.name for engine in engines if len(engine.gpus) > 1 and engine.shm_bytes <= DEFAULT_SHM_BYTES]
     if small:
         return warn(
             f"engines over several GPUs with {DEFAULT_SHM_BYTES // MIB} MiB or less: {', '.join(small)}",
             "Set vllm_engine_shm_size to 2g or more: NCCL passes data between processes there.",
         )
-    claimed = sum(engine.shm_bytes or 0 for engine in engines)
+    claimed = sum(engine.shm_bytes for engine in engines)
     if topology.memory_bytes is not None and claimed > topology.memory_bytes:
         return warn(
             f"engines may fill {claimed // MIB} MiB of /dev/shm, and the host has {topology.memory_bytes // MIB} MiB",

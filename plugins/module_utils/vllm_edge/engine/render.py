@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The container of an engine and its engine.json, from the engine, its model and the settings of the host.
+
+This is the only place that writes arguments of `docker create` for an engine. What is not written here no container
+gets: no privileges, no network, no other directories. Users' own `extra_args` and `extra_env` are judged before, by
+`inventory.risks`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..names import ENGINE_NAME, LABEL_ENGINE, unit_name
+from ..paths import HostPaths
+from ..text import shown
+from .config import EngineConfigError
+
+FIXED_ENVIRONMENT = {
+    "HOME": "/tmp",
+    # An engine loads no code that it or another process wrote below its home or its working directory.
+    "PYTHONNOUSERSITE": "1",
+    "PYTHONSAFEPATH": "1",
+    # What it compiles is kept in the directory of its cache.
+    "XDG_CACHE_HOME": "/cache/.cache",
+    "CUDA_CACHE_PATH": "/cache/.nv/ComputeCache",
+    "FLASHINFER_WORKSPACE_BASE": "/cache",
+    "VLLM_CACHE_ROOT": "/cache/vllm",
+    "TORCHINDUCTOR_CACHE_DIR": "/cache/inductor",
+    "TRITON_CACHE_DIR": "/cache/triton",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+"""Variables of every container."""
+DEFAULT_ENVIRONMENT = {
+    # Beside --allowed-media-domains, which allows no site: a site that is allowed must not send the engine to another.
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
+    # It has no network: vLLM would look for an address that others reach, and warn.
+    "VLLM_HOST_IP": "127.0.0.1",
+}
+"""Variables that an engine's `extra_env` may set otherwise, as it may the limits of requests and those of the bus."""
+PASSED = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "dtype",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "kv_cache_dtype",
+    "enforce_eager",
+    "limit_mm_per_prompt",
+    "reasoning_parser",
+    "tool_call_parser",
+)
+"""Arguments of an engine that `vllm serve` gets unchanged, under vLLM's own names, in this order."""
+HEALTH_TIMEOUT_S = 5
+"""Seconds in which /health has to answer."""
+
+_SIZE = r"[1-9]\d{0,15}[bkmgBKMG]?"
+_FORMS = {
+    "uid": (r"[1-9]\d{2,8}", "a user id from 100 on"),
+    "gpu_uuids": (r"GPU-[0-9A-Fa-f-]{36}", "GPU-<UUID>, as `nvidia-smi -L` prints it"),
+    "shm_size": (_SIZE, "a size such as 4g"),
+    "tmp_size": (_SIZE, "a size such as 4g"),
+    "memory": (_SIZE, "a size such as 96g, or nothing"),
+    "pids_limit": (r"[1-9]\d{0,6}", "a number of processes from 1"),
+    "oom_score_adj": (r"\d{1,3}|1000", "a score from 0 to 1000"),
+    "ulimits": (
+        r"(core|memlock|nofile|nproc|stack)=(-1|\d{1,18})(:(-1|\d{1,18}))?",
+        "a limit such as nofile=65536:65536, of core, memlock, nofile, nproc or stack",
+    ),
+    "image": (
+        r"sha256:[0-9a-f]{64}|(?!sha256:)[a-z0-9][A-Za-z0-9._:/@-]{0,511}",
+        "a name such as vllm-edge/vllm:1, or sha256: and 64 digits",
+    ),
+}
+"""What a setting may be, where Docker takes more: root, every GPU, no limit."""
+_SYSTEM = r"(?!/(?:bin|boot|dev|etc|lib\w*|proc|root|run|sbin|sys|usr|var/run|var/lib/docker)/)"
+_DIRECTORY = _SYSTEM + r"(?:/(?!\.\.?(?:/|$))[^/,\"=]+){%d,}"
+"""Directories on the host that a container may get: none of the system's, and so many levels below the root."""
+_LONGEST = 100_000
+"""Characters of an argument; Linux takes 131,071 bytes."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a host gives to all its engines. Each is the variable `vllm_engine_<name>` of the role."""
+
+    uid: int
+    """User id, and group id, of the engines' processes."""
+    image: str
+    """Name of the image."""
+    gpu_uuids: Sequence[str]
+    """UUID of the GPU in each slot."""
+    shm_size: str
+    """Size of /dev/shm, such as 4g."""
+    tmp_size: str
+    """Size of /tmp, which is in memory."""
+    pids_limit: int
+    oom_score_adj: int
+    """Score of the kernel's OOM killer, from 0; 1000 is ended first."""
+    max_logprobs: int
+    """Most log-probabilities that a request gets for a token."""
+    cache_directory: str
+    stop_timeout_s: int
+    """Seconds from SIGTERM to SIGKILL."""
+    stall_timeout_s: int
+    progress_timeout_s: int
+    idle_probe_s: int
+    image_id: str = ""
+    """Id of the image; empty in check mode, where it may not be built yet."""
+    memory: str = ""
+    """Limit of the host memory, such as 96g; empty for none."""
+    ulimits: Sequence[str] = ()
+    request_limits: Mapping[str, Any] = field(default_factory=dict)
+    """Environment variables by which vLLM bounds what a request may ask."""
+    shutdown_timeout_s: int = 0
+    """Seconds that vLLM waits for running requests after SIGTERM; 0 for a release without this option."""
+    bus_environment: Mapping[str, Any] = field(default_factory=dict)
+    """Environment of engines over several GPUs, as the host's topology requires (module gpu_topology)."""
+    bus_arguments: Sequence[str] = ()
+    """Arguments of vLLM for the same reason."""
+    secrets_hashes: Mapping[str, str] = field(default_factory=dict)
+    """Keyed hash of the secrets by engine (`generation.secrets.compute_hash`)."""
+
+
+def list_create_arguments(
+    engine: Mapping[str, Any], model: Mapping[str, Any], settings: Settings, paths: HostPaths, *, chat_template: bool
+) -> list[str]:
+    """Return the arguments of `docker create`: options, image, arguments of vLLM.
+
+    The labels of generation and input hash are not among them, because the hash is over these (`config.add_labels`).
+
+    Args:
+        engine: the engine as the inventory has it, with its name and the settings of the plan
+        model: `path` of its weights on the host
+        settings: what the host gives to all its engines
+        paths: places on the host
+        chat_template: whether it gets a chat template instead of that of the checkpoint
+
+    Raises:
+        EngineConfigError: a value is no single printable line, or would be read as something else; the text names it
+    """
+    if not ENGINE_NAME.fullmatch(engine["name"]):
+        raise EngineConfigError(f"name is {shown(engine['name'])}: small letters, digits and '-', at most 63")
+    words = [
+        *_list_options(engine, model, settings, paths, chat_template),
+        _check(settings.image_id or settings.image, "image"),
+        *_list_vllm_arguments(engine, model, settings, chat_template),
+    ]
+    if "" in words:
+        raise EngineConfigError(f"the argument after {shown(words[words.index('') - 1])} is empty; remove it")
+    return words
+
+
+def _list_options(
+    engine: Mapping[str, Any], model: Mapping[str, Any], settings: Settings, paths: HostPaths, chat_template: bool
+) -> Iterator[str]:
+    """Yield the options: no network, no capabilities, read-only, its own GPUs, weights, cache and socket."""
+    name, uid = engine["name"], _check(settings.uid, "uid")
+    yield f"--name=vllm-{name}"
+    yield f"--label={LABEL_ENGINE}={name}"
+    yield f"--user={uid}:{uid}"
+    yield from ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none")
+    for slot in engine["gpus"]:
+        yield f"--device=nvidia.com/gpu={_check(settings.gpu_uuids[slot], 'gpu_uuids')}"
+    yield f"--shm-size={_check(settings.shm_size, 'shm_size')}"
+    for limit in settings.ulimits:
+        yield f"--ulimit={_check(limit, 'ulimits')}"
+    yield f"--pids-limit={_check(settings.pids_limit, 'pids_limit')}"
+    yield f"--oom-score-adj={_check(settings.oom_score_adj, 'oom_score_adj')}"
+    if settings.memory:
+        # Without swap beside it.
+        yield f"--memory={_check(settings.memory, 'memory')}"
+        yield f"--memory-swap={settings.memory}"
+    yield f"--tmpfs=/tmp:exec,mode=1777,size={_check(settings.tmp_size, 'tmp_size')}"
+    weights = _check_directory(model["path"], f"path of the model {engine['model']}")
+    yield f"--mount=type=bind,source={weights},target=/models/{_get_base(model)},readonly"
+    # What was compiled with one image is of no use to another one.
+    cache = f"{settings.cache_directory}/{name}/{settings.image_id.rpartition(':')[2][:12]}".rstrip("/")
+    yield f"--mount=type=bind,source={_check_directory(cache, 'vllm_engine_cache_directory', 3)},target=/cache"
+    yield f"--mount=type=bind,source={paths.engine_socket(name).parent},target=/run/api"
+    if chat_template:
+        template = paths.engine_dir(name) / "chat-template.jinja"
+        yield f"--mount=type=bind,source={template},target=/chat-template.jinja,readonly"
+    if engine.get("secret_env"):
+        yield f"--env-file={paths.secret_file(name)}"
+    own = engine.get("extra_env") or {}
+    bus = settings.bus_environment if len(engine["gpus"]) > 1 else {}
+    default = {**DEFAULT_ENVIRONMENT, **settings.request_limits, **bus}
+    replaceable = {key: value for key, value in default.items() if key not in own}
+    for key, value in [*FIXED_ENVIRONMENT.items(), *replaceable.items(), *own.items()]:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(key)):
+            raise EngineConfigError(f"{shown(key)} is no name of an environment variable: letters, digits and _")
+        yield f"--env={key}={_check_line(value, f'extra_env.{key}' if key in own else f'{key}')}"
+    yield from ("--log-driver=json-file", "--log-opt=max-size=16m", "--log-opt=max-file=2")
+
+
+def _list_vllm_arguments(
+    engine: Mapping[str, Any], model: Mapping[str, Any], settings: Settings, chat_template: bool
+) -> Iterator[str]:
+    """Yield the arguments of `vllm serve`. What an engine states of its own comes last: vLLM takes the last."""
+    own = [_check_line(word, "extra_args") for word in engine.get("extra_args") or ()]
+    yield f"/models/{_get_base(model)}"
+    yield "--served-model-name"
+    for name in (*engine["served_names"], *(engine.get("stands_in_for") or ())):
+        if _check_line(name, "served_names").startswith("-"):
+            raise EngineConfigError(f"served_names is {shown(name)}: vLLM would read it as an option")
+        yield name
+    yield "--uds=/run/api/api.sock"
+    for name in PASSED:
+        value, flag = engine.get(name), f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            yield from [flag] if value else []
+        elif value is not None:
+            text = json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value
+            yield f"{flag}={_check_line(text, name)}"
+    if engine.get("tool_call_parser"):
+        yield "--enable-auto-tool-choice"
+    if settings.shutdown_timeout_s > 0:
+        yield f"--shutdown-timeout={settings.shutdown_timeout_s}"
+    if chat_template:
+        yield "--chat-template=/chat-template.jinja"
+    # Of its own, it may state these abbreviated.
+    if not any(re.match(r"--max[-_]logprobs", word) for word in own):
+        yield f"--max-logprobs={settings.max_logprobs}"
+    if not any(re.match(r"--allowed[-_]m", word) for word in own):
+        yield "--allowed-media-domains=none.invalid"
+    bus = settings.bus_arguments if len(engine["gpus"]) > 1 else ()
+    yield from (_check_line(word, "vllm_engine_peer_to_peer") for word in bus if word not in own)
+    yield from own
+
+
+def _get_base(model: Mapping[str, Any]) -> str:
+    return str(model["path"]).rpartition("/")[2]
+
+
+def _check(value: object, name: str) -> str:
+    """Return a setting as text. Raises EngineConfigError if it does not have its form."""
+    pattern, wanted = _FORMS[name]
+    if not re.fullmatch(pattern, str(value)):
+        raise EngineConfigError(f"vllm_engine_{name} is {shown(str(value))}: {wanted} is expected")
+    return str(value)
+
+
+def _check_directory(value: object, name: str, levels: int = 2) -> str:
+    text = _check_line(value, name)
+    if not re.fullmatch(_DIRECTORY % levels, text):
+        raise EngineConfigError(
+            f"{name} is {shown(text)}: a directory of its own such as /data/vllm is expected, none of the system's, "
+            'without , " and ='
+        )
+    return text
+
+
+def _check_line(value: object, name: str) -> str:
+    """Return a value as one printable line. Raises EngineConfigError."""
+    text = str(value)
+    if not text.isprintable():
+        raise EngineConfigError(
+            f"{name} is {shown(text)}: it holds a line break or another character that cannot be printed; write one "
+            "line of printable characters"
+        )
+    if len(text) > _LONGEST:
+        raise EngineConfigError(f"{name} has {len(text)} characters, the most is {_LONGEST}; shorten the value")
+    return text
+
+
+def describe_engine(
+    engine: Mapping[str, Any], model: Mapping[str, Any], settings: Settings, paths: HostPaths
+) -> dict[str, Any]:
+    """Return the content of engine.json, without `input_hash` and `generation`.
+
+    Args:
+        engine: the engine as the inventory has it, with its name and the settings of the plan
+        model: `repo`, `revision`, `precision`, and `path` and `record` on the host
+        settings: what the host gives to all its engines
+        paths: places on the host
+    """
+    name = engine["name"]
+    secrets = settings.secrets_hashes.get(name)
+    return {
+        "engine": name,
+        "unit": unit_name(name),
+        "container": f"vllm-{name}",
+        "url": f"unix:{paths.engine_socket(name)}",
+        "port": engine.get("port"),
+        "served_names": engine["served_names"],
+        "stands_in_for": engine.get("stands_in_for", []),
+        "model": engine["model"],
+        "repo": model["repo"],
+        "revision": model["revision"],
+        "precision": model["precision"],
+        "tensor_parallel_size": engine["tensor_parallel_size"],
+        "gpus": [settings.gpu_uuids[slot] for slot in engine["gpus"]],
+        "tool_call_parser": engine.get("tool_call_parser"),
+        "reasoning_parser": engine.get("reasoning_parser"),
+        "max_model_len": engine.get("max_model_len"),
+        "weights_path": model["path"],
+        "weights_record": model["record"],
+        "vram_budget_mib": engine.get("vram_budget_mib"),
+        "accept_risk": engine.get("accept_risk", []),
+        "plan": engine.get("plan"),
+        "image": settings.image,
+        "image_id": settings.image_id,
+        "stop_timeout_s": settings.stop_timeout_s,
+        "stall_timeout_s": settings.stall_timeout_s,
+        "health_timeout_s": HEALTH_TIMEOUT_S,
+        "progress_timeout_s": settings.progress_timeout_s,
+        "idle_probe_s": settings.idle_probe_s,
+        "shutdown_timeout_s": settings.shutdown_timeout_s or None,
+        **({"secrets_hash": secrets} if secrets else {}),
+    }
