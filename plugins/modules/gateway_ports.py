@@ -25,13 +25,6 @@ options:
     type: list
     elements: int
     default: []
-  ignored:
-    description: >-
-      Names of programs that may listen, such as V(docker-proxy) on a host whose engines still publish ports and give
-      them up before the gateway starts.
-    type: list
-    elements: str
-    default: []
   unit:
     description: The gateway's unit.
     type: str
@@ -59,7 +52,6 @@ def main() -> None:
         argument_spec={
             "listen": {"type": "list", "elements": "dict", "required": True},
             "ports": {"type": "list", "elements": "int", "default": []},
-            "ignored": {"type": "list", "elements": "str", "default": []},
             "unit": {"type": "str", "default": "vllm-edge-gateway.service"},
         },
         supports_check_mode=True,
@@ -67,7 +59,7 @@ def main() -> None:
     params = module.params
     wanted = [(entry["address"], int(entry["port"])) for entry in params["listen"]]
     wanted += [("127.0.0.1", port) for port in params["ports"]]
-    if found := find_port_users(wanted, params["unit"], params["ignored"]):
+    if found := find_port_users(wanted, params["unit"]):
         module.fail_json(
             msg=f"The gateway cannot listen: {'; '.join(found)}. The gateway was not changed. Stop what listens, or "
             "give the gateway (serving_gateway_listen) or the engine (port) another port."

@@ -211,13 +211,8 @@ def test_a_module_goes_on_under_the_release_that_is_current_as_it_begins(release
     python = find_interpreter(str(releases.link / "venv/bin/python"))
     assert python == str(release / "venv/bin/python")
     assert find_interpreter(str(release / "venv/bin/python")) == python
-
-
-def test_a_host_without_releases_has_the_interpreter_from_before(releases: Releases) -> None:
-    wanted = str(releases.link / "venv/bin/python")
-    assert find_interpreter(wanted) == wanted, "on a bare host"
-    before = write(releases.prefix / "venv/bin/python")
-    assert find_interpreter(wanted) == str(before)
+    nowhere = str(releases.prefix / "absent/venv/bin/python")
+    assert find_interpreter(nowhere) == nowhere, "on a bare host"
 
 
 # ---- the module -------------------------------------------------------------------------------------------------

@@ -150,11 +150,6 @@ def host_paths(
 
 
 def find_interpreter(python: str) -> str:
-    """Return the path of an interpreter below the link `current` by its release, since the link may change meanwhile.
-
-    On a host without releases, it is the interpreter that the program had before there were releases.
-    """
-    path, before = Path(python), Path(python.replace("/current/", "/", 1))
-    if not path.exists() and before.exists():
-        return str(before)
+    """Return the path of an interpreter below the link `current` by its release, as the link may change meanwhile."""
+    path = Path(python)
     return str(path.parent.resolve() / path.name)

@@ -326,15 +326,6 @@ def test_room_counts_a_part(
     assert asked == [len(LARGE) - MOST]
 
 
-def test_parts_of_another_kind_are_cleaned_up(weights: Run, hub: TestHub, part: Path, no_pauses: None) -> None:
-    """An earlier release left the parts of huggingface_hub, which it does not resume."""
-    old = part.parent / ".cache/huggingface/download/model.abc.1234.incomplete"
-    old.parent.mkdir(parents=True)
-    old.write_bytes(b"x" * 1000)
-    hub.faults({"path": "*/model.safetensors", "status": 503})
-    assert weights()["rc"] == 1 and not old.exists() and part.exists()
-
-
 def test_address_that_has_expired_is_asked_for_again(weights: Run, hub: TestHub, no_pauses: None) -> None:
     hub.faults({"path": "*/resolve/*/model.safetensors", "times": 1, "expires_in_s": -1})
     assert weights()["rc"] == 0

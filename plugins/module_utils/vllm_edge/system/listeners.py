@@ -6,7 +6,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,15 +73,12 @@ def process_of(inode: str, proc: Path = PROC) -> int | None:
     return None
 
 
-def find_port_users(
-    wanted: Iterable[tuple[str, int]], own_unit: str, ignored: Collection[str] = (), proc: Path = PROC
-) -> list[str]:
+def find_port_users(wanted: Iterable[tuple[str, int]], own_unit: str, proc: Path = PROC) -> list[str]:
     """Return one sentence for each wanted address whose port somebody else listens on.
 
     Args:
         wanted: addresses and ports that a unit will listen on
         own_unit: that unit; what it listens on already is left out
-        ignored: names of programs that are left out
         proc: the proc file system
     """
     found = []
@@ -93,8 +90,6 @@ def find_port_users(
             directory = proc / str(pid)
             try:
                 if pid is not None and own_unit in (directory / "cgroup").read_text(encoding="utf-8"):
-                    continue
-                if pid is not None and (directory / "comm").read_text(encoding="utf-8").strip() in ignored:
                     continue
             except OSError:
                 continue  # the process has ended since

@@ -194,8 +194,6 @@ def drop_stale_staging(wanted: Wanted, keep: Path | None, files: Iterable[Remote
         for entry in keep.rglob("*.part"):
             if entry not in parts or stat_regular(entry) is None:
                 entry.unlink()
-        # Earlier releases downloaded with huggingface_hub, which kept its temporary files there.
-        shutil.rmtree(keep / ".cache", ignore_errors=True)
 
 
 def list_staged(wanted: Wanted, commit: str, files: Iterable[RemoteFile]) -> list[RemoteFile]:
