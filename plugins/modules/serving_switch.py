@@ -68,97 +68,17 @@ options:
     type: dict
     required: true
   settings:
-    description: What the host gives to all its engines. Each is a variable of the role C(vllm_engine).
+    description:
+      - What the host gives to all its engines. Each key is the variable C(vllm_engine_<key>) of the role
+        C(vllm_engine), whose argument specification has its type and unit.
+      - Required are C(uid), C(image), C(gpu_uuids), C(cache_directory), C(shm_size), C(tmp_size), C(pids_limit),
+        C(oom_score_adj), C(max_logprobs), C(stop_timeout_s), C(stall_timeout_s), C(progress_timeout_s) and
+        C(idle_probe_s).
+      - Optional are C(image_id), C(memory), C(ulimits), C(request_limits), C(shutdown_timeout_s) (V(0) for a release of
+        vLLM without this option), and three results of modules, C(bus_environment) and C(bus_arguments) of
+        M(edge.vllm_edge.gpu_topology) and C(secrets_hashes) of M(edge.vllm_edge.engine_secrets).
     type: dict
     required: true
-    suboptions:
-      uid:
-        description: User and group of the engines' processes, from 100 on.
-        type: int
-        required: true
-      gpu_uuids:
-        description: UUID of the GPU in each slot.
-        type: list
-        elements: str
-        required: true
-      image:
-        description: Name of the image.
-        type: str
-        required: true
-      image_id:
-        description: Id of the image. It may be empty in check mode only.
-        type: str
-        default: ""
-      cache_directory:
-        description: Directory of the engines' caches.
-        type: str
-        required: true
-      shm_size:
-        description: Size of C(/dev/shm) of a container, such as V(4g).
-        type: str
-        required: true
-      tmp_size:
-        description: Size of C(/tmp) of a container, which is in memory.
-        type: str
-        required: true
-      memory:
-        description: Limit of a container's memory, such as V(96g); empty for none.
-        type: str
-        default: ""
-      ulimits:
-        description: Limits of processes, such as V(nofile=65536:65536).
-        type: list
-        elements: str
-        default: []
-      pids_limit:
-        description: Number of processes that a container may have.
-        type: int
-        required: true
-      oom_score_adj:
-        description: Score by which the kernel ends containers first when memory is short, V(0) to V(1000).
-        type: int
-        required: true
-      request_limits:
-        description: Environment variables by which vLLM limits what a request may ask.
-        type: dict
-        default: {}
-      max_logprobs:
-        description: Number of log-probabilities that a request may ask for each token.
-        type: int
-        required: true
-      stop_timeout_s:
-        description: Seconds from SIGTERM to SIGKILL.
-        type: int
-        required: true
-      shutdown_timeout_s:
-        description: Seconds that vLLM waits for running requests after SIGTERM. V(0) for a release without this option.
-        type: int
-        default: 0
-      stall_timeout_s:
-        description: Seconds without progress after which a loading engine is ended.
-        type: int
-        required: true
-      progress_timeout_s:
-        description: Seconds without progress of its requests after which an engine is ended.
-        type: int
-        required: true
-      idle_probe_s:
-        description: Seconds without a request after which an engine is asked for one token. V(0) for never.
-        type: int
-        required: true
-      bus_environment:
-        description: Environment of engines over several GPUs, as M(edge.vllm_edge.gpu_topology) returns it.
-        type: dict
-        default: {}
-      bus_arguments:
-        description: Arguments of vLLM for such engines, as M(edge.vllm_edge.gpu_topology) returns them.
-        type: list
-        elements: str
-        default: []
-      secrets_hashes:
-        description: Keyed hashes of the secrets by engine, as M(edge.vllm_edge.engine_secrets) returns them.
-        type: dict
-        default: {}
   target:
     description: Text of the systemd target that wants the engines.
     type: str
@@ -311,34 +231,11 @@ ENGINE: dict[str, Any] = {
     "unit": {"type": "str", "required": True},
     "chat_template": {"type": "str"},
 }
-SETTINGS: dict[str, Any] = {
-    "uid": {"type": "int", "required": True},
-    "gpu_uuids": {"type": "list", "elements": "str", "required": True},
-    "image": {"type": "str", "required": True},
-    "image_id": {"type": "str", "default": ""},
-    "cache_directory": {"type": "str", "required": True},
-    "shm_size": {"type": "str", "required": True},
-    "tmp_size": {"type": "str", "required": True},
-    "memory": {"type": "str", "default": ""},
-    "ulimits": {"type": "list", "elements": "str", "default": []},
-    "pids_limit": {"type": "int", "required": True},
-    "oom_score_adj": {"type": "int", "required": True},
-    "request_limits": {"type": "dict", "default": {}},
-    "max_logprobs": {"type": "int", "required": True},
-    "stop_timeout_s": {"type": "int", "required": True},
-    "shutdown_timeout_s": {"type": "int", "default": 0},
-    "stall_timeout_s": {"type": "int", "required": True},
-    "progress_timeout_s": {"type": "int", "required": True},
-    "idle_probe_s": {"type": "int", "required": True},
-    "bus_environment": {"type": "dict", "default": {}},
-    "bus_arguments": {"type": "list", "elements": "str", "default": []},
-    "secrets_hashes": {"type": "dict", "default": {}, "no_log": False},
-}
 ARGUMENT_SPEC: dict[str, Any] = {
     "profile": {"type": "str", "required": True},
     "engines": {"type": "list", "elements": "dict", "required": True, "options": ENGINE},
     "models": {"type": "dict", "required": True},
-    "settings": {"type": "dict", "required": True, "options": SETTINGS},
+    "settings": {"type": "dict", "required": True},
     "target": {"type": "str", "required": True},
     "budgets_mib": {"type": "dict", "required": True},
     "foreign": {"type": "str", "choices": ["ignore", "warn", "fail"], "default": "warn"},

@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.engine.config import EngineConfigError, engine_problems
-from ansible.module_utils.vllm_edge.engine.render import Settings, describe_engine, list_create_arguments
+from ansible.module_utils.vllm_edge.engine.render import (
+    Settings,
+    describe_engine,
+    list_create_arguments,
+    read_settings,
+)
 from ansible.module_utils.vllm_edge.paths import HostPaths
 
 IMAGE = f"sha256:{'0a' * 32}"
@@ -44,7 +49,7 @@ TWO = {**ONE, "name": "two", "gpus": [0, 1], "tensor_parallel_size": 2}
 
 
 def render(engine: dict[str, Any] = ONE, chat: bool = False, **settings: Any) -> list[str]:
-    given = replace(SETTINGS, **settings)
+    given = read_settings({**asdict(SETTINGS), **settings})
     model = {**MODEL, "path": engine.get("path", MODEL["path"])}
     return list_create_arguments(engine, model, given, HostPaths(), chat_template=chat)
 
@@ -206,6 +211,8 @@ def test_no_value_becomes_another_argument(odd: str) -> None:
             {"cache_directory": "/etc/cron.d"},
             "vllm_engine_cache_directory is '/etc/cron.d/one/0a0a0a0a0a0a': a directory",
         ),
+        ({"idle_probe_s": "soon"}, "vllm_engine_idle_probe_s is 'soon': a whole number from 0"),
+        ({"shm": "4g"}, "settings: shm is none of uid, image,"),
         ({"image_id": "sha256:12"}, "vllm_engine_image is 'sha256:12': a name such as"),
     ],
 )

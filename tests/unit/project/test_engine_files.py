@@ -74,13 +74,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rendered]:
     assert done.returncode == 0, done.stdout + done.stderr
     passed = {name: (root / f"{name}.json").read_text() for name in CASES}
     assert "marked-secret-value" not in "".join(passed.values()), "secrets go another way"
-    found = {}
-    for name, text in passed.items():
-        options = json.loads(text)
-        # What AnsibleModule does with the type int.
-        numbers = {key: int(value) for key, value in options["settings"].items() if str(value).isdecimal()}
-        found[name] = render({**options, "settings": {**options["settings"], **numbers}}, HostPaths())
-    return found
+    return {name: render(json.loads(text), HostPaths()) for name, text in passed.items()}
 
 
 NOTE = "# Its GPUs are kept from reading each other's memory: "

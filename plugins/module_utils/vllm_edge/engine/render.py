@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..names import ENGINE_NAME, LABEL_ENGINE, unit_name
@@ -63,8 +63,11 @@ HEALTH_TIMEOUT_S = 5
 """Seconds in which /health has to answer."""
 
 _SIZE = r"[1-9]\d{0,15}[bkmgBKMG]?"
+_WHOLE = (r"\d{1,9}", "a whole number from 0")
 _FORMS = {
     "uid": (r"[1-9]\d{2,8}", "a user id from 100 on"),
+    **dict.fromkeys(("max_logprobs", "stop_timeout_s", "shutdown_timeout_s", "stall_timeout_s"), _WHOLE),
+    **dict.fromkeys(("progress_timeout_s", "idle_probe_s"), _WHOLE),
     "gpu_uuids": (r"GPU-[0-9A-Fa-f-]{36}", "GPU-<UUID>, as `nvidia-smi -L` prints it"),
     "shm_size": (_SIZE, "a size such as 4g"),
     "tmp_size": (_SIZE, "a size such as 4g"),
@@ -130,6 +133,24 @@ class Settings:
     """Keyed hash of the secrets by engine (`generation.secrets.compute_hash`)."""
 
 
+def read_settings(given: Mapping[str, Any]) -> Settings:
+    """Return the settings of the option `settings` of serving_switch; whole numbers may be texts, as -e gives them.
+
+    Raises:
+        EngineConfigError: one is missing, unknown or has another form; the text names them
+    """
+    known = {item.name: item for item in fields(Settings)}
+    missing = [name for name, item in known.items() if item.default is item.default_factory and name not in given]
+    problems = [f"vllm_engine_{name} is missing" for name in missing]
+    problems += [f"settings: {name} is none of {', '.join(known)}" for name in given if name not in known]
+    if problems:
+        raise EngineConfigError("; ".join(problems))
+    numbers = {
+        name: int(_check(given[name], name)) for name, item in known.items() if item.type == "int" and name in given
+    }
+    return Settings(**{**given, **numbers})
+
+
 def list_create_arguments(
     engine: Mapping[str, Any], model: Mapping[str, Any], settings: Settings, paths: HostPaths, *, chat_template: bool
 ) -> list[str]:
@@ -163,18 +184,18 @@ def _list_options(
     engine: Mapping[str, Any], model: Mapping[str, Any], settings: Settings, paths: HostPaths, chat_template: bool
 ) -> Iterator[str]:
     """Yield the options: no network, no capabilities, read-only, its own GPUs, weights, cache and socket."""
-    name, uid = engine["name"], _check(settings.uid, "uid")
+    name = engine["name"]
     yield f"--name=vllm-{name}"
     yield f"--label={LABEL_ENGINE}={name}"
-    yield f"--user={uid}:{uid}"
+    yield f"--user={settings.uid}:{settings.uid}"
     yield from ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none")
     for slot in engine["gpus"]:
         yield f"--device=nvidia.com/gpu={_check(settings.gpu_uuids[slot], 'gpu_uuids')}"
     yield f"--shm-size={_check(settings.shm_size, 'shm_size')}"
     for limit in settings.ulimits:
         yield f"--ulimit={_check(limit, 'ulimits')}"
-    yield f"--pids-limit={_check(settings.pids_limit, 'pids_limit')}"
-    yield f"--oom-score-adj={_check(settings.oom_score_adj, 'oom_score_adj')}"
+    yield f"--pids-limit={settings.pids_limit}"
+    yield f"--oom-score-adj={settings.oom_score_adj}"
     if settings.memory:
         # Without swap beside it.
         yield f"--memory={_check(settings.memory, 'memory')}"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ..engine.config import EngineConfigError, engine_problems
-from ..engine.render import Settings, describe_engine, list_create_arguments
+from ..engine.render import Settings, describe_engine, list_create_arguments, read_settings
 from ..paths import HostPaths
 from ..text import nearest, shown
 from .model import Foreign, GenerationError, Limits
@@ -74,9 +74,12 @@ def rendered(
     Raises:
         GenerationError: one error that names every mistake
     """
-    settings = Settings(**options["settings"])
     engines: dict[str, EngineFiles] = {}
     problems: list[str] = []
+    try:
+        settings = read_settings(options["settings"])
+    except EngineConfigError as error:
+        raise GenerationError(f"The rendered generation cannot be used: {error}.") from error
     for row in options["engines"]:
         name = str(row["engine"].get("name"))
         try:
