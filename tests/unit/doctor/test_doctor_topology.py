@@ -228,11 +228,10 @@ def test_a_lower_power_limit_and_ecc_off_are_advice(host: FakeHost) -> None:
         (GPUS, 4 * GIB, "ok"),
         (GPUS, DEFAULT_SHM_BYTES, "warn"),
         (GPUS[:1], DEFAULT_SHM_BYTES, "ok"),
-        (GPUS, None, "ok"),
         (GPUS, 17 * GIB, "warn"),
     ],
 )
-def test_shared_memory(gpus: tuple[str, ...], shm_bytes: int | None, state: str) -> None:
+def test_shared_memory(gpus: tuple[str, ...], shm_bytes: int, state: str) -> None:
     engine = SimpleNamespace(name="a", gpus=gpus, shm_bytes=shm_bytes)
     given = Topology((ONE, TWO), OK, (), 16 * GIB, 8 * GIB)
     assert check(checks_of.check_shared_memory, given, engine).state == state

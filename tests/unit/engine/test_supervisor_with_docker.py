@@ -749,15 +749,8 @@ def test_an_engine_that_runs_already_is_kept(begin: Begin, docker: FakeDocker) -
     assert case.ends() == EXIT_OK
 
 
-def test_moved_tag_is_never_run(begin: Begin, docker: FakeDocker) -> None:
-    """After a crash the engine is made of its id, also in a generation that names the image."""
-    docker.tags = {"vllm-edge/vllm:1": "sha256:22"}
-    begin(image_id="sha256:11", healthy=True).start().until_ready()
-    assert docker.container is not None and docker.container.image_id == "sha256:11"
-
-
 def test_container_of_another_image_is_refused(begin: Begin, docker: FakeDocker) -> None:
-    docker.tags = {"sha256:11": "sha256:22"}
+    docker.tags = {"vllm-edge/vllm:1": "sha256:22"}
     failure = begin(image_id="sha256:11", healthy=True).start().fails_with("image_other", EXIT_CONFIG)
     assert "from the image sha256:22, and the engine's is sha256:11 (vllm-edge/vllm:1)" in failure["reason"]
     assert docker.container is None and "start" not in docker.calls
