@@ -10,7 +10,8 @@ class ModuleDocFragment:
     DOCUMENTATION = r"""
 options:
   models:
-    description: Models by name, as in C(vllm_models). Each has C(repo), C(dir) and C(revision), and may have C(facts).
+    description: Models by name, as in C(vllm_models). Each has C(repo), C(dir) and C(revision), and may have C(facts)
+      and C(engine_defaults).
     type: dict
     required: true
   gpus:

@@ -26,9 +26,9 @@ def name_entries(names: Iterable[str], entries: Mapping[str, Entry]) -> list[dic
     return [{"name": name, **dict(entries[name].items())} for name in names]
 
 
-def expand_replicas(engines: Any, every: Any) -> dict[str, Any]:
-    """Return `engines` and `profiles` of the inventory, in which each replica is an engine of its own."""
-    expanded, named = replicas.expand(engines, every)
+def expand_replicas(engines: Any, every: Any, models: Any) -> dict[str, Any]:
+    """Return `engines` with the defaults of their models, and `profiles`. Each replica is an engine of its own."""
+    expanded, named = replicas.expand(engines, every, models)
     return {"engines": expanded, "profiles": named}
 
 

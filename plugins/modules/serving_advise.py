@@ -31,8 +31,8 @@ options:
     required: true
   engines:
     description: >-
-      C(serving_engines) of the inventory. New engines get the chat template and the parsers of an engine whose model is
-      of the same family.
+      C(serving_engines) of the inventory, each with C(engine_defaults) of its model. New engines get those of theirs;
+      chat template and parsers that it has no defaults for are those of an engine whose model is of the same family.
     type: dict
     default: {}
   by:
@@ -87,7 +87,7 @@ EXAMPLES = r"""
     gpus: "{{ [{'nvml_total_mib': 23034}] * 4 }}"
     vllm_version: 0.32.0
     roles: "{{ serving_roles }}"
-    engines: "{{ serving_engines }}"
+    engines: "{{ serving_expanded.engines }}"
   register: advice
   delegate_to: localhost
 
@@ -239,6 +239,7 @@ def advise(options: dict[str, Any], warn: Callable[[str], None]) -> dict[str, An
         options["observations"],
         options["margin_mib"],
         options["tolerance_mib"],
+        options["models"],
     )
     found = search.advise(asked, host, unreadable)
     return {"advice": render.document(found), "lines": render.lines(found), "pasted": render.pasted(found.chosen)}

@@ -210,6 +210,10 @@ engines:
       description: Names of the figures that were taken from O(observations).
       type: list
       elements: str
+    inherited:
+      description: >-
+        Arguments that the engine has from its model, by the variable that states them, C(engine_defaults) of the model.
+      type: dict
 budgets_mib:
   description: Memory that the engines may use on each GPU, by slot, in MiB. V(0) for a GPU without an engine.
   type: dict
@@ -249,11 +253,13 @@ legend:
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils.vllm_edge.inventory.replicas import find_inherited
 from ..module_utils.vllm_edge.planning import (
     drift,
     families,
@@ -343,6 +349,9 @@ def main() -> None:
             tolerance_mib=options["tolerance_mib"],
             memory_threshold_percent=options["memory_threshold_percent"],
         )
+        planned = zip(plan.engines, engines, strict=True)
+        found = [replace(one, inherited=find_inherited(engine, options["models"])) for one, engine in planned]
+        plan = replace(plan, engines=tuple(found))
         plans[name] = plan
         return describe_plan(plan, tolerances, options["on_drift"], options["memory_threshold_percent"])
 

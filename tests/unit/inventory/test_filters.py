@@ -33,6 +33,10 @@ EXPANDED: dict[str, Any] = {
     "profiles": {"p": {"engines": ["f", "e-0", "e-1"], "when": "w"}},
 }
 OBSERVED: dict[str, Any] = {"e-0": {"x_bytes": 1}, "e-1": {}, "f": 3, "g": {}}
+DEFAULTS = {
+    "m": {"engine_defaults": {"dtype": "auto", "limit_mm_per_prompt": {"image": 0}, "port": 1, "gpus": [9]}},
+    "n": {"engine_defaults": None},
+}
 JUNK: dict[str, Any] = {"engines": {"e": PLAIN, "f": 3}, "profiles": {"p": None, "q": {"engines": ["e", 1]}}}
 
 
@@ -49,8 +53,28 @@ JUNK: dict[str, Any] = {"engines": {"e": PLAIN, "f": 3}, "profiles": {"p": None,
         ),
         ("list_ports", (PROFILES, GATED), [8050]),
         ("list_served_names", (PROFILES, GATED), ["r", "s"]),
-        ("expand_replicas", ({"e": PAIRS, "f": SINGLE}, {"p": {"engines": ["f", "e"], "when": "w"}}), EXPANDED),
-        ("expand_replicas", ({"e": PAIRS | {"replicas": "2"}, "f": 3}, {"p": None, "q": {"engines": ["e", 1]}}), JUNK),
+        ("expand_replicas", ({"e": PAIRS, "f": SINGLE}, {"p": {"engines": ["f", "e"], "when": "w"}}, {}), EXPANDED),
+        (
+            "expand_replicas",
+            ({"e": PAIRS | {"replicas": "2"}, "f": 3}, {"p": None, "q": {"engines": ["e", 1]}}, "x"),
+            JUNK,
+        ),
+        # Replicas have the defaults of their model. What they state themselves stands, and what belongs to one engine
+        # is not taken from a model.
+        (
+            "expand_replicas",
+            ({"e": PAIRS | {"model": "m", "dtype": "half"}, "f": SINGLE | {"model": "n"}}, {}, DEFAULTS),
+            {
+                "engines": {
+                    **{
+                        name: PLAIN | {"gpus": gpus, "model": "m", "dtype": "half", "limit_mm_per_prompt": {"image": 0}}
+                        for name, gpus in (("e-0", [3, 1]), ("e-1", [0, 2]))
+                    },
+                    "f": SINGLE | {"model": "n"},
+                },
+                "profiles": {},
+            },
+        ),
         (
             "expand_observations",
             ({"e": {"x_bytes": 1}, "e-1": {}, "f": 3, "g": {}}, {"e": PAIRS, "f": SINGLE}),

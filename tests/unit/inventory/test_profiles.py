@@ -18,6 +18,7 @@ from ansible.module_utils.vllm_edge.inventory.profiles import (
     find_mistakes,
     find_warnings,
 )
+from ansible.module_utils.vllm_edge.inventory.replicas import OF_ONE_ENGINE
 from ansible.module_utils.vllm_edge.inventory.variables import Project, load
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,6 +59,7 @@ SOUND: dict[str, Any] = {
             "precision": "bf16",
             "dir": "big",
             "facts": "files",
+            "engine_defaults": {"tool_call_parser": "hermes", "chat_template": "gemma4.jinja", "max_num_seqs": 8},
         },
         "tiny": {"repo": "google/gemma-4-E2B-it", "revision": "main", "precision": "bf16", "dir": "tiny"},
     },
@@ -125,6 +127,11 @@ def extra(mistake: str, items: list[Any], *words: str) -> Case:
     return small(mistake, "extra_args", items, *words)
 
 
+def default(mistake: str, arguments: Any, *words: str) -> Case:
+    """A case of the defaults of the model of the engine `small`, which must not be told of the engine again."""
+    return one(mistake, "models.tiny.engine_defaults", arguments, "vllm_models.tiny.engine_defaults", *words)
+
+
 REPLICATED = {"small.replicas": 2, "small.gpus": [2, 3], "small.port": ABSENT}
 CASES: list[Case] = [
     one("unknown name", "profile", "piar", "serving_profile: 'piar'", "did you mean pair?"),
@@ -139,7 +146,7 @@ CASES: list[Case] = [
     small("unknown key", "served_model_name", ["sentry"], "it is called served_names here"),
     small("unknown key", "gpu_ids", [2], "did you mean gpus"),
     small("unknown key", "api_key", "secret", "nothing reads this key", "the gateway asks clients"),
-    one("unknown key", "models.tiny.sha", "0", "vllm_models.tiny.sha: nothing reads", "there are: dir, facts"),
+    one("unknown key", "models.tiny.sha", "0", "vllm_models.tiny.sha: nothing reads", "there are: dir, engine_def"),
     one("unknown key", "models.tiny.repositry", "0", "vllm_models.tiny.repositry", "did you mean repo?"),
     one("unknown key", "profiles.pair.engine", ["small"], "serving_profiles.pair.engine", "did you mean engines?"),
     small("missing key", "gpus", ABSENT, "is missing", "[0]"),
@@ -384,6 +391,33 @@ CASES: list[Case] = [
     small("wrong type", "limit_mm_per_prompt", {"image": {"count": "1"}}, "is not a number of items"),
     small("wrong type", "limit_mm_per_prompt", {"images": 0}, "did you mean image?"),
     extra("two sources", ['--limit-mm-per-prompt={"image":0}'], "and the key limit_mm_per_prompt"),
+    default("default of a model", ["max_num_seqs"], "is not a mapping"),
+    default("default of a model", {"max_modle_len": 1}, ".max_modle_len: nothing reads", "did you mean max_model_len?"),
+    default("default of a model", {"max_num_seqs": None}, ".max_num_seqs: has no value"),
+    default("default of a model", {"max_num_seqs": "8k"}, ".max_num_seqs: '8k' is text"),
+    default("default of a model", {"tool_call_parser": "gema4"}, "0.32.0 knows no 'gema4'", "did you mean gemma4"),
+    default("default of a model", {"chat_template": "gema4.jinja"}, "there is no file", "did you mean gemma4.jinja?"),
+    default("default of a model", {"max_num_batched_tokens": 4, "max_num_seqs": 8}, "4 is below max_num_seqs 8"),
+    default("default of a model", {"extra_env": {"HF_TOKEN": "x"}}, ".extra_env.HF_TOKEN", "a secret"),
+    *(
+        default("default of a model", {key: 1}, f".{key}: belongs to one engine, ", "write it into the engines")
+        for key in OF_ONE_ENGINE
+    ),
+    # What only the engine as a whole has wrong is told of the engine, and so is what it states itself.
+    one(
+        *("default of a model", "models.tiny.engine_defaults", {"extra_env": {"VLLM_SERVER_DEV_MODE": "1"}}),
+        *("serving_engines.small.extra_env: 'VLLM_SERVER_DEV_MODE' is a risk", "accept_risk: ["),
+    ),
+    case(
+        "default of a model",
+        {"models.tiny.engine_defaults": {"max_num_seqs": 8}, "small.max_num_batched_tokens": 4},
+        "serving_engines.small.max_num_batched_tokens: 4 is below max_num_seqs 8",
+    ),
+    (
+        "default of a model",
+        {"models.tiny.engine_defaults": {"tool_call_parser": "x1"}, "small.tool_call_parser": "x1"},
+        [[f"{where}.tool_call_parser"] for where in ("vllm_models.tiny.engine_defaults", "serving_engines.small")],
+    ),
     extra("odd characters", [""], "is empty; remove it"),
     small("odd characters", "extra_env", {"A B": "1"}, "'A B' cannot be the name of an environment variable"),
     small("odd characters", "extra_env", {"VLLM_A": "1\n2"}, "extra_env.VLLM_A", "line break"),

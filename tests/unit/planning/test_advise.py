@@ -340,6 +340,19 @@ def test_names_and_parsers_of_the_chosen_one() -> None:
     assert not any("tool_call_parser" in engine for engine in alone.values())
 
 
+def test_engines_are_planned_with_the_defaults_of_their_model_which_are_not_printed() -> None:
+    text_only = {"limit_mm_per_prompt": dict.fromkeys(("image", "video", "audio"), 0), "tool_call_parser": "gemma4"}
+    at = host(("e4b",), 1, engines={"other": {"model": "e4b", "chat_template": "a.jinja", **text_only}})
+    inheriting = dataclasses.replace(at, inventory={"e4b": {"engine_defaults": text_only | {"kv_cache_dtype": "fp8"}}})
+    (plain,), (whole,) = (advised(each).chosen.serving_engines.values() for each in (at, inheriting))
+    assert (plain["tool_call_parser"], whole["chat_template"]) == ("gemma4", "a.jinja")
+    assert not whole.keys() & text_only.keys()
+    # With another default, what vLLM takes by itself has to be written.
+    assert ("kv_cache_dtype" in plain, whole["kv_cache_dtype"]) == (False, "auto")
+    (with_encoders,), (without,) = (advised(each).chosen.plan.engines for each in (at, inheriting))
+    assert without.gpus[0].weights_bytes < with_encoders.gpus[0].weights_bytes
+
+
 def test_observations_of_an_engine_that_is_like_it_count() -> None:
     more = {"engines": {"31b-nvfp4-tp2": NVFP4_TP2}, "observations": {"31b-nvfp4-tp2": {"weights_bytes": 10**10}}}
     at = host(("31b-nvfp4",), 2, **more)

@@ -120,6 +120,7 @@ def test_a_release_that_nobody_examined_is_planned_with_a_warning(run_module: Ru
 def test_what_the_plan_adds_to_an_engine(run_module: Run) -> None:
     given = arguments(profile={"engines": [E2B]}, drift_tolerances={"weights_mib": 7}, on_drift="fail")
     (engine,) = run_module("serving_plan", given)["engines"]
+    assert engine["inherited"] == {}
     settings = engine["settings"]
     assert settings.keys() == {"kv_cache_memory_bytes", "gpu_memory_utilization", "vram_budget_mib", "plan"}
     assert settings["kv_cache_memory_bytes"] == engine["gpus"][0]["kv_cache_bytes"]
@@ -127,6 +128,17 @@ def test_what_the_plan_adds_to_an_engine(run_module: Run) -> None:
     assert (settings["plan"]["on_drift"], settings["plan"]["tolerances"]["weights_mib"]) == ("fail", 7)
     wrong = run_module("serving_plan", arguments(drift_tolerances={"weight": 7}))
     assert wrong["rc"] == 1 and "plan_drift_tolerances: 'weight' is none of" in wrong["msg"]
+
+
+def test_the_plan_says_which_arguments_an_engine_has_from_its_model(run_module: Run) -> None:
+    """The engine comes with them; what it states otherwise is its own."""
+    models = {
+        "e2b": MODELS["e2b"] | {"engine_defaults": {"dtype": "half", "kv_cache_dtype": "auto", "max_model_len": 1}}
+    }
+    engine = E2B | {"kv_cache_dtype": "auto", "dtype": "bfloat16"}
+    found = run_module("serving_plan", arguments(profile={"engines": [engine]}, models=models))
+    assert found["engines"][0]["inherited"] == {"vllm_models.e2b.engine_defaults": {"kv_cache_dtype": "auto"}}
+    assert "  arguments: kv_cache_dtype: auto, from vllm_models.e2b.engine_defaults" in found["lines"]
 
 
 # -- the playbook

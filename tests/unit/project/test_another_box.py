@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import re
@@ -12,10 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from ansible.module_utils.vllm_edge.inventory.replicas import add_defaults
 from ansible.module_utils.vllm_edge.planning import families, model_facts, planner
 from ansible.module_utils.vllm_edge.planning.contract import Gpu, Verdict
-from helpers import ROOT, load_file
+from helpers import ROOT
 
 from lab.nvidia.cards import read_cards
 
@@ -102,14 +105,14 @@ def test_the_lab_s_part_of_the_inventory_leaves_the_page_s_alone(tmp_path: Path)
     assert Path(place.replace("{{ inventory_dir }}", str(SCENARIO / "inventory"))).resolve() == ROOT
 
 
-def test_the_lab_takes_no_more_than_the_plan_gives_the_engine() -> None:
+def test_the_lab_takes_no_more_than_the_plan_gives_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the default host, the engine starts and stays within its budget; the lab has its own figures for both."""
-    physics = load_file(ROOT / "lab/engine/vllm_edge_lab/physics.py")
+    monkeypatch.syspath_prepend(ROOT / "lab/engine")
+    physics, encoders = (importlib.import_module(f"vllm_edge_lab.{name}") for name in ("physics", "encoders"))
     card, ((name, engine),) = read_card(), yaml.safe_load(FILES[SERVING])["serving_engines"].items()
     total = (int(card["total_mib"]) - int(card["reserved_mib"])) << 20
-    repository = yaml.safe_load((ROOT / "group_vars/all/models.yml").read_text())["vllm_models"][engine["model"]][
-        "repo"
-    ]
+    known = yaml.safe_load((ROOT / "group_vars/all/models.yml").read_text())["vllm_models"]
+    engine, repository = add_defaults(engine, known), known[engine["model"]]["repo"]
     facts = model_facts.recorded(repository)
     assert facts is not None
     models = {engine["model"]: families.interpret(facts)}
@@ -127,5 +130,7 @@ def test_the_lab_takes_no_more_than_the_plan_gives_the_engine() -> None:
         enforce_eager=False,
         graphs_in_fraction=True,
     )
+    # Its model allows no images, videos and audio.
+    need = encoders.leave_out(need, repository, has_share=False)
     assert total - need.context >= physics.requested_bytes(total, plan.settings["gpu_memory_utilization"])
     assert 75_000 < need.total >> 20 <= plan.settings["vram_budget_mib"] < total >> 20

@@ -27,7 +27,7 @@ DATA: dict[str, Any] = {
 PROFILES: dict[str, Any] = DATA["serving_profiles"]
 ENGINES: dict[str, Any] = DATA["serving_engines"]
 MODELS: dict[str, Any] = DATA["vllm_models"]
-EXPANDED = dict(zip(("engines", "profiles"), expand(ENGINES, PROFILES), strict=True))
+EXPANDED = dict(zip(("engines", "profiles"), expand(ENGINES, PROFILES, MODELS), strict=True))
 """With each replica as an engine of its own."""
 
 CUDA_MIB = CUDA_TOTAL_MIB[23034]

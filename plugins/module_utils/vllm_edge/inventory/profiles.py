@@ -36,7 +36,7 @@ from .engine_inputs import (
     find_value_errors,
 )
 from .gateway import find_gateway_errors, find_shared_stand_ins, find_stand_in_errors
-from .replicas import count_replicas, find_replica_errors
+from .replicas import OF_ONE_ENGINE, add_defaults, count_replicas, find_replica_errors
 from .risks import find_risk_errors
 from .variables import Project, find_unknown_variables
 from .vllm_arguments import RELEASES
@@ -172,12 +172,16 @@ def _find_errors(inventory: Inventory, project: Project) -> Iterator[str]:
     profiles = _select_mappings(inventory.profiles)
     yield from _find_choice_errors(inventory)
     yield from _find_collection_errors("vllm_models", inventory.models, "a model")
+    defaults: dict[str, list[str]] = {}
     for name, model in _select_mappings(inventory.models).items():
         yield from _find_model_errors(name, model, project.model_keys)
+        defaults[name] = list(_find_default_errors(name, model, inventory, project.engine_keys))
+        yield from defaults[name]
     yield from _find_shared_directories(_select_mappings(inventory.models))
     yield from _find_collection_errors("serving_engines", inventory.engines, "an engine")
     for name, engine in engines.items():
-        yield from _find_engine_errors(name, engine, inventory, project.engine_keys)
+        found = _find_engine_errors(name, add_defaults(engine, inventory.models), inventory, project.engine_keys)
+        yield from _drop_inherited(name, engine, found, defaults)
     yield from find_replica_errors(engines)
     yield from find_stand_in_errors(engines)
     yield from find_gateway_errors(inventory.gateway, engines, inventory.certificate_fault)
@@ -193,11 +197,36 @@ def _find_errors(inventory: Inventory, project: Project) -> Iterator[str]:
 def _find_release_mistakes(inventory: Inventory, project: Project) -> list[str]:
     """Return every mistake by the recorded release that stands for the image's."""
     version = find_recorded_release(find_release(inventory.image))
-    return [
-        sentence
-        for name, engine in _select_mappings(inventory.engines).items()
-        for sentence in find_release_errors(f"serving_engines.{name}", engine, project.engine_keys, version)
-    ]
+    keys, found = project.engine_keys, []
+    defaults = {}
+    for name, model in _select_mappings(inventory.models).items():
+        given = model.get("engine_defaults")
+        where = f"vllm_models.{name}.engine_defaults"
+        defaults[name] = list(find_release_errors(where, given, keys, version)) if isinstance(given, dict) else []
+        found += defaults[name]
+    for name, engine in _select_mappings(inventory.engines).items():
+        whole = add_defaults(engine, inventory.models)
+        sentences = find_release_errors(f"serving_engines.{name}", whole, keys, version)
+        found += _drop_inherited(name, engine, sentences, defaults)
+    return found
+
+
+def _drop_inherited(
+    name: str, engine: Mapping[str, Any], sentences: Iterable[str], defaults: Mapping[str, list[str]]
+) -> Iterator[str]:
+    """Yield the sentences about an engine, without those about arguments that it has from its model.
+
+    Args:
+        engine: as the operator wrote it.
+        defaults: the sentences about `engine_defaults`, by model.
+    """
+    model = engine.get("model")
+    known = defaults.get(model, []) if isinstance(model, str) else []
+    said = {sentence.removeprefix(f"vllm_models.{model}.engine_defaults") for sentence in known}
+    for sentence in sentences:
+        about = sentence.removeprefix(f"serving_engines.{name}")
+        if about not in said or re.split(r"[.:[]", about)[1] in engine:
+            yield sentence
 
 
 def find_release(image: Any) -> str:
@@ -247,6 +276,17 @@ def _find_model_errors(name: str, model: Mapping[str, Any], keys: Spec) -> Itera
         )
 
 
+def _find_default_errors(name: str, model: Mapping[str, Any], inventory: Inventory, keys: Spec) -> Iterator[str]:
+    where, defaults = f"vllm_models.{name}.engine_defaults", model.get("engine_defaults")
+    if not isinstance(defaults, dict):
+        return  # refused as a key of the model, or not there
+    for key in (key for key in OF_ONE_ENGINE if key in defaults):
+        yield f"{where}.{key}: belongs to one engine, {OF_ONE_ENGINE[key]}; write it into the engines of the model."
+    given = {key: value for key, value in defaults.items() if key not in OF_ONE_ENGINE}
+    free = {key: option for key, option in keys.items() if key not in OF_ONE_ENGINE}
+    yield from _find_argument_mistakes(where, given, inventory, keys, free)
+
+
 def _find_shared_directories(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     owners = _find_owners((model["dir"], name) for name, model in models.items() if isinstance(model.get("dir"), str))
     for directory, names in owners.items():
@@ -264,19 +304,30 @@ def _find_engine_errors(name: str, engine: Mapping[str, Any], inventory: Invento
             f"serving_engines: {shown(name)} would be the unit vllm-{name}, and the project has units that begin so; "
             f"choose another name."
         )
-    for key in engine:
-        if key not in keys:
-            yield describe_unknown_engine_key(where, key, keys)
-    yield from find_key_errors(where, engine, keys)
-    yield from find_argument_errors(where, engine, keys)
+    yield from _find_argument_mistakes(where, engine, inventory, keys, keys)
     yield from find_risk_errors(where, engine, find_recorded_release(find_release(inventory.image)))
-
     models = _select_mappings(inventory.models)
     model = engine.get("model")
     if isinstance(model, str) and model.strip() and model not in models and isinstance(inventory.models, dict):
         yield f"{where}.model: {shown(model)} is not a key of vllm_models; {nearest(model, models)}"
-    yield from _find_chat_template_errors(f"{where}.chat_template", engine.get("chat_template"), inventory)
     yield from _find_secret_errors(f"{where}.secret_env", engine, inventory.secrets or {})
+
+
+def _find_argument_mistakes(
+    where: str, engine: Mapping[str, Any], inventory: Inventory, keys: Spec, free: Spec
+) -> Iterator[str]:
+    """Yield what is wrong with the arguments of an engine, or of the defaults of a model.
+
+    Args:
+        keys: the keys of engines.
+        free: those of them that are allowed, and if required must be there.
+    """
+    for key in engine:
+        if key not in keys:
+            yield describe_unknown_engine_key(where, key, keys)
+    yield from find_key_errors(where, engine, free)
+    yield from find_argument_errors(where, engine, keys)
+    yield from _find_chat_template_errors(f"{where}.chat_template", engine.get("chat_template"), inventory)
     yield from _find_clashes(where, engine)
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas of engines: `replicas: N` of an engine becomes N engines that serve the same names, each on its own GPUs.
+"""Engines of an inventory as they run: with the `engine_defaults` of their model, and each replica by itself.
 
-`expand` is applied once, to what an operator wrote. Everything after it sees ordinary engines; only the gateway has to
-know that several of them may serve a name. `find_replica_errors` checks what the expansion relies on.
+`replicas: N` of an engine becomes N engines that serve the same names, each on its own GPUs. `expand` is applied once,
+to what an operator wrote. Everything after it sees ordinary engines; only the gateway has to know that several of them
+may serve a name. `find_replica_errors` checks what the expansion relies on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,46 @@ REPLICA_KEYS: Spec = {
     },
 }
 """Keys of an engine of the inventory that no role gets."""
+OF_ONE_ENGINE: dict[str, str] = {
+    "model": "the engines that name this model are those that take its defaults",
+    **dict.fromkeys(
+        ("gpus", "tensor_parallel_size", "pipeline_parallel_size", "replicas"), "it says which GPUs the engine runs on"
+    ),
+    **dict.fromkeys(("port", "served_names", "stands_in_for"), "it says which requests reach the engine"),
+    **dict.fromkeys(
+        ("gpu_memory_utilization", "kv_cache_memory_bytes", "vram_budget_mib"),
+        "it depends on the engine's GPUs and on what else runs there",
+    ),
+    "secret_env": "no engine gets a secret that its own entry does not name",
+    "accept_risk": "a risk is accepted by each engine that takes it",
+    "plan": "the play sets it for each engine",
+}
+"""Keys of an engine that `engine_defaults` of a model cannot have, and why."""
+
+
+def add_defaults(engine: Mapping[str, Any], models: Any) -> dict[str, Any]:
+    """Return an engine with the arguments that its model's `engine_defaults` have and it does not state itself.
+
+    Args:
+        models: vllm_models, as the operator wrote them; what has not the expected type has no defaults.
+    """
+    name = engine.get("model")
+    model = models.get(name) if isinstance(models, Mapping) and isinstance(name, str) else None
+    defaults = model.get("engine_defaults") if isinstance(model, Mapping) else None
+    inherited = defaults.items() if isinstance(defaults, Mapping) else ()
+    own = dict(engine.items())
+    return own | {key: value for key, value in inherited if key not in own and key not in OF_ONE_ENGINE}
+
+
+def find_inherited(engine: Mapping[str, Any], models: Any) -> dict[str, dict[str, Any]]:
+    """Return the arguments of an engine that its model's `engine_defaults` have, by the name of that variable.
+
+    Args:
+        engine: as `add_defaults` returns it.
+    """
+    defaults = add_defaults({"model": engine.get("model")}, models)
+    found = {key: value for key, value in defaults.items() if key != "model" and engine.get(key) == value}
+    return {f"vllm_models.{engine['model']}.engine_defaults": found} if found else {}
 
 
 def count_replicas(engine: Mapping[str, Any]) -> int:
@@ -45,14 +86,14 @@ def list_replicas(name: str, engine: Mapping[str, Any]) -> dict[str, dict[str, A
     return {f"{name}-{k}": {**settings, "gpus": slots[k * each : (k + 1) * each]} for k in range(number)}
 
 
-def expand(engines: Any, profiles: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return engines and profiles of an inventory with replicas as engines of their own.
+def expand(engines: Any, profiles: Any, models: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return engines and profiles of an inventory, with defaults of models, and replicas as engines of their own.
 
     What has not the expected type stays as it is; the validator refuses it.
     """
     engines, profiles = (dict(value.items()) if isinstance(value, dict) else {} for value in (engines, profiles))
     replicas = {
-        name: list_replicas(name, engine) if isinstance(engine, dict) else {name: engine}
+        name: list_replicas(name, add_defaults(engine, models)) if isinstance(engine, dict) else {name: engine}
         for name, engine in engines.items()
     }
     expanded = {}

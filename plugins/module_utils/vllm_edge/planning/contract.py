@@ -412,6 +412,8 @@ class EnginePlan:
     could have."""
     load_s: LoadTime | None = None
     """From a disk whose read rate is not known; None if the sizes of the files are not known either."""
+    inherited: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Arguments that the engine has from its model, by the variable that states them."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -129,6 +130,9 @@ def _engine(engine: EnginePlan) -> Iterator[str]:
     yield from _wrapped(f"{engine.engine}  {engine.verdict.value}: ", engine.reason)
     if engine.fix:
         yield from _wrapped("  fix: ", f"set {engine.fix}")
+    for origin, arguments in engine.inherited.items():
+        said = [f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in arguments.items()]
+        yield from _wrapped("  arguments: ", f"{', '.join(said)}, from {origin}")
     if engine.kv_blocks:
         alone = f"; max_model_len could be up to {engine.max_context:,}, for one request at once"
         yield from _wrapped(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...inventory.replicas import list_replicas
+from ...inventory.replicas import add_defaults, list_replicas
 from .. import overhead, planner
 from ..contract import Gpu
 from .model import PROFILE_NAME, Chosen, Fit, Host, Profile, Shape, Wish
@@ -19,15 +19,16 @@ DIALECT = ("chat_template", "tool_call_parser", "reasoning_parser")
 
 
 def build_arguments(
-    model: str, shape: Shape, kv_cache_dtype: str, max_model_len: int, max_num_seqs: int
+    model: str, shape: Shape, kv_cache_dtype: str, max_model_len: int, max_num_seqs: int, host: Host
 ) -> dict[str, Any]:
-    """Return an engine as in serving_engines, without what depends on the host.
+    """Return an engine as in serving_engines, without what depends on the host's GPUs.
 
     Args:
         model: key of vllm_models.
-        kv_cache_dtype: as written in the inventory; `auto` is left out.
+        kv_cache_dtype: as written in the inventory; `auto` is left out unless the model's engines have another default.
         max_model_len: tokens.
     """
+    unsaid = kv_cache_dtype == "auto" and "kv_cache_dtype" not in add_defaults({"model": model}, host.inventory)
     stages = {"pipeline_parallel_size": shape.pipeline_parallel_size} if shape.pipeline_parallel_size > 1 else {}
     return {
         "model": model,
@@ -35,7 +36,7 @@ def build_arguments(
         **stages,
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
-        **({} if kv_cache_dtype == "auto" else {"kv_cache_dtype": kv_cache_dtype}),
+        **({} if unsaid else {"kv_cache_dtype": kv_cache_dtype}),
     }
 
 
@@ -65,8 +66,8 @@ def match_observed(engine: Mapping[str, Any], host: Host) -> tuple[str, dict[str
 def describe_choice(asked: Wish, host: Host, profile: Profile) -> Chosen:
     """Return the chosen profile as it is written into group_vars, planned on the whole host.
 
-    Its engines are named after their models, of which each has one engine, and its parsers are those of the
-    inventory's first engine with a model of the same family.
+    Its engines are named after their models, of which each has one engine. Chat template and parsers that the model
+    has no defaults for are those of the inventory's first engine with a model of the same family.
     """
     engines: dict[str, dict[str, Any]] = {}
     replicas: dict[str, dict[str, dict[str, Any]]] = {}
@@ -75,15 +76,16 @@ def describe_choice(asked: Wish, host: Host, profile: Profile) -> Chosen:
     for number, engine in enumerate(profile.engines):
         fit, name = engine.fit, f"{PROFILE_NAME}-{engine.fit.model}"
         engines[name] = {
-            **build_arguments(fit.model, fit.shape, fit.kv_cache_dtype, engine.max_model_len, fit.max_num_seqs),
+            **build_arguments(fit.model, fit.shape, fit.kv_cache_dtype, engine.max_model_len, fit.max_num_seqs, host),
             **({"replicas": engine.replicas} if engine.replicas > 1 else {}),
             "gpus": list(slots[number]),
             **({} if engine.replicas > 1 else {"port": FIRST_PORT + number * PORT_STEP}),
             "served_names": list(engine.roles),
             **_copy_dialect(fit.model, host),
         }
-        replicas[name] = list_replicas(name, engines[name])
-        observations |= dict.fromkeys(replicas[name], match_observed(engines[name], host)[1])
+        whole = add_defaults(engines[name], host.inventory)
+        replicas[name] = list_replicas(name, whole)
+        observations |= dict.fromkeys(replicas[name], match_observed(whole, host)[1])
     plan = planner.plan(
         PROFILE_NAME,
         [{"name": one, **engine} for parts in replicas.values() for one, engine in parts.items()],
@@ -122,7 +124,8 @@ def _copy_dialect(model: str, host: Host) -> dict[str, Any]:
     family = host.models[model].family
     known = [engine for engine in host.engines.values() if engine.get("model") in host.models]
     alike = (engine for engine in known if host.models[engine["model"]].family == family)
-    return {key: value for key, value in next(alike, {}).items() if key in DIALECT}
+    inherited = add_defaults({"model": model}, host.inventory)
+    return {key: value for key, value in next(alike, {}).items() if key in DIALECT and key not in inherited}
 
 
 def list_own_advice(fit: Fit) -> Iterator[str]:

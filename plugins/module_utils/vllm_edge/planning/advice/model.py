@@ -63,10 +63,12 @@ class Host:
     vllm_version: str
     roles: Sequence[str]
     engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """serving_engines, for their parsers and for observations."""
+    """serving_engines, for their parsers and for observations, with the defaults of their models."""
     observations: Mapping[str, Any] = field(default_factory=dict)
     margin_mib: int = planner.MARGIN_MIB
     tolerance_mib: int = planner.TOLERANCE_MIB
+    inventory: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """vllm_models, for their engine_defaults."""
 
     def describe_gpus(self) -> str:
         """Return for example `4 x NVIDIA L4`."""

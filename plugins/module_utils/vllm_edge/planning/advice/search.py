@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...gpu.models import known
+from ...inventory.replicas import add_defaults
 from ...text import describe_invalid_choice, nearest, shown
 from .. import planner
 from ..contract import Gpu, Model, Verdict
@@ -225,7 +226,8 @@ def _plan_fits(name: str, gpu: Gpu, shape: Shape, max_num_seqs: int, asked: Wish
     model = host.models[name]
     seen: set[str] = set()
     for dtype in KV_CACHE_DTYPES:
-        engine = build_arguments(name, shape, dtype, asked.min_context_tokens, max_num_seqs)
+        stated = build_arguments(name, shape, dtype, asked.min_context_tokens, max_num_seqs, host)
+        engine = add_defaults(stated, host.inventory)
         arguments = planner.arguments_of(engine)
         resolved = resolve_dtype(model, arguments, host.vllm_version)
         if resolved in seen:
