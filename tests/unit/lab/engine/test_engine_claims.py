@@ -69,10 +69,6 @@ def test_cuda_visible_devices_as_cuda_reads_it(
     assert [gpu.index for gpu in gpus.visible_gpus()] == indices
 
 
-def test_no_directory_no_gpu(tmp_path: Path) -> None:
-    assert gpus.visible_gpus(tmp_path / "absent") == []
-
-
 def test_a_claim_lives_as_long_as_its_process(lab_gpu_root: Path) -> None:
     gpu = gpus.visible_gpus()[0]
     with holder("engine", 5000) as process:

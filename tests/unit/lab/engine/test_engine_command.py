@@ -55,7 +55,6 @@ def test_a_batch_holds_a_video_where_the_real_model_sees_it_both_ways(
     ("name", "total_mib", "defaults"),
     [
         ("NVIDIA L4", 23034, (256, 2048)),
-        ("NVIDIA L40S", 46068, (256, 2048)),
         ("NVIDIA A100-SXM4-80GB", 81920, (256, 2048)),
         ("NVIDIA H100 80GB HBM3", 81559, (1024, 8192)),
         ("NVIDIA B200", 183359, (1024, 16384)),
@@ -69,14 +68,8 @@ def test_defaults_of_a_batch_are_those_of_the_gpu(
     (gpu / "board").write_text(f"index=0\nuuid=GPU-1\nname={name}\ntotal_mib={total_mib}\nreserved_mib=470\n")
     monkeypatch.setenv("LAB_GPU_ROOT", str(tmp_path))
     run = command.rewrite(["/models/x"])
-    assert run == [
-        "/models/x",
-        "--max-num-seqs",
-        str(defaults[0]),
-        "--max-num-batched-tokens",
-        str(defaults[1]),
-        *WORKER,
-    ]
+    sequences, tokens = map(str, defaults)
+    assert run == ["/models/x", "--max-num-seqs", sequences, "--max-num-batched-tokens", tokens, *WORKER]
 
 
 @pytest.mark.parametrize("has_share", [True, False])
@@ -119,15 +112,8 @@ def test_serving_puts_the_simulated_gpus_under_the_real_command(
         monkeypatch.delenv(name)
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
     monkeypatch.setenv(gpus.IDENTITY, "")
-    assert run(monkeypatch, "serve", "/models/x") == [
-        sys.executable,
-        "-m",
-        command.PROCESSES,
-        "serve",
-        "/models/x",
-        *DEFAULTS,
-        *WORKER,
-    ]
+    served = [sys.executable, "-m", command.PROCESSES, "serve", "/models/x"]
+    assert run(monkeypatch, "serve", "/models/x") == [*served, *DEFAULTS, *WORKER]
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "torchinductor")
     assert "CXX" not in os.environ
     assert json.loads(os.environ[gpus.IDENTITY]) == {"model": ["/models/x"]}

@@ -200,12 +200,6 @@ def test_xet_is_offered_where_it_is_switched_on(world: World) -> None:
     assert len(headers["X-Xet-Hash"]) == 64 and "/xet-read-token/" in headers["Link"]
 
 
-def test_rate_limit_says_how_long(world: World) -> None:
-    world.set_faults({"path": "*/config.json", "times": 1, "status": 429, "retry_after_s": 7})
-    status, headers, _ = world.get(f"/{REPOSITORY}/resolve/main/config.json")
-    assert (status, headers["Retry-After"]) == (429, "7")
-
-
 def test_errors_are_told_apart(world: World, tmp_path: Path) -> None:
     with pytest.raises(RepositoryNotFoundError):
         world.api.model_info("google/gemma-5")
@@ -245,10 +239,11 @@ def test_a_download_that_breaks_off_goes_on_where_it_was(world: World, tmp_path:
 
 def test_a_fault_acts_on_its_requests_and_as_often_as_it_says(world: World) -> None:
     path = f"/{REPOSITORY}/resolve/main/config.json"
-    fault = {"path": "*/config.json", "times": 1, "status": 503}
+    fault = {"path": "*/config.json", "times": 1, "status": 503, "retry_after_s": 7}
     world.set_faults(fault)
     assert world.get(f"/{REPOSITORY}/resolve/main/extra/notes.txt")[0] == 200
-    assert [world.get(path)[0] for _ in range(2)] == [503, 200]
+    status, headers, _ = world.get(path)
+    assert (status, headers["Retry-After"], world.get(path)[0]) == (503, "7", 200)
     world.set_faults({"path": "/api/*", "method": "POST", "status": 500}, fault)
     assert [world.get(path)[0] for _ in range(2)] == [503, 200], "written again is counted anew"
     assert world.get(f"/api/models/{REPOSITORY}")[0] == 200
@@ -281,12 +276,5 @@ def test_a_repository_can_be_added_while_the_hub_runs(world: World) -> None:
 
 def test_the_log_counts_the_bytes_that_went_out(world: World) -> None:
     world.get(f"/{REPOSITORY}/resolve/main/config.json", Range="bytes=2-5")
-    assert world.resolved(1)[-1] | {"time": "", "client": ""} == {
-        "time": "",
-        "client": "",
-        "method": "GET",
-        "path": f"/{REPOSITORY}/resolve/main/config.json",
-        "status": 206,
-        "bytes": 4,
-        "range": "bytes=2-5",
-    }
+    said = {"path": f"/{REPOSITORY}/resolve/main/config.json", "status": 206, "bytes": 4, "range": "bytes=2-5"}
+    assert world.resolved(1)[-1].items() >= (said | {"method": "GET"}).items()

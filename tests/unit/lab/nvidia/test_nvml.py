@@ -87,12 +87,6 @@ def test_a_claim_counts_for_its_process_and_ends_with_it(nvml: ModuleType, gpus:
     assert processes(nvml, 1) == {}
 
 
-def test_several_processes_on_one_card(nvml: ModuleType, gpus: testing.LabRoot) -> None:
-    with gpus.claim(0, 1000) as first, gpus.claim(0, 200) as second, gpus.claim(0, 30) as third:
-        assert processes(nvml) == {first: 1000, second: 200, third: 30}
-        assert used(nvml) == 1230
-
-
 def test_a_file_that_nobody_locks_is_no_claim(nvml: ModuleType, gpus: testing.LabRoot) -> None:
     (gpus.gpu(0) / "claims" / "left-over").write_text("9000")
     assert used(nvml) == 0
@@ -140,30 +134,6 @@ def test_nothing_answers_before_init(gpus: testing.LabRoot, nvml_library: Path) 
     assert library.nvmlShutdown() == pynvml.NVML_ERROR_UNINITIALIZED
 
 
-def test_a_lost_card_is_counted_but_gives_no_handle(nvml: ModuleType, gpus: testing.LabRoot) -> None:
-    held = nvml.nvmlDeviceGetHandleByIndex(2)
-    gpus.set_fault(2, "gpu-lost")
-    assert nvml.nvmlDeviceGetCount() == 4
-    for function, argument in (
-        ("nvmlDeviceGetHandleByIndex", 2),
-        ("nvmlDeviceGetHandleByUUID", testing.UUIDS[2]),
-        ("nvmlDeviceGetMemoryInfo", held),
-        ("nvmlDeviceGetComputeRunningProcesses", held),
-    ):
-        with pytest.raises(nvml.NVMLError_GpuIsLost):
-            getattr(nvml, function)(argument)
-    assert v1(nvml, 3)[0] == 23034
-    gpus.clear_fault(2, "gpu-lost")
-    assert v1(nvml, 2)[0] == 23034
-
-
-def test_orphaned_memory_has_no_process(nvml: ModuleType, gpus: testing.LabRoot) -> None:
-    gpus.set_fault(0, "orphan", 700)
-    with gpus.claim(0, 1000) as pid:
-        assert used(nvml) == 1700
-        assert processes(nvml) == {pid: 1000}
-
-
 def test_slow_release_keeps_memory_for_a_while_after_its_process(nvml: ModuleType, gpus: testing.LabRoot) -> None:
     gpus.set_fault(0, "slow-release", 2)
     with gpus.claim(0, 1000):
@@ -183,50 +153,6 @@ def test_slow_release_starts_anew_for_a_claim_made_again(nvml: ModuleType, gpus:
         assert used(nvml) == 500
         time.sleep(2.1)
         assert used(nvml) == 0
-
-
-def test_process_memory_can_be_unknown(nvml: ModuleType, gpus: testing.LabRoot) -> None:
-    gpus.set_fault(0, "no-process-memory")
-    with gpus.claim(0, 1000) as pid:
-        assert processes(nvml) == {pid: None}
-        assert used(nvml) == 1000
-
-
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("TIMEOUT", pynvml.NVMLError_Timeout),
-        ("NVML_ERROR_NO_PERMISSION", pynvml.NVMLError_NoPermission),
-        ("not_supported", pynvml.NVMLError_NotSupported),
-        ("nonsense", pynvml.NVMLError_Unknown),
-    ],
-)
-def test_memory_queries_answer_the_error_asked_for(
-    nvml: ModuleType, gpus: testing.LabRoot, name: str, error: type[Exception]
-) -> None:
-    gpus.set_fault(0, "nvml-error", name)
-    for query in (v1, v2):
-        with pytest.raises(error):
-            query(nvml)
-    assert v1(nvml, 1)[0] == 23034
-    assert nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(0)) == testing.UUIDS[0]
-
-
-@pytest.mark.parametrize(
-    ("value", "error"),
-    [
-        ("", pynvml.NVMLError_FunctionNotFound),
-        ("FUNCTION_NOT_FOUND", pynvml.NVMLError_FunctionNotFound),
-        ("ARGUMENT_VERSION_MISMATCH", pynvml.NVMLError_ArgumentVersionMismatch),
-    ],
-)
-def test_an_old_driver_knows_only_the_first_memory_version(
-    nvml: ModuleType, gpus: testing.LabRoot, value: str, error: type[Exception]
-) -> None:
-    gpus.set_fault(0, "no-memory-v2", value)
-    with pytest.raises(error):
-        v2(nvml)
-    assert v1(nvml) == (23034, 470, 22564)
 
 
 def test_queries_of_the_system_and_an_idle_card(nvml: ModuleType) -> None:
@@ -255,11 +181,6 @@ def test_a_binary_that_needs_a_newer_system_is_refused(nvml_library: Path, monke
     monkeypatch.setattr(compiler, "OLDEST_GLIBC", (2, 3))
     with pytest.raises(RuntimeError, match="needs glibc 2"):
         compiler.check_glibc(nvml_library)
-
-
-def test_another_library_cannot_be_loaded_beside_the_first(nvml_library: Path, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="is loaded in this process already"):
-        testing.preload(tmp_path / "libnvidia-ml.so.1")
 
 
 def test_energy_is_power_times_time(nvml: ModuleType, gpus: testing.LabRoot) -> None:
