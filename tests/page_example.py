@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a page of a host is made of: report, status, history, and records of benchmark, quality and reference answer."""
+"""A host's report, and what its page needs besides: status, history, records of benchmark, quality and reference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,13 @@ def describe_engine(name: str, engine: dict[str, Any]) -> dict[str, Any]:
     model, precision = ("31b-nvfp4", "nvfp4") if len(slots) > 1 else (name, "bf16")
     return {
         **{"engine": name, "model": model, "precision": precision, "served_names": names, "slots": slots},
-        **{"state": "active", "port": 8030 + 10 * len(slots) + 10 * slots[0], "load_seconds": 40.0 + slots[0]},
+        **{
+            "unit": f"vllm-{name}.service",
+            "tensor_parallel_size": len(slots),
+            "state": "active",
+            "load_seconds": 131.6,
+        },
+        **{"port": 8030 + 10 * len(slots) + 10 * slots[0], "since": "2026-11-21T13:20:01Z"},
     }
 
 

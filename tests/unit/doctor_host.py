@@ -22,7 +22,7 @@ from ansible.module_utils.vllm_edge.gpu.owners import Owner
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.system.http import Answer
 from ansible.module_utils.vllm_edge.system.systemd import Ran, SystemdError
-from engine_files import CAGE
+from engine_files import CAGE, CONFIG
 from generations import activate, rendered
 
 KERNEL = "6.12.48+deb13-amd64"
@@ -148,27 +148,10 @@ class FakeHost:
         return self.root / bridge
 
     def engine(self, name: str = "e2b", port: int = 8070, gpus: Sequence[str] = GPUS[:1], shm: str = "4g") -> None:
-        config: dict[str, Any] = {
-            "engine": name,
-            "unit": f"vllm-{name}.service",
-            "container": f"vllm-{name}",
-            "url": f"unix:/run/vllm-edge/engines/{name}/api.sock",
-            "served_names": ["sentry"],
-            "model": name,
-            "repo": "google/gemma-4-E2B-it",
-            "revision": "0" * 40,
-            "precision": "bf16",
-            "tensor_parallel_size": len(gpus),
-            "gpus": list(gpus),
-            "port": port,
-            "input_hash": "ab12",
-            "generation": 1,
-            "image": "vllm-edge:1",
-            "vram_budget_mib": 20900,
-            "stop_timeout_s": 60,
-            "stall_timeout_s": 600,
-            "health_timeout_s": 5,
-        }
+        url = f"unix:/run/vllm-edge/engines/{name}/api.sock"
+        config = CONFIG | {"engine": name, "unit": f"vllm-{name}.service", "container": f"vllm-{name}", "model": name}
+        config |= {"url": url, "port": port, "gpus": list(gpus), "tensor_parallel_size": len(gpus)}
+        config |= {"image": "vllm-edge:1"}
         create = [
             f"--name=vllm-{name}",
             f"--label=vllm-edge.engine={name}",

@@ -208,7 +208,7 @@ NO_DOCKER = (
 )
 DEBIAN = "http://deb.example.org/debian trixie/non-free amd64 Packages"
 OLD, NEWER = "570.211.01", "6.12.63+deb13-amd64"
-DKMS = "nvidia-kernel-open-dkms"
+DKMS, PREBUILT = "nvidia-kernel-open-dkms", "linux-modules-nvidia-580-server-open-generic"
 LIMIT = "systemctl show --property=LoadState,LimitNOFILE"
 RUNNING = "runtime.docker-running"
 REFRESH = "nvidia-cdi-refresh.path"
@@ -231,6 +231,7 @@ FAULTS: tuple[tuple[Change, str, str, str], ...] = (
     (package("hi 590.48.01-1", "libcuda1"), "fail driver.one-source", "branch 590: libcuda1", "one branch"),
     (source("/var/lib/dpkg/status"), "warn driver.one-source", "libcuda1", "gets no updates"),
     (package(f"ii {DRIVER}-1", "libcuda1"), "warn driver.held", "libcuda1", "apt-mark hold"),
+    (package("ii 6.8.0-87.88", PREBUILT), "warn driver.held", PREBUILT, "apt-mark hold"),
     (write("sys/module/nouveau/version"), "fail driver.nouveau", "nouveau", "Reboot"),
     (lambda host: host.module(OLD), "fail driver.versions", f"{OLD} and libcuda.so.1 is {DRIVER}", "allow_reboot=true"),
     (
@@ -585,4 +586,20 @@ FINE: tuple[tuple[Change, str, str], ...] = (
     (held_kernel("6.8.0-79.79"), "driver.kernel-updates", "every held kernel is the newest that apt has"),
     # It comes with the updates of the distribution, or whenever its operator wants.
     (package("ii 6.12.48-1", "linux-image-amd64"), "driver.kernel-updates", "no kernel is held"),
+    (package("hi 6.8.0-87.88", PREBUILT), "driver.held", "held"),
+    # A branch far below the driver's whose digits would come later as text.
+    (
+        lambda host: host.image(cuda="12.9.1", driver_branch="99"),
+        "driver.cuda",
+        f"driver {DRIVER} is new enough for it",
+    ),
+    (several(), "driver.cuda", f"vllm-edge:1 is made with CUDA 13.0.2, and driver {DRIVER} is new enough for it"),
+    (several(), "runtime.gpu-access", "a daemon-reload takes no GPU from trainer, vllm-e2b"),
+    (lambda host: host.containers.clear(), "runtime.gpu-access", "no running container has a GPU"),
+    # Advice: somebody else on a GPU.
+    (
+        several(answer("nvidia-smi --query-compute-apps", f"{GPUS[1]}, 4242\n"), write("proc/4242/comm", "python3\n")),
+        "gpus.holders",
+        f"pid 4242 (python3; in no container) on {GPUS[1]}",
+    ),
 )

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module and the command: the same document, printed for people or programs."""
+"""The module and the command: the same document, printed for people or programs; and the page about the checks."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible.module_utils.vllm_edge.doctor import command, render
-from ansible.module_utils.vllm_edge.doctor.registry import CHECKS
+from ansible.module_utils.vllm_edge.doctor.registry import CHECKS, DEEP
 from doctor_host import GPUS, NEW_GPU, FakeHost
 
 Run = Callable[..., dict[str, Any]]
@@ -78,3 +79,8 @@ def test_a_support_report_that_cannot_be_written(
     path = str(tmp_path / "nowhere" / "report.tar.gz")
     assert command.run_doctor(host.reader.paths, output="text", support_report=path, reader=host.reader) == 2
     assert f"{path} cannot be written" in capsys.readouterr().err
+
+
+def test_the_page_has_every_check() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "doctor.md").read_text()
+    assert re.findall(r"^\| `([a-z]+\.[a-z-]+)` \| .+ \|$", page, re.MULTILINE) == [*CHECKS, *DEEP]

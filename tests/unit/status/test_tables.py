@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import page_example
 import pytest
 from ansible.module_utils.vllm_edge.status.tables import bar, render, render_gpu_table, render_role_table, verdict
 
@@ -12,12 +13,6 @@ LONG = "a\nb" + "c" * 200
 ASKED: list[dict[str, Any]] = [
     {"check": "completion", "outcome": "passed", "seconds": 0.1, "detail": ""},
     {"check": "tool_call", "outcome": "passed", "seconds": 0.2, "detail": ""},
-]
-ROLES = {"architect": "31b-nvfp4-tp2", "worker": "31b-nvfp4-tp2", "auditor": "e4b", "sentry": "e2b"}
-ENGINES = [
-    ("31b-nvfp4-tp2", "31b-nvfp4", "nvfp4", [0, 1], 8050),
-    ("e4b", "e4b", "bf16", [2], 8060),
-    ("e2b", "e2b", "bf16", [3], 8070),
 ]
 GPU = {
     "index": 0,
@@ -32,24 +27,9 @@ REPORT: dict[str, Any] = {
     "host": "xr7620",
     "profile": "nvfp4-tp2",
     "generation": 3,
-    "engines": [
-        {
-            "engine": name,
-            "unit": f"vllm-{name}.service",
-            "model": model,
-            "precision": precision,
-            "tensor_parallel_size": len(slots),
-            "slots": slots,
-            "port": port,
-            "state": "active",
-            "load_seconds": 131.6,
-            "since": "2026-11-21T13:20:01Z",
-        }
-        for name, model, precision, slots, port in ENGINES
-    ],
+    "engines": page_example.REPORT["engines"],
     "completions": [
-        {"served_name": name, "engine": engine, "seconds": 0.12, "ok": True, "completion": LONG, "checks": ASKED}
-        for name, engine in ROLES.items()
+        row | {"seconds": 0.12, "completion": LONG, "checks": ASKED} for row in page_example.REPORT["completions"]
     ],
     "gpus": [GPU | {"index": index, "used_mib": 20600 + index} for index in range(4)],
     "versions": {"vLLM": "0.32.0"},

@@ -326,11 +326,6 @@ def test_room_counts_a_part(
     assert asked == [len(LARGE) - MOST]
 
 
-def test_address_that_has_expired_is_asked_for_again(weights: Run, hub: TestHub, no_pauses: None) -> None:
-    hub.faults({"path": "*/resolve/*/model.safetensors", "times": 1, "expires_in_s": -1})
-    assert weights()["rc"] == 0
-
-
 def test_refusal_of_the_storage_is_not_called_a_gate(weights: Run, hub: TestHub, no_pauses: None) -> None:
     hub.faults({"path": "/cdn/*", "status": 403})
     host = f"127.0.0.1:{hub.server.cdn.server_address[1]}"
@@ -360,8 +355,13 @@ def test_no_answer_is_larger_than_storage_gives(weights: Run, hub: TestHub, monk
     assert [request["bytes"] for request in hub.contents() if "/cdn/" in request["path"]] == [100_000, 100_000, 4800]
 
 
-def test_error_of_the_hub_that_passes_is_outlasted(weights: Run, hub: TestHub, no_pauses: None) -> None:
-    hub.faults({"path": "*/model.safetensors", "method": "*", "times": 2, "status": 503})
+@pytest.mark.parametrize(
+    "fault",
+    [{"method": "*", "times": 2, "status": 503}, {"times": 1, "expires_in_s": -1}],
+    ids=["error", "old address"],
+)
+def test_error_of_the_hub_that_passes_is_outlasted(weights: Run, hub: TestHub, no_pauses: None, fault: Result) -> None:
+    hub.faults({"path": "*/resolve/*/model.safetensors", **fault})
     assert weights()["rc"] == 0
 
 
@@ -475,9 +475,10 @@ def test_weights_behind_a_link_are_brought_to_the_disk_behind_it(weights: Run, t
 
 
 def test_gated_repository_wants_a_token_and_never_shows_it(
-    weights: Run, hub: TestHub, arguments: Result, tmp_path: Path
+    weights: Run, hub: TestHub, arguments: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.gate("hf_right")
+    monkeypatch.setenv("HF_TOKEN", "hf_right")  # of the user, which is not taken
     check_refusal(weights(), "gated", "model_weights_token_file")
     wrong = weights(token="hf_wrong")
     check_refusal(wrong, "does not accept the token")
@@ -488,12 +489,6 @@ def test_gated_repository_wants_a_token_and_never_shows_it(
     assert right["rc"] == 0 and "hf_right" not in json.dumps(right)
     written = [path for path in tmp_path.rglob("*") if path.is_file() and tmp_path / "hub" not in path.parents]
     assert not any(b"hf_right" in path.read_bytes() for path in written)
-
-
-def test_token_of_the_user_is_not_taken(weights: Run, hub: TestHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.gate("hf_right")
-    monkeypatch.setenv("HF_TOKEN", "hf_right")
-    assert weights()["rc"] == 1
 
 
 @pytest.mark.parametrize(

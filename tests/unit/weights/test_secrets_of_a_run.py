@@ -152,19 +152,6 @@ def test_killed_download_leaves_no_secret_and_the_next_run_completes(
     assert [path for path in HANDED_OVER.rglob("*") if path.name.startswith("weights-tiny")] == []
 
 
-def test_refusal_at_vvv_has_no_secret_and_changes_nothing(
-    role: tuple[dict[str, Any], dict[str, Any]], start: Callable[..., Any], tmp_path: Path
-) -> None:
-    play, variables = role
-    with Watch() as watch:
-        done = start(play, {**variables, "model_weights_endpoint": "http://hub.example"})
-        assert done.wait(60) != 0
-    output = (tmp_path / "output").read_text()
-    assert "is not encrypted, and a token is given" in output
-    assert watch.seen == [] and find_secrets(tmp_path) == []
-    assert not (tmp_path / "state").exists() and list((tmp_path / "weights").iterdir()) == []
-
-
 @pytest.mark.parametrize("given", ["", pytest.param(TOKEN, marks=pytest.mark.thorough)])
 def test_staging_sends_the_token_that_was_given_and_no_other(
     hub: TestHub, start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str

@@ -18,12 +18,6 @@ def listing(*paths: str) -> weights_record.Listing:
     return weights_record.Listing("a" * 40, tuple(weights_record.RemoteFile(path, 1) for path in paths))
 
 
-@pytest.mark.parametrize("path", ["../x.json", "/etc/x.json", "a/../../x.json", "a\\b.json"])
-def test_paths_that_leave_the_directory_are_refused(path: str) -> None:
-    with pytest.raises(weights_record.WeightsError, match="leaves its directory"):
-        transfer.select(listing("model.safetensors", path), "o/n")
-
-
 def test_selection_takes_what_vllm_reads() -> None:
     taken, left = transfer.select(
         listing("b/model.safetensors", "tokenizer.model", "x.bin", "chat_template.jinja", ".git/x.json", "pic.png"),
@@ -33,7 +27,9 @@ def test_selection_takes_what_vllm_reads() -> None:
     assert left == [".git/x.json", "pic.png", "x.bin"]
 
 
-def test_repository_without_weights_is_refused() -> None:
+def test_repository_without_weights_or_with_a_path_that_leaves_the_directory_is_refused() -> None:
+    with pytest.raises(weights_record.WeightsError, match="leaves its directory"):
+        transfer.select(listing("model.safetensors", "a/../../x.json"), "o/n")
     with pytest.raises(weights_record.WeightsError, match=r"no \.safetensors file"):
         transfer.select(listing("README.md"), "o/n")
 

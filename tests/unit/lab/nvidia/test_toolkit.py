@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -49,14 +48,11 @@ def hook() -> ModuleType:
 GPUS = [(uuid, minor) for minor, uuid in enumerate(testing.UUIDS)]
 
 
-def test_a_device_for_each_index_uuid_and_all(ctk: ModuleType) -> None:
+def test_a_device_for_each_index_uuid_and_all_brings_its_node_and_its_memory(ctk: ModuleType) -> None:
     spec = ctk.specification(VERSION, GPUS)
     assert (spec["cdiVersion"], spec["kind"]) == ("0.5.0", "nvidia.com/gpu")
-    assert [device["name"] for device in spec["devices"]] == ["0", "1", "2", "3", *testing.UUIDS, "all"]
-
-
-def test_a_device_brings_its_node_and_its_memory(ctk: ModuleType) -> None:
-    devices = {device["name"]: device["containerEdits"] for device in ctk.specification(VERSION, GPUS)["devices"]}
+    devices = {device["name"]: device["containerEdits"] for device in spec["devices"]}
+    assert list(devices) == ["0", "1", "2", "3", *testing.UUIDS, "all"]
     assert devices["2"] == devices[testing.UUIDS[2]]
     assert devices["2"]["deviceNodes"] == [{"path": "/dev/nvidia2"}]
     (mount,) = devices["2"]["mounts"]
@@ -202,36 +198,17 @@ def run_hook(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(program, input=state, capture_output=True, text=True)
 
 
-def test_links_are_made_and_remade(bundle: Path) -> None:
-    link = bundle / "rootfs/usr/lib/x/libnvidia-ml.so.1"
-    for target in ("libnvidia-ml.so.1.2", "libnvidia-ml.so.1.2", "libnvidia-ml.so.3.4"):
-        result = run_hook(bundle, "create-symlinks", "--link", f"{target}::/lib/x/libnvidia-ml.so.1")
-        assert result.returncode == 0, result.stderr
-        assert os.readlink(link) == target
-
-
 def test_a_link_never_leaves_the_container(bundle: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (bundle / "rootfs/escape").symlink_to(f"../../../{outside}")
     assert run_hook(bundle, "create-symlinks", "--link", "t::/escape/../../x").returncode == 0
-    assert run_hook(bundle, "create-symlinks", "--link", "t::/escape/y").returncode == 0
+    for target in ("another", "t"):
+        assert run_hook(bundle, "create-symlinks", "--link", f"{target}::/escape/y").returncode == 0
+    found = [os.readlink(path) for path in (bundle / "rootfs").rglob("*") if path.name == "y"]
+    assert found == ["t"], "a link that is there is made anew"
     assert list(outside.iterdir()) == []
     assert {path.name for path in (bundle / "rootfs").rglob("*") if path.is_symlink()} == {"lib", "escape", "x", "y"}
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="ldconfig -r needs root")
-def test_libraries_are_found_through_the_cache(bundle: Path, nvml_library: Path) -> None:
-    folder = bundle / "rootfs/opt/nvidia"
-    folder.mkdir(parents=True)
-    shutil.copy(nvml_library, folder / f"libnvidia-ml.so.{VERSION}")
-    result = run_hook(bundle, "update-ldcache", "--folder", "/opt/nvidia")
-    assert result.returncode == 0, result.stderr
-    cache = subprocess.run(
-        ["/sbin/ldconfig", "-p", "-C", bundle / "rootfs/etc/ld.so.cache"], capture_output=True, text=True, check=True
-    )
-    assert "libnvidia-ml.so.1 (libc6,x86-64) => /opt/nvidia/libnvidia-ml.so.1" in cache.stdout
-    assert (folder / "libnvidia-ml.so.1").is_symlink()
 
 
 @pytest.mark.parametrize(("in_image", "used"), [("610.43.02", True), ("580.82.07", False), (None, False)])
