@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs inside a container in vLLM's place: its HTTP routes and its log lines, and one way to go wrong per mode.
 
-It answers the questions of `vllm-edge canary` as a trained model would: a prompt as the chat template renders it, JSON
-by a schema, a tool call where there are tools.
-
-Modes: good, slow (loads for --load seconds, a line each half second), silent (never prints nor answers),
+Modes: good, slow (loads for --load seconds, a line each half second),
 crash (dies while loading, with --say as its last words), hang (stops answering after --hang-after seconds),
 freeze (the engine's process stops after --hang-after seconds, the API server does not), die-on-completion, ignore-term,
 read (reads --file for --load seconds without a line, then stands still).
@@ -23,7 +20,6 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler
 
 parser = argparse.ArgumentParser()
@@ -89,29 +85,6 @@ class Core(threading.Thread):
 
 core = Core()
 
-LAMP = {"on": True, "colour": "green", "level": 3}
-Json = Mapping[str, object]
-
-
-def rendered(asked: Json) -> str:
-    messages = asked["messages"]
-    assert isinstance(messages, list)
-    return "".join(f"<|turn>{message['role']}\n{message['content']}<turn|>\n" for message in messages)
-
-
-def completion(asked: Json) -> Json:
-    """A chat completion; a token is a character, in prompts and answers."""
-    message: dict[str, object] = {"role": "assistant", "content": f"{asked['model']} is ready."}
-    if asked.get("tools"):
-        call = {"id": "call-1", "type": "function", "function": {"name": "set_lamp", "arguments": json.dumps(LAMP)}}
-        message |= {"content": None, "tool_calls": [call]}
-    elif asked.get("response_format"):
-        message["content"] = json.dumps(LAMP)
-    text = str(message["content"])
-    usage = {"prompt_tokens": len(rendered(asked)), "completion_tokens": len(text)}
-    choice = {"message": message, "finish_reason": "stop", "token_ids": [ord(letter) for letter in text]}
-    return {"choices": [choice], "usage": usage}
-
 
 def say(text: str) -> None:
     print(text, flush=True)
@@ -155,23 +128,12 @@ class Handler(BaseHTTPRequestHandler):
             say("(EngineCore pid=77) ERROR 11-21 03:00:00 [core.py:1512] ZeroDivisionError: division by zero")
             say("(APIServer pid=1) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
             os._exit(1)
-        path = self.path.partition("?")[0]
-        if path == "/tokenize":
-            self.answer(200, {"tokens": [ord(letter) for letter in rendered(asked)]})
-        elif path == "/detokenize":
-            self.answer(200, {"prompt": "".join(map(chr, asked["tokens"]))})
-        elif path == "/v1/completions":
-            core.answer(len(asked["prompt"]))
-            self.answer(200, {"choices": [{"text": "a"}]})
-        else:
-            core.answer(len(rendered(asked)))
-            self.answer(200, completion(asked))
+        core.answer(len(asked["prompt"]))
+        self.answer(200, {"choices": [{"text": "a"}]})
 
 
 if options.mode != "ignore-term":
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-if options.mode == "silent":
-    time.sleep(3600)
 say("INFO 11-21 03:00:00 [gpu_model_runner.py:4735] Starting to load model /models/tiny...")
 if options.mode == "read":
     say("Loading safetensors checkpoint shards:  0% Completed | 0/1 [00:00<00:01]")

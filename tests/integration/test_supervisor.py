@@ -14,7 +14,7 @@ from datetime import datetime
 
 import pytest
 from ansible.module_utils.vllm_edge.system.http import request
-from harness import IMAGE, Host, docker
+from harness import Host, docker
 
 pytestmark = pytest.mark.docker
 
@@ -210,26 +210,6 @@ def test_a_loading_container_is_kept(host: Host) -> None:
     assert sum(phases.values()) == pytest.approx(load_seconds, abs=0.4)
 
 
-def test_other_inputs_make_another_container(host: Host) -> None:
-    run = host.serve("--mode=good")
-    first = host.container_id()
-    run.kill()
-    again = host.serve("--mode=good", input_hash="b" * 64)
-    assert host.container_id() != first
-    assert "made from other inputs" in again.text
-
-
-def test_a_foreign_container_of_our_name_is_left_alone(host: Host) -> None:
-    foreign = docker("run", "--detach", f"--name={host.container}", "--entrypoint=sleep", IMAGE, "60")
-    host.configure("--mode=good")
-    run = host.start()
-    assert run.ends(10) == 78
-    assert "has no label vllm-edge.engine, so it is not ours" in run.text
-    assert host.container_id() == foreign
-    assert host.running()
-    assert host.failure()["cause"] == "name_foreign"
-
-
 @pytest.mark.parametrize("mode", ["slow", "ignore-term"])
 def test_sigterm_while_loading(host: Host, mode: str) -> None:
     """Nothing is served yet, so nobody waits the 30 s that an engine with requests would get."""
@@ -267,14 +247,6 @@ def test_stopped_behind_our_back(host: Host) -> None:
     assert "systemctl stop" in str(failure["remedy"])
 
 
-def test_a_log_that_stands_still_is_given_up(host: Host) -> None:
-    host.configure("--mode=silent", stall_timeout_s=1.5)
-    run = host.start()
-    assert run.ends(8) == 1
-    assert host.failure()["cause"] == "stalled"
-    assert not host.running()
-
-
 def test_a_load_that_reads_without_a_line_goes_on(host: Host) -> None:
     """Longer than the stall limit; what then neither reads nor computes is given up."""
     weights = host.root / "weights"
@@ -302,15 +274,6 @@ def test_refusals_of_docker(host: Host) -> None:
     assert host.failure()["cause"] == "image_missing"
 
 
-def test_gpus_that_are_not_there_are_waited_for(host: Host) -> None:
-    missing = "GPU-00000000-0000-0000-0000-000000000000"
-    host.configure("--mode=good", options=(f"--device=nvidia.com/gpu={missing}",))
-    run = host.start()
-    run.until(lambda: run.has("STATUS", "waiting for the GPUs"), 10)
-    assert run.has("EXTEND_TIMEOUT_USEC") and host.container_id() == ""
-    assert run.stop(5) == 0
-
-
 def test_the_socket_is_opened_and_a_link_in_its_place_is_not(host: Host) -> None:
     run = host.serve("--mode=good")
     assert stat.S_IMODE(host.place.lstat().st_mode) == 0o666
@@ -328,29 +291,3 @@ def test_the_socket_is_opened_and_a_link_in_its_place_is_not(host: Host) -> None
     host.place.symlink_to(shadow)
     host.start().until_ready()  # the directory is made anew
     assert request(host.url, "/health", 5).ok and stat.S_IMODE(shadow.stat().st_mode) == 0o600
-
-
-def test_waiting_for_docker_can_be_stopped(host: Host) -> None:
-    host.configure("--mode=good")
-    run = host.start(DOCKER_HOST=f"unix://{host.root}/no-docker.sock")
-    run.until(lambda: run.has("STATUS", "waiting for the Docker Engine"), 5)
-    assert run.has("EXTEND_TIMEOUT_USEC")
-    assert run.stop(3) == 0
-    assert host.state()["phase"] == "stopped"
-
-
-def test_canary_and_status_of_a_serving_engine(host: Host) -> None:
-    host.serve("--mode=good", tool_call_parser="gemma4", reasoning_parser="gemma4")
-    asked = host.program("canary", host.engine, "--format", "json")
-    assert asked.returncode == 0, asked.stderr
-    (result,) = json.loads(asked.stdout)["results"]
-    assert result["served_name"] == "sentry"
-    assert result["completion"] == "sentry is ready." and result["tokens"] == 16
-    assert [check["outcome"] for check in result["checks"]] == ["passed"] * 5, result["checks"]
-    shown = host.program("status", "--format", "json")
-    (engine,) = json.loads(shown.stdout)["engines"]
-    assert engine["container_state"] == "running"
-    assert engine["running_input_hash"] == "a" * 64
-    assert engine["phase"] == "serving"
-    text = host.program("status").stdout
-    assert host.engine in text and max(map(len, text.splitlines())) <= 100
