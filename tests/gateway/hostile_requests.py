@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hostile and broken requests, what each must be answered with, and which engine it may reach.
-
-`python tests/gateway/hostile_requests.py` sends them all and prints a table of the answers in Markdown.
-"""
+"""Hostile and broken requests, what each must be answered with, and which engine it may reach."""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,31 +94,19 @@ CASES: list[Case] = [
     # paths
     *(
         post(f"path {path!r}", GOOD, 404, path=path)
-        for path in [
-            *(
-                "/",
-                "/v1",
-                "//v1/chat/completions",
-                "/v1//chat/completions",
-                "/v1/chat%2fcompletions",
-                "/v1/chat/completions/",
-            ),
-            *(
-                "/v1/models/../chat/completions",
-                "/V1/chat/completions",
-                "/v1/chat/completions;a=b",
-                "/v1/chat/completions%00",
-            ),
-            *(
-                "/%76%31/chat/completions",
-                "/v1/./chat/completions",
-                "/metrics",
-                "/health",
-                "/invocations",
-                "/tokenize",
-            ),
-            *("/v1/load_lora_adapter", "/v1/chat\\completions", "/ready", "/docs", "/sleep"),
-        ]
+        for path in (
+            "/",
+            "//v1/chat/completions",
+            "/v1/chat%2fcompletions",
+            "/v1/chat/completions/",
+            "/v1/models/../chat/completions",
+            "/V1/chat/completions",
+            "/v1/chat/completions;a=b",
+            "/v1/chat/completions%00",
+            "/v1/load_lora_adapter",
+            "/metrics",
+            "/ready",
+        )
     ),
     post("path *", GOOD, 400, 404, path="*"),
     post("path with a fragment", GOOD, 400, 404, path=PATHS[0] + "#x"),
@@ -179,32 +165,22 @@ CASES: list[Case] = [
     *(
         post("body: " + name, body, 400)
         for name, body in {
-            **{
-                "array": b'[{"model": "worker"}]',
-                "string": b'"worker"',
-                "number": b"5",
-                "null": b"null",
-                "blanks": b"  ",
-            },
-            **{"text": b"model=worker", "NUL inside": b'{"model": "worker", "a": "\0"}', "BOM": b"\xef\xbb\xbf" + BODY},
-            **{"UTF-16": BODY.decode().encode("utf-16"), "UTF-16 LE": BODY.decode().encode("utf-16-le")},
-            **{
-                "UTF-32": BODY.decode().encode("utf-32-be"),
-                "no model": b'{"messages": []}',
-                "null as model": b'{"model": null}',
-            },
-            **{"object as model": b'{"model": {"model": "worker"}}'},
-            **{
-                "nested model": b'{"a": {"model": "worker"}}',
-                "empty model": b'{"model": ""}',
-                "truncated": b'{"messages": [{',
-            },
-            **{
-                "truncated model": b'{"model": "worke',
-                "model with a NUL": b'{"model": "worker\\u0000"}',
-                "single quotes": b"{'model': 1}",
-            },
-            **{"multipart": b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nworker\r\n--x--'},
+            "array": b'[{"model": "worker"}]',
+            "null": b"null",
+            "blanks": b"  ",
+            "text": b"model=worker",
+            "NUL inside": b'{"model": "worker", "a": "\0"}',
+            "BOM": b"\xef\xbb\xbf" + BODY,
+            "UTF-16": BODY.decode().encode("utf-16"),
+            "no model": b'{"messages": []}',
+            "null as model": b'{"model": null}',
+            "object as model": b'{"model": {"model": "worker"}}',
+            "nested model": b'{"a": {"model": "worker"}}',
+            "empty model": b'{"model": ""}',
+            "truncated": b'{"messages": [{',
+            "truncated model": b'{"model": "worke',
+            "model with a NUL": b'{"model": "worker\\u0000"}',
+            "multipart": b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nworker\r\n--x--',
         }.items()
     ),
     post("body: array as model", b'{"model": ["worker"]}', 400, 404),
@@ -323,9 +299,17 @@ CASES: list[Case] = [
 ]
 
 
-@h2("a plain request", 200, engine="mid")
-def send_plain(client: H2) -> None:
-    client.ask(1, BODY)
+for title, statuses, engine, fields in (
+    ("a plain request", (200,), "mid", {}),
+    ("upper-case letters in a name", (0, 400), "", {"X": "y"}),
+    (":path without a slash", (0, 400, 404), "", {"_path": "v1/chat/completions"}),
+    (":path with a blank and a second request", (0, 400, 404), "", {"_path": "/v1/chat/completions HTTP/1.1\r\nx: y"}),
+    (":authority and Host that differ", (200, 400), "mid", {"host": "other"}),
+    ("header value with a line break", (0, 400), "", {"x": "a\r\nTransfer-Encoding: chunked"}),
+    ("Transfer-Encoding", (0, 400), "", {"transfer-encoding": "chunked"}),
+    ("content-length that is a lie", (0, 400), "", {"content-length": "5"}),
+):
+    h2(title, *statuses, engine=engine)(functools.partial(H2.ask, stream=1, body=BODY, **fields))
 
 
 @h2("body of 10 MiB with a length", 200, engine="mid")
@@ -337,50 +321,15 @@ def send_big(client: H2) -> None:
         client.send(write_frame(DATA, int(start + 16_384 >= len(body)), 1, body[start : start + 16_384]))
 
 
-@h2("upper-case letters in a name", 0, 400)
-def send_upper_case(client: H2) -> None:
-    client.ask(1, BODY, X="y")
-
-
 @h2("no :path", 0, 400)
 def send_no_path(client: H2) -> None:
     client.send(write_frame(HEADERS, 5, 1, write_fields((":method", "GET"), (":scheme", "http"))))
-
-
-@h2(":path without a slash", 0, 400, 404)
-def send_bad_path(client: H2) -> None:
-    client.ask(1, BODY, _path="v1/chat/completions")
-
-
-@h2(":path with a blank and a second request", 0, 400, 404)
-def send_split_path(client: H2) -> None:
-    client.ask(1, BODY, _path="/v1/chat/completions HTTP/1.1\r\nx: y")
 
 
 @h2(":path twice", 0, 400)
 def send_two_paths(client: H2) -> None:
     fields = [(":method", "GET"), (":scheme", "http"), (":path", "/status"), (":path", "/v1/models")]
     client.send(write_frame(HEADERS, 5, 1, write_fields(*fields)))
-
-
-@h2(":authority and Host that differ", 200, 400, engine="mid")
-def send_two_hosts(client: H2) -> None:
-    client.ask(1, BODY, host="other")
-
-
-@h2("header value with a line break", 0, 400)
-def send_line_break(client: H2) -> None:
-    client.ask(1, BODY, x="a\r\nTransfer-Encoding: chunked")
-
-
-@h2("Transfer-Encoding", 0, 400)
-def send_transfer_encoding(client: H2) -> None:
-    client.ask(1, BODY, **{"transfer-encoding": "chunked"})
-
-
-@h2("content-length that is a lie", 0, 400)
-def send_wrong_length(client: H2) -> None:
-    client.ask(1, BODY, **{"content-length": "5"})
 
 
 @h2("CONNECT", 0, 400, 404, 405)
@@ -415,38 +364,20 @@ def send_big_frame(client: H2) -> None:
     client.send(write_frame(DATA, 0, 1, b"x" * MIB))
 
 
-def send(gateway: Gateway, case: Case) -> tuple[int, str, list[str]]:
-    """Send the request; returns the status, the code of the error, and the engines that it reached."""
+def send(gateway: Gateway, case: Case) -> tuple[int, list[str]]:
+    """Send the request; returns the status, and the engines that it reached."""
     before = {name: len(engine.seen) for name, engine in gateway.engines.items()}
     if callable(case.raw):
         client = H2(gateway.port)
         case.raw(client)
         client.read(lambda: 1 in client.ended or 1 in client.reset or client.away or client.status.get(1), 5)
         client.read(lambda: 1 in client.ended, 0.2)
-        status, body = client.status.get(1, 0), client.data.get(1, b"")
+        status = client.status.get(1, 0)
         client.close()
     else:
         connection = Connection(gateway.port)
         connection.send(case.raw)
         answer = connection.read_head() if case.raw.startswith(b"HEAD") else connection.read()
         connection.close()
-        status, body = answer.status, answer.body
-    code = json.loads(body)["error"]["code"] if body.startswith(b'{"error"') else ""
-    return status, code, [name for name, engine in gateway.engines.items() if len(engine.seen) > before[name]]
-
-
-if __name__ == "__main__":
-    started = Gateway()
-    started.start()
-    try:
-        print("# Hostile and broken requests, and what the gateway answers\n")
-        print(f"Printed by `python tests/gateway/hostile_requests.py`: {len(CASES)} requests to HAProxy", end=" ")
-        print(".".join(map(str, started.version)) + ", with three stand-in engines.")
-        print("`closed` is a connection that ends without an answer; the last column names what was reached.\n")
-        print("| request | answer | code | engine |\n|---|---|---|---|")
-        for one in CASES:
-            result = send(started, one)
-            name = "".join(letter if letter.isprintable() and letter != "|" else "?" for letter in one.name)
-            print(f"| {name} | {result[0] or 'closed'} | {result[1] or '-'} | {', '.join(result[2]) or '-'} |")
-    finally:
-        started.stop()
+        status = answer.status
+    return status, [name for name, engine in gateway.engines.items() if len(engine.seen) > before[name]]
