@@ -105,11 +105,13 @@ class SwitchHost:
     def recover(self, *, boot: bool = False) -> int:
         return run.run_recover(self.paths, boot=boot)
 
-    def kill(self, action: str) -> None:
-        """A switch whose program is killed before an action."""
-        self.fail(action, Killed(), once=True)
+    def kill(
+        self, action: str, towards: Generation | None = None, *, moment: str = "before", recovery: bool = False
+    ) -> None:
+        """A switch, or its recovery, whose program is killed before an action (or `after` it)."""
+        self.fail(action, Killed(), towards, moment=moment, once=True)
         with pytest.raises(Killed):
-            self.switch()
+            self.recover() if recovery else self.switch()
         journal = read_journal(self.paths)
         assert journal is not None and journal.result is None
 

@@ -266,6 +266,42 @@ def test_nothing_to_recover(bench: SwitchHost, capsys: pytest.CaptureFixture[str
     assert bench.log == [] and bench.unlike(bench.old) == []
 
 
+def recover_verified(bench: SwitchHost, result: Result) -> None:
+    """Recover: one of the two generations serves in full, and was asked and measured after everything that started."""
+    assert bench.recover() == Exit.OK
+    assert bench.journal.result is result and len(history(bench.paths)) == 1
+    serving = bench.new if result is Result.COMMITTED else bench.old
+    assert serving is not None and bench.unlike(serving) == []
+    if result is not Result.REFUSED:
+        last = {entry: place for place, entry in enumerate(bench.log)}
+        started = last[f"start@{serving.number}"]
+        assert all(last[f"{action}@{serving.number}"] > started for action in ("canary", "measure"))
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_killed_switch(bench: SwitchHost, phase: Phase, moment: str) -> None:
+    bench.kill(phase, moment=moment)
+    committed = phase in ONWARD or (phase is Phase.COMMIT and moment == "after")
+    if phase in HARMLESS:
+        recover_verified(bench, Result.REFUSED)
+        assert not any(entry.startswith("stop") for entry in bench.log)
+    else:
+        recover_verified(bench, Result.COMMITTED if committed else Result.ROLLED_BACK)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("phase", BACK_PHASES)
+@pytest.mark.parametrize("recovery", [False, True], ids=["going back", "in the recovery"])
+def test_a_killed_way_back(bench: SwitchHost, phase: Phase, moment: str, recovery: bool) -> None:
+    if recovery:
+        bench.kill("healthy")
+    else:
+        bench.fail("measure", "over budget")
+    bench.kill(phase, bench.old, moment=moment, recovery=recovery)
+    recover_verified(bench, Result.ROLLED_BACK)
+
+
 def test_a_copy_that_is_missing_in_the_history_is_made(bench: SwitchHost) -> None:
     bench.switch()
     for path in bench.paths.history.iterdir():
