@@ -110,7 +110,6 @@ LOADED_S = 240
 ASK = (ROOT / "tests" / "tools" / "ask.py").read_text()
 """Runs on the host, with its Python and as root."""
 
-FAULTS_ROWS = pytest.StashKey[list[tuple[str, str, str]]]()
 TEXTS = pytest.StashKey[list[tuple[str, list[str]]]]()
 
 
@@ -448,22 +447,7 @@ def no_gap_beyond(
     assert [gap for gaps in found.values() for gap in gaps if gap not in inside] == []
 
 
-# ---- what the faults looked like --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def seen(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Adds a line to the table at the end: what was seen of a fault, and how long it took."""
-
-    def add(what: str, *, failed_after: float | None = None, serving_after: float | None = None) -> None:
-        times = [
-            *([f"seen after {failed_after:.0f} s"] if failed_after is not None else []),
-            *([f"serving after {serving_after:.0f} s"] if serving_after is not None else []),
-        ]
-        rows = request.config.stash.setdefault(FAULTS_ROWS, [])
-        rows.append((request.node.name.removeprefix("test_"), what.rpartition(" What: ")[2], ", ".join(times)))
-
-    return add
+# ---- what is told at the end -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -477,10 +461,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for title, lines in config.stash.get(TEXTS, []):
         terminalreporter.section(title)
         terminalreporter.write_line("\n".join(lines))
-    rows = config.stash.get(FAULTS_ROWS, [])
-    if not rows:
-        return
-    terminalreporter.section("what an operator sees of each fault")
-    for name, what, times in rows:
-        terminalreporter.write_line(f"{name.replace('_', ' ')}{f' ({times})' if times else ''}")
-        terminalreporter.write_line(f"    {what}")

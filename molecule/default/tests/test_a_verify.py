@@ -30,7 +30,6 @@ from packaging.version import Version
 from testinfra.host import Host
 
 STATE = "/var/lib/vllm-edge"
-DRIVER_REPOSITORY = "http://vendors.lab/cuda/repos/debian13/x86_64/"
 TOOLKIT = [
     "nvidia-container-toolkit",
     "nvidia-container-toolkit-base",
@@ -60,53 +59,44 @@ def test_user_and_group_of_the_engines(host: Host) -> None:
     assert user.groups == ["vllm-edge"], "engines are in no other group, docker's least of all"
 
 
-@pytest.mark.parametrize(
-    ("path", "owner", "group", "mode"),
-    [
-        ("/opt/vllm-edge/releases", "root", "root", 0o755),
-        ("/etc/vllm-edge/engines", "root", "root", 0o755),
-        *[(engine.etc, "root", "root", 0o755) for engine in ENGINES],
-        ("/etc/vllm-edge/hooks/before_drain.d", "root", "root", 0o755),
-        ("/etc/vllm-edge/hooks/after_commit.d", "root", "root", 0o755),
-        (STATE, "root", "root", 0o755),
-        (f"{STATE}/generations", "root", "root", 0o750),
-        (f"{STATE}/generations/1", "root", "root", 0o750),
-        (f"{STATE}/history", "root", "root", 0o750),
-        ("/data/vllm", "root", "root", 0o755),
-        ("/data/vllm/weights", "root", "vllm-edge", 0o750),
-        *[(engine.weights, "root", "vllm-edge", 0o750) for engine in ENGINES],
-        ("/data/vllm/cache", "root", "root", 0o755),
-        *[(f"/data/vllm/cache/{engine.name}", "root", "vllm-edge", 0o750) for engine in ENGINES],
-    ],
-)
-def test_directory(host: Host, path: str, owner: str, group: str, mode: int) -> None:
-    found = host.file(path)
-    assert found.is_directory
-    assert (found.user, found.group, oct(found.mode)) == (owner, group, oct(mode))
+DIRECTORIES = {
+    "/opt/vllm-edge/releases": "root:root 755",
+    "/etc/vllm-edge/engines": "root:root 755",
+    "/etc/vllm-edge/hooks/before_drain.d": "root:root 755",
+    "/etc/vllm-edge/hooks/after_commit.d": "root:root 755",
+    STATE: "root:root 755",
+    f"{STATE}/generations": "root:root 750",
+    f"{STATE}/generations/1": "root:root 750",
+    f"{STATE}/history": "root:root 750",
+    "/data/vllm": "root:root 755",
+    "/data/vllm/weights": "root:vllm-edge 750",
+    "/data/vllm/cache": "root:root 755",
+    **{engine.etc: "root:root 755" for engine in ENGINES},
+    **{engine.weights: "root:vllm-edge 750" for engine in ENGINES},
+    **{f"/data/vllm/cache/{engine.name}": "root:vllm-edge 750" for engine in ENGINES},
+}
+FILES = {
+    **{f"{engine.etc}/{file}": "root:root 640" for engine in ENGINES for file in ("container.json", "docker-create")},
+    **{f"{engine.etc}/engine.json": "root:root 644" for engine in ENGINES},
+    **{f"{engine.etc}/chat-template.jinja": "root:root 644" for engine in ENGINES},
+    **{f"/etc/systemd/system/{engine.unit}": "root:root 644" for engine in ENGINES},
+    "/etc/systemd/system/vllm-edge.target": "root:root 644",
+    "/etc/systemd/system/vllm-edge-recover.service": "root:root 644",
+    "/etc/needrestart/conf.d/vllm-edge.conf": "root:root 644",
+    f"{STATE}/generations/1/generation.json": "root:root 640",
+    "/opt/vllm-edge/current/bin/vllm-edge": "root:root 755",
+    f"{STATE}/active-profile.json": "root:root 644",
+    f"{STATE}/switch.json": "root:root 640",
+    f"{STATE}/report.json": "root:root 640",
+    "/etc/docker/daemon.json": "root:root 644",
+}
 
 
-@pytest.mark.parametrize(
-    ("path", "mode"),
-    [
-        *[(f"{engine.etc}/{file}", 0o640) for engine in ENGINES for file in ("container.json", "docker-create")],
-        *[(f"{engine.etc}/engine.json", 0o644) for engine in ENGINES],
-        *[(f"{engine.etc}/chat-template.jinja", 0o644) for engine in ENGINES],
-        *[(f"/etc/systemd/system/{engine.unit}", 0o644) for engine in ENGINES],
-        ("/etc/systemd/system/vllm-edge.target", 0o644),
-        ("/etc/systemd/system/vllm-edge-recover.service", 0o644),
-        ("/etc/needrestart/conf.d/vllm-edge.conf", 0o644),
-        (f"{STATE}/generations/1/generation.json", 0o640),
-        ("/opt/vllm-edge/current/bin/vllm-edge", 0o755),
-        (f"{STATE}/active-profile.json", 0o644),
-        (f"{STATE}/switch.json", 0o640),
-        (f"{STATE}/report.json", 0o640),
-        ("/etc/docker/daemon.json", 0o644),
-    ],
-)
-def test_file(host: Host, path: str, mode: int) -> None:
-    found = host.file(path)
-    assert found.is_file
-    assert (found.user, found.group, oct(found.mode)) == ("root", "root", oct(mode))
+@pytest.mark.parametrize(("kind", "expected"), [("directory", DIRECTORIES), ("regular file", FILES)])
+def test_owners_and_modes(machine: Machine, kind: str, expected: dict[str, str]) -> None:
+    shown = machine.run("stat", "--dereference", "--format=%n|%F|%U:%G %a", *expected).splitlines()
+    found = {path: (its_kind, mode) for path, its_kind, mode in (line.split("|") for line in shown)}
+    assert found == {path: (kind, mode) for path, mode in expected.items()}
 
 
 def plain(name: str) -> str:
@@ -160,31 +150,6 @@ def test_driver_packages_are_held(machine: Machine) -> None:
     assert len(driver) >= 5
     assert {want for _, _, want in driver} == {"hold"}, driver
     assert len({version for _, version, _ in driver}) == 1, driver
-
-
-@pytest.mark.parametrize(
-    ("name", "uri"),
-    [
-        ("vllm-edge-nvidia-driver", DRIVER_REPOSITORY),
-        ("vllm-edge-nvidia-container-toolkit", "http://vendors.lab/libnvidia-container/stable/deb/amd64/"),
-    ],
-)
-def test_repository_trusts_one_key_only(host: Host, name: str, uri: str) -> None:
-    source = host.file(f"/etc/apt/sources.list.d/{name}.sources")
-    assert source.content_string.startswith("# Managed by Ansible")
-    fields = dict(re.findall(r"^([A-Za-z-]+): (.*)$", source.content_string, re.M))
-    assert (fields["Types"], fields["URIs"], fields["Signed-By"]) == ("deb", uri, f"/etc/apt/keyrings/{name}.gpg")
-    # No other repository of the host has the vendors' host, so it tells them apart.
-    preferences = host.file(f"/etc/apt/preferences.d/{name}.pref").content_string
-    assert preferences.endswith('Package: *\nPin: origin "vendors.lab"\nPin-Priority: 1\n')
-    key = host.file(fields["Signed-By"])
-    assert (key.user, key.mode, key.size > 100) == ("root", 0o644, True)
-    assert "Trusted" not in fields and "Allow-Insecure" not in fields
-
-
-def test_unattended_upgrades_leave_the_driver_alone(machine: Machine) -> None:
-    blacklist = machine.run("apt-config", "dump", "Unattended-Upgrade::Package-Blacklist")
-    assert '"^nvidia-"' in blacklist and '"^libnvidia-"' in blacklist
 
 
 @pytest.mark.parametrize(
@@ -325,12 +290,6 @@ def test_weights_are_what_the_hub_has(machine: Machine, engine: Served) -> None:
     assert machine.run("python3", "-c", program) == machine.host.file(f"{engine.weights}/model.safetensors").sha256sum
 
 
-def test_no_pickles(machine: Machine) -> None:
-    names = ["*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle"]
-    wanted = [word for name in names for word in ("-o", "-name", name)][1:]
-    assert machine.run("find", "/data/vllm/weights", "(", *wanted, ")") == ""
-
-
 # ---- unit and container -----------------------------------------------------------------------------------------
 
 
@@ -338,9 +297,10 @@ def test_no_pickles(machine: Machine) -> None:
 def test_unit(machine: Machine, engine: Served) -> None:
     shown = machine.unit("ActiveState", "SubState", "Result", "StatusText", unit=engine.unit)
     assert (shown["ActiveState"], shown["SubState"], shown["Result"]) == ("active", "running", "success")
-    defined = machine.unit("Type", "NotifyAccess", "WatchdogUSec", "PartOf", "Wants", "After", unit=engine.unit)
+    asked = ["Type", "NotifyAccess", "WatchdogUSec", "NeedDaemonReload", "PartOf", "Wants", "After"]
+    defined = machine.unit(*asked, unit=engine.unit)
     assert (defined["Type"], defined["NotifyAccess"]) == ("notify", "main")
-    assert defined["WatchdogUSec"] == "30s"
+    assert (defined["WatchdogUSec"], defined["NeedDaemonReload"]) == ("30s", "no")
     assert defined["PartOf"] == "vllm-edge.target"
     mounts = {"data.mount", "data-vllm.mount", "data-vllm-weights.mount", "data-vllm-cache.mount"}
     assert mounts <= {*defined["Wants"].split()} & {*defined["After"].split()}
@@ -382,16 +342,7 @@ def test_engines_start_at_boot_where_the_cdi_specification_is_made_late(machine:
 def test_systemd_has_nothing_to_say_about(host: Host, unit: str) -> None:
     done = host.run(f"systemd-analyze verify /etc/systemd/system/{unit}")
     assert (done.rc, done.stdout, done.stderr) == (0, "", "")
-    assert (
-        "Managed by Ansible"
-        in host.file(f"/etc/systemd/system/{unit}").content_string.splitlines()[0]
-        + host.file(f"/etc/systemd/system/{unit}").content_string.splitlines()[1]
-    )
-
-
-@each_engine
-def test_systemd_knows_the_units_as_they_are_on_disk(machine: Machine, engine: Served) -> None:
-    assert machine.unit("NeedDaemonReload", unit=engine.unit)["NeedDaemonReload"] == "no"
+    assert "Managed by Ansible" in host.check_output(f"head --lines=2 /etc/systemd/system/{unit}")
 
 
 def test_an_interrupted_switch_is_undone_before_the_engines_start(host: Host, machine: Machine) -> None:
@@ -410,15 +361,6 @@ def test_live_files_are_copies_of_the_committed_generation(host: Host, machine: 
     assert machine.run("diff", "--recursive", f"{generation}/engines", "/etc/vllm-edge/engines") == ""
     for unit in (*(engine.unit for engine in ENGINES), "vllm-edge.target"):
         assert machine.run("diff", f"{generation}/units/{unit}", f"/etc/systemd/system/{unit}") == ""
-
-
-def test_the_first_run_was_a_switch_that_was_committed(host: Host) -> None:
-    journal = read_json(host, f"{STATE}/switch.json")
-    assert (journal["result"], journal["generation"], journal["from_generation"]) == ("committed", 1, None)
-    assert sorted(journal["start"]) == sorted(engine.name for engine in ENGINES)
-    assert {record["outcome"] for record in journal["phases"]} == {"done"}
-    assert sorted(row["served_name"] for row in journal["canary"]) == sorted(ROLES)
-    assert [row["uuid"] for row in journal["gpus"]] == GPUS
 
 
 @each_engine
@@ -471,31 +413,6 @@ def test_container_is_what_docker_create_says(host: Host, engine: Served) -> Non
     assert machine_config["PidsLimit"] in (4096, 0, None) and "--pids-limit=4096" in flags
     assert [machine_config[mode] for mode in ("PidMode", "UTSMode", "UsernsMode")] == ["", "", ""]
     assert {"VLLM_MAX_N_SEQUENCES=16", "VLLM_MEDIA_URL_ALLOW_REDIRECTS=0"} <= set(config["Env"])
-
-
-@each_engine
-def test_vllm_was_given_what_the_inventory_states(machine: Machine, engine: Served) -> None:
-    """By the process's own command line, not by our files."""
-    pid = machine.run("docker", "inspect", "--format={{.State.Pid}}", engine.container).strip()
-    words = machine.host.file(f"/proc/{pid}/cmdline").content_string.split("\0")
-    expected = [
-        f"--tensor-parallel-size={len(engine.slots)}",
-        f"--max-model-len={engine.max_model_len}",
-        # What was measured has its share; what follows from the plan has bytes, and the share that they need.
-        "--gpu-memory-utilization=0.965" if engine.model == "31b-nvfp4" else "--gpu-memory-utilization=0.9",
-        '--limit-mm-per-prompt={"audio": 0, "image": 0, "video": 0}',
-        "--tool-call-parser=gemma4",
-        "--enable-auto-tool-choice",
-        "--reasoning-parser=gemma4",
-        "--chat-template=/chat-template.jinja",
-        "--shutdown-timeout=20",
-        "--max-logprobs=20",
-        "--allowed-media-domains=none.invalid",
-    ]
-    assert [word for word in expected if word not in words] == []
-    assert ("--kv-cache-dtype=fp8" in words) == (engine.model == "31b-nvfp4")
-    pinned = [word for word in words if word.startswith("--kv-cache-memory-bytes=")]
-    assert len(pinned) == (1 if engine.model == "31b-nvfp4" else 0)
 
 
 @each_engine
@@ -555,7 +472,10 @@ def test_is_in_no_network(host: Host, machine: Machine, engine: Served) -> None:
     listening = machine.run("nsenter", f"--target={pid}", "--net", "ss", "-Hltn").split("\n")
     assert all(line.split()[3].startswith(("127.", "[::1]")) for line in listening if line), listening
     own = [(address, 22) for address in host.interface("eth0").addresses if ":" not in address]
-    addresses = [*own, (machine.shell("ip route show default").split()[2], 22), ("172.17.0.1", 22), ("192.0.2.1", 80)]
+    hub = (machine.run("getent", "hosts", "hub.lab").split()[0], 8081)
+    assert machine.run("python3", "-c", f"import socket; socket.create_connection({hub}, 3); print('open')") == "open\n"
+    route = machine.shell("ip route show default").split()[2]
+    addresses = [*own, hub, (route, 22), ("172.17.0.1", 22), ("192.0.2.1", 80)]
     program = REACH.format(addresses=addresses)
     said = machine.run("docker", "exec", engine.container, "python3", "-c", program).splitlines()
     assert said.count("interface lo") == 1 and not [line for line in said if line.startswith("reached")], said
@@ -581,11 +501,6 @@ def test_only_root_and_the_gateway_open_its_socket(host: Host, machine: Machine,
 
 
 @each_engine
-def test_healthy(machine: Machine, engine: Served) -> None:
-    assert machine.health(engine) == 200
-
-
-@each_engine
 def test_models_are_the_served_names(machine: Machine, engine: Served) -> None:
     status, answer = machine.ask("/v1/models", engine=engine)
     assert status == 200
@@ -601,10 +516,6 @@ def test_completes(machine: Machine, name: str) -> None:
     assert answer["choices"][0]["message"]["content"]
 
 
-def test_refuses_a_name_it_does_not_serve(machine: Machine) -> None:
-    assert machine.complete("nobody")[0] == 404
-
-
 def test_a_system_prompt_reaches_the_model_in_a_turn_of_its_own(machine: Machine) -> None:
     """Only the inventory's template puts it there before the user's; asked of the engine itself."""
     messages = [{"role": "user", "content": "What?"}, {"role": "system", "content": "Answer in verse."}]
@@ -613,17 +524,6 @@ def test_a_system_prompt_reaches_the_model_in_a_turn_of_its_own(machine: Machine
     status, answer = machine.ask("/detokenize", {"model": "sentry", "tokens": answer["tokens"]})
     assert status == 200, answer
     assert answer["prompt"].startswith("<bos><|turn>system\nAnswer in verse.<turn|>\n<|turn>user\nWhat?"), answer
-
-
-@each_engine
-def test_engine_gets_no_answer_from_outside(host: Host, machine: Machine, engine: Served) -> None:
-    """The hub's port is open to the host, and an engine that asks for it hears nothing."""
-    address = machine.run("getent", "hosts", "hub.lab").split()[0]
-    probe = f"import socket; socket.create_connection(('{address}', 8081), 3); print('reached')"
-    assert machine.run("python3", "-c", probe) == "reached"
-    inside = host.run(shlex.join(["docker", "exec", engine.container, "python3", "-c", probe]))
-    assert inside.rc != 0 and "reached" not in inside.stdout
-    assert "TimeoutError" in inside.stderr or "unreachable" in inside.stderr, inside.stderr
 
 
 # ---- memory -----------------------------------------------------------------------------------------------------
@@ -650,15 +550,6 @@ def test_memory_is_held_by_processes_of_the_container(machine: Machine, engine: 
 
 
 # ---- what people and programs are shown -------------------------------------------------------------------------
-
-
-def test_status_for_people(machine: Machine) -> None:
-    lines = machine.run("vllm-edge", "status").splitlines()
-    assert max(len(line) for line in lines) <= 100
-    assert f"profile {PROFILE}, generation 1" in lines[0]
-    for engine in ENGINES:
-        assert any(line.startswith(engine.name) and "serving" in line for line in lines)
-    assert all(any(uuid in line for line in lines) for uuid in GPUS)
 
 
 def test_status_for_programs(machine: Machine) -> None:

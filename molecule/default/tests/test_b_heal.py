@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What somebody broke by hand: check mode names it, the next run repairs exactly it."""
+"""What somebody broke by hand: check mode names it, the next run of the stage repairs exactly it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_check_mode_names_the_damage_and_leaves_it(
     machine: Machine, controller: Controller, damaged: None, undisturbed: None
 ) -> None:
     before = life(machine)
-    play = controller.play("site.yml", "--check")
+    play = controller.play("playbooks/engines.yml", "--check")
     assert play.rc == 0, play.output[-6000:]
     assert (play.changed, differing(play)) == (HEALED, DAMAGE)
     assert f"+Description=vLLM engine {ENGINE}" in play.output, "the diff shows the missing unit"
@@ -59,7 +59,7 @@ def test_one_run_repairs_exactly_the_damage(
     machine.wait("the unit's end", lambda: machine.unit_ended_at(cursor), 10)
     machine.run("systemctl", "stop", UNIT)
     assert life(machine) is None
-    play = controller.play("site.yml")
+    play = controller.play("playbooks/engines.yml")
     assert play.rc == 0, play.output[-6000:]
     assert (play.changed, differing(play)) == (HEALED, DAMAGE)
     journal = last_switch(machine)
@@ -75,42 +75,3 @@ def test_one_run_repairs_exactly_the_damage(
     after = life(machine)
     assert after is not None and after.id != before.id
     assert [machine.complete(name)[0] for name in ROLES] == [200] * 4
-
-
-# ---- an installation that is cut off -----------------------------------------------------------------------------
-
-
-@pytest.mark.thorough
-def test_a_program_whose_installation_is_cut_off_works_on_and_the_next_run_ends_it(
-    machine: Machine, controller: Controller, undisturbed: None
-) -> None:
-    """Between environment and packages, where one in place would have left neither supervisor nor recovery."""
-    stage, another = "playbooks/host.yml", ["-e", "__vllm_edge_host_release_name=another"]
-    before = machine.run("readlink", "/opt/vllm-edge/current")
-    lives = [life(machine, engine.container) for engine in ENGINES]
-    process = controller.start_play(stage, *another)
-    assert process.stdout is not None
-    seen = ""
-    for line in process.stdout:
-        seen += line
-        if "TASK [vllm_edge_host : Install the locked packages and the program]" in line:
-            break
-    else:
-        pytest.fail(seen[-3000:])
-    process.terminate()
-    process.wait(30)
-    machine.wait("the end of pip", lambda: machine.host.run("pgrep -f '[r]eleases/another'").rc != 0, 120)
-    assert machine.host.file("/opt/vllm-edge/releases/another/venv/bin/python").exists, "it was ended in the middle"
-    assert machine.run("readlink", "/opt/vllm-edge/current") == before
-    assert json.loads(machine.run("vllm-edge", "status", "--format", "json"))["problems"] == []
-    machine.run("systemctl", "restart", "vllm-edge-recover.service")
-
-    play = controller.play(stage, *another)
-    assert play.rc == 0, play.output[-6000:]
-    assert machine.run("readlink", "/opt/vllm-edge/current") == "releases/another"
-    assert json.loads(machine.run("vllm-edge", "status", "--format", "json"))["problems"] == []
-    # The engines' supervisors run from the one before, which is taken again as it is.
-    play = controller.play(stage)
-    assert (play.rc, play.changed) == (0, ["vllm_edge_host : Make the release current"]), play.output[-6000:]
-    assert machine.run("readlink", "/opt/vllm-edge/current") == before
-    assert [life(machine, engine.container) for engine in ENGINES] == lives

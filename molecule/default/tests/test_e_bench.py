@@ -23,7 +23,7 @@ OPTIONS = {
     "bench_input_tokens": "32",
     "bench_output_tokens": "16,32",
     "bench_requests": "2",
-    "bench_soak_minutes": "0.5",
+    "bench_soak_minutes": "0.2",
     "bench_gate": "fail",
 }
 
@@ -128,13 +128,6 @@ def test_the_client_was_there_for_the_run_only(machine: Machine, ran: Ran) -> No
     assert not is_admitted(machine) and read_drift(machine) == ""
     assert machine.host.run("ls /run/vllm-edge/clients.json").rc != 0
     assert machine.run("docker", "ps", "-aq", "--filter", "label=vllm-edge.companion") == ""
-
-
-def test_check_mode_measures_nothing(machine: Machine, controller: Controller, ran: Ran) -> None:
-    before = machine.run("ls", "/var/lib/vllm-edge/bench")
-    play = controller.play("playbooks/bench.yml", "--check", "--extra-vars=bench_engines=e2b")
-    assert (play.rc, play.changed) == (0, []), play.output
-    assert "would run on" in play.output and machine.run("ls", "/var/lib/vllm-edge/bench") == before
 
 
 @pytest.mark.thorough

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`playbooks/doctor.yml` on a host that serves, and on the same with one fault at a time."""
+"""`playbooks/doctor.yml` on a host that serves, and on the same with one fault of each class.
+
+Each fault by itself is in tests/unit/doctor/faults.py.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import stat
 import tarfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,6 @@ from conftest import ENGINES, GPUS, INVENTORY_HOST, Controller, Machine
 
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
 DROP_IN = "/etc/systemd/system/nvidia-cdi-refresh.service.d/vllm-edge.conf"
-DAEMON_JSON = "/etc/docker/daemon.json"
 IMAGE_RECORD = "/var/lib/vllm-edge/image.json"
 HOOK = "/usr/bin/nvidia-container-runtime-hook"
 LEGACY = "somebodys-legacy"
@@ -49,7 +51,6 @@ SILENT = frozenset(
     | {f"topology.{name}" for name in ("pcie", "numa", "iommu", "peer-to-peer", "ecc", "power")}
 )
 
-Seen = Callable[..., None]
 Findings = dict[str, dict[str, Any]]
 
 
@@ -63,61 +64,10 @@ class Fault:
     come: str = "true"
     go: str = "true"
     state: str = "fail"
-    also: frozenset[str] = frozenset()
-    """Other checks that may see it."""
-    variables: dict[str, Any] = field(default_factory=dict)
 
 
-def make_lab_fault(name: str, check: str, evidence: str, remedy: str, also: frozenset[str] = SILENT) -> Fault:
-    """A fault of the simulated cards, which then do not answer."""
-    come, go = f"lab-gpu fault set {name}", "lab-gpu fault clear"
-    return Fault(check, evidence, remedy, come, go, also=also)
-
-
-def make_loose(check: str, package: str) -> Fault:
-    """A package that apt may replace."""
-    return Fault(check, package, "host.yml", f"apt-mark unhold {package}", f"apt-mark hold {package}", state="warn")
-
-
-FAULTS = {
-    "driver changed without a reboot": make_lab_fault(
-        "library-mismatch", "driver.versions", "the loaded NVIDIA kernel module is", "Reboot the host"
-    ),
-    "kernel module not loaded": make_lab_fault(
-        "module-not-loaded", "driver.module-loaded", "nvidia", "modprobe nvidia", SILENT | {"driver.versions"}
-    ),
-    "GPU lost": make_lab_fault(f"--gpu {GPUS[1]} gpu-lost", "gpus.answer", "GPU is lost", "eboot"),
-    "image wants a newer driver": Fault(
-        "driver.cuda",
-        "CUDA 13.0.2",
-        "playbooks/driver_upgrade.yml",
-        f"""sed --in-place=.kept 's/"driver_branch": "580"/"driver_branch": "600"/' {IMAGE_RECORD}""",
-        f"mv {IMAGE_RECORD}.kept {IMAGE_RECORD}",
-        state="warn",
-    ),
-    "card gone": Fault(
-        "gpus.expected",
-        "GPU-00000000-0000-0000-0000-000000000000 (gpu_uuids of the inventory)",
-        "Look for the card",
-        variables={"gpu_uuids": [*GPUS[:3], "GPU-00000000-0000-0000-0000-000000000000"]},
-    ),
-    "driver no longer held": make_loose("driver.held", "nvidia-driver-cuda"),
-    "persistence daemon stopped": Fault(
-        "driver.persistence",
-        "nvidia-persistenced",
-        "systemctl enable --now nvidia-persistenced.service",
-        "systemctl stop nvidia-persistenced.service",
-        "systemctl start nvidia-persistenced.service",
-        state="warn",
-    ),
-    "CDI specification of another driver": Fault(
-        "runtime.cdi-current",
-        "550.54.15",
-        "nvidia-cdi-refresh.service",
-        rf"sed -Ei 's/(\.so\.)[0-9]+\.[0-9.]+/\1550.54.15/' {SPECIFICATION}",
-        "systemctl restart nvidia-cdi-refresh.service",
-    ),
-    "somebody's container may lose its GPU": Fault(
+FAULTS = [
+    Fault(
         "runtime.gpu-access",
         f"may take the GPUs from {LEGACY}, which NVIDIA's legacy runtime hook granted",
         "nvidia-ctk system create-dev-char-symlinks",
@@ -125,7 +75,30 @@ FAULTS = {
         END_LEGACY,
         state="warn",
     ),
-    "a benchmark was killed": Fault(
+    Fault(
+        "driver.cuda",
+        "CUDA 13.0.2",
+        "playbooks/driver_upgrade.yml",
+        f"""sed --in-place=.kept 's/"driver_branch": "580"/"driver_branch": "600"/' {IMAGE_RECORD}""",
+        f"mv {IMAGE_RECORD}.kept {IMAGE_RECORD}",
+        state="warn",
+    ),
+    Fault(
+        "driver.persistence",
+        "nvidia-persistenced",
+        "systemctl enable --now nvidia-persistenced.service",
+        "systemctl stop nvidia-persistenced.service",
+        "systemctl start nvidia-persistenced.service",
+        state="warn",
+    ),
+    Fault(
+        "runtime.cdi-current",
+        "550.54.15",
+        "nvidia-cdi-refresh.service",
+        rf"sed -Ei 's/(\.so\.)[0-9]+\.[0-9.]+/\1550.54.15/' {SPECIFICATION}",
+        "systemctl restart nvidia-cdi-refresh.service",
+    ),
+    Fault(
         "runtime.leftovers",
         "vllm-edge-bench",
         "docker rm --force vllm-edge-bench",
@@ -134,30 +107,27 @@ FAULTS = {
         "docker rm vllm-edge-bench",
         state="warn",
     ),
-    "two CDI specifications": Fault(
-        "runtime.cdi-conflict",
-        "/etc/cdi/own.yaml",
-        "remove /etc/cdi/own.yaml",
-        f"mkdir --parents /etc/cdi && cp {SPECIFICATION} /etc/cdi/own.yaml",
-        "rm /etc/cdi/own.yaml",
+    Fault(
+        "runtime.toolkit-held",
+        "nvidia-container-toolkit",
+        "host.yml",
+        "apt-mark unhold nvidia-container-toolkit",
+        "apt-mark hold nvidia-container-toolkit",
+        state="warn",
     ),
-    "toolkit no longer held": make_loose("runtime.toolkit-held", "nvidia-container-toolkit"),
-    "daemon.json damaged": Fault(
-        "runtime.docker-config",
-        DAEMON_JSON,
-        "dockerd --validate",
-        f"cp --preserve {DAEMON_JSON} /run/daemon.json && echo '{{' >> {DAEMON_JSON}",
-        f"cp --preserve /run/daemon.json {DAEMON_JSON} && rm /run/daemon.json",
-        also=frozenset({"runtime.cdi-enabled"}),
+    Fault(
+        "gpus.expected",
+        "GPU-00000000-0000-0000-0000-000000000000 (gpu_uuids of the inventory)",
+        "Look for the card",
     ),
-    "dpkg was cut off": Fault(
+    Fault(
         "system.dpkg",
         "dpkg",
         "dpkg --configure -a",
         "touch /var/lib/dpkg/updates/0001",
         "rm /var/lib/dpkg/updates/0001",
     ),
-    "somebody installs": Fault(
+    Fault(
         "system.apt-lock",
         "lock-frontend",
         "Let it finish",
@@ -165,15 +135,11 @@ FAULTS = {
         "systemctl stop lab-lock.service",
         state="warn",
     ),
-}
-
-# One of each class: driver, cards, runtime, somebody else's container, packages. `make test-all` has the others.
-EACH_RUN = (
-    "driver changed without a reboot",
-    "GPU lost",
-    "CDI specification of another driver",
-    "somebody's container may lose its GPU",
-    "dpkg was cut off",
+]
+"""In an order in which each can come, and go again backwards. All are there at once."""
+CARD_GONE = {"gpu_uuids": [*GPUS[:3], "GPU-00000000-0000-0000-0000-000000000000"]}
+LOST = Fault(
+    "gpus.answer", "GPU is lost", "eboot", f"lab-gpu fault set --gpu {GPUS[1]} gpu-lost", "lab-gpu fault clear"
 )
 
 
@@ -218,30 +184,43 @@ def test_the_same_on_the_host_for_another_user(machine: Machine, healthy: Findin
     assert not [name for name, finding in found.items() if finding["state"] == "fail"], found
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in EACH_RUN else pytest.param(name, marks=pytest.mark.thorough) for name in FAULTS]
-)
-def test_a_fault_is_named_with_its_remedy(
-    controller: Controller, machine: Machine, undisturbed: None, healthy: Findings, seen: Seen, name: str
+def find_moved(found: Findings, healthy: Findings) -> set[str]:
+    """Checks that say something else than on the healthy host, and not that all is well."""
+    return {check for check, finding in found.items() if finding["state"] not in ("ok", healthy[check]["state"])}
+
+
+def check_fault(fault: Fault, found: Findings) -> None:
+    finding = found[fault.check]
+    assert finding["state"] == fault.state, finding
+    assert fault.evidence in finding["evidence"] and fault.remedy in finding["remedy"], finding
+
+
+def test_each_fault_is_named_with_its_remedy_and_nothing_else_is(
+    controller: Controller, machine: Machine, undisturbed: None, healthy: Findings
 ) -> None:
-    fault = FAULTS[name]
-    machine.shell(fault.come)
+    with contextlib.ExitStack() as spoilt:
+        for fault in FAULTS:
+            spoilt.callback(machine.shell, fault.go)
+            machine.shell(fault.come)
+        rc, document, output = doctor(controller, CARD_GONE)
+    found = by_name(document)
+    for fault in FAULTS:
+        check_fault(fault, found)
+    assert rc == 2, output[-3000:]
+    assert find_moved(found, healthy) == {fault.check for fault in FAULTS}
+
+
+def test_a_lost_gpu_is_named_with_its_remedy(
+    controller: Controller, machine: Machine, undisturbed: None, healthy: Findings
+) -> None:
+    machine.shell(LOST.come)
     try:
-        rc, document, output = doctor(controller, fault.variables)
+        rc, document, output = doctor(controller, {})
     finally:
-        machine.shell(fault.go)
-    found = by_name(document)[fault.check]
-    assert found["state"] == fault.state, found
-    assert fault.evidence in found["evidence"], found
-    assert fault.remedy in found["remedy"], found
-    assert rc == (2 if fault.state == "fail" else 0), output[-3000:]
-    moved = {
-        check for check, finding in by_name(document).items() if finding["state"] not in ("ok", healthy[check]["state"])
-    }
-    assert fault.check in moved and moved <= fault.also | {fault.check}, {
-        name: by_name(document)[name] for name in moved
-    }
-    seen(f" What: {name}: {fault.check}, {found['evidence']}. {found['remedy']}")
+        machine.shell(LOST.go)
+    check_fault(LOST, by_name(document))
+    assert rc == 2, output[-3000:]
+    assert find_moved(by_name(document), healthy) <= SILENT
 
 
 def test_a_support_report_is_fetched(
@@ -274,10 +253,12 @@ def test_a_support_report_is_fetched(
     assert (machine.gpu_memory(), machine.shell(leftovers)) == before
 
 
-def test_the_next_run_makes_a_stale_specification_anew(
+def test_the_next_run_makes_a_stale_specification_anew_and_warns_of_a_container_that_may_lose_its_gpus(
     controller: Controller, machine: Machine, undisturbed: None
 ) -> None:
-    """As the toolkit leaves a headless host at boot: without the nodes of CUDA, which nobody asked for."""
+    """As the toolkit leaves a headless host at boot: without the nodes of CUDA, which nobody asked for.
+
+    The warning comes before anything is changed; the engines, which have their GPUs by CDI, are not named."""
     right = machine.run("cat", SPECIFICATION)
     machine.shell(
         f"rm {DROP_IN} /dev/nvidia-uvm /dev/nvidia-uvm-tools && systemctl daemon-reload && "
@@ -285,26 +266,18 @@ def test_the_next_run_makes_a_stale_specification_anew(
     )
     stale = machine.run("cat", SPECIFICATION)
     assert "/dev/nvidia-uvm" not in stale and all(f"name: {uuid}" in stale for uuid in GPUS), stale
-    healed = controller.play("playbooks/host.yml", "--start-at-task=container_runtime : Gather the distribution")
+    machine.shell(START_LEGACY)
+    try:
+        healed = controller.play("playbooks/host.yml")
+    finally:
+        machine.shell(END_LEGACY)
     assert healed.rc == 0, healed.output[-4000:]
     assert healed.changed == [
         "container_runtime : Configure nvidia-cdi-refresh.service to create the device nodes of CUDA",
         "container_runtime : Restart nvidia-cdi-refresh.service",
     ]
+    words = healed.output.split("TASK [vllm_edge_host")[0].split()
+    warned = f"WARNING: 'systemctl daemon-reload' may take the GPUs from {LEGACY}, which"
+    assert warned in " ".join(words) and "--device nvidia.com/gpu=" in " ".join(words), healed.output
     assert machine.run("cat", SPECIFICATION) == right
     assert machine.shell("stat --format=%A /dev/nvidia-uvm").strip() == "crw-rw-rw-"
-
-
-def test_the_host_stage_warns_of_containers_that_may_lose_their_gpus(
-    controller: Controller, machine: Machine, undisturbed: None
-) -> None:
-    """The warning comes before anything is changed. The engines, which have their GPUs by CDI, are not named."""
-    machine.shell(START_LEGACY)
-    try:
-        played = controller.play("playbooks/host.yml", "--check")
-    finally:
-        machine.shell(END_LEGACY)
-    assert played.rc == 0, played.output[-4000:]
-    words = " ".join(played.output.split())
-    assert f"WARNING: 'systemctl daemon-reload' may take the GPUs from {LEGACY}, which" in words, played.output
-    assert "--device nvidia.com/gpu=" in words

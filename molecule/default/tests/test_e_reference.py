@@ -53,6 +53,7 @@ def test_the_engine_answers_as_transformers_does(machine: Machine, engine: str) 
     assert "equal" in findings
 
 
+@pytest.mark.thorough
 def test_another_chat_template_is_found_and_named(machine: Machine, engine: str) -> None:
     template = machine.run("cat", f"/etc/vllm-edge/engines/{engine}/chat-template.jinja")
     machine.put(f"{DIRECTORY}/other.jinja", template.replace("<|turn>", "<turn|>"))
@@ -68,11 +69,8 @@ def test_the_suite_passes_fails_and_is_shown_in_the_status(machine: Machine, con
     """The model writes random words, so it is asked for any and for some that it does not know."""
     case = {"source": "own", "prompt": "Say a word.", "max_tokens": 8}
     easy, hard = {**case, "name": "a-word", "regex": "."}, {**case, "name": "that-word", "exact": "Constantinople"}
-    options = {"quality_engines": VICTIM.name, "quality_repeats": 2}
-    play = controller.play("playbooks/quality.yml", f"--extra-vars={json.dumps({**options, 'quality_suite': [easy]})}")
-    assert (play.rc, play.changed) == (0, []), play.output[-6000:]
-    both = {**options, "quality_suite": [easy, hard]}
-    play = controller.play("playbooks/quality.yml", f"--extra-vars={json.dumps(both)}")
+    options = {"quality_engines": VICTIM.name, "quality_repeats": 2, "quality_suite": [easy, hard]}
+    play = controller.play("playbooks/quality.yml", f"--extra-vars={json.dumps(options)}")
     assert play.rc == 2 and "1 of 2 answers are not as expected" in " ".join(play.output.split()), play.output[-6000:]
     quality = json.loads(machine.run("vllm-edge", "status", "--format", "json"))["quality"]
     assert (quality["passed"], quality["failed"], quality["unsteady"]) == (1, 1, 0)
