@@ -18,8 +18,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ default = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = default
 _spec.loader.exec_module(default)
 # Fixtures of the default scenario that this one has as they are.
-host = default.host
+host, tell = default.host, default.tell
+pytest_terminal_summary = default.pytest_terminal_summary
 
 GPUS: list[str] = default.GPUS
 Play = default.Play
@@ -55,7 +56,6 @@ PYTHON = "/opt/vllm-edge/current/venv/bin/python"
 BYSTANDER = "somebody-elses-program"
 FOREIGN_MIB = 100
 LAB = os.environ.get("VLLM_EDGE_LAB_NAME", "vllm-edge-switch")
-EVIDENCE = os.environ.get("VLLM_EDGE_EVIDENCE", "")
 
 LOADED_S = 600
 """The longest that one engine may take from its start until it answers, on a machine that does other things, too."""
@@ -129,76 +129,6 @@ while time.monotonic() < deadline:
     time.sleep(0.02)
 sys.exit(f"no switch was seen in phase {phase} within {seconds} s")
 """
-
-
-# ---- what was seen ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the table: a fault and its end."""
-
-    fault: str
-    seen: str
-    served: str
-    seconds: float | None
-
-
-@dataclass
-class Record:
-    """Everything that is told at the end."""
-
-    rows: list[Row] = field(default_factory=list)
-    texts: list[tuple[str, list[str]]] = field(default_factory=list)
-
-    def add(self, fault: str, seen: str, served: str, seconds: float | None = None) -> None:
-        self.rows.append(Row(fault, " ".join(seen.split()), served, seconds))
-
-    def tell(self, title: str, lines: Sequence[str]) -> None:
-        self.texts.append((title, list(lines)))
-
-
-RECORD = Record()
-
-
-@pytest.fixture(scope="session")
-def seen() -> Callable[..., None]:
-    """Adds a line to the table: fault, what an operator saw, who served afterwards, seconds."""
-    return RECORD.add
-
-
-@pytest.fixture(scope="session")
-def tell() -> Callable[[str, Sequence[str]], None]:
-    """Adds lines to what is told at the end, under a title."""
-    return RECORD.tell
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if not RECORD.rows and not RECORD.texts:
-        return
-    for title, lines in RECORD.texts:
-        terminalreporter.section(title)
-        terminalreporter.write_line("\n".join(lines))
-    terminalreporter.section("faults, what was seen of them, and who served afterwards")
-    for row in RECORD.rows:
-        seconds = "" if row.seconds is None else f", {row.seconds:.0f} s"
-        terminalreporter.write_line(f"{row.fault} ({row.served}{seconds})\n    {row.seen}")
-    if EVIDENCE:
-        Path(EVIDENCE).write_text("\n".join(markdown(RECORD)) + "\n", encoding="utf-8")
-
-
-def markdown(record: Record) -> list[str]:
-    def cell(text: str) -> str:
-        return text.replace("|", "\\|")
-
-    lines = ["# Switching", ""]
-    for title, texts in record.texts:
-        lines += [f"## {title}", "", "```", *texts, "```", ""]
-    lines += ["## Faults", "", "| fault | what was seen | who served afterwards | seconds |", "|---|---|---|---|"]
-    for row in record.rows:
-        seconds = "" if row.seconds is None else f"{row.seconds:.0f}"
-        lines.append(f"| {cell(row.fault)} | {cell(row.seen)} | {cell(row.served)} | {seconds} |")
-    return lines
 
 
 # ---- the host ---------------------------------------------------------------------------------------------------

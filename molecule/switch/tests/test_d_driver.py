@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import BUSY, CONTAINER, ENGINE, OK, PYTHON, SETTINGS, SOCKETS, UNIT, Bystanders, Edge, Pair, default, play
+from conftest import CONTAINER, ENGINE, OK, PYTHON, SETTINGS, SOCKETS, UNIT, Bystanders, Edge, Pair, default, play
 
-Seen = Callable[..., None]
 NOTE = 'echo "$VLLM_EDGE_HOOK $VLLM_EDGE_FROM_GENERATION $VLLM_EDGE_GENERATION" >> /run/hooks-noted'
 WORDS = 300
 """Tokens of an answer that takes some seconds."""
@@ -37,7 +35,7 @@ def note(edge: Edge) -> None:
         edge.hook(name, NOTE)
 
 
-def test_stop_finishes_what_runs(edge: Edge, pair: Pair, seen: Seen) -> None:
+def test_stop_finishes_what_runs(edge: Edge, pair: Pair) -> None:
     """`vllm-edge stop` in the middle of an answer."""
     note(edge)
     role = edge.engines(pair.here)[ENGINE]["served_names"][0]
@@ -64,25 +62,11 @@ def test_stop_finishes_what_runs(edge: Edge, pair: Pair, seen: Seen) -> None:
     back = edge.switch(pair.here)
     assert back.rc == OK, back.message
     assert hooks(edge) == [f"after_commit {pair.here} {pair.here}"]
-    seen("stopped in the middle of an answer", stopped["message"], edge.serves(pair.here))
+    edge.serves(pair.here)
 
 
 @pytest.mark.thorough
-def test_stop_is_refused_under_a_switch(edge: Edge, pair: Pair) -> None:
-    edge.hold("before_drain")
-    begun = edge.begin_switch(pair.there)
-    edge.until(begun.before, "drain")
-    done = edge.host.run("vllm-edge stop --format json")
-    edge.let_go()
-    assert begun.end().rc == OK
-    assert done.rc == BUSY, done.stdout
-    assert "Nothing was stopped." in json.loads(done.stdout)["message"]
-
-
-@pytest.mark.thorough
-def test_driver_is_replaced_under_an_engine(
-    edge: Edge, controller: Any, bystanders: Bystanders, pair: Pair, seen: Seen
-) -> None:
+def test_driver_is_replaced_under_an_engine(edge: Edge, controller: Any, bystanders: Bystanders, pair: Pair) -> None:
     """The real program and a real engine, over a reboot; docs/driver.md says what the play does."""
     note(edge)
     boot = edge.run("cat", "/proc/sys/kernel/random/boot_id")
@@ -98,8 +82,8 @@ def test_driver_is_replaced_under_an_engine(
     last = edge.history()[0]
     assert (last["result"], last["generation"]) == ("committed", pair.here)
     words = " ".join(done.output.split())
-    begin = words.index("xr7620-lab: driver 590.48.01")
-    seen("driver replaced", words[begin : words.index("PLAY RECAP")].strip(" '"), edge.serves(pair.here))
+    assert "xr7620-lab: driver 590.48.01" in words
+    edge.serves(pair.here)
     again = play(controller, "playbooks/driver_upgrade.yml", SETTINGS, branch, *given)
     assert (again.rc, again.recap["changed"]) == (0, 0), again.output[-3000:]
     assert "there is nothing to change here" in " ".join(again.output.split())
