@@ -20,8 +20,6 @@ INVENTORY = ROOT / "molecule/platforms/inventory"
 LAB = os.environ.get("VLLM_EDGE_LAB_NAME", "vllm-edge-platforms")
 DRIVER = "nvidia_driver : Gather the distribution"
 """Plays begin here, which spares the roles before it."""
-Row = tuple[str, str]
-ROWS = pytest.StashKey[list[Row]]()
 
 
 @dataclass(frozen=True)
@@ -117,26 +115,6 @@ def driver_play(play: Run) -> Run:
         return play("playbooks/host.yml", host, f"--start-at-task={DRIVER}", **variables)
 
     return run
-
-
-@pytest.fixture
-def seen(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Adds a row to the table at the end: what an operator reads of the case that the test is about."""
-
-    def add(what: str) -> None:
-        rows = request.config.stash.setdefault(ROWS, [])
-        rows.append((request.node.name.removeprefix("test_").replace("_", " "), what))
-
-    return add
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    rows = config.stash.get(ROWS, [])
-    if rows:
-        terminalreporter.section("what an operator reads of each case")
-    for name, what in rows:
-        terminalreporter.write_line(name)
-        terminalreporter.write_line(f"    {what}")
 
 
 DEBIAN_12, DEBIAN_13, UBUNTU = Machine("debian12"), Machine("debian13"), Machine("ubuntu2404")

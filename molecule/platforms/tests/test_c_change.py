@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from conftest import UBUNTU, Run
 
-Seen = Callable[[str], None]
 UNIT = "vllm-lab.service"
 # Two units in the shape of ours, and in place of the host's program one that takes note, stops and starts the unit: no
 # engine runs on these hosts. Real ones are in molecule/switch.
@@ -51,7 +50,7 @@ def unit() -> str:
     return UBUNTU.run(f"systemctl show --property=ActiveState,InvocationID {UNIT}")
 
 
-def test_upgrade_is_foreseen(play: Run, seen: Seen) -> None:
+def test_upgrade_is_foreseen(play: Run) -> None:
     before = unit()
     result = play(UPGRADE, UBUNTU.name, "--check", **NEWER)
     said = " ".join(result.output.split())
@@ -59,17 +58,14 @@ def test_upgrade_is_foreseen(play: Run, seen: Seen) -> None:
     assert "would replace driver 580.173.02 of ubuntu2404 by 615.*: stop vllm-lab.service, reboot the host" in said
     assert "A reboot also stops somebody." in said
     assert unit() == before
-    seen(
-        "would replace driver 580.173.02 by 615.*: stop vllm-lab.service, reboot the host; a reboot also stops somebody"
-    )
 
 
-def test_upgrade_of_a_host_that_was_not_named(play: Run, seen: Seen) -> None:
+@pytest.mark.thorough
+def test_upgrade_of_a_host_that_was_not_named(play: Run) -> None:
     before = unit()
     result = play(UPGRADE, UBUNTU.name, allow_reboot="true", **NEWER)
     assert "Nothing was changed: name the host, -e driver_upgrade=ubuntu2404" in result.message
     assert unit() == before
-    seen(result.message)
 
 
 def asked() -> list[str]:
@@ -82,7 +78,7 @@ def packages() -> list[str]:
 
 
 @pytest.mark.thorough
-def test_upgrade_whose_packages_cannot_be_fetched(play: Run, seen: Seen) -> None:
+def test_upgrade_whose_packages_cannot_be_fetched(play: Run) -> None:
     """Fails while the engines serve: a file of the archive is not what its index says."""
     pool = "/srv/apt/ubuntu/pool/restricted"
     before, boot, there = unit(), UBUNTU.run("cat /proc/sys/kernel/random/boot_id"), packages()
@@ -95,21 +91,19 @@ def test_upgrade_whose_packages_cannot_be_fetched(play: Run, seen: Seen) -> None
     assert "The NVIDIA driver could not be installed, and nothing was changed" in result.message
     assert (unit(), UBUNTU.run("cat /proc/sys/kernel/random/boot_id"), packages()) == (before, boot, there)
     assert asked() == []
-    seen(result.message)
 
 
 @pytest.mark.thorough
-def test_upgrade_that_a_hook_refuses(play: Run, seen: Seen) -> None:
+def test_upgrade_that_a_hook_refuses(play: Run) -> None:
     before, there = unit(), packages()
     with UBUNTU.broken("touch /root/no", "rm /root/no"):
         result = play(UPGRADE, UBUNTU.name, driver_upgrade="ubuntu2404", allow_reboot="true", **NEWER)
     assert "was not changed, since its engines could not be stopped. Hook said no." in result.message
     assert (unit(), packages()) == (before, there)
     assert asked() == ["stop --format json"]
-    seen(result.message)
 
 
-def test_upgrade_that_fails_with_the_engines_stopped(play: Run, seen: Seen) -> None:
+def test_upgrade_that_fails_with_the_engines_stopped(play: Run) -> None:
     """They come back with the driver of before, and the play says both."""
     before, there = unit(), packages()
     hook = "/etc/apt/apt.conf.d/99zz-somebody"
@@ -121,11 +115,9 @@ def test_upgrade_that_fails_with_the_engines_stopped(play: Run, seen: Seen) -> N
     assert asked() == ["stop --format json", "switch 7"]
     assert "ActiveState=active" in unit() and unit() != before
     assert packages() == there
-    begin = said.rindex("The NVIDIA driver could not be installed")
-    seen(said[begin : said.index("verified.", begin) + len("verified.")])
 
 
-def test_upgrade(play: Run, seen: Seen) -> None:
+def test_upgrade(play: Run) -> None:
     boot, before = UBUNTU.run("cat /proc/sys/kernel/random/boot_id"), unit()
     result = play(UPGRADE, UBUNTU.name, driver_upgrade="ubuntu2404", allow_reboot="true", **NEWER)
     assert result.rc == 0, result.output[-5000:]
@@ -137,12 +129,10 @@ def test_upgrade(play: Run, seen: Seen) -> None:
     assert "ActiveState=active" in unit() and unit() != before
     assert asked() == ["stop --format json", "stop", "switch 7"]
     assert "615.71.09" in UBUNTU.run("cat /var/run/cdi/nvidia.yaml")
-    words = " ".join(result.output.split())
-    begin = words.index("ubuntu2404: driver 615.71.09")
-    seen(words[begin : words.index("PLAY RECAP")].strip(' "'))
+    assert "ubuntu2404: driver 615.71.09" in " ".join(result.output.split())
 
 
-def test_removal_without_packages(play: Run, seen: Seen) -> None:
+def test_removal_without_packages(play: Run) -> None:
     result = play("playbooks/driver_remove.yml", UBUNTU.name, driver_remove="ubuntu2404")
     assert result.rc == 0, result.output[-3000:]
     held = UBUNTU.run("apt-mark showhold").split()
@@ -154,12 +144,9 @@ def test_removal_without_packages(play: Run, seen: Seen) -> None:
     left = UBUNTU.run(f"find {places} -name '*vllm-edge*' -type f")
     assert [path for path in left.splitlines() if "container-toolkit" not in path] == []
     assert UBUNTU.run("dpkg-query -W -f '${db:Status-Abbrev}' nvidia-utils-615-server") == "ii"
-    again = play("playbooks/driver_remove.yml", UBUNTU.name, driver_remove="ubuntu2404")
-    assert (again.rc, again.changed) == (0, [])
-    seen("holds, source, configuration and drop-in are gone, the packages are there; a second run changes nothing")
 
 
-def test_taken_up_again_and_removed_with_its_packages(play: Run, driver_play: Run, seen: Seen) -> None:
+def test_taken_up_again_and_removed_with_its_packages(play: Run, driver_play: Run) -> None:
     result = driver_play(UBUNTU.name, **NEWER)
     assert result.rc == 0, result.output[-3000:]
     arguments = {"driver_remove": "ubuntu2404", "driver_remove_packages": "true"}
@@ -169,4 +156,3 @@ def test_taken_up_again_and_removed_with_its_packages(play: Run, driver_play: Ru
     result = play("playbooks/driver_remove.yml", UBUNTU.name, **arguments)
     assert result.rc == 0, result.output[-3000:]
     assert [line for line in packages() if line.endswith("ii ") and "container" not in line] == []
-    seen("a driver of its own archive is welcome; with packages it is refused while engines run, then all of it goes")
