@@ -375,6 +375,8 @@ def main() -> int:
         faults = [fault for fault in every if fault.name in options.names]
     else:
         faults = [fault for fault in every if bool(fault.scenario) == options.host]
+    # Ended from outside, it still removes its copy and its lab.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     outcomes = try_all(faults, options.limit_s)
     print("\n".join(["", "==> faults", *(outcome.row for outcome in outcomes)]))
     noticed = sum(outcome.verdict == NOTICED for outcome in outcomes)
