@@ -168,6 +168,14 @@ def test_errors_are_told_apart(world: World, tmp_path: Path) -> None:
     assert world.get(f"/{REPOSITORY}/resolve/main/../../../../etc/passwd")[0] == 404
 
 
+def test_a_gated_repository_opens_to_its_token_only(world: World) -> None:
+    (world.state / "gated.json").write_text(json.dumps({REPOSITORY: "hf_right", "other/model": "hf_elsewhere"}))
+    assert world.api.model_info(REPOSITORY).gated == "manual"
+    tokens: list[dict[str, str]] = [{"Authorization": f"Bearer hf_{of}"} for of in ("right", "elsewhere", "nobody")]
+    asked = [world.get(f"/{REPOSITORY}/resolve/main/config.json", **token)[0] for token in [*tokens, {}]]
+    assert asked == [200, 403, 401, 401]
+
+
 # --- faults ---------------------------------------------------------------------------------------------------------
 
 
