@@ -93,27 +93,6 @@ def test_the_compat_library_goes_with_older_branches(
     assert cuda(library=testing.build_cuda(tmp_path, "590.48.01", compat=True))["init"] == init
 
 
-@pytest.mark.parametrize(
-    ("fault", "init", "version"),
-    [
-        ("cuda-init-fails", 999, 13000),
-        ("cuda-init-fails=804", 804, 13000),
-        # 35 is the runtime's: the driver initialises, and is then older than what the program was compiled for.
-        ("cuda-init-fails=35", 0, 12040),
-    ],
-)
-def test_cuinit_fails_while_nvml_works(
-    cuda: Callable[..., Any], gpus: testing.LabRoot, lab_gpu: Cuda, fault: str, init: int, version: int
-) -> None:
-    assert lab_gpu("fault", "set", "--gpu", "1", fault).returncode == 0
-    said = cuda()
-    assert (said["init"], said["version"]) == (init, version)
-    pynvml.nvmlInit()
-    assert pynvml.nvmlDeviceGetCount() == 4
-    pynvml.nvmlShutdown()
-    assert "802, 803 or 804" in lab_gpu("fault", "set", "--gpu", "1", "cuda-init-fails=7").stderr
-
-
 def used_mib(gpu: int) -> int:
     pynvml.nvmlInit()
     info = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(gpu), version=pynvml.nvmlMemory_v2)

@@ -70,6 +70,7 @@ def test_clear_takes_every_fault(lab_gpu: Run, gpus: testing.LabRoot) -> None:
         (("gpu-lost",), "name it with --gpu"),
         (("--gpu", "0", "orphan"), "orphan needs a value"),
         (("--gpu", "0", "orphan=many"), "a whole number"),
+        (("--gpu", "0", "cuda-init-fails=7"), "802, 803 or 804"),
         (("--gpu", "0", "orphan=30,max_model_len=2048"), "only a fault of engines has conditions"),
         (("--gpu", "0", "engine-grows=max_model_len=2048"), "engine-grows needs a value"),
         (("--gpu", "0", "engine-grows=30,max_model_len"), "'max_model_len' is no condition"),

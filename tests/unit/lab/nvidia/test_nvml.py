@@ -112,37 +112,11 @@ def test_a_card_never_holds_more_than_it_has(nvml: ModuleType, gpus: testing.Lab
     assert v2(nvml) == (23034, 470, 22564, 0)
 
 
-@pytest.mark.parametrize(
-    ("module", "error", "text"),
-    [
-        (None, pynvml.NVMLError_DriverNotLoaded, "Driver Not Loaded"),
-        ("570.211.01", pynvml.NVMLError_LibRmVersionMismatch, ""),
-    ],
-)
-def test_without_the_module_of_its_version(
-    gpus: testing.LabRoot, module: str | None, error: type[Exception], text: str
-) -> None:
-    gpus.set_module(module)
-    with pytest.raises(error, match=text):
-        pynvml.nvmlInit()
-
-
 def test_nothing_answers_before_init(gpus: testing.LabRoot, nvml_library: Path) -> None:
     library = ctypes.CDLL(str(nvml_library))
     count = ctypes.c_uint()
     assert library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == pynvml.NVML_ERROR_UNINITIALIZED
     assert library.nvmlShutdown() == pynvml.NVML_ERROR_UNINITIALIZED
-
-
-def test_slow_release_keeps_memory_for_a_while_after_its_process(nvml: ModuleType, gpus: testing.LabRoot) -> None:
-    gpus.set_fault(0, "slow-release", 2)
-    with gpus.claim(0, 1000):
-        pass
-    assert (used(nvml), processes(nvml)) == (1000, {})
-    deadline = time.monotonic() + 60
-    while used(nvml) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert used(nvml) == 0
 
 
 def test_slow_release_starts_anew_for_a_claim_made_again(nvml: ModuleType, gpus: testing.LabRoot) -> None:
