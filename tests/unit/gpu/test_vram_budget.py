@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,40 +88,21 @@ def test_within_budget(gpus: LabRoot, measure: Run, docker_api: Any, processes: 
     assert result["msg"].startswith("Every GPU is within its budget (GPU 0: 20600 of 20900 MiB; GPU 1: 0 of 0 MiB")
 
 
-@pytest.mark.parametrize(
-    ("gpu", "mib", "budgets", "expected", "words"),
-    [
-        pytest.param(
-            1,
-            21000,
-            {"1": 20900},
-            {},
-            ["GPU 1 (slot 1", "21000 MiB", "budget of 20900 MiB", "100 MiB too many", "unit vllm-e2b.service"],
-            id="over budget",
-        ),
-        pytest.param(
-            2,
-            5000,
-            {"0": 20900},
-            {},
-            ["no engine of the profile uses it", "systemctl stop vllm-e2b.service"],
-            id="no budget",
-        ),
-        pytest.param(0, 9000, {"0": 20900}, {"0": 20600}, ["11600 MiB less than the expected 20600"], id="far below"),
-    ],
-)
-def test_an_engine_that_does_not_use_what_was_planned(
-    gpus: LabRoot, measure: Run, docker_api: Any, processes: Any,
-    gpu: int, mib: int, budgets: dict[str, int], expected: dict[str, int], words: list[str],
-) -> None:  # fmt: skip
-    with gpus.claim(gpu, mib) as pid:
+def test_over_budget(gpus: LabRoot, measure: Run, docker_api: Any, processes: Any) -> None:
+    with gpus.claim(1, 21000) as pid:
         processes.engine(pid)
-        result = measure(budgets, expected_mib=expected)
-    over = not expected
-    assert (result["rc"], result.get("failed", False)) == (int(over), over)
-    assert [found["within_budget"] for found in result["gpus"]] == [not over or at != gpu for at in range(4)]
-    text = result["msg"] if over else result["warnings"][0]
-    assert [part for part in words if part not in text] == []
+        result = measure({"1": 20900})
+    assert (result["rc"], result["failed"]) == (1, True)
+    assert [found["within_budget"] for found in result["gpus"]] == [True, False, True, True]
+    for words in ("GPU 1 (slot 1", "budget of 20900 MiB: 100 MiB too many", "unit vllm-e2b.service"):
+        assert words in result["msg"]
+
+
+def test_far_below_what_is_expected(gpus: LabRoot, measure: Run, docker_api: Any, processes: Any) -> None:
+    with gpus.claim(0, 9000) as pid:
+        processes.engine(pid)
+        result = measure({"0": 20900}, expected_mib={"0": 20600})
+    assert result["rc"] == 0 and "11600 MiB less than the expected 20600" in result["warnings"][0]
 
 
 def test_check_mode_measures_as_well(gpus: LabRoot, measure: Run) -> None:
@@ -139,20 +119,16 @@ def test_an_orphan_is_found_after_the_time_to_settle(gpus: LabRoot, measure: Run
     assert f"nvidia-smi --gpu-reset -i {UUIDS[3]}" in result["msg"]
 
 
-@pytest.mark.parametrize(("policy", "rc", "warned"), [("ignore", 0, 0), ("warn", 0, 1), ("fail", 1, 0)])
-def test_foreign_memory(
-    gpus: LabRoot, measure: Run, docker_api: Any, processes: Any, policy: str, rc: int, warned: int
-) -> None:
+def test_foreign_memory(gpus: LabRoot, measure: Run, docker_api: Any, processes: Any) -> None:
     with gpus.claim(0, 20600) as ours, gpus.claim(0, 1500) as theirs:
         processes.engine(ours)
         processes.somebody(theirs)
-        result = measure({"0": 20900}, foreign=policy)
-    first = result["gpus"][0]
+        ignored, refused = (measure({"0": 20900}, foreign=policy) for policy in ("ignore", "fail"))
+    first = refused["gpus"][0]
     assert (first["used_mib"], first["foreign_mib"], first["engine_mib"]) == (22100, 1500, 20600)
     assert first["within_budget"] is True
-    assert (result["rc"], len(result["warnings"])) == (rc, warned)
-    if policy != "ignore":
-        assert "container someones-notebook" in (result["warnings"] or [result["msg"]])[0]
+    assert (ignored["rc"], ignored["warnings"], refused["rc"]) == (0, [], 1)
+    assert "container someones-notebook" in refused["msg"]
 
 
 def test_unknown_process_memory_makes_foreign_null(
@@ -228,10 +204,6 @@ def test_a_driver_that_does_not_answer(
     ("budgets", "options", "teaches"),
     [
         ({"7": 5}, {}, "names slot 7, but this host has the slots 0 to 3"),
-        ({"GPU-x": 5}, {}, "names GPU-x, but NVML does not see that GPU"),
-        ({"0": -5}, {}, "MiB cannot be negative"),
-        ({"0": 20.5}, {}, "write a whole number of MiB"),
-        ({"0": 30000}, {}, "has 23034 MiB in all"),
         ({}, {"expected_mib": {"0": "20 GB"}}, "expected_mib[0] is '20 GB'"),
         ({}, {"settle_timeout_s": -1}, "settle_timeout_s is -1"),
         ({}, {"tolerance_mib": -1}, "tolerance_mib is -1"),
@@ -289,15 +261,6 @@ def test_memory_that_still_moves_is_a_warning(gpus: LabRoot, measure: Run, docke
     assert "still moved after 5 s" in result["warnings"][0]
 
 
-def test_memory_that_is_released_late_settles(gpus: LabRoot, measure: Run) -> None:
-    gpus.set_fault(0, "slow-release", 2)
-    with gpus.claim(0, 6000):
-        pass
-    result = measure({}, clock=time, settle_timeout_s=20)
-    assert (result["rc"], result["settled"], result["gpus"][0]["used_mib"]) == (0, True, 0)
-    assert result["waited_s"] >= 1
-
-
 # ---- the interpreter --------------------------------------------------------------------------------------------
 
 
@@ -313,7 +276,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ad_hoc(nvml_library: Path, gpus: LabRoot, bare_python: Path, tmp_path: Path) -> Run:
     """The module as Ansible runs it: packed, sent to an interpreter without nvidia-ml-py."""
 
-    def run(*options: str, **arguments: Any) -> dict[str, Any]:
+    def run(**arguments: Any) -> dict[str, Any]:
         arguments = {"budgets": {}, "slots_file": str(tmp_path / "none.json"), "settle_timeout_s": 1, **arguments}
         environment = {**gpus.environment(nvml_library), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
         environment["ANSIBLE_CALLBACK_RESULT_FORMAT"] = "json"
@@ -323,9 +286,7 @@ def ad_hoc(nvml_library: Path, gpus: LabRoot, bare_python: Path, tmp_path: Path)
             str(Path(sys.executable).with_name("ansible")), "localhost", "-i", "localhost,", "-c", "local",
             "-e", f"ansible_python_interpreter={bare_python}", "-m", "vram_budget", "-a", json.dumps(arguments),
         ]  # fmt: skip
-        done = subprocess.run(
-            [*command, *options], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120
-        )
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
         status, _, body = done.stdout.rpartition("localhost | ")[2].partition(" => ")
         result: dict[str, Any] = json.loads(body or "{}")
         return {**result, "status": status.strip(), "output": done.stdout + done.stderr}
@@ -340,15 +301,8 @@ def test_respawns_into_the_interpreter_that_has_nvidia_ml_py(ad_hoc: Run, gpus: 
     assert [gpu["used_mib"] for gpu in result["gpus"]] == [0, 10, 0, 0]
 
 
-@pytest.mark.parametrize(("options", "status"), [((), "FAILED!"), (("--check",), "SKIPPED")])
-def test_before_the_host_runtime_is_there(ad_hoc: Run, options: tuple[str, ...], status: str) -> None:
-    assert ad_hoc(*options, python="/nonexistent/venv/bin/python")["status"] == status
-
-
 @pytest.mark.parametrize(("check", "rc"), [(True, 0), (False, 1)])
-def test_before_the_host_runtime_is_there_the_message_says_so(
-    measure: Run, monkeypatch: pytest.MonkeyPatch, check: bool, rc: int
-) -> None:
+def test_before_the_host_runtime_is_there(measure: Run, monkeypatch: pytest.MonkeyPatch, check: bool, rc: int) -> None:
     monkeypatch.setattr("ansible.module_utils.vllm_edge.system.nvml.pynvml_missing", lambda: True)
     result = measure({"0": 20900}, check=check, python="/nonexistent/venv/bin/python")
     assert (result["rc"], result["gpus"]) == (rc, [])
