@@ -52,8 +52,6 @@ class FakeWatch:
         self.at = world.monotonic()
 
     def end(self, phases: Iterable[PhaseRecord]) -> dict[str, Downtime]:
-        records = list(phases)
-        self.world.watched.append([record.began_s for record in records])
         until = self.world.monotonic()
         return {role: Downtime(until - self.at, (Gap(self.at, until),), {}, 7) for role in self.wanted.roles}
 
@@ -92,7 +90,6 @@ class FakeWorld:
     after: Callable[[str, int | None], None] = lambda name, number: None
 
     def __post_init__(self) -> None:
-        self.watched: list[list[float]] = []
         self.towards: int | None = None
         self.published: list[Phase | None] = []
 
@@ -162,18 +159,6 @@ class FakeWorld:
 
     @action
     def preflight(self, state: State, wanted: Generation, moves: Moves) -> Done:
-        for name in moves.start:
-            config = wanted.engines[name].config
-            holders = [holder for uuid in config.gpus for holder in self.used(state, uuid)]
-            foreign = [holder for holder in holders if holder.startswith("foreign")]
-            if foreign:
-                raise PhaseFailed(f"{', '.join(foreign)} is on a GPU of {name}.")
-            if state["ports"].get(str(config.port)):
-                raise PhaseFailed(f"Port {config.port} is taken by {state['ports'][str(config.port)]}.")
-            if config.image in state["missing_images"]:
-                raise PhaseFailed(f"Image {config.image} is missing.")
-            if config.model in state["damaged_weights"]:
-                raise PhaseFailed(f"Weights of {config.model} are damaged.")
         return Done("nothing is in the way")
 
     @action
@@ -212,16 +197,12 @@ class FakeWorld:
             if quirk == "cannot be stopped":
                 stuck.append(name)
                 continue
-            if quirk == "ignores SIGTERM":
-                self.tick(state, 30)
             unit = state["units"].setdefault(name, {"active": "inactive", "sub": "dead", "hash": None})
             unit.update(active="inactive", sub="dead", hash=None)
             for held in state["memory"].values():
                 mib = held.pop(name, 0)
                 if mib and quirk == "leaves an orphan":
                     held[f"orphan of {name}"] = mib
-                if mib and quirk == "releases slowly":
-                    held[f"slowly {name}"] = mib
         if stuck:
             raise PhaseFailed(f"{', '.join(stuck)} did not stop.", engines=stuck)
         return Done(f"{', '.join(moves.stop) or 'nothing'} stopped")
@@ -233,10 +214,7 @@ class FakeWorld:
         for uuid in gpus:
             held = state["memory"].setdefault(uuid, {})
             for holder in list(held):
-                if holder.startswith("slowly"):
-                    self.tick(state, 5)
-                    del held[holder]
-                elif holder.startswith("orphan"):
+                if holder.startswith("orphan"):
                     self.tick(state, wanted.limits.free_timeout_s)
                     del held[holder]
                     warnings.append(f"{holder} on {uuid[-1]} was killed.")
@@ -278,9 +256,6 @@ class FakeWorld:
         config = json.loads((self.paths.engine_dir(name) / "engine.json").read_text())
         quirk = self.quirk(state, name)
         wrong = ""
-        if quirk == "never healthy":
-            self.tick(state, 60)
-            return f"{name} does not serve after 60 s"
         if quirk == "crashes while loading":
             wrong = f"{name} ended while it was loading"
         for uuid in config["gpus"]:
@@ -288,8 +263,6 @@ class FakeWorld:
                 wrong = f"{name}: GPU {uuid[-1]} is lost"
             elif sum(self.used(state, uuid).values()) + config["vram_budget_mib"] - 100 > TOTAL_MIB:
                 wrong = f"{name} does not fit on GPU {uuid[-1]}"
-        if quirk == "does not fit":
-            wrong = f"{name} does not fit: no memory is left for the KV cache"
         if wrong:
             unit.update(active="failed", sub="failed", hash=None)
             return wrong
@@ -343,7 +316,7 @@ class FakeWorld:
     def silent(self, state: State, wanted: Generation, name: str) -> bool:
         unit = state["units"].get(name, {})
         as_wanted = unit.get("active") == "active" and unit.get("hash") == wanted.hashes[name]
-        return not as_wanted or self.quirk(state, name) in ("canary wrong", "hangs")
+        return not as_wanted or self.quirk(state, name) == "canary wrong"
 
     @action
     def measure(self, state: State, wanted: Generation, *, accept: bool = False) -> Done:
@@ -395,9 +368,6 @@ def new_host(root: Path) -> FakeWorld:
             "target": {"enabled": False, "active": False},
             "quirks": {},
             "lost_gpus": [],
-            "ports": {},
-            "missing_images": [],
-            "damaged_weights": [],
             "failing_hooks": [],
             "docker_away": 0,
             "pids": 0,

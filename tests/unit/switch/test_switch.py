@@ -11,7 +11,6 @@ from ansible.module_utils.vllm_edge.generation import committed, store
 from ansible.module_utils.vllm_edge.generation.model import GenerationError
 from ansible.module_utils.vllm_edge.paths import HostPaths
 from ansible.module_utils.vllm_edge.switch import run as switch_run
-from ansible.module_utils.vllm_edge.switch.journal import history
 from ansible.module_utils.vllm_edge.switch.model import (
     BACK_PHASES,
     HARMLESS,
@@ -84,12 +83,6 @@ def test_a_gap_is_told_in_the_time_of_the_switch(bench: SwitchHost) -> None:
         (gap,) = downtime.gaps
         assert gap.to_s is not None
         assert began[Phase.PREPARE] <= gap.from_s <= began[Phase.DRAIN] and gap.to_s >= began[Phase.CLEAN_UP]
-
-
-def test_there_and_back(bench: SwitchHost) -> None:
-    bench.ends(Result.COMMITTED)
-    bench.ends(Result.COMMITTED, bench.old)
-    assert {journal.generation for journal in history(bench.paths)} == {1, 2}
 
 
 def test_a_change_that_no_engine_notices_is_committed(bench: SwitchHost) -> None:
@@ -172,12 +165,9 @@ OLD_ENGINE = "31b-nvfp4"
 @pytest.mark.parametrize(
     ("quirk", "phase"),
     [
-        ("does not fit", Phase.HEALTHY),
         ("crashes while loading", Phase.HEALTHY),
-        ("never healthy", Phase.HEALTHY),
         ("canary wrong", Phase.CANARY),
         ("answers badly", Phase.CANARY),
-        ("hangs", Phase.CANARY),
         ("grows", Phase.MEASURE),
     ],
 )
@@ -186,10 +176,9 @@ def test_a_faulty_new_engine_is_replaced_by_the_old_one(bench: SwitchHost, quirk
     assert f"in phase {phase}" in bench.ends(Result.ROLLED_BACK).message
 
 
-@pytest.mark.parametrize("quirk", ["ignores SIGTERM", "leaves an orphan", "releases slowly"])
-def test_an_old_engine_that_resists_is_overcome(bench: SwitchHost, quirk: str) -> None:
-    bench.world.change(quirks={OLD_ENGINE: quirk})
-    assert bool(bench.ends(Result.COMMITTED).warnings) == (quirk == "leaves an orphan")
+def test_memory_that_an_old_engine_leaves_behind_is_a_warning(bench: SwitchHost) -> None:
+    bench.world.change(quirks={OLD_ENGINE: "leaves an orphan"})
+    assert "was killed" in bench.ends(Result.COMMITTED).warnings[0]
 
 
 def test_an_old_engine_that_cannot_be_stopped_goes_on_serving(bench: SwitchHost) -> None:
@@ -197,26 +186,6 @@ def test_an_old_engine_that_cannot_be_stopped_goes_on_serving(bench: SwitchHost)
     bench.world.change(quirks={OLD_ENGINE: "cannot be stopped"})
     bench.ends(Result.ROLLED_BACK)
     assert bench.pids(OLD_ENGINE) == before
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"ports": {"8070": "nginx (pid 12)"}},
-        {"missing_images": ["vllm-edge/vllm:1"]},
-        {"damaged_weights": ["31b-w4a16"]},
-        {"memory": {"GPU-f52a6b98-d1e7-5b3c-a05f-38c2d4710000": {"foreign python3 (pid 99)": 4000}}},
-    ],
-    ids=["port taken", "image missing", "damaged weights", "foreign process on the GPU"],
-)
-def test_what_can_be_known_before_is_refused(bench: SwitchHost, change: dict[str, Any]) -> None:
-    state = bench.world.load()
-    for key, value in change.items():
-        state[key] = {**state[key], **value} if isinstance(value, dict) else value
-    bench.world.save(state)
-    bench.ends(Result.REFUSED, whole=False)
-    assert [entry for entry in bench.log if entry.startswith(("stop", "start"))] == []
-    assert committed.committed(bench.paths).generation == 1  # type: ignore[union-attr]
 
 
 def test_a_foreign_process_that_comes_in_the_middle_is_named_and_the_rest_comes_back(bench: SwitchHost) -> None:
