@@ -48,6 +48,15 @@ faults: bootstrap $(VENV)/.stamp collections ## Try the deliberate faults of tes
 	@tools/timed "lab images" python -m lab images
 	@tools/timed "faults of a host" python tests/tools/faults.py --host
 
+# Bytecode of the tests lies in .cache, so that a second run does not compile them again.
+.PHONY: check
+check: $(VENV)/.stamp collections ## At every save: ruff, mypy, the rule of layers, the fast unit tests; no Docker, root or network
+	@tools/timed "ruff" bash -c 'ruff check --quiet . && ruff format --quiet --check .'
+	@tools/timed "mypy" mypy
+	@tools/timed "layers of imports" env PYTHONPATH=plugins/module_utils lint-imports --no-cache
+	@tools/timed "fast unit tests" env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/.cache/pycache \
+		pytest -q -n 2 -m "not docker and not slow" tests/unit
+
 .PHONY: lint
 lint: bootstrap-python $(VENV)/.stamp collections ## Linters, type checker, shellcheck, scan for secrets
 	@tools/timed "ruff" bash -c 'ruff check . && ruff format --check .'

@@ -38,7 +38,9 @@ def table_lines(cells: Sequence[str]) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tables that tests record, row by row, with `record_property(title, cells)`."""
+    """Tables that tests record, row by row, with `record_property(title, cells)`; none with -q."""
+    if terminalreporter.verbosity < 0:
+        return
     tables: dict[str, list[list[str]]] = {}
     for outcome in ("passed", "failed"):
         for report in terminalreporter.getreports(outcome):

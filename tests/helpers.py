@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of several folders use: runs of ansible-playbook, and scripts of the project as modules."""
+"""What tests of several folders use: runs of ansible-playbook and their hosts, files of the repository, scripts."""
 
 from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,6 +30,37 @@ def run_playbook(
         text=True,
         timeout=600,
     )
+
+
+def make_host(directory: Path, **programs: str) -> dict[str, Any]:
+    """Variables of a host that is this machine, with programs of its own that no other host of the run has."""
+    place = directory / "bin"
+    place.mkdir(parents=True)
+    # Modules run by this interpreter, and look for programs where it does.
+    python = f'#!/bin/sh\nPATH={place}:$PATH exec {sys.executable} "$@"\n'
+    for name, text in {**programs, "python3": python}.items():
+        (place / name).write_text(text)
+        (place / name).chmod(0o755)
+    return {
+        "ansible_connection": "local",
+        "ansible_become": False,
+        "ansible_python_interpreter": str(place / "python3"),
+    }
+
+
+def find_failures(done: subprocess.CompletedProcess[str], joined: bool = True) -> dict[str, str]:
+    """Why tasks failed, by the name of the host: all words in one line, or as they were printed."""
+    found: dict[str, str] = {}
+    for host, text in re.findall(r"(?ms)^(?:fatal|failed): \[([^] ]+)[^]]*\].*?=>(.*?)(?=^\S|\Z)", done.stdout):
+        found[host] = found.get(host, "") + text
+    return {host: " ".join(text.split()) if joined else text for host, text in found.items()}
+
+
+def list_files(*patterns: str) -> list[Path]:
+    """Files and links of the repository, those not yet committed included."""
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *patterns]
+    listed = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [ROOT / name for name in listed.split("\0") if name and os.path.lexists(ROOT / name)]
 
 
 def get_words(done: subprocess.CompletedProcess[str]) -> str:

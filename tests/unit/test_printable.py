@@ -22,7 +22,6 @@ from ansible.module_utils.vllm_edge.switch.model import Result
 from ansible.module_utils.vllm_edge.switch.render import render_result as render_switch
 from ansible.module_utils.vllm_edge.text import printable
 from engine_files import written
-from helpers import run_playbook
 from journals import ended
 
 HOSTILE = (
@@ -103,21 +102,3 @@ def test_explain_shows_a_log_with_escapes(tmp_path: Path, capsys: pytest.Capture
         told = capsys.readouterr().out
         assert find_forbidden(told) == []
     assert json.loads(told)["last_failure"]["log_tail"] == [line]
-
-
-@pytest.mark.parametrize("task", ["show", pytest.param("follow", marks=pytest.mark.thorough)])
-def test_action_plugins_print_printable_lines(task: str, tmp_path: Path) -> None:
-    line = "".join(character for character in HOSTILE if character not in "\x00\ud800")
-    (tmp_path / "progress").write_text(line)
-    arguments: dict[str, Any] = {"lines": [line, GOOD]}
-    if task == "follow":
-        arguments = {"module": "ansible.builtin.shell", "args": {"cmd": "sleep 3"}, "label": "work", "interval_s": 1}
-        arguments["progress"] = ["cat", str(tmp_path / "progress")]
-    play = [{"hosts": "all", "gather_facts": False, "tasks": [{"name": "Print", task: arguments}]}]
-    (tmp_path / "play.yml").write_text(json.dumps(play))
-    variables = {"ansible_python_interpreter": sys.executable, "ansible_async_dir": str(tmp_path / "async")}
-    words = ["-i", "here,", "-c", "local", "-e", json.dumps(variables), str(tmp_path / "play.yml")]
-    done = run_playbook(*words, check=True)
-    assert "gnp" in done.stdout
-    assert find_forbidden(done.stdout + done.stderr) == []
-    assert task == "follow" or GOOD in done.stdout

@@ -94,37 +94,25 @@ def test_a_cut_within_the_swap_leaves_a_link_that_leads_to_a_whole_release(
     assert releases.current == release
 
 
-def empty(release: Path) -> None:
-    (release / "lib/vllm_edge/cli.py").write_text("")
-
-
-def unreadable(release: Path) -> None:
-    (release / "bin/vllm-edge").chmod(0o600)
-
-
-def missing(release: Path) -> None:
-    (release / "bin/vllm-edge").unlink()
-
-
-def relinked(release: Path) -> None:
-    (release / "venv/bin/python").unlink()
-    (release / "venv/bin/python").symlink_to("python4")
+def relink(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("python4")
 
 
 @pytest.mark.parametrize(
-    ("damage", "file"),
+    ("file", "damage"),
     [
-        (empty, "lib/vllm_edge/cli.py"),
-        (unreadable, "bin/vllm-edge"),
-        (missing, "bin/vllm-edge"),
-        (relinked, "venv/bin/python"),
+        ("lib/vllm_edge/cli.py", lambda path: path.write_text("")),
+        ("bin/vllm-edge", lambda path: path.chmod(0o600)),
+        ("bin/vllm-edge", Path.unlink),
+        ("venv/bin/python", relink),
     ],
 )
 def test_a_damaged_release_is_built_anew_beside_it(
-    releases: Releases, damage: Callable[[Path], None], file: str
+    releases: Releases, file: str, damage: Callable[[Path], object]
 ) -> None:
     damaged = install(releases, "a")
-    damage(damaged)
+    damage(damaged / file)
     wanted = releases.wanted("a")
     assert (wanted.path.name, wanted.whole) == ("a-2", False)
     assert wanted.why == f"{damaged / file} is not as it was built"

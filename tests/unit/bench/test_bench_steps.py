@@ -84,7 +84,9 @@ def test_the_command_has_what_the_step_says() -> None:
     assert {"--dataset-name=prefix_repetition", "--prefix-repetition-suffix-len=128", "--num-prompts=32"} <= set(words)
 
 
-def test_a_step_is_measured_in_a_child_whose_failure_is_told(tmp_path: Path) -> None:
+def test_a_step_is_measured_in_a_child_whose_failure_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # /tmp is the container's own, and here everybody's.
+    monkeypatch.setattr(program, "Path", lambda name: tmp_path / Path(name).name)
     step = vars(Step("protocol", 256, 128, 1, 3))
     result = {"duration": 2.5, "completed": 3, "failed": 0, "total_output_tokens": 384, "total_input_tokens": 768}
 

@@ -17,6 +17,8 @@ from ansible.module_utils.vllm_edge.page.data import PageData, complete, read_be
 from ansible.module_utils.vllm_edge.page.sections import SECTIONS
 from ansible.module_utils.vllm_edge.page.style import COLOURS
 
+pytestmark = pytest.mark.slow  # of matplotlib, which draws every plot
+
 MINIMAL = PageData({"host": "bare", "profile": "e2b-only", "generation": 1}, "2026-11-25T03:05:00Z")
 """A host of which nothing is recorded."""
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e&'

@@ -1,47 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Playbooks of the plan, as an operator runs them: no host, no GPU, no weights on this machine."""
+"""Playbooks of the plan, as an operator runs them: hosts that are the cases, no GPU, no weights on this machine."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
+from helpers import run_playbook
+
+HOST = {
+    "serving_profile": "nvfp4-tp2",
+    "gpu_count": 4,
+    "gpu_memory_mib": 23034,
+    "model_weights_root": "/nowhere",
+    # No variable of the connection is needed, nor read.
+    "ansible_port": "{{ lookup('ansible.builtin.file', '/nonexistent/port') }}",
+    "ansible_host": "{{ lookup('ansible.builtin.file', '/nonexistent/address') }}",
+    "ansible_user": "{{ not_set }}",
+    "ansible_ssh_private_key_file": "{{ not_set }}",
+}
+"""The reference host's GPUs."""
 
 
-def run(playbook: str, *options: str, inventory: str = "inventories/xr7620") -> subprocess.CompletedProcess[str]:
-    """Run playbooks/PLAYBOOK.yml, for the reference inventory unless told; each option follows a `-e`."""
-    command = ["ansible-playbook", "-i", inventory, f"playbooks/{playbook}.yml"]
-    variables = [word for option in ("model_weights_root=/nowhere", *options) for word in ("-e", option)]
-    return subprocess.run(
-        [*command, *variables],
-        cwd=ROOT,
-        env=os.environ | {"ANSIBLE_NOCOLOR": "1"},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def play(place: Path, playbook: str, hosts: Mapping[str, Mapping[str, Any]]) -> subprocess.CompletedProcess[str]:
+    """Run a playbook for hosts with these variables; the place is a directory for its inventory."""
+    listed = {name: HOST | dict(variables) for name, variables in hosts.items()}
+    (place / "hosts.yml").write_text(json.dumps({"gpu_hosts": {"hosts": listed}}))
+    return run_playbook("-i", place / "hosts.yml", f"playbooks/{playbook}.yml")
 
 
-def play(playbook: str, *options: str) -> str:
-    """The output of a playbook that succeeds."""
-    done = run(playbook, *options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def refused(playbook: str, *options: str) -> str:
-    """The output of a playbook that fails, on one line."""
-    done = run(playbook, *options)
-    assert done.returncode == 2, done.stdout + done.stderr
-    return " ".join((done.stdout + done.stderr).replace("''", "'").split())
-
-
-def document(playbook: str, *options: str) -> Any:
-    """The JSON that a playbook prints."""
-    output = play(playbook, "format=json", *options)
+def read_document(output: str) -> Any:
+    """The JSON that one of the hosts prints."""
     return json.loads(output[output.index("\n{\n") : output.index("\n}\n") + 3])

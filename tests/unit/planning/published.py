@@ -199,7 +199,6 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "Qwen/Qwen2.5-7B-Instruct": _qwen2((28, 3584, 18944, 28, 4, 152064, 32768), 28),
     "Qwen/Qwen2.5-14B-Instruct": _qwen2((48, 5120, 13824, 40, 8, 152064, 32768), 70),
     "Qwen/Qwen2.5-32B-Instruct": _qwen2((64, 5120, 27648, 40, 8, 152064, 32768), 70),
-    "Qwen/Qwen2.5-72B-Instruct": _qwen2((80, 8192, 29568, 64, 8, 152064, 32768), 70),
     "meta-llama/Llama-3.1-8B-Instruct": config(
         "LlamaForCausalLM",
         "llama",
@@ -223,7 +222,6 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         norm_topk_prob=True,
         tie_word_embeddings=False,
     ),
-    "google/gemma-2-2b-it": _gemma2((26, 2304, 9216, 8, 4, 256000, 8192), 256, 256),
     "google/gemma-2-9b-it": _gemma2((42, 3584, 14336, 16, 8, 256000, 8192), 256, 256),
     "google/gemma-2-27b-it": _gemma2((46, 4608, 36864, 32, 16, 256000, 8192), 128, 144),
     "mistralai/Mistral-Small-24B-Instruct-2501": config(
@@ -244,7 +242,6 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "vision_config": PIXTRAL,
     },
     "microsoft/Phi-3-mini-4k-instruct": _phi3((32, 3072, 8192, 32, 32, 32064, 4096), 2047),
-    "microsoft/Phi-3-medium-4k-instruct": _phi3((40, 5120, 17920, 40, 10, 32064, 4096), 2047),
     "microsoft/phi-4": _phi3((40, 5120, 17920, 40, 10, 100352, 16384), None),
     "microsoft/Phi-4-mini-instruct": _phi3(
         (32, 3072, 8192, 24, 8, 200064, 131072),
@@ -264,7 +261,6 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         tie_word_embeddings=True,
         use_bias=False,
     ),
-    "ibm-granite/granite-3.3-2b-instruct": _granite((40, 2048, 8192, 32, 8, 49159, 131072)),
     "ibm-granite/granite-3.3-8b-instruct": _granite((40, 4096, 12800, 32, 8, 49159, 131072)),
     "LGAI-EXAONE/EXAONE-4.0-32B": _exaone4(
         (64, 5120, 27392, 40, 8, 102400, 131072),
@@ -284,7 +280,6 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         num_experts_per_tok=2,
         sliding_window=None,
     ),
-    "Qwen/Qwen1.5-MoE-A2.7B-Chat": _qwen2_moe((24, 2048, 5632, 16, 16, 151936, 8192), (60, 4, 1408, 5632)),
     "Qwen/Qwen2-57B-A14B-Instruct": _qwen2_moe((28, 3584, 18944, 28, 4, 151936, 32768), (64, 8, 2560, 20480)),
     "Qwen/Qwen3-VL-30B-A3B-Instruct": {
         "architectures": ["Qwen3VLMoeForConditionalGeneration"],
@@ -455,20 +450,16 @@ PARAMETERS: Mapping[str, int] = {
     "deepseek-ai/DeepSeek-V2-Lite-Chat": 15_706_484_224,
     "deepseek-ai/DeepSeek-V3": 684_531_386_000,
     "mistralai/Mixtral-8x7B-Instruct-v0.1": 46_702_792_704,
-    "Qwen/Qwen1.5-MoE-A2.7B-Chat": 14_315_784_192,
     "Qwen/Qwen3-VL-30B-A3B-Instruct": 31_070_754_032,
     "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
     "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
     "Qwen/Qwen2.5-14B-Instruct": 14_770_033_664,
     "Qwen/Qwen2.5-32B-Instruct": 32_763_876_352,
-    "Qwen/Qwen2.5-72B-Instruct": 72_706_203_648,
-    "google/gemma-2-2b-it": 2_614_341_888,
     "google/gemma-2-9b-it": 9_241_705_984,
     "google/gemma-2-27b-it": 27_227_128_320,
     "mistralai/Mistral-Small-24B-Instruct-2501": 23_572_403_200,
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": 24_011_361_280,
     "microsoft/Phi-3-mini-4k-instruct": 3_821_079_552,
-    "microsoft/Phi-3-medium-4k-instruct": 13_960_238_080,
     LLAVA: 7_566_747_648,
     "microsoft/phi-4": 14_659_507_200,
     "microsoft/Phi-4-mini-instruct": 3_836_021_760,
@@ -816,22 +807,22 @@ def facts(repo: str, layers: int = 0) -> Facts:
 
 
 def questions() -> list[dict[str, Any]]:
-    """What `tests/judge/vllm_models.py` is asked: each checkpoint on one, two and four GPUs, if its heads allow it, and
-    each stage of a pipeline of two."""
+    """What `tests/judge/vllm_models.py` is asked: each checkpoint on one GPU, on as many of two and four as its heads
+    allow, and each stage of a pipeline of two."""
     asked = []
     for repo, made in CONFIGS.items():
         few = cut(made)
-        heads = few.get("text_config", few)
-        for size in (1, 2, 4):
-            kv_heads = heads["num_key_value_heads"]
-            if heads["num_attention_heads"] % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0):
-                found = {"name": repo, "config": few, "headers": list(headers(few)), "tensor_parallel_size": size}
-                found["expert_parallel"] = False
-                asked += [{**found, "pipeline_rank": stage} for stage in ((None, 0, 1) if size == 1 else (None,))]
-                # llama4.py copies its experts by values of tensors then, which those of the judge do not have.
-                experts = any(heads.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
-                if size > 1 and experts and heads["model_type"] != "llama4_text":
-                    asked.append({**found, "pipeline_rank": None, "expert_parallel": True})
+        text = few.get("text_config", few)
+        heads, kv_heads = text["num_attention_heads"], text["num_key_value_heads"]
+        most = max(size for size in (1, 2, 4) if heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0))
+        found = {"name": repo, "config": few, "headers": list(headers(few)), "expert_parallel": False}
+        asked += [{**found, "tensor_parallel_size": 1, "pipeline_rank": stage} for stage in (None, 0, 1)]
+        if most > 1:
+            asked.append({**found, "tensor_parallel_size": most, "pipeline_rank": None})
+        # llama4.py copies its experts by values of tensors then, which those of the judge do not have.
+        experts = any(text.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+        if most > 1 and experts and text["model_type"] != "llama4_text":
+            asked.append({**asked[-1], "expert_parallel": True})
     return asked
 
 

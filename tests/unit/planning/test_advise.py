@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-import yaml
 from ansible.module_utils.vllm_edge.planning import planner
 from ansible.module_utils.vllm_edge.planning.advice import choice, render, search
 from ansible.module_utils.vllm_edge.planning.advice.model import Advice, AdviceError, By, Host, Profile, Shape, Wish
@@ -78,14 +77,6 @@ def test_the_best_beats_both_profiles_of_the_reference() -> None:
         )
         assert rank > 0 and found.profiles[rank].main.fit.tok_s < best.fit.tok_s
     assert (best.fit.model, best.fit.shape) == ("31b-w4a16", Shape(4))
-
-
-def test_no_name_and_no_order_is_preferred() -> None:
-    renamed = dict(zip("fedcba", reversed(MODELS), strict=True))
-    at = dataclasses.replace(host(()), models={letter: model(name) for letter, name in renamed.items()})
-    found = advised(at, models=[letter for letter, name in renamed.items() if name != "31b-fp8"])
-    assert renamed[found.profiles[0].main.fit.model] == "31b-w4a16"
-    assert {renamed[name] for name in found.mains} == {"31b-bf16", "31b-nvfp4", "31b-w4a16"}
 
 
 def test_what_is_faster_is_first_whatever_its_precision() -> None:
@@ -308,20 +299,6 @@ def test_the_chosen_one_fits_as_it_is_shown(sides: int) -> None:
     assert len(slots) == len(set(slots)) == profile.gpus
     assert len({engine["port"] for engine in written}) == len(written)
     assert not any("gpu_memory_utilization" in engine for engine in written)
-
-
-def test_what_is_pasted_is_yaml_and_says_the_same() -> None:
-    chosen = reference(choose=next_with_sides()).chosen
-    parsed = yaml.safe_load("\n".join(render.pasted(chosen)))
-    assert parsed == {"serving_engines": chosen.serving_engines, "serving_profiles": chosen.serving_profiles}
-    roles = Counter(role for engine in parsed["serving_engines"].values() for role in engine["served_names"])
-    assert roles == Counter(ROLES)
-    (profile,) = parsed["serving_profiles"].values()
-    assert profile["engines"] == list(parsed["serving_engines"]) and set(profile) == {"engines", "when", "source"}
-
-
-def next_with_sides() -> int:
-    return next(rank for rank, profile in enumerate(reference().profiles, 1) if len(profile.sides) == 2)
 
 
 def test_names_and_parsers_of_the_chosen_one() -> None:

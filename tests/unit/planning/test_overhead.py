@@ -15,7 +15,7 @@ from ansible.module_utils.vllm_edge.planning.vllm_versions import (
     max_num_seqs,
     set_gpu_defaults,
 )
-from checkpoints import DEFAULT, GIB, L4, MIB, NVFP4_TP2, engine, model
+from checkpoints import DEFAULT, GIB, MIB, NVFP4_TP2, engine, model
 
 
 @pytest.mark.parametrize(
@@ -65,21 +65,6 @@ def test_the_allocators_constant_is_for_models_that_have_it(name: str, text_only
     found = overhead.allocator(model(name), text_only=text_only)
     assert found.value / MIB == pytest.approx(mib, abs=0.1)
     assert found.low <= found.value <= found.high
-
-
-@pytest.mark.parametrize(
-    ("repo", "gib"),
-    [
-        ("meta-llama/Llama-3.1-8B-Instruct", 14.9889),
-        ("mistralai/Mistral-7B-Instruct-v0.3", 13.5084),
-        ("Qwen/Qwen3-8B", 15.2683),
-        ("google/gemma-3-27b-it", 51.45),
-    ],
-)
-def test_loads_that_others_logged(repo: str, gib: float) -> None:
-    gpu = dataclasses.replace(L4, cuda_total_bytes=79 * GIB)
-    found = planner.plan("profile", [engine(repo)], {repo: model(repo)}, [gpu], "0.19.0").engines[0]
-    assert found.gpus[0].weights_bytes / GIB == pytest.approx(gib, abs=0.015)
 
 
 @pytest.mark.parametrize(

@@ -48,30 +48,17 @@ def run_on_laptop(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 MANY = ("--by", "together", "--min-tok-s", "40", "--max-num-seqs", "2,4")
+WORDS: dict[tuple[str, ...], tuple[int, str]] = {
+    ("plan", "--model", "google/gemma-4-31B-it", "--gpu", "L4", "--count", "4"): (0, "tp4      fits"),
+    ("advise", "--model", "google/gemma-4-E4B-it", "--gpu", "L4", "--count", "4", *MANY): (0, "e4b-it tp2 seqs=4 x2"),
+    ("facts", "--model", "Qwen/Qwen3-8B"): (0, '"tensors"'),
+    ("status",): (2, "vllm-edge status is for a serving host"),
+}
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "printed"),
-    [
-        (["plan", "--model", "google/gemma-4-31B-it", "--gpu", "L4", "--count", "4"], 0, "tp4      fits"),
-        (["plan", "--model", "google/gemma-4-31B-it", "--gpu", "L4", "--count", "2"], 1, "tp2: oom_weights. Weights"),
-        (["plan", "--model", "no-such-thing", "--gpu", "L4"], 2, "write owner/name"),
-        (["advise", "--model", "google/gemma-4-E2B-it", "--gpu", "L4"], 0, "serving_profiles:"),
-        (
-            ["advise", "--model", "google/gemma-4-E4B-it", "--gpu", "L4", "--count", "4", *MANY],
-            0,
-            "e4b-it tp2 seqs=4 x2",
-        ),
-        pytest.param(
-            ["advise", "--model", "google/gemma-4-31B-it", "--gpu", "L4"], 1, "oom_weights", marks=pytest.mark.thorough
-        ),
-        (["facts", "--model", "Qwen/Qwen3-8B"], 0, '"tensors"'),
-        (["status"], 2, "vllm-edge status is for a serving host"),
-        (["doctor"], 2, "plan, advise and facts run on any machine"),
-    ],
-)
-def test_a_laptop_needs_no_package_of_a_host(words: list[str], status: int, printed: str) -> None:
-    done = run_on_laptop(*words)
+@pytest.mark.parametrize("words", WORDS, ids=lambda words: words[0])
+def test_a_laptop_needs_no_package_of_a_host(words: tuple[str, ...]) -> None:
+    done, (status, printed) = run_on_laptop(*words), WORDS[words]
     assert (done.returncode, printed in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
@@ -96,6 +83,10 @@ def test_without_a_context_the_longest_that_fits_is_planned(capsys: pytest.Captu
     assert given["max_model_len"] == 16384 and given["max_concurrency"] > longest["max_concurrency"]
     too_long = str(longest["max_model_len"] + 8192)
     assert run(capsys, *words, "--context", too_long)[0] == 1
+    status, printed = run(capsys, *words[:5], "--count", "2")
+    assert status == 1 and "tp2: oom_weights. Weights" in printed
+    status, printed = run(capsys, "advise", *words[1:5])
+    assert status == 1 and "oom_weights" in printed
 
 
 @pytest.mark.parametrize(
@@ -105,6 +96,7 @@ def test_without_a_context_the_longest_that_fits_is_planned(capsys: pytest.Captu
         (["--count", "0"], "--count: 0 is not a number of GPUs"),
         (["--tensor-parallel-size", "2"], "needs more GPUs than --count 1"),
         (["--vllm", "0.1.0"], "0.1.0"),
+        (["--model", "no-such-thing"], "write owner/name"),
         (["--model", "/nonexistent"], "'/nonexistent' is neither a path that exists nor a repository"),
         (["--model", "example/none", "--endpoint", "http://127.0.0.1:9"], "cannot be read at http://127.0.0.1:9"),
     ],

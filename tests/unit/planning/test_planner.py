@@ -28,55 +28,41 @@ def plan_beside(wanted: Mapping[str, Any], free_mib: int, version: str) -> Engin
 # -- the rows of measured.md: verdict, reason, fix
 
 
+GRAPHS = BF16_TP4 | {"max_num_seqs": None, "enforce_eager": False}
+
+
 @pytest.mark.parametrize(
     ("wanted", "verdict", "reason", "fix"),
     [
-        pytest.param(
-            engine("31b-bf16", 2, gpu_memory_utilization=0.90),
-            Verdict.OOM_WEIGHTS,
-            "Weights need 30.20 GiB on GPU 0, which has 22.03 GiB",
-            "tensor_parallel_size: 4, gpus: [0, 1, 2, 3]",
-            id="bf16-tp2",
-        ),
-        pytest.param(
+        (
             engine("31b-bf16", pipeline_parallel_size=2, gpu_memory_utilization=0.90),
             Verdict.OOM_WEIGHTS,
             "Weights need 31.5",
             "tensor_parallel_size: 4, pipeline_parallel_size: 1, gpus: [0, 1, 2, 3]",
-            id="bf16-pp2",
         ),
-        pytest.param(
+        (
             engine("31b-nvfp4", gpu_memory_utilization=0.90),
             Verdict.OOM_WEIGHTS,
             "Weights need 31.03 GiB on GPU 0, which has 22.03 GiB",
             "tensor_parallel_size: 2, gpus: [0, 1]",
-            id="nvfp4-tp1",
         ),
-        pytest.param(NVFP4_TP2, Verdict.FITS, "stay free", "", id="nvfp4-tp2"),
-        pytest.param(
+        (NVFP4_TP2, Verdict.FITS, "stay free", ""),
+        (
             engine("31b-nvfp4", pipeline_parallel_size=2, gpu_memory_utilization=0.90),
             Verdict.UNSUPPORTED_ENGINE,
             "crashes in vLLM 0.19, whose IntermediateTensors lacks what gemma4.py calls (vllm-project/vllm#40786)",
             "tensor_parallel_size: 2, pipeline_parallel_size: 1",
-            id="nvfp4-pp2",
         ),
-        pytest.param(BF16_TP4, Verdict.FITS, "stay free", "", id="bf16-tp4"),
-        pytest.param(engine("e4b", gpu_memory_utilization=0.90), Verdict.FITS, "stay free", "", id="e4b"),
-        pytest.param(engine("e2b", gpu_memory_utilization=0.90), Verdict.FITS, "stay free", "", id="e2b"),
-        pytest.param(
-            BF16_TP4 | {"max_num_seqs": None, "enforce_eager": False},
+        (BF16_TP4, Verdict.FITS, "stay free", ""),
+        (engine("e4b", gpu_memory_utilization=0.90), Verdict.FITS, "stay free", ""),
+        (engine("e2b", gpu_memory_utilization=0.90), Verdict.FITS, "stay free", ""),
+        (
+            GRAPHS,
             Verdict.OOM_WARMUP,
             "GPU 0 would hold 22.12 GiB: CUDA graphs (1.47 GiB) and the CUDA context (0.38 GiB) come on top",
             "max_num_seqs: 128",
-            id="bf16-tp4 with graphs and 256 sequences",
         ),
-        pytest.param(
-            BF16_TP4 | {"max_num_seqs": None, "enforce_eager": False, "gpu_memory_utilization": 0.90},
-            Verdict.FITS,
-            "stay free",
-            "",
-            id="the same at 0.90",
-        ),
+        (GRAPHS | {"gpu_memory_utilization": 0.90}, Verdict.FITS, "stay free", ""),
     ],
 )
 def test_verdicts_of_the_reference(wanted: Mapping[str, Any], verdict: Verdict, reason: str, fix: str) -> None:
@@ -85,49 +71,12 @@ def test_verdicts_of_the_reference(wanted: Mapping[str, Any], verdict: Verdict, 
     assert reason in found.reason
 
 
-def test_a_pipeline_of_gemma4_runs_with_the_default_release() -> None:
-    found = plan_of(engine("31b-nvfp4", pipeline_parallel_size=2, max_num_seqs=16), DEFAULT)
-    assert found.verdict is Verdict.FITS, found.reason
-
-
 def test_what_would_come_after_the_weights_is_told_too() -> None:
     found = plan_of(engine("31b-bf16", pipeline_parallel_size=2))
     assert any("crashes in vLLM 0.19" in sentence for sentence in found.advice)
 
 
 # -- figures
-
-
-@pytest.mark.parametrize(
-    ("wanted", "weights_gib"),
-    [
-        pytest.param(engine("31b-bf16", 2), 30.14, id="bf16-tp2"),
-        pytest.param(NVFP4_TP2, 16.3, id="nvfp4-tp2"),
-        pytest.param(engine("31b-nvfp4"), 30.97, id="nvfp4-tp1"),
-        pytest.param(BF16_TP4, 15.80, id="bf16-tp4"),
-        pytest.param(engine("e4b"), 15.18, id="e4b, as vLLM 0.22.1 logged it elsewhere"),
-    ],
-)
-def test_weights(wanted: Mapping[str, Any], weights_gib: float) -> None:
-    found = plan_of(wanted).gpus[0].weights_bytes / GIB
-    assert found == pytest.approx(weights_gib, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "kv_gib", "tokens", "concurrency"),
-    [
-        pytest.param(BF16_TP4, 4.12, 17_968, None, id="bf16-tp4"),
-        pytest.param(NVFP4_TP2, 2.39, 10_432, 3.58, id="nvfp4-tp2"),
-    ],
-)
-def test_kv_cache_of_the_reference_fitted(
-    wanted: Mapping[str, Any], kv_gib: float, tokens: int, concurrency: float | None
-) -> None:
-    found = plan_of(wanted)
-    assert found.gpus[0].kv_cache_bytes / GIB == pytest.approx(kv_gib, rel=0.015)
-    assert found.kv_cache_tokens == pytest.approx(tokens, rel=0.015)
-    if concurrency is not None:
-        assert found.max_concurrency == pytest.approx(concurrency, rel=0.015)
 
 
 @pytest.mark.parametrize(
@@ -148,10 +97,10 @@ def test_kv_cache_that_is_set_is_taken_as_it_is(wanted: Mapping[str, Any], token
 @pytest.mark.parametrize(
     ("wanted", "measured_mib"),
     [
-        pytest.param(NVFP4_TP2, 21_900, id="nvfp4-tp2"),
-        pytest.param(BF16_TP4, 21_149, id="bf16-tp4"),
-        pytest.param(engine("e4b", gpu_memory_utilization=0.90), 20_500, id="e4b"),
-        pytest.param(engine("e2b", gpu_memory_utilization=0.90), 20_600, id="e2b"),
+        (NVFP4_TP2, 21_900),
+        (BF16_TP4, 21_149),
+        (engine("e4b", gpu_memory_utilization=0.90), 20_500),
+        (engine("e2b", gpu_memory_utilization=0.90), 20_600),
     ],
 )
 def test_what_nvml_showed_on_the_reference_fitted(wanted: Mapping[str, Any], measured_mib: int) -> None:
@@ -333,16 +282,14 @@ def test_others_on_the_gpu_make_the_kv_cache_smaller() -> None:
         (engine("31b-bf16", 3), DEFAULT, "query heads 32"),
         (engine("26b-nvfp4", 2), REFERENCE, "intermediate size 2112 over tensor_parallel_size 2 is 1056"),
         (engine("26b-nvfp4", 2, extra_args=["--enable-expert-parallel"]), REFERENCE, "is 1056, which Marlin"),
+        # Later releases pad the tiles.
+        (engine("26b-nvfp4", 2), DEFAULT, ""),
     ],
 )
 def test_shapes_that_do_not_divide(wanted: Mapping[str, Any], version: str, reason: str) -> None:
     found = plan_of(wanted, version)
-    assert found.verdict is Verdict.UNSUPPORTED_SHAPE
+    assert found.verdict is (Verdict.UNSUPPORTED_SHAPE if reason else Verdict.FITS)
     assert reason in found.reason[0].lower() + found.reason[1:]
-
-
-def test_tiles_are_padded_by_later_releases() -> None:
-    assert plan_of(engine("26b-nvfp4", 2), DEFAULT).verdict is Verdict.FITS
 
 
 # -- releases, observations, derived sizes

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from plan_plays import document, play, refused
+from ansible.module_utils.vllm_edge.inventory.profiles import Inventory, find_mistakes
+from ansible.module_utils.vllm_edge.inventory.replicas import expand
+from ansible.module_utils.vllm_edge.inventory.variables import load
+from helpers import ROOT, find_failures
+from plan_plays import play, read_document
 
 MODELS = {
     "31b-w4a16": {"repo": "google/gemma-4-31B-it-qat-w4a16-ct", "dir": "w4a16", "facts": "recorded"},
@@ -69,31 +73,6 @@ def test_what_is_wrong_is_said(run_module: Run, more: dict[str, Any], said: str)
     assert said in found["msg"]
 
 
-# -- the playbook
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        ("advise_models=31b-w4a16,e4b,e2b", "advise_choose=8"),
-        ("advise_models=26b-nvfp4,e4b", "advise_by=together", "advise_max_num_seqs=16"),
-    ],
-)
-def test_what_is_advised_is_valid_and_fits(tmp_path: Path, asked: Sequence[str]) -> None:
-    """As an operator does it: ask, save what is to be pasted, validate it, plan it."""
-    output = play("advise", *asked)
-    text = output[output.index("# For group_vars/all/engines.yml") :].split("\n\n")[0]
-    file = tmp_path / "advised.yml"
-    file.write_text(text)
-    advised = yaml.safe_load(text)
-    (profile,) = advised["serving_profiles"]
-    assert sum(engine.get("replicas", 1) for engine in advised["serving_engines"].values()) > 1
-
-    chosen = (f"@{file}", f"serving_profile={profile}")
-    play("validate", *chosen)
-    assert f"profile {profile}, vLLM 0.32.0: fits\n" in play("plan", *chosen, f"plan_profile={profile}")
-
-
 @pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "H100"])
 def test_a_gpu_that_is_named_has_its_speed(run_module: Run, name: str) -> None:
     """Its memory does not say which one it is: another H100 with the same has half the bandwidth."""
@@ -103,19 +82,40 @@ def test_a_gpu_that_is_named_has_its_speed(run_module: Run, name: str) -> None:
     assert "1 x NVIDIA H100 80GB HBM3" in found["lines"][0]
 
 
-def test_json_is_for_programs() -> None:
-    found = document("advise", "advise_models=e2b", "gpu_count=1")
-    assert found["host"] == "xr7620" and found["advice"]["profiles"][0]["rank"] == 1
+def test_what_is_advised_is_valid_and_fits(run_module: Run) -> None:
+    """What is pasted, with replicas; the way of docs/another-box.md does the same by playbooks."""
+    models = yaml.safe_load((ROOT / "group_vars" / "all" / "models.yml").read_text())["vllm_models"]
+    asked = OPTIONS | {"models": models, "only": "26b-nvfp4,e4b", "by": "together"}
+    ranked = run_module("serving_advise", asked)["advice"]["profiles"]
+    choose = next(row["rank"] for row in ranked if row["engines"][0].get("replicas", 1) > 1)
+    pasted = yaml.safe_load("\n".join(run_module("serving_advise", asked | {"choose": choose})["pasted"]))
+    engines, profiles = pasted["serving_engines"], pasted["serving_profiles"]
+    (profile,) = profiles
+    inventory = Inventory(profile, profiles, engines, models, OPTIONS["roles"], 2, 23034)
+    assert find_mistakes(inventory, load(ROOT)) == []
+    engines, profiles = expand(engines, profiles, models)
+    planned = {"engines": [{"name": name, **engine} for name, engine in engines.items()]}
+    given = {key: asked[key] for key in ("models", "gpus", "vllm_version", "weights_root")} | {"profile": planned}
+    found = run_module("serving_plan", given)
+    assert found["verdict"] == "fits" and len(found["engines"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ("format=yaml", "format is 'yaml'; advice is written as"),
-        ("advise_model=e2b", "No play reads advise_model, so setting it would have no effect. Use one of advise_by"),
-        ("gpu_count=0", "Set gpu_count and gpu_memory_mib"),
-        ("advise_by=speed", "advise_by: 'speed' is not one of tok_s, context, free_gpus, together"),
-    ],
-)
-def test_what_cannot_be_advised_on_is_said(option: str, said: str) -> None:
-    assert said in refused("advise", option)
+# -- the playbook
+
+
+def test_what_the_playbook_prints_and_refuses(tmp_path: Path) -> None:
+    wrong = {
+        "format": ("yaml", "format is 'yaml'; advice is written as"),
+        "advise_model": ("e2b", "No play reads advise_model, so setting it would have no effect. Use one of advise_by"),
+        "gpu_count": (0, "Set gpu_count and gpu_memory_mib"),
+        "advise_by": ("speed", "advise_by: 'speed' is not one of tok_s, context, free_gpus, together"),
+    }
+    hosts: dict[str, dict[str, Any]] = {name: {name: value} for name, (value, _) in wrong.items()}
+    hosts |= {"json": {"format": "json", "advise_models": "e2b", "gpu_count": 1}, "text": {"advise_models": "e2b"}}
+    done = play(tmp_path, "advise", hosts)
+    failures = {host: text.replace("''", "'") for host, text in find_failures(done).items()}
+    assert failures.keys() == wrong.keys(), done.stdout + done.stderr
+    assert [words for name, (_, words) in wrong.items() if words not in failures[name]] == []
+    assert "4 x NVIDIA L4" in done.stdout
+    found = read_document(done.stdout)
+    assert found["host"] == "json" and found["advice"]["profiles"][0]["rank"] == 1

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -11,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_plays import document, play, refused, run
+import yaml
+from helpers import ROOT, find_failures
+from plan_plays import play, read_document
 
 L4 = {"name": "NVIDIA L4", "cuda_total_bytes": 23_659_151_360}
 MODELS = {
@@ -144,114 +145,86 @@ def test_the_plan_says_which_arguments_an_engine_has_from_its_model(run_module: 
 # -- the playbook
 
 
-REFUSED = "@tests/by_hand/refused_profiles.yml"
+REFUSED = yaml.safe_load((ROOT / "tests/by_hand/refused_profiles.yml").read_text())
+PLANNED = {
+    "bf16-tp2": "oom_weights",
+    "bf16-pp2": "oom_weights",
+    "nvfp4-tp1": "oom_weights",
+    "nvfp4-tp2": "fits",
+    "nvfp4-pp2": "unsupported_engine",
+    "bf16-tp4": "fits",
+    "bf16-tp4-graphs": "oom_warmup",
+}
+"""As it was measured on the reference host."""
+UNCOUNTED = {
+    "serving_engines": {"e2b": {**E2B, "served_names": ["a"], "extra_args": ["--enable-lora"]}},
+    "serving_profiles": {"e2b-only": {"engines": ["e2b"]}},
+    "serving_roles": ["a"],
+    **dict.fromkeys(("serving_profile", "plan_profile"), "e2b-only"),
+}
+del UNCOUNTED["serving_engines"]["e2b"]["name"]
+MISSPELT = {"model": "e2b", "gpus": [3], "served_names": ["architect"], "tool_call_parsr": "gemma4"}
+NVFP4 = REFUSED | dict.fromkeys(("serving_profile", "plan_profile"), "nvfp4-tp1")
+OVERRIDE = {"plan_override": "true"}
+PLANS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "measured": (REFUSED | {"vllm_version": "0.19.0", "plan_details": "true"}, []),
+    "pipeline": (REFUSED | {"plan_profile": "nvfp4-pp2"}, []),
+    "json": ({"plan_profile": "e2b-only", "serving_profile": "e2b-only", "format": "json"}, []),
+    "chosen": (NVFP4, ["nvfp4-tp1 will not start with vLLM 0.32.0", "Weights need 31.03 GiB"]),
+    "chosen_anyway": (NVFP4 | OVERRIDE, []),
+    "asked_for": ({"plan_profile": "w4a16-tp2", "plan_margin_mib": 10900}, ["w4a16-tp2 will not start with vLLM"]),
+    "misspelt": (
+        {"serving_engines": {"e2b-all": MISSPELT}, "plan_profile": "e2b-only"},
+        ["serving_engines.e2b-all.tool_call_parsr"],
+    ),
+    "uncounted": (
+        UNCOUNTED,
+        [
+            "The plan cannot say whether e2b-only starts with vLLM 0.32.0. e2b: cannot_say.",
+            "does not count '--enable-lora', which needs more memory",
+        ],
+    ),
+    "uncounted_anyway": (UNCOUNTED | OVERRIDE, []),
+    "format": ({"format": "yaml"}, ["format is 'yaml'; a plan is written as"]),
+    "profile": ({"plan_profile": "e2b-olny"}, ["plan_profile 'e2b-olny' is not a key of serving_profiles"]),
+    "release": ({"gpu_count": 2, "vllm_image_base": "registry/vllm:latest"}, ["names no release of vLLM"]),
+}
+"""Hosts by what the plan says in its refusal; nothing where it refuses nothing."""
 
 
-def test_the_reference_as_it_was_measured() -> None:
-    output = play("plan", REFUSED, "vllm_version=0.19.0", "plan_details=true")
-    for profile, verdict in {
-        "bf16-tp2": "oom_weights",
-        "bf16-pp2": "oom_weights",
-        "nvfp4-tp1": "oom_weights",
-        "nvfp4-tp2": "fits",
-        "nvfp4-pp2": "unsupported_engine",
-        "bf16-tp4": "fits",
-        "bf16-tp4-graphs": "oom_warmup",
-    }.items():
-        assert f"profile {profile}, vLLM 0.19.0: {verdict}\n" in output
-        assert re.search(rf"^{profile} +{verdict} ", output, re.MULTILINE), output
+def test_what_the_playbook_plans_and_refuses(tmp_path: Path) -> None:
+    """It validates first, and contacts no host."""
+    done = play(tmp_path, "plan", {name: variables for name, (variables, _) in PLANS.items()})
+    failures = {host: text.replace("''", "'") for host, text in find_failures(done).items()}
+    for host, (_, words) in PLANS.items():
+        assert (host in failures) == bool(words), done.stdout + done.stderr
+        assert [each for each in words if each not in failures[host]] == [], failures[host]
+    for profile, verdict in PLANNED.items():
+        assert f"profile {profile}, vLLM 0.19.0: {verdict}\n" in done.stdout
+        assert re.search(rf"^{profile} +{verdict} ", done.stdout, re.MULTILINE), done.stdout
     for engine in ("e4b", "e2b"):
-        assert f"\n{engine}  fits: " in output
+        assert f"\n{engine}  fits: " in done.stdout
+    assert "profile nvfp4-pp2, vLLM 0.32.0: fits\n" in done.stdout
+    for profile in ("bf16-tp2", "nvfp4-tp2"):
+        assert f"profile {profile}, vLLM 0.32.0" not in done.stdout, "one was asked for, and others are shown"
+    for profile in ("nvfp4-tp1", "e2b-only"):
+        said = f"plan_override: {profile} would be started although the plan says that it will not start."
+        assert done.stdout.count(said) == 1
+    found = read_document(done.stdout)
+    assert found["host"] == "json" and found["plans"]["e2b-only"]["engines"][0]["verdict"] == "fits"
 
 
-def test_a_pipeline_fits_with_the_default_release() -> None:
-    assert "profile nvfp4-pp2, vLLM 0.32.0: fits\n" in play("plan", REFUSED, "plan_profile=nvfp4-pp2")
-
-
-def test_a_chosen_profile_that_does_not_fit_is_refused() -> None:
-    options = (REFUSED, "serving_profile=nvfp4-tp1", "plan_profile=nvfp4-tp1")
-    output = refused("plan", *options)
-    assert "nvfp4-tp1 will not start with vLLM 0.32.0" in output and "Weights need 31.03 GiB" in output
-    assert "profile bf16-tp2" not in output
-    overridden = play("plan", *options, "plan_override=true")
-    assert "plan_override: nvfp4-tp1 would be started although the plan says that it will not start." in overridden
-
-
-def test_a_profile_that_does_not_fit_is_an_error_when_it_is_not_the_chosen_one_of_the_inventory() -> None:
-    output = refused("plan", "plan_profile=w4a16-tp2", "plan_margin_mib=10900")
-    assert "w4a16-tp2 will not start with vLLM 0.32.0" in output and "profile nvfp4-tp2" not in output
-
-
-def test_what_is_planned_is_validated_first() -> None:
-    engine = {"model": "e2b", "gpus": [3], "served_names": ["architect"], "tool_call_parsr": "gemma4"}
-    output = refused("plan", json.dumps({"serving_engines": {"e2b-all": engine}}), "plan_profile=e2b-only")
-    assert "serving_engines.e2b-all.tool_call_parsr" in output and "profile e2b-only" not in output
-
-
-UNREACHABLE = """
-[gpu_hosts]
-nowhere
-[gpu_hosts:vars]
-ansible_port="{{ lookup('ansible.builtin.file', '/nonexistent/port') }}"
-ansible_host="{{ lookup('ansible.builtin.file', '/nonexistent/address') }}"
-ansible_user="{{ not_set }}"
-ansible_ssh_private_key_file="{{ not_set }}"
-serving_profile=e2b-only
-gpu_count=4
-gpu_memory_mib=23034
-"""
-
-
-@pytest.mark.parametrize(
-    ("playbook", "options", "printed"),
-    [("plan", ["plan_profile=e2b-only"], "profile e2b-only"), ("advise", ["advise_models=e2b"], "4 x NVIDIA L4")],
-)
-def test_no_variable_of_the_connection_is_needed(
-    tmp_path: Path, playbook: str, options: list[str], printed: str
-) -> None:
-    inventory = tmp_path / "hosts.ini"
-    inventory.write_text(UNREACHABLE)
-    done = run(playbook, *options, inventory=str(inventory))
-    assert done.returncode == 0 and printed in done.stdout, done.stdout + done.stderr
-
-
-def test_site_refuses_a_profile_that_does_not_fit_before_a_host_is_asked() -> None:
-    """The first stage of site.yml. The inventory's host does not exist, and nobody notices."""
-    options = ("serving_profile=w4a16-tp2", "plan_margin_mib=10900")
-    output = refused("validate", *options)
-    assert "w4a16-tp2 will not start with vLLM 0.32.0. 31b-w4a16-tp2: no_kv. Weights take 10.76 GiB" in output
-    assert "plan_margin_mib 10900 is kept free, which leaves no KV cache" in output
-    assert "No host was touched." in output and "-e plan_override=true" in output
-    play("validate", *options, "plan_override=true")
-
-
-def test_site_refuses_an_engine_about_which_the_plan_cannot_say() -> None:
-    options = ("serving_profile=e2b-only", '{"serving_engines": {"e2b": ENGINE}}')
-    engine = (
-        '{"model": "e2b", "tensor_parallel_size": 1, "gpus": [0], "served_names": ["a"], '
-        '"extra_args": ["--enable-lora"]}'
-    )
-    profile = '{"serving_profiles": {"e2b-only": {"engines": ["e2b"]}}, "serving_roles": ["a"]}'
-    chosen = (options[0], options[1].replace("ENGINE", engine), profile, "plan_profile=e2b-only")
-    output = refused("plan", *chosen)
-    assert "The plan cannot say whether e2b-only starts with vLLM 0.32.0. e2b: cannot_say." in output
-    assert "does not count '--enable-lora', which needs more memory" in output
-    assert "plan_override: e2b-only would be started" in play("plan", *chosen, "plan_override=true")
-
-
-def test_json_is_for_programs() -> None:
-    found = document("plan", "plan_profile=e2b-only", "serving_profile=e2b-only")
-    assert found["host"] == "xr7620"
-    assert found["plans"]["e2b-only"]["engines"][0]["verdict"] == "fits"
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["format=yaml"], "format is 'yaml'; a plan is written as"),
-        (["plan_profile=e2b-olny"], "plan_profile 'e2b-olny' is not a key of serving_profiles"),
-        (["gpu_count=2", "vllm_image_base=registry/vllm:latest"], "names no release of vLLM"),
-    ],
-)
-def test_what_cannot_be_planned_is_said(options: list[str], said: str) -> None:
-    assert said in refused("plan", *options)
+def test_site_refuses_a_profile_that_does_not_fit_before_a_host_is_asked(tmp_path: Path) -> None:
+    """In its first stage. No host exists, and nobody notices."""
+    nobody = {"ansible_host": "192.0.2.1", "ansible_port": 22, "ansible_user": "a", "ansible_ssh_private_key_file": "a"}
+    chosen = {**nobody, "serving_profile": "w4a16-tp2", "plan_margin_mib": 10900}
+    done = play(tmp_path, "validate", {"refused": chosen, "anyway": chosen | OVERRIDE})
+    failures = find_failures(done)
+    assert done.returncode == 2 and failures.keys() == {"refused"}, done.stdout + done.stderr
+    for words in (
+        "w4a16-tp2 will not start with vLLM 0.32.0. 31b-w4a16-tp2: no_kv. Weights take 10.76 GiB",
+        "plan_margin_mib 10900 is kept free, which leaves no KV cache",
+        "No host was touched.",
+        "-e plan_override=true",
+    ):
+        assert words in failures["refused"]

@@ -1,112 +1,109 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The action plugins, run by ansible-playbook on this machine."""
+"""The action plugins, run by ansible-playbook on this machine: one play with a task for each case."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import get_words, run_playbook
+from helpers import run_playbook
+from test_printable import GOOD, HOSTILE, find_forbidden
+
+LINE = "".join(character for character in HOSTILE if character not in "\x00\ud800")
 
 
-def play(
-    tmp_path: Path, task: dict[str, Any], *options: str, succeeds: bool = True
-) -> subprocess.CompletedProcess[str]:
-    """Run one task on this machine; what it returned is in the file `result`."""
-    tasks = [
-        {"name": "Act", **task, "register": "acted", "failed_when": False},
-        {
-            "name": "Keep",
-            "ansible.builtin.copy": {"content": "{{ acted | to_json }}", "dest": str(tmp_path / "result")},
-            "check_mode": False,
-        },
-    ]
-    playbook = tmp_path / "play.yml"
-    playbook.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
-    variables = {"ansible_python_interpreter": sys.executable, "ansible_async_dir": str(tmp_path / "async")}
-    words = ["-i", "here,", "-c", "cable", "-e", json.dumps(variables), *options, str(playbook)]
-    plugins = str(Path(__file__).with_name("connections"))
-    return run_playbook(*words, check=succeeds, ANSIBLE_CONNECTION_PLUGINS=plugins, CABLE_CUT=str(tmp_path / "cut"))
-
-
-def result(tmp_path: Path) -> dict[str, Any]:
-    """What the task returned."""
-    return dict(json.loads((tmp_path / "result").read_text()))
-
-
-def follow(command: str, progress: Path, **options: Any) -> dict[str, Any]:
+def follow(command: str, progress: Path | str = "/nonexistent", **options: Any) -> dict[str, Any]:
     """A task that follows a shell command."""
-    return {
-        "follow": {
-            "module": "ansible.builtin.shell",
-            "args": {"cmd": command},
-            "label": "work",
-            "progress": ["cat", str(progress)],
-            "interval_s": 1,
-            **options,
+    shell = {"module": "ansible.builtin.shell", "args": {"cmd": command}, "label": "work"}
+    return {"follow": {**shell, "progress": ["cat", str(progress)], "interval_s": 1, **options}}
+
+
+class Played:
+    """What the play printed, and what each task returned or failed with."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.cut = place, place / "cut"
+        progress, unknown = place / "progress", follow("true")
+        progress.write_text(LINE)
+        del unknown["follow"]["module"], unknown["follow"]["label"]
+        cut = f"sleep 1; touch {self.cut}; sleep 4; rm {self.cut}; sleep 2; echo done"
+        tasks: dict[str, dict[str, Any]] = {
+            "progress": follow("sleep 4; echo done", progress),
+            "failure": follow("echo why >&2; exit 7"),
+            "limit": follow("sleep 20", timeout_s=2),
+            "cut": follow(cut),
+            "check": {**follow(f"touch {place / 'touched'}"), "check_mode": True},
+            "unknown": unknown,
+            "text": {"show": {"text": "It is ready."}},
+            "lines": {"show": {"lines": ["a  b", "'c'", LINE, GOOD]}},
+            "neither": {"show": {}},
+            "both": {"show": {"text": "a", "lines": ["b"]}},
         }
-    }
+        blocks = [
+            {
+                "block": [{**task, "register": f"acted_{name}", "failed_when": False}],
+                "rescue": [
+                    {"ansible.builtin.set_fact": {f"acted_{name}": {"refused": "{{ ansible_failed_result.msg }}"}}}
+                ],
+            }
+            for name, task in tasks.items()
+        ]
+        acted = "{{ {" + ", ".join(f"'{name}': acted_{name}" for name in tasks) + "} | to_json }}"
+        keep = {"ansible.builtin.copy": {"content": acted, "dest": str(place / "acted")}}
+        (place / "play.yml").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [*blocks, keep]}]))
+        variables = {"ansible_python_interpreter": sys.executable, "ansible_async_dir": str(place / "async")}
+        words = ["-i", "here,", "-c", "cable", "-e", json.dumps(variables), str(place / "play.yml")]
+        plugins = str(Path(__file__).with_name("connections"))
+        done = run_playbook(*words, ANSIBLE_CONNECTION_PLUGINS=plugins, CABLE_CUT=str(self.cut))
+        assert done.returncode == 0, done.stdout + done.stderr
+        self.stdout = done.stdout
+        assert find_forbidden(self.stdout + done.stderr) == []
+        self.acted: dict[str, dict[str, Any]] = json.loads((place / "acted").read_text())
 
 
-def test_follow_shows_the_progress_and_returns_the_result(tmp_path: Path) -> None:
-    progress = tmp_path / "progress"
-    done = play(tmp_path, follow(f"echo half > {progress}; sleep 4; echo done", progress))
-    assert "here  work" in done.stdout
-    assert "half" in done.stdout
-    assert result(tmp_path)["stdout"] == "done"
-    assert result(tmp_path)["changed"] is True
-    assert not list((tmp_path / "async").iterdir()), "the job's record is left behind"
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    return Played(tmp_path_factory.mktemp("actions"))
 
 
-def test_follow_returns_a_failure_as_the_module_does(tmp_path: Path) -> None:
-    play(tmp_path, follow("echo why >&2; exit 7", tmp_path / "none"))
-    assert (result(tmp_path)["rc"], result(tmp_path)["stderr"]) == (7, "why")
+def test_follow_shows_the_progress_in_printable_lines_and_returns_the_result(played: Played) -> None:
+    progress = [line for line in played.stdout.splitlines() if line.startswith("  here  work") and "gnp" in line]
+    assert progress, played.stdout
+    assert (played.acted["progress"]["stdout"], played.acted["progress"]["changed"]) == ("done", True)
+    left = [path.name for path in (played.place / "async").iterdir()]
+    assert len(left) <= 1, "besides that of the job that took too long, records are left behind"
 
 
-def test_follow_gives_up_in_time(tmp_path: Path) -> None:
-    play(tmp_path, follow("sleep 60", tmp_path / "none", timeout_s=3))
-    assert "rc" not in result(tmp_path) or result(tmp_path)["rc"] != 0
+def test_follow_returns_a_failure_as_the_module_does(played: Played) -> None:
+    assert (played.acted["failure"]["rc"], played.acted["failure"]["stderr"]) == (7, "why")
 
 
-def test_follow_outlives_a_cut_connection(tmp_path: Path) -> None:
-    cut = tmp_path / "cut"
-    done = play(tmp_path, follow(f"sleep 1; touch {cut}; sleep 4; rm {cut}; sleep 2; echo done", tmp_path / "none"))
-    assert result(tmp_path).get("stdout") == "done", done.stdout
-    assert (tmp_path / "cut.reset").exists(), "a connection that broke was used again"
-    assert done.stdout.count("Connection reset by peer") == 1, done.stdout
-    assert "goes on there" in done.stdout
+def test_follow_gives_up_in_time(played: Played) -> None:
+    """Whoever notices first: the host, or the controller."""
+    assert played.acted["limit"]["msg"] in ("Timeout exceeded", "work: not finished after 2 s")
 
 
-def test_follow_runs_nothing_in_check_mode(tmp_path: Path) -> None:
-    play(tmp_path, follow(f"touch {tmp_path / 'touched'}", tmp_path / "none"), "--check")
-    assert not (tmp_path / "touched").exists()
+def test_follow_outlives_a_cut_connection(played: Played) -> None:
+    assert played.acted["cut"].get("stdout") == "done", played.stdout
+    assert played.cut.with_suffix(".reset").exists(), "a connection that broke was used again"
+    assert played.stdout.count("Connection reset by peer") == 1, played.stdout
+    assert "goes on there" in played.stdout
 
 
-@pytest.mark.parametrize("missing", ["module", "label"])
-def test_follow_names_what_is_missing(tmp_path: Path, missing: str) -> None:
-    task = follow("true", tmp_path / "none")
-    del task["follow"][missing]
-    done = play(tmp_path, task, succeeds=False)
-    assert f"missing required arguments: {missing}" in done.stdout + done.stderr
+def test_follow_runs_nothing_in_check_mode(played: Played) -> None:
+    assert not (played.place / "touched").exists()
 
 
-def test_show_prints_sentences_under_the_name_of_the_host(tmp_path: Path) -> None:
-    done = play(tmp_path, {"show": {"text": "It is ready."}})
-    assert "\nhere: It is ready.\n" in done.stdout
+def test_options_are_checked(played: Played) -> None:
+    assert "missing required arguments: label, module" in played.acted["unknown"]["refused"]
+    assert "one of the following is required: lines, text" in played.acted["neither"]["refused"]
+    assert "mutually exclusive" in played.acted["both"]["refused"]
 
 
-@pytest.mark.parametrize("given", [{}, {"text": "a", "lines": ["b"]}])
-def test_show_wants_either(tmp_path: Path, given: dict[str, Any]) -> None:
-    done = play(tmp_path, {"show": given}, succeeds=False)
-    said = get_words(done)
-    assert done.returncode != 0 and ("mutually exclusive" if given else "one of the following is required") in said
-
-
-def test_show_prints_lines_as_they_are(tmp_path: Path) -> None:
-    done = play(tmp_path, {"show": {"lines": ["a  b", "'c'"]}})
-    assert "\na  b\n'c'\n" in done.stdout
-    assert result(tmp_path)["changed"] is False
+def test_show_prints_text_under_the_name_of_the_host_and_lines_as_they_are(played: Played) -> None:
+    assert "\nhere: It is ready.\n" in played.stdout
+    assert "\na  b\n'c'\n" in played.stdout and f"\n{GOOD}\n" in played.stdout
+    assert played.acted["lines"]["changed"] is False

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ROOT, get_words, run_playbook
+import yaml
+from helpers import ROOT, find_failures, run_playbook
 
 COMMIT = "b" * 40
-THOROUGH = pytest.mark.thorough
 STAGE: dict[str, Any] = {
     "staging_distribution": "Debian-13",
     "staging_image_base": "registry.lab:5000/vllm/vllm-openai:v0.32.0",
@@ -38,8 +41,8 @@ READ = {
     "vllm_models": {"e2b": {"repo": "o/n", "revision": "main", "dir": "N"}},
     "model_weights_models": [{"name": "e2b", "dir": "N"}],
     "nvidia_driver_repository_url": "http://elsewhere/",
-    "ansible_become": False,
 }
+HERE = {"ansible_connection": "local", "ansible_become": False, "ansible_python_interpreter": sys.executable}
 FILES = {
     "apt/distribution/InRelease": "signed",
     "keys/vllm-edge-nvidia-driver.asc": "key",
@@ -49,86 +52,6 @@ FILES = {
     "weights/N/model.safetensors": "weights",
     "weights/N/.cache/huggingface/download/model.safetensors.metadata": f"{COMMIT}\nhash\n",
 }
-
-
-@pytest.fixture(scope="module")
-def medium(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A medium as the end of staging leaves it."""
-    root = tmp_path_factory.mktemp("medium")
-    for name, text in FILES.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    given = {**STAGE, "staging_directory": str(root), "staging_image_wheels": f"{root}/wheels/image/0.32"}
-    finish = {"ansible.builtin.include_role": {"name": "staging", "tasks_from": "finish"}}
-    playbook = root.with_name("stage.yml")
-    playbook.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "vars": given, "tasks": [finish]}]))
-    done = run_playbook("-i", "here,", "-c", "local", "-e", PYTHON, playbook, check=True)
-    assert get_hash(root) in done.stdout, "the hash to carry is not printed"
-    return root
-
-
-PYTHON = '{"ansible_python_interpreter": "{{ ansible_playbook_python }}"}'
-
-
-def get_hash(medium: Path) -> str:
-    return hashlib.sha256((medium / "air-gap.yml").read_bytes()).hexdigest()
-
-
-def read(tmp_path: Path, medium: Path, *options: str) -> tuple[int, str, dict[str, Any]]:
-    """Run the tasks of every stage playbook; what the variables were afterwards."""
-    names = ["vllm_models", "vllm_image_base_id", "vllm_image_wheel_hashes", "vllm_image_wheels_directory"]
-    names += ["nvidia_driver_repository_url", "vllm_image_base_archive", "vllm_edge_host_distribution_repositories"]
-    values = "{{ dict(names | zip(names | map('extract', vars))) | to_json }}"
-    tasks = [
-        {"ansible.builtin.import_tasks": str(ROOT / "playbooks/tasks/air_gap.yml")},
-        {"ansible.builtin.copy": {"content": values, "dest": str(tmp_path / "values")}, "vars": {"names": names}},
-    ]
-    playbook = tmp_path / "read.yml"
-    variables = {**READ, "air_gap_host_directory": str(medium)}
-    playbook.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "vars": variables, "tasks": tasks}]))
-    done = run_playbook("-i", "here,", "-c", "local", "-e", PYTHON, *options, playbook)
-    found = tmp_path / "values"
-    return done.returncode, get_words(done), json.loads(found.read_text()) if found.exists() else {}
-
-
-def test_hosts_get_what_was_staged(tmp_path: Path, medium: Path) -> None:
-    assert "{{" not in (medium / "air-gap.yml").read_text()
-    returned, said, values = read(
-        tmp_path, medium, "-e", f"air_gap={medium}/air-gap.yml", "-e", f"air_gap_sha256={get_hash(medium)}"
-    )
-    assert returned == 0, said
-    assert values["vllm_models"]["e2b"]["revision"] == COMMIT
-    assert values["vllm_image_base_id"] == STAGE["staging_image_base_id"]
-    wheel = FILES["wheels/image/0.32/transformers-5.whl"].encode()
-    assert values["vllm_image_wheel_hashes"] == {"transformers-5.whl": hashlib.sha256(wheel).hexdigest()}
-    assert values["vllm_image_wheels_directory"] == f"{medium}/wheels/image/0.32"
-    assert values["nvidia_driver_repository_url"] == f"file://{medium}/apt/vllm-edge-nvidia-driver/"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "weights/N/model.safetensors",
-        *(pytest.param(name, marks=THOROUGH) for name in ("wheels/host/a.whl", "air-gap.yml")),
-    ],
-)
-def test_one_changed_bit_ends_the_run_with_its_name(tmp_path: Path, medium: Path, name: str) -> None:
-    expected, before = get_hash(medium), (medium / name).read_bytes()
-    (medium / name).write_bytes(before[:-2] + bytes([before[-2] ^ 1]) + before[-1:])
-    try:
-        returned, said, values = read(
-            tmp_path, medium, "-e", f"air_gap={medium}/air-gap.yml", "-e", f"air_gap_sha256={expected}"
-        )
-    finally:
-        (medium / name).write_bytes(before)
-    assert returned != 0 and values == {}
-    assert name in said and "changed" in said
-
-
-def test_file_given_as_variables_is_refused(tmp_path: Path, medium: Path) -> None:
-    returned, said, values = read(tmp_path, medium, "-e", f"@{medium}/air-gap.yml")
-    assert returned != 0 and values == {}
-    assert "-e air_gap=FILE -e air_gap_sha256=HASH" in said
 
 
 DOCKER = """#!/bin/sh
@@ -143,35 +66,113 @@ case "$*" in
     ;;
 esac
 """
+FINGERPRINTS = {"known": "2EE0110E2F575441C0A3CF3DA7FF9C965562865B", "other": "A" * 40}
+"""Two hosts with that of the key which comes, and with another one."""
 
 
-@pytest.mark.parametrize("fingerprint", ["2EE0110E2F575441C0A3CF3DA7FF9C965562865B", "A" * 40])
-def test_keys_are_compared_before_apt_gets_them(tmp_path: Path, fingerprint: str) -> None:
-    docker, stage = tmp_path / "docker", tmp_path / "docker.stage"
-    docker.write_text(DOCKER)
-    docker.chmod(0o755)
-    (tmp_path / "docker.key").write_bytes((ROOT / "tests/unit/roles/keys/ed25519.asc").read_bytes())
-    repository = STAGE["staging_repositories"][0] | {"fingerprint": fingerprint, "key_url": "http://vendors.lab/key"}
-    given = {
-        "staging_directory": str(stage),
-        "staging_distribution": "Debian-13",
-        "staging_docker": str(docker),
-        "staging_repositories": [repository | {"components": [], "key_file": ""}],
-    }
-    tasks = [
-        {"ansible.builtin.include_role": {"name": "staging", "tasks_from": name, "rolespec_validate": False}}
-        for name in ("validate", "container", "apt")
+def play(
+    place: Path, hosts: dict[str, dict[str, Any]], tasks: list[dict[str, Any]]
+) -> subprocess.CompletedProcess[str]:
+    """Run tasks for hosts that are this machine."""
+    listed = {name: HERE | variables for name, variables in hosts.items()}
+    (place / "hosts.yml").write_text(json.dumps({"all": {"hosts": listed}}))
+    (place / "play.yml").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
+    return run_playbook("-i", place / "hosts.yml", place / "play.yml")
+
+
+def get_hash(medium: Path) -> str:
+    return hashlib.sha256((medium / "air-gap.yml").read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A directory with `medium` as the end of staging leaves it, and what the packages' stage did with both keys."""
+    place = tmp_path_factory.mktemp("staged")
+    medium = place / "medium"
+    for name, text in FILES.items():
+        (medium / name).parent.mkdir(parents=True, exist_ok=True)
+        (medium / name).write_text(text)
+    wheels = f"{medium}/wheels/image/0.32"
+    hosts = {"here": {**STAGE, "staging_directory": str(medium), "staging_image_wheels": wheels, "parts": ["finish"]}}
+    for name, fingerprint in FINGERPRINTS.items():
+        docker = place / name
+        docker.write_text(DOCKER)
+        docker.chmod(0o755)
+        shutil.copy(ROOT / "tests/unit/roles/keys/ed25519.asc", place / f"{name}.key")
+        wanted = {"fingerprint": fingerprint, "key_url": "http://vendors.lab/key", "components": [], "key_file": ""}
+        hosts[name] = {
+            "staging_directory": f"{docker}.stage",
+            "staging_distribution": "Debian-13",
+            "staging_docker": str(docker),
+            "staging_repositories": [STAGE["staging_repositories"][0] | wanted],
+            "parts": ["validate", "container", "apt"],
+        }
+    stage = [
+        {
+            "ansible.builtin.include_role": {"name": "staging", "tasks_from": part, "rolespec_validate": False},
+            "when": f"'{part}' in parts",
+        }
+        for part in ("validate", "container", "apt", "finish")
     ]
-    playbook = tmp_path / "stage.yml"
-    playbook.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "vars": given, "tasks": tasks}]))
-    done = run_playbook("-i", "here,", "-c", "local", "-e", PYTHON, playbook)
-    calls = (tmp_path / "docker.log").read_text()
-    assert "fetch.sh keys" in calls and f"source={stage}/keys " in calls
-    if fingerprint.startswith("A"):
-        assert done.returncode != 0 and "is not the expected one" in get_words(done)
-        assert "fetch.sh packages" not in calls
-    else:
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert f"target=/stage/apt,source={stage}/apt sha256:container /fetch.sh packages" in calls
-        assert f"source={stage} " not in calls, "the container sees the whole directory"
-        assert (stage / ".work/in/vllm-edge-nvidia-driver.key").exists()
+    return place, play(place, hosts, stage)
+
+
+def test_staging_prints_the_hash_to_carry(staged: Any) -> None:
+    place, done = staged
+    assert "here" not in find_failures(done) and get_hash(place / "medium") in done.stdout, done.stdout
+    assert "{{" not in (place / "medium" / "air-gap.yml").read_text()
+
+
+def test_keys_are_compared_before_apt_gets_them(staged: Any) -> None:
+    place, done = staged
+    calls = {name: (place / f"{name}.log").read_text() for name in FINGERPRINTS}
+    for name, called in calls.items():
+        stage = f"{place / name}.stage"
+        assert "fetch.sh keys" in called and f"source={stage}/keys " in called
+        assert f"source={stage} " not in called, "the container sees the whole directory"
+    failures = find_failures(done)
+    assert failures.keys() == {"other"} and "is not the expected one" in failures["other"], done.stdout
+    assert "fetch.sh packages" not in calls["other"]
+    stage = place / "known.stage"
+    assert f"target=/stage/apt,source={stage}/apt sha256:container /fetch.sh packages" in calls["known"]
+    assert (stage / ".work/in/vllm-edge-nvidia-driver.key").exists()
+
+
+def test_hosts_get_what_was_staged_or_nothing(staged: Any, tmp_path: Path) -> None:
+    """One changed bit ends the run of a host with the file's name; air-gap.yml given as variables is refused."""
+    medium = staged[0] / "medium"
+    changed = {"weights": "weights/N/model.safetensors", "wheel": "wheels/host/a.whl", "variables": "air-gap.yml"}
+    hosts: dict[str, dict[str, Any]] = {}
+    for host in ("good", *changed):
+        copy = shutil.copytree(medium, tmp_path / f"of_{host}")
+        if host in changed:
+            before = (copy / changed[host]).read_bytes()
+            (copy / changed[host]).write_bytes(before[:-2] + bytes([before[-2] ^ 1]) + before[-1:])
+        given = {"air_gap": f"{copy}/air-gap.yml", "air_gap_sha256": get_hash(medium)}
+        hosts[host] = {**READ, **given, "air_gap_host_directory": str(copy)}
+    hosts["as_variables"] = {**READ, **yaml.safe_load((medium / "air-gap.yml").read_text())}
+    names = ["vllm_models", "vllm_image_base_id", "vllm_image_wheel_hashes", "vllm_image_wheels_directory"]
+    names += ["nvidia_driver_repository_url"]
+    values = "{{ dict(names | zip(names | map('extract', vars))) | to_json }}"
+    read = [
+        {"ansible.builtin.import_tasks": str(ROOT / "playbooks/tasks/air_gap.yml")},
+        {
+            "ansible.builtin.copy": {"content": values, "dest": f"{tmp_path}/values.{{{{ inventory_hostname }}}}"},
+            "vars": {"names": names},
+        },
+    ]
+    done = play(tmp_path, hosts, read)
+    failures = find_failures(done)
+    assert {path.name for path in tmp_path.glob("values.*")} == {"values.good"}, done.stdout + done.stderr
+    for host, name in changed.items():
+        assert name in failures[host] and "changed" in failures[host]
+    assert "-e air_gap=FILE -e air_gap_sha256=HASH" in failures["as_variables"]
+    wheel = FILES["wheels/image/0.32/transformers-5.whl"].encode()
+    good = json.loads((tmp_path / "values.good").read_text())
+    assert good.pop("vllm_models")["e2b"]["revision"] == COMMIT
+    assert good == {
+        "vllm_image_base_id": STAGE["staging_image_base_id"],
+        "vllm_image_wheel_hashes": {"transformers-5.whl": hashlib.sha256(wheel).hexdigest()},
+        "vllm_image_wheels_directory": f"{tmp_path}/of_good/wheels/image/0.32",
+        "nvidia_driver_repository_url": f"file://{tmp_path}/of_good/apt/vllm-edge-nvidia-driver/",
+    }

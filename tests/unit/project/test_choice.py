@@ -5,174 +5,145 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from helpers import ROOT, find_failures, run_playbook
 
-ROOT = Path(__file__).resolve().parents[3]
 BY_E = {"profile": "e2b-only", "generation": 7, "origin": "-e", "chosen_at": "2026-11-21T16:40:00Z"}
+OURS = {"origin": "inventory", "inventory_profile": "nvfp4-tp2"}
+KEPT = {
+    "content": "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'serving_choice'))) }}",
+    "dest": "{{ kept }}",
+}
+THEN = {
+    "hosts": "gpu_hosts",
+    "gather_facts": False,
+    "tasks": [
+        {
+            "name": "Keep what the plays after it see",
+            "ansible.builtin.copy": KEPT,
+            "delegate_to": "localhost",
+            "run_once": True,
+            "vars": {"ansible_python_interpreter": "{{ ansible_playbook_python }}"},
+        }
+    ],
+}
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
+def choose(
+    place: Path, hosts: Mapping[str, Mapping[str, Any]], *options: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Run playbooks/choice.yml for hosts that are this machine, each with what is `committed` there, and a play after.
 
-@pytest.fixture
-def run(tmp_path: Path, run_playbook: Run) -> Run:
-    """Run playbooks/choice.yml on this machine as the host, with what is committed there; `then` sees the choice."""
-    inventory, state = tmp_path / "inventory", tmp_path / "state"
-    (inventory / "group_vars").mkdir(parents=True)
-    state.mkdir()
-
-    def go(
-        *options: str, committed: dict[str, Any] | str | None = None, profile: str | None = "nvfp4-tp2"
-    ) -> subprocess.CompletedProcess[str]:
-        hosts = {"gpu_hosts": {"hosts": {"xr7620": {"ansible_connection": "local"}}}}
-        variables: dict[str, Any] = {"vllm_edge_host_state_directory": str(state), "word": "nvfp4"}
-        variables |= {"ansible_python_interpreter": "/no/python/here"}
-        if profile is not None:
-            variables["serving_profile"] = profile
-        (inventory / "hosts.yml").write_text(json.dumps(hosts))
-        (inventory / "group_vars" / "gpu_hosts.yml").write_text(json.dumps(variables))
-        if committed is not None:
+    Returns the choice by host; nothing where the play after it was not begun.
+    """
+    place.mkdir(exist_ok=True)
+    listed = {}
+    for name, given in hosts.items():
+        state = place / name
+        state.mkdir(exist_ok=True)
+        if (committed := given.get("committed")) is not None:
             text = committed if isinstance(committed, str) else json.dumps(committed)
             (state / "active-profile.json").write_text(text)
-        then = tmp_path / "then.yml"
-        show = {"name": "Show", "ansible.builtin.debug": {"var": "serving_choice"}}
-        then.write_text(json.dumps([{"hosts": "gpu_hosts", "gather_facts": False, "tasks": [show]}]))
-        shown = {"ANSIBLE_CALLBACK_RESULT_FORMAT": "json", "ANSIBLE_DISPLAY_OK_HOSTS": "true"}
-        return run_playbook("-i", inventory, "playbooks/choice.yml", then, *options, **shown)
-
-    return go
-
-
-def chosen(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """What the play after it sees."""
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "changed=0" in done.stdout
-    shown = json.loads(done.stdout.split("ok: [xr7620] => ")[-1].split("\nPLAY RECAP")[0])["serving_choice"]
-    return {key: shown[key] for key in ("origin", "inventory_profile")}
-
-
-def words(done: subprocess.CompletedProcess[str]) -> str:
-    return " ".join((done.stdout + done.stderr).replace('\\"', '"').split())
+        # The host needs no Python.
+        listed[name] = {"ansible_connection": "local", "ansible_python_interpreter": "/no/python/here"}
+        listed[name] |= {"vllm_edge_host_state_directory": str(state), "word": "nvfp4"}
+        listed[name] |= {"serving_profile": given.get("profile", "nvfp4-tp2")}
+        if given.get("profile", "") is None:
+            del listed[name]["serving_profile"]
+    (place / "hosts.yml").write_text(json.dumps({"gpu_hosts": {"hosts": listed}}))
+    (place / "then.yml").write_text(json.dumps([THEN]))
+    kept = place / "kept"
+    kept.unlink(missing_ok=True)
+    words = ["-i", place / "hosts.yml", "playbooks/choice.yml", place / "then.yml", "-e", f"kept={kept}", *options]
+    done = run_playbook(*words)
+    found = json.loads(kept.read_text()) if kept.exists() else {}
+    return done, {name: {key: choice[key] for key in OURS} for name, choice in found.items()}
 
 
-# ---- whose choice it is -----------------------------------------------------------------------------------------
+def test_without_e_it_is_the_inventory_s(tmp_path: Path) -> None:
+    hosts: dict[str, dict[str, Any]] = {
+        "nothing": {},
+        "empty": {"committed": ""},
+        "damaged": {"committed": "no JSON"},
+        "no_object": {"committed": "[]"},
+        "older_record": {"committed": {"profile": "e2b-only", "generation": 7, "engines": {}}},
+        "of_the_inventory": {"committed": BY_E | {"origin": "inventory"}},
+        "same_profile": {"committed": BY_E | {"profile": "nvfp4-tp2"}},
+    }
+    done, found = choose(tmp_path, hosts, "-e", "allow_reboot=true")
+    assert found == dict.fromkeys(hosts, OURS), done.stdout + done.stderr
 
 
-def test_the_inventory_s(run: Run) -> None:
-    assert chosen(run()) == {"origin": "inventory", "inventory_profile": "nvfp4-tp2"}
+def test_that_of_e_and_what_it_hides(tmp_path: Path) -> None:
+    """What the inventory says may be absent or a template; where it says the same, nobody has chosen any more."""
+    (tmp_path / "vars.yml").write_text("serving_profile: e2b-only\n")
+    hosts: dict[str, dict[str, Any]] = {
+        "other": {"committed": BY_E | {"profile": "bf16-tp4"}},
+        "same": {"profile": "e2b-only", "committed": BY_E | {"profile": "bf16-tp4"}},
+        "absent": {"profile": None},
+        "template": {"profile": "{{ word }}-tp2"},
+        "unknown": {"profile": "{{ nobody }}"},
+    }
+    options = ["-e", "serving_profile=nvfp4-tp2", "-e", "allow_reboot=true", "-e", f"@{tmp_path / 'vars.yml'}"]
+    done, found = choose(tmp_path, hosts, *options)
+    hidden = {"other": "nvfp4-tp2", "same": "e2b-only", "absent": None, "template": "nvfp4-tp2", "unknown": None}
+    assert found == {
+        name: {"origin": "inventory" if name == "same" else "-e", "inventory_profile": says}
+        for name, says in hidden.items()
+    }, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["-e", "serving_profile=e2b-only"],
-        ["-e", "allow_reboot=true serving_profile=e2b-only"],
-        ["-e", '{"serving_profile": "e2b-only"}'],
-        ["--extra-vars", "serving_profile=nvfp4-tp2", "--extra-vars", "serving_profile=e2b-only"],
-        ["-e", "@FILE"],
-    ],
-    ids=["word", "words", "JSON", "last of two", "file"],
-)
-def test_that_of_e_and_what_it_hides(run: Run, options: list[str], tmp_path: Path) -> None:
-    file = tmp_path / "vars.yml"
-    file.write_text("serving_profile: e2b-only\n")
-    done = run(*[option.replace("@FILE", f"@{file}") for option in options])
-    assert chosen(done) == {"origin": "-e", "inventory_profile": "nvfp4-tp2"}
-
-
-def test_another_variable_of_e_chooses_nothing(run: Run) -> None:
-    assert chosen(run("-e", "allow_reboot=true"))["origin"] == "inventory"
-
-
-def test_e_that_says_what_the_inventory_says(run: Run) -> None:
-    """The way back to the inventory: what is chosen is no longer anybody's own choice."""
-    done = run("-e", "serving_profile=nvfp4-tp2", committed=BY_E)
-    assert chosen(done) == {"origin": "inventory", "inventory_profile": "nvfp4-tp2"}
-
-
-@pytest.mark.parametrize(("profile", "says"), [(None, None), ("{{ word }}-tp2", "nvfp4-tp2"), ("{{ nobody }}", None)])
-def test_what_e_hides_may_be_absent_or_a_template(run: Run, profile: str | None, says: str | None) -> None:
-    done = run("-e", "serving_profile=e2b-only", profile=profile)
-    assert chosen(done) == {"origin": "-e", "inventory_profile": says}
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A playbook with group_vars beside it, in which the profile stands, and the tasks that determine the choice."""
+def test_it_is_read_as_in_the_run(tmp_path: Path) -> None:
+    """From group_vars beside the playbook, from several inventories, of which the last counts, and from a vault."""
     tasks = [
         {"ansible.builtin.include_tasks": str(ROOT / "playbooks/tasks/choice.yml")},
-        {"ansible.builtin.debug": {"var": "serving_choice"}},
+        {"show": {"text": "{{ serving_choice.inventory_profile }}"}},
     ]
     (tmp_path / "play.yml").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
     (tmp_path / "group_vars").mkdir()
     variables = {"vllm_edge_host_state_directory": str(tmp_path), "ansible_connection": "local"}
     (tmp_path / "group_vars" / "all.yml").write_text(json.dumps(variables | {"serving_profile": "beside"}))
-    return tmp_path
-
-
-def test_group_vars_beside_the_playbook_are_part_of_the_inventory(project: Path, run_playbook: Run) -> None:
-    chosen = ["-e", "serving_profile=other", "-i", "xr7620,"]
-    done = run_playbook(project / "play.yml", *chosen, ANSIBLE_DISPLAY_OK_HOSTS="true")
-    assert "inventory_profile: beside" in done.stdout, done.stdout + done.stderr
-
-
-def test_several_inventories_and_a_vault_are_read_as_in_the_run(project: Path, run_playbook: Run) -> None:
-    (project / "password").write_text("secret\n")
-    hosts = {"gpu_hosts": {"hosts": {"xr7620": {}}}}
-    vault = ["--vault-password-file", str(project / "password")]
+    (tmp_path / "password").write_text("secret\n")
+    vault = ["--vault-password-file", str(tmp_path / "password")]
     for name in ("first", "second"):
-        (project / name / "group_vars").mkdir(parents=True)
-        (project / name / "hosts.yml").write_text(json.dumps(hosts))
-        file = project / name / "group_vars" / "gpu_hosts.yml"
-        file.write_text(f"serving_profile: {name}\n")
-    subprocess.run(["ansible-vault", "encrypt", *vault, file], check=True, capture_output=True, timeout=60)
-    chosen = ["-e", "serving_profile=other", "-i", project / "first", "-i", project / "second", *vault]
-    done = run_playbook(project / "play.yml", *chosen, ANSIBLE_DISPLAY_OK_HOSTS="true")
-    assert "inventory_profile: second" in done.stdout, done.stdout + done.stderr
-
-
-# ---- what is refused --------------------------------------------------------------------------------------------
+        (tmp_path / name / "group_vars").mkdir(parents=True)
+        (tmp_path / name / "hosts.yml").write_text("all: {hosts: {plain: {}}, children: {some: {hosts: {own: {}}}}}\n")
+        (tmp_path / name / "group_vars" / "some.yml").write_text(f"serving_profile: {name}\n")
+    files = list(tmp_path.glob("*/group_vars/some.yml"))
+    subprocess.run(["ansible-vault", "encrypt", *vault, *files], check=True, capture_output=True, timeout=60)
+    inventories = ["-i", tmp_path / "first", "-i", tmp_path / "second"]
+    done = run_playbook(tmp_path / "play.yml", "-e", "serving_profile=other", *inventories, *vault)
+    assert {"plain: beside", "own: second"} <= set(done.stdout.splitlines()), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("mode", [[], ["--check"]], ids=["run", "check"])
-@pytest.mark.parametrize(
-    ("origin", "told"), [("-e", "chosen with -e at 2026-11-21T16:40:00Z"), ("host", "on the host")]
-)
-def test_a_plain_run_does_not_end_it(run: Run, origin: str, told: str, mode: list[str]) -> None:
-    done = run(*mode, committed=BY_E | {"origin": origin})
-    assert done.returncode == 2 and "changed=0" in done.stdout
-    said = words(done)
-    assert "xr7620 runs profile e2b-only (generation 7)" in said and told in said
-    assert "put 'serving_profile: e2b-only' into the inventory" in said
-    assert "run with '-e serving_profile=nvfp4-tp2'" in said
-    assert "PLAY [gpu_hosts]" not in done.stdout, "what comes after it was not begun"
+def test_a_plain_run_does_not_end_it(tmp_path: Path, mode: list[str]) -> None:
+    """Nor does it change another host, on which nothing was chosen."""
+    hosts: dict[str, dict[str, Any]] = {
+        "xr7620": {"committed": BY_E},
+        "by_hand": {"committed": BY_E | {"origin": "host"}},
+        "other": {},
+    }
+    done, found = choose(tmp_path, hosts, *mode)
+    assert done.returncode == 2 and "changed=1" not in done.stdout and found == {}
+    assert "PLAY [gpu_hosts]" not in done.stdout, "what comes after it was begun"
+    failures = find_failures(done)
+    assert failures.keys() == {"xr7620", "by_hand"}
+    for host, told in (("xr7620", "chosen with -e at 2026-11-21T16:40:00Z"), ("by_hand", "on the host")):
+        said = failures[host].replace("''", "'")
+        assert f"{host} runs profile e2b-only (generation 7)" in said and told in said, said
+        assert "put 'serving_profile: e2b-only' into the inventory" in said
+        assert "run with '-e serving_profile=nvfp4-tp2'" in said
 
 
-@pytest.mark.parametrize(
-    "committed",
-    [
-        None,
-        "",
-        "no JSON",
-        "[]",
-        {"profile": "e2b-only", "generation": 7, "engines": {}},
-        BY_E | {"origin": "inventory"},
-        BY_E | {"profile": "nvfp4-tp2"},
-    ],
-    ids=["nothing", "empty", "damaged", "no object", "older record", "inventory's own", "same profile"],
-)
-def test_a_plain_run_passes(run: Run, committed: dict[str, Any] | str | None) -> None:
-    assert chosen(run(committed=committed))["origin"] == "inventory"
-
-
-def test_e_passes(run: Run) -> None:
-    assert chosen(run("-e", "serving_profile=bf16-tp4", committed=BY_E))["origin"] == "-e"
-
-
-def test_site_asks_before_any_host_is_changed(run_playbook: Run) -> None:
-    done = run_playbook("--list-tasks", "-i", "xr7620,", "site.yml")
-    plays = [line.split("): ")[1].split("\t")[0] for line in done.stdout.splitlines() if line.startswith("  play #")]
-    assert plays[:3] == ["Validate the inventory", "Check the chosen profile", "Prepare the host"]
+def test_site_asks_before_any_host_is_changed() -> None:
+    assert yaml.safe_load((ROOT / "site.yml").read_text())[0]["ansible.builtin.import_playbook"] == "playbooks/site.yml"
+    stages = [
+        play["ansible.builtin.import_playbook"] for play in yaml.safe_load((ROOT / "playbooks/site.yml").read_text())
+    ]
+    assert stages[:3] == ["validate.yml", "choice.yml", "host.yml"]

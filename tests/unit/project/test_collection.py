@@ -16,8 +16,8 @@ import pytest
 import yaml
 from ansible.module_utils.vllm_edge import __version__
 from ansible.module_utils.vllm_edge.version import describe_version, hash_sources
+from helpers import ROOT, list_files
 
-ROOT = Path(__file__).resolve().parents[3]
 BUILDER = ROOT / "roles/vllm_edge_host/files/build_wheel.py"
 
 
@@ -42,12 +42,10 @@ def build_wheel(project: Path, directory: Path, **environment: str) -> dict[str,
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that git knows or would add, as a clone has them."""
     target = tmp_path_factory.mktemp("clone")
-    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\0")
-    for name in filter(None, listed):
-        if not os.path.lexists(ROOT / name):  # removed, but not committed yet
-            continue
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
+    for path in list_files():
+        copy = target / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, copy, follow_symlinks=False)
     return target
 
 
@@ -139,32 +137,16 @@ def test_the_collection_carries_its_wheel(collections: Path) -> None:
     assert carried["sources"] == hash_sources()
 
 
-def test_a_module_runs_by_its_full_name(collections: Path, tmp_path: Path) -> None:
-    """It imports the package from the collection."""
-    arguments = json.dumps({"prefix": str(tmp_path / "opt"), "name": "a"})
-    paths = {"ANSIBLE_COLLECTIONS_PATH": str(collections), "ANSIBLE_PYTHON_INTERPRETER": sys.executable}
-    command = ["ansible", "localhost", "-m", "edge.vllm_edge.program_release", "-a", arguments]
-    assert f'"path": "{tmp_path}/opt/releases/a"' in run(*command, cwd=tmp_path, **paths)
-
-
-def test_a_playbook_runs_by_its_full_name(collections: Path, tmp_path: Path) -> None:
-    """With variables, tasks and modules of the collection, of which it finds some by their short names."""
+def test_playbooks_run_by_their_full_names(collections: Path, tmp_path: Path) -> None:
+    """With variables, tasks and modules of the collection, which import the package from there."""
     inventory = installed(collections) / "inventories/xr7620"
-    shown = run(
-        *["ansible-playbook", "-i", inventory, "edge.vllm_edge.validate", "edge.vllm_edge.plan"],
-        *["-e", "serving_profile=e2b-only"],
-        cwd=tmp_path,
-        ANSIBLE_COLLECTIONS_PATH=str(collections),
-    )
-    assert re.search(r"^e2b-only +fits", shown, re.MULTILINE) and re.search(r"^nvfp4-tp2 +fits", shown, re.MULTILINE)
-
-
-def test_the_whole_installation_is_a_playbook_of_the_collection(collections: Path, tmp_path: Path) -> None:
-    stages = run(
-        *["ansible-playbook", "--list-tasks", "-i", "xr7620,", "edge.vllm_edge.site"],
-        cwd=tmp_path,
-        ANSIBLE_COLLECTIONS_PATH=str(collections),
-    )
+    playbooks = ["edge.vllm_edge.validate", "edge.vllm_edge.plan"]
+    options = ["-e", "serving_profile=e2b-only", "-e", "plan_profile=e2b-only"]
+    path = {"ANSIBLE_COLLECTIONS_PATH": str(collections)}
+    shown = run("ansible-playbook", "-i", inventory, *playbooks, *options, cwd=tmp_path, **path)
+    assert "profile e2b-only, vLLM 0.32.0: fits" in shown
+    command = ["ansible-playbook", "--list-tasks", "-i", "xr7620,", "edge.vllm_edge.site"]
+    stages = run(*command, cwd=tmp_path, **path)
     assert re.findall(r"play #\d+ \(gpu_hosts\): (.*?)\t", stages)[-2:] == ["Install the gateway", "Print the report"]
 
 

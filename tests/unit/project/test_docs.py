@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documents name exists: linked pages, files, variables, commands with their options."""
+"""What the documents name exists: linked pages, files, variables, commands, playbooks, entry points, directories."""
 
 from __future__ import annotations
 
@@ -8,31 +8,25 @@ import itertools
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from ansible.module_utils.vllm_edge.cli import build_parser
+from helpers import ROOT, list_files
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-ROOT = Path(__file__).resolve().parents[3]
-
 # Commands and settings of Ansible, and packages of clients, which no source of ours needs to know.
 ANSIBLES = re.compile(r"ANSIBLE_[A-Z_]+|encrypt_string|langchain_openai")
+PACKAGE = "plugins/module_utils/vllm_edge"
+ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
 
 
+@functools.cache
 def tracked(*patterns: str) -> list[str]:
-    """Files of the repository, those not yet committed included."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    return [line for line in listed.splitlines() if (ROOT / line).is_file()]
+    return [str(path.relative_to(ROOT)) for path in list_files(*patterns) if path.is_file()]
 
 
 PAGES = tracked("*.md")
@@ -40,24 +34,35 @@ PAGES = tracked("*.md")
 WRITTEN = [page for page in PAGES if not page.startswith(("docs/evidence/", "docs/reference/", ".github/"))]
 
 
-def tokens(page: str) -> Iterator[Token]:
+def read(path: str) -> str:
+    return (ROOT / path).read_text()
+
+
+def load(path: str) -> Any:
+    return yaml.load(read(path), yaml.CSafeLoader) or {}
+
+
+@functools.cache
+def parse(page: str) -> list[Token]:
+    return MarkdownIt("commonmark").enable("table").parse(read(page))
+
+
+def tokens(page: str) -> list[Token]:
     """Everything in a page, inline parts included."""
-    for token in MarkdownIt("commonmark").enable("table").parse((ROOT / page).read_text()):
-        yield token
-        yield from token.children or []
+    return [part for token in parse(page) for part in (token, *(token.children or []))]
 
 
 def headings(page: str) -> set[str]:
     """Anchors of a page's headings, as they are made on the web."""
     found = set()
-    parsed = MarkdownIt("commonmark").parse((ROOT / page).read_text())
-    for token, following in itertools.pairwise(parsed):
+    for token, following in itertools.pairwise(parse(page)):
         if token.type == "heading_open":
             text = re.sub(r"[`*]", "", following.content).lower()
             found.add(re.sub(r"[^\w\- ]", "", text).replace(" ", "-"))
     return found
 
 
+@functools.cache
 def code(page: str) -> list[str]:
     """Everything in a page that is set as code."""
     return [token.content for token in tokens(page) if token.type in {"code_inline", "code_block", "fence"}]
@@ -79,101 +84,145 @@ def spelled_out(word: str) -> list[str]:
     ]
 
 
-@functools.cache
-def sources() -> str:
-    """Text of everything that is no document and no test."""
-    no_source = ("tests/", "LICENSES/", "requirements-dev")
-    paths = [path for path in tracked() if not path.endswith(".md") and not path.startswith(no_source)]
-    return "\n".join((ROOT / path).read_text(errors="replace") for path in paths)
+def find_in_code(pattern: str) -> list[tuple[str, str]]:
+    """Page and match of a pattern in the code of every written page."""
+    return [(page, each) for page in WRITTEN for text in code(page) for each in re.findall(pattern, text)]
 
 
-@functools.cache
 def variables() -> set[str]:
     """Names that an operator can set with -e."""
     found: set[str] = set()
     for path in tracked("group_vars", "inventories/*/group_vars", "roles/*/defaults"):
-        found |= (yaml.safe_load((ROOT / path).read_text()) or {}).keys()
+        found |= load(path).keys()
     for path in tracked("roles/*/meta/argument_specs.yml"):
-        for entry_point in yaml.safe_load((ROOT / path).read_text())["argument_specs"].values():
+        for entry_point in load(path)["argument_specs"].values():
             found |= entry_point.get("options", {}).keys()
     for path in tracked("playbooks/*.yml"):
         # What a play asks for with a default, or only if it is set, needs no entry anywhere else.
-        found |= set(re.findall(r"\b([a-z_]+) (?:\| default\(|is defined\b)", (ROOT / path).read_text()))
+        found |= set(re.findall(r"\b([a-z_]+) (?:\| default\(|is defined\b)", read(path)))
     for path in tracked("roles/*/templates/*.yml.j2"):
         # Files of variables that a play writes for an operator.
-        found |= set(re.findall(r"^([a-z_]+):", (ROOT / path).read_text(), re.MULTILINE))
-    described = yaml.safe_load((ROOT / "tools/variables.yml").read_text())
-    return found.union(*((section.get("variables") or {}).keys() for section in described["sections"]))
+        found |= set(re.findall(r"^([a-z_]+):", read(path), re.MULTILINE))
+    return found.union(*((section.get("variables") or {}) for section in load("tools/variables.yml")["sections"]))
 
 
-def ignored(path: str) -> bool:
-    """Whether git ignores a path: something that appears when the project runs."""
-    return subprocess.run(["git", "check-ignore", "-q", path], cwd=ROOT, check=False).returncode == 0
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
-    for token in tokens(page):
+def test_links_lead_somewhere() -> None:
+    wrong = []
+    for page, token in [(each, token) for each in PAGES for token in tokens(each)]:
         link = str(token.attrGet("href") or token.attrGet("src") or "")
         if not link or re.match(r"[a-z]+:", link):
             continue
         path, _, anchor = link.partition("#")
         target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
-        assert target.exists(), f"{page} links to {link}, which is not there"
-        if anchor:
-            assert anchor in headings(str(target.relative_to(ROOT))), f"{page} links to {link}, which no heading is"
+        if not target.exists() or (anchor and anchor not in headings(str(target.relative_to(ROOT)))):
+            wrong.append(f"{page} links to {link}")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("page", WRITTEN)
-def test_paths_exist(page: str) -> None:
+def test_paths_exist() -> None:
     places = {path.split("/")[0] for path in tracked() if "/" in path}
-    for path in {path for word in words(page) for path in spelled_out(word)}:
+    # A file that a template makes counts as well.
+    names = {Path(file).name.removesuffix(".j2") for file in tracked()}
+    missing: dict[str, str] = {}
+    for page, path in {(each, path) for each in WRITTEN for word in words(each) for path in spelled_out(word)}:
         pattern = re.sub(r"<[^<>]*>", "*", path).rstrip("/.")
         if path.startswith(("inventories/<yours>/", "inventories/box")):
             continue  # the operator's own, beside ours
         if pattern.split("/")[0] in places and "/" in pattern:
-            assert any(ROOT.glob(pattern)) or ignored(pattern), f"{page} names {path}, which is not there"
-        elif re.fullmatch(r"[\w-]+\.(py|yml|cfg|toml)", pattern):
-            # A file that a template makes counts as well.
-            names = {Path(file).name.removesuffix(".j2") for file in tracked()}
-            assert pattern in names, f"{page} names {path}, which is not there"
+            if not any(ROOT.glob(pattern)):
+                missing[pattern] = page
+        elif re.fullmatch(r"[\w-]+\.(py|yml|cfg|toml)", pattern) and pattern not in names:
+            missing[pattern] = page
+    # What git ignores appears when the project runs.
+    command = ["git", "check-ignore", "--stdin"]
+    ignored = subprocess.run(command, cwd=ROOT, input="\n".join(missing), capture_output=True, text=True, check=False)
+    assert {path: page for path, page in missing.items() if path not in ignored.stdout.splitlines()} == {}
 
 
-@pytest.mark.parametrize("page", WRITTEN)
-def test_names_occur_in_the_sources(page: str) -> None:
-    for text in code(page):
-        for name in re.findall(r"\b[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+\b", text):
-            known = ANSIBLES.fullmatch(name) or re.search(rf"\b{name}\b", sources())
-            assert known, f"{page} names {name}, which no source knows"
+def test_names_occur_in_the_sources() -> None:
+    """Everything that is no document and no test is a source."""
+    no_source = ("tests/", "LICENSES/", "requirements-dev")
+    paths = [path for path in tracked() if not path.endswith(".md") and not path.startswith(no_source)]
+    known = {name for path in paths for name in re.findall(r"\w+", (ROOT / path).read_text(errors="replace"))}
+    named = find_in_code(r"\b[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+\b")
+    assert [(page, name) for page, name in named if name not in known and not ANSIBLES.fullmatch(name)] == []
 
 
-@pytest.mark.parametrize("page", WRITTEN)
-def test_variables_of_commands_exist(page: str) -> None:
-    profiles = yaml.safe_load((ROOT / "group_vars/all/profiles.yml").read_text())["serving_profiles"]
-    for text in code(page):
-        for name in re.findall(r"(?<!\S)-e ([A-Za-z_]+)=", text):
-            assert name in variables(), f"{page} sets {name}, which is no variable"
+def test_variables_and_profiles_of_commands_exist() -> None:
+    known = variables()
+    assert [found for found in find_in_code(r"(?<!\S)-e ([A-Za-z_]+)=") if found[1] not in known] == []
+    profiles = {*load("group_vars/all/profiles.yml")["serving_profiles"], "advised"}
+    wrong = []
+    for page, text in [(each, text) for each in WRITTEN for text in code(each)]:
+        here = text.partition("serving_profiles:\n")[2].splitlines()
         for profile in re.findall(r"\bserving_profile[=:] ?([\w-]+)", text):
-            here = f"  {profile}:" in text.partition("serving_profiles:\n")[2].splitlines()
-            known = here or profile in {*profiles, "advised"}
-            assert known, f"{page} chooses the profile {profile}, which is not there"
+            if f"  {profile}:" not in here and profile not in profiles:
+                wrong.append(f"{page} chooses the profile {profile}")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("page", WRITTEN)
-def test_commands_of_the_program_are_right(page: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for line in (line for text in code(page) for line in text.splitlines()):
-        if not (found := re.match(r"\s*(?:sudo )?vllm-edge ((?!--help|--version)[a-z<-][^#|&;]*)", line)):
-            continue
-        arguments = shlex.split(re.sub(r"<[^<>]*>", "name", found[1]))
-        try:
-            build_parser().parse_args(arguments)
-        except SystemExit:
-            raise AssertionError(f"{page}: {line.strip()}: {capsys.readouterr().err}") from None
+def test_commands_of_the_program_are_right(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = []
+    lines = [(page, line) for page in WRITTEN for text in code(page) for line in text.splitlines()]
+    for page, line in lines:
+        if found := re.match(r"\s*(?:sudo )?vllm-edge ((?!--help|--version)[a-z<-][^#|&;]*)", line):
+            try:
+                build_parser().parse_args(shlex.split(re.sub(r"<[^<>]*>", "name", found[1])))
+            except SystemExit:
+                wrong.append(f"{page}: {line.strip()}: {capsys.readouterr().err}")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("page", WRITTEN)
-def test_targets_of_make_exist(page: str) -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for text in code(page):
-        for target in re.findall(r"(?:^|\n)\s*make ([a-z-]+)", text):
-            assert target in targets, f"{page} says `make {target}`, which the Makefile does not know"
+def test_targets_of_make_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+    assert [found for found in find_in_code(r"(?:^|\n)\s*make ([a-z-]+)") if found[1] not in targets] == []
+
+
+# ---- what README, CONTRIBUTING and the READMEs of the roles have to name ----------------------------------------
+
+
+def first_cells(page: str) -> list[str]:
+    """Code in the first column of all tables of a page, in order."""
+    rows = re.findall(r"^\|(.*?)\|", read(page), re.MULTILINE)
+    return [name for cell in rows for name in re.findall(r"`([^`]+)`", cell)]
+
+
+def list_directory(directory: str = "") -> set[str]:
+    """What lies directly in a directory of the repository."""
+    below = [path.removeprefix(directory) for path in tracked() if path.startswith(directory)]
+    return {path.split("/")[0] + "/" * ("/" in path) for path in below}
+
+
+def test_readme_names_every_playbook_and_the_stages_first() -> None:
+    stages = [f"playbooks/{play['ansible.builtin.import_playbook']}" for play in load("playbooks/site.yml")]
+    named = [name for name in first_cells("README.md") if name.startswith("playbooks/")]
+    assert named[: len(stages)] == stages
+    assert len(stages) == 8, "README says that site.yml runs the first eight"
+    there = {f"playbooks/{path.name}" for path in (ROOT / "playbooks").glob("*.yml")}
+    assert sorted(named) == sorted(there - {"playbooks/site.yml"})
+
+
+def test_contributing_names_every_directory_and_gives_every_part_of_the_package_a_layer() -> None:
+    named = {name.split("/")[0] + "/" for name in re.findall(r"`([^`\s]+/[^`\s]*)`", read("CONTRIBUTING.md"))}
+    assert {name for name in list_directory() if name.endswith("/")} - named == set()
+    rows = re.findall(r"^\| (\d+) \| ([^|]*) \|", read("CONTRIBUTING.md"), re.MULTILINE)
+    parts = [name for _, cell in rows for name in re.findall(r"`([^`]+)`", cell)]
+    assert sorted(parts) == sorted(list_directory(f"{PACKAGE}/") - {"__init__.py", "py.typed"})
+    layers = [int(layer) for layer, _ in rows]
+    assert layers == sorted(layers)
+
+
+def test_readme_of_a_role_names_its_entry_points_its_reference_and_only_tasks_that_exist() -> None:
+    for role in ROLES:
+        page = f"roles/{role}/README.md"
+        assert load(f"roles/{role}/meta/argument_specs.yml")["argument_specs"].keys() <= set(first_cells(page)), role
+        assert f"`ansible-doc -t role -r roles {role}`" in read(page), role
+        named = {f"roles/{role}/tasks/{name}.yml" for name in first_cells(page)}
+        assert named <= set(tracked(f"roles/{role}/tasks")), role
+
+
+def test_continuous_integration_runs_every_test() -> None:
+    github = [step.get("run") for job in load(".github/workflows/ci.yml")["jobs"].values() for step in job["steps"]]
+    assert "make test" in github
+    assert "make test" in load(".gitlab-ci.yml")["test"]["script"]
+    assert "exec make test" in read(".ci/run").splitlines()

@@ -25,8 +25,8 @@ from ansible.module_utils.vllm_edge.system.docker import LINE_CHARS, split_recor
 
 ROOT = Path(__file__).resolve().parents[3]
 LENGTH = 16_000
-LIMIT_S = 0.05
-"""CPU time of one search on LENGTH characters. A pattern of linear time needs less than a hundredth of it."""
+LIMIT_S = 0.1
+"""CPU seconds of one search on LENGTH characters. A pattern of linear time needs less than a hundredth of it."""
 PIECES = (
     " ", "0", "a", "a/", '"', "'", "(", "[", "{", "1.", "a b ", "GET /health?a", ": ", "a: ", "\t \t", "/models/",
     "Error: ", "Tried to allocate ", "x=1,", "\x1b[0m", "(a) ", "-a", "layers.", "No such file or directory: '/",
@@ -147,20 +147,18 @@ def measure(how: str, pattern: re.Pattern[Any], text: str) -> float:
     return least
 
 
-PATTERNS = collect()
-
-
-def test_the_patterns_are_found() -> None:
-    assert len(PATTERNS) > 200
-    assert sum("SIGNATURES" in place for place in PATTERNS) >= 40
-
-
-@pytest.mark.parametrize("place", PATTERNS)
-def test_no_pattern_is_slow_on_a_long_line(place: str) -> None:
-    how, pattern = PATTERNS[place]
-    for text in make_texts(pattern):
-        seconds = measure(how, pattern, text)
-        assert seconds < LIMIT_S, f"{pattern.pattern!r}: {seconds:.2f} s of CPU on {LENGTH} characters of {text[:60]!r}"
+@pytest.mark.slow
+def test_no_pattern_is_slow_on_a_long_line() -> None:
+    patterns = collect()
+    assert len(patterns) > 200
+    assert sum("SIGNATURES" in place for place in patterns) >= 40
+    slow = []
+    for place, (how, pattern) in patterns.items():
+        for text in make_texts(pattern):
+            if (seconds := measure(how, pattern, text)) > LIMIT_S:
+                slow.append(f"{place}: {pattern.pattern!r}: {seconds:.2f} s of CPU on {LENGTH} of {text[:60]!r}")
+                break
+    assert slow == []
 
 
 @pytest.mark.parametrize("was_serving", [False, True])

@@ -6,7 +6,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -17,11 +16,10 @@ import yaml
 from tools import reference
 
 MODULES = sorted(reference.MODULES.glob("*.py"))
-PROGRAMS = [path for path in MODULES if "def main(" in path.read_text()]
-"""The others document an action plugin."""
 FRAGMENTS = sorted((reference.ROOT / "plugins" / "doc_fragments").glob("*.py"))
 COLLECTION = ".".join(reference.COLLECTION)
 
+Docs = dict[str, Any]
 Named = tuple[str, Mapping[str, Any]]
 
 # Words in the names of sizes and times. Such an option states its unit in its name or in its description.
@@ -31,6 +29,17 @@ UNIT_IN_WORDS = re.compile(r"\b(seconds?|minutes?|MiB|GiB|bytes|tokens|fraction)
 COUNTS = {"tensor_parallel_size", "pipeline_parallel_size"}
 
 
+@pytest.fixture(scope="module")
+def roles() -> Docs:
+    return reference.role_docs()
+
+
+@pytest.fixture(scope="module")
+def documented() -> Docs:
+    """The documentation of modules and action plugins."""
+    return reference.module_docs()
+
+
 def nested(name: str, options: Mapping[str, Any]) -> Iterator[Named]:
     """Yield options and their suboptions, each with its full name."""
     for key, option in options.items():
@@ -38,31 +47,20 @@ def nested(name: str, options: Mapping[str, Any]) -> Iterator[Named]:
         yield from nested(f"{name}.{key}", option.get("options") or option.get("suboptions") or {})
 
 
-def described() -> list[Named]:
-    """Return every option of every role, module and action plugin, and every variable."""
-    found: list[Named] = []
-    roles = reference.role_docs()
-    for role, entry_points in roles.items():
-        for entry_point in entry_points.values():
-            found += nested(role, entry_point.get("options", {}))
-    for name, doc in reference.module_docs().items():
-        found += nested(name, doc["doc"].get("options", {}))
-    for section in reference.variable_docs(roles)["sections"]:
-        found += nested(section["title"], section["variables"])
-    return found
-
-
 @pytest.fixture(scope="module")
-def options() -> list[Named]:
-    return described()
+def options(roles: Docs, documented: Docs) -> list[Named]:
+    """Every option of every role, module and action plugin, and every variable."""
+    found = [(role, each.get("options", {})) for role, entries in roles.items() for each in entries.values()]
+    found += [(name, plugin["doc"].get("options", {})) for name, plugin in documented.items()]
+    found += [(section["title"], section["variables"]) for section in reference.variable_docs(roles)["sections"]]
+    return [option for name, given in found for option in nested(name, given)]
 
 
-def test_the_page_of_variables_is_up_to_date() -> None:
-    lines = [text.splitlines() for text in (reference.PAGE.read_text(), reference.render())]
+def test_the_page_of_variables_is_up_to_date(roles: Docs) -> None:
+    with mock.patch.object(reference, "role_docs", return_value=roles):
+        lines = [text.splitlines() for text in (reference.PAGE.read_text(), reference.render())]
     differences = list(difflib.unified_diff(*lines, reference.PAGE.name, "as generated", lineterm="", n=0))
-    assert not differences, f"{reference.PAGE.name} is out of date; run `make reference`:\n" + "\n".join(
-        differences[:40]
-    )
+    assert not differences, "it is out of date; run `make reference`:\n" + "\n".join(differences[:40])
 
 
 def test_every_option_says_what_it_is_and_of_which_type(options: list[Named]) -> None:
@@ -80,14 +78,13 @@ def is_measured(name: str, option: Mapping[str, Any]) -> bool:
 
 
 def test_sizes_and_times_have_a_unit(options: list[Named]) -> None:
-    measured = [(name, option) for name, option in options if is_measured(name, option)]
+    measured = {
+        name: reference.sentences(option["description"]) for name, option in options if is_measured(name, option)
+    }
     assert len(measured) > 10
-    unitless = [
-        name
-        for name, option in measured
-        if not reference.unit(name) and not UNIT_IN_WORDS.search(reference.sentences(option["description"]))
-    ]
-    assert unitless == []
+    assert [
+        name for name, text in measured.items() if not reference.unit(name) and not UNIT_IN_WORDS.search(text)
+    ] == []
 
 
 class Asked(Exception):
@@ -117,20 +114,16 @@ def comparable(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def documented() -> dict[str, Any]:
-    return reference.module_docs()
-
-
-@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 def test_documentation_of_a_module_says_what_it_takes(
-    path: Path, documented: dict[str, Any], load_module: Callable[[str], ModuleType]
+    documented: Docs, load_module: Callable[[str], ModuleType]
 ) -> None:
-    options = documented[path.stem]["doc"].get("options", {})
-    assert comparable(options) == comparable(arguments(load_module(path.stem)))
+    # The others document an action plugin.
+    for path in (path for path in MODULES if "def main(" in path.read_text()):
+        options = documented[path.stem]["doc"].get("options", {})
+        assert comparable(options) == comparable(arguments(load_module(path.stem))), path.stem
 
 
-def test_every_plugin_has_an_author_and_attributes(documented: dict[str, Any]) -> None:
+def test_every_plugin_has_an_author_and_attributes(documented: Docs) -> None:
     for name, plugin in documented.items():
         assert plugin["doc"].get("author"), name
         attributes = plugin["doc"].get("attributes", {})
@@ -138,21 +131,12 @@ def test_every_plugin_has_an_author_and_attributes(documented: dict[str, Any]) -
         assert all("support" in attribute and attribute.get("description") for attribute in attributes.values()), name
 
 
-def test_short_descriptions_begin_with_a_verb_and_have_no_full_stop(documented: dict[str, Any]) -> None:
+def test_short_descriptions_begin_with_a_verb_and_have_no_full_stop(documented: Docs, roles: Docs) -> None:
     short = {name: plugin["doc"]["short_description"] for name, plugin in documented.items()}
-    for role, entry_points in reference.role_docs().items():
+    for role, entry_points in roles.items():
         short |= {f"{role}.{name}": entry_point["short_description"] for name, entry_point in entry_points.items()}
     # An Ansible user reads "Manage ...", not "Manages ..." or the name of a thing.
     assert {where: text for where, text in short.items() if not re.fullmatch(r"[A-Z][a-z]*[a-rt-z] .*[^.]", text)} == {}
-
-
-def test_modules_that_the_documentation_names_exist(documented: dict[str, Any]) -> None:
-    ours = {f"{COLLECTION}.{path.stem}" for path in MODULES}
-    files = [*MODULES, *FRAGMENTS, *reference.ROOT.glob("roles/*/meta/argument_specs.yml")]
-    named = {name for path in files for name in re.findall(r"\bM\(([^)]+)\)", path.read_text())}
-    named |= {entry["module"] for plugin in documented.values() for entry in plugin["doc"].get("seealso", [])}
-    assert len(named & ours) > 5
-    assert {name for name in named if not name.startswith("ansible.builtin.")} <= ours
 
 
 def names_below(prefix: str, values: Mapping[str, Any], below: str) -> Iterator[str]:
@@ -172,13 +156,11 @@ def texts(value: Any) -> Iterator[str]:
             yield from texts(inner)
 
 
-def test_options_and_return_values_that_the_documentation_names_exist(
-    documented: dict[str, Any],
-) -> None:
+def test_options_and_return_values_that_the_documentation_names_exist(documented: Docs, roles: Docs) -> None:
     docs = [
         (name, plugin, plugin["doc"].get("options", {}), plugin["return"] or {}) for name, plugin in documented.items()
     ]
-    for role, entry_points in reference.role_docs().items():
+    for role, entry_points in roles.items():
         options = {key: option for each in entry_points.values() for key, option in each.get("options", {}).items()}
         docs.append((role, entry_points, options, {}))
     wrong = [
@@ -191,62 +173,37 @@ def test_options_and_return_values_that_the_documentation_names_exist(
     assert wrong == []
 
 
-def test_modules_in_examples_exist(documented: dict[str, Any]) -> None:
+def test_modules_that_documentation_and_examples_name_exist(documented: Docs) -> None:
     ours = {f"{COLLECTION}.{path.stem}" for path in MODULES}
+    files = [*MODULES, *FRAGMENTS, *reference.ROOT.glob("roles/*/meta/argument_specs.yml")]
+    named = {name for path in files for name in re.findall(r"\bM\(([^)]+)\)", path.read_text())}
+    assert len(named & ours) > 5
     for name, plugin in documented.items():
+        named |= {entry["module"] for entry in plugin["doc"].get("seealso", [])}
         tasks = yaml.safe_load(plugin["examples"] or "[]") or []
         used = {key for task in tasks for key in task if "." in key}
-        assert {key for key in used if not key.startswith("ansible.builtin.")} <= ours, name
         assert not tasks or f"{COLLECTION}.{name}" in used, name
+        named |= used
+    assert {name for name in named if not name.startswith("ansible.builtin.")} <= ours
 
 
-@pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.stem)
-def test_every_doc_fragment_is_used(path: Path) -> None:
-    name = re.compile(rf"^  - {re.escape(COLLECTION)}\.{path.stem}(\.\w+)?$", re.MULTILINE)
-    users = [plugin.stem for plugin in MODULES if name.search(plugin.read_text())]
-    assert len(users) > 1, f"only {users} use {path.name}: an option of one module belongs into that module"
+def test_every_doc_fragment_is_used_twice() -> None:
+    """An option of one module belongs into that module."""
+    for path in FRAGMENTS:
+        name = re.compile(rf"^  - {re.escape(COLLECTION)}\.{path.stem}(\.\w+)?$", re.MULTILINE)
+        assert len([plugin for plugin in MODULES if name.search(plugin.read_text())]) > 1, path.name
 
 
-@pytest.mark.parametrize("variable", ["serving_engines", "serving_profiles", "vllm_models"])
-def test_every_key_in_use_is_described(variable: str, options: list[Named]) -> None:
-    keys = {name.rpartition(".")[2] for name, _ in options if f".{variable}." in name}
+def test_every_key_in_use_is_described(options: list[Named]) -> None:
     values = {name: value for found in reference.group_vars().values() for name, value in found.items()}
-    assert {key for entry in values[variable].values() for key in entry} <= keys
+    for variable in ("serving_engines", "serving_profiles", "vllm_models"):
+        keys = {name.rpartition(".")[2] for name, _ in options if f".{variable}." in name}
+        assert {key for entry in values[variable].values() for key in entry} <= keys
 
 
-def test_variables_that_are_described_exist() -> None:
-    sources = "".join(
-        path.read_text()
-        for pattern in ("group_vars/all/*.yml", "inventories/*/group_vars/gpu_hosts/*.yml", "playbooks/**/*.yml")
-        for path in reference.ROOT.glob(pattern)
-    )
-    for section in reference.variable_docs(reference.role_docs())["sections"]:
-        for name in section["variables"]:
-            assert re.search(rf"\b{name}\b", sources), f"tools/variables.yml describes {name}, which nothing reads"
-
-
-@pytest.mark.parametrize(
-    ("text", "markdown"),
-    [
-        ("see C(a<b>) and O(c[].d)", "see `a<b>` and `c[].d`"),
-        ("a <b> of V(null), I(word), B(bold)", r"a \<b> of `null`, *word*, **bold**"),
-        ("M(edge.vllm_edge.gpu_slots) with C(f(x))", "`edge.vllm_edge.gpu_slots` with `f(x)`"),
-        ("NVML(1) stays", "NVML(1) stays"),
-    ],
-)
-def test_markup(text: str, markdown: str) -> None:
-    assert reference.markup(text) == markdown
-
-
-@pytest.mark.parametrize(
-    ("name", "option", "head"),
-    [
-        ("x_timeout_s", {"type": "int", "default": 60}, "int, seconds, default `60`"),
-        ("x_mib", {"type": "int", "required": True}, "int, MiB, required"),
-        ("x", {"type": "list", "elements": "str", "default": []}, "list of str, default `[]`"),
-        ("x", {"type": "bool", "default": True, "value": False}, "bool, is `false`"),
-        ("x", {"type": "str", "default": "a", "value": "{{ y }}"}, "str, default `a`"),
-    ],
-)
-def test_head_of_an_option(name: str, option: Mapping[str, Any], head: str) -> None:
-    assert reference.head(name, option) == head
+def test_variables_that_are_described_exist(roles: Docs) -> None:
+    patterns = ("group_vars/all/*.yml", "inventories/*/group_vars/gpu_hosts/*.yml", "playbooks/**/*.yml")
+    paths = [path for pattern in patterns for path in reference.ROOT.glob(pattern)]
+    known = {name for path in paths for name in re.findall(r"\w+", path.read_text())}
+    described = {name for section in reference.variable_docs(roles)["sections"] for name in section["variables"]}
+    assert described - known == set(), "tools/variables.yml describes what nothing reads"

@@ -1,125 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of the repository that no linter knows."""
+"""Rules of the repository that no linter knows. A case looks at all files and lists the offenders."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import pytest
 import yaml
+from helpers import ROOT, list_files
 
-ROOT = Path(__file__).resolve().parents[3]
-PLAYBOOKS = [ROOT / "site.yml", *sorted((ROOT / "playbooks").glob("*.yml"))]
-ROLES = sorted(path for path in (ROOT / "roles").iterdir() if path.is_dir())
-
-
-def load(path: Path) -> Any:
-    """A YAML file; an empty one is an empty mapping."""
-    return yaml.safe_load(path.read_text()) or {}
-
-
-def tracked(*patterns: str) -> list[Path]:
-    """Files of the repository, those not yet committed included."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    return [ROOT / line for line in listed.splitlines() if (ROOT / line).is_file()]
-
-
-@pytest.mark.parametrize("playbook", PLAYBOOKS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_playbook_sees_group_vars_and_inventory_overrides(playbook: Path, tmp_path: Path) -> None:
-    inventory = tmp_path / "inventory"
-    (inventory / "group_vars" / "gpu_hosts").mkdir(parents=True)
-    (inventory / "hosts.yml").write_text("gpu_hosts: {hosts: {sentinel: {}}}\n")
-    (inventory / "group_vars" / "gpu_hosts" / "main.yml").write_text("vram_foreign: sentinel\n")
-    shown = subprocess.run(
-        ["ansible-inventory", "-i", str(inventory), "--playbook-dir", str(playbook.parent), "--host", "sentinel"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    variables = json.loads(shown)
-    assert variables["serving_roles"] == ["architect", "worker", "auditor", "sentry"]
-    assert variables["vram_foreign"] == "sentinel"
-
-
-@pytest.mark.parametrize(
-    "playbook", [path for path in PLAYBOOKS if path.name != "site.yml"], ids=lambda path: path.name
-)
-def test_play_runs_on_gpu_hosts(playbook: Path) -> None:
-    for play in load(playbook):
-        imported = play.get("ansible.builtin.import_playbook", "")
-        assert play.get("hosts") == "gpu_hosts" or (playbook.parent / imported) in PLAYBOOKS
-
-
-@pytest.mark.parametrize("role", ROLES, ids=lambda path: path.name)
-def test_defaults_and_argument_spec_agree(role: Path) -> None:
-    defaults = load(role / "defaults" / "main.yml")
-    entry_points = load(role / "meta" / "argument_specs.yml")["argument_specs"]
-    specified: dict[str, Any] = {}
-    for entry_point in entry_points.values():
-        for name, option in entry_point.get("options", {}).items():
-            assert option.get("description"), f"{name} has no description"
-            if "default" in option:
-                specified[name] = option["default"]
-    assert specified == defaults
-
-
-def test_nothing_outside_the_lab_knows_the_lab() -> None:
-    for path in tracked("roles", "playbooks", "plugins", "group_vars", "site.yml"):
-        text = path.read_text(errors="replace")
-        for word in ("lab-gpu", "vendors.lab", "hub.lab", "registry.lab", "vllm-edge-lab", "LAB_GPU"):
-            assert word not in text, f"{path} knows {word}"
-
-
-@pytest.mark.parametrize(
-    "path",
-    tracked("*.py", "*.sh", "*.c", "*.h", "Makefile", "tools/*", ".ci/run"),
-    ids=lambda path: str(path.relative_to(ROOT)),
-)
-def test_source_carries_a_licence(path: Path) -> None:
-    head = path.read_text()[:400]
-    assert "SPDX-License-Identifier: " in head
-    if re.search(r"^from ansible\.(plugins|errors|utils)", path.read_text(), re.MULTILINE):
-        assert "GPL-3.0-or-later" in head
-
-
-@pytest.mark.parametrize("value", ["true", "yes", True])
-def test_operators_switches_are_normalised(value: object) -> None:
-    done = subprocess.run(
-        [
-            "ansible",
-            "all",
-            "-i",
-            "sentinel,",
-            "--playbook-dir",
-            str(ROOT / "playbooks"),
-            "-c",
-            "local",
-            "-e",
-            json.dumps({"allow_reboot": value, "allow_docker_restart": value}),
-            "-m",
-            "ansible.builtin.assert",
-            "-a",
-            json.dumps({"that": ["nvidia_driver_allow_reboot is true", "container_runtime_allow_restart is true"]}),
-        ],
-        cwd=ROOT,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
+PLAYBOOKS = sorted((ROOT / "playbooks").glob("*.yml"))
 LOWEST = {"names", "paths", "text", "version", "system", "gpu", "weights"}
 ABOVE = {
     "host_doctor": "it runs on a bare host with every check of the doctor",
@@ -139,6 +36,79 @@ ABOVE = {
     ),
 }
 """Modules that import more than the lowest layers of the package, and why they may."""
+WRITERS = ("ansible.builtin.copy", "ansible.builtin.file", "ansible.builtin.template", "community.general.archive")
+PRIVATE = ("0600", "0700", "u+rwx", "u=rwX,go=")
+OF_THE_REPOSITORY = {
+    "Write the recorded facts",
+    "Create the directory of the inventory's facts",
+    "Write the facts into the inventory",
+}
+"""Files of the project itself or of an inventory, as git keeps them: shapes of published checkpoints."""
+
+
+def load(path: Path) -> Any:
+    """A YAML file; an empty one is an empty mapping."""
+    return yaml.load(path.read_text(), yaml.CSafeLoader) or {}
+
+
+def test_playbooks_see_group_vars_and_inventory_overrides(tmp_path: Path) -> None:
+    """Those of playbooks/ by the link beside them, and site.yml by those beside itself."""
+    (tmp_path / "group_vars" / "gpu_hosts").mkdir(parents=True)
+    (tmp_path / "hosts.yml").write_text("gpu_hosts: {hosts: {sentinel: {}}}\n")
+    (tmp_path / "group_vars" / "gpu_hosts" / "main.yml").write_text("vram_foreign: sentinel\n")
+    for directory in (ROOT, ROOT / "playbooks"):
+        command = ["ansible-inventory", "-i", str(tmp_path), "--playbook-dir", str(directory), "--host", "sentinel"]
+        variables = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+        assert variables["serving_roles"] == ["architect", "worker", "auditor", "sentry"]
+        assert variables["vram_foreign"] == "sentinel"
+
+
+def test_plays_run_on_gpu_hosts() -> None:
+    plays = [(path, play) for path in PLAYBOOKS for play in load(path)]
+    assert [
+        path.name
+        for path, play in plays
+        if play.get("hosts") != "gpu_hosts"
+        and path.parent / play.get("ansible.builtin.import_playbook", "") not in PLAYBOOKS
+    ] == []
+
+
+def test_defaults_and_argument_specs_agree() -> None:
+    for role in sorted((ROOT / "roles").iterdir()):
+        specified: dict[str, Any] = {}
+        for entry_point in load(role / "meta" / "argument_specs.yml")["argument_specs"].values():
+            for name, option in entry_point.get("options", {}).items():
+                assert option.get("description"), f"{name} has no description"
+                if "default" in option:
+                    specified[name] = option["default"]
+        assert specified == load(role / "defaults" / "main.yml"), role.name
+
+
+def test_nothing_outside_the_lab_knows_the_lab() -> None:
+    files = list_files("roles", "playbooks", "plugins", "group_vars", "site.yml")
+    words = re.compile(r"lab-gpu|vendors\.lab|hub\.lab|registry\.lab|vllm-edge-lab|LAB_GPU")
+    found = {str(path): words.findall(path.read_text(errors="replace")) for path in files if path.is_file()}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_sources_carry_a_licence() -> None:
+    wrong = []
+    for path in list_files("*.py", "*.sh", "*.c", "*.h", "Makefile", "tools/*", ".ci/run"):
+        text = path.read_text()
+        of_ansible = re.search(r"^from ansible\.(plugins|errors|utils)", text, re.MULTILINE)
+        if "SPDX-License-Identifier: " + "GPL-3.0-or-later" * bool(of_ansible) not in text[:400]:
+            wrong.append(str(path))
+    assert wrong == []
+
+
+def test_operators_switches_are_normalised() -> None:
+    """Text as -e gives it, and a truth value as an inventory does."""
+    command = ["ansible", "all", "-i", "sentinel,", "--playbook-dir", str(ROOT / "playbooks"), "-c", "local"]
+    command += ["-e", json.dumps({"allow_reboot": "yes", "allow_docker_restart": True})]
+    wanted = ["nvidia_driver_allow_reboot is true", "container_runtime_allow_restart is true"]
+    command += ["-m", "ansible.builtin.assert", "-a", json.dumps({"that": wanted})]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_modules_for_a_bare_host_import_the_lowest_layers_only() -> None:
@@ -157,3 +127,67 @@ def test_teardown_knows_every_record_of_the_program() -> None:
     assert len(names) > 8
     removed = "".join(path.read_text() for path in ROOT.glob("roles/*/tasks/uninstall.yml"))
     assert [name for name in sorted(names) if f"'{name}'" not in removed] == []
+
+
+def find_local_tasks(tasks: Any, local: bool = False) -> Iterator[dict[str, Any]]:
+    """The tasks that run on the controller, also those in blocks."""
+    for task in tasks if isinstance(tasks, list) else []:
+        here = local or task.get("delegate_to") == "localhost"
+        for part in ("block", "rescue", "always", "tasks"):
+            yield from find_local_tasks(task.get(part) or [], here)
+        if here and any(name in task for name in WRITERS):
+            yield task
+
+
+def test_files_on_the_controller_are_their_owners_alone() -> None:
+    """They hold answers, addresses or gated weights."""
+    found = {}
+    for file in (*(ROOT / "playbooks").rglob("*.yml"), *(ROOT / "roles").glob("*/tasks/*.yml")):
+        for task in find_local_tasks(load(file)):
+            (options,) = (task[name] for name in WRITERS if name in task)
+            if options.get("state") != "absent":
+                found[task["name"]] = options.get("mode")
+    assert len(found) >= 10, found
+    open_to_others = {name: mode for name, mode in found.items() if mode not in PRIVATE}
+    assert open_to_others.keys() == OF_THE_REPOSITORY, open_to_others
+
+
+# ---- Python that tests run elsewhere, as text -------------------------------------------------------------------
+
+
+def find_scripts() -> Iterator[tuple[str, ast.Module]]:
+    for file in (path for top in ("molecule", "tests") for path in sorted((ROOT / top).rglob("*.py"))):
+        if "from vllm_edge." not in (text := file.read_text()):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and "from vllm_edge." in node.value:
+                try:
+                    yield f"{file.relative_to(ROOT)}:{node.lineno}", ast.parse(node.value)
+                except SyntaxError:
+                    continue  # a part of a text that is put together
+
+
+def find_missing_names(script: ast.Module) -> Iterator[str]:
+    """Names of the package that a script imports or reads from a module, and that are not there."""
+    modules: dict[str, ModuleType] = {}
+    for node in ast.walk(script):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("vllm_edge"):
+            parent = importlib.import_module(f"ansible.module_utils.{node.module}")
+            for name in node.names:
+                try:
+                    module = importlib.import_module(f"{parent.__name__}.{name.name}")
+                except ModuleNotFoundError:
+                    if not hasattr(parent, name.name):
+                        yield name.name
+                else:
+                    modules[name.asname or name.name] = module
+    for node in ast.walk(script):
+        match node:
+            case ast.Attribute(value=ast.Name(id=name)) if name in modules and not hasattr(modules[name], node.attr):
+                yield f"{name}.{node.attr}"
+
+
+def test_names_of_the_package_in_scripts_exist() -> None:
+    scripts = dict(find_scripts())
+    assert len(scripts) > 5
+    assert {place: found for place, script in scripts.items() if (found := [*find_missing_names(script)])} == {}

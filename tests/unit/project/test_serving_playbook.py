@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validation as an operator runs it: against a host that cannot be reached, and that nobody tries to reach."""
+"""Validation as an operator runs it: against hosts that cannot be reached, and that nobody tries to reach.
+
+One run looks at several hosts, each of which has mistakes of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,160 +10,149 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import helpers
 import pytest
 import yaml
-from helpers import ROOT
+from helpers import ROOT, find_failures, run_playbook
 
 NOBODY = "192.0.2.1"
 """Of the addresses that RFC 5737 keeps for documentation: no host has it."""
+GOOD = {"serving_profile": "nvfp4-tp2", "gpu_count": 4, "gpu_memory_mib": 23034}
+STAGES = ("host", "image", "weights", "engines", "gateway", "clients")
+Hosts = Mapping[str, Mapping[str, Any]]
 
 
-@pytest.fixture
-def play(tmp_path: Path, run_playbook: Any) -> Any:
-    """Run a playbook for one host whose group_vars are given; ssh only writes down that it was called."""
-    inventory = tmp_path / "inventory"
-    (inventory / "group_vars").mkdir(parents=True)
-    (inventory / "hosts.yml").write_text(f"gpu_hosts: {{hosts: {{nobody: {{ansible_host: {NOBODY}}}}}}}\n")
-    called = tmp_path / "called"
-    ssh = tmp_path / "bin" / "ssh"
-    ssh.parent.mkdir()
+def play(place: Path, hosts: Hosts, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run playbooks for hosts with these variables; ssh only writes down that it was called."""
+    listed = {name: {"ansible_host": NOBODY, **variables} for name, variables in hosts.items()}
+    (place / "hosts.yml").write_text(json.dumps({"gpu_hosts": {"hosts": listed}}))
+    called, ssh = place / "called", place / "bin" / "ssh"
+    ssh.parent.mkdir(exist_ok=True)
     ssh.write_text(f'#!/bin/sh\necho "$@" >>{called}\nexit 255\n')
     ssh.chmod(0o755)
-
-    def run(
-        name: str, variables: dict[str, Any], *options: str, **environment: str
-    ) -> subprocess.CompletedProcess[str]:
-        (inventory / "group_vars" / "gpu_hosts.yml").write_text(json.dumps(variables))
-        done: subprocess.CompletedProcess[str]
-        done = run_playbook("-i", inventory, name, *options, PATH=f"{ssh.parent}:{os.environ['PATH']}", **environment)
-        assert not called.exists(), f"ssh was called: {called.read_text()}"
-        assert "UNREACHABLE" not in done.stdout
-        return done
-
-    return run
+    path = f"{ssh.parent}:{os.environ['PATH']}"
+    done = run_playbook("-i", place / "hosts.yml", *words, PATH=path, **environment)
+    assert not called.exists(), f"ssh was called: {called.read_text()}"
+    assert "UNREACHABLE" not in done.stdout
+    return done
 
 
-GOOD = {"serving_profile": "nvfp4-tp2", "gpu_count": 4, "gpu_memory_mib": 23034}
+def read_example(after: str) -> dict[str, Any]:
+    """Variables that docs/profiles.md shows after these words."""
+    text = (ROOT / "docs" / "profiles.md").read_text().split(after)[1]
+    example: dict[str, Any] = yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
+    return example
 
 
-def test_good_variables_pass_without_a_connection(play: Any) -> None:
+FIFTH_ROLE = read_example("## Add a role")
+REPLICAS = read_example("## Serve a role by several engines")
+UNSERVED = json.loads(json.dumps(FIFTH_ROLE))
+UNSERVED["serving_engines"]["e4b-reflector"]["served_names"] = ["other"]
+HUB = {
+    "model_weights_endpoint": "http://mirror.example",
+    "model_weights_environment": {"HTTPS_PROXY": "http://user:pla/nted@proxy"},
+}
+ODD = {
+    "serving_engines": {
+        "x": {
+            **{"model": "e2b", "tensor_parallel_size": 1, "gpus": [0], "port": 8050, "served_names": ["architect"]},
+            **{"extra_env": {"VLLM_NOTE": "one\n--pid=host"}, "extra_args": ["--middlew=a"]},
+        }
+    },
+    "serving_profiles": {"p": {"engines": ["x"]}},
+    "serving_profile": "p",
+    "serving_roles": ["architect"],
+    "vllm_engine_ulimits": ["nofile=1\n--rm", "rtprio=99"],
+    "vllm_engine_shm_size": "4 GiB",
+    "vllm_engine_request_limits": {"VLLM_MAX_N_SEQUENCES": "-1"},
+    "vllm_engine_cache_directory": "/data/../etc",
+}
+PINNED = {
+    **GOOD,
+    **{"serving_profile": "e2b-only", "container_runtime_repository_key_fingerprint": ""},
+    **{"ansible_connection": "local", "ansible_python_interpreter": sys.executable},
+    "ansible_facts": {
+        **{"distribution": "Debian", "distribution_version": "13.1", "distribution_major_version": "13"},
+    },
+}
+WRONG: dict[str, dict[str, Any]] = {
+    "misspelt": {
+        **{"serving_profile": "e2b-olny", "gpu_count": "four", "vllm_engine_watchdog": 30, "vllm_image_keep": "many"},
+        **{"verify_weights": "ful", "alow_docker_restart": "true"},
+    },
+    "few_gpus": GOOD | {"gpu_count": 2, "allow_reboot": "maybe"},
+    "unpinned": PINNED | {"require_pins": "true"},
+    "pins": PINNED | {"require_pins": "ture"},
+    "hub": GOOD | HUB,
+    "unserved": GOOD | UNSERVED,
+    "odd": ODD,
+}
+
+
+def test_good_variables_and_the_examples_of_the_page_pass_without_a_connection(tmp_path: Path) -> None:
     later = {"vllm_image_keep": "{{ ansible_facts['nobody_knows_yet'] }}"}
-    done = play("playbooks/validate.yml", GOOD | later, "-e", "allow_reboot=true", "-e", "vllm_engine_watchdog_s=60")
+    # With a medium the hub is not asked.
+    medium = {**HUB, "model_weights_token": "t", "model_weights_source_directory": "/media/vllm-edge/weights"}
+    hosts = {
+        "good": GOOD | later | medium | {"plan_profile": "e2b-only"},
+        "fifth": GOOD | FIFTH_ROLE | {"plan_profile": "with-reflector"},
+        "replicas": GOOD | REPLICAS | {"plan_profile": "e4b-four-times"},
+    }
+    options = ("-e", "plan_facts=recorded", "-e", "allow_reboot=true", "-e", "vllm_engine_watchdog_s=60")
+    done = play(tmp_path, hosts, "playbooks/validate.yml", "playbooks/plan.yml", *options)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "failed=0" in done.stdout
-
-
-def test_a_fifth_role_is_data_as_the_page_shows(play: Any) -> None:
-    page = (ROOT / "docs" / "profiles.md").read_text()
-    example = yaml.safe_load(
-        page.split("```yaml\n# inventories/<yours>/group_vars/gpu_hosts/serving.yml\n")[1].split("```")[0]
-    )
-    assert example["serving_roles"][4:] == ["reflector"]
-    options = ("-e", "plan_profile=with-reflector", "-e", "plan_facts=recorded")
-    done = play("playbooks/validate.yml", GOOD | example, "playbooks/plan.yml", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "e4b-reflector  fits" in done.stdout
-    # Nobody serves it: refused, so that the name is not only ignored.
-    example["serving_engines"]["e4b-reflector"]["served_names"] = ["other"]
-    refused = play("playbooks/validate.yml", GOOD | example)
-    assert refused.returncode == 2 and "'reflector'" in helpers.get_words(refused)
-
-
-@pytest.mark.thorough
-def test_replicas_are_data_as_the_page_shows(play: Any) -> None:
-    section = (ROOT / "docs" / "profiles.md").read_text().split("## Serve a role by several engines")[1]
-    example = yaml.safe_load(section.split("```yaml\n")[1].split("```")[0])
-    options = ("-e", "plan_profile=e4b-four-times", "-e", "plan_facts=recorded")
-    done = play("playbooks/validate.yml", GOOD | example, "playbooks/plan.yml", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert FIFTH_ROLE["serving_roles"][4:] == ["reflector"] and "e4b-reflector  fits" in done.stdout
     assert [f"e4b-each-{k}  fits: 512 MiB stay free on GPU {k}." in done.stdout for k in range(4)] == [True] * 4
 
 
-STAGES = ("host", "image", "weights", "engines", "gateway", "clients")
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """What site.yml says of all WRONG hosts, and the file of the hub's token, which others may read."""
+    place = tmp_path_factory.mktemp("refused")
+    token = place / "token"
+    token.write_text("hf_planted")
+    token.chmod(0o644)
+    hosts = WRONG | {"hub": WRONG["hub"] | {"model_weights_token_file": str(token)}, "right": GOOD}
+    return play(place, hosts, "site.yml", "-vvv"), token
 
 
-@pytest.mark.parametrize("stage", [STAGES[0], *(pytest.param(name, marks=pytest.mark.thorough) for name in STAGES[1:])])
-def test_a_stage_by_itself_validates_before_it_connects(play: Any, stage: str) -> None:
-    engine = {"model": "e2b", "tensor_parallel_size": 1, "gpus": [0], "port": 8050, "served_names": ["architect"]}
-    odd = {
-        "serving_engines": {
-            "x": {**engine, "extra_env": {"VLLM_NOTE": "one\n--pid=host"}, "extra_args": ["--middlew=a"]}
-        },
-        "serving_profiles": {"p": {"engines": ["x"]}},
-        "serving_profile": "p",
-        "serving_roles": ["architect"],
-        "vllm_engine_ulimits": ["nofile=1\n--rm", "rtprio=99"],
-        "vllm_engine_shm_size": "4 GiB",
-        "vllm_engine_request_limits": {"VLLM_MAX_N_SEQUENCES": "-1"},
-        "vllm_engine_cache_directory": "/data/../etc",
-    }
-    for check in ("--diff", "--check"):
-        done = play(f"playbooks/{stage}.yml", odd, check)
-        assert done.returncode == 2
-        assert "7 mistakes in the variables" in done.stdout + done.stderr, done.stdout
-        assert "is a risk: it imports Python code by name" in done.stdout
-        if stage != STAGES[0]:
-            return
+def test_a_mistake_of_one_host_stops_all_before_any_is_touched(refused: Any) -> None:
+    done, token = refused
+    assert done.returncode == 2 and find_failures(done).keys() == WRONG.keys(), done.stdout + done.stderr
+    assert done.stdout.count("PLAY [") == 1
+    assert "hf_planted" not in done.stdout + done.stderr and "nted@proxy" not in done.stdout + done.stderr
+    said = find_failures(done)
+    for host, words in {
+        "few_gpus": (
+            "allow_reboot: 'maybe' is neither true nor false; write true or false.",
+            "slot 2 does not exist, gpu_count is 2",
+        ),
+        "unpinned": (
+            "vllm_image_base_digest: ",
+            "vllm_models.e2b.revision: ",
+            "container_runtime_repository_key_fingerprint: ",
+        ),
+        "pins": ("require_pins: 'ture' is neither",),
+        "hub": (
+            "3 mistakes in the variables",
+            "model_weights_environment: 'HTTPS_PROXY' is no address of a proxy",
+            f"`chmod 0600 {token}`",
+            "model_weights_endpoint: 'http://mirror.example' is not encrypted, and a token is given",
+        ),
+        "unserved": ("'reflector'",),
+        "odd": ("7 mistakes in the variables", "is a risk: it imports Python code by name"),
+    }.items():
+        assert [each for each in words if each not in said[host]] == [], said[host]
+    assert "31b-bf16" not in said["unpinned"], "models of other profiles are not used"
 
 
-def test_each_stage_validates_first_and_once() -> None:
-    """In site.yml the fact of the first play keeps the stages from repeating it."""
-    for stage in STAGES:
-        (play,) = yaml.safe_load((ROOT / "playbooks" / f"{stage}.yml").read_text())
-        first = play["pre_tasks"][0]
-        assert first["ansible.builtin.include_tasks"]["file"] == "tasks/validate.yml"
-        assert first["when"] == "serving_validated is not defined"
-    (*_, last) = yaml.safe_load((ROOT / "playbooks/tasks/validate.yml").read_text())
-    assert last["ansible.builtin.set_fact"] == {"serving_validated": True}
-
-
-def test_everything_has_to_be_pinned_where_it_is_asked_for(play: Any) -> None:
-    facts = {"distribution": "Debian", "distribution_version": "13.1", "distribution_major_version": "13"}
-    known = {"ansible_facts": facts, "ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-    wanted = GOOD | {"serving_profile": "e2b-only", "container_runtime_repository_key_fingerprint": ""}
-    done = play("playbooks/validate.yml", wanted | known, "-e", "require_pins=true")
-    said = done.stdout + done.stderr
-    assert done.returncode == 2
-    for name in ("vllm_image_base_digest", "vllm_models.e2b.revision", "container_runtime_repository_key_fingerprint"):
-        assert f"{name}: " in said
-    assert "31b-bf16" not in said, "models of other profiles are not used"
-    assert (
-        "require_pins: 'ture' is neither"
-        in play("playbooks/validate.yml", wanted | known, "-e", "require_pins=ture").stdout
-    )
-
-
-def test_unfit_access_to_the_hub_is_said_without_a_secret(play: Any, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("hf_planted")
-    (tmp_path / "token").chmod(0o644)
-    bad = {
-        "model_weights_endpoint": "http://mirror.example",
-        "model_weights_token_file": str(tmp_path / "token"),
-        "model_weights_environment": {"HTTPS_PROXY": "http://user:pla/nted@proxy"},
-    }
-    done = play("playbooks/validate.yml", GOOD | bad, "-vvv")
-    words = " ".join(done.stdout.split())
-    assert done.returncode == 2 and "3 mistakes in the variables" in words
-    assert "model_weights_environment: 'HTTPS_PROXY' is no address of a proxy" in words
-    assert f"`chmod 0600 {tmp_path}/token`" in words
-    assert "model_weights_endpoint: 'http://mirror.example' is not encrypted, and a token is given" in words
-    assert "hf_planted" not in done.stdout and "nted@proxy" not in done.stdout
-    medium = {**bad, "model_weights_source_directory": "/media/vllm-edge/weights"}
-    assert play("playbooks/validate.yml", GOOD | medium).returncode == 0, "the hub is not asked then"
-
-
-def test_every_mistake_is_said_on_a_line_of_its_own(play: Any) -> None:
-    bad = {"serving_profile": "e2b-olny", "gpu_count": "four", "vllm_engine_watchdog": 30, "vllm_image_keep": "many"}
-    done = play("playbooks/validate.yml", bad, "-e", "verify_weights=ful", "-e", "alow_docker_restart=true")
-    assert done.returncode == 2
-    assert "6 mistakes in the variables, see 'mistakes'; no host was touched." in done.stdout + done.stderr
-    listed = [
-        line.strip() for line in done.stdout.splitlines() if line.strip()[:2] in ("1.", "2.", "3.", "4.", "5.", "6.")
-    ]
+def test_every_mistake_is_said_on_a_line_of_its_own(refused: Any) -> None:
+    said = find_failures(refused[0], joined=False)["misspelt"]
+    assert "6 mistakes in the variables, see 'mistakes'; no host was touched." in " ".join(said.split())
+    listed = [line.strip() for line in said.splitlines() if line.strip()[:1].isdigit()]
     for number, words in enumerate(
         [
             "serving_profile: 'e2b-olny' is not a key of serving_profiles; did you mean e2b-only?",
@@ -171,77 +163,75 @@ def test_every_mistake_is_said_on_a_line_of_its_own(play: Any) -> None:
             "vllm_engine_watchdog: nothing reads a variable of this name",
         ]
     ):
-        assert listed[number].startswith(f"{number + 1}. {words}"), done.stdout
+        assert listed[number].startswith(f"{number + 1}. {words}"), said
 
 
-def test_site_stops_there(play: Any) -> None:
-    done = play("site.yml", {**GOOD, "gpu_count": 2}, "-e", "allow_reboot=maybe")
-    assert done.returncode == 2
-    assert "allow_reboot: 'maybe' is neither true nor false; write true or false." in done.stdout
-    assert "slot 2 does not exist, gpu_count is 2" in done.stdout
-    assert done.stdout.count("PLAY [") == 1
+def test_each_stage_validates_first_and_once(tmp_path: Path) -> None:
+    """In site.yml the fact of the first play keeps the stages from repeating it; a stage by itself validates too."""
+    for stage in STAGES:
+        (first, *_) = yaml.safe_load((ROOT / "playbooks" / f"{stage}.yml").read_text())[0]["pre_tasks"]
+        assert first["ansible.builtin.include_tasks"]["file"] == "tasks/validate.yml"
+        assert first["when"] == "serving_validated is not defined"
+    (*_, last) = yaml.safe_load((ROOT / "playbooks/tasks/validate.yml").read_text())
+    assert last["ansible.builtin.set_fact"] == {"serving_validated": True}
+    done = play(tmp_path, {"nobody": ODD}, "playbooks/host.yml", "--diff", "--check")
+    assert done.returncode == 2 and "7 mistakes in the variables" in find_failures(done)["nobody"], done.stdout
 
 
 MEASURED = """#!/usr/bin/python
 from ansible.module_utils.basic import AnsibleModule
 module = AnsibleModule({"budgets": {"type": "dict"}, "gpu_slots": {"type": "list"}, "foreign": {}})
-module.exit_json(gpus=[], **%r)
+module.exit_json(gpus=[], **module.params["budgets"])
 """
 NVML = {"failed": True, "msg": "VRAM cannot be measured"}
 OVER = {"failed": True, "msg": "500 MiB too many", "failures": ["500 MiB too many"]}
 WITHIN = {"msg": "within", "failures": []}
+BUDGETS: dict[str, tuple[str, dict[str, Any], str, bool]] = {
+    "by_the_switch": ("over_budget", NVML, "500 MiB too many by the switch", True),
+    "over": ("unchanged", OVER, "500 MiB too many", True),
+    "unknown": ("unchanged", NVML, "VRAM cannot be measured", False),
+    "within": ("unchanged", WITHIN, "", False),
+    "committed": ("committed", NVML, "", False),
+}
+"""Result of the switch, what is measured, what the failure says, and whether the report comes before it."""
 
 
-@pytest.mark.parametrize(
-    ("result", "measured", "words", "report"),
-    [
-        ("over_budget", NVML, "500 MiB too many by the switch", True),
-        ("unchanged", OVER, "500 MiB too many", True),
-        ("unchanged", NVML, "VRAM cannot be measured", False),
-        ("unchanged", WITHIN, "", False),
-        ("committed", NVML, "", False),
-    ],
-)
-def test_a_gpu_over_its_budget_fails_the_play_after_its_report(
-    tmp_path: Path, result: str, measured: dict[str, Any], words: str, report: bool
-) -> None:
+def test_a_gpu_over_its_budget_fails_the_play_after_its_report(tmp_path: Path) -> None:
     """The end of playbooks/engines.yml with the wiring, where the module answers what this test says."""
     (whole,) = yaml.safe_load((ROOT / "playbooks" / "engines.yml").read_text())
     first = next(at for at, task in enumerate(whole["tasks"]) if "vram_budget" in task)
     wiring = yaml.safe_load((ROOT / "group_vars" / "all" / "wiring.yml").read_text())
-    switched = {"result": result, "msg": "500 MiB too many by the switch", "journal": {"gpus": []}}
     variables = {name: wiring[name] for name in ("serving_over_budget", "serving_unmoved", "vram_foreign")}
-    variables |= {"serving_budgets": {}, "gpu_slots_result": {"uuids": []}, "vllm_engine_result": switched}
-    play = {"hosts": "all", "gather_facts": False, "connection": "local", "vars": variables}
-    (tmp_path / "play.yml").write_text(yaml.safe_dump([{**play, "tasks": whole["tasks"][first:]}]))
-    for path, text in (
-        ("tasks/report.yml", "- debug: {msg: hidden}\n"),
-        ("library/vram_budget.py", MEASURED % measured),
-    ):
+    variables |= {"gpu_slots_result": {"uuids": []}}
+    switched = {"msg": "500 MiB too many by the switch", "journal": {"gpus": []}}
+    hosts = {
+        name: {"serving_budgets": measured, "vllm_engine_result": {**switched, "result": result}}
+        for name, (result, measured, _, _) in BUDGETS.items()
+    }
+    (tmp_path / "hosts.yml").write_text(json.dumps({"all": {"hosts": hosts}}))
+    end = {"hosts": "all", "gather_facts": False, "connection": "local", "vars": variables}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([{**end, "tasks": whole["tasks"][first:]}]))
+    for path, text in (("tasks/report.yml", "- debug: {msg: hidden}\n"), ("library/vram_budget.py", MEASURED)):
         (tmp_path / path).parent.mkdir()
         (tmp_path / path).write_text(text)
-    done = helpers.run_playbook("-i", "host,", "play.yml", cwd=tmp_path, ANSIBLE_LIBRARY=str(tmp_path / "library"))
-    said = helpers.get_words(done)
-    assert (done.returncode != 0, "included:" in said) == (bool(words), report), said
-    assert words in said.rpartition("included:")[2]
+    done = run_playbook("-i", "hosts.yml", "play.yml", cwd=tmp_path, ANSIBLE_LIBRARY=str(tmp_path / "library"))
+    failures = find_failures(done)
+    for name, (_, _, words, report) in BUDGETS.items():
+        assert (name in failures) == bool(words) and words in failures.get(name, ""), done.stdout
+        said = done.stdout.partition(f"fatal: [{name}]")[0]
+        assert any(name in line for line in said.splitlines() if line.startswith("included: ")) == report, done.stdout
 
 
-@pytest.mark.parametrize(
-    ("support", "said"),
-    [
-        ("", "support is '', which is no absolute path"),
-        ("true", "support is 'true', which is no absolute path"),
-        ("reports/today", "-e support={cwd}/reports"),
-        ("/proc/reports", "this machine cannot write /proc/reports/nobody.tar.gz"),
-        ("{file}/reports", "Name a directory that you may write to, for example -e support="),
-    ],
-)
-def test_a_directory_for_support_reports_that_cannot_be_used_is_refused(
-    play: Any, tmp_path: Path, support: str, said: str
-) -> None:
+def test_a_directory_for_support_reports_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    done = play(
-        "playbooks/doctor.yml", GOOD, "-e", f"support={support.format(file=tmp_path / 'file')}", PWD="/srv/here"
-    )
-    assert done.returncode == 2
-    assert said.format(cwd="/srv/here") in " ".join((done.stdout + done.stderr).split()), done.stdout
+    wanted = {
+        "empty": ("", "support is '', which is no absolute path"),
+        "switch": ("true", "support is 'true', which is no absolute path"),
+        "relative": ("reports/today", "-e support=/srv/here/reports"),
+        "unwritable": ("/proc/reports", "this machine cannot write /proc/reports/unwritable.tar.gz"),
+        "in_a_file": (f"{tmp_path}/file/reports", "Name a directory that you may write to, for example -e support="),
+    }
+    hosts = {name: GOOD | {"support": support} for name, (support, _) in wanted.items()}
+    failures = find_failures(done := play(tmp_path, hosts, "playbooks/doctor.yml", PWD="/srv/here"))
+    for name, (_, words) in wanted.items():
+        assert words in failures[name].replace("''", "'"), done.stdout

@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import json
-import signal
 import socketserver
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -119,27 +116,6 @@ def test_an_answer_that_takes_too_long_is_none(engines: list[Engine], sockets: P
     assert (asked.ok, asked.status) == (False, None)
     assert "timed out" in asked.error
     assert asked.seconds < 0.9
-
-
-def test_the_program_writes_a_line_per_question_and_ends_on_sigterm(
-    engines: list[Engine], sockets: Path, tmp_path: Path
-) -> None:
-    engines.append(Engine(sockets, "architect", "sentry"))
-    log = tmp_path / "log"
-    command = [sys.executable, role_client.__file__, "watch", "--log", str(log), "--interval", "0.1"]
-    command += ["--roles", "architect", "sentry", "--sockets", str(sockets)]
-    with subprocess.Popen(command) as client:
-        deadline = time.monotonic() + 60
-        while not (log.exists() and len(log.read_text().splitlines()) > 10) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        client.send_signal(signal.SIGTERM)
-        assert client.wait(60) == 0
-    recorded = role_client.read(log)
-    assert len(recorded.asked) >= 10
-    assert {asked.role for asked in recorded.asked if asked.ok} == {"architect", "sentry"}
-    assert role_client.gaps(recorded.asked) == []
-    times = [asked.monotonic_s for asked in recorded.asked if asked.role == "sentry"]
-    assert times[-1] - times[0] > 0.1 * (len(times) - 1) - 0.09, "asked more often than every 0.1 s"
 
 
 # ---- what a log tells -------------------------------------------------------------------------------------------
