@@ -32,7 +32,7 @@ OF_ONE_ENGINE: dict[str, str] = {
         ("gpu_memory_utilization", "kv_cache_memory_bytes", "vram_budget_mib"),
         "it depends on the engine's GPUs and on what else runs there",
     ),
-    "secret_env": "no engine gets a secret that its own entry does not name",
+    "secret_env": "no engine gets a secret that its own entry does not name",  # pragma: allowlist secret
     "accept_risk": "a risk is accepted by each engine that takes it",
     "plan": "the play sets it for each engine",
 }
