@@ -302,6 +302,14 @@ def test_a_killed_way_back(bench: SwitchHost, phase: Phase, moment: str, recover
     recover_verified(bench, Result.ROLLED_BACK)
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("phase", [Phase.INSTALL, Phase.START, Phase.HEALTHY])
+def test_a_killed_first_switch(first: SwitchHost, phase: Phase, moment: str) -> None:
+    first.kill(phase, moment=moment)
+    assert first.recover() == Exit.OK
+    assert first.journal.result is Result.ROLLED_BACK and first.unlike(None) == []
+
+
 def test_a_copy_that_is_missing_in_the_history_is_made(bench: SwitchHost) -> None:
     bench.switch()
     for path in bench.paths.history.iterdir():
