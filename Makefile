@@ -44,9 +44,9 @@ test-all: test ## Every test and the cases that take longer: further cases on th
 
 .PHONY: faults
 faults: bootstrap $(VENV)/.stamp collections ## Try the deliberate faults of tests/tools/faults.yml: a test has to notice each, on a host of its own those of a host
-	@tools/timed "faults" python tests/tools/faults.py
+	@tools/timed "faults" python tests/tools/deliberate_faults.py
 	@tools/timed "lab images" python -m lab images
-	@tools/timed "faults of a host" python tests/tools/faults.py --host
+	@tools/timed "faults of a host" python tests/tools/deliberate_faults.py --host
 
 # Bytecode of the tests lies in .cache, so that a second run does not compile them again.
 .PHONY: check

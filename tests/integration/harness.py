@@ -24,16 +24,7 @@ IMAGE = os.environ.get("VLLM_EDGE_TEST_IMAGE", "vllm-edge-lab/host:latest")
 
 # Who is not root cannot give the directory of the socket away.
 USER = 8050 if os.geteuid() == 0 else os.geteuid()
-# The program, with two options more than an engine may have: the stand-in for vLLM is a file, and an image of its own
-# would have to be built.
-PROGRAM = """
-import sys
-from vllm_edge import cli
-from vllm_edge.engine.create_options import OPTIONS, Rule
-OPTIONS["--entrypoint"] = Rule("python3", "python3")
-OPTIONS["--mount"] = Rule("type=bind,.*", "")._replace(most=4)
-sys.exit(cli.main(sys.argv[1:]))
-"""
+PROGRAM = "import sys; from vllm_edge import cli; sys.exit(cli.main(sys.argv[1:]))"
 
 
 def docker(*arguments: str, check: bool = True) -> str:

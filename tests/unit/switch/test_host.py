@@ -251,7 +251,7 @@ def test_files_of_engines_are_installed_and_the_target_is_not(host: ServingHost)
     host.systemctl.unit("vllm-e4b.service", ActiveState="inactive", NeedDaemonReload="no")
     before = host.paths.unit_file(TARGET).read_text()
     done = host.world.install(wanted, Moves(start=("e4b",), stop=("e2b",)))
-    assert done.detail == "3 files written"
+    assert done.detail == "4 files written"
     assert host.paths.unit_file("vllm-e4b.service").exists() and host.paths.unit_file("vllm-e2b.service").exists()
     assert host.paths.unit_file(TARGET).read_text() == before
     assert len(host.systemctl.orders("daemon-reload")) == 1

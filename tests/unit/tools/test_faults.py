@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import faults
+import deliberate_faults as faults
 import pytest
 import yaml
 from helpers import ROOT

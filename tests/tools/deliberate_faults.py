@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deliberate faults: each line of faults.yml that is changed in a copy of the tree has to be noticed by a test.
 
-    tests/tools/faults.py                   every fault that unit tests notice
-    tests/tools/faults.py NAME ...          some of them
-    tests/tools/faults.py --host            the faults that only a host shows; needs Docker and a lab
+    tests/tools/deliberate_faults.py                   every fault that unit tests notice
+    tests/tools/deliberate_faults.py NAME ...          some of them
+    tests/tools/deliberate_faults.py --host            the faults that only a host shows; needs Docker and a lab
 
 A fault counts as noticed if its test file fails with it (or cannot be collected), and if what failed passes without it.
 Files are tried as `make test` runs them, so a case that is marked `thorough` or `docker` notices nothing.
@@ -34,7 +34,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-LIST = Path(__file__).with_suffix(".yml")
+LIST = Path(__file__).with_name("faults.yml")
 LIMIT_S = 60
 CONVERGE_LIMIT_S = 45 * 60
 HOST_TESTS_LIMIT_S = 20 * 60
