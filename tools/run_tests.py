@@ -75,7 +75,7 @@ PARTS = (
     Part("airgap", [*MAKE, "airgap"], 40 * 60, "vllm-edge-airgap", scenario="airgap"),
     Part("box", [*MAKE, "box"], 30 * 60, "vllm-edge-box", scenario="box", thorough=True),
     Part("lint", [*BESIDE, "lint"], 15 * 60, lane="beside"),
-    Part("platforms", [*MAKE, "platforms"], 45 * 60, "vllm-edge-platforms", lane="beside", scenario="platforms"),
+    Part("platforms", [*MAKE, "platforms"], 60 * 60, "vllm-edge-platforms", lane="beside", scenario="platforms"),
     Part("integration", [*MAKE, "integration"], 30 * 60, "vllm-edge.engine", lane="beside"),
     # The last: on two processors it takes what the others leave, and both of them once they have ended.
     Part("unit", [*BESIDE, "unit"], 55 * 60, lane="beside"),

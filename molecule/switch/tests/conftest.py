@@ -322,7 +322,7 @@ class Edge(default.Machine):  # type: ignore[misc, name-defined, unused-ignore]
     def begin_switch(self, number: int) -> Begun:
         return self.begin("vllm-edge", "switch", str(number), "--format", "json")
 
-    def until(self, before: str, phase: str, *, kill: bool = False, back: bool = False, seconds: float = 120) -> str:
+    def until(self, before: str, phase: str, *, kill: bool = False, back: bool = False, seconds: float = 600) -> str:
         """Until a switch later than `before` is in a phase; its id. With `kill` its program is killed there."""
         number = str(int(signal.SIGKILL) if kill else 0)
         return self.python(UNTIL, before, "back" if back else "forward", phase, str(seconds), number)
