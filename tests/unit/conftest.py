@@ -55,7 +55,7 @@ def starts_programs(function: Any, module: ModuleType, seen: set[object]) -> boo
                 found += [getattr(value, name) for name in names if hasattr(value, name)]
         else:  # a class, or an object of one
             kind = value if inspect.isclass(value) else type(value)
-            if str(getattr(sys.modules[kind.__module__], "__file__", "")).startswith(TESTS):
+            if str(getattr(sys.modules.get(kind.__module__), "__file__", "")).startswith(TESTS):
                 found += [method for method in vars(kind).values() if inspect.isfunction(method)]
     return False
 
@@ -63,14 +63,18 @@ def starts_programs(function: Any, module: ModuleType, seen: set[object]) -> boo
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as slow what starts programs, itself or by a fixture. `make check` leaves it out."""
+    known: dict[tuple[Any, str], bool] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and not item.get_closest_marker("slow"):
-            fixtures = [
-                each.func for name in item.fixturenames for each in item._fixtureinfo.name2fixturedefs.get(name, ())
-            ]
-            seen: set[object] = set()
-            if any(starts_programs(function, item.module, seen) for function in (item.function, *fixtures)):
+        if not isinstance(item, pytest.Function) or item.get_closest_marker("slow"):
+            continue
+        fixtures = [item._fixtureinfo.name2fixturedefs.get(name, ()) for name in item.fixturenames]
+        for function in (item.function, *(each.func for definitions in fixtures for each in definitions)):
+            at = (function, item.module.__name__)
+            if at not in known:
+                known[at] = starts_programs(function, item.module, set())
+            if known[at]:
                 item.add_marker(pytest.mark.slow)
+                break
 
 
 def load_module(name: str, kind: str = "modules") -> ModuleType:
@@ -171,13 +175,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     # reports, which also come from them.
     reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
     rows = [value for report in reports for name, value in report.user_properties if name == "state of a host"]
-    if terminalreporter.verbosity < 0:
-        return
-    if rows:
+    if rows and terminalreporter.verbosity >= 0:
         terminalreporter.section("what a role says of each state of a host")
-    for what, said in rows:
-        terminalreporter.write_line(what)
-        terminalreporter.write_line(f"    {said}")
+        for what, said in rows:
+            terminalreporter.write_line(what)
+            terminalreporter.write_line(f"    {said}")
 
 
 @pytest.fixture
