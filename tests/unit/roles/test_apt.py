@@ -117,24 +117,6 @@ def why(text: str, update: str = "", offered: dict[str, list[str]] | None = None
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        (REFUSED, apt.UNREACHABLE),
-        (DROPPED, apt.UNREACHABLE),
-        (GONE, apt.MISSING),
-        (NO_REPOSITORY, apt.MISSING),
-        (DAMAGED, apt.DAMAGED),
-        (OTHER_KEY, apt.UNTRUSTED),
-        (OTHER_KEY_AT_FIRST, apt.UNTRUSTED),
-        (OTHER_KEY_2_6, apt.UNTRUSTED),
-        (UNSIGNED, apt.UNTRUSTED),
-    ],
-)
-def test_kinds_of_failures(text: str, kind: apt.Kind) -> None:
-    assert {failure.kind for failure in apt.find_failures(text)} == {kind}
-
-
-@pytest.mark.parametrize(
     ("text", "said", "unsaid"),
     [
         (
@@ -190,18 +172,6 @@ def test_reasons_of_a_failed_installation(text: str, said: str, unsaid: str) -> 
     message = why(text)
     assert [words for words in said.split("|") if words not in message] == []
     assert unsaid not in message
-
-
-@pytest.mark.parametrize(
-    ("text", "lock"),
-    [
-        (LOCKED_LISTS, apt.Lock("/var/lib/apt/lists/lock", 2672, "packagekitd")),
-        (LOCKED_UNKNOWN, apt.Lock("/var/lib/apt/lists/lock")),
-        (REFUSED, None),
-    ],
-)
-def test_locks(text: str, lock: apt.Lock | None) -> None:
-    assert apt.find_lock(text) == lock
 
 
 def test_versions_that_are_not_there() -> None:
@@ -450,7 +420,6 @@ def test_failures_name_what_there_is(run: RunModule, tmp_path: Path) -> None:
     result = run()
     assert result["rc"] == 1
     assert "toolkit 9-1 (there is 1.20.0-1, 1.18.2-1): set toolkit_version" in result["msg"]
-    (tmp_path / "install").write_text("E: Unable to locate package pin-600\n")
 
 
 def test_a_lock_on_the_indexes_is_not_waited_for_twice(

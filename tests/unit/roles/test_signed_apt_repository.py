@@ -44,16 +44,6 @@ def test_fingerprints_of_primary_keys_armoured_and_binary(keys: Path, name: str,
     assert list_fingerprints(dearmour(data)) == expected
 
 
-@pytest.mark.skipif(not shutil.which("gpg"), reason="gpg is not installed")
-@pytest.mark.parametrize("name", ["ed25519.asc", "rsa-with-subkey.asc", "two.asc"])
-def test_fingerprints_are_those_of_gpg(keys: Path, name: str, tmp_path: Path) -> None:
-    command = ["gpg", "--homedir", str(tmp_path), "--with-colons", "--show-keys", str(keys / name)]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    # The fpr line after a pub line is the primary key's; the one after a sub line is a subkey's.
-    gpg = [line.split(":")[9] for before, line in pairwise(lines) if before.startswith("pub:")]
-    assert list_fingerprints((keys / name).read_bytes()) == sorted(gpg)
-
-
 def packet(tag: int, body: bytes) -> bytes:
     return bytes([0xC0 | tag, 0xFF]) + len(body).to_bytes(4, "big") + body
 
