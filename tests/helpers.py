@@ -9,6 +9,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,6 +68,18 @@ def list_files(*patterns: str) -> list[Path]:
 def get_words(done: subprocess.CompletedProcess[str]) -> str:
     """Everything that a run printed, in one line."""
     return " ".join((done.stdout + done.stderr).split())
+
+
+@contextmanager
+def start_warm_python(directory: Path) -> Iterator[str]:
+    """The path of an interpreter for Ansible's modules that has started already, while the block runs."""
+    address, interpreter, program = directory / "socket", directory / "python", ROOT / "tests/warm_python.py"
+    interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {program} {address} "$@"\n')
+    interpreter.chmod(0o755)
+    command = [sys.executable, program, "serve", address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None and server.stdout.readline() == b"ready\n"
+        yield str(interpreter)
 
 
 def load_file(path: Path, name: str = "") -> ModuleType:

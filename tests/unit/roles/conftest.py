@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from role_cases import write_program
 
-ROOT = Path(__file__).resolve().parents[3]
 KEYS = Path(__file__).parent / "keys"
 Result = dict[str, Any]
 
@@ -18,24 +18,25 @@ Result = dict[str, Any]
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """program(name, script): a shell script that the module finds before the real program of that name."""
-    directory = tmp_path / "bin"
-    directory.mkdir()
-    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("STATE", str(tmp_path))
-
-    def make(name: str, script: str) -> None:
-        path = directory / name
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
-
-    return make
+    return lambda name, script: write_program(tmp_path / "bin" / name, script)
 
 
 @pytest.fixture(scope="module")
-def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Why the ROLE of a file of tests refused, by the name of each of its CASES."""
-    found: dict[str, str] = request.module.ROLE.said(tmp_path_factory.mktemp("cases"), request.module.CASES)
-    return found
+def run_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """run_case(name): what one of the CASES of a file of tests returned or raised. They share their plays."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    mine = [item.callspec.params for item in items if item.module is request.module and hasattr(item, "callspec")]
+    asked = [parameters["case"] for parameters in mine if "case" in parameters]
+    ended = request.module.CASES.play(tmp_path_factory.mktemp("cases"), asked)
+
+    def run(name: str) -> Any:
+        if isinstance(ended[name], Exception):
+            raise ended[name]
+        return ended[name]
+
+    return run
 
 
 @pytest.fixture
@@ -43,7 +44,8 @@ def seen(record_property: Callable[[str, object], None]) -> Callable[[str, str],
     """Adds a row to the table at the end: a state of a host, and what an operator reads of it."""
 
     def add(what: str, said: str) -> None:
-        record_property("state of a host", (what, said))
+        if said:
+            record_property("state of a host", (what, said))
 
     return add
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from role_cases import Case, Role, platform, read_empty_result
+from role_cases import Case, Role, Run, Steps, platform, read_empty_result, write_program
 
 GPUS = [f"GPU-84be2d17-0c59-5f7a-b2f3-5d1a9e82000{index}" for index in range(4)]
 KERNEL = "6.8.0-79-generic"
@@ -81,7 +81,7 @@ BY_HAND = (
 NEWEST = {"nvidia_driver_newest": True}
 
 
-CASES = [
+STATES = [
     Case("a host that serves: nothing is refused", "assert"),
     Case("a host that serves: the evidence is there", "verify", given={"nvidia_driver_gpus": 4}),
     Case("fresh host: nothing is refused", "assert", state=BARE),
@@ -420,17 +420,19 @@ VARIABLES = {
 }
 
 
-ROLE = Role("nvidia_driver", "__nvidia_driver_state", SERVING, UBUNTU, VARIABLES)
+CASES = Role("nvidia_driver", "__nvidia_driver_state", SERVING, UBUNTU, VARIABLES, STATES)
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_case(said: dict[str, str], case: Case, seen: Callable[[str, str], None]) -> None:
-    case.check(said, seen)
+@CASES.add
+def module_of_cuda_is_loaded_where_only_nvidia_is(place: Path) -> Steps:
+    said = "modprobe: FATAL: Module nvidia-uvm not found"
+    write_program(place / "bin/modprobe", f'echo "$@" > "$STATE/asked"; echo "{said}" >&2; exit 1')
+    given = {"__nvidia_driver_state": SERVING | {"uvm": False}, "ansible_facts": UBUNTU}
+    played = yield Run(["load"], False, VARIABLES | given)
+    assert (place / "asked").read_text() == "--all nvidia nvidia-uvm\n"
+    assert "A kernel module of driver 580.173.02 does not load" in played.message and said in played.message
 
 
-def test_module_of_cuda_is_loaded_where_only_nvidia_is(tmp_path: Path, program: Callable[[str, str], None]) -> None:
-    program("modprobe", 'echo "$@" > "$STATE/asked"; echo "modprobe: FATAL: Module nvidia-uvm not found" >&2; exit 1')
-    case = Case("without nvidia-uvm", "load", state=SERVING | {"uvm": False})
-    said = ROLE.said(tmp_path, [case])[case.name]
-    assert (tmp_path / "asked").read_text() == "--all nvidia nvidia-uvm\n"
-    assert "A kernel module of driver 580.173.02 does not load" in said and "Module nvidia-uvm not found" in said
+@pytest.mark.parametrize("case", CASES.steps)
+def test_case(run_case: Callable[[str], str], case: str, seen: Callable[[str, str], None]) -> None:
+    seen(case, run_case(case))

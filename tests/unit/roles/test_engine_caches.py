@@ -5,61 +5,68 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, run_playbook
+from role_cases import Cases, Run, Steps
 
 OLD, KEPT, LIVE = "0" * 12, "1" * 12, "2" * 12
 
 
-@pytest.fixture
-def host(tmp_path: Path) -> Path:
+class Host:
     """One engine over three images, one engine of a former profile, and what others have put there."""
-    for cache in (f"e2b/{OLD}", f"e2b/{KEPT}", f"e2b/{LIVE}", f"former/{OLD}", "e2b/notes-of-me", f"e2b/{OLD}-mine"):
-        (tmp_path / "cache" / cache / "vllm").mkdir(parents=True)
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "cache").rename(tmp_path / "disk" / "cache")
-    (tmp_path / "cache").symlink_to("disk/cache")
-    for place, image in (("state/generations/4", KEPT), ("state/generations/5", LIVE), ("etc", LIVE)):
-        file = tmp_path / place / "engines" / "e2b" / "engine.json"
-        file.parent.mkdir(parents=True)
-        file.write_text(json.dumps({"engine": "e2b", "image_id": f"sha256:{image}{'0' * 52}"}, indent=2))
-    return tmp_path
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for cache in (
+            f"e2b/{OLD}",
+            f"e2b/{KEPT}",
+            f"e2b/{LIVE}",
+            f"former/{OLD}",
+            "e2b/notes-of-me",
+            f"e2b/{OLD}-mine",
+        ):
+            (root / "disk/cache" / cache / "vllm").mkdir(parents=True)
+        (root / "cache").symlink_to("disk/cache")
+        for place, image in (("state/generations/4", KEPT), ("state/generations/5", LIVE), ("etc", LIVE)):
+            file = root / place / "engines/e2b/engine.json"
+            file.parent.mkdir(parents=True)
+            file.write_text(json.dumps({"engine": "e2b", "image_id": f"sha256:{image}{'0' * 52}"}, indent=2))
+
+    def run(self, check: bool = False) -> Run:
+        places = {"cache": "cache", "state": "state", "configuration": "etc"}
+        variables = {f"vllm_engine_{name}_directory": str(self.root / place) for name, place in places.items()}
+        return Run(["prune"], check, variables | {"vllm_engine_uid": os.getuid()})
+
+    def caches(self) -> list[str]:
+        return sorted(str(path.relative_to(self.root / "cache")) for path in (self.root / "cache").glob("*/*"))
 
 
-def play(host: Path, *arguments: str) -> str:
-    variables = {
-        "vllm_engine_cache_directory": f"{host}/cache",
-        "vllm_engine_state_directory": f"{host}/state",
-        "vllm_engine_configuration_directory": f"{host}/etc",
-        "vllm_engine_uid": os.getuid(),
-    }
-    include = {"name": "vllm_engine", "tasks_from": "prune", "rolespec_validate": False}
-    tasks = [{"ansible.builtin.include_role": include}]
-    content = [{"hosts": "localhost", "connection": "local", "gather_facts": False, "vars": variables, "tasks": tasks}]
-    (host / "play.yml").write_text(json.dumps(content))
-    roles = str(ROOT / "roles")
-    done = run_playbook("--inventory=localhost,", *arguments, "play.yml", cwd=host, ANSIBLE_ROLES_PATH=roles)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
-    return done.stdout
+CASES = Cases("vllm_engine", make=Host, validated=False)
 
 
-def caches(host: Path) -> list[str]:
-    return sorted(str(path.relative_to(host / "cache")) for path in (host / "cache").glob("*/*"))
+@CASES.add
+def caches_that_no_generation_names_are_removed(host: Host) -> Steps:
+    before = host.caches()
+    foreseen = yield host.run(check=True)
+    assert len(foreseen.changed) == 1 and f"{host.root}/cache/former/{OLD}" in foreseen.text
+    assert not foreseen.failed and host.caches() == before
+    assert len((yield host.run()).changed) == 1
+    assert host.caches() == sorted([f"e2b/{KEPT}", f"e2b/{LIVE}", "e2b/notes-of-me", f"e2b/{OLD}-mine"])
+    again = yield host.run()
+    assert (again.failed, again.changed) == (False, [])
 
 
-def test_caches_that_no_generation_names_are_removed(host: Path) -> None:
-    before = caches(host)
-    foreseen = play(host, "--check", "--diff")
-    assert "changed=1" in foreseen and f"{host}/cache/former/{OLD}" in foreseen and caches(host) == before
-    assert "changed=1" in play(host)
-    assert caches(host) == sorted([f"e2b/{KEPT}", f"e2b/{LIVE}", "e2b/notes-of-me", f"e2b/{OLD}-mine"])
-    assert "changed=0" in play(host), "a second run changes nothing"
-
-
-def test_nothing_is_removed_where_no_generation_can_be_read(host: Path) -> None:
-    before = caches(host)
-    for file in host.rglob("engine.json"):
+@CASES.add
+def nothing_is_removed_where_no_generation_can_be_read(host: Host) -> Steps:
+    before = host.caches()
+    for file in host.root.rglob("engine.json"):
         file.unlink()
-    assert "changed=0" in play(host) and caches(host) == before
+    played = yield host.run()
+    assert (played.failed, played.changed) == (False, []) and host.caches() == before
+
+
+@pytest.mark.parametrize("case", CASES.steps)
+def test_case(run_case: Callable[[str], None], case: str) -> None:
+    run_case(case)

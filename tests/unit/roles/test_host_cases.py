@@ -18,7 +18,7 @@ def facts(name: str, version: str, family: str, minor: int, service_mgr: str = "
 
 
 UBUNTU = facts("Ubuntu", "24.04", "Debian", 12)
-CASES = [
+STATES = [
     Case("a host that can serve", "validate"),
     Case("Debian 12", "validate", facts=facts("Debian", "12.11", "Debian", 11)),
     Case(
@@ -40,9 +40,9 @@ CASES = [
         facts=facts("Debian", "13.1", "Debian", 13, "sysvinit"),
     ),
 ]
-ROLE = Role("vllm_edge_host", "host_state", {}, UBUNTU, {})
+CASES = Role("vllm_edge_host", "host_state", {}, UBUNTU, {}, STATES)
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_case(said: dict[str, str], case: Case, seen: Callable[[str, str], None]) -> None:
-    case.check(said, seen)
+@pytest.mark.parametrize("case", CASES.steps)
+def test_case(run_case: Callable[[str], str], case: str, seen: Callable[[str, str], None]) -> None:
+    seen(case, run_case(case))

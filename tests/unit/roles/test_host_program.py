@@ -3,45 +3,35 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from ansible.module_utils.vllm_edge.releases import Releases
+from helpers import ROOT
+from role_cases import Cases, Run, Steps, write_program
 
-ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("docker", "huggingface_hub", "pynvml")
 PIP = f"""
 import os, pathlib, sys, zipfile
-if os.path.exists(os.environ["CASE"] + "/pip-fails"):
+if os.path.exists(os.environ["STATE"] + "/pip-fails"):
     sys.exit("ERROR: no matching distribution")
 packages = pathlib.Path(__file__).parents[1]
 for name in {PACKAGES!r}:
     (packages / f"{{name}}.py").write_text("")
 zipfile.ZipFile(sys.argv[-1].partition("file://")[2].partition("#")[0]).extractall(packages)
 """
-PYTHON = f"""#!/bin/sh
-# As Debian's python3, of which only `-m venv` is asked; the environment's pip needs no index.
-{sys.executable} -m venv --without-pip "$3" && cp -r "$CASE/packages/pip" "$(echo "$3"/lib/python3*/site-packages)/"
+PYTHON = f"""# As Debian's python3, of which only `-m venv` is asked; the environment's pip needs no index.
+{sys.executable} -m venv --without-pip "$3" && cp -r "$STATE/packages/pip" "$(echo "$3"/lib/python3*/site-packages)/"
 """
-APT_GET = """#!/bin/sh
-echo "0 upgraded, 0 newly installed, 0 to remove and 0 not upgraded."
+APT_GET = """echo "0 upgraded, 0 newly installed, 0 to remove and 0 not upgraded."
 """
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to root")
-
-
-@dataclass
-class Played:
-    rc: int
-    changed: list[str]
-    text: str
 
 
 class Host:
@@ -50,7 +40,7 @@ class Host:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.prefix = root / "opt"
-        self.command = root / "bin/vllm-edge"
+        self.command = root / "path/vllm-edge"
         self.source = root / "project/plugins/module_utils/vllm_edge"
         for tree in ("plugins/module_utils", "roles/vllm_edge_host"):
             shutil.copytree(ROOT / tree, root / "project" / tree, ignore=shutil.ignore_patterns("__pycache__", "*.whl"))
@@ -61,43 +51,20 @@ class Host:
         (root / "wheels/none.whl").touch()
         (root / "packages/pip/__init__.py").touch()
         (root / "packages/pip/__main__.py").write_text(PIP)
-        for name, script in (("python3", PYTHON), ("apt-get", APT_GET)):
-            (root / "path" / name).write_text(script)
-            (root / "path" / name).chmod(0o755)
-        include = {"name": "vllm_edge_host", "tasks_from": "program", "rolespec_validate": False}
-        steps = [{"ansible.builtin.setup": {"gather_subset": ["!all", "!min", "python"]}}]
-        tasks = [*steps, {"ansible.builtin.include_role": include}]
-        (root / "play.yml").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
+        write_program(root / "bin/python3", PYTHON)
+        write_program(root / "bin/apt-get", APT_GET)
 
-    def play(self, *options: str) -> Played:
+    def run(self, check: bool = False) -> Run:
         given = {
-            "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
+            "role_of_case": str(self.root / "project/roles/vllm_edge_host"),
             "vllm_edge_host_prefix": str(self.prefix),
             "vllm_edge_host_state_directory": str(self.root / "state"),
             "vllm_edge_host_wheels_cache": str(self.root / "cache/wheels"),
             "vllm_edge_host_wheels_directory": str(self.root / "wheels"),
             "__vllm_edge_host_on_path": str(self.command),
+            "__vllm_edge_host_python": f"{sys.version_info.major}.{sys.version_info.minor}",
         }
-        done = subprocess.run(
-            ["ansible-playbook", "-i", "host,", "-e", json.dumps(given), str(self.root / "play.yml"), *options],
-            env=os.environ
-            | {
-                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-                "ANSIBLE_ROLES_PATH": str(self.root / "project/roles"),
-                "ANSIBLE_MODULE_UTILS": str(self.root / "project/plugins/module_utils"),
-                "ANSIBLE_NOCOLOR": "1",
-                "CASE": str(self.root),
-                "PATH": f"{self.root / 'path'}:{os.environ['PATH']}",
-            },
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        tasks = re.split(r"^TASK \[", done.stdout, flags=re.MULTILINE)[1:]
-        changed = [task[: task.index("]")].partition(" : ")[2] for task in tasks if "\nchanged: " in task]
-        return Played(done.returncode, changed, done.stdout + done.stderr)
+        return Run(["program"], check, given)
 
     @property
     def current(self) -> Path:
@@ -139,91 +106,91 @@ class Host:
         self.command.symlink_to(launcher)
 
 
-@pytest.fixture
-def host(tmp_path: Path) -> Host:
-    return Host(tmp_path)
+CASES = Cases("{{ role_of_case }}", make=Host, validated=False)
+FORESEEN = [
+    "Report the installation that check mode cannot simulate",
+    "Make the release current",
+    "Link the command into the path",
+]
 
 
-def test_a_bare_host(host: Host) -> None:
-    foreseen = host.play("--check", "--diff")
-    assert foreseen.rc == 0, foreseen.text[-4000:]
-    assert foreseen.changed == [
-        "Report the installation that check mode cannot simulate",
-        "Make the release current",
-        "Link the command into the path",
-    ]
+@CASES.add
+def a_bare_host(host: Host) -> Steps:
+    foreseen = yield host.run(check=True)
+    assert (foreseen.failed, foreseen.changed) == (False, FORESEEN), foreseen.text
     assert list(host.prefix.iterdir()) == [] and not host.command.is_symlink()
 
-    played = host.play()
-    assert played.rc == 0, played.text[-4000:]
-    assert {"Make the release current", "Link the command into the path"} <= {*played.changed}
+    played = yield host.run()
+    assert not played.failed, played.text
+    assert {*FORESEEN[1:]} <= {*played.changed}
     assert "run-engine" in host.ask()
     assert host.current.parent == host.prefix / "releases"
-    again = host.play("--check", "--diff")
-    assert (again.rc, again.changed) == (0, []), again.text[-4000:]
+    again = yield host.run(check=True)
+    assert (again.failed, again.changed) == (False, []), again.text
 
     version = host.ask("--version")
     (host.source / "version.py").write_text((host.source / "version.py").read_text() + "# A change.\n")
-    upgraded = host.play()
-    assert "Make the release current" in upgraded.changed and host.ask("--version") != version, upgraded.text[-4000:]
+    upgraded = yield host.run()
+    assert FORESEEN[1] in upgraded.changed and host.ask("--version") != version, upgraded.text
     assert len(list((host.prefix / "releases").iterdir())) == 2, "the release before it stays"
 
 
-def test_a_release_of_the_former_layout_is_kept_and_what_runs_from_it_runs_on(host: Host) -> None:
+@CASES.add
+def a_release_of_the_former_layout_is_kept_and_what_runs_from_it_runs_on(host: Host) -> Steps:
     """A release with lib/ and a command that puts it on the path of modules, as version 0464f07 installed it."""
     former = host.former_release()
     supervisor = subprocess.Popen([host.prefix / "current/bin/vllm-edge"], stdout=subprocess.PIPE, text=True)
     assert supervisor.stdout is not None and supervisor.stdout.readline() == "runs\n"
     try:
-        played = host.play()
-        assert played.rc == 0, played.text[-4000:]
+        played = yield host.run()
+        assert not played.failed, played.text
         assert supervisor.poll() is None and former.exists()
         assert host.current != former and host.ask("--version").startswith("vllm-edge ")
     finally:
         supervisor.kill()
         supervisor.wait()
-    again = host.play("--check", "--diff")
-    assert (again.rc, again.changed) == (0, []), again.text[-4000:]
+    again = yield host.run(check=True)
+    assert (again.failed, again.changed) == (False, []), again.text
 
 
-def test_an_error_names_the_command_that_installs_setuptools(host: Host) -> None:
-    (host.root / "old").mkdir()
-    (host.root / "old/setuptools.py").write_text("__version__ = '66.1.1'\n")
+@CASES.add
+def a_run_that_is_cut_off_leaves_the_program_that_was_there_and_the_next_one_ends_it(host: Host) -> Steps:
+    """From the layout of a host that had no releases, where the program lay in one place."""
+    host.former_layout()
+    there = sorted(host.prefix.iterdir())
+    foreseen = yield host.run(check=True)
+    assert not foreseen.failed, foreseen.text
+    assert foreseen.changed == [*FORESEEN, "Remove releases that are no longer used"]
+    assert f"{host.prefix}/venv/" in foreseen.text
+    assert sorted(host.prefix.iterdir()) == there and "run-engine" in host.ask()
+
+    (host.root / "pip-fails").touch()
+    failed = yield host.run()
+    assert failed.failed and "no matching distribution" in failed.text
+    (half,) = (host.prefix / "releases").iterdir()
+    assert (half / "venv/bin/python").exists(), "it was cut off between environment and packages"
+    assert not (host.prefix / "current").exists() and "run-engine" in host.ask()
+
+    (host.root / "pip-fails").unlink()
+    played = yield host.run()
+    assert not played.failed, played.text
+    assert host.current == half and "run-engine" in host.ask()
+    assert sorted(path.name for path in host.prefix.iterdir()) == ["current", "releases"]
+
+
+@pytest.mark.parametrize("case", CASES.steps)
+def test_case(run_case: Callable[[str], None], case: str) -> None:
+    run_case(case)
+
+
+def test_an_error_names_the_command_that_installs_setuptools(tmp_path: Path) -> None:
+    (tmp_path / "setuptools.py").write_text("__version__ = '66.1.1'\n")
     done = subprocess.run(
-        [sys.executable, ROOT / "roles/vllm_edge_host/files/build_wheel.py", host.root / "project", host.root],
-        env={**os.environ, "PYTHONPATH": str(host.root / "old")},
+        [sys.executable, ROOT / "roles/vllm_edge_host/files/build_wheel.py", ROOT, tmp_path],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
         check=False,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 1 and done.stdout == ""
     assert "66.1.1" in done.stderr and f"{sys.executable} -m pip install 'setuptools>=77'" in done.stderr
-
-
-def test_a_run_that_is_cut_off_leaves_the_program_that_was_there_and_the_next_one_ends_it(host: Host) -> None:
-    """From the layout of a host that had no releases, where the program lay in one place."""
-    host.former_layout()
-    there = sorted(host.prefix.iterdir())
-    foreseen = host.play("--check", "--diff")
-    assert foreseen.rc == 0, foreseen.text[-4000:]
-    assert foreseen.changed == [
-        "Report the installation that check mode cannot simulate",
-        "Make the release current",
-        "Link the command into the path",
-        "Remove releases that are no longer used",
-    ]
-    assert f"-{host.prefix}/venv/" in foreseen.text
-    assert sorted(host.prefix.iterdir()) == there and "run-engine" in host.ask()
-
-    (host.root / "pip-fails").touch()
-    failed = host.play()
-    assert failed.rc != 0 and "no matching distribution" in failed.text
-    (half,) = (host.prefix / "releases").iterdir()
-    assert (half / "venv/bin/python").exists(), "it was cut off between environment and packages"
-    assert not (host.prefix / "current").exists() and "run-engine" in host.ask()
-
-    (host.root / "pip-fails").unlink()
-    played = host.play()
-    assert played.rc == 0, played.text[-4000:]
-    assert host.current == half and "run-engine" in host.ask()
-    assert sorted(path.name for path in host.prefix.iterdir()) == ["current", "releases"]

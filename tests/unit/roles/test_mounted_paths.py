@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ROOT, run_playbook
+from helpers import ROOT
+from role_cases import Cases, Run, Steps
 
 RunModule = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A host with /etc/fstab and an enabled mount unit; of its disks only / and /mnt/here are mounted."""
+def make_root(tmp_path: Path) -> Path:
+    """A host with /etc/fstab and an enabled mount unit; of its disks only / and "/mnt/my disk" are mounted."""
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/mountinfo").write_text(
         f"22 1 0:5 / / rw - ext4 /dev/sda1 rw\n30 22 0:9 / {tmp_path}/mnt/my\\040disk rw - ext4 /dev/sdb1 rw\n"
@@ -38,6 +37,28 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def refuse(root: Path, role: str, tasks: str, variable: str) -> Steps:
+    # What comes before the check may read this machine, which need not be one that the role supports.
+    facts = {"os_family": "Debian", "service_mgr": "systemd", "distribution": "Debian", "distribution_version": "13"}
+    facts |= {"python": {"version": {"major": 3, "minor": 13}}}
+    given = {variable: f"{root}/data/vllm/new", "vllm_engine_engines": [], "ansible_facts": facts}
+    played = yield Run([tasks], False, {"role_of_case": role, "root_of_case": str(root), **given})
+    assert played.failed and played.changed == []
+    assert f"{variable} is {root}/data/vllm/new" in played.text and "UUID=0b1c" in played.text
+    main = (ROOT / "roles" / role / "tasks/main.yml").read_text()
+    assert f"import_tasks: {tasks}.yml" in main.partition("directories")[0]
+
+
+CASES = Cases("{{ role_of_case }}", make=make_root, validated=False)
+CASES.defaults = {"mounted_paths": {"root": "{{ root_of_case }}"}}
+for role, tasks, variable in (
+    ("vllm_edge_host", "validate", "vllm_edge_host_data_directory"),
+    ("model_weights", "preflight", "model_weights_root"),
+    ("vllm_engine", "validate", "vllm_engine_cache_directory"),
+):
+    CASES.add(refuse, role, role=role, tasks=tasks, variable=variable)
+
+
 @pytest.mark.parametrize(
     ("path", "told"),
     [
@@ -53,8 +74,9 @@ def root(tmp_path: Path) -> Path:
 )
 @pytest.mark.parametrize("check", [False, True])
 def test_a_directory_below_a_mount_point(
-    root: Path, run_module: RunModule, path: str, told: tuple[str, ...], check: bool
+    tmp_path: Path, run_module: RunModule, path: str, told: tuple[str, ...], check: bool
 ) -> None:
+    root = make_root(tmp_path)
     given = {"paths": {"model_weights_root": f"{root}/{path}"}, "root": str(root)}
     result = run_module("mounted_paths", given, check=check)
     assert bool(result.get("failed")) is bool(told), result
@@ -65,37 +87,6 @@ def test_a_host_without_fstab(tmp_path: Path, run_module: RunModule) -> None:
     assert not run_module("mounted_paths", {"paths": {"x": "/data"}, "root": str(tmp_path)}).get("failed")
 
 
-@pytest.mark.parametrize("mode", [(), ("--check",)], ids=["run", "check mode"])
-@pytest.mark.parametrize(
-    ("role", "tasks", "variable", "more"),
-    [
-        ("vllm_edge_host", "validate", "vllm_edge_host_data_directory", {}),
-        ("model_weights", "preflight", "model_weights_root", {}),
-        ("vllm_engine", "validate", "vllm_engine_cache_directory", {"vllm_engine_engines": []}),
-    ],
-)
-def test_a_role_refuses_it_before_its_other_tasks(
-    root: Path, role: str, tasks: str, variable: str, more: dict[str, Any], mode: tuple[str, ...]
-) -> None:
-    # What comes before the check may read this machine, which need not be one that the role supports.
-    facts = {"os_family": "Debian", "service_mgr": "systemd", "distribution": "Debian", "distribution_version": "13"}
-    play = {
-        "hosts": "localhost",
-        "connection": "local",
-        "gather_facts": False,
-        "module_defaults": {"mounted_paths": {"root": str(root)}},
-        "vars": {
-            variable: f"{root}/data/vllm/new",
-            "ansible_facts": facts | {"python": {"version": {"major": 3, "minor": 13}}},
-            **more,
-        },
-        "tasks": [{"ansible.builtin.include_role": {"name": role, "tasks_from": tasks, "rolespec_validate": False}}],
-    }
-    (root / "play.yml").write_text(json.dumps([play]))
-    roles = str(ROOT / "roles")
-    done = run_playbook("--inventory=localhost,", *mode, "play.yml", cwd=root, ANSIBLE_ROLES_PATH=roles)
-    assert done.returncode == 2, done.stdout + done.stderr
-    said = " ".join(done.stdout.split())
-    assert f"{variable} is {root}/data/vllm/new" in said and "UUID=0b1c" in said and "changed=0" in said
-    main = (ROOT / "roles" / role / "tasks/main.yml").read_text()
-    assert f"import_tasks: {tasks}.yml" in main.partition("directories")[0]
+@pytest.mark.parametrize("case", CASES.steps)
+def test_a_role_refuses_it_before_its_other_tasks(run_case: Callable[[str], None], case: str) -> None:
+    run_case(case)

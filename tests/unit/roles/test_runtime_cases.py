@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 from ansible.module_utils.vllm_edge.gpu.toolkit import KNOWN_BAD
-from role_cases import ROOT, Case, Role, platform, read_empty_result
+from role_cases import (
+    ROOT,
+    Case,
+    Role,
+    Run,
+    Steps,
+    platform,
+    read_empty_result,
+    write_program,
+)
 
 TASKS = ROOT / "roles/container_runtime/tasks"
 DEBIAN_12 = platform("Debian", "12.11")
@@ -22,7 +27,7 @@ BARE = read_empty_result("container_runtime_state") | {"toolkit_known_bad": dict
 SERVING = BARE | {"docker_version": "28.5.1", "docker_major": 28}
 
 
-CASES = [
+STATES = [
     Case("Docker absent: nothing is refused", "assert", state=BARE),
     Case("Docker with CDI there: nothing is refused", "assert"),
     Case(
@@ -70,12 +75,28 @@ CASES = [
 VARIABLES = {"container_runtime_toolkit_version": "1.18.2-1", "container_runtime_docker_packages": []}
 
 
-ROLE = Role("container_runtime", "__container_runtime_state", SERVING, DEBIAN_12, VARIABLES)
+CASES = Role("container_runtime", "__container_runtime_state", SERVING, DEBIAN_12, VARIABLES, STATES)
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_case(said: dict[str, str], case: Case, seen: Callable[[str, str], None]) -> None:
-    case.check(said, seen)
+@CASES.add
+def drop_in_comes_once_and_goes_with_teardown(place: Path) -> Steps:
+    write_program(place / "bin/systemctl", 'echo "$@" >> "$STATE/asked"')
+    drop_in = place / "nvidia-cdi-refresh.service.d/vllm-edge.conf"
+    points = ["device_nodes", "device_nodes", "uninstall", "uninstall"]
+    given = {"__container_runtime_drop_in": str(drop_in)}
+    foreseen = yield Run(points, True, given)
+    assert not foreseen.failed and "ExecStartPre=-/usr/bin/nvidia-ctk system create-device-nodes" in foreseen.text
+    assert not drop_in.parent.exists() and not (place / "asked").exists()
+    played = yield Run(points, False, given)
+    # The directory and the file come, and both go with one task.
+    assert not played.failed and len(played.changed) == 3, played.changed
+    assert (place / "asked").read_text().splitlines().count("daemon-reload") == 2
+    assert not drop_in.parent.exists()
+
+
+@pytest.mark.parametrize("case", CASES.steps)
+def test_case(run_case: Callable[[str], str], case: str, seen: Callable[[str, str], None]) -> None:
+    seen(case, run_case(case))
 
 
 def test_drop_in_of_the_refresh_service() -> None:
@@ -88,36 +109,3 @@ def test_drop_in_of_the_refresh_service() -> None:
     assert create in sections["Service"]
     files = [task["ansible.builtin.import_tasks"] for task in yaml.safe_load((TASKS / "main.yml").read_text())]
     assert files.index("device_nodes.yml") < files.index("install.yml") < files.index("cdi.yml")
-
-
-def test_drop_in_comes_once_and_goes_with_teardown(tmp_path: Path, program: Callable[[str, str], None]) -> None:
-    program("systemctl", 'echo "$@" >> "$STATE/asked"')
-    drop_in = tmp_path / "nvidia-cdi-refresh.service.d/vllm-edge.conf"
-    steps = ["device_nodes", "device_nodes", "uninstall", "uninstall"]
-    tasks = [
-        {"ansible.builtin.include_role": {"name": "container_runtime", "tasks_from": step, "rolespec_validate": False}}
-        for step in steps
-    ]
-    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": tasks}
-    (tmp_path / "play.yml").write_text(json.dumps([play]))
-    command = ["ansible-playbook", "--inventory=localhost,", f"--extra-vars=__container_runtime_drop_in={drop_in}"]
-
-    def run(*more: str) -> str:
-        environment = {
-            **os.environ,
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
-        }
-        done = subprocess.run(
-            [*command, *more, str(tmp_path / "play.yml")], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    foreseen = run("--check", "--diff")
-    assert "+ExecStartPre=-/usr/bin/nvidia-ctk system create-device-nodes" in foreseen
-    assert not drop_in.parent.exists() and not (tmp_path / "asked").exists()
-    # The directory and the file come, and both go with one task.
-    assert re.search(r"changed=3 ", run())
-    assert (tmp_path / "asked").read_text().splitlines().count("daemon-reload") == 2
-    assert not drop_in.parent.exists()

@@ -8,14 +8,12 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from role_cases import ROOT
+from role_cases import Cases, Played, Run, Steps, write_program
 
 SYSTEMCTL = """
 echo "$@" >> "$STATE/asked"
@@ -36,154 +34,144 @@ unmask) rm -f "$STATE/units/haproxy.service" ;;
 esac
 """
 SYNC = 'echo "$@" >> "$STATE/asked"; echo \'{"changed": false}\''
-Run = Callable[..., str]
+HAPROXY = """
+echo "haproxy $* $(ls "$STATE"/etc/gateway/*.map | wc -l) maps" >> "$STATE/asked"
+exit "$(cat "$STATE/refuse" || echo 0)"
+"""
+APT_GET = """
+[ -L "$STATE/units/haproxy.service" ] && echo masked >> "$STATE/apt"
+echo "apt-get $*" >> "$STATE/apt"
+"""
 
 
-@pytest.fixture
-def run(tmp_path: Path, program: Callable[[str, str], None]) -> Run:
-    """run(entry points, *options, **variables): one play; returns what it printed, and fails if it failed."""
-    program("systemctl", SYSTEMCTL)
-    program("systemd-analyze", "exit 0")
-    count = '$(ls "$STATE"/etc/gateway/*.map | wc -l)'
-    program("haproxy", f'echo "haproxy $* {count} maps" >> "$STATE/asked"; exit "$(cat "$STATE/refuse" || echo 0)"')
-    program("vllm-edge", SYNC)
-    program("dpkg-query", 'cat "$STATE/packages"')
-    program(
-        "apt-get",
-        '[ -L "$STATE/units/haproxy.service" ] && echo masked >> "$STATE/apt"; echo "apt-get $*" >> "$STATE/apt"',
-    )
-    (tmp_path / "packages").write_text("haproxy installed\nopenssl installed\n")
-    for name in ("etc", "state", "units"):
-        (tmp_path / name).mkdir()
-    variables = {
-        "serving_gateway_configuration_directory": str(tmp_path / "etc"),
-        "serving_gateway_state_directory": str(tmp_path / "state"),
-        "serving_gateway_program": str(tmp_path / "bin/vllm-edge"),
-        "serving_gateway_clients_directory": str(tmp_path / "clients"),
-        "serving_gateway_listen": [{"address": "127.0.0.1", "port": 61999, "tls": True}],
-        "serving_gateway_names": ["sentry", "worker"],
-        "serving_gateway_replicas": {"worker": 2},
-        "serving_gateway_roles": ["sentry"],
-        "__serving_gateway_units_directory": str(tmp_path / "units"),
-        "__serving_gateway_group": grp.getgrgid(os.getgid()).gr_name,
-        "ansible_python_interpreter": sys.executable,
-    }
+class Host:
+    """The role's directories below one of this machine."""
 
-    def play(points: list[str], *options: str, succeeds: bool = True, **more: Any) -> str:
-        include = [
-            {"ansible.builtin.include_role": {"name": "serving_gateway", "tasks_from": point}} for point in points
-        ]
-        (tmp_path / "play.yml").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": include}]))
-        (tmp_path / "vars.json").write_text(json.dumps(variables | more))
-        done = subprocess.run(
-            [
-                "ansible-playbook",
-                "-i",
-                "box,",
-                "-c",
-                "local",
-                "-e",
-                f"@{tmp_path}/vars.json",
-                *options,
-                tmp_path / "play.yml",
-            ],
-            cwd=tmp_path,
-            env=os.environ
-            | {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_DISPLAY_OK_HOSTS": "true", "ANSIBLE_NOCOLOR": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert (done.returncode == 0) == succeeds, done.stdout + done.stderr
-        return done.stdout + done.stderr
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.configuration = root / "etc/gateway/haproxy.cfg"
+        self.client = root / f"clients/{root.name}-default.env"
+        for name in ("etc", "state", "units"):
+            (root / name).mkdir()
+        for name, script in {
+            "systemctl": SYSTEMCTL,
+            "systemd-analyze": "exit 0",
+            "haproxy": HAPROXY,
+            "vllm-edge": SYNC,
+            "dpkg-query": 'cat "$STATE/packages"',
+            "apt-get": APT_GET,
+        }.items():
+            write_program(root / "bin" / name, script)
+        (root / "packages").write_text("haproxy installed\nopenssl installed\n")
 
-    return play
+    def run(self, point: str, check: bool = False, **more: Any) -> Run:
+        variables = {
+            "serving_gateway_configuration_directory": str(self.root / "etc"),
+            "serving_gateway_state_directory": str(self.root / "state"),
+            "serving_gateway_program": str(self.root / "bin/vllm-edge"),
+            "serving_gateway_clients_directory": str(self.root / "clients"),
+            "serving_gateway_listen": [{"address": "127.0.0.1", "port": 61999, "tls": True}],
+            "serving_gateway_names": ["sentry", "worker"],
+            "serving_gateway_replicas": {"worker": 2},
+            "serving_gateway_roles": ["sentry"],
+            "__serving_gateway_units_directory": str(self.root / "units"),
+            "__serving_gateway_group": grp.getgrgid(os.getgid()).gr_name,
+        }
+        return Run([point], check, variables | more)
+
+    def converge(self, point: str, check: bool = False, **more: Any) -> Generator[Run, Played, Played]:
+        played = yield self.run(point, check, **more)
+        assert not played.failed, played.text
+        return played
+
+    def asked(self) -> list[str]:
+        """What systemctl, haproxy and the program were asked since the last call; not what only looks."""
+        file = self.root / "asked"
+        lines = file.read_text().splitlines() if file.exists() else []
+        file.unlink(missing_ok=True)
+        return [line for line in lines if not line.startswith(("show", "is-enabled", "is-active"))]
 
 
-def asked(tmp_path: Path) -> list[str]:
-    """What systemctl, haproxy and the program were asked since the last call; not what only looks."""
-    file = tmp_path / "asked"
-    lines = file.read_text().splitlines() if file.exists() else []
-    file.unlink(missing_ok=True)
-    return [line for line in lines if not line.startswith(("show", "is-enabled", "is-active"))]
+CASES = Cases("serving_gateway", make=Host)
 
 
-def test_the_gateway_comes_once(tmp_path: Path, run: Run) -> None:
-    printed = run(["main"])
-    key = re.search(r"vllm-[\w-]{43}", (tmp_path / "clients/box-default.env").read_text())
-    assert key and key[0] not in printed and "BEGIN" not in printed
-    text = (tmp_path / "clients/box-default.env").read_text()
-    assert f"SSL_CERT_FILE={tmp_path}/clients/box-ca.pem\n" in text
+@CASES.add
+def the_gateway_comes_once_changes_by_a_reload_and_goes(host: Host) -> Steps:
+    played = yield from host.converge("main")
+    text = host.client.read_text()
+    key = re.search(r"vllm-[\w-]{43}", text)
+    assert key and key[0] not in played.text and "PRIVATE" not in played.text
+    assert f"SSL_CERT_FILE={host.root}/clients/{host.root.name}-ca.pem\n" in text
     assert "OPENAI_BASE_URL=https://127.0.0.1:61999/v1\n" in text
-    assert (tmp_path / "clients/box-default.env").stat().st_mode & 0o777 == 0o600
-    assert (tmp_path / "clients").stat().st_mode & 0o777 == 0o700
-    on_host = (tmp_path / "etc/gateway/clients.json").read_text()
+    assert host.client.stat().st_mode & 0o777 == 0o600
+    assert host.client.parent.stat().st_mode & 0o777 == 0o700
+    on_host = (host.root / "etc/gateway/clients.json").read_text()
     assert list(json.loads(on_host)) == ["default"] and key[0] not in on_host
-    servers = re.findall(r"server (engine\S*) unix@\S+/(\S+)\.sock", (tmp_path / "etc/gateway/haproxy.cfg").read_text())
+    before = host.configuration.read_text()
+    servers = re.findall(r"server (engine\S*) unix@\S+/(\S+)\.sock", before)
     assert servers == [("engine", "sentry"), ("engine", "worker"), ("engine-1", "worker+1")]
-    begun = asked(tmp_path)
+    begun = host.asked()
     assert "start vllm-edge-gateway.service" in begun and "start vllm-edge-gateway-sync.timer" in begun
     assert not [line for line in begun if line.startswith(("restart", "reload"))]
     checked = next(line for line in begun if line.startswith("haproxy -c"))
     assert checked.endswith(" 6 maps"), "HAProxy accepts no configuration without them"
     assert begun[-1] == "gateway sync --format json", "at last, when the gateway runs"
 
-    assert "changed=0" in run(["main"])
-    assert not [line for line in asked(tmp_path) if line.split()[0] in ("start", "reload", "restart", "daemon-reload")]
+    assert (yield from host.converge("main")).changed == []
+    assert not [line for line in host.asked() if line.split()[0] in ("start", "reload", "restart", "daemon-reload")]
+
+    other = [{"address": "127.0.0.1", "port": 61998, "tls": True}]
+    foreseen = yield from host.converge("main", check=True, serving_gateway_listen=other)
+    assert foreseen.changed != [] and "gateway sync --format json --check" in host.asked()
+
+    # A configuration that HAProxy refuses is not installed.
+    host.configuration.write_text("works\n")
+    (host.root / "refuse").write_text("1")
+    assert (yield host.run("main")).failed
+    assert host.configuration.read_text() == "works\n"
+    assert not [line for line in host.asked() if line.startswith("re")]
+    (host.root / "refuse").unlink()
+    yield from host.converge("main")
+    assert host.configuration.read_text() == before
+    assert [line for line in host.asked() if line.startswith("re")] == ["reload vllm-edge-gateway.service"]
+
+    yield from host.converge("uninstall")
+    assert not (host.root / "etc/gateway").exists() and list((host.root / "units").iterdir()) == []
+    assert (yield from host.converge("uninstall")).changed == []
+    assert host.client.exists()
 
 
-@pytest.mark.thorough
-def test_the_gateway_changes_by_a_reload_and_goes(tmp_path: Path, run: Run) -> None:
-    run(["main"])
-    checked = run(["main"], "--check", serving_gateway_listen=[{"address": "127.0.0.1", "port": 61998, "tls": True}])
-    assert "changed=0" not in checked and "gateway sync --format json --check" in asked(tmp_path)
-    (tmp_path / "etc/gateway/haproxy.cfg").write_text("other\n")
-    asked(tmp_path)
-    run(["main"])
-    assert [line for line in asked(tmp_path) if line.startswith("re")] == ["reload vllm-edge-gateway.service"]
-
-    run(["uninstall"])
-    assert not (tmp_path / "etc/gateway").exists() and list((tmp_path / "units").iterdir()) == []
-    assert "changed=0" in run(["uninstall"])
-    assert (tmp_path / "clients/box-default.env").exists()
-
-
-@pytest.mark.thorough
-def test_a_configuration_that_haproxy_refuses_is_not_installed(tmp_path: Path, run: Run) -> None:
-    run(["main"])
-    before = (tmp_path / "etc/gateway/haproxy.cfg").read_text()
-    asked(tmp_path)
-    (tmp_path / "refuse").write_text("1")
-    (tmp_path / "etc/gateway/haproxy.cfg").write_text("works\n")
-    run(["main"], succeeds=False)
-    assert (tmp_path / "etc/gateway/haproxy.cfg").read_text() == "works\n" != before
-    assert not [line for line in asked(tmp_path) if line.startswith("re")]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("installed", [False, True])
-def test_the_packages_own_service_is_masked_only_where_it_was_not(tmp_path: Path, run: Run, installed: bool) -> None:
-    (tmp_path / "packages").write_text("haproxy installed\n" if installed else "openssl installed\n")
-    assert "would install" in run(["install"], "--check")
-    assert not (tmp_path / "apt").exists() and not (tmp_path / "units/haproxy.service").is_symlink()
-    run(["install"])
-    calls = (tmp_path / "apt").read_text()
+def the_packages_own_service_is_masked_only_where_it_was_not(host: Host, installed: bool) -> Steps:
+    (host.root / "packages").write_text("haproxy installed\n" if installed else "openssl installed\n")
+    foreseen = yield from host.converge("install", check=True)
+    assert "would install" in foreseen.text
+    assert not (host.root / "apt").exists() and not (host.root / "units/haproxy.service").is_symlink()
+    yield from host.converge("install")
+    calls = (host.root / "apt").read_text()
     assert ("haproxy" in calls.replace("haproxy.service", "")) != installed
     assert calls.startswith("masked") != installed
-    asked(tmp_path)
-    run(["uninstall"])
-    words = {line.split()[0] for line in asked(tmp_path)}
+    host.asked()
+    yield from host.converge("uninstall")
+    words = {line.split()[0] for line in host.asked()}
     assert ("unmask" in words) != installed
-    assert not (tmp_path / "state/haproxy-masked").exists()
+    assert not (host.root / "state/haproxy-masked").exists()
 
 
-def test_a_taken_port_is_refused_with_its_owner(run: Run) -> None:
+CASES.add(the_packages_own_service_is_masked_only_where_it_was_not, "haproxy_is_there", installed=True)
+CASES.add(the_packages_own_service_is_masked_only_where_it_was_not, "haproxy_is_not_there", installed=False)
+
+
+@CASES.add
+def a_taken_port_is_refused_with_its_owner(host: Host) -> Steps:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        printed = " ".join(
-            run(["ports"], succeeds=False, serving_gateway_ports=[port], serving_gateway_listen=[]).split()
-        )
-    assert f"port {port} of 127.0.0.1 is taken: pid {os.getpid()} (" in printed
-    assert "The gateway was not changed." in printed
+        refused = yield host.run("ports", serving_gateway_ports=[port], serving_gateway_listen=[])
+    assert refused.failed and f"port {port} of 127.0.0.1 is taken: pid {os.getpid()} (" in refused.text
+    assert "The gateway was not changed." in refused.text
+
+
+@pytest.mark.parametrize("case", CASES.steps)
+def test_case(run_case: Callable[[str], None], case: str) -> None:
+    run_case(case)
