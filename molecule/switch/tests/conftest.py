@@ -76,11 +76,11 @@ from vllm_edge.names import TARGET
 from vllm_edge.paths import host_paths
 asked, paths = json.loads(sys.argv[1]), host_paths()
 there = store.load(paths, asked["of"])
-hits = 0
+found = set()
 def edited(text):
-    global hits
     for old, new in asked["replace"]:
-        hits += text.count(old)
+        if old in text:
+            found.add(old)
         text = text.replace(old, new)
     return text
 engines = {}
@@ -95,8 +95,8 @@ for name, engine in there.engines.items():
     if asked["replace"]:
         hashed = render.input_hash(container, unit, config, chat, "variant")
     engines[name] = render.EngineFiles(container, unit, config, chat, hashed)
-if asked["replace"] and not hits:
-    sys.exit(f"nothing of {asked['replace']} stands in generation {asked['of']}")
+if missing := [old for old, _ in asked["replace"] if old not in found]:
+    sys.exit(f"{missing} stands nowhere in generation {asked['of']}")
 limits = Limits(**{**asdict(there.limits), **asked["limits"]})
 target = (there.directory / "units" / TARGET).read_text()
 rendered = render.Rendered(there.profile, engines, target, there.budgets_mib, there.foreign, limits)
@@ -529,7 +529,7 @@ def pair(edge: Edge) -> Pair:
 
 def edit_of(length: int, other: int) -> tuple[tuple[str, str], tuple[str, str]]:
     return (
-        (f"--max-model-len={length}\n", f"--max-model-len={other}\n"),
+        (f'"--max-model-len={length}"', f'"--max-model-len={other}"'),
         (f'"max_model_len": {length},', f'"max_model_len": {other},'),
     )
 
