@@ -237,7 +237,7 @@ def image_changes(inputs: str, base: str) -> list[str]:
     environment = {
         "LANG": "C.UTF-8",
         "VLLM_TARGET_DEVICE": "cpu",
-        # No inductor compilation: seconds instead of a minute, and nothing the lab shows depends on it.
+        # Samplers and other functions that vLLM compiles by themselves do without inductor.
         "VLLM_CPU_CI_ENV": "1",
         # Ranks and engines share whatever cores there are; bound to cores, four ranks refuse to start on two.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from vllm import envs
+from vllm.config import CompilationMode
 from vllm.logger import init_logger
 from vllm.utils.mem_utils import MemorySnapshot, format_gib
 from vllm.v1.sample.ops.logprobs import batched_count_greater_than
@@ -56,6 +57,9 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
             super().__init__(vllm_config, *arguments, **options)
         finally:
             cache_config.kv_cache_memory_bytes = given
+        # Nothing of the tiny model is compiled: that would take three quarters of an engine's start, and what a first
+        # request of one token has traced fails for other lengths.
+        self.compilation_config.mode = CompilationMode.NONE
 
     def init_device(self) -> None:
         cuda.initialise()
@@ -172,10 +176,6 @@ class LabWorker(CPUWorker):  # type: ignore[misc]
 
     def determine_available_memory(self) -> int:
         """What the real model has for its KV cache; the plugin turns it into the tiny model's."""
-        # A batch of the largest size compiles the model here, as a GPU's profiling does; with VLLM_CPU_CI_ENV the CPU
-        # worker leaves it to the first request. Compiled for a single token, the model dies of any other length.
-        # Before the claim: the ranks wait for each other in it, and one that finds its GPU full would never come.
-        self.model_runner.warming_up_model()
         self._allocate(self.need.profile)
         available = self.need.kv_cache
         if self.cache_config.kv_cache_memory_bytes:

@@ -473,7 +473,7 @@ def test_is_in_no_network(host: Host, machine: Machine, engine: Served) -> None:
     assert all(line.split()[3].startswith(("127.", "[::1]")) for line in listening if line), listening
     own = [(address, 22) for address in host.interface("eth0").addresses if ":" not in address]
     hub = (machine.run("getent", "hosts", "hub.lab").split()[0], 8081)
-    assert machine.run("python3", "-c", f"import socket; socket.create_connection({hub}, 3); print('open')") == "open\n"
+    machine.run("python3", "-c", f"import socket; socket.create_connection({hub}, 3)")
     route = machine.shell("ip route show default").split()[2]
     addresses = [*own, hub, (route, 22), ("172.17.0.1", 22), ("192.0.2.1", 80)]
     program = REACH.format(addresses=addresses)
