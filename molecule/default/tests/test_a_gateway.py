@@ -358,6 +358,7 @@ def test_a_damaged_map_is_found_and_mended(machine: Machine, client: openai.Open
     assert find_gateway_checks(machine)["gateway.maps"] == "ok"
 
 
+@pytest.mark.thorough
 def test_a_certificate_that_ends_is_told_and_renewed_by_a_reload(
     machine: Machine, controller: Controller, client: openai.OpenAI
 ) -> None:

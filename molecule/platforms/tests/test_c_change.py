@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from conftest import UBUNTU, Run
+from conftest import DRIVER, UBUNTU, Run
 
 UNIT = "vllm-lab.service"
 # Two units in the shape of ours, and in place of the host's program one that takes note, stops and starts the unit: no
@@ -155,4 +155,9 @@ def test_taken_up_again_and_removed_with_its_packages(play: Run, driver_play: Ru
     UBUNTU.run("systemctl stop vllm-edge.target")
     result = play("playbooks/driver_remove.yml", UBUNTU.name, **arguments)
     assert result.rc == 0, result.output[-3000:]
+    assert [line for line in packages() if line.endswith("ii ") and "container" not in line] == []
+
+    foreseen = play("playbooks/host.yml", UBUNTU.name, f"--start-at-task={DRIVER}", "--check", **NEWER)
+    assert foreseen.rc == 0, foreseen.output[-3000:]
+    assert "would install the NVIDIA driver, branch 615" in " ".join(foreseen.output.split())
     assert [line for line in packages() if line.endswith("ii ") and "container" not in line] == []
