@@ -28,8 +28,5 @@ def read_hub_token(token_file: str, token: str = "") -> str:
 
 
 class FilterModule:
-    """The filters of this file."""
-
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filters by name."""
         return {"read_hub_token": read_hub_token, "find_access_mistakes": access.find_access_mistakes}

@@ -33,7 +33,6 @@ def expand_replicas(engines: Any, every: Any, models: Any) -> dict[str, Any]:
 
 
 def expand_observations(observations: Any, engines: Any) -> Any:
-    """Return plan_observations with those of an engine with replicas as those of each of its replicas."""
     return replicas.expand_observations(observations, engines)
 
 
@@ -55,24 +54,20 @@ def read_recorded_facts(models: Any, directory: str) -> dict[str, Any]:
 
 
 def list_containers(engines: Iterable[Entry], uuids: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the container of each engine with the UUIDs of its GPUs."""
     return [{"name": f"vllm-{engine['name']}", "gpus": [uuids[slot] for slot in engine["gpus"]]} for engine in engines]
 
 
 def list_ports(every: Mapping[str, Entry], engines: Mapping[str, Entry]) -> list[int]:
-    """Return the ports of the engines of all profiles, sorted."""
     names = {name for profile in every.values() for name in profile["engines"]}
     return sorted({engines[name]["port"] for name in names if engines[name].get("port")})
 
 
 def list_served_names(every: Mapping[str, Entry], engines: Mapping[str, Entry]) -> list[str]:
-    """Return the served names of the engines of all profiles, sorted."""
     names = {name for profile in every.values() for name in profile["engines"]}
     return sorted({served for name in names for served in engines[name]["served_names"]})
 
 
 def count_places(every: Mapping[str, Entry], engines: Mapping[str, Entry]) -> dict[str, int]:
-    """Return by served name the most engines of a profile that serve it, or stand in for it, where they are several."""
     return replicas.count_places(engines, every)
 
 
@@ -95,7 +90,6 @@ def client_models(status: Iterable[Entry], engines: Mapping[str, Entry], url: st
 
 
 def describe_gpus(slots: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Return the GPUs in the slots as the planner reads them."""
     gpus = []
     for slot in slots:
         gpu = {"nvml_total_mib": slot["total_mib"], "name": slot["name"], "nvml_reserved_mib": slot["reserved_mib"]}
@@ -273,10 +267,7 @@ def find_new_records(found: Sequence[Entry]) -> list[str]:
 
 
 class FilterModule:
-    """The filters of this file."""
-
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filters by name."""
         filters: tuple[Callable[..., Any], ...] = (
             name_entries,
             expand_replicas,

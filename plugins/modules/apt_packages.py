@@ -107,8 +107,6 @@ from ..module_utils.vllm_edge.system.dpkg import parse_madison
 
 
 class Packages:
-    """Packages on one host."""
-
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         params = module.params

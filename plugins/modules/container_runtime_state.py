@@ -133,7 +133,6 @@ def show_units(names: list[str]) -> dict[str, dict[str, bool]]:
 
 
 def parse_devices(text: str) -> list[str]:
-    """Return the CDI devices in the output of nvidia-ctk cdi list."""
     return sorted({word for word in text.split() if re.fullmatch(r"nvidia\.com/gpu=\S+", word)})
 
 

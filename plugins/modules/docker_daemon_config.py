@@ -138,7 +138,6 @@ def render(config: dict[str, Any], like: str) -> str:
 
 
 def merge(current: Any, wanted: Any) -> Any:
-    """Merge the wanted settings into the current ones."""
     if isinstance(current, dict) and isinstance(wanted, dict):
         return {**current, **{key: merge(current.get(key), value) for key, value in wanted.items()}}
     if isinstance(current, list) and isinstance(wanted, list):
@@ -167,13 +166,10 @@ def actions(before: dict[str, Any], after: dict[str, Any], info: dict[str, Any])
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the names of the settings that differ."""
     return sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
 
 
 class Daemon:
-    """Docker on one host, and its file of settings."""
-
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.path: str = module.params["path"]

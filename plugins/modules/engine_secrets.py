@@ -71,7 +71,6 @@ ARGUMENT_SPEC: dict[str, Any] = {
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     paths = HostPaths(etc=Path(module.params["configuration_directory"]))
     try:

@@ -47,7 +47,6 @@ from ..module_utils.vllm_edge.system.listeners import find_port_users
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "listen": {"type": "list", "elements": "dict", "required": True},

@@ -69,7 +69,6 @@ from ..module_utils.vllm_edge.gpu.topology import FORBIDDEN, Recommendation, cor
 
 
 def recommend(peer_to_peer: str) -> Recommendation:
-    """Return the settings that engines on several GPUs need on this host."""
     if peer_to_peer == "forbidden":
         return FORBIDDEN
     reader = DriverReader()
@@ -78,7 +77,6 @@ def recommend(peer_to_peer: str) -> Recommendation:
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={"peer_to_peer": {"type": "str", "choices": ["auto", "forbidden"], "default": "auto"}},
         supports_check_mode=True,

@@ -124,7 +124,6 @@ def ask_program(module: AnsibleModule, expected: dict[str, Any]) -> dict[str, An
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "host": {"type": "str", "default": ""},

@@ -56,7 +56,6 @@ from ..module_utils.vllm_edge.system.image_archive import ArchiveError, read_ima
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "path": {"type": "path", "required": True},

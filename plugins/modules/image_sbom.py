@@ -139,7 +139,6 @@ def make_sbom(given: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run the module."""
     texts = {name: {"type": "str", "required": True} for name in ("name", "id", "base", "base_id")}
     module = AnsibleModule(
         argument_spec={

@@ -241,7 +241,6 @@ from ..module_utils.vllm_edge.weights.survey import Ownership, find_ownership_fa
 
 
 def argument_spec() -> dict[str, Any]:
-    """Return the options of the module."""
     return {
         "name": {"type": "str", "required": True},
         "repo": {"type": "str", "required": True},
@@ -264,13 +263,10 @@ def argument_spec() -> dict[str, Any]:
 
 
 def has_client() -> bool:
-    """Whether huggingface_hub is installed for this interpreter."""
     return importlib.util.find_spec("huggingface_hub") is not None
 
 
 class ModelWeights:
-    """The weights of one model on one host."""
-
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         params: dict[str, Any] = module.params
@@ -378,7 +374,6 @@ class ModelWeights:
             )
 
     def run(self) -> dict[str, Any]:
-        """Bring the directory up to date, except in check mode, and return the result."""
         if self.module.check_mode:
             try:
                 plan = self.plan()
@@ -395,7 +390,6 @@ class ModelWeights:
                     self.hub_home.parent.rmdir()
 
     def apply(self, plan: transfer.Plan, owner: Ownership) -> dict[str, Any]:
-        """Download, remove, correct owners and modes, and write the record."""
         files = {**plan.survey.good}
         if not plan.bring:
             self.wanted.check_manifest(hash_manifest(files))
@@ -466,7 +460,6 @@ class ModelWeights:
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     try:
         result = ModelWeights(module).run()

@@ -90,7 +90,6 @@ def explain_unmounted(variable: str, path: str, unmounted: list[tuple[str, str, 
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={"paths": {"type": "dict", "required": True}, "root": {"type": "path", "default": "/"}},
         supports_check_mode=True,

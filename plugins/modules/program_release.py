@@ -119,7 +119,6 @@ def make_current(releases: Releases, module: AnsibleModule) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "prefix": {"type": "path", "required": True},

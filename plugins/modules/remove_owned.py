@@ -85,7 +85,6 @@ from ..module_utils.vllm_edge.system.removal import RemovalError, remove
 
 
 def main() -> None:
-    """Run the module."""
     lists = ("paths", "directories", "keep", "gone")
     module = AnsibleModule(
         argument_spec={name: {"type": "list", "elements": "str", "default": []} for name in lists}

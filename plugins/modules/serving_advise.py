@@ -246,7 +246,6 @@ def advise(options: dict[str, Any], warn: Callable[[str], None]) -> dict[str, An
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             **inputs.SPEC,

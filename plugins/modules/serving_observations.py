@@ -139,7 +139,6 @@ def compare(observed: Sequence[observations.Observation], planned: Sequence[Mapp
 
 
 def list_yaml(valid: Mapping[str, observations.Observation]) -> Iterator[str]:
-    """Yield the observations as lines for the inventory."""
     yield "plan_observations:"
     for name, item in valid.items():
         yield f"  # {item.gpu}, image {item.image_id}"
@@ -148,7 +147,6 @@ def list_yaml(valid: Mapping[str, observations.Observation]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "engines": {"type": "list", "elements": "dict", "required": True},

@@ -140,7 +140,6 @@ def write_page(directory: Path, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the module."""
     listed = {"type": "list", "elements": "dict", "default": []}
     module = AnsibleModule(
         argument_spec={

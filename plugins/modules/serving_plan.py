@@ -274,7 +274,6 @@ from ..module_utils.vllm_edge.planning.contract import Model, Plan
 
 
 def describe_plan(plan: Plan, tolerances: Mapping[str, float], on_drift: drift.OnDrift, percent: int) -> dict[str, Any]:
-    """Return the result for one profile."""
     document = render.document(plan)
     for engine, row in zip(plan.engines, document["engines"], strict=True):
         row["settings"]["plan"] = drift.expectation(engine, plan.vllm_version, tolerances, on_drift, percent)
@@ -297,7 +296,6 @@ def describe_error(name: str, version: str, error: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "profile": {

@@ -55,7 +55,6 @@ from ..module_utils.vllm_edge.status.tables import render
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(argument_spec={"report": {"type": "dict", "required": True}}, supports_check_mode=True)
     module.exit_json(changed=False, lines=render(module.params["report"]))
 

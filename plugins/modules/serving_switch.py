@@ -254,8 +254,6 @@ STATUS_TIMEOUT_S = 120
 
 
 class Switch:
-    """One run of the module."""
-
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         given = module.params

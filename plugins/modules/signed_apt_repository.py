@@ -336,8 +336,6 @@ class SourceFile:
 
 
 class Repository(SourceFile):
-    """A vendor's repository on one host."""
-
     def __init__(self, module: AnsibleModule) -> None:
         super().__init__(module)
         self.record_path: str = self.params["record"]
@@ -510,7 +508,6 @@ class Repository(SourceFile):
         return all(any(name.startswith(prefix) for name in names) for prefix in prefixes)
 
     def ensure(self) -> dict[str, Any]:
-        """Add the repository."""
         uri, suites = self.params["uri"], self.params["suites"]
         self.architecture = architecture = self.get_architecture()
         others = self.read_other_sources()

@@ -35,7 +35,6 @@ class EngineIdentity:
 
     @property
     def unit(self) -> str:
-        """The systemd unit that runs the engine."""
         return f"vllm-{self.engine}.service"
 
     @classmethod
@@ -49,5 +48,4 @@ class EngineIdentity:
 
 
 def unit_name(engine: str) -> str:
-    """Return the systemd unit that runs the engine."""
     return EngineIdentity(engine).unit

@@ -48,11 +48,9 @@ class PrintableStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write the printable form of the text."""
         return self._stream.write(printable(text))
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write the printable form of the lines."""
         for line in lines:
             self.write(line)
 
@@ -128,7 +126,6 @@ def shorten(text: str, width: int) -> str:
 
 
 def cut_line(line: str) -> str:
-    """Return the line cut to WIDTH columns."""
     return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."
 
 

@@ -53,7 +53,6 @@ class Step:
 
 
 def find_max_num_seqs(arguments: Sequence[str]) -> int:
-    """Return how many requests the engine runs at once, from its arguments."""
     found = [re.fullmatch(r"--max[-_]num[-_]seqs=(\d+)", word) for word in arguments]
     return next((int(match[1]) for match in reversed(found) if match), DEFAULT_MAX_NUM_SEQS)
 

@@ -240,7 +240,6 @@ def run_steps(
 
 
 def load_vllm() -> Callable[[Sequence[str]], None]:
-    """Import vLLM's command and return a function that calls it with a command line."""
     (entry,) = importlib.metadata.entry_points(group="console_scripts", name="vllm")
     command = entry.load()
 
@@ -256,7 +255,6 @@ def load_vllm() -> Callable[[Sequence[str]], None]:
 
 
 def main() -> None:
-    """Run the steps of /job/steps.json."""
     job = json.loads(Path("/job/steps.json").read_text())
     if Path("/job/key").exists():
         os.environ["OPENAI_API_KEY"] = Path("/job/key").read_text().strip()

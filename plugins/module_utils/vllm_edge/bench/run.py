@@ -69,8 +69,6 @@ class BenchRefused(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """What an operator asked for."""
-
     engines: tuple[str, ...] = ()
     """Names; none means all."""
     cases: tuple[Case, ...] = CASES
@@ -111,7 +109,6 @@ def check_idle(engines: Mapping[str, Engine], *, allow_load: bool) -> None:
 
 
 def describe_engine(engine: Engine, paths: HostPaths, slots: Mapping[str, int]) -> EngineRecord:
-    """Return what is recorded of an engine."""
     config, state = engine.config, read_state(paths.engine_state(engine.config.engine))
     digest = None
     with contextlib.suppress(OSError, WeightsError):
@@ -185,8 +182,6 @@ def relay_to_gateway(paths: HostPaths) -> Iterator[Path]:
 
 @dataclass
 class Bench:
-    """A run that is going on."""
-
     paths: HostPaths
     options: Options
     generation: Generation
@@ -206,7 +201,6 @@ class Bench:
 
     @property
     def left_s(self) -> float:
-        """Seconds that the run may still take."""
         return self._began + self.options.limit_s - time.monotonic()
 
     def may_go_on(self) -> bool:
@@ -384,7 +378,6 @@ class Measuring:
             self.bench.add(self._build(step, data, self.sampler.end()))
 
     def _build(self, step: Step, data: Mapping[str, Any], samples: Sequence[Sample]) -> Measurement:
-        """Return the measurement of a step from vLLM's figures and the samples."""
         seconds, tokens = data.get("seconds") or 0.0, data.get("output_tokens") or 0
         # vLLM's command first reads the tokenizer and makes prompts; it ends with the last answer.
         ended = samples[-1].at - program.SETTLE_S
@@ -433,13 +426,11 @@ def _divide_energy(gpus: Sequence[GpuFigures], tokens: int) -> float | None:
 
 
 def describe_step(step: Step) -> str:
-    """Return a step in a few words."""
     at_once = "one stream" if step.concurrency == 1 else f"{step.concurrency} at once"
     return f"{step.case}, {step.input_tokens} + {step.output_tokens} tokens, {at_once}"
 
 
 def describe(measurement: Measurement) -> str:
-    """Return a measurement in one line."""
     if measurement.error:
         return f"{measurement.engine}: {measurement.case} has no figures: {measurement.error}"
     return (

@@ -22,8 +22,6 @@ METRICS_S = 3.0
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at an engine and its GPUs."""
-
     at: float
     """Monotonic seconds."""
     totals: Totals | None
@@ -164,5 +162,4 @@ def subtract(samples: Sequence[Sample], name: str) -> int | None:
 
 
 def find_kv_peak(samples: Sequence[Sample]) -> float | None:
-    """Return the largest share of the KV cache that was in use."""
     return max((one.totals.kv_use for one in samples if one.totals and one.totals.kv_use is not None), default=None)

@@ -80,8 +80,6 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One check and its outcome."""
-
     check: str
     outcome: Outcome
     seconds: float
@@ -119,8 +117,6 @@ def quote(text: str, limit: int = 100) -> str:
 
 @dataclass(frozen=True)
 class Reply:
-    """A chat completion."""
-
     text: str
     """If a reasoning model used all its tokens for thinking, that counts as its text."""
     only_thought: bool
@@ -234,7 +230,6 @@ class Client:
 
 
 def build_messages(user: str, system: str | None = None) -> list[dict[str, str]]:
-    """Return the messages of a chat request."""
     first = [] if system is None else [{"role": "system", "content": system}]
     return [*first, {"role": "user", "content": user}]
 

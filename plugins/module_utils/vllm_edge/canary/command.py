@@ -49,8 +49,6 @@ TOKEN_DEADLINE_S = 20.0
 
 @dataclass(frozen=True)
 class Result:
-    """Result of one served name."""
-
     engine: str
     served_name: str
     ok: bool
@@ -116,7 +114,6 @@ def build_result(config: EngineConfig, name: str, checks: Sequence[Check], reply
 
 
 def build_failure(config: EngineConfig, name: str, detail: str, seconds: float = 0.0) -> Result:
-    """Return the result of a served name whose first check failed."""
     return build_result(config, name, [Check(NAMES[0], Outcome.FAILED, seconds, detail)])
 
 
@@ -215,7 +212,6 @@ def full_canary(
 
 
 def forget(config: EngineConfig, paths: HostPaths) -> None:
-    """Remove the record, so that the next canary checks everything."""
     with contextlib.suppress(OSError):
         paths.engine_canary(config.engine).unlink(missing_ok=True)
 
@@ -265,7 +261,6 @@ def canary_unless_passed(
 
 
 def render_result(result: Result) -> str:
-    """Return a heading and one line per check."""
     heading = f"{result.served_name}: {'ok' if result.ok else 'FAILED'} ({result.seconds:.2f} s)"
     if result.token_s is not None:
         heading += f", passed at {result.passed_at}; one token took {result.token_s:.2f} s now"

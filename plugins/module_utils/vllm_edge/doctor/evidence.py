@@ -121,7 +121,6 @@ def read_evidence(reader: Reader, engines: Sequence[str], units: Sequence[str]) 
 
 
 def describe_iommu(reader: Reader) -> str:
-    """Return a line for each IOMMU group: its type and its devices."""
     groups = reader.at("sys/kernel/iommu_groups")
     try:
         found = sorted(groups.iterdir(), key=lambda group: (len(group.name), group.name))

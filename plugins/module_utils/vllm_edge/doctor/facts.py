@@ -31,8 +31,6 @@ TOOLKIT = (
 
 @dataclass(frozen=True)
 class HeldLock:
-    """A lock that a process holds."""
-
     path: str
     pid: int
     command: str
@@ -40,8 +38,6 @@ class HeldLock:
 
 @dataclass(frozen=True)
 class System:
-    """The operating system and its packages."""
-
     name: str
     """PRETTY_NAME of /etc/os-release."""
     distribution: str
@@ -59,8 +55,6 @@ class System:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that the driver answers for."""
-
     uuid: str
     name: str
     bus: str
@@ -137,8 +131,6 @@ class Space:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine that has files on the host."""
-
     name: str
     unit: Unit
     silent: str | Unread
@@ -154,8 +146,6 @@ class Engine:
 
 @dataclass(frozen=True)
 class Serving:
-    """The engines, the target and switches."""
-
     engines: tuple[Engine, ...] | Unread
     errors: tuple[str, ...]
     """Engines whose files cannot be used, each with the reason."""
@@ -243,8 +233,6 @@ class Deep:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that checks judge."""
-
     as_root: bool
     system: System
     driver: Driver

@@ -128,7 +128,6 @@ class Reader(DriverReader):
     health: Callable[[str, float], Answer] = get_health
 
     def read(self, expected: Expectation = NOTHING_EXPECTED) -> Facts:
-        """Read all facts."""
         system, serving = self.system(), self.serving()
         engines = () if isinstance(serving.engines, Unread) else serving.engines
         rows, problem = self.smi(GPU_FIELDS)
@@ -156,7 +155,6 @@ class Reader(DriverReader):
     # -- the system
 
     def system(self) -> System:
-        """Read the distribution, its packages, locks, clock and limits."""
         release = dict(
             line.split("=", 1) for line in self.plain("etc/os-release").splitlines() if "=" in line and line[0] != "#"
         )
@@ -228,7 +226,6 @@ class Reader(DriverReader):
         return tuple(found)
 
     def synchronized(self) -> bool | Unread:
-        """Return whether the clock is synchronised."""
         ran = self.ask("timedatectl", "show", "--property=NTPSynchronized", "--value")
         if isinstance(ran, Unread):
             return ran
@@ -377,7 +374,6 @@ class Reader(DriverReader):
         )
 
     def xids(self) -> tuple[Xid, ...] | Unread:
-        """Return the Xid messages of the kernel's log since the boot."""
         ran = self.ask("journalctl", "--dmesg", "--boot", "--no-pager", "--output=cat", "--grep=NVRM: Xid")
         if isinstance(ran, Unread):
             return ran
@@ -402,7 +398,6 @@ class Reader(DriverReader):
     # -- the container runtime
 
     def runtime(self) -> Runtime:
-        """Read Docker and CDI."""
         config, error = self.docker_config()
         texts = self.specifications()
         read = {} if isinstance(texts, Unread) else texts
@@ -430,13 +425,11 @@ class Reader(DriverReader):
         )
 
     def version(self, program: str) -> str:
-        """Return the version that a program prints; empty if there is none."""
         ran = self.ask(program, "--version")
         version = re.search(r"version (\d+(?:\.\d+)+)", "" if isinstance(ran, Unread) else ran.out)
         return version[1] if version else ""
 
     def access(self) -> Access | Unread:
-        """Return how the running containers got their GPUs."""
         try:
             return look(self.run, self.root)
         except CannotAsk as error:
@@ -549,7 +542,6 @@ class Reader(DriverReader):
                 yield f"{path} has {wrong}."
 
     def serving(self) -> Serving:
-        """Read the engines, their units and sockets, the target and switches."""
         errors: list[str] = []
         engines: list[Engine] = []
         sockets: list[str] = []
@@ -602,7 +594,6 @@ class Reader(DriverReader):
     # -- the gateway
 
     def gateway(self) -> Gateway | Unread | None:
-        """Compare the gateway with what serves."""
         place = self.paths.gateway
         if place.is_dir() and not os.access(place, os.R_OK | os.X_OK):
             return Unread(f"{place} is for root")

@@ -41,8 +41,6 @@ class CompanionError(Exception):
 
 @dataclass(frozen=True)
 class Companion:
-    """What the container is given."""
-
     purpose: str
     """`bench` or `reference`: there is one container of a purpose at a time, vllm-edge-<purpose>."""
     image: str
@@ -66,14 +64,11 @@ class Companion:
 
     @property
     def name(self) -> str:
-        """The container's name."""
         return f"vllm-edge-{self.purpose}"
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How the program ended."""
-
     status: int
     lines: tuple[str, ...]
     """The last KEPT_LINES lines of its output."""

@@ -94,8 +94,6 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class Engine:
-    """What is recorded of an engine."""
-
     config: EngineConfig
     container: tuple[str, ...]
     """Arguments of `docker create` without the labels of generation and input hash."""
@@ -107,7 +105,6 @@ class Engine:
 
     @property
     def vllm_arguments(self) -> tuple[str, ...]:
-        """The arguments after the image."""
         image = next(at for at, word in enumerate(self.container) if not word.startswith("-"))
         return self.container[image + 1 :]
 
@@ -119,7 +116,6 @@ class Engine:
 
     @property
     def uid(self) -> int:
-        """The user id, and group id, of the engine's processes."""
         return int(self.get_option("--user").partition(":")[0])
 
     def get_option(self, option: str) -> str:

@@ -56,7 +56,6 @@ _SIGNALS = {132: "SIGILL", 134: "SIGABRT", 135: "SIGBUS", 136: "SIGFPE", 137: "S
 
 
 def _fill_signature(signature: Signature, match: re.Match[str]) -> Explanation:
-    """Return the signature's explanation with the matched groups filled in."""
     groups = {key: (value or "").strip() for key, value in match.groupdict().items()}
     reason = signature.reason.format(**groups)
     # Older versions omit some of the numbers.
@@ -123,7 +122,6 @@ def find_last_exception(lines: Sequence[str]) -> str | None:
 
 
 def _describe_end(death: Death) -> str:
-    """Return how the container ended, as the beginning of a sentence."""
     if death.exit_code is None:
         return "the engine's container ended"
     name = _SIGNALS.get(death.exit_code)
@@ -206,7 +204,6 @@ def _explain_docker_away(death: Death) -> Explanation:
 
 
 def _explain_exit(death: Death) -> Explanation:
-    """Return an explanation from the exit status and the last exception."""
     dead = any(ENGINE_DEAD.search(line) for line in death.lines)
     error = find_last_exception(death.lines)
     said = f": {error}" if error else ""

@@ -14,15 +14,11 @@ from ..system.usage import Usage
 
 @dataclass(frozen=True)
 class LogLine:
-    """The container printed a line."""
-
     line: str
 
 
 @dataclass(frozen=True)
 class HealthSeen:
-    """/health was asked."""
-
     answer: Answer
     metrics: str = ""
     """Text of /metrics with a successful answer; empty if it could not be read."""
@@ -30,22 +26,16 @@ class HealthSeen:
 
 @dataclass(frozen=True)
 class ProbeSeen:
-    """The request for one token has ended."""
-
     answer: Answer
 
 
 @dataclass(frozen=True)
 class UsageSeen:
-    """What the processes of a loading container have used was read."""
-
     usage: Usage
 
 
 @dataclass(frozen=True)
 class DockerSeen:
-    """The Docker Engine went away or is back."""
-
     away: bool
 
 
@@ -59,16 +49,12 @@ class LogLost:
 
 @dataclass(frozen=True)
 class Died:
-    """The container's main process has ended."""
-
     how: str
     """Who noticed: `docker` or `process` (the pidfd)."""
 
 
 @dataclass(frozen=True)
 class Signalled:
-    """The supervisor received a signal."""
-
     number: int
 
 

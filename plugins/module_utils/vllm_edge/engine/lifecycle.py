@@ -44,8 +44,6 @@ SILENT_S = 30.0
 
 
 class Existing(Enum):
-    """What to do about a container that already has the engine's container name."""
-
     CREATE = "create"
     REFUSE = "refuse"
     REMOVE = "remove"
@@ -56,8 +54,6 @@ class Existing(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do, and why, as text for the journal."""
-
     what: Existing
     why: str
 
@@ -310,7 +306,6 @@ class Supervision:
     # -- events
 
     def on_log(self, line: str, now: float) -> Reaction:
-        """Process a log line."""
         before = self.phase
         self.scan.append(line)
         self.tail.append(line)
@@ -383,7 +378,6 @@ class Supervision:
         return self._react(now, ready=first, watchdog=True, say=say, before=before, probe=probe)
 
     def on_docker(self, away: bool, now: float) -> Reaction:
-        """Process that Docker went away or is back."""
         if away == (self.docker_away_since is not None):
             return self._react(now)
         say = None

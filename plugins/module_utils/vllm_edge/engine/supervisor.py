@@ -134,7 +134,6 @@ class Supervisor:
             self._watchers.closing.set()
 
     def _begin(self, container: Container, how: Existing) -> Supervision:
-        """Start the supervision of a running container: reconstruct its state and start the watchers."""
         self._container = container
         now = time.monotonic()
         begun = parse_stamp(container.started_at)
@@ -175,7 +174,6 @@ class Supervisor:
         return life
 
     def _apply(self, life: Supervision, reaction: Reaction) -> None:
-        """Carry out a Reaction."""
         if reaction.say:
             self.journal.write(reaction.say, 5)
         if reaction.ready:
@@ -197,7 +195,6 @@ class Supervisor:
         )
 
     def _remember_load(self, life: Supervision) -> None:
-        """Add the load that has just ended to the engine's last loads. Without them the engine goes on."""
         if life.was_ready or life.load_seconds is None:
             return
         try:

@@ -25,7 +25,6 @@ class Certificate:
 
 
 def server_pem(paths: HostPaths) -> Path:
-    """Return the file of the gateway's key and certificates."""
     return paths.gateway / "tls" / "server.pem"
 
 

@@ -72,8 +72,6 @@ def open_admin(paths: HostPaths) -> AdminSocket:
 
 
 def view_host(paths: HostPaths, live: Generation | None, course: Course | None) -> View:
-    """Return what clients of this host should see."""
-
     def load_seconds(engine: str) -> float | None:
         state = read_state(paths.engine_state(engine))
         if state is not None and state.load_seconds is not None:

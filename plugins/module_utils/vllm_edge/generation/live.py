@@ -29,7 +29,6 @@ from .model import (
 
 
 def _map_engine_files(name: str, paths: HostPaths) -> dict[str, Path]:
-    """Return the live files of an engine, by their path in a generation."""
     unit = unit_name(name)
     return {
         **{f"engines/{name}/{file}": paths.engine_dir(name) / file for file in ENGINE_FILES},
@@ -177,7 +176,6 @@ def remove_engine(name: str, paths: HostPaths) -> list[str]:
 
 
 def describe_file_change(change: FileChange) -> str:
-    """Return how a live file differs from that of the generation."""
     if change.after is None:
         return "it is of an engine that is not in it"
     if change.before is None:

@@ -152,8 +152,6 @@ def _read_number(value: object, kind: type[Any]) -> Any:
 
 @dataclass(frozen=True)
 class InstalledHash:
-    """Hashes of an engine of the committed generation."""
-
     input_hash: str
     """Hash with which it runs."""
     content_hash: str
@@ -204,7 +202,6 @@ class Rendered:
 
     @property
     def digest(self) -> str:
-        """Hash of the whole content."""
         # Generations of before have no quality gate, and their recorded hash stays right.
         added = {"quality": dict(self.quality)} if self.quality else {}
         return _hash(

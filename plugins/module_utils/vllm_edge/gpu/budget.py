@@ -60,8 +60,6 @@ class Limits:
 
 @dataclass(frozen=True)
 class ProcessUse:
-    """One process on a GPU with its memory and its owner."""
-
     pid: int
     used_mib: int | None
     container: str | None
@@ -119,7 +117,6 @@ class GpuVerdict:
 
     @property
     def card(self) -> str:
-        """The GPU's name in messages."""
         slot = "no slot" if self.slot is None else f"slot {self.slot}"
         return f"GPU {self.reading.index} ({slot}, {self.reading.name}, {self.reading.uuid})"
 
@@ -140,8 +137,6 @@ class GpuVerdict:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result for all GPUs."""
-
     gpus: tuple[GpuVerdict, ...]
     failures: tuple[str, ...]
     warnings: tuple[str, ...]

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CudaError:
-    """An error number of CUDA."""
-
     name: str
     cause: str
     remedy: str

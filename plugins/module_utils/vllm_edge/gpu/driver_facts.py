@@ -31,8 +31,6 @@ BUS_FIELDS = ("uuid", "pci.bus_id")
 
 @dataclass(frozen=True)
 class Kernel:
-    """An installed kernel."""
-
     release: str
     has_module: bool
     """Whether an NVIDIA module is installed for it."""
@@ -73,7 +71,6 @@ class DriverReader(HostReader):
     """Reads the driver, the kernels that can start, and the bus between the GPUs."""
 
     def driver(self, packages: Packages | Unread) -> Driver:
-        """Read the versions, packages, modules and signature of the driver."""
         release = self.plain("proc/sys/kernel/osrelease")
         return Driver(
             versions=read_versions(self.root),

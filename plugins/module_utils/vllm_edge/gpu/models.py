@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 
 class GpuModel(NamedTuple):
-    """Facts about one GPU model."""
-
     compute_capability: tuple[int, int]
     bandwidth_bytes_per_s: float
     """Memory bandwidth according to NVIDIA's data sheet."""

@@ -38,7 +38,6 @@ class Slot:
         return {"slot": number, "uuid": self.uuid, "name": self.name, "pci_bus_id": self.pci_bus_id}
 
     def describe(self, number: int) -> str:
-        """Return the slot with the card's last known name and place, for a message."""
         if self.pci_bus_id is None:
             return f"slot {number}, {self.uuid} (never seen on this host)"
         return f"slot {number}, {self.uuid} ({self.name or 'unknown model'}, last seen at {self.pci_bus_id})"

@@ -60,8 +60,6 @@ class Card:
 
 @dataclass(frozen=True)
 class Xid:
-    """An Xid message of the kernel's log."""
-
     bus: str
     number: int
     line: str
@@ -69,8 +67,6 @@ class Xid:
 
 @dataclass(frozen=True)
 class Topology:
-    """The GPUs of a host and how they are connected."""
-
     cards: tuple[Card, ...]
     peers: Mapping[tuple[str, str], str] | Unread
     """What the driver says about reads between two GPUs, by pair of UUIDs: OK, or why not."""

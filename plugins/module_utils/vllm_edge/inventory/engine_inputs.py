@@ -200,7 +200,6 @@ def find_key_errors(where: str, given: Mapping[str, Any], spec: Spec) -> Iterato
 
 
 def describe_unknown_key(where: str, key: str, known: Collection[str]) -> str:
-    """Return the sentence for a key that nothing reads."""
     spelled = key.lstrip("-").replace("-", "_")
     if spelled in known:
         return f"{where}.{key}: nothing reads this key; keys are written with underscores: {spelled}."
@@ -439,7 +438,6 @@ def find_control_character(value: str) -> str:
 
 
 def _find_fault(value: str) -> str:
-    """Return why a text does not match its form."""
     if fault := find_control_character(value):
         return fault
     if ".." in value.split("/") or value.startswith("/"):
@@ -457,7 +455,6 @@ def _suggest_repair(key: str, value: str) -> str:
 
 
 def _describe_expected(key: str, option: Mapping[str, Any]) -> str:
-    """Return what to write for a key that has no value."""
     kind = option.get("type", "str")
     choices = option.get("choices") or CHOICES.get(key, ())
     if choices:
@@ -476,7 +473,6 @@ def _describe_expected(key: str, option: Mapping[str, Any]) -> str:
 
 
 def _describe_number(quantity: Quantity, whole: bool) -> str:
-    """Return what to write for a number."""
     number = "a whole number" if whole else "a number"
     unit = f" of {quantity.unit}" if quantity.unit not in ("", "port", "slot", "fraction") else ""
     return quantity.remedy or f"write {number}{unit}, such as {quantity.example}"

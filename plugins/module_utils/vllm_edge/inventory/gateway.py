@@ -78,7 +78,6 @@ def find_gateway_errors(
 
 
 def _find_keys(where: str, given: Mapping[str, Any], spec: Spec) -> Iterator[str]:
-    """Yield unknown, missing and wrong keys of an entry."""
     known = [SPELLED.get(key, key) for key in spec]
     for key in given:
         if key not in known:

@@ -50,7 +50,6 @@ class Range:
     excluded: tuple[str, ...] = ()
 
     def is_empty(self) -> bool:
-        """Return whether no version can be in the range."""
         if self.lower[0] != self.upper[0] or self.lower >= self.upper:
             return self.lower >= self.upper
         excluded = SpecifierSet(",".join(f"!={item}" for item in self.excluded))
@@ -75,7 +74,6 @@ def _parse_equal(text: str) -> Range:
 
 
 def _parse_specifier(specifier: Specifier) -> Range:
-    """Convert one specifier to a range."""
     operator, text = specifier.operator, specifier.version
     if operator == "===":
         raise CompatError(f"'==={text}' compares text, not versions. Write '=={text}'.")
@@ -200,7 +198,6 @@ def _find_gap(span: Range, gaps: Sequence[Row]) -> Row | None:
 
 
 def _intersect_rows(rows: Sequence[Row], release: str, takes: str, needs: Sequence[Row]) -> Range:
-    """Return what the rows of a vLLM release and the needs of the image allow."""
     span: Range | None = Range()
     for row in rows:
         span = intersect(span, parse_range(row["transformers"], "The row")) if span else None
@@ -218,7 +215,6 @@ def _intersect_rows(rows: Sequence[Row], release: str, takes: str, needs: Sequen
 
 
 def _describe_impossible(joined: Range | None, span: Range, needs: Sequence[Row], gap: Row | None) -> str:
-    """Return why no release is in the requirement and in what the rows and needs allow, and what to do."""
     because = "".join(f"; {need['reason']} needs {need['transformers']}" for need in needs)
     why = ""
     if joined and gap:
@@ -260,7 +256,6 @@ def _leave_out_broken(joined: Range, span: Range, rows: Sequence[Row], what: str
 
 
 def _explain(requirement: str, release: str, constraint: str, gaps: Sequence[Row]) -> str:
-    """Return what became of the requirement, as one clause."""
     wanted = parse_requirement(requirement)
     if gap := _find_gap(wanted, gaps):
         names_none = f"{requirement} names no release ({gap['last']} -> {gap['next']})"

@@ -332,7 +332,6 @@ def _find_argument_mistakes(
 
 
 def _find_secret_errors(where: str, engine: Mapping[str, Any], secrets: Mapping[str, str]) -> Iterator[str]:
-    """Yield secrets of an engine that vllm_engine_secrets lacks or that cannot be used."""
     named = engine.get("secret_env")
     for name, secret in named.items() if isinstance(named, dict) else ():
         if not isinstance(secret, str) or not re.fullmatch(PLAIN_NAME, secret):
@@ -349,7 +348,6 @@ def _find_secret_errors(where: str, engine: Mapping[str, Any], secrets: Mapping[
 
 
 def _find_clashes(where: str, engine: Mapping[str, Any]) -> Iterator[str]:
-    """Yield keys of an engine that contradict each other."""
     sizes = [engine.get("tensor_parallel_size"), engine.get("pipeline_parallel_size", 1)]
     gpus = engine.get("gpus")
     if isinstance(gpus, list) and gpus and all(_is_whole(size) and size > 0 for size in sizes):
@@ -551,7 +549,6 @@ def _find_settings_errors(inventory: Inventory, project: Project) -> Iterator[st
 
 
 def _select_active_engines(inventory: Inventory) -> dict[str, Mapping[str, Any]]:
-    """Return the engines of the chosen profile, as far as they can be read."""
     profile = (
         _select_mappings(inventory.profiles).get(inventory.profile) if isinstance(inventory.profile, str) else None
     )

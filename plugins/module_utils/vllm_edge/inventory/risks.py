@@ -212,7 +212,6 @@ def find_risk_errors(where: str, engine: Mapping[str, Any], version: str = VERSI
 
 
 def _find_argument_risks(argument: Argument, version: str) -> Iterator[tuple[str, str]]:
-    """Yield the risks of one option, by name, and what each opens."""
     name = argument.option.name if argument.option else ""
     names = [name] if name else [begun for begun in UNSAFE if _may_mean(argument.name, begun, version)]
     for option in names:

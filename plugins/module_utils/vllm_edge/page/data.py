@@ -64,12 +64,10 @@ class PageData:
 
     @property
     def host(self) -> str:
-        """The name of the host in the inventory."""
         return str(self.report.get("host") or "")
 
     @property
     def engines(self) -> list[Row]:
-        """The engines of the profile."""
         return list_of(self.report.get("engines"))
 
     @property
@@ -80,7 +78,6 @@ class PageData:
 
     @property
     def gpus(self) -> list[Row]:
-        """The GPUs as they were measured."""
         return list_of(self.report.get("gpus"))
 
     @property
@@ -123,7 +120,6 @@ class PageData:
 
     @property
     def good(self) -> bool:
-        """Whether engines serve and nothing is wrong."""
         return bool(self.engines) and not self.failures
 
     @property

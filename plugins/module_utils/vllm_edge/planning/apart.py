@@ -70,7 +70,6 @@ def read_apart(what: str, read: Callable[[], Facts], drop_root: bool = True) -> 
 
 
 def _limit(drop_root: bool) -> None:
-    """Set the limits of this process and give up root."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -52,7 +52,6 @@ def is_longer_allowed(environment: Mapping[str, Any]) -> bool:
 
 
 def _read_config(model: Model) -> Mapping[str, Any]:
-    """Return the part of config.json about the language model."""
     return {**model.facts.config, **(model.facts.config.get("text_config") or {})}
 
 

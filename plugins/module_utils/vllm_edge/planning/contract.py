@@ -125,8 +125,6 @@ class Sharding(StrEnum):
 
 @dataclass(frozen=True)
 class Component:
-    """A tensor and what it is for."""
-
     tensor: Tensor
     kind: str
     """The row of a plan that it counts in: `embeddings`, `attention`, `mlp`, `experts`, `router`, `norms`, `towers`,
@@ -250,8 +248,6 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Uncertain:
-    """A figure with its range and source."""
-
     value: float
     low: float
     high: float
@@ -261,7 +257,6 @@ class Uncertain:
 
     @property
     def bytes(self) -> int:
-        """The value as a whole number."""
         return round(self.value)
 
 
@@ -355,8 +350,6 @@ class DecodeTogether:
 
 @dataclass(frozen=True)
 class Seconds:
-    """A time with its range."""
-
     low: float
     mid: float
     high: float
@@ -374,8 +367,6 @@ class LoadTime(Seconds):
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """The plan of one engine."""
-
     engine: str
     verdict: Verdict
     reason: str
@@ -418,8 +409,6 @@ class EnginePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a profile."""
-
     profile: str
     vllm_version: str
     engines: tuple[EnginePlan, ...]

@@ -43,8 +43,6 @@ MANY_SEQUENCES = 128
 
 @dataclass(frozen=True)
 class Case:
-    """One engine, as a rule sees it."""
-
     model: Model
     arguments: Arguments
     release: tuple[int, int]
@@ -58,8 +56,6 @@ class Case:
 
 @dataclass(frozen=True)
 class Finding:
-    """Why an engine cannot run."""
-
     verdict: Verdict
     reason: str
     fix: str
@@ -99,7 +95,6 @@ def advice(case: Case) -> list[str]:
 
 
 def _check_model_class(case: Case) -> Iterator[Finding]:
-    """Yield a finding for an architecture that the release does not have yet, or has no more."""
     name = case.model.architecture
     events = sorted(
         (parse_release(release), has)
@@ -151,7 +146,6 @@ def _check_drafters(case: Case) -> Iterator[Finding]:
 
 
 def _check_max_model_len(case: Case) -> Iterator[Finding]:
-    """Yield a finding for requests that are longer than the model allows."""
     limit, wanted = derive_limit(case.model, case.release), case.arguments.max_model_len or 0
     if wanted > limit and not is_longer_allowed(case.environment):
         yield Finding(
@@ -223,7 +217,6 @@ def _suggest_dtype(case: Case) -> str:
 
 
 def _check_divisibility(case: Case) -> Iterator[Finding]:
-    """Yield findings for heads and sizes that tensor parallelism cannot divide."""
     size, model = case.arguments.tensor_parallel_size, case.model
     kv_heads = sorted({layer.kv_heads for layer in model.layers})
     uneven = [heads for heads in kv_heads if heads % size and size % heads]

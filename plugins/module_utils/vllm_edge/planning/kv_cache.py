@@ -261,7 +261,6 @@ class _Rank:
         return bisect.bisect_right(lengths, available_bytes, key=self.needed_bytes)
 
     def described(self, request_tokens: int) -> tuple[KvGroup, ...]:
-        """Return the groups for the plan."""
         result = []
         for group in self.groups:
             here = group.on(self.layers)

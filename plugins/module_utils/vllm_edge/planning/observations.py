@@ -108,7 +108,6 @@ def read(path: Path) -> list[Observation]:
 
 
 def render(observations: Iterable[Observation]) -> str:
-    """Return the text of observations.json."""
     return json.dumps({"observations": [asdict(item) for item in observations]}, indent=2, ensure_ascii=False) + "\n"
 
 

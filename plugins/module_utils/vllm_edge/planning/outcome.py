@@ -55,7 +55,6 @@ class Engine:
         return len(self.slots) > 1 and gpu_model is not None and gpu_model.nvlink
 
     def build_case(self) -> feasibility.Case:
-        """Return the engine as the rules of feasibility see it."""
         gpu = self.gpus[self.slots[0]]
         return feasibility.Case(
             self.model,
@@ -143,7 +142,6 @@ def _refuse(finding: feasibility.Finding) -> Outcome:
 
 
 def _compute_ranks(engine: Engine) -> tuple[Rank, ...]:
-    """Return what each pipeline rank takes besides its KV cache."""
     model, arguments, release = engine.model, engine.arguments, engine.release
     sequences = max_num_seqs(model, arguments, release.version)
     tokens = max_num_batched_tokens(model, arguments, release.version)
@@ -191,7 +189,6 @@ def _compute_ranks(engine: Engine) -> tuple[Rank, ...]:
 
 
 def _replace_observed(engine: Engine, name: str, predicted: Uncertain) -> Uncertain:
-    """Return what the operator observed, otherwise the prediction."""
     if name not in engine.observed:
         return predicted
     value = float(engine.observed[name])
@@ -361,7 +358,6 @@ def _gib(size: int) -> str:
 
 
 def mib(size: int) -> str:
-    """Return a size in MiB, rounded up."""
     return f"{math.ceil(size / MIB):,} MiB"
 
 

@@ -334,12 +334,10 @@ NOTHING = Uncertain(0.0, 0.0, 0.0, "nothing is taken")
 
 
 def plus(figure: Uncertain, known: int) -> Uncertain:
-    """Return a figure plus a known number."""
     return Uncertain(figure.value + known, figure.low + known, figure.high + known, figure.source, figure.fitted)
 
 
 def scaled(figure: Uncertain, factor: float) -> Uncertain:
-    """Return a figure times a known factor."""
     return Uncertain(figure.value * factor, figure.low * factor, figure.high * factor, figure.source, figure.fitted)
 
 

@@ -22,8 +22,6 @@ Verdict = Literal["passed", "failed", "unsteady", "error"]
 
 @dataclass(frozen=True)
 class Answered:
-    """One answer."""
-
     text: str
     ok: bool
     why: str
@@ -59,8 +57,6 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class Record:
-    """One run of the suite."""
-
     run: str
     at: str
     ended_at: str

@@ -35,8 +35,6 @@ class Answer:
 
 @dataclass(frozen=True)
 class Compared:
-    """Result of one prompt."""
-
     case: str
     prompt_equal: bool
     first_difference: int | None
@@ -264,8 +262,6 @@ def find_refusal(reference: Checkpoint, engine: Checkpoint, known: Sequence[Chec
 
 @dataclass(frozen=True)
 class Place:
-    """Where the reference is computed."""
-
     device: Literal["cpu", "gpu", "either"]
     """`either`: on the GPUs, or on the CPU if PyTorch of the image has no CUDA."""
     gpus: tuple[str, ...]

@@ -80,8 +80,6 @@ class ReferenceRefusedError(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
-
     engine: str
     model: str = ""
     """Name of a model on this host, or its directory; empty for the engine's own."""
@@ -98,8 +96,6 @@ class Options:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will run."""
-
     engine: Engine
     reference: Checkpoint
     quantized: str
@@ -358,7 +354,6 @@ def run_plan(plan: Plan, options: Options, paths: HostPaths, long_run: LongRun) 
 def build_record(
     plan: Plan, options: Options, paths: HostPaths, began: datetime, script: ScriptAnswers, compared: Sequence[Compared]
 ) -> dict[str, Any]:
-    """Return the record of a run."""
     try:
         active = committed(paths)
     except GenerationError:
@@ -396,7 +391,6 @@ def build_record(
 
 
 def render(record: Mapping[str, Any]) -> list[str]:
-    """Return a record as lines of text."""
     rows = [
         [one["case"], one["finding"], f"{one['agreed']} of {one['compared']}" if one["prompt_equal"] else "-"]
         for one in record["cases"]

@@ -46,8 +46,6 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """What an operator asked for."""
-
     cases: tuple[Case, ...]
     engines: tuple[str, ...] = ()
     repeats: int = REPEATS
@@ -132,7 +130,6 @@ def hash_suite(cases: Sequence[Case]) -> str:
 def build_record(
     generation: Generation, options: Options, results: Sequence[CaseResult], began_at: str, profile: str = ""
 ) -> Record:
-    """Return the record of a run."""
     profile = profile or generation.profile
     verdicts = [result.verdict for result in results]
     asked = {result.engine for result in results}
@@ -175,7 +172,6 @@ def write_record(record: Record, paths: HostPaths) -> Path:
 
 
 def render(record: Record) -> list[str]:
-    """Return a run as lines of text."""
     rows = [
         [result.case, result.source, result.served_name, result.precision, result.verdict] for result in record.cases
     ]
@@ -267,7 +263,6 @@ def run_compare(paths: HostPaths, names: Sequence[str], *, output: str) -> int:
 
 
 def run_list(paths: HostPaths, *, output: str) -> int:
-    """Print the former runs, oldest first, and return the exit status."""
     records = list(read_suites(paths))[:LISTED][::-1]
     if output == "json":
         print(json.dumps([asdict(record) for record in records], ensure_ascii=False))

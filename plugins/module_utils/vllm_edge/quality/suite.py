@@ -36,8 +36,6 @@ class Point:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool."""
-
     name: str
     arguments: Mapping[str, Any]
 

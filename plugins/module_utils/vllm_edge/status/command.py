@@ -68,7 +68,6 @@ def render_load(engine: Mapping[str, Any]) -> list[str]:
 
 
 def render_gpus(boards: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the table of GPUs and their UUIDs."""
     return [*render_gpu_table(boards), "", *[f"GPU {board['index']} is {board['uuid']}" for board in boards]]
 
 
@@ -82,7 +81,6 @@ def render_choice(status: Mapping[str, Any]) -> list[str]:
 
 
 def render_quality(quality: Mapping[str, Any]) -> list[str]:
-    """Return the verdict of the newest run of the quality suite."""
     verdicts = ", ".join(f"{quality[word]} {word}" for word in ("passed", "failed", "unsteady"))
     return wrapped(f"quality of {quality['profile']} at {quality['at']}: {verdicts}")
 

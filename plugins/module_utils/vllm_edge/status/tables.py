@@ -227,7 +227,6 @@ def render_drift_table(rows: Sequence[Row], index: Mapping[str, Any]) -> list[st
 
 
 def render(report: Mapping[str, Any]) -> list[str]:
-    """Return the report of a run as text."""
     lines = [
         f"{report['host']}: profile {report['profile']}, generation {report['generation']}",
         "",

@@ -354,7 +354,6 @@ def refuse_without_write_access(paths: HostPaths, command: str) -> int:
 def _start_and_follow(
     paths: HostPaths, unit: Unit, generation: Generation, choice: Choice, asked_by: str, output: str
 ) -> int:
-    """Start the switch, follow it, print its end, and return the exit status."""
     try:
         before = start(paths, unit, generation, choice, asked_by)
         journal = follow(paths, unit, before, Teller(paths) if output == "text" else lambda journal: None)

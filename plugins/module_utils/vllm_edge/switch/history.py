@@ -30,7 +30,6 @@ TROUBLE = frozenset({Result.OVER_BUDGET, Result.REFUSED, Result.ROLLED_BACK, Res
 
 
 def describe_names(names: Iterable[str]) -> str:
-    """Join names with commas, or return `none`."""
     return ", ".join(names) or "none"
 
 

@@ -58,7 +58,6 @@ REMOVE_S = 60.0
 
 
 def several(names: Iterable[str]) -> str:
-    """Join names with commas."""
     return ", ".join(names)
 
 
@@ -106,7 +105,6 @@ class HostWorld:
         return stamp()
 
     def boot_id(self) -> str:
-        """Return the kernel's id of this boot."""
         try:
             return BOOT_ID.read_text(encoding="ascii").strip()
         except OSError as error:
@@ -358,7 +356,6 @@ class HostWorld:
     # -- what the new engines do
 
     def warm_up(self, wanted: Generation, moves: Moves) -> Done:
-        """Send the first requests to the engines that were started."""
         configs = [wanted.engines[name].config for name in (*moves.start, *moves.wait)]
         return requests.warm_up(configs, wanted.limits, ask=self.ask, clock=self.clock)
 
@@ -404,7 +401,6 @@ class HostWorld:
         return self._show_clients(lambda: view_host(self.paths, serving, course))
 
     def back(self, generation: Generation) -> Done:
-        """Let requests go to the engines of a generation."""
         return self._show_clients(lambda: view_host(self.paths, generation, Course(Phase.BACK)))
 
     def publish(self, phase: Phase | None) -> None:
@@ -481,12 +477,10 @@ class HostWorld:
         return preflight.check_host(self, wanted, moves)
 
     def prepare(self, wanted: Generation, moves: Moves) -> Done:
-        """Read the weights of the engines in `moves.start` into the page cache."""
         configs = [wanted.engines[name].config for name in moves.start]
         return page_cache.prepare(configs, clock=self.clock, rates=self.paths.read_rates)
 
     def hook(self, name: hooks.Hook, wanted: Generation, former: Generation | None) -> Done:
-        """Run the operator's executables of one hook."""
         return hooks.run_hooks(name, wanted, former, self.paths)
 
     def watch(self, wanted: Generation, former: Generation | None) -> RoleWatch:

@@ -63,8 +63,6 @@ Direction = Literal["forward", "back"]
 
 
 class Result(StrEnum):
-    """How a switch ended."""
-
     COMMITTED = "committed"
     OVER_BUDGET = "over_budget"
     """The generation is committed and serves, and its engines use more memory than their budgets: decision 0099."""

@@ -184,7 +184,6 @@ class PhaseRunner:
 
     @property
     def committed(self) -> Result:
-        """The result of a switch whose generation is committed and verified."""
         return Result.OVER_BUDGET if self.journal.over_budget else Result.COMMITTED
 
     def clean_up(self, wanted: Generation, former: Generation | None, *, hook: bool) -> Done:
@@ -246,7 +245,6 @@ class PhaseRunner:
 
 
 def combine(first: Done, second: Done) -> Done:
-    """Return two results of one phase as one."""
     details = [done.detail for done in (first, second) if done.detail]
     return Done("; ".join(details), {**first.data, **second.data}, (*first.warnings, *second.warnings))
 

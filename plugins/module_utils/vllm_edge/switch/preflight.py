@@ -203,7 +203,6 @@ def check_disk(state: Path) -> list[str]:
 
 
 def _read_and_check_gpus(host: HostWorld, wanted: Generation, moves: Moves) -> Found:
-    """Read the GPUs and compare them with what the generation needs."""
     with host.nvml() as session:
         boards = read_boards(session, load_slots(host.paths))
     owners = host.owners({process.pid for gpu in boards.gpus for process in gpu.processes or ()})

@@ -155,7 +155,6 @@ class Transaction(PhaseRunner):
         )
 
     def _refused(self, failure: Failed) -> tuple[Result, str]:
-        """Return the result of a switch that changed nothing."""
         where = f" in phase {failure.phase}" if failure.phase else ""
         journal = self.journal
         still = (

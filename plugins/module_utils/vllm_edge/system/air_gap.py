@@ -134,8 +134,6 @@ REQUIRED = ("vllm_image_base", "vllm_image_base_id", "vllm_image_base_archive", 
 
 @dataclass(frozen=True)
 class Document:
-    """A checked air-gap.yml."""
-
     sums_sha256: str
     values: Mapping[str, Any]
 

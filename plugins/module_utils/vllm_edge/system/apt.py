@@ -29,8 +29,6 @@ POLL_S = 1.0
 
 @dataclass(frozen=True)
 class Limits:
-    """How long apt may wait."""
-
     lock_s: int
     """Seconds to wait for another program that holds one of apt's locks."""
     silence_s: int
@@ -39,8 +37,6 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a call of apt-get."""
-
     ok: bool
     text: str
     """Standard output and standard error."""

@@ -84,8 +84,6 @@ class Container:
 
 @dataclass(frozen=True)
 class LogRecord:
-    """One line of a container's log."""
-
     at: str
     """Docker's time stamp (RFC 3339, nanoseconds, UTC). Time stamps can be compared as text."""
     line: str
@@ -159,7 +157,6 @@ def find_kill_signal(events: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def parse_listed(entry: Mapping[str, Any]) -> Container:
-    """Convert one entry of Docker's list of containers."""
     names = entry.get("Names") or [entry["Id"][:12]]
     return Container(
         id=entry["Id"],
@@ -373,14 +370,12 @@ class DockerEngine:
         return signal
 
     def listed(self) -> list[Container]:
-        """Return all containers, running or not."""
         found: list[Container] = self._call(
             "docker ps", lambda c: [parse_listed(entry) for entry in c.containers(all=True)]
         )
         return found
 
     def kill(self, container_id: str) -> None:
-        """Send SIGKILL to the container."""
         self._call("docker kill", lambda c: c.kill(container_id))
 
     def image_id(self, name: str) -> str | None:
@@ -393,8 +388,6 @@ class DockerEngine:
 
 @dataclass(frozen=True)
 class DockerUnit:
-    """State of docker.service in systemd."""
-
     active: bool
     invocation: str
     """systemd's InvocationID, which changes with every start of the unit."""

@@ -43,11 +43,9 @@ class HostReader:
     run: Run = run_in_english
 
     def at(self, path: str) -> Path:
-        """Return a path below `root`."""
         return self.root / path.lstrip("/")
 
     def text(self, path: str) -> str | Unread:
-        """Return the text of a file."""
         try:
             return self.at(path).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
@@ -66,7 +64,6 @@ class HostReader:
             return Unread(str(error))
 
     def unit(self, name: str) -> Unit | Unread:
-        """Show a unit of systemd."""
         try:
             return Systemd(self.run).show([name])[name]
         except SystemdError as error:

@@ -34,7 +34,6 @@ class Answer:
 
     @property
     def ok(self) -> bool:
-        """Whether the status is 200."""
         return self.status == 200
 
     def words(self) -> str:

@@ -95,8 +95,6 @@ def _list_members(path: Path) -> dict[str, tuple[int, int]]:
 
 @dataclass(frozen=True)
 class _Archive:
-    """The members of an archive, and access to the small ones."""
-
     path: Path
     members: Mapping[str, tuple[int, int]]
 

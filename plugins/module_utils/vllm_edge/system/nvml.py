@@ -155,7 +155,6 @@ class NvmlFailure(Exception):
 
     @property
     def driver_absent(self) -> bool:
-        """Whether the host has no loaded driver yet."""
         return self.code in ABSENT
 
     def as_dict(self) -> dict[str, str | None]:
@@ -164,8 +163,6 @@ class NvmlFailure(Exception):
 
 @dataclass(frozen=True)
 class ProcessReading:
-    """GPU memory of one process."""
-
     pid: int
     used_mib: int | None
     """None if NVML does not report it (virtual GPUs, WSL): unknown, not 0."""
@@ -173,8 +170,6 @@ class ProcessReading:
 
 @dataclass(frozen=True)
 class GpuIdentity:
-    """What identifies one GPU."""
-
     index: int
     """Position in PCI bus order, from 0, whatever order NVML counts in."""
     uuid: str
@@ -183,14 +178,11 @@ class GpuIdentity:
 
     @property
     def card(self) -> str:
-        """The card's name in messages: UUID, model and bus id."""
         return f"{self.uuid} ({self.name} at {self.pci_bus_id})"
 
 
 @dataclass(frozen=True)
 class MemoryReading:
-    """Memory of one GPU."""
-
     total_mib: int
     reserved_mib: int | None
     """What the driver reserves for itself; None if only v1 answered."""
@@ -202,8 +194,6 @@ class MemoryReading:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuReading(GpuIdentity, MemoryReading):
-    """One sample of one GPU."""
-
     processes: tuple[ProcessReading, ...] | None
     """None if the GPU cannot list its processes."""
     compute_capability: str | None
@@ -240,8 +230,6 @@ THROTTLE: dict[int, str] = {
 
 @dataclass(frozen=True)
 class HostReading:
-    """One sample of all GPUs."""
-
     driver_version: str
     gpus: tuple[GpuReading, ...]
 

@@ -58,8 +58,6 @@ class SystemdError(Exception):
 
 @dataclass(frozen=True)
 class Ran:
-    """Exit status and output of a command."""
-
     status: int
     out: str = ""
     err: str = ""

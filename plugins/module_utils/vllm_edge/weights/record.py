@@ -35,8 +35,6 @@ class WeightsError(Exception):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file as its source lists it."""
-
     path: str
     """Relative to the root of the repository."""
     size_bytes: int
@@ -161,7 +159,6 @@ class Record:
         return [RemoteFile(path, item.size_bytes, item.sha256) for path, item in sorted(self.files.items())]
 
     def to_json(self) -> str:
-        """Return the record as JSON text."""
         data = {
             "format": RECORD_FORMAT,
             **asdict(self),
@@ -179,8 +176,6 @@ def hash_manifest(files: Mapping[str, RecordedFile]) -> str:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The weights that the inventory asks for."""
-
     model: str
     repo: str
     revision: str

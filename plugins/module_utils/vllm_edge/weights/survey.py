@@ -116,7 +116,6 @@ def stat_regular(path: Path) -> os.stat_result | None:
 
 
 def observe(path: Path, sha256: str) -> RecordedFile:
-    """Return the record entry of a file that was just verified."""
     found = path.stat()
     return RecordedFile(found.st_size, sha256, found.st_mtime_ns, found.st_ino)
 

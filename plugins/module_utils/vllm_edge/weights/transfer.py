@@ -81,7 +81,6 @@ class Plan:
 
     @property
     def bring(self) -> list[RemoteFile]:
-        """Files to download."""
         return [item for item in self.files if item.path not in self.survey.good]
 
 
@@ -104,7 +103,6 @@ def plan_listed(wanted: Wanted, record: Record | None, source: Source, progress:
 
 
 def sum_bytes(files: Iterable[RemoteFile]) -> int:
-    """Return the size of all files together."""
     return sum(item.size_bytes for item in files)
 
 

@@ -30,8 +30,6 @@ class NothingFits(AdviceError):
 
 
 class By(StrEnum):
-    """What the profiles are ranked by."""
-
     TOK_S = "tok_s"
     CONTEXT = "context"
     FREE_GPUS = "free_gpus"
@@ -56,8 +54,6 @@ class Wish:
 
 @dataclass(frozen=True)
 class Host:
-    """The models, GPUs and settings to choose from."""
-
     models: Mapping[str, Model]
     gpus: Sequence[Gpu]
     vllm_version: str
@@ -78,14 +74,11 @@ class Host:
 
 @dataclass(frozen=True)
 class Shape:
-    """How an engine is distributed over its GPUs."""
-
     tensor_parallel_size: int
     pipeline_parallel_size: int = 1
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def __str__(self) -> str:
@@ -147,7 +140,6 @@ class Engine:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs of all replicas."""
         return self.fit.shape.gpus * self.replicas
 
     @property
@@ -233,8 +225,6 @@ class Profile:
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why some shapes of a model are in no profile."""
-
     model: str
     verdict: str
     shapes: tuple[str, ...]
@@ -248,8 +238,6 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Chosen:
-    """One profile, as it is written into group_vars."""
-
     rank: int
     serving_engines: Mapping[str, Mapping[str, Any]]
     serving_profiles: Mapping[str, Mapping[str, Any]]

@@ -271,7 +271,6 @@ def _plan_fits(name: str, gpu: Gpu, shape: Shape, max_num_seqs: int, asked: Wish
 def _find_profiles(
     asked: Wish, host: Host, models: Mapping[str, Model], fits: Sequence[Fit]
 ) -> tuple[tuple[str, ...], list[Profile]]:
-    """Return the models of the largest kind with a feasible profile, and these profiles."""
     kinds = _group_kinds(models)
     for position, kind in enumerate(kinds):
         mains = tuple(name for name in kind if asked.main in (None, name))
@@ -438,7 +437,6 @@ _NEEDS_BANDWIDTH = "needs the bandwidth of the GPU, which is not known of {}"
 
 
 def _describe_failure(asked: Wish, host: Host, rejections: Sequence[Rejection]) -> str:
-    """Return why no profile is feasible, and what would work."""
     only = f"advise_main: no engine of {asked.main}" if asked.main else "advise_models: no engine of any of the models"
     why = [str(reason) for reason in rejections if asked.main in (None, reason.model)]
     if asked.min_tok_s:
