@@ -77,8 +77,6 @@ def client_models(status: Iterable[Entry], engines: Mapping[str, Entry], url: st
     Args:
         status: `engines` in the output of `vllm-edge status --format json`.
         engines: the engines of the inventory; one that it does not state has no context here.
-        url: address of the gateway.
-        max_tokens: the most that the gateway allows.
     """
     found = {}
     for engine in status:
@@ -111,7 +109,6 @@ def calibrate(
 
     Args:
         share: gpu_memory_utilization of engines that state none.
-        slots: `slots` of the module gpu_slots.
     """
     every = [dict(engine.items()) for engine in engines]
     users = [slot for engine in every for slot in engine["gpus"]]
@@ -155,8 +152,6 @@ def describe_weights(weights: Mapping[str, Entry], models: Mapping[str, Entry], 
 
     Args:
         weights: the result of the role model_weights.
-        models: the models of the inventory.
-        state: the state directory of the host.
     """
     return {
         name: {
@@ -208,7 +203,6 @@ def report_engines(
 
     Args:
         status: `engines` in the output of `vllm-edge status --format json`.
-        models: the models of the inventory.
     """
     found = {engine["engine"]: engine for engine in status}
     return [
@@ -233,9 +227,6 @@ def report_engines(
 
 def unit_word(value: object, name: str) -> str:
     """Return a value as one word of a systemd unit, in which systemd expands nothing.
-
-    Args:
-        name: the variable, for the message.
 
     Raises:
         ValueError: systemd would split, unquote or expand it.

@@ -150,12 +150,7 @@ def answer_of(out: str) -> dict[str, Any]:
 
 
 def judge_cuda(answer: dict[str, Any], gpus: int) -> tuple[str, str]:
-    """Return why CUDA does not work in a container and what to do, or two empty texts.
-
-    Args:
-        answer: what the program printed
-        gpus: how many GPUs the container should have
-    """
+    """Return why CUDA does not work in a container and what to do, or two empty texts."""
     call, code = answer.get("error"), answer.get("code")
     counted, version = answer.get("devices"), answer.get("cuda", 0)
     wanted = re.match(r"\d+", answer.get("wanted", ""))
@@ -191,8 +186,6 @@ def judge(code: int, out: str, err: str, gpus: list[str], timeout: int, image: s
 
     Args:
         code: exit status of `docker run` or `docker exec`
-        out: its standard output
-        err: its standard error
         gpus: UUIDs of the GPUs that the container should see
         timeout: seconds that the program could take
         image: image of a container that was started for the probe

@@ -555,11 +555,7 @@ def build_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentPar
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit status.
-
-    Args:
-        arguments: the command line without the program's name; None means `sys.argv`.
-    """
+    """Run the program and return its exit status."""
     # Logs, registries and names of other people's containers end up in what a command prints.
     out, err = make_printable(sys.stdout), make_printable(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -98,8 +98,6 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: frozens
     """Lay out a table with a heading, a rule and one line per row.
 
     Args:
-        headings: one heading per column
-        rows: cells, as many per row as there are headings
         right: numbers of the columns, from 0, that are aligned to the right
     """
     cells = [list(headings), *[[printable(cell, "") for cell in row] for row in rows]]

@@ -63,8 +63,6 @@ def find_findings(
     """Return what an operator should know of a run.
 
     Args:
-        run: the run
-        measurements: what it measured
         former: runs of this host, newest first
         reference: rows of `Reference`
         tolerance_percent: by how much two measurements of the same thing may differ

@@ -127,10 +127,8 @@ def build_command(step: Mapping[str, Any], model: str, tokenizer: str, results: 
     """Return the command line of `vllm bench serve` for a step. The options exist from 0.19 to 0.33.
 
     Args:
-        step: as bench/cases.py describes it
         model: served name
         tokenizer: directory of the checkpoint
-        results: file to write
     """
     if step["prefix_tokens"]:
         requests, prefixes = step["requests"], max(1, step["requests"] // 8)

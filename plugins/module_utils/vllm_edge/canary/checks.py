@@ -215,8 +215,7 @@ class Client:
         Some models can be told not to think. The templates of others (Qwen3-Thinking, DeepSeek-R1, gpt-oss) have no
         such switch or name it differently, so these models get enough tokens to finish thinking.
 
-        Raises:
-            StillThinkingError: the model was still thinking when its tokens ended
+        Raises StillThinkingError: the model was still thinking when its tokens ended.
         """
         if self.config.reasoning_parser:
             payload["chat_template_kwargs"] = {"enable_thinking": False}

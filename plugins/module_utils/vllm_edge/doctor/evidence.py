@@ -90,7 +90,6 @@ def read_evidence(reader: Reader, engines: Sequence[str], units: Sequence[str]) 
     """Return the texts by name in the archive.
 
     Args:
-        engines: engines that have files on the host.
         units: units whose way through the present boot is shown.
     """
     texts = {name: run(reader, *command) for name, command in COMMANDS.items()}

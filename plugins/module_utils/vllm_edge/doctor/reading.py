@@ -254,8 +254,6 @@ class Reader(DriverReader):
 
         Args:
             rows, problem: what `smi` returned for GPU_FIELDS.
-            engines: engines, whose GPUs are expected.
-            expected: what the caller expects.
         """
         counted: dict[str, str] = {uuid: "gpu_uuids of the inventory" for uuid in expected.uuids}
         with contextlib.suppress(slots.SlotError, OSError):

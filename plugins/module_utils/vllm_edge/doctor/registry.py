@@ -120,7 +120,6 @@ def examine(facts: Facts, host: str = "") -> Document:
     """Run every check, and return the findings and what engines over several GPUs need on this host.
 
     Args:
-        facts: what was read of the host.
         host: name of the host; empty means this one.
     """
     findings = judge(facts)

@@ -213,15 +213,7 @@ def engine_problems(data: Mapping[str, Any]) -> list[str]:
 
 
 def parse_engine(text: str, source: str) -> EngineConfig:
-    """Parse `engine.json`.
-
-    Args:
-        text: its content
-        source: its path, for messages
-
-    Raises:
-        EngineConfigError: one error that names every mistake
-    """
+    """Parse `engine.json`. Raises EngineConfigError: one error that names every mistake."""
     try:
         data = json.loads(text)
     except ValueError as error:

@@ -108,7 +108,6 @@ class ContainerControl:
         """Remove a container and wait until it is gone: `docker rm` returns early if another removal is in progress.
 
         Args:
-            container_id: id of the container
             stopping: whether a signal to stop is no reason to give up
 
         Raises:

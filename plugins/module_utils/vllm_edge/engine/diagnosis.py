@@ -101,7 +101,6 @@ def match_lines(lines: Sequence[str], was_serving: bool = False) -> Explanation 
     and then another attempt may succeed.
 
     Args:
-        lines: log lines in order
         was_serving: whether the engine had answered /health, which excludes signatures for startup only
     """
     onward = max((number for number, line in enumerate(lines) if parse_phase(line)), default=-1) + 1
@@ -129,11 +128,7 @@ def _describe_end(death: Death) -> str:
 
 
 def explain(death: Death) -> Explanation:
-    """Return the explanation of an engine's end. There always is one: an unknown cause is described by what is known.
-
-    Args:
-        death: what is known about the end
-    """
+    """Return the explanation of an engine's end. There always is one: an unknown cause is described by what is known."""
     fact = _explain_facts(death)
     if fact is not None:
         return fact
@@ -236,12 +231,7 @@ def _explain_exit(death: Death) -> Explanation:
 
 
 def explain_stall(seconds: float, phase_words: str) -> Explanation:
-    """Return the explanation for an engine that stopped advancing while it should be loading.
-
-    Args:
-        seconds: time since the last progress
-        phase_words: the phase, as text
-    """
+    """Return the explanation for an engine that did not advance for `seconds` while it should be loading."""
     return Explanation(
         "stalled",
         f"the engine's log did not advance for {seconds:.0f} s ({phase_words}), and what its container read and "
@@ -251,12 +241,7 @@ def explain_stall(seconds: float, phase_words: str) -> Explanation:
 
 
 def explain_standstill(seconds: float, work: str) -> Explanation:
-    """Return the explanation for an engine that answers /health and does not get on with its requests.
-
-    Args:
-        seconds: time since a figure of /metrics last moved
-        work: the requests, as text
-    """
+    """Return the explanation for an engine that answers /health, and of which no figure moved for `seconds`."""
     return Explanation(
         "no_progress",
         f"the engine answered /health, but none of its requests ({work}) made progress for {seconds:.0f} s; systemd's "
@@ -267,12 +252,7 @@ def explain_standstill(seconds: float, work: str) -> Explanation:
 
 
 def explain_hang(seconds: float, answer: str) -> Explanation:
-    """Return the explanation for an engine that served and does not answer any more.
-
-    Args:
-        seconds: time since the last good answer
-        answer: what /health answers instead, as text
-    """
+    """Return the explanation for an engine that served, and `answer` is all that /health has said for `seconds`."""
     return Explanation(
         "hung",
         f"the engine has not answered /health for {seconds:.0f} s ({answer}); systemd's watchdog ended it",

@@ -93,7 +93,6 @@ def decide_existing(container: Container | None, config: EngineConfig, found: Fo
 
     Args:
         container: container with the engine's container name; None if there is none
-        config: configuration of the engine
         found: its condition; None if `needs_look` is False
     """
     if container is None:
@@ -337,8 +336,6 @@ class Supervision:
         """Process an answer of /health.
 
         Args:
-            answer: the answer
-            now: time
             clock: the wall clock time as text, for messages
             metrics: text of /metrics at the same time; empty if it could not be read
         """

@@ -161,8 +161,6 @@ def list_create_arguments(
     Args:
         engine: the engine as the inventory has it, with its name and the settings of the plan
         model: `path` of its weights on the host
-        settings: what the host gives to all its engines
-        paths: places on the host
         chat_template: whether it gets a chat template instead of that of the checkpoint
 
     Raises:
@@ -301,8 +299,6 @@ def describe_engine(
     Args:
         engine: the engine as the inventory has it, with its name and the settings of the plan
         model: `repo`, `revision`, `precision`, and `path` and `record` on the host
-        settings: what the host gives to all its engines
-        paths: places on the host
     """
     name = engine["name"]
     secrets = settings.secrets_hashes.get(name)

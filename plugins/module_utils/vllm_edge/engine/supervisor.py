@@ -355,8 +355,6 @@ def run_engine(name: str, paths: HostPaths, *, docker_wait_s: float = DOCKER_WAI
     """Run `vllm-edge run-engine`.
 
     Args:
-        name: name of the engine
-        paths: where the host keeps its files
         docker_wait_s: seconds that the launch may take
 
     Returns:

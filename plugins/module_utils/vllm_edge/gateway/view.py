@@ -87,7 +87,6 @@ def build_view(
     A name of which no engine stays is away, unless engines that stay stand in for it.
 
     Args:
-        host: name of the host
         live: the generation whose names are known
         course: the switch that has not ended
         load_seconds: the seconds that the last load of an engine took, otherwise those that are expected; None if

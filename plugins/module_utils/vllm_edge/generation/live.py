@@ -230,8 +230,6 @@ def record_difference(
     """Return how a run changes the record of the committed generation, for `--diff`; None if it does not.
 
     Args:
-        now: what is committed
-        generation: what will be
         origin: who chose its profile
         defect: what is wrong with the stored committed generation, if anything
     """

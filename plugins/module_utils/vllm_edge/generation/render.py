@@ -43,9 +43,6 @@ def input_hash(
 
     Args:
         container: arguments of `docker create` without the labels that follow from this hash
-        unit: text of the systemd unit
-        config: content of engine.json
-        chat_template: text of the chat template, if any
         manifest_sha256: hash over the model's files (`weights.record.Record.manifest_sha256`)
     """
     reaches = {key: config.get(key) for key in REACH_THE_SUPERVISOR}
@@ -67,8 +64,6 @@ def rendered(
     runs: systemd applies that section (order, dependencies, limits of starts) at daemon-reload, without a restart.
 
     Args:
-        options: options of the module
-        paths: places on the host
         installed: hashes of the engines of the committed generation, by engine
 
     Raises:

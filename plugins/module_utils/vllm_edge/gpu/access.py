@@ -108,7 +108,6 @@ def look(run: Run = run_command, root: Path = Path("/")) -> Access:
     """Return which running containers have GPUs and which of them may lose them.
 
     Args:
-        run: runs a program on the host
         root: directory that has dev; other than / only in tests
 
     Raises:
@@ -154,8 +153,6 @@ def ask_docker(run: Run, *arguments: str, ended: str = "") -> str:
     """Return the output of a `docker` command. Raises CannotAsk, SystemdError.
 
     Args:
-        run: runs a program on the host
-        arguments: arguments of `docker`
         ended: words of an error message that is tolerated, as of containers that have ended since they were listed
     """
     ran = run(["docker", *arguments], DOCKER_S)

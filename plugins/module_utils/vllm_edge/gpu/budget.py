@@ -203,7 +203,6 @@ def resolve_mib(
     Args:
         option: name of the module's option, for messages
         values: amounts by UUID or by slot number
-        gpus: the GPUs that NVML sees
         slots: UUIDs by slot
 
     Raises:
@@ -267,9 +266,7 @@ def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot
     """Compute the figures of one GPU.
 
     Args:
-        gpu: the sample
         owners: owner by pid
-        limits: budgets and expected memory
         slot: its slot; None if it has none
     """
     processes = _list_processes(gpu, owners)
@@ -384,9 +381,7 @@ def evaluate(
     """Compare every GPU with its budget. A GPU that `limits.budgets` does not name has a budget of 0.
 
     Args:
-        gpus: one sample per GPU
         owners: owner by pid
-        limits: budgets, expected memory and tolerances
         slots: UUIDs by slot
     """
     verdicts = tuple(
@@ -447,12 +442,7 @@ def settle(
     such memory some seconds after the process has ended, and the figures do not change until then.
 
     Args:
-        read: takes a sample
-        judge: evaluates a sample
         timeout_s: seconds after which the last sample is evaluated in any case
-        interval_s: seconds between two samples
-        clock: monotonic clock, in seconds
-        sleep: waits for so many seconds
     """
     start = clock()
     last = read()

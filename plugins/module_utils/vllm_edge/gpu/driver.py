@@ -170,7 +170,6 @@ def find_missing_access(devices: Sequence[str], root: Path = Path("/")) -> str |
 
     Args:
         devices: names of CDI devices, as `nvidia.com/gpu=<name>` has them
-        root: where the host's files are
     """
     texts: dict[str, str] = {}
     for directory in (GENERATED, STATIC):

@@ -126,7 +126,6 @@ class DriverReader(HostReader):
         Args:
             lead: package whose version is the version of the driver
             prebuilt: prefix of the packages with prebuilt modules; empty if DKMS builds the modules
-            packages: installed packages
             wanted: packages with prebuilt modules that the flavours and the kernels need, the newest kernel's last
 
         Returns:

@@ -88,10 +88,6 @@ def render(slots: Sequence[Slot]) -> str:
 def parse(text: str, path: str = RECORD_PATH) -> tuple[Slot, ...]:
     """Parse a record; an empty text (no record) has no slots.
 
-    Args:
-        text: content of the record
-        path: its path, for messages
-
     Raises:
         SlotError: the text is not a record, is of another version or names a GPU twice
     """
@@ -223,9 +219,7 @@ def plan(
     Args:
         declared: gpu_uuids of the inventory; None or empty if it does not state them
         record: text of the record on the host; empty if there is none
-        present: the GPUs that NVML sees
         minimum: number of slots that the profile needs
-        path: path of the record, for messages
 
     Raises:
         SlotError: a GPU that has a slot is missing, there are fewer slots than needed, or a list is invalid

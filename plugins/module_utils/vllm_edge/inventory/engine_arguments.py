@@ -3,6 +3,7 @@
 
 The sentences of `find_argument_errors` hold for every release of vLLM. Those of `find_release_errors` hold for one
 release whose options are recorded in vllm_arguments. Where no release is named, it is that of vllm_image_base.
+`where` is the variable, with which each sentence begins, and `keys` are those that an engine may have.
 """
 
 from __future__ import annotations
@@ -174,13 +175,7 @@ def parse_arguments(items: list[str], version: str = VERSION) -> tuple[list[Argu
 
 
 def find_argument_errors(where: str, engine: Mapping[str, Any], keys: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with extra_args in every release of vLLM.
-
-    Args:
-        where: the variable, for the beginning of each sentence.
-        engine: the keys of the engine.
-        keys: the keys that an engine may have.
-    """
+    """Yield what is wrong with extra_args in every release of vLLM."""
     given = engine.get("extra_args")
     if not isinstance(given, list):
         return
@@ -231,9 +226,6 @@ def find_release_errors(
     """Yield what a recorded release of vLLM does not know.
 
     Args:
-        where: the variable, for the beginning of each sentence.
-        engine: the keys of the engine.
-        keys: the keys that an engine may have.
         version: a key of vllm_arguments.RELEASES.
     """
     for key, choices in _read_key_choices(version).items():
@@ -254,12 +246,7 @@ def find_release_errors(
 
 
 def describe_unknown_engine_key(where: str, key: str, keys: Mapping[str, Any]) -> str:
-    """Return the sentence for a key that no role reads; it may be an option that vLLM has or had.
-
-    Args:
-        where: the variable, for the beginning of the sentence.
-        keys: the keys that an engine may have.
-    """
+    """Return the sentence for a key that no role reads; it may be an option that vLLM has or had."""
     spelled = key.lstrip("-").replace("-", "_").lower()
     dashed = "--" + spelled.replace("_", "-")
     if spelled in keys:

@@ -2,8 +2,8 @@
 """Checks of keys, types, units and names of an engine, a model or a profile.
 
 The argument specs of the roles define which keys exist and their types. What a spec cannot express (units, ranges, what
-a name may contain) is defined here. Every function yields one sentence for each mistake: the variable, the value, why
-it is wrong, and what would be right.
+a name may contain) is defined here. Every function yields one sentence for each mistake: the variable (`where`), the
+value, why it is wrong, and what would be right.
 """
 
 from __future__ import annotations
@@ -173,7 +173,6 @@ def find_name_errors(where: str, name: str, what: str) -> Iterator[str]:
     """Yield a sentence if a key cannot be a file name on the host.
 
     Args:
-        where: the variable, for the beginning of the sentence.
         what: what the key names, for example `an engine`.
     """
     if not re.fullmatch(PLAIN_NAME, name):
@@ -184,13 +183,7 @@ def find_name_errors(where: str, name: str, what: str) -> Iterator[str]:
 
 
 def find_key_errors(where: str, given: Mapping[str, Any], spec: Spec) -> Iterator[str]:
-    """Yield missing keys, and values of a wrong type or form. Unknown keys are left to `describe_unknown_key`.
-
-    Args:
-        where: the variable, for the beginning of each sentence.
-        given: what the operator wrote.
-        spec: the keys that there are.
-    """
+    """Yield missing keys, and values of a wrong type or form. Unknown keys are left to `describe_unknown_key`."""
     for key, option in spec.items():
         if key not in given:
             if option.get("required"):
@@ -210,7 +203,6 @@ def find_value_errors(where: str, key: str, value: Any, option: Mapping[str, Any
     """Yield what is wrong with the value of a key.
 
     Args:
-        where: the variable, for the beginning of each sentence.
         option: the key's entry in the argument spec.
     """
     kind = option.get("type", "str")
@@ -238,7 +230,6 @@ def find_number_errors(where: str, key: str, value: Any, *, whole: bool) -> Iter
     """Yield a sentence if a value is no number, has a unit, or is out of range.
 
     Args:
-        where: the variable, for the beginning of the sentence.
         key: the key, whose unit and bounds are in QUANTITIES.
         whole: True if decimals are wrong.
     """

@@ -173,8 +173,7 @@ def check_identity(data: object) -> dict[str, Any]:
 
     Id and digests are Docker's; user and environment are the image's.
 
-    Raises:
-        ImageAnswerError: the user could be more than one word of a Dockerfile, or Docker's part has another form
+    Raises ImageAnswerError: the user could be more than one word of a Dockerfile, or Docker's part has another form.
     """
     try:
         (image,) = _read_list(data, "the answer", 1)

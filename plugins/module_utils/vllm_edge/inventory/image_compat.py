@@ -230,9 +230,7 @@ def _leave_out_broken(joined: Range, span: Range, rows: Sequence[Row], what: str
     """Return a range without what is known to break.
 
     Args:
-        joined: the range.
         span: what the rows and needs allow, for the message.
-        rows: the rows of the vLLM release.
         what: the requirement and the vLLM release, for the message.
 
     Raises:

@@ -110,11 +110,7 @@ class Floor(NamedTuple):
 
 
 def find_mistakes(inventory: Inventory, project: Project) -> list[str]:
-    """Return every mistake in an inventory as one sentence; empty if there is none.
-
-    Args:
-        project: the variables that the project reads.
-    """
+    """Return every mistake in an inventory as one sentence; empty if there is none."""
     found = list(_find_errors(inventory, project))
     if _is_recorded_release(inventory):
         found += _find_release_mistakes(inventory, project)
@@ -122,11 +118,7 @@ def find_mistakes(inventory: Inventory, project: Project) -> list[str]:
 
 
 def find_warnings(inventory: Inventory, project: Project) -> list[str]:
-    """Return what is wrong by the nearest recorded release of vLLM, if the image has one that nobody has recorded.
-
-    Args:
-        project: the variables that the project reads.
-    """
+    """Return what is wrong by the nearest recorded release of vLLM, if the image has one that nobody has recorded."""
     if _is_recorded_release(inventory):
         return []
     return [
@@ -319,7 +311,6 @@ def _find_argument_mistakes(
     """Yield what is wrong with the arguments of an engine, or of the defaults of a model.
 
     Args:
-        keys: the keys of engines.
         free: those of them that are allowed, and if required must be there.
     """
     for key in engine:

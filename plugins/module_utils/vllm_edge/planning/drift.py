@@ -206,8 +206,6 @@ def compare_engines(
     its engines is known not to run.
 
     Args:
-        configs: the configurations of the engines.
-        states: the supervisor's record by engine, or None.
         gpus: rows of the VRAM evaluation.
     """
     engines = [(config, states.get(config.engine)) for config in configs]

@@ -50,7 +50,6 @@ def facts_of(
     `recorded`.
 
     Args:
-        name: the key in vllm_models, for messages.
         facts: `files` or `recorded`.
         records: plan_recorded_facts, the inventory's own records by repository.
 
@@ -90,8 +89,6 @@ def build_gpu(slot: int, given: Mapping[str, Any], warn: Callable[[str], None]) 
     """Return a GPU with CUDA's total.
 
     Args:
-        slot: its number, for messages.
-        given: one element of the option `gpus`.
         warn: called with a sentence if the total has to be estimated.
 
     Raises:

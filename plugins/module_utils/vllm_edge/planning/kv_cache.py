@@ -169,8 +169,7 @@ def groups(model: Model, arguments: Arguments, version: str) -> tuple[Group, ...
 
     Each pipeline rank has its layers of each group. Source: 0.19.0 v1/core/kv_cache_utils.py:1222.
 
-    Raises:
-        UnsupportedKvCache: if there is no such layer, or the release cannot group them.
+    Raises UnsupportedKvCache if there is no such layer, or the release cannot group them.
     """
     release = behaviour(version)
     specs = {

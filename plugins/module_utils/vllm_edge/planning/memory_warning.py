@@ -63,8 +63,6 @@ def warn_of_measurement(
     is known is not judged. The threshold is the one of the engines' plans.
 
     Args:
-        configs: the configurations of the engines.
-        states: the supervisor's record by engine, or None.
         gpus: rows of the VRAM evaluation.
     """
     caches: dict[str, float | None] = {}

@@ -99,12 +99,7 @@ def render(records: Mapping[str, dict[str, Any]]) -> str:
 
 
 def changes(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> list[str]:
-    """Return what recording would change, one line each; empty if nothing changes.
-
-    Args:
-        before: what is recorded now, or None.
-        after: what `record` returned.
-    """
+    """Return what recording would change, one line each; empty if nothing changes."""
     if before is None:
         return [f"new: {len(after['tensors'])} kinds of tensors"]
     lines = [f"{key} differs" for key in ("revision", "source", "quantization") if before[key] != after[key]]

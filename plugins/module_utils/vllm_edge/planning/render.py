@@ -103,7 +103,6 @@ def bar(parts: Mapping[str, int], capacity_bytes: int, width: int = BAR_WIDTH) -
 
     Args:
         parts: bytes by letter, in order.
-        width: cells of the bar.
     """
     needed = sum(parts.values())
     whole = max(capacity_bytes, needed)

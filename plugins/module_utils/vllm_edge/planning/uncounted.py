@@ -105,12 +105,7 @@ _ONE_IS_NONE = frozenset({"--decode-context-parallel-size", "--prefill-context-p
 
 
 def find_uncounted(model: Model, extra_args: Sequence[str], environment: Mapping[str, Any]) -> Iterator[Uncounted]:
-    """Yield what the plan does not count of an engine, in the order in which it is written.
-
-    Args:
-        extra_args: of the engine.
-        environment: extra_env of the engine.
-    """
+    """Yield what the plan does not count of an engine, in the order in which it is written."""
     for argument in parse_arguments(list(extra_args))[0]:
         name = argument.option.name if argument.option else argument.name
         value = argument.values[0].strip().lower() if argument.values else ""
@@ -143,8 +138,6 @@ def judge(outcome: Outcome, found: Iterable[Uncounted], observed: Mapping[str, i
     """Return the outcome of an engine with what is not counted: `cannot_say` wherever that could change the verdict.
 
     Args:
-        outcome: of the engine without these arguments.
-        found: what is not counted.
         observed: what was measured of the engine, by component.
     """
     for item in found:

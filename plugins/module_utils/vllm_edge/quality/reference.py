@@ -123,9 +123,7 @@ def compare(case: str, reference: Answer, engine: Answer, *, quantized: str, dec
     A difference between tokens that both sides rate within ROUNDING_NATS of each other is rounding.
 
     Args:
-        case: name of the prompt
         reference: the answer of transformers
-        engine: the answer of the engine
         quantized: what is quantized in the engine and not in the reference, in words; empty if nothing is
         decode: the engine's tokenizer
     """
@@ -196,7 +194,6 @@ def describe_quantized(same_checkpoint: bool, precision: str, kv_cache_dtype: st
 
     Args:
         same_checkpoint: whether both have the same weights; else the reference has the unquantized ones
-        precision: precision of the engine's weights
         kv_cache_dtype: vLLM's --kv-cache-dtype
     """
     parts = [] if same_checkpoint else [f"weights in {precision} where the reference is not quantized"]
@@ -281,7 +278,6 @@ def choose_place(wanted: str, weights_mib: int, ram_mib: int, gpus: Mapping[str,
 
     Args:
         wanted: `auto`, `cpu` or `gpu`
-        weights_mib: size of the weights
         ram_mib: host memory that is available
         gpus: MiB that are free on each GPU without an engine, by UUID
     """

@@ -82,11 +82,7 @@ class Case:
 
 
 def find_mistakes(cases: Any, variable: str) -> list[str]:
-    """Return every mistake in a list of cases as one sentence; empty if there is none.
-
-    Args:
-        variable: name of the variable that has the list
-    """
+    """Return every mistake in a list of cases as one sentence; empty if there is none."""
     if not isinstance(cases, list | tuple):
         return [f"{variable}: {shown(cases)} is no list; write one entry for each case."]
     found: list[str] = []

@@ -297,7 +297,6 @@ def collect(
     """Collect everything that `vllm-edge status` shows.
 
     Args:
-        docker: the connection to Docker.
         units, gpus: the readers of systemd and NVML; stand-ins for tests.
         expected_profile: the profile that the inventory names.
 

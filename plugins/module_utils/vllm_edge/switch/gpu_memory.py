@@ -337,7 +337,6 @@ def measure(host: HostWorld, wanted: Generation, timeout_s: float = SETTLE_S, *,
 
     Args:
         wanted: the generation, with the budgets and what foreign processes may do.
-        timeout_s: how long to wait until the values settle.
         accept: whether engines that use more than their budgets are no failure. Memory on a GPU without an engine, and
             memory that no process holds, is always one.
 

@@ -143,10 +143,7 @@ class JournalFile:
 
     def take_ballast(self) -> None:
         """Reserve BALLAST_BYTES on the disk, which can be released later so that a rollback can be journalled on a full
-        disk.
-
-        Raises:
-            JournalLost: if there is no room even now.
+        disk. Raises JournalLost if there is no room even now.
         """
         try:
             self.paths.state.mkdir(parents=True, exist_ok=True)

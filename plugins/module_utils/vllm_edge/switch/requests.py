@@ -229,8 +229,7 @@ def run_canary(
 
     For each engine it is recorded which run of its container has passed. The rows are `data["canary"]`.
 
-    Raises:
-        PhaseFailed: if a served name fails a check.
+    Raises PhaseFailed if a served name fails a check.
     """
     began = clock()
     configs = [engine.config for engine in wanted.engines.values()]
@@ -258,8 +257,7 @@ def ask_suite(
 
     The answers are kept in a record of the suite. The rows are `data["quality"]`: case, name, engine and verdict.
 
-    Raises:
-        PhaseFailed: a case did not pass, and the gate is `fail`
+    Raises PhaseFailed: a case did not pass, and the gate is `fail`.
     """
     configs = [wanted.engines[name].config for name in started if name in wanted.engines]
     if not wanted.quality or not configs:

@@ -35,9 +35,7 @@ def go_back(
     before, the engines that were started are stopped again.
 
     Args:
-        failure: what failed.
         wanted, former: as in `Transaction.forward`.
-        moves: what the switch was to change.
 
     Returns:
         The result (`rolled_back` or `failed`) and its message.
@@ -158,7 +156,6 @@ def converge_to(
     A phase that fails does not end this: the engines that are not concerned continue.
 
     Args:
-        generation: the committed generation.
         other: the generation at the other end of the switch, if it is known.
         direction: `forward` if the killed switch had already committed `generation`.
 

@@ -50,7 +50,6 @@ class Transaction(PhaseRunner):
         """Switch to a generation, and roll back if that fails.
 
         Args:
-            wanted: the generation to switch to.
             former: the committed generation; `wanted` itself if this is a repair, None if nothing was committed before.
             choice: who chose the profile, to be recorded.
 
@@ -209,13 +208,7 @@ class Transaction(PhaseRunner):
 def begin_journal(
     world: HostWorld, paths: HostPaths, *, number: int, profile: str, now: Committed | None, choice: Choice
 ) -> Journal:
-    """Return the journal of a switch that begins now; nothing is written.
-
-    Args:
-        number, profile: the generation to switch to.
-        now: what is committed, or None.
-        choice: who chose the profile, and who asked.
-    """
+    """Return the journal of a switch that begins now; nothing is written."""
     stamp = world.stamp()
     return Journal(
         id=make_id(paths, stamp, number),

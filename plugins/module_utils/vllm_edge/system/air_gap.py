@@ -202,7 +202,6 @@ def resolve(document: Document, controller: Path, host: str, url: str) -> dict[s
     """Return the variables of the roles, with the medium's paths as controller and host see them.
 
     Args:
-        document: a checked air-gap.yml
         controller: the medium's directory on the controller
         host: the medium's directory on the host
         url: address of that directory for apt; empty for the directory itself
@@ -309,7 +308,6 @@ def verify(root: Path, sums: Mapping[str, str], below: Sequence[str], known: Rec
     """Verify the files of the medium below some of its directories.
 
     Args:
-        root: the medium's directory
         sums: the expected hashes by path
         below: directories; one that does not exist is left out, because the medium may be divided
         known: what was verified before; files that are the same since are not read again

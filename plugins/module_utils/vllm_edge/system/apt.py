@@ -56,13 +56,6 @@ def apt_get(
 
     The locks are waited for here because DPkg::Lock::Timeout covers only dpkg's lock and not those of the indexes and
     of the archive directory.
-
-    Args:
-        run: runs the command
-        arguments: arguments of apt-get
-        limits: how long to wait
-        clock: monotonic clock, in seconds
-        sleep: waits for so many seconds
     """
     network = [f"Acquire::{scheme}::Timeout={limits.silence_s}" for scheme in ("http", "https")]
     options = [word for option in (*network, "Acquire::Retries=1") for word in ("-o", option)]
@@ -203,8 +196,6 @@ def locate(url: str, sources: Iterable[Source], variables: Mapping[str, str]) ->
     """Return the repository that a file belongs to, and where an operator configured it.
 
     Args:
-        url: address of the file
-        sources: all sources of the host
         variables: variable that sets a repository's address, by that address
 
     Returns:
@@ -223,7 +214,6 @@ def suggest_remedy(failure: Failure, where: str, silence_s: int) -> str:
     """Return what an operator can do about a file that could not be downloaded.
 
     Args:
-        failure: the failure
         where: variable or file that names the repository
         silence_s: the timeout that was set, in seconds
     """
@@ -305,10 +295,7 @@ def explain_failed_install(
     """Return one paragraph: what failed, whether anything was changed, and what to do.
 
     Args:
-        request: what was to be installed
-        outcome: result of `apt-get install`
         update: output of the preceding `apt-get update`
-        sources: all sources of the host
         offered: available versions of the requested packages, newest first
     """
     text = outcome.text
@@ -362,7 +349,6 @@ def explain_lack_of_space(purpose: str, needed: tuple[int, int], free: Mapping[s
     """Return why the file systems lack the space for an installation; empty if there is enough.
 
     Args:
-        purpose: what the packages are for
         needed: bytes to download and bytes to install
         free: for the download directory and for the program directory, in this order: the device number of the file
             system and its free bytes
@@ -386,11 +372,8 @@ def explain_unread_repository(uri: str, key: str, uri_variable: str, outcome: Ou
     """Return one paragraph on why a repository was not added.
 
     Args:
-        uri: address of the repository
         key: the key that has to sign its index
         uri_variable: variable that sets the address
-        outcome: result of reading the index
-        limits: how long apt was allowed to wait
     """
     told = f"The repository {uri} was not added, and nothing was changed: "
     if lock := find_lock(outcome.text):

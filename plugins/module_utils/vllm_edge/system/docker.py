@@ -315,7 +315,6 @@ class DockerEngine:
         """Yield lines of the container's log.
 
         Args:
-            container_id: id of the container
             after: only lines with a later time stamp; None for all lines
             follow: wait for further lines until the container ends
             tail: only the last so many lines; None for all lines
@@ -420,7 +419,6 @@ def explain_unreachable_docker(ping: Callable[[float], None], unit: DockerUnit |
     Args:
         ping: `DockerEngine.ping`, which is called only if the unit is active (see `docker_unit`)
         unit: state of docker.service; None if it is unknown
-        timeout_s: seconds to wait for the answer
     """
     if unit is not None and not unit.active:
         return "docker.service is not running"

@@ -48,7 +48,6 @@ def listeners(port: int | None = None, proc: Path = PROC) -> list[Listener]:
 
     Args:
         port: TCP port; None for all ports
-        proc: the proc file system
     """
     found: list[Listener] = []
     for name in ("tcp", "tcp6"):
@@ -79,7 +78,6 @@ def find_port_users(wanted: Iterable[tuple[str, int]], own_unit: str, proc: Path
     Args:
         wanted: addresses and ports that a unit will listen on
         own_unit: that unit; what it listens on already is left out
-        proc: the proc file system
     """
     found = []
     for address, port in dict.fromkeys(wanted):

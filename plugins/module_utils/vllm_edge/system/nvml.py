@@ -235,13 +235,10 @@ class HostReading:
 
 
 def interpret_memory(total: int, used: int, free: int, reserved: int | None) -> MemoryReading | None:
-    """Convert the figures of a memory call; they show by their sum which definition of "used" applies.
+    """Convert the bytes of a memory call, whose sum shows which definition of "used" applies.
 
     Args:
-        total: bytes
-        used: bytes
-        free: bytes
-        reserved: bytes; None for the v1 call
+        reserved: None for the v1 call
 
     Returns:
         The reading; None if the figures match neither definition. A difference of one MiB is tolerated, because some
@@ -292,7 +289,6 @@ def decide_where_to_run(python: str, *, respawned: bool) -> tuple[Place, str]:
 
     Args:
         python: path of the interpreter in vllm-edge's environment, which has nvidia-ml-py
-        respawned: whether the module was respawned already
 
     Returns:
         "here", "respawn" (under `python`) or "nowhere", and in the last case the reason.
@@ -464,7 +460,6 @@ def name_lost(failure: NvmlFailure, expected: Sequence[GpuIdentity], seen: Seque
     A GPU that was lost before NVML was opened has no handle and so no UUID: NVML only reports that some index is gone.
 
     Args:
-        failure: the failure, with or without a UUID
         expected: the cards that this host should have, by slot
         seen: UUIDs of the GPUs that answered
     """

@@ -134,7 +134,6 @@ def remove(
         keep: paths in `directories` that stay without being listed
         inside: directory that all of `paths` and `directories` must be in
         gone: paths to treat as absent, because an earlier step removed them or, in check mode, would have
-        apply: False only lists what would be removed
 
     Raises:
         RemovalError: a path is not acceptable; nothing was removed

@@ -73,8 +73,6 @@ def run_command(command: Sequence[str], timeout_s: float, environment: Mapping[s
     """Run a program and wait until it ends.
 
     Args:
-        command: program and arguments
-        timeout_s: seconds that it may take
         environment: its environment; None for that of this process
 
     Raises:
@@ -223,9 +221,7 @@ class Systemd:
         """Return properties of units by the unit's Id.
 
         Args:
-            units: names of the units
             properties: names of the properties, with `Id` among them
-            options: further options of `systemctl show`
 
         Raises:
             SystemdError: systemd could not be queried

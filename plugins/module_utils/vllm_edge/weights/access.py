@@ -54,7 +54,6 @@ def find_endpoint_mistake(variable: str, endpoint: Any, has_token: bool) -> str:
 
     Args:
         variable: name of the variable or option that has the address, for the sentence
-        endpoint: the address
         has_token: whether a token is sent to it
     """
     parts = _split(endpoint) if isinstance(endpoint, str) else None

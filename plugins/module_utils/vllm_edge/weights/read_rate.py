@@ -110,8 +110,6 @@ def ensure_measured(record: Path, weights: Path, files: Sequence[tuple[Path, int
     """Measure the disk of a model's directory, unless it was measured before, and record the result.
 
     Args:
-        record: the file of all rates
-        weights: directory of the model
         files: its files with their sizes in bytes
         at: the time now, as text
 

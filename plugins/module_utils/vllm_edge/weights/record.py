@@ -79,7 +79,6 @@ def check_listing(origin: str, commit: Any, files: Iterable[tuple[Any, Any, Any]
 
     Args:
         origin: who says it, for messages
-        commit: the commit as the source states it
         files: path, size in bytes and digest of each file; a digest is the SHA-256 or the id of the git blob, and None
             only for a file that is not brought
 
