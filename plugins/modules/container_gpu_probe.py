@@ -16,8 +16,6 @@ description:
     arguments.
   - Fails if the container cannot be started, if NVML or CUDA cannot be opened in it, if it sees other GPUs than those
     in O(gpus), or if its CUDA is older than that of the image. The message contains the reason and a remedy.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 attributes:

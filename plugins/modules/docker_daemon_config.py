@@ -17,20 +17,14 @@ description:
   - If a restart is necessary while containers are running, the module fails before it changes anything, unless
     O(allow_restart) is set.
   - If the daemon does not come up with the new file, the old file is restored and the module fails.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
   check_mode:
-    support: full
     description: In check mode the module predicts the change and whether the daemon would be reloaded or restarted. A
       restart that O(allow_restart) does not permit is a warning.
   diff_mode:
-    support: full
     description: Shows the file before and after the change.
-  idempotent:
-    support: full
 options:
   path:
     description: Path of the file.

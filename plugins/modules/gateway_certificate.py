@@ -13,18 +13,11 @@ description:
   - Makes a new certificate if fewer than O(renew_days) days are left, if a name is missing in it, or if another CA made
     it. The CA is made again only if it is missing or ends within that time, and clients then need its new certificate.
   - The CA's key does not leave the host.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
-  check_mode:
-    support: full
   diff_mode:
-    support: full
     description: Says why a certificate is made. Keys are never shown.
-  idempotent:
-    support: full
 options:
   directory:
     description: Directory of C(ca.key), C(ca.pem) and C(server.pem), which has key and certificate.

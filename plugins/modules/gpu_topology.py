@@ -15,8 +15,6 @@ description:
     disable them. Without these an engine on several GPUs may hang or compute wrong results.
   - Settings that only affect speed are not included; M(edge.vllm_edge.host_doctor) reports them.
   - Facts that cannot be read do not lead to a setting.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:

@@ -16,8 +16,6 @@ description:
     not a failure.
   - The module does not fail if checks fail, so that the play can print RV(lines).
   - Nothing on the host is changed, except for the file O(support_report).
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:

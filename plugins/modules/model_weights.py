@@ -24,20 +24,14 @@ description:
   - Large files are downloaded from the addresses that the hub redirects to. Xet is not used.
   - The module runs under the system's Python, and restarts itself with O(interpreter) when it needs
     C(huggingface_hub). Only one run per model is possible at a time. A second one fails.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
   check_mode:
-    support: full
     description: In check mode the module reports what would be downloaded, with sizes if the source can be asked. It
       reads the source and writes nothing.
   diff_mode:
-    support: full
     description: Shows one line for each file or directory that differs.
-  idempotent:
-    support: full
 requirements:
   - huggingface_hub (Python package), in the interpreter that runs the module or in O(interpreter), to download from a
     hub

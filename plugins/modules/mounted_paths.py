@@ -13,8 +13,6 @@ description:
     names and that is not mounted now. What is created there would fill the disk below and be hidden by the mount.
   - Entries of C(/etc/fstab) with the option C(noauto) are left out. A mount point of systemd's automount counts as
     mounted.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
 options:

@@ -12,18 +12,12 @@ description:
   - Unlike M(ansible.builtin.file), refuses directories of the system, such as C(/etc), leaves mounted file systems
     alone, and lists what it removed and what somebody else put into the directories.
   - Links are removed but never followed.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
-  check_mode:
-    support: full
   diff_mode:
-    support: full
     description: Shows one line for each path that is (or would be) removed.
   idempotent:
-    support: full
     description: A second run finds nothing to remove.
 options:
   paths:

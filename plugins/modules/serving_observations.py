@@ -12,18 +12,12 @@ description:
     observation is valid for one image, one model of GPU and the arguments that affect memory.
   - M(edge.vllm_edge.serving_plan) uses the observations that are valid, in place of its predictions.
   - Without O(status) it only returns which engines have a valid observation.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
 attributes:
-  check_mode:
-    support: full
   diff_mode:
-    support: full
     description: Shows the file before and after the change.
   idempotent:
-    support: full
     description: Engines that have a valid observation are measured again only if O(observe) names them.
 options:
   engines:

@@ -15,8 +15,6 @@ description:
   - A verdict other than V(fits) is a result, and the module does not fail. It fails if O(profile) cannot be planned at
     all, for example because nothing is known about a model. With O(profiles) such a profile is returned with the
     reason.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes.read_only
   - edge.vllm_edge.planning

@@ -22,21 +22,16 @@ description:
     than the GPU's budget, whatever O(foreign) is.
   - If nothing differs, no unit is started. If the inventory now contains the profile that was chosen with
     O(origin=-e) or O(origin=host) before, the inventory is recorded as the origin.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
   - edge.vllm_edge.foreign
 attributes:
   check_mode:
-    support: full
     description: In check mode the module reports what would be written and which engines would be started and stopped,
       and writes nothing.
   diff_mode:
-    support: full
     description: Compares the live files with the rendered ones, whichever generation the live files belong to.
   idempotent:
-    support: full
     description: A second run changes nothing and starts nothing.
 options:
   profile:

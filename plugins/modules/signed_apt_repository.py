@@ -21,21 +21,15 @@ description:
     the host has other repositories too or the address is a directory, by Origin and Label of its index.
   - apt reads the repository with its key before any file is written. If that fails, nothing was changed.
   - Fails if another source already contains the repository, because apt refuses one repository with two keyrings.
-author:
-  - vllm-edge contributors (!UNKNOWN)
 extends_documentation_fragment:
   - edge.vllm_edge.attributes
   - edge.vllm_edge.apt
   - edge.vllm_edge.root
 attributes:
   check_mode:
-    support: full
     description: In check mode nothing is written. A key that would have to be downloaded is not verified.
   diff_mode:
-    support: full
     description: Shows the files before and after the change. The keyring is shown as its fingerprints.
-  idempotent:
-    support: full
 options:
   name:
     description: Base name of the files that are written.
