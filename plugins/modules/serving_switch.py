@@ -266,8 +266,6 @@ class Switch:
     def refuse(self, text: str) -> NoReturn:
         self.fail(f"{text} Nothing was changed on this host.", Result.REFUSED)
 
-    # -- the generation
-
     def write(self, rendered: Rendered, number: int, now: Committed | None) -> Generation:
         """Write the generation. In check mode it goes to the module's own directory and can be read as usual."""
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -293,8 +291,6 @@ class Switch:
             rc, out, err = self.module.run_command(["systemd-analyze", "verify", unit], handle_exceptions=False)
             if rc != 0:
                 raise GenerationError(f"systemd does not accept {Path(unit).name}: {(err or out).strip()}.")
-
-    # -- the program
 
     def run(self, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
         places = {"ETC": self.paths.etc, "STATE": self.paths.state, "UNITS": self.paths.units}
@@ -355,8 +351,6 @@ class Switch:
         if result is not Result.COMMITTED:
             self.module.fail_json(msg=message, **{**self.result, "changed": result is not Result.REFUSED})
         self.done(message, changed=True)
-
-    # -- the run
 
     def done(self, text: str, *, changed: bool, **more: Any) -> NoReturn:
         self.module.exit_json(msg=text, **{**self.result, **more, "changed": changed})

@@ -127,9 +127,6 @@ def _select_protocol(measured: Iterable[Measurement]) -> list[Measurement]:
     return [one for one in protocol if one.through == "engine"] or protocol
 
 
-# ---- the run itself ---------------------------------------------------------------------------------------------
-
-
 def _find_failures(measured: Iterable[Measurement]) -> Iterator[Finding]:
     for one in measured:
         if one.error:
@@ -197,9 +194,6 @@ def _compare_ways(engine: str, measured: Sequence[Measurement], tolerance: float
             yield Finding("gateway-slower", "warn", engine, one.case, text)
 
 
-# ---- the plan and the reference ---------------------------------------------------------------------------------
-
-
 def _read_speed(plan: Mapping[str, Any] | None) -> Mapping[str, float] | None:
     """Return low, mid, high and ceiling of the plan; None if it has no speed."""
     speed = (plan or {}).get("decode_tok_s")
@@ -247,9 +241,6 @@ def _compare_reference(
                     f"{f' ({row.source})' if row.source else ''}."
                 )
                 yield Finding("below-reference", "warn", engine, one.case, text)
-
-
-# ---- former runs ------------------------------------------------------------------------------------------------
 
 
 def _key(one: Measurement) -> tuple[object, ...]:

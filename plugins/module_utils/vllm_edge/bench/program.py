@@ -39,9 +39,6 @@ LOG_LINES = 6
 Address = Path | tuple[str, int]
 
 
-# ---- relay ------------------------------------------------------------------------------------------------------
-
-
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Copy until the end of `reader`, and pass the end on.
 
@@ -118,9 +115,6 @@ def start_relay(listen: Address, target: Address, context: ssl.SSLContext | None
         thread.join(timeout=5)
 
     return end
-
-
-# ---- steps ------------------------------------------------------------------------------------------------------
 
 
 def build_command(step: Mapping[str, Any], model: str, tokenizer: str, results: Path) -> list[str]:

@@ -156,9 +156,6 @@ def explain_stop(config: EngineConfig, timeout_s: float, ask: Ask, names: Sequen
             checks.append(Check(NAMES[len(checks)], Outcome.FAILED, 0.0, why))
 
 
-# -- recorded results
-
-
 class FindsContainers(Protocol):
     """The part of Docker's interface that is used here. Raises DockerAway or DockerRefused."""
 

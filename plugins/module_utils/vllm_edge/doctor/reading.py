@@ -152,8 +152,6 @@ class Reader(DriverReader):
             gateway=self.gateway(),
         )
 
-    # -- the system
-
     def system(self) -> System:
         release = dict(
             line.split("=", 1) for line in self.plain("etc/os-release").splitlines() if "=" in line and line[0] != "#"
@@ -245,8 +243,6 @@ class Reader(DriverReader):
             return None
         return int(value) if value.isdigit() else Unread("systemd names no limit of docker.service")
 
-    # -- the GPUs
-
     def gpus(
         self, rows: Sequence[Sequence[str]], problem: str, engines: Sequence[Engine], expected: Expectation
     ) -> Gpus:
@@ -326,8 +322,6 @@ class Reader(DriverReader):
         where = f"container {owner.container}" if owner.container else owner.unit or "in no container"
         return f"pid {pid} ({name}; {where})"
 
-    # -- how they hang together
-
     def topology(self, rows: Sequence[Sequence[str]]) -> Topology:
         """Read the topology.
 
@@ -392,8 +386,6 @@ class Reader(DriverReader):
         except OSError:
             return None
         return found.f_blocks * found.f_frsize
-
-    # -- the container runtime
 
     def runtime(self) -> Runtime:
         config, error = self.docker_config()
@@ -473,8 +465,6 @@ class Reader(DriverReader):
                 found[f"/{directory}/{Path(path).name}"] = text
         return found
 
-    # -- the image
-
     def image(self) -> Image | Unread | None:
         """Return the record of the engines' image; None if there is none."""
         path = self.paths.state / "image.json"
@@ -489,8 +479,6 @@ class Reader(DriverReader):
         # A record of an earlier release has the name alone.
         name, cuda, branch = (str(found.get(key) or "") for key in ("name", "cuda", "driver_branch"))
         return Image(name, cuda, branch)
-
-    # -- what serves
 
     def _find_open_directories(self, engines: Iterable[str]) -> tuple[str, ...] | Unread:
         """Return what is wrong with the directories of sockets; that of an engine may still be the engine's own."""
@@ -588,8 +576,6 @@ class Reader(DriverReader):
             socket_directories=self._find_open_directories(sockets) if sockets else (),
             over_budget=kept[0]["message"] if kept and kept[0]["result"] == Result.OVER_BUDGET else "",
         )
-
-    # -- the gateway
 
     def gateway(self) -> Gateway | Unread | None:
         place = self.paths.gateway

@@ -251,8 +251,6 @@ class Supervision:
         self._phase_at = self.started
         self.advance = Advance(self.config.progress_timeout_s, self.config.idle_probe_s, self.started)
 
-    # -- status text
-
     def status_text(self, now: float) -> str:
         """Return the text that `systemctl status` shows."""
         config = self.config
@@ -301,8 +299,6 @@ class Supervision:
         """Add the seconds since the last change of the phase to those of the phase that ends."""
         self.load_phases[self.phase] = round(self.load_phases.get(self.phase, 0.0) + now - self._phase_at, 1)
         self._phase_at = now
-
-    # -- events
 
     def on_log(self, line: str, now: float) -> Reaction:
         before = self.phase

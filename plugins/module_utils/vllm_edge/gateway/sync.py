@@ -106,9 +106,6 @@ def lock(paths: HostPaths, patience_s: float = LOCK_S) -> Iterator[None]:
         os.close(handle)
 
 
-# -- files
-
-
 def _read(path: Path) -> str | None:
     """Return the text of a regular file of the map's size; None for anything else."""
     try:
@@ -204,9 +201,6 @@ def _write(paths: HostPaths, difference: _Difference) -> None:
             os.close(directory)
 
 
-# -- the running gateway
-
-
 def _tell(
     paths: HostPaths, admin: AdminSocket, maps: Maps, view: View, servers: Mapping[str, bool], check: bool
 ) -> list[str]:
@@ -231,9 +225,6 @@ def _tell(
         if not check:
             admin.set_away(link, away)
     return changes
-
-
-# -- all of it
 
 
 def apply(

@@ -42,16 +42,10 @@ from .model import (
 )
 from .render import OF_NO_ENGINE, EngineFiles, InstalledHash, Rendered, join_lines
 
-# -- the committed generation
-
-
 def load_committed(paths: HostPaths) -> Generation | None:
     """Read and check the committed generation; None if nothing was committed yet. Raises GenerationError."""
     now = committed(paths)
     return load(paths, now.generation) if now else None
-
-
-# -- reading
 
 
 def numbers(paths: HostPaths) -> list[int]:
@@ -151,9 +145,6 @@ def _load(directory: Path, number: int) -> Generation:
         limits=rendered.limits,
         quality=rendered.quality,
     )
-
-
-# -- writing a generation
 
 
 def read_installed_hashes(paths: HostPaths) -> Mapping[str, InstalledHash]:

@@ -161,9 +161,6 @@ class Evaluation:
         return f"Every GPU is within its budget ({'; '.join(parts)})."
 
 
-# ---- input ------------------------------------------------------------------------------------------------------
-
-
 def _parse_mib(option: str, key: str, value: object) -> int:
     """Return a number of MiB. Digits as text are accepted, since `-e` passes numbers as text. Raises BudgetError."""
     if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]+", value.strip()):
@@ -244,9 +241,6 @@ def resolve_mib(
         resolved[uuid] = mib
         spelled[uuid] = key
     return resolved
-
-
-# ---- evaluation -------------------------------------------------------------------------------------------------
 
 
 def _list_processes(gpu: GpuReading, owners: Mapping[int, Owner]) -> tuple[ProcessUse, ...]:
@@ -403,9 +397,6 @@ def evaluate(
         if uuid not in seen:
             warnings.append(f"NVML does not see slot {number}, {uuid}; nothing is known about it.")
     return Evaluation(verdicts, tuple(failures), tuple(warnings))
-
-
-# ---- sampling ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,6 @@ class Resolution:
     explanation: str
 
 
-# ---- ranges of versions -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Range:
     """The versions between two edges without some excluded ones: specifiers in a form that can be intersected."""
@@ -136,9 +133,6 @@ def _subtract(span: Range | None, bad: Row) -> Range | None:
     if broken.lower[0] == broken.upper[0]:
         return intersect(span, Range(excluded=(str(broken.lower[0]),)))
     return intersect(span, Range(lower=broken.upper)) or intersect(span, Range(upper=broken.lower))
-
-
-# ---- requirement and matrix -------------------------------------------------------------------------------------
 
 
 def parse_requirement(text: str) -> Range:

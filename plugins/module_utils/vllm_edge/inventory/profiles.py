@@ -155,9 +155,6 @@ def compute_vram_floor(engine: Mapping[str, Any], gpu_memory_mib: int, default: 
     )
 
 
-# ---- all of it --------------------------------------------------------------------------------------------------
-
-
 def _find_errors(inventory: Inventory, project: Project) -> Iterator[str]:
     """Yield every mistake that does not depend on the release of vLLM."""
     engines = _select_mappings(inventory.engines)
@@ -431,9 +428,6 @@ def _find_unserved(where: str, engines: Mapping[str, Mapping[str, Any]], roles: 
                 f"{where}: {title} is served by {'nobody' if not names else ' and '.join(names)}; "
                 f"put it into served_names of exactly one of its engines ({', '.join(engines)})."
             )
-
-
-# ---- the host ---------------------------------------------------------------------------------------------------
 
 
 def _find_host_errors(inventory: Inventory) -> Iterator[str]:

@@ -73,9 +73,6 @@ def show(drawn: Drawn | None) -> Html:
     )
 
 
-# ---- what serves ------------------------------------------------------------------------------------------------
-
-
 def write_overview(data: PageData, _figures: Figures) -> Html:
     gpus: dict[str, int] = {}
     for gpu in data.gpus:
@@ -290,9 +287,6 @@ def write_switch(data: PageData, figures: Figures) -> Html:
 def describe_way(switch: Row) -> str:
     former = switch.get("from_profile") or "nothing"
     return f"{former} to {switch.get('profile')} (generation {switch.get('generation')})"
-
-
-# ---- quality, history, versions ---------------------------------------------------------------------------------
 
 
 def write_quality(data: PageData, _figures: Figures) -> Html:

@@ -59,9 +59,6 @@ def _warn(sentence: str) -> None:
     print(f"note: {sentence}", file=sys.stderr)
 
 
-# ---- models and GPUs ---------------------------------------------------------------------------------------------
-
-
 def load_facts(source: str, options: Namespace) -> Facts:
     """Return the facts of a checkpoint from a directory, a file, the project's records or a hub.
 
@@ -120,9 +117,6 @@ def find_gpus(options: Namespace) -> list[Gpu]:
     if known and options.gpu_memory_mib is None:
         given |= {"cuda_total_bytes": known.cuda_total_bytes, "nvml_total_mib": known.nvml_total_mib}
     return [inputs.build_gpu(0, given, _warn)] * options.count
-
-
-# ---- plan --------------------------------------------------------------------------------------------------------
 
 
 def plan_layouts(model: Model, gpus: Sequence[Gpu], options: Namespace) -> dict[str, Plan]:
@@ -189,9 +183,6 @@ def _plan(options: Namespace) -> int:
     return status
 
 
-# ---- advise ------------------------------------------------------------------------------------------------------
-
-
 def _advise(options: Namespace) -> int:
     models = {}
     for source in options.model:
@@ -214,9 +205,6 @@ def _advise(options: Namespace) -> int:
     else:
         print("\n".join(advice_render.lines(found)))
     return FITS
-
-
-# ---- facts -------------------------------------------------------------------------------------------------------
 
 
 def _print_facts(options: Namespace) -> int:

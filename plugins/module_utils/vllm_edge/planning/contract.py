@@ -44,9 +44,6 @@ class UnknownArchitecture(ValueError):
     the known ones."""
 
 
-# ---- a checkpoint ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Tensor:
     """All tensors of one name pattern, dtype and shape, as safetensors headers list them."""
@@ -206,9 +203,6 @@ class Model:
     """If the attention of all layers is latent."""
 
 
-# ---- an engine and its GPUs --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Arguments:
     """The options of `vllm serve` that affect memory. None means not given: the default of the release applies."""
@@ -258,9 +252,6 @@ class Uncertain:
     @property
     def bytes(self) -> int:
         return round(self.value)
-
-
-# ---- the answer --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -91,9 +91,6 @@ def advice(case: Case) -> list[str]:
     return [sentence for hint in HINTS for sentence in hint(case)]
 
 
-# ---- releases and GPUs -------------------------------------------------------------------------------------------
-
-
 def _check_model_class(case: Case) -> Iterator[Finding]:
     name = case.model.architecture
     events = sorted(
@@ -213,9 +210,6 @@ def _suggest_dtype(case: Case) -> str:
     return f"dtype: {supported[0]}" if supported else ""
 
 
-# ---- shapes ------------------------------------------------------------------------------------------------------
-
-
 def _check_divisibility(case: Case) -> Iterator[Finding]:
     size, model = case.arguments.tensor_parallel_size, case.model
     kv_heads = sorted({layer.kv_heads for layer in model.layers})
@@ -304,9 +298,6 @@ RULES: Sequence[Rule] = (
     _check_divisibility,
     _check_marlin,
 )
-
-
-# ---- advice ------------------------------------------------------------------------------------------------------
 
 
 def _advise_on_per_layer_pipeline(case: Case) -> Iterator[str]:

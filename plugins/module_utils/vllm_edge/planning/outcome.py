@@ -195,9 +195,6 @@ def _replace_observed(engine: Engine, name: str, predicted: Uncertain) -> Uncert
     return Uncertain(value, value, value, f"observed: plan_observations.{engine.name}.{name}")
 
 
-# ---- bytes of the KV cache ---------------------------------------------------------------------------------------
-
-
 def compute_requested_bytes(share: float | None, rank: Rank, gpu: Gpu, pinned: int | None) -> int:
     """Return the bytes that must be free when vLLM begins: its share of the GPU, otherwise what it will need."""
     if share is not None:
@@ -222,9 +219,6 @@ def _choose_kv_cache_bytes(engine: Engine, ranks: Sequence[Rank]) -> int | None:
     if engine.arguments.kv_cache_memory_bytes is not None or engine.arguments.gpu_memory_utilization is not None:
         return engine.arguments.kv_cache_memory_bytes
     return derive_kv_cache_bytes(engine, ranks)
-
-
-# ---- memory, in the order in which vLLM finds out ----------------------------------------------------------------
 
 
 def _judge_memory(engine: Engine, ranks: Sequence[Rank], pinned: int | None) -> Outcome:
@@ -348,9 +342,6 @@ def _check_warm_up(gpu_plans: Sequence[GpuPlan]) -> Refusal | None:
 
 def _find_worst(gpu_plans: Sequence[GpuPlan]) -> GpuPlan:
     return min(gpu_plans, key=lambda placed: placed.free_bytes)
-
-
-# ---- wording -----------------------------------------------------------------------------------------------------
 
 
 def _gib(size: int) -> str:

@@ -122,9 +122,6 @@ def bar(parts: Mapping[str, int], capacity_bytes: int, width: int = BAR_WIDTH) -
     return text
 
 
-# ---- one engine --------------------------------------------------------------------------------------------------
-
-
 def _engine(engine: EnginePlan) -> Iterator[str]:
     yield from _wrapped(f"{engine.engine}  {engine.verdict.value}: ", engine.reason)
     if engine.fix:

@@ -173,9 +173,6 @@ def choose_status(compared: Sequence[Compared]) -> int:
     return 2 if "unknown" in findings or not findings else 0
 
 
-# -- what transformers can load
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A model's directory on this host."""

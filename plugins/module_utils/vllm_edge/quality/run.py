@@ -180,9 +180,6 @@ def render(record: Record) -> list[str]:
     return [*lines, "", *(line for text in record.findings for line in wrapped(text))]
 
 
-# ---- the command ------------------------------------------------------------------------------------------------
-
-
 def read_suite_file(path: str) -> tuple[Case, ...]:
     """Read the cases from a JSON file, `-` for standard input. Raises QualityRefused."""
     try:

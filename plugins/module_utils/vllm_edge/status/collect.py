@@ -36,9 +36,6 @@ Json = dict[str, Any]
 Asked = tuple[list[Json], str | None]
 
 
-# -- asking
-
-
 def ask_containers(docker: DockerEngine, names: Sequence[str]) -> tuple[dict[str, Container], str | None]:
     """Inspect containers by name.
 
@@ -145,9 +142,6 @@ def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tupl
             "needs its files: run site.yml."
         ]
     return [{"path": change.path, "how": describe_file_change(change)} for change in changes], []
-
-
-# -- putting together
 
 
 def parse_systemd_time(unit: Mapping[str, str], key: str) -> int | None:

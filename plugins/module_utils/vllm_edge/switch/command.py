@@ -69,9 +69,6 @@ Not ProtectClock and PrivateDevices: both close the device nodes of the GPUs, wh
 """
 
 
-# ---- the unit ---------------------------------------------------------------------------------------------------
-
-
 def build_start_command(paths: HostPaths, generation: Generation, choice: Choice, asked_by: str) -> list[str]:
     """Return the systemd-run command that starts the switch.
 
@@ -164,9 +161,6 @@ class Unit:
             self._systemd.reset_failed([SWITCH_UNIT])
 
 
-# ---- which generation -------------------------------------------------------------------------------------------
-
-
 class Refused(Exception):
     """The command is refused and nothing was done. The text says why; `status` is the exit status."""
 
@@ -232,9 +226,6 @@ def _read_committed(paths: HostPaths) -> Committed | None:
         return committed(paths)
     except GenerationError as error:
         raise Refused(f"What is committed cannot be read: {error}") from error
-
-
-# ---- starting and following -------------------------------------------------------------------------------------
 
 
 def busy(running: Journal | None) -> Refused:
@@ -417,9 +408,6 @@ def run_rollback(paths: HostPaths, *, output: str, unit: Unit | None = None) -> 
         return _start_and_follow(paths, unit or Unit(), generation, choice, _describe_asker(choice, "rollback"), output)
     except Refused as error:
         return _refused(error)
-
-
-# ---- what would be done -----------------------------------------------------------------------------------------
 
 
 def moves_lines(generation: Generation, moves: Moves) -> list[str]:

@@ -97,9 +97,6 @@ def require(boards: Boards, needed: Collection[str]) -> None:
     )
 
 
-# -- whose memory it is
-
-
 def is_orphan(owner: Owner, uid: int | None, ours: int | None) -> bool:
     """Return whether a process of the user `uid` runs as the user of our engines (`ours`) outside of any container: its
     container is gone and it stayed."""
@@ -201,9 +198,6 @@ def look(
                 others.append(str(holder))
     engine_mib = max(0, gpu.used_mib - foreign - kept)
     return Occupied(gpu, tuple(holders), engine_mib, foreign, exact, tuple(unknown), tuple(others))
-
-
-# -- free
 
 
 @dataclass
@@ -327,9 +321,6 @@ class Release:
         if failures:
             raise PhaseFailed(" ".join(failures))
         return warnings
-
-
-# -- measured against budgets
 
 
 def measure(host: HostWorld, wanted: Generation, timeout_s: float = SETTLE_S, *, accept: bool = False) -> Done:

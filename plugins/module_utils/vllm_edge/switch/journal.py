@@ -46,9 +46,6 @@ class JournalDamaged(ValueError):
     """A file is not a journal. The text says why."""
 
 
-# ---- as JSON ----------------------------------------------------------------------------------------------------
-
-
 def to_json(journal: Journal) -> dict[str, Any]:
     """Return the journal as it is written to the file; enums are their values."""
     return asdict(journal)
@@ -128,9 +125,6 @@ def history(paths: HostPaths, limit: int | None = None) -> list[Journal]:
 
 def _list_journals(paths: HostPaths) -> Iterable[Path]:
     return paths.history.glob("*.json")
-
-
-# ---- writing ----------------------------------------------------------------------------------------------------
 
 
 class JournalFile:
@@ -268,9 +262,6 @@ def set_aside_damaged(paths: HostPaths, stamp: str) -> Path | None:
     except OSError:
         return None
     return kept
-
-
-# ---- the lock ---------------------------------------------------------------------------------------------------
 
 
 LOCK_MODE = 0o600

@@ -150,9 +150,6 @@ class Interrupted(BaseException):
     """
 
 
-# -- the journal
-
-
 @dataclass(frozen=True)
 class PhaseRecord:
     """One phase in the journal. `seconds` and `outcome` are None while it runs."""

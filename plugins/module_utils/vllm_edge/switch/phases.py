@@ -88,8 +88,6 @@ class PhaseRunner:
             complain(f"warning: {text}")
             self.file.journal = replace(self.journal, warnings=(*self.journal.warnings, text))
 
-    # -- one phase
-
     def attempt(self, what: str, act: Callable[[], Value], *, shielded: bool) -> Value | PhaseFailed:
         """Call `act` and turn every exception into a PhaseFailed, which is returned and not raised.
 
@@ -197,8 +195,6 @@ class PhaseRunner:
         # The generation serves already, so a hook that fails is only a warning.
         return replace(done, warnings=(*done.warnings, told.text))
 
-    # -- what clients see
-
     def publish(self, phase: Phase | None) -> None:
         """Tell clients of the gateway the phase of the switch; if that fails, nothing depends on it."""
         with contextlib.suppress(Exception):
@@ -225,8 +221,6 @@ class PhaseRunner:
             self.file.journal = replace(self.journal, downtime=seen)
         except Exception as error:
             self.warn(f"Downtime is not known: {error}")
-
-    # -- the end
 
     def finish(self, result: Result, message: str) -> Result:
         """Write the end of the journal and return the result.

@@ -77,9 +77,6 @@ def check_host(host: HostWorld, wanted: Generation, moves: Moves) -> Done:
     )
 
 
-# -- load time
-
-
 def check_load_limit(paths: HostPaths, wanted: Generation, start: Iterable[EngineConfig]) -> list[str]:
     """Return a warning for each engine whose load may take longer than an operator lets the switch wait.
 
@@ -95,9 +92,6 @@ def check_load_limit(paths: HostPaths, wanted: Generation, start: Iterable[Engin
     ]
 
 
-# -- secrets
-
-
 def check_secrets(paths: HostPaths, wanted: Generation, moves: Moves) -> list[str]:
     """Check that the secrets of every engine that starts are on the host; their content is not judged."""
     try:
@@ -109,9 +103,6 @@ def check_secrets(paths: HostPaths, wanted: Generation, moves: Moves) -> list[st
         "vllm_engine_secrets."
         for name in missing
     ]
-
-
-# -- image
 
 
 def check_images(configs: Iterable[EngineConfig], docker: DockerEngine) -> list[str]:
@@ -137,9 +128,6 @@ def check_images(configs: Iterable[EngineConfig], docker: DockerEngine) -> list[
                 f"{who} is {there} for Docker, which is another one. Run 'ansible-playbook playbooks/image.yml'."
             )
     return problems
-
-
-# -- weights
 
 
 def check_weights(configs: Iterable[EngineConfig]) -> Found:
@@ -178,9 +166,6 @@ def check_weights(configs: Iterable[EngineConfig]) -> Found:
     return found
 
 
-# -- disk
-
-
 def check_disk(state: Path) -> list[str]:
     """Check that the file system of the state directory has room for what a switch writes.
 
@@ -197,9 +182,6 @@ def check_disk(state: Path) -> list[str]:
         f"The file system of {state} has {free_mib} MiB free, a switch wants {STATE_MIB} for its journal and files: "
         "make room ('du -xh /var | sort -h | tail' shows where it went), then switch again."
     ]
-
-
-# -- GPUs
 
 
 def _read_and_check_gpus(host: HostWorld, wanted: Generation, moves: Moves) -> Found:

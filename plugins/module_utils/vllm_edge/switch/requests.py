@@ -31,9 +31,6 @@ LONGEST_PROMPT_TOKENS = 1024
 WARM_UP_TOKENS = 8
 
 
-# -- drain
-
-
 def _count_requests(config: EngineConfig, timeout_s: float, ask: Ask) -> tuple[int | None, str]:
     """Return how many requests an engine has, or None and why it does not say."""
     answer = ask(config.url, "/metrics", timeout_s)
@@ -128,9 +125,6 @@ def wait_until_idle(config: EngineConfig, wait: Callable[[float], bool], *, ask:
     return False
 
 
-# -- warm-up
-
-
 def count_words(config: EngineConfig) -> int:
     """Return how many words make the longer prompt. A word is about one token; two tokens each would also fit."""
     return max(1, min((config.max_model_len or 2 * LONGEST_PROMPT_TOKENS) // 2, LONGEST_PROMPT_TOKENS) - 64)
@@ -214,9 +208,6 @@ def warm_up(
     )
 
 
-# -- canary
-
-
 def run_canary(
     wanted: Generation,
     paths: HostPaths,
@@ -245,9 +236,6 @@ def run_canary(
             " ".join(describe_failures(failed)), engines=dict.fromkeys(r.engine for r in failed), data={"canary": rows}
         )
     return Done(f"{len(results)} served names answer; {clock() - began:.1f} s", data={"canary": rows})
-
-
-# -- quality
 
 
 def ask_suite(

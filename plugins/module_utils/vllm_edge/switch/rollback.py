@@ -145,9 +145,6 @@ def _stop_what_started(change: PhaseRunner, head: str, start: Sequence[str]) -> 
     )
 
 
-# ---- to the committed generation ----------------------------------------------------------------------------------
-
-
 def converge_to(
     change: PhaseRunner, generation: Generation, other: Generation | None, direction: Direction
 ) -> list[Failed]:
@@ -255,9 +252,6 @@ def _find_difference(change: PhaseRunner, generation: Generation) -> Failed | No
     if not wrong:
         return None
     return Failed(None, to_sentence(f"These differ from {name_generation(generation)}: {'; '.join(wrong)}"))
-
-
-# ---- what is said of failures -------------------------------------------------------------------------------------
 
 
 def _serves_again(failures: Sequence[Failed]) -> bool:

@@ -251,9 +251,6 @@ def pin_models(document: Document, models: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-# -- the files
-
-
 def read_sums(root: Path, expected: str) -> dict[str, str]:
     """Return the hashes in SHA256SUMS by path. Raises MediumError."""
     data = read_plain_file(root / SUMS)

@@ -69,9 +69,6 @@ def apt_get(
         sleep(POLL_S)
 
 
-# -- messages
-
-
 @dataclass(frozen=True)
 class Kind:
     """A kind of download failure, with a verb and a remedy of its own."""
@@ -323,9 +320,6 @@ def explain_failed_install(
         also = describe_failures(unread, sources, request.variables, silence)
         return f"{told} Not every index could be read: {also}" if unread else told
     return f"{told}{extract_errors(text).rstrip('.')}."
-
-
-# -- disk space
 
 
 RESERVE_BYTES = 512 * 1024**2

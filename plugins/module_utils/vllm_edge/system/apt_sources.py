@@ -124,9 +124,6 @@ def get_index_prefix(uri: str, suite: str) -> str:
     return quoted.replace("/", "_")
 
 
-# -- preferences
-
-
 PACKAGE_PATTERN = re.compile(r"[a-z0-9][a-z0-9+.-][a-z0-9+.*?-]*")
 """A package's name, or a pattern that begins with two characters of one."""
 RELEASE_FIELD = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:/+()-]*")

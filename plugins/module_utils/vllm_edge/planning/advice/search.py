@@ -151,9 +151,6 @@ def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None)
     return Advice(asked, host, mains, tuple(profiles), tuple(rejections), chosen, lost)
 
 
-# ---- engines -----------------------------------------------------------------------------------------------------
-
-
 def parameters(model: Model) -> int:
     """Return the number of parameters of a checkpoint, whatever its precision.
 
@@ -263,9 +260,6 @@ def _plan_fits(name: str, gpu: Gpu, shape: Shape, max_num_seqs: int, asked: Wish
         yield fit
         if plan.verdict in WITHOUT_KV:
             return
-
-
-# ---- profiles ----------------------------------------------------------------------------------------------------
 
 
 def _find_profiles(
