@@ -48,7 +48,6 @@ class Step:
     prefix_tokens: int = 0
     """Tokens at the beginning of a prompt that several prompts share; 0 for prompts that share nothing."""
     for_s: float = 0.0
-    """Seconds for which it is repeated."""
     seed: int = 0
 
 

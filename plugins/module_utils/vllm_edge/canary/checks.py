@@ -122,7 +122,6 @@ class Reply:
     only_thought: bool
     """Whether `text` is the model's thinking because it said nothing else."""
     tokens: int | None
-    """Number of tokens in the answer."""
     prompt_tokens: int | None
     finish: str
     calls: tuple[tuple[str, str], ...]
@@ -448,7 +447,6 @@ CHECKS: Mapping[str, Callable[[Client], Verdict]] = {
 }
 """The checks after `completion`, by name."""
 NAMES = ("completion", *CHECKS)
-"""Names of all checks, in order."""
 ALONE = "deterministic"
 """This check runs for one name at a time: other requests in a batch may change the answers to two equal requests."""
 

@@ -53,7 +53,6 @@ class Result:
     served_name: str
     ok: bool
     seconds: float
-    """Duration of all checks."""
     completion: str
     """Text of the first check."""
     tokens: int | None

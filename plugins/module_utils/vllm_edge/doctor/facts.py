@@ -97,7 +97,6 @@ class Runtime:
     creates_nodes: bool
     """Whether nvidia-cdi-refresh.service creates the device nodes of CUDA."""
     runc_version: str
-    """Version of runc; empty if it is not known."""
     specifications: Mapping[str, Sequence[str]] | Unread
     """The devices of each CDI specification of NVIDIA's GPUs, by path."""
     without_uvm: tuple[str, ...]
@@ -137,7 +136,6 @@ class Engine:
     """Why it does not answer on its socket; empty if it does."""
     gpus: tuple[str, ...]
     shm_bytes: int
-    """Size of its /dev/shm."""
     replaced: tuple[str, ...] | Unread = ()
     """Libraries of the distribution that its supervisor has loaded and that were replaced or removed since."""
     accept_risk: tuple[str, ...] = ()
@@ -153,7 +151,6 @@ class Serving:
     unfinished_switch: str
     """What is known of a switch that was killed; empty if there is none."""
     switching: bool = False
-    """Whether a switch is running."""
     over_budget: str = ""
     """What the last switch that committed said, if that was over its budget."""
     socket_directories: tuple[str, ...] | Unread = ()
@@ -187,7 +184,6 @@ class Expectation:
     """What the inventory expects of the host. All but the first three are for `doctor --deep`."""
 
     uuids: Sequence[str] = ()
-    """UUIDs of GPUs."""
     gpus: int = 0
     """How many GPUs the profile needs."""
     data: str = DATA
@@ -196,7 +192,6 @@ class Expectation:
     weights: Sequence[Mapping[str, Any]] = ()
     """`name`, `repo` and `revision` (`main` if absent) of each model; none means those of the engines on the host."""
     group: str = ENGINE_USER
-    """Group of the weights."""
     files: Sequence[Mapping[str, str]] | None = None
     """`path` of each file that the inventory renders, and `how` it differs; None if they were not compared."""
     foreign: Foreign = "warn"

@@ -36,9 +36,7 @@ class EngineConfig:
 
     engine: str
     unit: str
-    """Name of the systemd unit."""
     container: str
-    """Name of the container."""
     url: str
     """`unix:/path` of its socket, or `http://host:port`."""
     served_names: tuple[str, ...]

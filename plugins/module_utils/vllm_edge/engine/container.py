@@ -32,7 +32,6 @@ REFUSED_S = 5.0
 REMOVE_WAIT_S = 120.0
 """Seconds that the removal of a container may take."""
 PING_S = 3.0
-"""Seconds to wait for Docker's answer."""
 
 T = TypeVar("T")
 
@@ -51,7 +50,6 @@ class ContainerControl:
 
     docker: DockerEngine
     unit: Callable[[], DockerUnit | None]
-    """Returns the state of docker.service."""
     reporter: Reporter
     events: Events
     away: threading.Event = field(default_factory=threading.Event)

@@ -22,17 +22,13 @@ class Death:
     """What is known about an end that nobody requested."""
 
     lines: Sequence[str] = ()
-    """The container's last log lines."""
     exit_code: int | None = None
     oom_killed: bool = False
     docker_message: str = ""
-    """Docker's error message, if any."""
     was_serving: bool = False
     """Whether the engine had answered /health before."""
     removed: bool = False
-    """Whether the container was removed with Docker."""
     docker_away: bool = False
-    """Whether the Docker Engine was away at the time."""
     live_restore: bool | None = None
     """Whether Docker keeps containers running while it is stopped; None if unknown."""
     outside_signal: str | None = None
@@ -128,7 +124,7 @@ def _describe_end(death: Death) -> str:
 
 
 def explain(death: Death) -> Explanation:
-    """Return the explanation of an engine's end. There always is one: an unknown cause is described by what is known."""
+    """Return the explanation of an engine's end; an unknown cause is described by what is known."""
     fact = _explain_facts(death)
     if fact is not None:
         return fact

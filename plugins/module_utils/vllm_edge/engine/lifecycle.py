@@ -30,7 +30,6 @@ STATUS_EVERY_S = 2.0
 EXTEND_EVERY_S = 5.0
 """Seconds between two extensions of the start timeout while the engine loads."""
 EXTEND_BY_S = 60.0
-"""Seconds of one extension."""
 READS_BYTES_PER_S = 1024 * 1024
 """Bytes per second that a loading container must read from disks to make progress."""
 FAULTS_PER_S = 1.0
@@ -237,7 +236,6 @@ class Supervision:
     """The requests of an engine that answers /health and makes no progress, as text; else empty."""
     docker_away_since: float | None = None
     log_lost: bool = False
-    """Whether the log cannot be read."""
     _usage: tuple[Usage, float] | None = None
     _usage_phase: Phase = Phase.STARTING
     """The phase when `_usage` was read."""

@@ -98,7 +98,6 @@ class Settings:
     uid: int
     """User id, and group id, of the engines' processes."""
     image: str
-    """Name of the image."""
     gpu_uuids: Sequence[str]
     """UUID of the GPU in each slot."""
     shm_size: str

@@ -85,15 +85,11 @@ class Supervisor:
     watchdog_s: float | None = None
     """The unit's WatchdogSec in seconds; None if there is none."""
     docker_wait_s: float = DOCKER_WAIT_S
-    """Seconds that the launch may take."""
     unit: Callable[[], DockerUnit | None] = docker_unit
-    """Returns the state of docker.service."""
     health: Callable[[str, float], Answer] = get_health
-    """Requests /health."""
     ask: Callable[..., Answer] = request
     """Sends any other request to the engine."""
     driver: Callable[[], DriverVersions] = read_versions
-    """Returns the versions of the NVIDIA driver."""
     gpus: Callable[[Sequence[str]], str | None] = find_missing_access
     """Returns what keeps CDI devices from being given to a container."""
     systemd: Systemd = field(default_factory=Systemd)

@@ -33,7 +33,6 @@ class Role:
     state: Literal["up", "away", "stand-in"]
     retry_after_s: int
     port: int | None
-    """Port of the role's own engine."""
     max_model_len: int | None
 
     @property

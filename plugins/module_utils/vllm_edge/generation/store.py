@@ -42,6 +42,7 @@ from .model import (
 )
 from .render import OF_NO_ENGINE, EngineFiles, InstalledHash, Rendered, join_lines
 
+
 def load_committed(paths: HostPaths) -> Generation | None:
     """Read and check the committed generation; None if nothing was committed yet. Raises GenerationError."""
     now = committed(paths)

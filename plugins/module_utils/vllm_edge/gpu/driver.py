@@ -37,7 +37,6 @@ class DriverVersions:
     """The versions that were found; empty if there is none or if it cannot be read."""
 
     module: str = ""
-    """Version of the loaded kernel module."""
     libraries: Mapping[str, str] = field(default_factory=dict)
     """Version of the file behind each library, by the library's name."""
     specifications: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -62,7 +61,6 @@ class Mismatch:
     reason: str
     remedy: str
     heals: bool
-    """Whether it can pass without an operator's action."""
 
     def __str__(self) -> str:
         return f"{self.reason[:1].upper()}{self.reason[1:]}. {self.remedy}."

@@ -33,7 +33,6 @@ BUS_FIELDS = ("uuid", "pci.bus_id")
 class Kernel:
     release: str
     has_module: bool
-    """Whether an NVIDIA module is installed for it."""
 
 
 @dataclass(frozen=True)

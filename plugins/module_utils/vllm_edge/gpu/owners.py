@@ -47,7 +47,6 @@ class Owner:
     container: str | None = None
     unit: str | None = None
     reason: str | None = None
-    """Why the owner is unknown."""
 
 
 def _split_paths(cgroup: str) -> Iterable[list[str]]:

@@ -69,7 +69,6 @@ class Facts:
     revision: str
     """The commit; empty if the files do not say."""
     config: Mapping[str, Any]
-    """The content of config.json."""
     tensors: tuple[Tensor, ...]
     quantization: Mapping[str, Any] = field(default_factory=dict)
     """`quantization_config` of config.json, or hf_quant_config.json if only that exists; empty if there is neither."""

@@ -36,7 +36,6 @@ class Observation:
     """What was measured of one engine. The figures are those of its fullest rank."""
 
     engine: str
-    """Name of the engine that was measured."""
     image_id: str
     gpu: str
     """Model of its GPUs, as NVML names it."""
@@ -58,7 +57,6 @@ class Host:
 
     image_id: str
     models: Mapping[str, Mapping[str, Any]]
-    """vllm_models."""
     gpus: Sequence[str]
     """The names of the GPUs, by slot."""
 

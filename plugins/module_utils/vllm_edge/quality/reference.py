@@ -40,12 +40,10 @@ class Compared:
     first_difference: int | None
     """Number of the first token of the answer that differs, from 0; None if none differs or none was compared."""
     agreed: int
-    """Number of tokens before the first difference."""
     compared: int
     """Number of tokens that were compared, with the one that differs."""
     finding: Finding
     text: str
-    """The finding in one sentence."""
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,6 @@ class Occupied:
 
     gpu: GpuReading
     holders: tuple[Holder, ...]
-    """Processes of ours."""
     engine_mib: int
     """Memory in use, without what stays and what belongs to other people."""
     foreign_mib: int

@@ -120,7 +120,6 @@ class Failure:
 
     url: str
     said: str
-    """apt's reason."""
 
     @property
     def kind(self) -> Kind:

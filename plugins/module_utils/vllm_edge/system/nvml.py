@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 MIB = 1024 * 1024
-"""Bytes."""
 
 MemoryVersion = Literal["v1", "v2"]
 T = TypeVar("T")
