@@ -162,7 +162,6 @@ def judge_cuda(answer: dict[str, Any], gpus: int) -> tuple[str, str]:
 
 
 def format_version(number: int) -> str:
-    """Return a CUDA version as people write it: 13.0 for 13000."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 

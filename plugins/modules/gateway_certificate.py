@@ -107,7 +107,6 @@ class Certificate:
         self.names = list(dict.fromkeys(map(normalise, module.params["names"])))
 
     def openssl(self, *words: object) -> str:
-        """Run openssl and return its output; a failure ends the module."""
         rc, out, err = self.module.run_command(["openssl", *map(str, words)])
         if rc != 0:
             self.module.fail_json(msg=f"openssl {words[0]} failed, and the gateway's certificate stays as it is: {err}")

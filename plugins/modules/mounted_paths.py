@@ -49,7 +49,6 @@ def unescape(word: str) -> str:
 
 
 def read_lines(file: Path) -> list[str]:
-    """Return the lines of a file; none if it does not exist."""
     return file.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if file.exists() else []
 
 
@@ -68,7 +67,6 @@ def find_mount_points(root: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def find_unmounted(root: Path) -> list[tuple[str, str, str]]:
-    """Return what `find_mount_points` names and is not mounted now."""
     mounted = {unescape(line.split()[4]) for line in read_lines(root / "proc/self/mountinfo")}
     return [found for found in find_mount_points(root) if os.path.realpath(found[0]) not in mounted]
 

@@ -495,7 +495,6 @@ class Repository(SourceFile):
         return str(out.strip())
 
     def is_indexed(self, architecture: str) -> bool:
-        """Return whether apt has read the index of every suite."""
         names = [os.path.basename(path) for path in glob.glob(self.at("/var/lib/apt/lists/*Release"))]
         uri = self.params["uri"].replace("$(ARCH)", architecture)
         prefixes = [get_index_prefix(uri, suite) for suite in self.params["suites"]]

@@ -43,7 +43,6 @@ class EngineIdentity:
         return cls(unit.removeprefix("vllm-").removesuffix(".service"))
 
     def owns(self, labels: Mapping[str, str]) -> bool:
-        """Whether a container with these labels was created for this engine."""
         return labels.get(LABEL_ENGINE) == self.engine
 
 

@@ -116,7 +116,6 @@ def _has_figures(one: Measurement) -> bool:
 
 
 def _name(one: Measurement) -> str:
-    """Return what was measured, as words."""
     requests = "one request" if one.concurrency == 1 else f"{one.concurrency} requests"
     return f"{one.case} with {requests} at once of {one.input_tokens} + {one.output_tokens} tokens, {WAYS[one.through]}"
 

@@ -203,14 +203,12 @@ def parse_run(text: str) -> Recorded:
 
 
 def list_files(paths: HostPaths) -> list[Path]:
-    """Return the files of the runs, oldest first."""
     with contextlib.suppress(OSError):
         return sorted(paths.bench.glob("*.jsonl"))
     return []
 
 
 def read_runs(files: Sequence[Path]) -> list[Recorded]:
-    """Read the files of runs; those that cannot be read are left out."""
     found = []
     for path in files:
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):

@@ -134,7 +134,6 @@ def describe_engine(engine: Engine, paths: HostPaths, slots: Mapping[str, int]) 
 
 
 def ask_version(config: EngineConfig) -> str:
-    """Return vLLM's version as the engine states it; empty if it does not."""
     answer = request(config.url, "/version", ASK_S)
     with contextlib.suppress(ValueError, AttributeError):
         return str(answer.json().get("version", "")) if answer.ok else ""

@@ -66,13 +66,11 @@ class Sampler:
                 self._moved_at, self._totals = time.monotonic(), totals
 
     def begin(self) -> None:
-        """Begin a stretch with a sample of its own."""
         with self._lock:
             self.samples = [self.take()]
             self._moved_at = time.monotonic()
 
     def end(self) -> list[Sample]:
-        """End the stretch with a sample of its own and return all of it."""
         self._look()
         with self._lock:
             self._moved_at = time.monotonic()

@@ -337,8 +337,6 @@ def _measure_spread(third: Reply, answers: Sequence[Sequence[int]], position: in
 
 @dataclass(frozen=True)
 class Difference:
-    """How two answers to the same question differ."""
-
     place: tuple[int, frozenset[object]]
     """The position at which they part and the tokens there; position 0 and both texts if no token ids are known."""
     text: str

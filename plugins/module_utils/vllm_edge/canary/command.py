@@ -75,7 +75,6 @@ def parse_models(answer: Answer) -> list[str]:
 
 
 def name_next_step(config: EngineConfig) -> str:
-    """Return the commands with which an operator finds out more."""
     return f"`systemctl status {config.unit}` and `vllm-edge explain {config.engine}` show the state of the engine"
 
 
@@ -93,7 +92,6 @@ def ask_models(config: EngineConfig, timeout_s: float, ask: Ask = request) -> tu
 
 
 def explain_silence(config: EngineConfig, timeout_s: float, ask: Ask) -> str:
-    """Return what it means that an engine stopped answering, according to /health."""
     health = ask(config.url, "/health", min(timeout_s, config.health_timeout_s))
     if health.ok:
         return f"/health still answers: the engine lives, and the request hangs. {name_next_step(config)}"
@@ -163,8 +161,6 @@ class FindsContainers(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """Identity of one run of an engine's container."""
-
     container_id: str
     started_at: str
     input_hash: str

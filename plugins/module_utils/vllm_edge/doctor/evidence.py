@@ -82,7 +82,6 @@ def show(command: Sequence[str], ran: Ran | Unread) -> str:
 
 
 def run(reader: Reader, *command: str) -> str:
-    """Run a command and return what `show` makes of it."""
     return show(command, reader.ask(*command))
 
 
@@ -134,7 +133,6 @@ def describe_iommu(reader: Reader) -> str:
 
 
 def probe(*arguments: str) -> tuple[str, ...]:
-    """Return the command that asks CUDA inside a container. Its arguments are those of `container_probe`."""
     return ("python3", "-c", inspect.getsource(container_probe), *arguments)
 
 

@@ -120,8 +120,6 @@ class Image:
 
 @dataclass(frozen=True)
 class Space:
-    """A file system and what is stored on it."""
-
     what: str
     path: str
     free_bytes: int

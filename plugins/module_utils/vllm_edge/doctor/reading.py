@@ -317,7 +317,6 @@ class Reader(DriverReader):
         return found is not None and int(found[1]) == self.engine_uid()
 
     def who(self, pid: int, owner: Owner) -> str:
-        """Describe a process: pid, name, and container or unit."""
         name = self.plain(f"proc/{pid}/comm") or "ended"
         where = f"container {owner.container}" if owner.container else owner.unit or "in no container"
         return f"pid {pid} ({name}; {where})"

@@ -98,7 +98,6 @@ class Engine:
 
     @property
     def arguments(self) -> list[str]:
-        """Every argument of `docker create`."""
         return add_labels(self.container, self.config.generation, self.config.input_hash)
 
     @property

@@ -87,7 +87,6 @@ class ContainerControl:
             return []
 
     def remember_invocation(self) -> None:
-        """Remember which start of docker.service the container runs under."""
         unit = self.unit()
         self._invocation = unit.invocation if unit is not None else None
 

@@ -41,8 +41,6 @@ class DockerSeen:
 
 @dataclass(frozen=True)
 class LogLost:
-    """The log cannot be read any more, or can be read again."""
-
     why: str | None
     """Why it cannot be read; None if it can be read again."""
 
@@ -79,12 +77,10 @@ class Events(queue.SimpleQueue[Event]):
             signal.signal(number, lambda received, _frame: self.receive(received))
 
     def receive(self, number: int) -> None:
-        """Note a signal and make it an event."""
         self.signal = self.signal or number
         self.put(Signalled(number))
 
     def check_stop(self) -> None:
-        """Raise Stopped if a signal was received."""
         if self.signal is not None:
             raise Stopped
 

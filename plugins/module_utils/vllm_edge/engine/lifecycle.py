@@ -402,7 +402,6 @@ class Supervision:
         return self._react(now)
 
     def explain_end_by_watchdog(self, now: float) -> Explanation:
-        """Return the explanation for the end by systemd's watchdog."""
         if self.standstill:
             return explain_standstill(self.advance.get_still_s(now), self.standstill)
         return explain_hang(self.get_unanswered_s(now), self.unhealthy_answer or "no answer")

@@ -179,6 +179,5 @@ class Progress:
         return True
 
     def words(self) -> str:
-        """Return the phase as text, with the percentage if there is one."""
         text = WORDS[self.phase]
         return text if self.percent is None else f"{text}, {self.percent} %"

@@ -17,8 +17,6 @@ OPENSSL_S = 10.0
 
 @dataclass(frozen=True)
 class Certificate:
-    """The first certificate of `tls/server.pem`."""
-
     begins: datetime
     ends: datetime
     key_fits: bool

@@ -34,7 +34,6 @@ class Key:
     until: str | None = None
 
     def valid(self, now: str) -> bool:
-        """Return whether the key counts at a time that `stamp` formatted."""
         return self.until is None or self.until > now
 
 
@@ -49,7 +48,6 @@ class Client:
     streams: int = 0
 
     def may(self, names: tuple[str, ...]) -> bool:
-        """Return whether it may use all of these names."""
         return not self.served_names or set(names) <= set(self.served_names)
 
 

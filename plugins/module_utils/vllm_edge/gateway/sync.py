@@ -62,12 +62,10 @@ class Report:
 
 
 def is_installed(paths: HostPaths) -> bool:
-    """Return whether the host has a gateway, as far as this user may see."""
     return os.path.lexists(paths.gateway / CONFIGURATION)
 
 
 def open_admin(paths: HostPaths) -> AdminSocket:
-    """Return the admin socket of the host's gateway; nothing is opened yet."""
     return AdminSocket(paths.gateway_run / "admin.sock")
 
 

@@ -37,7 +37,6 @@ class Role:
 
     @property
     def target(self) -> str:
-        """The engines as one word of a map."""
         return ",".join(self.engines)
 
     @property

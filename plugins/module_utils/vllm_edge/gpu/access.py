@@ -54,7 +54,6 @@ class Access:
 
     @property
     def at_risk(self) -> tuple[str, ...]:
-        """The containers that may lose their GPUs at a daemon-reload."""
         return () if self.reload_safe else self.by_hook
 
     @property

@@ -81,5 +81,4 @@ UNLISTED = CudaError("a CUDA error", "see CUresult in NVIDIA's documentation", "
 
 
 def describe_error(code: int) -> CudaError:
-    """Return what an error number means, also for numbers that ERRORS does not have."""
     return ERRORS.get(code, UNLISTED)

@@ -188,5 +188,4 @@ def find_missing_access(devices: Sequence[str], root: Path = Path("/")) -> str |
 
 
 def read_versions(root: Path = Path("/")) -> DriverVersions:
-    """Return all driver versions of the host below `root`."""
     return DriverVersions(module_version(root), read_library_versions(root), read_specification_versions(root))

@@ -87,7 +87,6 @@ class DriverReader(HostReader):
         )
 
     def candidates(self, names: Sequence[str]) -> dict[str, dict[str, str]] | Unread:
-        """Return the fields of the version that apt would install, for each package that apt knows."""
         ran = self.ask("apt-cache", "show", "--no-all-versions", *names) if names else None
         if isinstance(ran, Unread):
             return ran
@@ -179,7 +178,6 @@ class DriverReader(HostReader):
         return Unread("modinfo finds no module of the driver for the running kernel")
 
     def module_on_disk(self, release: str) -> str:
-        """Return the version of the module that is installed for a kernel; empty if there is none."""
         for name in MODULES:
             ran = self.ask("modinfo", "-k", release, "-F", "version", name)
             if not isinstance(ran, Unread) and ran.status == 0:

@@ -33,8 +33,6 @@ _RUNTIMES: dict[str, Runtime] = {"docker": "docker", "libpod": "podman"}
 
 @dataclass(frozen=True)
 class ContainerRef:
-    """A container as a control group path shows it."""
-
     id: str
     runtime: Runtime
 

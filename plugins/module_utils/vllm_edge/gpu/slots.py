@@ -66,12 +66,10 @@ class SlotPlan:
 
     @property
     def paste(self) -> str:
-        """The slots as YAML for the host's host_vars."""
         return paste(self.slots)
 
 
 def paste(slots: Sequence[Slot]) -> str:
-    """Return the YAML lines for host_vars that state the slots explicitly."""
     lines = ["gpu_uuids:"]
     for number, slot in enumerate(slots):
         place = ", ".join(part for part in (slot.name, slot.pci_bus_id) if part)

@@ -46,7 +46,6 @@ def parse_options(groups: Mapping[str, str], choices: Mapping[str, str]) -> Iter
 
 @functools.cache
 def read_spellings(version: str) -> dict[str, Option]:
-    """Return the options of a recorded release by every spelling."""
     options = parse_options(RELEASES[version]["options"], RELEASES[version]["choices"])
     return {spelled: option for option in options for spelled in (option.name, *option.aliases)}
 
@@ -267,7 +266,6 @@ def describe_unknown_engine_key(where: str, key: str, keys: Mapping[str, Any]) -
 
 
 def derive_key(option: Option) -> str:
-    """Return the name of an option in Python, which is also the name of the key."""
     return option.name.removeprefix("--").replace("-", "_")
 
 
@@ -346,6 +344,5 @@ def _find_value_errors(where: str, argument: Argument, option: Option) -> Iterat
 
 
 def _describe_negation(option: Option) -> str:
-    """Return ` or --no-...` if the option has a negated form."""
     negated = [alias for alias in option.aliases if alias.startswith("--no-")]
     return f" or {negated[0]}" if negated else ""

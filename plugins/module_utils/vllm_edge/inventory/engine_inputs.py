@@ -66,8 +66,6 @@ PLAIN_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class Form(NamedTuple):
-    """A pattern that a text must match, and the rule in words."""
-
     pattern: str
     rule: str
 
@@ -298,7 +296,6 @@ def _find_list_errors(where: str, key: str, value: Any, option: Mapping[str, Any
 
 
 def find_repeated(where: str, items: list[Any], rule: str) -> Iterator[str]:
-    """Yield items that a list has several times."""
     for item in {shown(item): item for item in items if items.count(item) > 1}.values():
         yield f"{where}: {shown(item)} is listed {items.count(item)} times; {rule}."
 
@@ -440,7 +437,6 @@ def _find_fault(value: str) -> str:
 
 
 def _suggest_repair(key: str, value: str) -> str:
-    """Return the repository if its web address was written, otherwise an empty string."""
     address = re.fullmatch(rf"https?://[^/]+/({PLAIN_NAME}/{PLAIN_NAME})/?", value)
     return f"write {address.group(1)}; the hub's address is model_weights_endpoint" if key == "repo" and address else ""
 

@@ -167,6 +167,5 @@ def _find_client_errors(value: Any, served: set[str]) -> Iterator[str]:
 
 
 def _select_names(entry: Mapping[str, Any], key: str = "served_names") -> list[str]:
-    """Return the texts in a list; what is no text is refused elsewhere."""
     names = entry.get(key)
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

@@ -39,8 +39,6 @@ def number(value: object) -> float | None:
 
 @dataclass(frozen=True)
 class BenchRun:
-    """A run of the benchmark as its record has it."""
-
     run: Row
     measurements: Sequence[Row] = ()
     end: Row = field(default_factory=dict)
@@ -82,11 +80,9 @@ class PageData:
 
     @property
     def plan(self) -> list[Row]:
-        """The plan of each engine, as `serving_plan` returns it."""
         return list_of(self.report.get("plan"))
 
     def plan_of(self, engine: str) -> Row:
-        """Return the plan of an engine, or an empty one."""
         return next((one for one in self.plan if one.get("engine") == engine), {})
 
     @property
@@ -124,7 +120,6 @@ class PageData:
 
     @property
     def verdict(self) -> str:
-        """One sentence about the host."""
         if self.failures:
             return f"{len(self.failures)} problem{'s' if len(self.failures) > 1 else ''}"
         return "serves without known problems" if self.engines else "no engine is known"
@@ -156,7 +151,6 @@ def newest_protocol(runs: Sequence[BenchRun], engine: str) -> list[Row]:
 
 
 def newest_files(directory: Path, pattern: str) -> list[Path]:
-    """Return the newest records; their names begin with the time."""
     return sorted(directory.glob(pattern), reverse=True)[:NEWEST]
 
 

@@ -41,8 +41,6 @@ PHASES = {
 
 @dataclass(frozen=True)
 class Bar:
-    """A part of a line, from `start`, of this length."""
-
     start: float
     length: float
     colour: str
@@ -79,7 +77,6 @@ class Figure:
 
 
 def amount(value: float | None, digits: int = 0) -> str:
-    """Return a number for people, or `unknown`."""
     return "unknown" if value is None else f"{value:,.{digits}f}"
 
 

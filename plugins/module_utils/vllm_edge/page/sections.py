@@ -243,7 +243,6 @@ def write_speed(data: PageData, figures: Figures) -> Html:
 
 
 def count(some: int, what: str) -> str:
-    """Return `1 finding` or `2 findings`."""
     return f"{some} {what}{'' if some == 1 else 's'}"
 
 

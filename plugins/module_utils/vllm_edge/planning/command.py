@@ -29,17 +29,14 @@ CONTEXT_STEP_TOKENS = 1024
 
 
 def run_plan(options: Namespace) -> int:
-    """Print the plan of one model over the GPUs, for each number of them. Returns the exit status."""
     return _explain_errors(lambda: _plan(options))
 
 
 def run_advise(options: Namespace) -> int:
-    """Print the ranked profiles of some models on the GPUs. Returns the exit status."""
     return _explain_errors(lambda: _advise(options))
 
 
 def run_facts(options: Namespace) -> int:
-    """Print the record of a checkpoint as JSON. Returns the exit status."""
     return _explain_errors(lambda: _print_facts(options))
 
 

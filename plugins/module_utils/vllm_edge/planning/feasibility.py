@@ -87,7 +87,6 @@ def findings(case: Case) -> list[Finding]:
 
 
 def advice(case: Case) -> list[str]:
-    """Return what works but could be better, each with a reference."""
     return [sentence for hint in HINTS for sentence in hint(case)]
 
 
@@ -205,7 +204,6 @@ def _check_dtype(case: Case) -> Iterator[Finding]:
 
 
 def _suggest_dtype(case: Case) -> str:
-    """Return the setting with the dtype that vLLM prefers for model and GPU; empty if it has none."""
     supported = list_supported(case.model, case.gpu_model.compute_capability if case.gpu_model else None)
     return f"dtype: {supported[0]}" if supported else ""
 

@@ -76,12 +76,10 @@ def find_unbounded(config: Mapping[str, Any], tensors: Sequence[Tensor], quantiz
 
 
 def has_towers(tensors: Sequence[Tensor]) -> bool:
-    """Return whether the checkpoint has encoders of images, videos or audio."""
     return any(tensor.layers is None and _TOWERS.search(tensor.name) for tensor in tensors)
 
 
 def count_layers(tensors: Sequence[Tensor]) -> int:
-    """Return the number of decoder layers that the tensors are of."""
     return max((layer + 1 for tensor in tensors for layer in tensor.layers or ()), default=0)
 
 
@@ -91,7 +89,6 @@ def widen_for_groups(layer_types: Sequence[str] | None, window: int | None, head
 
 
 def is_generic(source: str) -> bool:
-    """Return whether facts of this source are those of a generic plan."""
     return source.startswith(_MARK)
 
 

@@ -36,7 +36,6 @@ Shape = tuple[int, ...]
 
 
 def is_approximate(source: str) -> bool:
-    """Return whether facts of this source, recorded or not, were inferred."""
     return source.removeprefix("recorded: ").startswith(APPROXIMATE)
 
 

@@ -101,7 +101,6 @@ class Group:
     specs: tuple[Spec, ...]
 
     def on(self, layers: range) -> tuple[Spec, ...]:
-        """Return the specs of those of its layers that are in `layers`."""
         return tuple(spec for layer, spec in zip(self.layers, self.specs, strict=True) if layer in layers)
 
     def blocks(self, request_tokens: int, in_flight_tokens: int) -> int:

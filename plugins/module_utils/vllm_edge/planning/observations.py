@@ -70,7 +70,6 @@ class Host:
         return " + ".join(sorted({self.gpus[slot] for slot in engine.get("gpus") or () if slot < len(self.gpus)}))
 
     def find(self, engine: Mapping[str, Any], known: Iterable[Observation]) -> Observation | None:
-        """Return the observation that is valid for an engine of the inventory."""
         wanted = (self.image_id, self.describe_gpus(engine), self.describe_arguments(engine))
         return next((item for item in known if (item.image_id, item.gpu, item.arguments) == wanted), None)
 

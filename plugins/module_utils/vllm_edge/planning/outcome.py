@@ -45,12 +45,10 @@ class Engine:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Each slot of the engine with its pipeline rank."""
         return [(slot, number // self.arguments.tensor_parallel_size) for number, slot in enumerate(self.slots)]
 
     @property
     def has_nvlink(self) -> bool:
-        """Whether its GPUs are of a model with NVLink, and there are several."""
         gpu_model = known(self.gpus[self.slots[0]].name)
         return len(self.slots) > 1 and gpu_model is not None and gpu_model.nvlink
 

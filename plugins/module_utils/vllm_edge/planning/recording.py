@@ -68,7 +68,6 @@ def describe_origin(facts: Facts) -> str:
 
 
 def find_file(directory: Path, repo: str) -> Path:
-    """Return where the record of a repository is in a directory of records."""
     return directory / f"{repo.replace('/', '--')}.json"
 
 

@@ -78,7 +78,6 @@ def lines(plan: Plan) -> list[str]:
 
 
 def legend() -> list[str]:
-    """Return what the letters of a bar mean, and the units."""
     return _wrapped(
         "",
         f"{LEGEND}; figures are MiB per GPU; tok/s are estimates, for one sequence at short "

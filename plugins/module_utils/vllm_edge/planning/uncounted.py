@@ -19,8 +19,6 @@ from .outcome import Engine, Outcome, to_sentence
 
 
 class Effect(StrEnum):
-    """What an argument does to the figures of a plan."""
-
     MORE = "needs more memory"
     OTHER = "needs more or less memory"
     MODEL = "makes another model of the checkpoint"

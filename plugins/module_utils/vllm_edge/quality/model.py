@@ -77,14 +77,12 @@ class Record:
 
 
 def list_files(paths: HostPaths) -> list[Path]:
-    """Return the files of the records, oldest first, also those of reference answers."""
     with contextlib.suppress(OSError):
         return sorted(paths.quality.glob("*.json"))
     return []
 
 
 def read_suites(paths: HostPaths) -> Iterator[Record]:
-    """Yield the runs of the suite, newest first; files that are none are left out."""
     for path in reversed(list_files(paths)):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             data = json.loads(path.read_text(encoding="utf-8"))

@@ -202,7 +202,6 @@ SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"
 
 
 def read_shape(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what two checkpoints of one base have in common."""
     inner = config.get("text_config", config)
     return tuple(inner.get(key) for key in SHAPE)
 

@@ -126,7 +126,6 @@ def read_checkpoint(name: str, path: str, precision: str = "") -> Checkpoint:
 
 
 def list_records(paths: HostPaths) -> dict[str, Record]:
-    """Return the records of the models whose weights are on this host, by name."""
     records = {path.stem: load_record(path) for path in sorted((paths.state / "weights").glob("*.json"))}
     return {name: record for name, record in records.items() if record and Path(record.path).is_dir()}
 
@@ -184,7 +183,6 @@ def _read_text(path: str) -> str:
 
 
 def read_arguments(engine: Engine) -> dict[str, str]:
-    """Return the `--option=value` lines of vLLM's arguments by option."""
     words = engine.vllm_arguments
     return {key: value for key, _, value in (word.partition("=") for word in words) if key.startswith("--")}
 

@@ -118,12 +118,10 @@ class Suite:
 
 
 def describe_failures(results: Sequence[CaseResult]) -> list[str]:
-    """Return one sentence for each result that did not pass."""
     return [result.describe() for result in results if result.verdict != "passed"]
 
 
 def hash_suite(cases: Sequence[Case]) -> str:
-    """Return a hash over the questions and what is expected."""
     return hashlib.sha256(json.dumps([asdict(case) for case in cases], sort_keys=True).encode()).hexdigest()
 
 

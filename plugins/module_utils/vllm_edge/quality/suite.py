@@ -77,7 +77,6 @@ class Case:
 
     @property
     def expectation(self) -> str:
-        """The kind of what is expected."""
         return next(kind for kind in EXPECTATIONS if getattr(self, kind))
 
 

@@ -25,7 +25,6 @@ SHOWN = 5
 
 
 def _name_gpus(uuids: Sequence[str], boards: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the index of each GPU, or the beginning of its UUID if it does not answer."""
     index = {board.get("uuid"): board.get("index") for board in boards}
     return [str(index[uuid]) if uuid in index else uuid.removeprefix("GPU-")[:8] for uuid in uuids]
 
@@ -72,7 +71,6 @@ def render_gpus(boards: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def render_choice(status: Mapping[str, Any]) -> list[str]:
-    """Return who chose the profile, and what the inventory says if that is another profile."""
     profile = status["active_profile"]
     inventory = status["expected_profile"] or profile.get("inventory_profile")
     if inventory is not None and inventory != profile.get("profile"):

@@ -34,7 +34,6 @@ def describe_names(names: Iterable[str]) -> str:
 
 
 def short(journal: Journal) -> Json:
-    """Return one switch as `status` and the report of a run show it."""
     whole = to_json(journal)
     downtime = {role: downtime.seconds for role, downtime in journal.downtime.items()}
     return {key: whole[key] for key in SHORT} | {"downtime": downtime, "message": journal.message}
@@ -53,7 +52,6 @@ def count_seconds_since(stamp: str, now: datetime | None = None) -> float:
 
 
 def describe_running(journal: Journal) -> Json:
-    """Return the running switch as `status` shows it."""
     whole = to_json(journal)
     keys = ("generation", "profile", "phase", "direction", "asked_by", "started_at")
     return {key: whole[key] for key in keys} | {"seconds": round(count_seconds_since(journal.started_at), 1)}

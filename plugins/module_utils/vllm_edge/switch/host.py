@@ -444,7 +444,6 @@ class HostWorld:
         return several(sentences) or "no engine runs"
 
     def _describe_service(self, engine: str, unit: Unit) -> str:
-        """Return whether an engine serves, as the end of a sentence."""
         if unit.active_state != "active":
             return f"does not serve ({unit.active_state}, {unit.sub_state})"
         state = self.read_state(engine)

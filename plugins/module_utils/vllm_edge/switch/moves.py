@@ -17,7 +17,6 @@ _RESTING = frozenset({"inactive", "failed", "maintenance"})
 
 
 def _waits_for_restart(engine: SeenEngine) -> bool:
-    """Return whether systemd waits to restart the unit."""
     return engine.sub_state.startswith("auto-restart")
 
 

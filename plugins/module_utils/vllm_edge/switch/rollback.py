@@ -223,7 +223,6 @@ def _decide_patiently(change: PhaseRunner, generation: Generation) -> Moves:
 
 
 def _has_its_files(change: PhaseRunner, generation: Generation, engine: str) -> bool:
-    """Return whether the live files of an engine are those of the generation."""
     try:
         return not live.live_changes(generation, change.paths, [engine], target=False)
     except (GenerationError, OSError):
@@ -265,7 +264,6 @@ def _warn_of(change: PhaseRunner, failures: Iterable[Failed], where: str) -> Non
 
 
 def _describe_failures(change: PhaseRunner, failures: Iterable[Failed], committed: Generation) -> str:
-    """Return the failures and what runs now, as one text."""
     texts = [f"In phase {failure.phase}: {failure.text}" if failure.phase else failure.text for failure in failures]
     return " ".join([*texts, _describe_what_runs(change, committed)])
 

@@ -123,7 +123,6 @@ class Transaction(PhaseRunner):
         return self.committed, self._serves(wanted, moves)
 
     def _is_committed(self, wanted: Generation) -> bool:
-        """Return whether active-profile.json names `wanted`."""
         try:
             now = generation_committed.committed(self.paths)
         except GenerationError:

@@ -123,13 +123,11 @@ class Failure:
 
     @property
     def kind(self) -> Kind:
-        """Kind of the failure, recognised by apt's reason."""
         kinds = (UNTRUSTED, DAMAGED, MISSING, UNREACHABLE)
         return next(kind for kind in kinds if re.search(kind.pattern, self.said))
 
     @property
     def package(self) -> str:
-        """Name and version if the file is a package, else empty."""
         name, _, rest = unquote(self.url.rpartition("/")[2]).partition("_")
         return f"{name} {rest.partition('_')[0]}" if self.url.endswith(".deb") else ""
 

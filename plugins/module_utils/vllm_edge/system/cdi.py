@@ -30,7 +30,6 @@ def gpu_specs(directory: str) -> dict[str, str]:
 
 
 def lists_uvm(text: str) -> bool:
-    """Whether a specification gives containers the device node that CUDA needs."""
     return bool(UVM_NODE.search(text))
 
 

@@ -308,7 +308,6 @@ class DockerEngine:
         self._call_patiently("docker start", 120, lambda c: c.start(container_id))
 
     def wait(self, container_id: str) -> int:
-        """Block until the container has ended and return its exit status."""
         return int(self._call("docker wait", lambda c: int(c.wait(container_id)["StatusCode"])))
 
     def logs(self, container_id: str, *, after: str | None, follow: bool, tail: int | None) -> Iterator[LogRecord]:
@@ -351,7 +350,6 @@ class DockerEngine:
         self._call_patiently("docker stop", seconds + 30, lambda c: c.stop(container_id, timeout=seconds))
 
     def remove(self, container_id: str) -> None:
-        """Remove the container and its anonymous volumes, by force."""
         self._call("docker rm", lambda c: c.remove_container(container_id, force=True, v=True))
 
     def killed_from_outside(self, container_id: str, since_s: float) -> str | None:

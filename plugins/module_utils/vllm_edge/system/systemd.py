@@ -148,12 +148,10 @@ class Unit:
 
     @property
     def auto_restart(self) -> bool:
-        """Whether the unit's process has ended and systemd waits before it starts it again."""
         return self.active_state == "activating" and self.sub_state.startswith("auto-restart")
 
     @property
     def down(self) -> bool:
-        """Whether nothing of the unit is running or about to start."""
         return self.active_state in ("inactive", "failed") and not self.job
 
 
@@ -236,7 +234,6 @@ class Systemd:
         return sorted({line[0] for line in words if line})
 
     def going_down(self) -> bool:
-        """Return whether the host is shutting down."""
         return self._systemctl("is-system-running", timeout_s=ASK_S).out.strip() == "stopping"
 
     def daemon_reload(self) -> None:

@@ -49,8 +49,6 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """All files of one commit of a repository."""
-
     commit: str
     files: tuple[RemoteFile, ...]
 
@@ -144,12 +142,10 @@ class Record:
 
     @property
     def total_bytes(self) -> int:
-        """Size of all files together."""
         return sum(item.size_bytes for item in self.files.values())
 
     @property
     def manifest_sha256(self) -> str:
-        """One hash over names and contents."""
         return hash_manifest(self.files)
 
     @property

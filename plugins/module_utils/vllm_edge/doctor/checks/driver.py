@@ -19,12 +19,10 @@ ENABLED = ("enabled", "enabled-runtime", "static", "alias", "generated")
 
 
 def list_driver_packages(facts: Facts) -> list[str]:
-    """Return the installed packages of the driver; empty if the packages could not be read."""
     return [] if isinstance(facts.system.packages, Unread) else versioned(facts.system.packages)
 
 
 def require_driver(facts: Facts) -> None:
-    """Raise NotKnown if no driver is installed, so that one missing driver is reported once."""
     if not facts.driver.versions.library and not list_driver_packages(facts):
         decline_to_judge("no driver is installed")
 

@@ -172,7 +172,6 @@ def check_runtime_toolkit(facts: Facts) -> Verdict:
 
 
 def require_toolkit(facts: Facts) -> None:
-    """Raise NotKnown if the container toolkit is not installed."""
     if not toolkit_packages(facts):
         decline_to_judge("the container toolkit is not installed")
 

@@ -67,7 +67,6 @@ class Host:
     """vllm_models, for their engine_defaults."""
 
     def describe_gpus(self) -> str:
-        """Return for example `4 x NVIDIA L4`."""
         kinds = Counter((gpu.name or f"GPU of {gpu.cuda_total_bytes // 2**20:,} MiB") for gpu in self.gpus)
         return " and ".join(f"{count} x {name}" for name, count in kinds.items())
 
@@ -121,7 +120,6 @@ class Fit:
         return f"{self.shape}{'' if self.kv_cache_dtype == 'auto' else f' kv={self.kv_cache_dtype}'}{sequences}"
 
     def at_once(self, tokens: int) -> float:
-        """Return how many requests of so many tokens the KV cache holds at once."""
         return self.plan.kv_blocks / self.blocks_of_request(tokens)
 
 
@@ -144,12 +142,10 @@ class Engine:
 
     @property
     def at_once(self) -> float:
-        """How many requests of full length the KV caches of all replicas hold at once."""
         return self.fit.at_once(self.max_model_len) * self.replicas
 
     @property
     def waiting(self) -> int:
-        """How many roles wait if each of them sends a request of full length at the same time."""
         return max(len(self.roles) - int(self.fit.at_once(self.max_model_len)) * self.replicas, 0)
 
     @property
