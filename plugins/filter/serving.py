@@ -247,9 +247,6 @@ def find_new_records(found: Sequence[Entry]) -> list[str]:
     """Return the paths of the host's newest records that the controller does not have in the same size.
 
     Names begin with the time. A record of another size was not complete when it was fetched.
-
-    Args:
-        found: results of the module find, of the host and of the controller.
     """
     host, controller = found
     here = {(Path(file["path"]).name, file["size"]) for file in controller["files"]}

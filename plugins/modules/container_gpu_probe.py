@@ -182,8 +182,6 @@ def judge(code: int, out: str, err: str, gpus: list[str], timeout: int, image: s
     """Return why a container cannot use exactly its GPUs, with a remedy. Empty if it can.
 
     Args:
-        code: exit status of `docker run` or `docker exec`
-        gpus: UUIDs of the GPUs that the container should see
         timeout: seconds that the program could take
         image: image of a container that was started for the probe
         container: name of a container that was running already

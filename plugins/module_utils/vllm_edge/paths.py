@@ -54,11 +54,7 @@ class HostPaths:
         return self.run / "engines" / engine / "api.sock"
 
     def role_link(self, backend: str) -> Path:
-        """Return the link by which the gateway finds the socket of the engine that serves a name.
-
-        Args:
-            backend: the name as `gateway.names.backend_name` spells it
-        """
+        """Return the link by which the gateway finds the socket of the engine that serves a name."""
         return self.run / "roles" / f"{backend}.sock"
 
     @property

@@ -26,10 +26,6 @@ def printable(text: str, keep: str = "\n\t") -> str:
     These are control characters (C0, C1), the direction of writing, zero width, separators of lines and paragraphs,
     lone surrogates, and what Unicode has not assigned. Colours are removed. The escapes are those of JSON, so a JSON
     document still means the same.
-
-    Args:
-        text: text that may come from elsewhere
-        keep: control characters that stay
     """
     if text.isprintable():
         return text

@@ -24,11 +24,7 @@ REPAIR = "'ansible-playbook playbooks/weights.yml -e verify_weights=full'"
 
 
 def hash_weights(model: str, repo: str, revision: str, group: str, state: Path) -> Weights:
-    """Hash every file of a model, and compare files, owners and modes with the record.
-
-    Args:
-        repo, revision: what the record has to be about.
-    """
+    """Hash every file of a model, and compare files, owners and modes with the record."""
     what = f"The weights of {model}"
     try:
         record = load_record(state / f"{model}.json")

@@ -86,11 +86,7 @@ def run(reader: Reader, *command: str) -> str:
 
 
 def read_evidence(reader: Reader, engines: Sequence[str], units: Sequence[str]) -> dict[str, str]:
-    """Return the texts by name in the archive.
-
-    Args:
-        units: units whose way through the present boot is shown.
-    """
+    """Return the texts by name in the archive."""
     texts = {name: run(reader, *command) for name, command in COMMANDS.items()}
     release = re.escape(reader.plain("proc/sys/kernel/osrelease"))
     prebuilt = ("apt-cache", "search", "--full", "--names-only", f"^linux-modules-nvidia-.*-{release}$")

@@ -246,11 +246,6 @@ class Reader(DriverReader):
     def gpus(
         self, rows: Sequence[Sequence[str]], problem: str, engines: Sequence[Engine], expected: Expectation
     ) -> Gpus:
-        """Read the GPUs.
-
-        Args:
-            rows, problem: what `smi` returned for GPU_FIELDS.
-        """
         counted: dict[str, str] = {uuid: "gpu_uuids of the inventory" for uuid in expected.uuids}
         with contextlib.suppress(slots.SlotError, OSError):
             for number, slot in enumerate(slots.load(str(self.paths.state / "gpu-slots.json"))):
@@ -322,11 +317,6 @@ class Reader(DriverReader):
         return f"pid {pid} ({name}; {where})"
 
     def topology(self, rows: Sequence[Sequence[str]]) -> Topology:
-        """Read the topology.
-
-        Args:
-            rows: what `smi` returned for GPU_FIELDS.
-        """
         values = [dict(zip(GPU_FIELDS, row, strict=True)) for row in rows]
         bus = self.bus((value["uuid"], value["pci.bus_id"]) for value in values)
         # A driver that does not answer may take its time to say so: it is asked once.

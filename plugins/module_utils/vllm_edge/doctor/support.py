@@ -71,11 +71,7 @@ def _collect_files(reader: Reader) -> tuple[dict[str, str], set[str]]:
 
 
 def collect(reader: Reader, document: Mapping[str, Any]) -> dict[str, str]:
-    """Return every text of the report, redacted, by name in the archive.
-
-    Args:
-        document: what `examine` returned.
-    """
+    """Return every text of the report, redacted, by name in the archive."""
     texts, secrets = _collect_files(reader)
     engines = (
         sorted(path.name for path in (reader.paths.etc / "engines").glob("*")) if reader.paths.etc.is_dir() else []

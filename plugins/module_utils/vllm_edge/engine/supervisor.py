@@ -350,9 +350,6 @@ class Supervisor:
 def run_engine(name: str, paths: HostPaths, *, docker_wait_s: float = DOCKER_WAIT_S) -> int:
     """Run `vllm-edge run-engine`.
 
-    Args:
-        docker_wait_s: seconds that the launch may take
-
     Returns:
         EXIT_OK after a requested stop, EXIT_FAILED if another attempt may succeed, else EXIT_CONFIG.
     """

@@ -30,7 +30,6 @@ def synchronize(
 
     Args:
         read_course: reads the switch; called while nobody else changes the gateway's files
-        check, admin: as in `sync.apply`
 
     Raises:
         GatewayError: the generation cannot be read, or maps and links cannot be written

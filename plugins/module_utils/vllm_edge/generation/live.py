@@ -87,7 +87,6 @@ def live_places(
 
     Args:
         engines: engines to consider; None considers all of the generation and all with live files
-        target: whether to include the systemd target
     """
     names = sorted(generation.engines.keys() | set(list_live_engines(paths))) if engines is None else list(engines)
     wanted: dict[Path, str | None] = {}
@@ -230,7 +229,6 @@ def record_difference(
     """Return how a run changes the record of the committed generation, for `--diff`; None if it does not.
 
     Args:
-        origin: who chose its profile
         defect: what is wrong with the stored committed generation, if anything
     """
 

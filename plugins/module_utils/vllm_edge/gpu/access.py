@@ -106,9 +106,6 @@ def find_method(container: Mapping[str, Any]) -> str:
 def look(run: Run = run_command, root: Path = Path("/")) -> Access:
     """Return which running containers have GPUs and which of them may lose them.
 
-    Args:
-        root: directory that has dev; other than / only in tests
-
     Raises:
         CannotAsk: systemd or Docker cannot be queried
     """

@@ -197,11 +197,6 @@ def resolve_mib(
 ) -> dict[str, int]:
     """Convert {UUID or slot: MiB} to {UUID: MiB}.
 
-    Args:
-        option: name of the module's option, for messages
-        values: amounts by UUID or by slot number
-        slots: UUIDs by slot
-
     Raises:
         BudgetError: an amount or a key is not valid, or a GPU is named twice
     """
@@ -257,12 +252,7 @@ def _sum_mib(processes: Iterable[ProcessUse]) -> int:
 
 
 def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot: int | None) -> GpuVerdict:
-    """Compute the figures of one GPU.
-
-    Args:
-        owners: owner by pid
-        slot: its slot; None if it has none
-    """
+    """Compute the figures of one GPU."""
     processes = _list_processes(gpu, owners)
     kinds = {process.owner for process in processes}
     memory_known = gpu.processes is not None and all(process.used_mib is not None for process in processes)
@@ -372,12 +362,7 @@ def _describe_unknown_reserve(gpu: GpuVerdict) -> str | None:
 def evaluate(
     gpus: Iterable[GpuReading], owners: Mapping[int, Owner], limits: Limits, slots: Sequence[str] = ()
 ) -> Evaluation:
-    """Compare every GPU with its budget. A GPU that `limits.budgets` does not name has a budget of 0.
-
-    Args:
-        owners: owner by pid
-        slots: UUIDs by slot
-    """
+    """Compare every GPU with its budget. A GPU that `limits.budgets` does not name has a budget of 0."""
     verdicts = tuple(
         judge_gpu(gpu, owners, limits, slots.index(gpu.uuid) if gpu.uuid in slots else None) for gpu in gpus
     )

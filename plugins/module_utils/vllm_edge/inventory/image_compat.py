@@ -104,9 +104,6 @@ def intersect(first: Range, second: Range) -> Range | None:
 def parse_range(text: str, what: str) -> Range:
     """Parse specifiers such as ``>=5.5.3,!=5.6.0,<6``.
 
-    Args:
-        what: what the text is, for the message.
-
     Raises:
         CompatError: if the text cannot be read or contradicts itself.
     """
@@ -164,10 +161,6 @@ def _parse_version(version: str, what: str) -> Version:
 def find_rows(vllm: str, matrix: Sequence[Row]) -> list[Row]:
     """Return every row that covers a vLLM release.
 
-    Args:
-        vllm: the release, as PEP 440 writes it.
-        matrix: the variable ``vllm_compatibility_matrix``.
-
     Raises:
         CompatError: if no row with specifiers covers it, it is no version, or a range of any row cannot be read.
     """
@@ -221,15 +214,7 @@ def _describe_impossible(joined: Range | None, span: Range, needs: Sequence[Row]
 
 
 def _leave_out_broken(joined: Range, span: Range, rows: Sequence[Row], what: str) -> Range:
-    """Return a range without what is known to break.
-
-    Args:
-        span: what the rows and needs allow, for the message.
-        what: the requirement and the vLLM release, for the message.
-
-    Raises:
-        CompatError: if nothing is left.
-    """
+    """Return a range without what is known to break. Raises CompatError if nothing is left."""
     broken = [(row, bad) for row in rows for bad in row.get("known_bad") or []]
     for row, bad in broken:
         left = _subtract(joined, bad)
@@ -268,10 +253,7 @@ def resolve(
     """Combine requirement, matrix and needs into one constraint, and compare it with the base image.
 
     Args:
-        requirement: for example ``transformers>=5.5``.
-        vllm: the vLLM release of the base image.
         installed: its transformers release; None or empty if it has none.
-        matrix: the variable ``vllm_compatibility_matrix``.
         needs: further requirements, with `transformers` and `reason`.
         gaps: consecutive releases `last` and `next`, between which there is no other.
 

@@ -206,7 +206,6 @@ def _drop_inherited(
     """Yield the sentences about an engine, without those about arguments that it has from its model.
 
     Args:
-        engine: as the operator wrote it.
         defaults: the sentences about `engine_defaults`, by model.
     """
     model = engine.get("model")
@@ -459,7 +458,6 @@ def _find_slot_errors(where: str, gpus: Any, slots: list[tuple[int, str]]) -> It
     """Yield slots that the host does not have.
 
     Args:
-        gpus: the slots of an engine.
         slots: numbers of slots, each with what states it.
     """
     for slot in sorted({slot for slot in gpus if _is_whole(slot)}) if isinstance(gpus, list) else ():

@@ -59,9 +59,6 @@ def _warn(sentence: str) -> None:
 def load_facts(source: str, options: Namespace) -> Facts:
     """Return the facts of a checkpoint from a directory, a file, the project's records or a hub.
 
-    Args:
-        source: a path or `owner/name`.
-
     Raises:
         FactsError: nothing is there, or it is damaged.
         WeightsError: the token's file cannot be used.

@@ -376,9 +376,6 @@ def advise_on_context(max_model_len: int, max_concurrency: float) -> list[str]:
 
     The rule "at most 30,000 to 40,000 tokens on GPUs under 40 GB", which is found elsewhere, is not used: memory
     decides, and a sliding window keeps most layers small.
-
-    Args:
-        max_concurrency: how many requests of max_model_len fit into the KV cache.
     """
     if max_concurrency < FEW_ENOUGH_REQUESTS:
         return [

@@ -93,11 +93,7 @@ def is_generic(source: str) -> bool:
 
 
 def describe_generic(architecture: str, source: str) -> str:
-    """Return the source of the facts of a generic plan, which marks it as approximate.
-
-    Args:
-        source: of the facts themselves.
-    """
+    """Return the source of the facts of a generic plan, which marks it as approximate."""
     before = source.removeprefix("recorded: ").removeprefix(APPROXIMATE)
     return (
         f"{_MARK}because the planner does not know {architecture}: weights and KV cache are upper "
@@ -112,7 +108,6 @@ def bound_weights(most_bytes: float, whole_bytes: float, gpus: int) -> Uncertain
     Args:
         most_bytes: on one rank, with what no rule knows on each of them.
         whole_bytes: on a single GPU.
-        gpus: number of GPUs.
     """
     most = most_bytes * MOST_OF_WEIGHTS
     return Uncertain(most, whole_bytes / gpus * LEAST_OF_WEIGHTS, most, "all tensors of the checkpoint, an upper bound")

@@ -152,8 +152,6 @@ def derive(
     beyond everything else if that is more: libraries also allocate after profiling.
 
     Args:
-        log: the figures of its log, as engine/startup.py reads them.
-        nvml: the rows of the VRAM evaluation for its GPUs.
         alone: whether it shares its GPUs with no other engine; otherwise no context_bytes can be derived.
 
     Raises:
@@ -183,10 +181,6 @@ def observe(
     engine: Mapping[str, Any], status: Mapping[str, Any], boards: Iterable[Mapping[str, Any]], host: Host
 ) -> Observation:
     """Return the observation of an engine that serves.
-
-    Args:
-        status: the engine in `vllm-edge status --format json`.
-        boards: `gpus` there.
 
     Raises:
         ObservationError: if it runs another image, or its log lacks a figure.

@@ -31,11 +31,7 @@ from typing import Any
 
 
 def record(facts: Facts, source: str) -> dict[str, Any]:
-    """Return what is recorded of a checkpoint: the keys of config.json that the planner reads, and all its tensors.
-
-    Args:
-        source: where the facts come from, in words.
-    """
+    """Return what is recorded of a checkpoint: the keys of config.json that the planner reads, and all its tensors."""
     config = {"architectures": list(facts.config.get("architectures") or []), **_select_needed(facts.config)}
     if facts.config.get("text_config"):
         config["text_config"] = _select_needed(facts.config["text_config"])

@@ -42,8 +42,6 @@ def overview(plans: Mapping[str, Plan | None], why: Mapping[str, Sequence[str]],
 
     Args:
         plans: by name of the profile; None is a profile that cannot be planned.
-        why: the reasons for each profile, empty for one that fits.
-        note: what the columns mean.
     """
     rows = [[name, *(_summarize(plan) if plan else ("cannot be planned", *["-"] * 4))] for name, plan in plans.items()]
     lines = table(["profile", "verdict", "tok/s", "context", "at once", "free MiB"], rows, frozenset({2, 3, 4, 5}))

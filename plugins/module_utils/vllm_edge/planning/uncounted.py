@@ -133,11 +133,7 @@ def _is_own_quantization(model: Model, value: str) -> bool:
 
 
 def judge(outcome: Outcome, found: Iterable[Uncounted], observed: Mapping[str, int]) -> Outcome:
-    """Return the outcome of an engine with what is not counted: `cannot_say` wherever that could change the verdict.
-
-    Args:
-        observed: what was measured of the engine, by component.
-    """
+    """Return the outcome of an engine with what is not counted: `cannot_say` wherever that could change the verdict."""
     for item in found:
         if item.measured and item.measured <= observed.keys():
             continue
@@ -162,9 +158,6 @@ def judge(outcome: Outcome, found: Iterable[Uncounted], observed: Mapping[str, i
 def judge_generic(outcome: Outcome, engine: Engine) -> Outcome:
     """Return the outcome of an engine whose architecture the planner does not know: what fits with upper bounds fits,
     and what does not fit with the least that its weights may take does not. Otherwise the plan cannot say.
-
-    Args:
-        outcome: of the engine, whose weights and KV cache are upper bounds.
     """
     model, arguments, observed = engine.model, engine.arguments, engine.observed
     if not model.generic or outcome.verdict in (

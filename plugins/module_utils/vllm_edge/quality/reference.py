@@ -121,7 +121,6 @@ def compare(case: str, reference: Answer, engine: Answer, *, quantized: str, dec
     A difference between tokens that both sides rate within ROUNDING_NATS of each other is rounding.
 
     Args:
-        reference: the answer of transformers
         quantized: what is quantized in the engine and not in the reference, in words; empty if nothing is
         decode: the engine's tokenizer
     """
@@ -207,12 +206,7 @@ def read_shape(config: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def find_quantization(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None) -> str:
-    """Return the method by which a checkpoint is quantized; empty if it is not.
-
-    Args:
-        config: its config.json
-        modelopt: its hf_quant_config.json; None if it has none
-    """
+    """Return the method by which a checkpoint is quantized; empty if it is not."""
     declared = config.get("quantization_config") or config.get("text_config", {}).get("quantization_config")
     if declared:
         return " ".join(str(declared[key]) for key in ("quant_method", "quant_algo") if declared.get(key)) or "unknown"

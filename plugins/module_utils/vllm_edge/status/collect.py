@@ -149,7 +149,6 @@ def parse_systemd_time(unit: Mapping[str, str], key: str) -> int | None:
 
     Args:
         unit: its properties, whose times are `@1763730000`, as `--timestamp=unix` shows them.
-        key: the property.
     """
     text = unit.get(key, "").removeprefix("@")
     return int(text) if text.isdigit() and int(text) > 0 else None
@@ -238,8 +237,6 @@ def describe_engine(
 
     Args:
         unit: properties of its unit, or None if systemd does not know it.
-        container: its container, or None.
-        state: the supervisor's record, or None.
     """
     configured = {key: getattr(config, key) for key in CONFIGURED}
     return {
@@ -289,10 +286,6 @@ def collect(
     expected_profile: str | None = None,
 ) -> Json:
     """Collect everything that `vllm-edge status` shows.
-
-    Args:
-        units, gpus: the readers of systemd and NVML; stand-ins for tests.
-        expected_profile: the profile that the inventory names.
 
     Returns:
         The status document. What is wrong or could not be asked is listed under `problems`.

@@ -171,7 +171,6 @@ def look(
         owners: owner by pid, as `find_owners` returns it.
         keep: units of engines that stay; their memory does not count.
         ours: the user of our engines.
-        uid, command: user and command line of a process, stand-ins for tests.
     """
     holders: list[Holder] = []
     unknown: list[str] = []
@@ -326,7 +325,6 @@ def measure(host: HostWorld, wanted: Generation, timeout_s: float = SETTLE_S, *,
     """Compare the VRAM of every GPU with its budget, once the values no longer change.
 
     Args:
-        wanted: the generation, with the budgets and what foreign processes may do.
         accept: whether engines that use more than their budgets are no failure. Memory on a GPU without an engine, and
             memory that no process holds, is always one.
 

@@ -119,13 +119,9 @@ class PhaseRunner:
         run without the journal: every phase on the way back, and those after the commit, because a switch is never
         rolled back after its commit.
 
-        Args:
-            direction: `back` if the phase belongs to a rollback.
-            act: the work of the phase.
-            shielded: True if no signal may interrupt it.
-
-        Returns None if the phase succeeded, otherwise what failed. Raises LeftForBoot if a phase that is not harmless
-        failed while the host is shutting down.
+        `direction` is `back` for a phase of a rollback, and no signal interrupts one that is `shielded`. Returns None
+        if the phase succeeded, otherwise what failed. Raises LeftForBoot if a phase that is not harmless failed while
+        the host is shutting down.
         """
         began = self.now()
         outcome: Done | PhaseFailed

@@ -34,9 +34,6 @@ def go_back(
     A failed repair is not rolled back, because there is no other generation to return to. If nothing was committed
     before, the engines that were started are stopped again.
 
-    Args:
-        wanted, former: as in `Transaction.forward`.
-
     Returns:
         The result (`rolled_back` or `failed`) and its message.
     """

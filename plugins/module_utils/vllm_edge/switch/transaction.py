@@ -51,7 +51,6 @@ class Transaction(PhaseRunner):
 
         Args:
             former: the committed generation; `wanted` itself if this is a repair, None if nothing was committed before.
-            choice: who chose the profile, to be recorded.
 
         Returns:
             The result, and the message for the end of the journal.

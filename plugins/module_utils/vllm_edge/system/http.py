@@ -95,11 +95,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def explain_oserror(error: Exception, timeout_s: float) -> str:
-    """Return why a request failed, in an operator's terms.
-
-    Args:
-        timeout_s: timeout of the request in seconds, quoted if it expired
-    """
+    """Return why a request failed, in an operator's terms."""
     if isinstance(error, TimeoutError):
         return f"no answer within {timeout_s:g} s"
     if isinstance(error, ConnectionRefusedError):
@@ -155,9 +151,6 @@ def takes_work(url: str, name: str, timeout_s: float, ask: Callable[..., Answer]
 
     Between SIGTERM and its end vLLM still lists its models and reports itself healthy, but answers every request with
     an error. So the engine is asked to count tokens, which costs it nothing and shows the difference.
-
-    Args:
-        url: address of the engine, as for `request`
     """
     question = {"model": name, "messages": [{"role": "user", "content": "."}]}
     answer = ask(url, "/tokenize", timeout_s, method="POST", payload=question)

@@ -457,10 +457,6 @@ def name_lost(failure: NvmlFailure, expected: Sequence[GpuIdentity], seen: Seque
     """Return the failure with the card's name, if the expected cards leave only one candidate.
 
     A GPU that was lost before NVML was opened has no handle and so no UUID: NVML only reports that some index is gone.
-
-    Args:
-        expected: the cards that this host should have, by slot
-        seen: UUIDs of the GPUs that answered
     """
     if failure.gpu is not None or failure.index is None:
         return failure

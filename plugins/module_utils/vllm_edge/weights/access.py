@@ -50,12 +50,7 @@ def is_loopback(host: str) -> bool:
 
 
 def find_endpoint_mistake(variable: str, endpoint: Any, has_token: bool) -> str:
-    """Return why the address of a hub cannot be used, as one sentence; empty if it can.
-
-    Args:
-        variable: name of the variable or option that has the address, for the sentence
-        has_token: whether a token is sent to it
-    """
+    """Return why the address of a hub cannot be used, as one sentence; empty if it can."""
     parts = _split(endpoint) if isinstance(endpoint, str) else None
     if parts is None:
         value = re.sub(r"//[^/]*@", "//...@", endpoint) if isinstance(endpoint, str) else endpoint

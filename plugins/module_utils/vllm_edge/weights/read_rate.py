@@ -107,10 +107,6 @@ def find_rate(record: Path, weights: Path) -> ReadRate | None:
 def ensure_measured(record: Path, weights: Path, files: Sequence[tuple[Path, int]], at: str) -> ReadRate | None:
     """Measure the disk of a model's directory, unless it was measured before, and record the result.
 
-    Args:
-        files: its files with their sizes in bytes
-        at: the time now, as text
-
     Returns:
         The new rate, or None if there is nothing new. A rate that could not be measured is tried again next time.
 

@@ -267,16 +267,7 @@ def bring(
 ) -> dict[str, RecordedFile]:
     """Download the files of a plan, verify all of them, and only then put them in place.
 
-    Args:
-        source: where to download from
-        wanted: the model
-        plan: what the run does
-        owner: owner and permissions of the files
-        progress: receives the progress
-        reserve_bytes: bytes that must stay free on the file system
-        workers: number of parallel downloads
-
-    Returns the record entries of the files by path.
+    Returns the record entries of the files by path. `reserve_bytes` stay free on the file system.
 
     Raises:
         WeightsError: there is not enough space, a download failed or does not match its hash (then no file was

@@ -119,9 +119,6 @@ def wish(
 def advise(asked: Wish, host: Host, unreadable: Mapping[str, str] | None = None) -> Advice:
     """Return all feasible profiles of the host, ranked, and the chosen one.
 
-    Args:
-        unreadable: models of which nothing is known, each with the reason.
-
     Raises:
         AdviceError: if no profile is feasible, the chosen rank does not exist, or the ranking needs something that is
             not known of the GPU. Errors of planner.plan are passed on.
