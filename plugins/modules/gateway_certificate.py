@@ -98,8 +98,6 @@ def normalise(name: str) -> str:
 
 
 class Certificate:
-    """The certificates in a directory."""
-
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.directory = Path(module.params["directory"])

@@ -295,7 +295,6 @@ class ModelWeights:
         return secrets
 
     def owner(self) -> Ownership:
-        """Return owner and group as numbers."""
         try:
             uid = pwd.getpwnam(self.params["owner"]).pw_uid
             gid = grp.getgrnam(self.params["group"]).gr_gid

@@ -194,8 +194,6 @@ def read_bytes(path: str) -> bytes | None:
 
 
 class SourceFile:
-    """A file with apt sources on one host, and its keyring."""
-
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.params = module.params

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 ENGINE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-"""Engine names: lower-case letters, digits and "-", at most 63 characters."""
+"""Names of engines, clients and cases: lower-case letters, digits and "-", at most 63 characters."""
 ENGINE_USER = "vllm-edge"
 GATEWAY_USER = "vllm-edge-gateway"
 """User and group of the gateway, the only ones beside root who may open the sockets of engines."""

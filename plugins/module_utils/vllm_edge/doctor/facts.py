@@ -212,8 +212,6 @@ class Weights:
 
 @dataclass(frozen=True)
 class Deep:
-    """What only `doctor --deep` reads."""
-
     expected: Expectation
     status: Mapping[str, Any]
     """As `vllm-edge status --format json` prints it."""

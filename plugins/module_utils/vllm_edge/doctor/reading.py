@@ -455,7 +455,6 @@ class Reader(DriverReader):
         return found
 
     def image(self) -> Image | Unread | None:
-        """Return the record of the engines' image; None if there is none."""
         path = self.paths.state / "image.json"
         try:
             found = read_object(path)

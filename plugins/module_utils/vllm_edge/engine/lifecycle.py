@@ -250,7 +250,6 @@ class Supervision:
         self.advance = Advance(self.config.progress_timeout_s, self.config.idle_probe_s, self.started)
 
     def status_text(self, now: float) -> str:
-        """Return the text that `systemctl status` shows."""
         config = self.config
         names = ", ".join(config.served_names)
         if self.phase is Phase.SERVING:

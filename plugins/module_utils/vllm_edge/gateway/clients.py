@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ..engine.state import stamp
+from ..names import ENGINE_NAME
 from ..system.files import is_locked
 from ..system.records import RecordError, parse_json, read_record
 from ..text import shown
 
 MOST_BYTES = 1024 * 1024
 MOST_COUNT = 1_000_000_000
-_CLIENT = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -55,7 +55,7 @@ def _find_errors(clients: Mapping[str, Client]) -> list[str]:
     errors = []
     owners: dict[str, str] = {}
     for name, client in clients.items():
-        if not _CLIENT.fullmatch(name):
+        if not ENGINE_NAME.fullmatch(name):
             errors.append(f"client {shown(name)}: a name is of small letters, digits and '-', at most 63")
         for limit in ("requests_per_minute", "streams"):
             if not 0 <= getattr(client, limit) <= MOST_COUNT:

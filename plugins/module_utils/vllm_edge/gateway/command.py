@@ -63,7 +63,6 @@ def run_sync(paths: HostPaths, read_course: ReadCourse, *, check: bool, output: 
 
 
 def run_status(paths: HostPaths, *, output: str) -> int:
-    """Run `vllm-edge gateway status` and return the exit status: 1 if the host has no gateway."""
     shown, problem = ask_units([GATEWAY_UNIT])
     gateway = describe_gateway(paths, shown.get(GATEWAY_UNIT, {}))
     if gateway is None:

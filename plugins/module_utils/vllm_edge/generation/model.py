@@ -60,7 +60,6 @@ class Generation:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """Input hash by engine."""
         return {name: engine.config.input_hash for name, engine in self.engines.items()}
 
     @property
@@ -140,7 +139,6 @@ class Committed:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """Input hash by engine."""
         return {name: engine.input_hash for name, engine in self.engines.items()}
 
 

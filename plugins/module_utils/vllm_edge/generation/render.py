@@ -172,7 +172,6 @@ class EngineFiles:
 
     @property
     def content(self) -> dict[str, Any]:
-        """What the digest of a generation covers."""
         return {
             "docker_create": join_lines(self.container),
             "unit": self.unit,
@@ -213,5 +212,4 @@ class Rendered:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """Input hash by engine."""
         return {name: engine.input_hash for name, engine in self.engines.items()}

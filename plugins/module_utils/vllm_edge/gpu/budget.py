@@ -252,7 +252,6 @@ def _sum_mib(processes: Iterable[ProcessUse]) -> int:
 
 
 def judge_gpu(gpu: GpuReading, owners: Mapping[int, Owner], limits: Limits, slot: int | None) -> GpuVerdict:
-    """Compute the figures of one GPU."""
     processes = _list_processes(gpu, owners)
     kinds = {process.owner for process in processes}
     memory_known = gpu.processes is not None and all(process.used_mib is not None for process in processes)

@@ -37,8 +37,6 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Driver:
-    """The NVIDIA driver and what it depends on."""
-
     versions: DriverVersions
     origins: Mapping[str, tuple[str, ...]] | Unread
     """Who offers the installed version of a package (`o=` of apt's sources, otherwise the address), by package."""

@@ -72,7 +72,6 @@ def _find_container(path: list[str]) -> ContainerRef | None:
 
 
 def find_container_ids(cgroup: str) -> frozenset[str]:
-    """Return all container ids in the content of a cgroup file."""
     return frozenset(
         match["id"]
         for path in _split_paths(cgroup)

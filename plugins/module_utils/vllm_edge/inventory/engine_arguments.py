@@ -20,8 +20,6 @@ from .vllm_arguments import RELEASES, VERSION
 
 
 class Option(NamedTuple):
-    """One option of `vllm serve`."""
-
     name: str
     aliases: tuple[str, ...]
     """Other spellings, the `--no-` form among them."""

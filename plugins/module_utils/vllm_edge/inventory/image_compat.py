@@ -53,7 +53,6 @@ class Range:
         return not excluded.contains(self.lower[0], prereleases=True)
 
     def text(self) -> str:
-        """Return the range as specifiers for pip."""
         if self.lower[0] == self.upper[0]:
             return f"=={self.lower[0]}"
         lower = [f"{'>' if self.lower[1] else '>='}{self.lower[0]}"] if self.lower != START else []

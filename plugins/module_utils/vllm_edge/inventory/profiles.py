@@ -370,11 +370,7 @@ def _find_owners(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
 
 def _find_chat_template_errors(where: str, value: Any, inventory: Inventory) -> Iterator[str]:
     """Yield a sentence if the template does not exist. A value that is no plain name is refused elsewhere."""
-    if (
-        isinstance(value, str)
-        and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value)
-        and value not in inventory.chat_templates
-    ):
+    if isinstance(value, str) and re.fullmatch(PLAIN_NAME, value) and value not in inventory.chat_templates:
         yield (
             f"{where}: there is no file {shown(value)} in {inventory.chat_templates_directory or 'the directory'} "
             f"(vllm_engine_chat_templates_directory); {nearest(value, inventory.chat_templates)}"

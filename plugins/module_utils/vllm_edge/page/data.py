@@ -138,7 +138,6 @@ def complete(report: Row, saved: Row) -> dict[str, Any]:
 
 
 def newest_protocol(runs: Sequence[BenchRun], engine: str) -> list[Row]:
-    """Return the measurements of one stream in the newest run that has some of the engine."""
     for one in runs:
         found = [
             row

@@ -61,8 +61,6 @@ class Line:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure, and its values as a table."""
-
     name: str
     title: str
     text: str

@@ -84,7 +84,6 @@ def _limit(drop_root: bool) -> None:
 
 
 def _answer(what: str, read: Callable[[], Facts]) -> bytes:
-    """Return the facts, or why there are none, as JSON."""
     try:
         facts = read()
         tensors = [

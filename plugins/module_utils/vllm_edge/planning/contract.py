@@ -137,8 +137,6 @@ class Component:
 
 @dataclass(frozen=True)
 class Quantization:
-    """How the weights of a checkpoint are quantized."""
-
     method: str
     """As vLLM names it: `none`, `modelopt_fp4`, `modelopt`, `compressed-tensors`, `fp8`, `awq`, `gptq`."""
     weight_bits: int
@@ -229,8 +227,6 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, as far as a plan needs it."""
-
     name: str
     """As NVML names it, e.g. `NVIDIA L4`."""
     cuda_total_bytes: int

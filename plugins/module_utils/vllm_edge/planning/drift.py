@@ -74,7 +74,6 @@ class Row:
 
     @property
     def within(self) -> bool | None:
-        """Whether the measurement is within the tolerance; None if there is none."""
         return None if self.measured is None else abs(self.measured - self.planned) <= self.tolerance
 
     def as_dict(self) -> dict[str, Any]:

@@ -26,8 +26,6 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True)
 class Uncounted:
-    """An argument that is not counted."""
-
     key: str
     """`extra_args` or `extra_env`."""
     text: str

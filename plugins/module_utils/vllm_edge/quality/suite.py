@@ -11,10 +11,10 @@ from typing import Any
 
 from ..canary.checks import Reply, quote
 from ..engine.config import EngineConfig
+from ..names import ENGINE_NAME
 from ..system.records import RecordError, parse_json, read_record
 from ..text import nearest, shown
 
-NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 MAX_TOKENS = 256
 MOST_TOKENS = 32768
 EXPECTATIONS = ("exact", "regex", "json_schema", "points", "tool_call")
@@ -106,7 +106,7 @@ def _find_mistakes_of(data: Any) -> Iterator[str]:
     except RecordError as error:
         yield f"{error}."
         return
-    if not NAME.fullmatch(case.name):
+    if not ENGINE_NAME.fullmatch(case.name):
         yield f"the name {shown(case.name)} is none: small letters, digits and '-', at most 63, such as my-case."
     if not case.prompt.strip():
         yield "the prompt is empty; write the question."

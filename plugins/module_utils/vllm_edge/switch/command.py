@@ -399,7 +399,6 @@ def run_switch_to(wanted: str, paths: HostPaths, choice: Choice, *, output: str,
 
 
 def run_rollback(paths: HostPaths, *, output: str, unit: Unit | None = None) -> int:
-    """Run `vllm-edge rollback` and return the exit status."""
     try:
         _refuse_without_root("rollback")
         generation = previous_generation(paths)

@@ -77,7 +77,6 @@ def _is_hidden(paths: HostPaths, command: str) -> bool:
 
 
 def run_history(paths: HostPaths, *, output: str) -> int:
-    """Run `vllm-edge history` and return the exit status."""
     if _is_hidden(paths, "history"):
         return 1
     journals = history(paths)
@@ -101,7 +100,6 @@ def list_loading_engines(journal: Journal) -> list[str]:
 
 
 def run_progress(paths: HostPaths) -> int:
-    """Run `vllm-edge progress` and return the exit status."""
     if _is_hidden(paths, "progress"):
         return 1
     journal = holder(paths)

@@ -233,7 +233,6 @@ class JournalFile:
 
 
 def _choose_free(name: str, taken: Collection[str]) -> str:
-    """Return the name, with a number appended if it is taken."""
     candidates = (name if count == 1 else f"{name}-{count}" for count in range(1, len(taken) + 2))
     return next(candidate for candidate in candidates if candidate not in taken)
 
@@ -337,7 +336,6 @@ def holder(paths: HostPaths) -> Journal | None:
 
 
 def _read_unfinished(paths: HostPaths) -> Journal | None:
-    """Return the journal of a switch that has not ended, if it can be read."""
     journal = read_journal(paths)
     return journal if journal is not None and journal.result is None and journal.id != DAMAGED else None
 

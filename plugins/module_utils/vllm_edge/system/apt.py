@@ -360,7 +360,6 @@ def explain_lack_of_space(purpose: str, needed: tuple[int, int], free: Mapping[s
 
 
 def explain_unread_repository(uri: str, key: str, uri_variable: str, outcome: Outcome, limits: Limits) -> str:
-    """Return one paragraph on why a repository was not added."""
     told = f"The repository {uri} was not added, and nothing was changed: "
     if lock := find_lock(outcome.text):
         return told + explain_lock(lock, outcome.waited_s)

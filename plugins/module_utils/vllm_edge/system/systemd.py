@@ -163,7 +163,6 @@ def parse_timespan(text: str) -> float | None:
 
 
 def build_unit(shown: Mapping[str, str]) -> Unit:
-    """Build a Unit from the properties that `systemctl show` printed for it."""
     restarts = shown.get("NRestarts", "")
     return Unit(
         id=shown["Id"],
