@@ -44,8 +44,7 @@ def plan_profiles(every: Mapping[str, Entry], engines: Mapping[str, Entry], only
 def read_recorded_facts(models: Any, directory: str) -> dict[str, Any]:
     """Return the records of the models' repositories that are in a directory of the controller, by repository.
 
-    Raises:
-        AnsibleFilterError: a file there is no record
+    Raises AnsibleFilterError: a file there is no record.
     """
     try:
         return recording.read_directory(models, Path(directory).expanduser())
@@ -228,8 +227,7 @@ def report_engines(
 def unit_word(value: object, name: str) -> str:
     """Return a value as one word of a systemd unit, in which systemd expands nothing.
 
-    Raises:
-        ValueError: systemd would split, unquote or expand it.
+    Raises ValueError: systemd would split, unquote or expand it.
     """
     text = str(value)
     if not re.fullmatch(r"[A-Za-z0-9/@:._+%-]+", text):

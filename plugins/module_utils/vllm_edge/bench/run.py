@@ -151,8 +151,7 @@ def read_driver() -> str | None:
 def relay_to_gateway(paths: HostPaths) -> Iterator[Path]:
     """Relay a socket in a directory of its own to the gateway, and yield the directory.
 
-    Raises:
-        BenchRefused: the gateway has no address that this host reaches
+    Raises BenchRefused: the gateway has no address that this host reaches.
     """
     addresses = list_addresses((paths.gateway / CONFIGURATION).read_text(encoding="utf-8"))
     if not addresses:

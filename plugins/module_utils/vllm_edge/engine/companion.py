@@ -164,8 +164,7 @@ def _read_output(out: Path) -> dict[str, bytes]:
 def remove_companions(docker: DockerEngine, purpose: str = "") -> list[str]:
     """Remove containers that a killed run has left, all or those of one purpose, and return their names.
 
-    Raises:
-        DockerAway, DockerRefused: Docker does not answer, or refuses
+    Raises DockerAway, DockerRefused: Docker does not answer, or refuses.
     """
     left = [one for one in docker.listed() if purpose in ("", one.labels.get(LABEL_COMPANION))]
     left = [one for one in left if LABEL_COMPANION in one.labels]

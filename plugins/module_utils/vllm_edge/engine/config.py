@@ -226,8 +226,7 @@ def add_labels(arguments: Sequence[str], generation: int, input_hash: str) -> li
 def read_container(directory: Path) -> tuple[str, ...]:
     """Return the arguments of `docker create` of the engine whose files are in a directory, without `add_labels`.
 
-    Raises:
-        EngineConfigError: they cannot be read
+    Raises EngineConfigError: they cannot be read.
     """
     source = directory / CONTAINER_FILE
     if not source.exists() and (directory / CREATE_FILE).exists():

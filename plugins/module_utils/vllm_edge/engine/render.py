@@ -135,8 +135,7 @@ class Settings:
 def read_settings(given: Mapping[str, Any]) -> Settings:
     """Return the settings of the option `settings` of serving_switch; whole numbers may be texts, as -e gives them.
 
-    Raises:
-        EngineConfigError: one is missing, unknown or has another form; the text names them
+    Raises EngineConfigError: one is missing, unknown or has another form; the text names them.
     """
     known = {item.name: item for item in fields(Settings)}
     missing = [name for name, item in known.items() if item.default is item.default_factory and name not in given]

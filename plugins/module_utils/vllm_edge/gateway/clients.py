@@ -77,8 +77,7 @@ def _find_errors(clients: Mapping[str, Client]) -> list[str]:
 def read_clients(path: Path) -> dict[str, Client]:
     """Read the clients by name; none where there is no file.
 
-    Raises:
-        GatewayError: the file cannot be read, or has mistakes, which are all named
+    Raises GatewayError: the file cannot be read, or has mistakes, which are all named.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

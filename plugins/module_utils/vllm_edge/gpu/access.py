@@ -106,8 +106,7 @@ def find_method(container: Mapping[str, Any]) -> str:
 def look(run: Run = run_command, root: Path = Path("/")) -> Access:
     """Return which running containers have GPUs and which of them may lose them.
 
-    Raises:
-        CannotAsk: systemd or Docker cannot be queried
+    Raises CannotAsk: systemd or Docker cannot be queried.
     """
     try:
         refuse_stopped_docker(run)

@@ -197,8 +197,7 @@ def resolve_mib(
 ) -> dict[str, int]:
     """Convert {UUID or slot: MiB} to {UUID: MiB}.
 
-    Raises:
-        BudgetError: an amount or a key is not valid, or a GPU is named twice
+    Raises BudgetError: an amount or a key is not valid, or a GPU is named twice.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     resolved: dict[str, int] = {}

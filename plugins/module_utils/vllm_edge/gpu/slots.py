@@ -86,8 +86,7 @@ def render(slots: Sequence[Slot]) -> str:
 def parse(text: str, path: str = RECORD_PATH) -> tuple[Slot, ...]:
     """Parse a record; an empty text (no record) has no slots.
 
-    Raises:
-        SlotError: the text is not a record, is of another version or names a GPU twice
+    Raises SlotError: the text is not a record, is of another version or names a GPU twice.
     """
     if not text.strip():
         return ()

@@ -103,8 +103,7 @@ def intersect(first: Range, second: Range) -> Range | None:
 def parse_range(text: str, what: str) -> Range:
     """Parse specifiers such as ``>=5.5.3,!=5.6.0,<6``.
 
-    Raises:
-        CompatError: if the text cannot be read or contradicts itself.
+    Raises CompatError if the text cannot be read or contradicts itself.
     """
     try:
         specifiers = SpecifierSet(text)
@@ -134,8 +133,7 @@ def _subtract(span: Range | None, bad: Row) -> Range | None:
 def parse_requirement(text: str) -> Range:
     """Parse the operator's requirement: the name transformers and optional specifiers.
 
-    Raises:
-        CompatError: if it cannot be read, names another package, or has more than versions.
+    Raises CompatError if it cannot be read, names another package, or has more than versions.
     """
     try:
         requirement = Requirement(text)
@@ -160,8 +158,7 @@ def _parse_version(version: str, what: str) -> Version:
 def find_rows(vllm: str, matrix: Sequence[Row]) -> list[Row]:
     """Return every row that covers a vLLM release.
 
-    Raises:
-        CompatError: if no row with specifiers covers it, it is no version, or a range of any row cannot be read.
+    Raises CompatError if no row with specifiers covers it, it is no version, or a range of any row cannot be read.
     """
     release = _parse_version(vllm, "The base image's vLLM")
     for number, row in enumerate(matrix, start=1):

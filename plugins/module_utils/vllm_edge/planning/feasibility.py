@@ -70,8 +70,7 @@ Hint = Callable[[Case], Iterator[str]]
 def parse_release(version: str) -> tuple[int, int]:
     """Return major and minor number of a version that `vllm_versions.behaviour` accepts.
 
-    Raises:
-        ValueError: if it is no version.
+    Raises ValueError if it is no version.
     """
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None:

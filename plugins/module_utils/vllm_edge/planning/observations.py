@@ -91,8 +91,7 @@ class Host:
 def read(path: Path) -> list[Observation]:
     """Return the observations of a host; none if nothing was observed yet.
 
-    Raises:
-        ObservationError: if the file cannot be used.
+    Raises ObservationError if the file cannot be used.
     """
     try:
         return [read_record(Observation, item) for item in json.loads(path.read_text(encoding="utf-8"))["observations"]]
@@ -182,8 +181,7 @@ def observe(
 ) -> Observation:
     """Return the observation of an engine that serves.
 
-    Raises:
-        ObservationError: if it runs another image, or its log lacks a figure.
+    Raises ObservationError if it runs another image, or its log lacks a figure.
     """
     name = str(engine["name"])
     if status["container_image_id"] != host.image_id:

@@ -353,8 +353,7 @@ def together(first: Uncertain, second: Uncertain) -> Uncertain:
 def observed(observations: Mapping[str, Any], engine: str) -> dict[str, int]:
     """Return what an operator has observed of an engine: bytes by component.
 
-    Raises:
-        ObservationError: if a component is unknown or a value is no number of bytes.
+    Raises ObservationError if a component is unknown or a value is no number of bytes.
     """
     given = observations.get(engine, {})
     if not isinstance(given, Mapping):

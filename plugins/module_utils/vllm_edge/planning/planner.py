@@ -100,8 +100,7 @@ def plan(
 def arguments_of(engine: Mapping[str, Any]) -> Arguments:
     """Return the keys and extra_args of an engine that affect memory, the latter as vLLM's own parser reads them.
 
-    Raises:
-        PlanError: if one of extra_args has another value than the planner can read.
+    Raises PlanError if one of extra_args has another value than the planner can read.
     """
     kinds = {field.name: str(field.type) for field in fields(Arguments)}
     chosen = {name: value for name, value in engine.items() if name in kinds and value is not None}

@@ -70,8 +70,7 @@ def find_file(directory: Path, repo: str) -> Path:
 def read_directory(models: Any, directory: Path) -> dict[str, Any]:
     """Return the records in a directory, by repository, of the entries of vllm_models.
 
-    Raises:
-        FactsError: if a file is not what `record` returned.
+    Raises FactsError if a file is not what `record` returned.
     """
     entries = models.values() if isinstance(models, Mapping) else ()
     repos = {entry.get("repo") for entry in entries if isinstance(entry, Mapping)}

@@ -197,8 +197,7 @@ def find_generation(wanted: str, paths: HostPaths) -> Generation:
 def previous_generation(paths: HostPaths) -> Generation:
     """Return the generation that was committed before the present one.
 
-    Raises:
-        Refused: if there is none, or its directory is gone or cannot be read.
+    Raises Refused if there is none, or its directory is gone or cannot be read.
     """
     now = _read_committed(paths)
     if now is None:

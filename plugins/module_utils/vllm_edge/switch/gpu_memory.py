@@ -250,8 +250,7 @@ class Release:
     def run(self, timeout_s: float) -> Done:
         """Wait until the GPUs are free; after the limit, kill the processes of ours that are left.
 
-        Raises:
-            PhaseFailed: if an engine would not find the memory of its budget, or NVML does not answer.
+        Raises PhaseFailed if an engine would not find the memory of its budget, or NVML does not answer.
         """
         seen, seconds = self._until_free(timeout_s)
         warnings: list[str] = []

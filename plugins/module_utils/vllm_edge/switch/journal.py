@@ -54,8 +54,7 @@ def to_json(journal: Journal) -> dict[str, Any]:
 def from_json(data: Mapping[str, Any]) -> Journal:
     """Read a journal that this or another version of the program wrote.
 
-    Raises:
-        JournalDamaged: if the data is not a journal.
+    Raises JournalDamaged if the data is not a journal.
     """
     try:
         return read_record(Journal, data)
@@ -171,8 +170,7 @@ class JournalFile:
     def write(self, **changes: Any) -> None:
         """Change fields of the journal and write it durably.
 
-        Raises:
-            JournalLost: if that fails; the fields in memory are changed all the same.
+        Raises JournalLost if that fails; the fields in memory are changed all the same.
         """
         self.journal = replace(self.journal, **changes)
         self._write(self.paths.switch_journal)
@@ -197,8 +195,7 @@ class JournalFile:
     def finish(self, **changes: Any) -> None:
         """Write the last changes to the journal and the history, and release the ballast.
 
-        Raises:
-            JournalLost: if that fails.
+        Raises JournalLost if that fails.
         """
         try:
             self.write(**changes)

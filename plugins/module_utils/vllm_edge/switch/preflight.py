@@ -48,8 +48,7 @@ class Found:
 def check_host(host: HostWorld, wanted: Generation, moves: Moves) -> Done:
     """Run all checks and report every problem at once, so that an operator can repair them together.
 
-    Raises:
-        PhaseFailed: if anything would make the switch fail.
+    Raises PhaseFailed if anything would make the switch fail.
     """
     began = host.clock()
     start = [wanted.engines[name].config for name in moves.start]

@@ -74,8 +74,7 @@ def find_endpoint_mistake(variable: str, endpoint: Any, has_token: bool) -> str:
 def parse_token(text: str, origin: str) -> str:
     """Return a token without the white space around it; empty if there is none.
 
-    Raises:
-        WeightsError: the text is no token; the message has the origin and not the text
+    Raises WeightsError: the text is no token; the message has the origin and not the text.
     """
     token = text.strip()
     if token and not TOKEN.fullmatch(token):

@@ -41,8 +41,7 @@ from .survey import Ownership, Survey, list_directories, mismatch, observe, stat
 def select(listing: Listing, repo: str) -> tuple[list[RemoteFile], list[str]]:
     """Divide a listing into the files to download and the paths of those that are left out, both sorted by path.
 
-    Raises:
-        WeightsError: a path leaves its directory, or there are no .safetensors files (perhaps only pickles)
+    Raises WeightsError: a path leaves its directory, or there are no .safetensors files (perhaps only pickles).
     """
     what = f"{repo} at {listing.commit}"
     for item in listing.files:
