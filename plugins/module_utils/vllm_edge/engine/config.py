@@ -224,10 +224,7 @@ def add_labels(arguments: Sequence[str], generation: int, input_hash: str) -> li
 
 
 def read_container(directory: Path) -> tuple[str, ...]:
-    """Return the arguments of `docker create` of the engine whose files are in a directory, without `add_labels`.
-
-    Raises EngineConfigError: they cannot be read.
-    """
+    """Return the arguments of `docker create` in a directory, without `add_labels`. Raises EngineConfigError."""
     source = directory / CONTAINER_FILE
     if not source.exists() and (directory / CREATE_FILE).exists():
         # Written before there was container.json (f53c039). The next run of site.yml writes it.

@@ -113,11 +113,7 @@ def live_changes(
 
 
 def seen(status: Mapping[str, Any]) -> tuple[list[SeenEngine], list[str]]:
-    """Read the output of `vllm-edge status --format json`.
-
-    Returns:
-        The state of the engines, and what is wrong with the target in systemd.
-    """
+    """Return the engines in `vllm-edge status --format json`, and what is wrong with the target in systemd."""
     engines = [
         SeenEngine(
             str(row["engine"]),
@@ -156,11 +152,7 @@ def install(generation: Generation, paths: HostPaths, engines: Iterable[str], *,
 
 
 def remove_engine(name: str, paths: HostPaths) -> list[str]:
-    """Remove the live files of an engine, but not what an operator put beside them. Raises GenerationError.
-
-    Returns:
-        The paths that were removed.
-    """
+    """Remove the live files of an engine, not what lies beside them; return their paths. Raises GenerationError."""
     places = list(_map_engine_files(name, paths).values())
     for place in places:
         _unlink(make_fresh_name(place))

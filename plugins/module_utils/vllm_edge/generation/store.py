@@ -50,10 +50,7 @@ def load_committed(paths: HostPaths) -> Generation | None:
 
 
 def numbers(paths: HostPaths) -> list[int]:
-    """Return the numbers of the generations that have a directory, sorted, whether it is intact or not.
-
-    Raises GenerationError.
-    """
+    """Return the numbers of the generations with a directory, intact or not, sorted. Raises GenerationError."""
     try:
         names = [entry.name for entry in (paths.state / "generations").iterdir() if entry.is_dir()]
     except FileNotFoundError:
@@ -295,11 +292,7 @@ def stage(paths: HostPaths) -> Path:
 
 
 def prune(paths: HostPaths, keep: int) -> list[int]:
-    """Remove all but the newest `keep` generations, and never the committed one or the one before it.
-
-    Returns:
-        The removed numbers. Raises GenerationError.
-    """
+    """Remove all but the newest `keep` and the last two committed generations; return them. Raises GenerationError."""
     now = committed(paths)
     stay = {now.generation, now.previous_generation} if now else set()
     there = numbers(paths)

@@ -126,10 +126,7 @@ def look(run: Run = run_command, root: Path = Path("/")) -> Access:
 
 
 def refuse_stopped_docker(run: Run) -> None:
-    """Raise CannotAsk if Docker does not run: its socket unit would start what somebody has stopped.
-
-    Raises SystemdError, too.
-    """
+    """Raise CannotAsk if Docker does not run: its socket would start what was stopped. Also raises SystemdError."""
     unit = Systemd(run).show([DOCKER])[DOCKER]
     if unit.loaded and unit.active_state not in ("active", "activating", "reloading"):
         raise CannotAsk(f"{DOCKER} is {unit.active_state}")

@@ -39,14 +39,7 @@ SHORT_NAMES = {"A100": "NVIDIA A100-SXM4-80GB", "H100": "NVIDIA H100 80GB HBM3",
 
 
 def by_total(nvml_total_mib: int) -> tuple[str, int] | None:
-    """Find a GPU model by its total memory.
-
-    Args:
-        nvml_total_mib: total as nvidia-smi prints it
-
-    Returns:
-        Name of the model and CUDA's total in bytes; None if no known model has this total.
-    """
+    """Return name and CUDA's total in bytes of the model with this total of nvidia-smi; None if none has it."""
     for name, model in GPU_MODELS.items():
         if model.nvml_total_mib == nvml_total_mib and model.cuda_total_bytes is not None:
             return name, model.cuda_total_bytes

@@ -68,10 +68,7 @@ Hint = Callable[[Case], Iterator[str]]
 
 
 def parse_release(version: str) -> tuple[int, int]:
-    """Return major and minor number of a version that `vllm_versions.behaviour` accepts.
-
-    Raises ValueError if it is no version.
-    """
+    """Return major and minor number of a version as `vllm_versions.behaviour` takes it. Raises ValueError."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None:
         raise ValueError(f"{version!r} is no release of vLLM")

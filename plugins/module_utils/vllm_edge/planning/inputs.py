@@ -76,12 +76,7 @@ def facts_of(
 def model_of(
     name: str, model: Mapping[str, Any], weights_root: Path, facts: str, records: Mapping[str, Any] | None = None
 ) -> Model:
-    """Interpret the checkpoint of an entry of vllm_models. The parameters are those of `facts_of`.
-
-    Raises:
-        FactsError: see `facts_of` and `families.interpret`.
-        UnknownArchitecture: if the planner does not know the architecture.
-    """
+    """Interpret the checkpoint of an entry of vllm_models. Raises as `facts_of` and `families.interpret` do."""
     return families.interpret(facts_of(name, model, weights_root, facts, records))
 
 

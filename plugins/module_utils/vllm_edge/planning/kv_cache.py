@@ -151,10 +151,7 @@ def pipeline_stages(layers: int, stages: int) -> tuple[range, ...]:
 
 
 def select_layers(model: Model, arguments: Arguments, pipeline_rank: int) -> range:
-    """Return the numbers of the decoder layers of one pipeline rank.
-
-    Raises UnsupportedKvCache if a rank would have no layer.
-    """
+    """Return the numbers of the decoder layers of a pipeline rank. Raises UnsupportedKvCache if it has none."""
     ranks, layers = arguments.pipeline_parallel_size, len(model.layers)
     if not 1 <= ranks <= layers:
         raise UnsupportedKvCache(f"pipeline_parallel_size {ranks} does not divide {layers} layers")

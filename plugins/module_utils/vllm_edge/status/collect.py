@@ -37,11 +37,7 @@ Asked = tuple[list[Json], str | None]
 
 
 def ask_containers(docker: DockerEngine, names: Sequence[str]) -> tuple[dict[str, Container], str | None]:
-    """Inspect containers by name.
-
-    Returns:
-        The containers that exist, by name, and why Docker could not be asked, or None.
-    """
+    """Return the containers that exist, by name, and None or why Docker could not be asked."""
     found: dict[str, Container] = {}
     unit = docker_unit()
     if unit is not None and not unit.active:
@@ -122,11 +118,7 @@ def read_active_profile(paths: HostPaths) -> tuple[Json | None, str | None]:
 
 
 def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tuple[list[Json] | None, list[str]]:
-    """Compare the live files with those of the committed generation.
-
-    Returns:
-        The files that differ, or None if there is no generation to compare with, and what could not be read.
-    """
+    """Return the live files that differ from the committed generation, None without one, and what was unreadable."""
     number = (profile or {}).get("generation")
     if not isinstance(number, int) or not (profile or {}).get("digest"):
         return None, []
@@ -145,11 +137,7 @@ def read_live_files(paths: HostPaths, profile: Mapping[str, Any] | None) -> tupl
 
 
 def parse_systemd_time(unit: Mapping[str, str], key: str) -> int | None:
-    """Convert a time of systemd to seconds since the epoch; None if it has none.
-
-    Args:
-        unit: its properties, whose times are `@1763730000`, as `--timestamp=unix` shows them.
-    """
+    """Convert a time of systemd, such as `@1763730000`, to seconds since the epoch; None if it has none."""
     text = unit.get(key, "").removeprefix("@")
     return int(text) if text.isdigit() and int(text) > 0 else None
 

@@ -52,10 +52,7 @@ def to_json(journal: Journal) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> Journal:
-    """Read a journal that this or another version of the program wrote.
-
-    Raises JournalDamaged if the data is not a journal.
-    """
+    """Read a journal that this or another version of the program wrote. Raises JournalDamaged if it is none."""
     try:
         return read_record(Journal, data)
     except RecordError as error:

@@ -233,10 +233,7 @@ def leave_for_boot(change: PhaseRunner) -> None:
 
 
 def archive(paths: HostPaths, ended: Journal) -> None:
-    """Copy a finished journal to the history if the copy is missing.
-
-    It is missing if the program was killed between its last two writes.
-    """
+    """Copy a finished journal to the history if a kill between the last two writes left it out."""
     if not (paths.history / f"{ended.id}.json").exists():
         with contextlib.suppress(JournalLost):
             JournalFile(paths, ended).archive()

@@ -205,12 +205,7 @@ def locate(url: str, sources: Iterable[Source], variables: Mapping[str, str]) ->
 
 
 def suggest_remedy(failure: Failure, where: str, silence_s: int) -> str:
-    """Return what an operator can do about a file that could not be downloaded.
-
-    Args:
-        where: variable or file that names the repository
-        silence_s: the timeout that was set, in seconds
-    """
+    """Return what an operator can do; `where` is the variable or file that names the repository."""
     text = failure.kind.remedy.format(where=where)
     if failure.kind is UNREACHABLE and re.search(r"timed out|Connection failed", failure.said):
         text += f" A server may be silent for {silence_s} s ({TIMEOUT_VARIABLE})."

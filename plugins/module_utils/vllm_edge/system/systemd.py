@@ -215,14 +215,7 @@ class Systemd:
     def show_properties(
         self, units: Sequence[str], properties: Sequence[str], *options: str
     ) -> dict[str, dict[str, str]]:
-        """Return properties of units by the unit's Id.
-
-        Args:
-            properties: names of the properties, with `Id` among them
-
-        Raises:
-            SystemdError: systemd could not be queried
-        """
+        """Return properties, with `Id` among them, of units by the unit's Id. Raises SystemdError."""
         return parse_units(self._ask("show", f"--property={','.join(properties)}", *options, "--", *units))
 
     def loaded(self, pattern: str) -> list[str]:
@@ -283,21 +276,13 @@ UNIT_PROPERTIES = (
 
 
 def parse_units(text: str) -> dict[str, dict[str, str]]:
-    """Parse the output of `systemctl show` for several units: blocks of Key=value lines, separated by blank lines.
-
-    Returns:
-        The properties by the unit's Id.
-    """
+    """Return the properties by the unit's Id from the output of `systemctl show` for several units."""
     blocks = [dict(line.split("=", 1) for line in part.splitlines() if "=" in line) for part in text.split("\n\n")]
     return {block["Id"]: block for block in blocks if "Id" in block}
 
 
 def ask_units(units: Sequence[str]) -> tuple[dict[str, dict[str, str]], str | None]:
-    """Query the units with UNIT_PROPERTIES; time stamps are in seconds since the epoch.
-
-    Returns:
-        The properties by the unit's Id, and None or why systemd could not be queried.
-    """
+    """Return UNIT_PROPERTIES by the unit's Id, times since the epoch in seconds; and None, or why systemd is silent."""
     try:
         return Systemd().show_properties(units, UNIT_PROPERTIES, "--timestamp=unix"), None
     except SystemdError as error:

@@ -170,8 +170,5 @@ def survey_files(
 
 
 def survey_recorded(record: Record, *, full: bool, progress: CountBytes | None = None) -> Survey:
-    """Compare the directory with the record.
-
-    A file whose size, mtime and inode are as recorded is not read, unless `full` is set.
-    """
+    """Compare the directory with the record; only `full` reads files of the recorded size, mtime and inode."""
     return survey_files(Path(record.path), record.expected, progress, unread={} if full else record.files)
